@@ -1,0 +1,1 @@
+"""Protocols: what clients speak, turned into the runtime's own types and back."""

@@ -1,0 +1,99 @@
+"""The errors a request can meet. The tree is the documentation; protocols map it to statuses."""
+
+from __future__ import annotations
+
+
+class HearthError(Exception):
+    """Base of all errors with a machine-readable `code` and a message written for people."""
+
+    code = "internal_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class SettingsError(HearthError):
+    """The configuration cannot be used; the message names key, file and remedy."""
+
+    code = "invalid_settings"
+
+
+class RequestRejected(HearthError):
+    """The request was refused before anything was computed. `param` names the field at fault."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequest(RequestRejected):
+    """A field has a value that cannot be served."""
+
+
+class ContextTooLong(RequestRejected):
+    """The prompt does not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, num_tokens: int, context: int, param: str | None = "messages") -> None:
+        super().__init__(
+            f"This model's maximum context length is {context} tokens, but the prompt has "
+            f"{num_tokens} tokens. Shorten the prompt or choose a model with a longer context.",
+            param,
+        )
+        self.num_tokens = num_tokens
+        self.context = context
+
+
+class UnknownModel(RequestRejected):
+    """No such model; `nearest` are the closest names that exist."""
+
+    code = "model_not_found"
+
+    def __init__(self, name: str, nearest: tuple[str, ...]) -> None:
+        hint = f" Did you mean {', '.join(nearest)}?" if nearest else ""
+        super().__init__(f"The model {name!r} does not exist here.{hint}", "model")
+        self.nearest = nearest
+
+
+class Overloaded(RequestRejected):
+    """Too much is waiting, or the server is stopping; worth a retry after `retry_after_s`."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class WorkerError(HearthError):
+    """The model's process failed, through no fault of the request."""
+
+    code = "model_error"
+
+
+class LoadFailed(WorkerError):
+    """The model could not be loaded."""
+
+    code = "model_load_failed"
+
+
+class WorkerDied(WorkerError):
+    """The model's process ended while the request was open."""
+
+    code = "model_crashed"
+
+
+class WorkerWedged(WorkerError):
+    """The model's process was busy but made no progress and was replaced."""
+
+    code = "model_wedged"
+
+
+class Aborted(HearthError):
+    """The request was cancelled, by its client or by the operator."""
+
+    code = "cancelled"

@@ -1,0 +1,197 @@
+"""What crosses the borders between protocols, server and worker: requests in, chunks out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Base of the value types: immutable, keyword-only, never part of a reference cycle."""
+
+
+class ToolCall(Struct):
+    """One call an assistant made. `arguments` is the JSON text exactly as written."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(Struct):
+    """One turn, already free of its protocol: the text parts of a content list are joined."""
+
+    role: Role
+    text: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class Tool(Struct):
+    """A function the model may call. `parameters` is its JSON schema as JSON text."""
+
+    name: str
+    description: str | None = None
+    parameters: str = "{}"
+
+
+class SamplingParams(Struct):
+    """How the next token is chosen; None means not given, so that a later default may apply.
+
+    `presence_penalty` and `frequency_penalty` look at generated tokens only, `repetition_penalty`
+    at the prompt too. `logit_bias` holds (token id, bias) pairs.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def over(self, defaults: SamplingParams) -> SamplingParams:
+        """These parameters, with what was not given taken from `defaults`."""
+        given = {
+            name: value
+            for name in self.__struct_fields__
+            if (value := getattr(self, name)) is not None and value != ()
+        }
+        return msgspec.structs.replace(defaults, **given)
+
+
+class ChatPrompt(Struct, tag="chat"):
+    """A conversation to be rendered through the model's chat template.
+
+    `template_kwargs` is a JSON object handed to the template as it is.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    enable_thinking: bool | None = None
+    template_kwargs: str = "{}"
+
+
+class TextPrompt(Struct, tag="text"):
+    """Text to be continued as it is, without a template."""
+
+    text: str
+
+
+class TokenPrompt(Struct, tag="tokens"):
+    """Token ids to be continued as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+class GenerateRequest(Struct):
+    """What every protocol asks of the engine. `deadline_s` counts from the submission."""
+
+    request_id: str
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams = SamplingParams()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    num_choices: int = 1
+    top_logprobs: int | None = None
+    ignore_eos: bool = False
+    deadline_s: float = 600.0
+
+
+class TokenLogprob(Struct, array_like=True):
+    """Log probability (natural) of one token; `token` is its text, `bytes` its raw bytes."""
+
+    token: str
+    token_bytes: bytes
+    logprob: float
+
+
+class TokenLogprobs(Struct, array_like=True):
+    """The chosen token and its most likely alternatives, best first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class Usage(Struct):
+    """Token counts of a choice and where its time went. Counts include special tokens."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+class PrefillProgress(Struct, tag="p", array_like=True):
+    """Prompt tokens computed so far, of all that must be computed."""
+
+    num_done: int
+    num_total: int
+
+
+class TextDelta(Struct, tag="t", array_like=True):
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class ReasoningDelta(Struct, tag="r", array_like=True):
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class ToolCallDelta(Struct, tag="c", array_like=True):
+    """One whole tool call; `call_index` counts the calls of this choice from 0."""
+
+    index: int
+    call_index: int
+    call: ToolCall
+
+
+class Finished(Struct, tag="f", array_like=True):
+    """The last chunk of a choice."""
+
+    index: int
+    reason: FinishReason
+    usage: Usage
+
+
+class Failed(Struct, tag="x", array_like=True):
+    """The last chunk of a whole generation that cannot go on. `code` is machine-readable."""
+
+    code: str
+    message: str
+
+
+Chunk = PrefillProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished | Failed
+
+
+class ModelSpec(Struct):
+    """A model that can be named: where its weights are and how it is to be run.
+
+    `context` is the largest number of tokens of prompt and answer together.
+    """
+
+    id: str
+    path: str
+    context: int
+    model_type: str
+    nbytes: int
+    created_s: int
+    sampling: SamplingParams = SamplingParams()
+    aliases: tuple[str, ...] = ()

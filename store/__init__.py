@@ -1,0 +1,1 @@
+"""Files and rows: what outlives a process. No tensor library and no policy belongs here."""
