@@ -41,8 +41,8 @@ class Settings(Struct, forbid_unknown_fields=True):
     default_model: str | None = None
     preload: tuple[str, ...] | None = None
     allow_download: bool = False
-    aliases: dict[str, str] = {}
-    models: dict[str, ModelSettings] = {}
+    aliases: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    models: dict[str, ModelSettings] = msgspec.field(default_factory=dict[str, ModelSettings])
 
     max_body_bytes: Positive = 64 * 1024 * 1024
     max_queue: Positive = 256
