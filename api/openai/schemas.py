@@ -1,0 +1,277 @@
+"""What OpenAI's clients send and expect back. Unknown fields are ignored, null means not given."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from runtime.types import FinishReason
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Body(msgspec.Struct, gc=False):
+    """Base of what goes over HTTP as JSON."""
+
+
+# Requests
+
+
+class FunctionCall(Body):
+    """The function an assistant called; `arguments` is JSON text."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class HistoryToolCall(Body):
+    """A tool call in an earlier assistant message."""
+
+    function: FunctionCall
+    id: str = ""
+    type: str = "function"
+
+
+class ContentPart(Body):
+    """One part of a message's content. Only text is served so far."""
+
+    type: str = "text"
+    text: str | None = None
+    refusal: str | None = None
+
+
+class ChatMessage(Body):
+    """One turn of the conversation.
+
+    `reasoning` is another name that some clients use for `reasoning_content`; `function_call`
+    and the role `function` are the older form of tool calls.
+    """
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[HistoryToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+
+
+class FunctionDefinition(Body):
+    """A function the model may call; `parameters` is a JSON schema and kept as it is written."""
+
+    name: str
+    description: str | None = None
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class ToolDefinition(Body):
+    """A tool. Types other than `function` are ignored."""
+
+    type: str = "function"
+    function: FunctionDefinition | None = None
+
+
+class NamedToolChoice(Body):
+    """A tool that the model must call."""
+
+    type: str = "function"
+
+
+class StreamOptions(Body):
+    """`include_usage` asks for a last chunk with the token counts."""
+
+    include_usage: bool | None = None
+
+
+class ResponseFormat(Body):
+    """Only `text` is served so far."""
+
+    type: str = "text"
+
+
+class SamplingFields(Body, kw_only=True):
+    """How tokens are chosen, in chat and completions alike."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Fraction | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    max_tokens: Count | None = None
+    stop: str | list[str] | None = None
+    n: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    model: str | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """The body of `POST /v1/chat/completions`.
+
+    `enable_thinking`, `chat_template_kwargs`, `top_k`, `min_p`, `repetition_penalty` and
+    `ignore_eos` go beyond OpenAI's API.
+    """
+
+    messages: list[ChatMessage]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: dict[str, msgspec.Raw] | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """The body of `POST /v1/completions`. Several prompts give several choices, in their order."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+# Answers
+
+
+class PromptTokensDetails(Body):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Body):
+    reasoning_tokens: int
+
+
+class Usage(Body):
+    """Exact token counts; a prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class AlternativeToken(Body):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenEntry(AlternativeToken):
+    top_logprobs: list[AlternativeToken]
+
+
+class ChatLogprobs(Body):
+    content: list[TokenEntry]
+
+
+class CalledTool(Body):
+    """A tool call; `index` is given in streams only."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+    index: int | UnsetType = UNSET
+
+
+class AssistantMessage(Body):
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CalledTool] | UnsetType = UNSET
+
+
+class ChatChoice(Body):
+    index: int
+    message: AssistantMessage
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatCompletion(Body):
+    """The whole answer to a chat request."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class Delta(Body):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CalledTool] | UnsetType = UNSET
+
+
+class ChunkChoice(Body):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class CompletionLogprobs(Body):
+    """The older form: parallel lists, one entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Body):
+    """A choice of a completion, or in a stream its next piece."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class Completion(Body):
+    """The whole answer to a completion request."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    system_fingerprint: str
+    object: Literal["text_completion"] = "text_completion"
+
+
+class ModelCard(Body):
+    """A model that requests can name; `context` and `max_model_len` are the same number."""
+
+    id: str
+    created: int
+    state: str
+    context: int
+    max_model_len: int
+    size_bytes: int
+    aliases: tuple[str, ...]
+    object: Literal["model"] = "model"
+    owned_by: Literal["hearth"] = "hearth"
+
+
+class ModelList(Body):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
