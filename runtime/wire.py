@@ -1,0 +1,155 @@
+"""The language between server and worker: tagged structs in length-prefixed MessagePack frames.
+
+A frame is a little-endian u32 byte count and that many bytes. End of file is the death notice in
+both directions, so there is no message for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+
+from runtime.types import Chunk, GenerateRequest, ModelSpec, Struct
+
+MAX_FRAME_BYTES = 1 << 28
+_LENGTH = struct.Struct("<I")
+
+
+class WorkerOptions(Struct):
+    """What a worker needs of the settings. `prefill_block_ms` bounds how long decode may wait."""
+
+    wired: Literal["off", "on"] = "off"
+    max_batch: int = 32
+    prefill_slice: int = 2048
+    prefill_block_ms: float = 250.0
+    heartbeat_s: float = 1.0
+
+
+class Load(Struct, tag="load"):
+    """Load this model; the first command a worker gets, and the only one of its kind."""
+
+    spec: ModelSpec
+    options: WorkerOptions
+
+
+class Submit(Struct, tag="submit"):
+    request: GenerateRequest
+
+
+class Abort(Struct, tag="abort"):
+    request_id: str
+
+
+class Stop(Struct, tag="stop"):
+    """Finish nothing more, give memory back, exit 0."""
+
+
+Command = Load | Submit | Abort | Stop
+
+
+class Hello(Struct, tag="hello"):
+    """The worker's imports are done; it waits for `Load`."""
+
+    pid: int
+
+
+class LoadProgress(Struct, tag="load_progress"):
+    """Share of the weights that is in memory, 0 to 1."""
+
+    fraction: float
+
+
+class Ready(Struct, tag="ready"):
+    """The model is loaded and warm. Times in ms, memory in bytes."""
+
+    load_ms: float
+    warm_ms: float
+    weights_bytes: int
+    is_batchable: bool
+
+
+class LoadError(Struct, tag="load_error"):
+    message: str
+
+
+class Accepted(Struct, tag="accepted"):
+    request_id: str
+    num_prompt_tokens: int
+
+
+class Rejected(Struct, tag="rejected"):
+    """The request is refused. `context` and `num_tokens` are set when the prompt is too long."""
+
+    request_id: str
+    code: str
+    message: str
+    param: str | None = None
+    num_tokens: int = 0
+    context: int = 0
+
+
+class Chunks(Struct, tag="chunks"):
+    """What one step produced, for all requests: (request id, chunk) pairs in order."""
+
+    items: tuple[tuple[str, Chunk], ...]
+
+
+class Heartbeat(Struct, tag="beat"):
+    """Sent every second. `step` counts engine steps: busy and not stepping means wedged."""
+
+    step: int
+    is_busy: bool
+    phase: str
+    active_bytes: int = 0
+
+
+Event = Hello | LoadProgress | Ready | LoadError | Accepted | Rejected | Chunks | Heartbeat
+
+_encoder = msgspec.msgpack.Encoder()
+_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+def pack(message: Command | Event) -> bytes:
+    """The message as one frame."""
+    payload = _encoder.encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def unpack_command(payload: bytes) -> Command:
+    return _command_decoder.decode(payload)
+
+
+def unpack_event(payload: bytes) -> Event:
+    return _event_decoder.decode(payload)
+
+
+class FrameReader:
+    """Cuts a byte stream into frames' payloads."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads completed by `data`, in order.
+
+        Raises:
+            ValueError: a frame claims more than `MAX_FRAME_BYTES`; the stream is not ours.
+        """
+        buffer = self._buffer
+        buffer += data
+        payloads: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(buffer, start)
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {size} bytes exceeds {MAX_FRAME_BYTES}")
+            end = start + _LENGTH.size + size
+            if len(buffer) < end:
+                break
+            payloads.append(bytes(buffer[start + _LENGTH.size : end]))
+            start = end
+        del buffer[:start]
+        return payloads

@@ -1,0 +1,226 @@
+"""The worker process: `python -m runtime.worker --fd N`, started by the server on a socketpair."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from runtime.errors import ContextTooLong, RequestRejected
+from runtime.wire import (
+    Abort,
+    Accepted,
+    Heartbeat,
+    Hello,
+    Load,
+    LoadError,
+    LoadProgress,
+    Ready,
+    Rejected,
+    Stop,
+    Submit,
+)
+from runtime.worker import model as models
+from runtime.worker.connection import Sender, commands
+from runtime.worker.decode import warm_decode
+from runtime.worker.engine import AbortRequest, Engine, EngineTainted, Quit
+from runtime.worker.intake import Intake
+from runtime.worker.scheduler import Scheduler
+from runtime.worker.template import Template
+from runtime.worker.wired import set_wired
+
+EXIT_TAINTED = 75
+_EXIT_GRACE_S = 20.0
+
+
+class Worker:
+    """Wires the threads together: reader, intake, mlx (the main thread), sender."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sender = Sender(sock, self._heartbeat)
+        self._engine: Engine | None = None
+        self._load: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
+        self._intake: queue.SimpleQueue[Submit | Abort | None] = queue.SimpleQueue()
+        self._phase = "starting"
+        self._is_quitting = False
+
+    def run(self) -> int:
+        """The mlx thread: load, then step until told to stop; the exit status."""
+        sending = _thread("sender", self._sender.run)
+        _thread("reader", self._read)
+        self._sender.send(Hello(pid=os.getpid()))
+        command = self._load.get()
+        if command is None:
+            return 0
+        try:
+            engine = self._start_engine(command)
+        except Exception as error:  # noqa: BLE001  whatever a model's files make upstream raise
+            traceback.print_exc()
+            self._sender.send(LoadError(message=f"{type(error).__name__}: {error}"))
+            self._sender.close()
+            sending.join(_EXIT_GRACE_S)
+            return 1
+        if self._is_quitting:
+            engine.deliver(Quit())
+        try:
+            engine.run()
+        except EngineTainted:
+            traceback.print_exc()
+            return EXIT_TAINTED
+        del engine
+        self._release()
+        self._sender.close()
+        sending.join(_EXIT_GRACE_S)
+        return 0
+
+    def _start_engine(self, command: Load) -> Engine:
+        options, spec = command.options, command.spec
+        self._sender.heartbeat_s = options.heartbeat_s
+        set_wired(options.wired)
+        self._phase = "loading"
+        start = time.perf_counter()
+        model = models.load(spec, self._on_load_progress)
+        load_s = time.perf_counter() - start
+        self._phase = "warming"
+        warm_s = models.warm(model, lambda tokens, kv: warm_decode(model, tokens, kv))
+        template = Template(model.tokenizer)
+        scheduler = Scheduler(
+            max_batch=options.max_batch,
+            max_slice=options.prefill_slice,
+            block_s=options.prefill_block_ms / 1000,
+        )
+        self._engine = engine = Engine(model, template, scheduler, self._sender.send)
+        intake = Intake(template, model.dialect, spec.context, model.vocab_size)
+        _thread("intake", lambda: self._admit(intake, engine))
+        self._sender.send(
+            Ready(
+                load_ms=load_s * 1000,
+                warm_ms=warm_s * 1000,
+                weights_bytes=model.weights_bytes,
+                is_batchable=model.is_batchable,
+            )
+        )
+        return engine
+
+    def _on_load_progress(self, fraction: float) -> None:
+        if self._is_quitting:
+            raise InterruptedError("the server asked to stop while the model was loading")
+        self._sender.send(LoadProgress(fraction=fraction))
+
+    def _read(self) -> None:
+        """The reader thread: aborts overtake the intake's queue and follow it too."""
+        for command in commands(self._sock):
+            match command:
+                case Load():
+                    self._load.put(command)
+                case Submit():
+                    self._intake.put(command)
+                case Abort(request_id=request_id):
+                    if self._engine is not None:
+                        self._engine.deliver(AbortRequest(request_id))
+                    self._intake.put(command)
+                case Stop():
+                    break
+        self._quit()
+
+    def _admit(self, intake: Intake, engine: Engine) -> None:
+        """The intake thread."""
+        while (command := self._intake.get()) is not None:
+            if isinstance(command, Abort):
+                engine.deliver(AbortRequest(command.request_id))
+                continue
+            request_id = command.request.request_id
+            try:
+                group = intake.admit(command.request)
+            except RequestRejected as error:
+                self._sender.send(_rejected(request_id, error))
+                continue
+            accepted = Accepted(request_id=request_id, num_prompt_tokens=group.num_prompt_tokens)
+            self._sender.send(accepted)
+            engine.deliver(group)
+
+    def _quit(self) -> None:
+        """The server asked for it, or is gone: end gracefully, and in any case end."""
+        timer = threading.Timer(_EXIT_GRACE_S, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+        self._is_quitting = True
+        self._load.put(None)
+        self._intake.put(None)
+        if self._engine is not None:
+            self._engine.deliver(Quit())
+
+    def _release(self) -> None:
+        """Give memory back before exit: a hard end can strand wired memory on macOS."""
+        self._phase = "stopping"
+        self._engine = None
+        gc.collect()
+        mx.synchronize()
+        mx.clear_cache()
+
+    def _heartbeat(self) -> Heartbeat:
+        engine = self._engine
+        if engine is None:
+            return Heartbeat(step=0, is_busy=False, phase=self._phase)
+        return Heartbeat(
+            step=engine.num_steps,
+            is_busy=engine.is_busy,
+            phase=engine.phase,
+            active_bytes=mx.get_active_memory(),
+        )
+
+
+def _rejected(request_id: str, error: RequestRejected) -> Rejected:
+    num_tokens, context = 0, 0
+    if isinstance(error, ContextTooLong):
+        num_tokens, context = error.num_tokens, error.context
+    return Rejected(
+        request_id=request_id,
+        code=error.code,
+        message=error.message,
+        param=error.param,
+        num_tokens=num_tokens,
+        context=context,
+    )
+
+
+def _thread(name: str, run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def main() -> int:
+    """Parse the command line, take the socket, run."""
+    parser = argparse.ArgumentParser(prog="python -m runtime.worker")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the server")
+    arguments = parser.parse_args()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # The terminal's Ctrl-C is the server's to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=arguments.fd)
+    return Worker(sock).run()
+
+
+if __name__ == "__main__":
+    code = 1
+    try:
+        code = main()
+    except BaseException:  # noqa: BLE001  last words, whatever happened
+        traceback.print_exc()
+    sys.stderr.flush()
+    # Interpreter teardown with live mlx threads can abort; everything worth saving is saved.
+    os._exit(code)

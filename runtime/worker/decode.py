@@ -1,0 +1,276 @@
+"""Decode: sequences with finished KV join a batch and leave it; one step gives each one token.
+
+Knows mlx-lm's BatchGenerator and what of its caches must be evaluated after a step. Rows of a
+batch are padded to the longest, so sequences live in generators by length bucket, stepped in turn.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from runtime.worker.model import LoadedModel
+from runtime.worker.sampler import make_logits_processors, make_sampler
+from runtime.worker.sequence import Sequence, SequenceGroup
+
+# The package re-exports a function under the module's name.
+_upstream: Any = importlib.import_module("mlx_lm.generate")
+
+_BUCKET_TOKENS = (4096, 16384, 65536)
+_METADATA_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedToken:
+    """One sequence's next token. `logprobs` [vocab] are of the distribution it was drawn from
+    before temperature and filters; `is_last` says that the sequence has left its batch."""
+
+    sequence: Sequence
+    token_id: int
+    logprobs: mx.array
+    is_last: bool
+
+
+class DecodeFailed(Exception):
+    """A step failed; its batch is gone, `sequences` must be computed again."""
+
+    def __init__(self, cause: Exception, sequences: list[Sequence]) -> None:
+        super().__init__(str(cause))
+        self.sequences = sequences
+
+
+class Decoder:
+    """All sequences that decode. Belongs to the mlx thread."""
+
+    def __init__(self, model: LoadedModel, max_batch: int) -> None:
+        self._model = model
+        self._max_batch = max_batch
+        self._lanes: dict[tuple[str, int], _BatchLane | _SoloLane] = {}
+        self._num_solo = 0
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(lane.sequences) for lane in self._lanes.values())
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [sequence for lane in self._lanes.values() for sequence in lane.sequences]
+
+    def insert(self, group: SequenceGroup) -> None:
+        """Start decoding a group whose KV lacks only the last of `token_ids`; takes its KV."""
+        kv, group.kv = group.kv, None
+        assert kv is not None
+        for sequence in group.sequences:
+            if not sequence.is_finished:
+                self._lane_for(sequence).insert(sequence, group.token_ids, kv)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, if it is here."""
+        for key, lane in list(self._lanes.items()):
+            if sequence in lane.sequences:
+                lane.remove(sequence)
+                self._drop_if_empty(key)
+                return
+
+    def step(self) -> Iterator[DecodedToken]:
+        """One decode step of every lane.
+
+        Raises:
+            DecodeFailed: a lane broke; the others are whole and go on with the next step.
+        """
+        for key, lane in list(self._lanes.items()):
+            if key not in self._lanes:  # emptied by what another lane's token ended
+                continue
+            try:
+                tokens = lane.step()
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                del self._lanes[key]
+                raise DecodeFailed(error, lane.sequences) from error
+            self._drop_if_empty(key)
+            yield from tokens
+
+    def _lane_for(self, sequence: Sequence) -> _BatchLane | _SoloLane:
+        # A sequence that failed before runs alone, so that it cannot fail others twice.
+        if not self._model.is_batchable or sequence.num_failures:
+            self._num_solo += 1
+            key = ("solo", self._num_solo)
+        else:
+            length = len(sequence.group.token_ids)
+            key = ("batch", sum(length > bound for bound in _BUCKET_TOKENS))
+        if key not in self._lanes:
+            batched = self._model.is_batchable
+            self._lanes[key] = (
+                _BatchLane(self._model, self._max_batch) if batched else _SoloLane(self._model)
+            )
+        return self._lanes[key]
+
+    def _drop_if_empty(self, key: tuple[str, int]) -> None:
+        lane = self._lanes.get(key)
+        if lane is not None and not lane.sequences:
+            lane.close()
+            del self._lanes[key]
+
+
+class _BatchLane:
+    """Sequences of similar length in one BatchGenerator."""
+
+    def __init__(self, model: LoadedModel, max_batch: int) -> None:
+        self._vocab_size = model.vocab_size
+        self._eos = [[token_id] for token_id in sorted(model.eos_token_ids)]
+        self._generator = _upstream.BatchGenerator(
+            model.model,
+            stop_tokens=self._eos,
+            completion_batch_size=max_batch,
+            prefill_batch_size=max_batch,
+            stream=model.stream,
+        )
+        self._by_uid: dict[int, Sequence] = {}
+        self._num_steps = 0
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return list(self._by_uid.values())
+
+    def insert(self, sequence: Sequence, token_ids: list[int], kv: list[Any]) -> None:
+        request, group = sequence.group.request, sequence.group
+        stop = _upstream.StopSequences(None if request.ignore_eos else self._eos)
+        (uid,) = self._generator.insert(
+            [[token_ids[-1]]],
+            max_tokens=[group.max_tokens - sequence.num_output_tokens],
+            caches=[kv],
+            all_tokens=[list(token_ids[:-1])],
+            samplers=[_sampler(sequence, self._vocab_size)],
+            logits_processors=[
+                make_logits_processors(
+                    request.sampling, num_prompt_tokens=group.num_prompt_tokens
+                )
+            ],
+            stop_sequences=[stop],
+        )
+        self._by_uid[uid] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        uids = [uid for uid, other in self._by_uid.items() if other is sequence]
+        self._generator.remove(uids)
+        for uid in uids:
+            del self._by_uid[uid]
+
+    def step(self) -> list[DecodedToken]:
+        _, responses = self._generator.next()
+        self._num_steps += 1
+        if self._num_steps % _METADATA_STEPS == 0:
+            self._evaluate_cache_metadata()
+        tokens: list[DecodedToken] = []
+        for response in responses:
+            is_last = response.finish_reason is not None
+            sequence = self._by_uid.pop(response.uid) if is_last else self._by_uid[response.uid]
+            tokens.append(DecodedToken(sequence, response.token, response.logprobs, is_last))
+        return tokens
+
+    def close(self) -> None:
+        self._generator.close()
+
+    def _evaluate_cache_metadata(self) -> None:
+        # Recurrent caches update these lazily for ever otherwise: one buffer per layer per token
+        # (https://github.com/ml-explore/mlx-lm/issues/1845).
+        arrays: list[mx.array] = []
+        for cache in self._generator._generation_batch.prompt_cache:  # noqa: SLF001
+            _collect_metadata(cache, arrays)
+        if arrays:
+            mx.async_eval(arrays)
+
+
+class _SoloLane:
+    """One sequence whose caches cannot be merged, one step ahead like the batch."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._sequence: Sequence | None = None
+        self._tokens: list[int] = []
+        self._kv: list[Any] = []
+        self._next: tuple[mx.array, mx.array] | None = None
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [self._sequence] if self._sequence is not None else []
+
+    def insert(self, sequence: Sequence, token_ids: list[int], kv: list[Any]) -> None:
+        others = [s for s in sequence.group.sequences if s is not sequence and not s.is_finished]
+        self._sequence = sequence
+        self._tokens = list(token_ids)
+        self._kv = self._model.copy_kv(kv) if others else kv
+        request, group = sequence.group.request, sequence.group
+        self._sampler = _sampler(sequence, self._model.vocab_size)
+        self._processors = make_logits_processors(
+            request.sampling, num_prompt_tokens=group.num_prompt_tokens
+        )
+        self._stop = frozenset() if request.ignore_eos else self._model.eos_token_ids
+        self._next = self._forward(mx.array([token_ids[-1]]))
+
+    def remove(self, sequence: Sequence) -> None:
+        self._sequence, self._next = None, None
+
+    def step(self) -> list[DecodedToken]:
+        assert self._sequence is not None
+        assert self._next is not None
+        token, logprobs = self._next
+        if self._processors:
+            self._tokens.append(int(token.item()))
+        self._next = self._forward(token)
+        token_id = int(token.item())
+        sequence = self._sequence
+        is_last = (
+            token_id in self._stop
+            or sequence.num_output_tokens + 1 >= sequence.group.max_tokens
+        )
+        if is_last:
+            self.remove(sequence)
+        return [DecodedToken(sequence, token_id, logprobs, is_last)]
+
+    def close(self) -> None:
+        self._kv = []
+
+    def _forward(self, token: mx.array) -> tuple[mx.array, mx.array]:
+        with mx.stream(self._model.stream):
+            logits = self._model.model(token[None], cache=self._kv)[:, -1, :]
+            for process in self._processors:
+                logits = process(mx.array(self._tokens), logits)
+            logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+            token = self._sampler(logprobs)
+            mx.async_eval(token, logprobs)
+        return token, logprobs[0]
+
+
+def _sampler(sequence: Sequence, vocab_size: int) -> Any:
+    return make_sampler(
+        sequence.group.request.sampling,
+        vocab_size=vocab_size,
+        choice=sequence.index,
+        num_drawn=sequence.num_output_tokens,
+    )
+
+
+def _collect_metadata(cache: Any, arrays: list[mx.array]) -> None:
+    for child in getattr(cache, "caches", ()):
+        _collect_metadata(child, arrays)
+    for name in ("left_padding", "lengths", "offset", "_lengths"):
+        value = getattr(cache, name, None)
+        if isinstance(value, mx.array):
+            arrays.append(value)
+
+
+def warm_decode(model: LoadedModel, token_ids: list[int], kv: list[Any]) -> None:
+    """Two decode steps over warm KV that lacks only the last of `token_ids`."""
+    lane_type = _BatchLane if model.is_batchable else None
+    if lane_type is None:
+        model.prefill(token_ids[-1:], kv)
+        return
+    generator = _upstream.BatchGenerator(model.model, stream=model.stream)
+    generator.insert([[token_ids[-1]]], max_tokens=[2], caches=[kv])
+    while any(generator.next()):
+        pass
+    generator.close()

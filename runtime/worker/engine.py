@@ -1,0 +1,283 @@
+"""The engine: one step after another for ever, on the only thread that calls mlx."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtime.types import (
+    Chunk,
+    Failed,
+    Finished,
+    FinishReason,
+    PrefillProgress,
+    TokenLogprobs,
+    Usage,
+)
+from runtime.wire import Chunks
+from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
+from runtime.worker.logprobs import token_logprobs
+from runtime.worker.model import LoadedModel
+from runtime.worker.scheduler import PrefillSlice, Scheduler
+from runtime.worker.sequence import Sequence, SequenceGroup
+from runtime.worker.template import Template
+
+_MAX_FAILURES = 2
+_TAINTED = ("[METAL]", "[metal::", "CUDA", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """Stop working for this request, if it is here."""
+
+    request_id: str
+
+
+class Quit:
+    """Leave the loop."""
+
+
+Arrival = SequenceGroup | AbortRequest | Quit
+
+
+class EngineTainted(Exception):
+    """The device reported an error; nothing this process computes can be trusted any more."""
+
+
+class Engine:
+    """Prefill in slices, decode in batches, chunks out. `emit` must not block."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        template: Template,
+        scheduler: Scheduler,
+        emit: Callable[[Chunks], None],
+    ) -> None:
+        self._model = model
+        self._template = template
+        self._scheduler = scheduler
+        self._emit = emit
+        self._decoder = Decoder(model, scheduler.max_running)
+        self._groups: dict[str, SequenceGroup] = {}
+        self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self._items: list[tuple[str, Chunk]] = []
+        self._is_running = True
+        self.num_steps = 0
+        self.phase = "idle"
+
+    @property
+    def is_busy(self) -> bool:
+        """There are requests to work for."""
+        return bool(self._groups)
+
+    def deliver(self, arrival: Arrival) -> None:
+        """Hand over a request or an abort; from any thread."""
+        self._inbox.put(arrival)
+
+    def run(self) -> None:
+        """Step until told to quit.
+
+        Raises:
+            EngineTainted: the device failed; the process must end.
+        """
+        while self._is_running:
+            if not self._groups:
+                self.phase = "idle"
+                self._receive(self._inbox.get())
+            self.step()
+
+    def step(self) -> None:
+        """Take what arrived, compute one prefill slice and/or one decode step, send the chunks."""
+        self._drain()
+        self._expire(time.monotonic())
+        plan = self._scheduler.plan(self._decoder.num_running)
+        if plan.prefill is not None:
+            self._prefill(plan.prefill)
+        if self._decoder.num_running:
+            self._decode()
+        self.num_steps += 1
+        if self._items:
+            self._emit(Chunks(items=tuple(self._items)))
+            self._items.clear()
+
+    # Arrivals
+
+    def _drain(self) -> None:
+        arrivals: list[Arrival] = []
+        while not self._inbox.empty():
+            arrivals.append(self._inbox.get())
+        arrivals.sort(key=lambda arrival: isinstance(arrival, SequenceGroup))
+        late = {a.request_id for a in arrivals if isinstance(a, AbortRequest)}
+        for arrival in arrivals:
+            if isinstance(arrival, SequenceGroup) and arrival.request.request_id in late:
+                continue
+            self._receive(arrival)
+
+    def _receive(self, arrival: Arrival) -> None:
+        match arrival:
+            case AbortRequest(request_id=request_id):
+                if request_id in self._groups:
+                    self._drop(self._groups[request_id])
+            case SequenceGroup():
+                self._groups[arrival.request.request_id] = arrival
+                self._scheduler.add(arrival)
+            case Quit():
+                self._is_running = False
+
+    def _expire(self, now: float) -> None:
+        for group in [g for g in self._groups.values() if g.deadline_s <= now]:
+            for sequence in group.sequences:
+                self._finish(sequence, "length")
+
+    # Prefill
+
+    def _prefill(self, plan: PrefillSlice) -> None:
+        group = plan.group
+        num_running = self._decoder.num_running
+        self.phase = "prefill"
+        start = time.perf_counter()
+        try:
+            self._compute(plan)
+        except (RuntimeError, ValueError) as error:
+            _raise_if_tainted(error)
+            self._fail(group, error)
+            return
+        seconds = time.perf_counter() - start
+        group.prefill_s += seconds
+        self._scheduler.on_prefill(plan.end - plan.start, seconds, num_running)
+        if group.num_remaining_tokens:
+            progress = PrefillProgress(
+                num_done=group.num_computed_tokens, num_total=group.num_prefill_tokens
+            )
+            self._items.append((group.request.request_id, progress))
+            return
+        self._scheduler.remove(group)
+        group.decode_started_s = time.perf_counter()
+        self._decoder.insert(group)
+
+    def _compute(self, plan: PrefillSlice) -> None:
+        group = plan.group
+        if group.kv is None:
+            group.kv = self._model.new_kv()
+        if plan.end > plan.start:
+            self._model.prefill(group.token_ids[plan.start : plan.end], group.kv)
+            group.num_computed_tokens = plan.end
+
+    # Decode
+
+    def _decode(self) -> None:
+        self.phase = "decode"
+        start = time.perf_counter()
+        try:
+            for token in self._decoder.step():
+                self._on_token(token)
+        except DecodeFailed as error:
+            _raise_if_tainted(error)
+            self._recompute(error)
+        self._scheduler.on_decode(time.perf_counter() - start)
+
+    def _on_token(self, token: DecodedToken) -> None:
+        sequence = token.sequence
+        if sequence.is_finished:
+            return
+        sequence.output_token_ids.append(token.token_id)
+        request = sequence.group.request
+        if token.token_id in self._model.eos_token_ids and not request.ignore_eos:
+            self._finish(sequence, "stop")
+            return
+        if sequence.output.is_reasoning:
+            sequence.num_reasoning_tokens += 1
+        logprobs: TokenLogprobs | None = None
+        if request.top_logprobs is not None:
+            logprobs = token_logprobs(token, request.top_logprobs, self._template.token_text)
+        text = sequence.detokenizer.add(token.token_id)
+        for chunk in sequence.output.feed(text, logprobs):
+            self._items.append((request.request_id, chunk))
+        if sequence.output.is_stopped:
+            self._finish(sequence, "stop")
+        elif token.is_last:
+            self._finish(sequence, "length")
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Say the rest of a sequence and forget it."""
+        if sequence.is_finished:
+            return
+        sequence.is_finished = True
+        group = sequence.group
+        self._decoder.remove(sequence)
+        request_id = group.request.request_id
+        for chunk in sequence.output.finish(sequence.detokenizer.finish()):
+            self._items.append((request_id, chunk))
+        if reason == "stop" and sequence.output.num_tool_calls:
+            reason = "tool_calls"
+        finished = Finished(index=sequence.index, reason=reason, usage=_usage(sequence))
+        self._items.append((request_id, finished))
+        owner = self._groups.get(request_id)
+        if owner is not None and owner.is_finished:
+            self._drop(owner)
+
+    # Leaving
+
+    def _drop(self, group: SequenceGroup) -> None:
+        """Forget a group in whatever phase it is, and give its memory back."""
+        for sequence in group.sequences:
+            sequence.is_finished = True
+            self._decoder.remove(sequence)
+            if sequence.group is not group:
+                self._scheduler.remove(sequence.group)
+        self._scheduler.remove(group)
+        group.kv = None
+        self._groups.pop(group.request.request_id, None)
+
+    def _fail(self, group: SequenceGroup, error: Exception) -> None:
+        request_id = group.request.request_id
+        failed = Failed(code="model_error", message=f"The model failed on this request: {error}")
+        self._items.append((request_id, failed))
+        self._drop(self._groups.get(request_id, group))
+
+    def _recompute(self, failure: DecodeFailed) -> None:
+        """A batch broke: its sequences go back to prefill with what they have said so far."""
+        again: list[SequenceGroup] = []
+        for sequence in failure.sequences:
+            sequence.num_failures += 1
+            if sequence.num_failures >= _MAX_FAILURES:
+                self._fail(sequence.group, failure)
+            elif not sequence.is_finished:
+                again.append(_regrouped(sequence))
+        self._scheduler.add_first(again)
+
+
+def _regrouped(sequence: Sequence) -> SequenceGroup:
+    """A group of this one sequence that prefills its prompt and its output so far."""
+    old = sequence.group
+    prompt = old.token_ids[: old.num_prompt_tokens]
+    sequence.group = SequenceGroup(
+        request=old.request,
+        token_ids=[*prompt, *sequence.output_token_ids],
+        num_prompt_tokens=old.num_prompt_tokens,
+        max_tokens=old.max_tokens,
+        deadline_s=old.deadline_s,
+        sequences=[sequence],
+        prefill_s=old.prefill_s,
+    )
+    return sequence.group
+
+
+def _usage(sequence: Sequence) -> Usage:
+    group = sequence.group
+    started = group.decode_started_s
+    return Usage(
+        num_prompt_tokens=group.num_prompt_tokens,
+        num_output_tokens=sequence.num_output_tokens,
+        num_reasoning_tokens=sequence.num_reasoning_tokens,
+        prefill_ms=group.prefill_s * 1000,
+        decode_ms=(time.perf_counter() - started) * 1000 if started else 0.0,
+    )
+
+
+def _raise_if_tainted(error: Exception) -> None:
+    if any(mark in str(error) for mark in _TAINTED):
+        raise EngineTainted(str(error)) from error

@@ -1,0 +1,78 @@
+"""Intake: a request becomes a `SequenceGroup`, or is refused, on a thread of its own.
+
+Rendering and tokenizing a long prompt takes long enough to be felt by running streams; here it
+does not. No mlx call may be made on this thread.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.types import ChatPrompt, GenerateRequest
+from runtime.worker.output import Dialect, OutputParser
+from runtime.worker.sequence import Sequence, SequenceGroup
+from runtime.worker.template import Template
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What a request is checked against. `context` is in tokens."""
+
+    template: Template
+    dialect: Dialect
+    context: int
+    vocab_size: int
+
+    def admit(self, request: GenerateRequest) -> SequenceGroup:
+        """The request, ready for prefill.
+
+        Raises:
+            ContextTooLong: the prompt leaves no room for an answer.
+            InvalidRequest: the prompt is empty, the template refuses it, or ids are out of range.
+        """
+        token_ids = self.template.token_ids(request.prompt)
+        self._check(request, token_ids)
+        room = self.context - len(token_ids)
+        group = SequenceGroup(
+            request=request,
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids),
+            max_tokens=min(request.max_tokens or room, room),
+            deadline_s=time.monotonic() + request.deadline_s,
+        )
+        group.sequences = [self._sequence(group, i) for i in range(request.num_choices)]
+        return group
+
+    def _check(self, request: GenerateRequest, token_ids: list[int]) -> None:
+        field = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
+        if not token_ids:
+            raise InvalidRequest("The prompt is empty: it has no tokens.", field)
+        if len(token_ids) >= self.context:
+            raise ContextTooLong(len(token_ids), self.context, field)
+        if max(token_ids) >= self.vocab_size or min(token_ids) < 0:
+            raise InvalidRequest(f"Token ids must be in 0..{self.vocab_size - 1}.", field)
+        for token_id, _ in request.sampling.logit_bias:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequest(
+                    f"Token id {token_id} is not in 0..{self.vocab_size - 1}.", "logit_bias"
+                )
+
+    def _sequence(self, group: SequenceGroup, index: int) -> Sequence:
+        prompt = group.request.prompt
+        tools = prompt.tools if isinstance(prompt, ChatPrompt) else ()
+        is_chat = isinstance(prompt, ChatPrompt)
+        output = OutputParser(
+            self.dialect if is_chat else Dialect(),
+            index=index,
+            stop=group.request.stop,
+            tool_names=frozenset(tool.name for tool in tools),
+            starts_in_reasoning=is_chat and self.template.starts_in_reasoning(group.token_ids),
+        )
+        return Sequence(
+            group=group,
+            index=index,
+            output=output,
+            detokenizer=self.template.detokenizer(group.token_ids),
+        )

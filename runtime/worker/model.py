@@ -1,0 +1,141 @@
+"""A loaded model: weights, tokenizer, and the calls that compute KV. Belongs to the mlx thread.
+
+Knows mlx-lm's loading functions and how its models are called.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model, load_tokenizer
+
+from runtime.types import ModelSpec
+from runtime.worker.output import Dialect
+
+_LOAD_GROUP_BYTES = 256 * 1024 * 1024
+_WARM_TOKENS = 32
+_CLEAR_TOKENS = 2048
+
+
+@dataclass(eq=False, slots=True)
+class LoadedModel:
+    """Everything of one model that the engine uses.
+
+    `is_batchable` says whether its layer caches can be merged into a batch.
+    """
+
+    spec: ModelSpec
+    model: Any
+    tokenizer: Any
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    is_batchable: bool
+    stream: mx.Stream
+    weights_bytes: int
+    dialect: Dialect
+    _since_clear: int = field(default=0)
+
+    def new_kv(self) -> list[Any]:
+        """Empty layer caches for one sequence. There may be fewer than layers."""
+        return make_prompt_cache(self.model)
+
+    def copy_kv(self, kv: list[Any]) -> list[Any]:
+        """Layer caches that can grow on their own; the arrays are shared until they do."""
+        return copy.deepcopy(kv)
+
+    def prefill(self, token_ids: list[int], kv: list[Any]) -> None:
+        """Append the KV of `token_ids` to the layer caches and wait until it is there."""
+        with mx.stream(self.stream):
+            self.model(mx.array(token_ids)[None], cache=kv)
+            mx.eval([cache.state for cache in kv])
+        self._since_clear += len(token_ids)
+        if self._since_clear >= _CLEAR_TOKENS:
+            self._since_clear = 0
+            mx.clear_cache()
+
+
+def load(spec: ModelSpec, on_progress: Callable[[float], None]) -> LoadedModel:
+    """Load a model's weights and tokenizer from its directory, without running its own code.
+
+    Raises:
+        FileNotFoundError, ValueError, RuntimeError, OSError, KeyError: as upstream finds the files.
+    """
+    path = Path(spec.path)
+    model, config = load_model(path, lazy=True)
+    weights_bytes = _read_weights(model, on_progress)
+    # Private arrays, rope frequencies among them, are no parameters and would stay lazy.
+    mx.eval(model)
+    tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+    stream = mx.default_stream(mx.default_device())
+    caches = make_prompt_cache(model)
+    return LoadedModel(
+        spec=spec,
+        model=model,
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        vocab_size=_vocab_size(model, stream),
+        is_batchable=all(hasattr(cache, "merge") for cache in caches),
+        stream=stream,
+        weights_bytes=weights_bytes,
+        dialect=_dialect(tokenizer),
+    )
+
+
+def warm(model: LoadedModel, decode: Callable[[list[int], list[Any]], None]) -> float:
+    """Compile the kernels of prefill and decode before the first request pays; seconds taken."""
+    start = time.perf_counter()
+    token_ids = [0] * _WARM_TOKENS
+    kv = model.new_kv()
+    model.prefill(token_ids[:-1], kv)
+    decode(token_ids, kv)
+    return time.perf_counter() - start
+
+
+def _read_weights(model: Any, on_progress: Callable[[float], None]) -> int:
+    """Read the lazy parameters group by group, so that progress can be told; bytes read."""
+    arrays = [array for _, array in tree_flatten(model.parameters())]
+    total = sum(array.nbytes for array in arrays)
+    done = 0
+    for group in _groups(arrays):
+        mx.eval(group)
+        done += sum(array.nbytes for array in group)
+        on_progress(done / total if total else 1.0)
+    return total
+
+
+def _groups(arrays: list[mx.array]) -> Iterator[list[mx.array]]:
+    group: list[mx.array] = []
+    nbytes = 0
+    for array in arrays:
+        group.append(array)
+        nbytes += array.nbytes
+        if nbytes >= _LOAD_GROUP_BYTES:
+            yield group
+            group, nbytes = [], 0
+    if group:
+        yield group
+
+
+def _vocab_size(model: Any, stream: mx.Stream) -> int:
+    with mx.stream(stream):
+        logits = model(mx.array([[0]]), cache=make_prompt_cache(model))
+        mx.eval(logits)
+    return logits.shape[-1]
+
+
+def _dialect(tokenizer: Any) -> Dialect:
+    return Dialect(
+        think_start=tokenizer.think_start or "",
+        think_end=tokenizer.think_end or "",
+        tool_start=tokenizer.tool_call_start or "",
+        tool_end=tokenizer.tool_call_end or "",
+        parse_tool_call=tokenizer.tool_parser,
+    )

@@ -1,0 +1,130 @@
+"""Sampling parameters to what BatchGenerator takes: a sampler and logits processors per row.
+
+Knows mlx-lm's filter functions (`apply_top_k` and its siblings). Order: logit bias, penalties,
+temperature, top-k, top-p, min-p, draw. A row's result never depends on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import mlx.core as mx
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+
+from runtime.types import SamplingParams
+
+Sampler = Callable[[mx.array], mx.array]
+LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def make_sampler(
+    sampling: SamplingParams, *, vocab_size: int, choice: int, num_drawn: int = 0
+) -> Sampler:
+    """The sampler of one row: log probabilities [rows, vocab] to token ids [rows].
+
+    Rows with equal parameters and no seed share one object, which lets the batch draw at once.
+    With a seed, draw number n depends on (seed, choice, n) alone; `num_drawn` resumes at n.
+    """
+    temperature = 1.0 if sampling.temperature is None else sampling.temperature
+    if temperature == 0.0:
+        return _greedy
+    top_k = sampling.top_k or 0
+    filters = (
+        temperature,
+        0 if top_k >= vocab_size else top_k,
+        1.0 if sampling.top_p is None else sampling.top_p,
+        sampling.min_p or 0.0,
+    )
+    if sampling.seed is None:
+        return _shared_sampler(*filters)
+    return _SeededSampler(filters, sampling.seed + choice, num_drawn)
+
+
+def make_logits_processors(
+    sampling: SamplingParams, *, num_prompt_tokens: int
+) -> list[LogitsProcessor]:
+    """The changes to one row's logits [1, vocab] before it is drawn, given all its tokens."""
+    processors: list[LogitsProcessor] = []
+    if sampling.logit_bias:
+        processors.append(_bias(sampling.logit_bias))
+    if sampling.repetition_penalty not in (None, 1.0):
+        processors.append(_repetition(sampling.repetition_penalty))
+    presence, frequency = sampling.presence_penalty or 0.0, sampling.frequency_penalty or 0.0
+    if presence or frequency:
+        processors.append(_occurrence(presence, frequency, num_prompt_tokens))
+    return processors
+
+
+def _greedy(logprobs: mx.array) -> mx.array:
+    return mx.argmax(logprobs, axis=-1)
+
+
+def _filtered(
+    logprobs: mx.array, temperature: float, top_k: int, top_p: float, min_p: float
+) -> mx.array:
+    scaled = logprobs * (1.0 / temperature)
+    if top_k:
+        scaled = apply_top_k(scaled, top_k)
+    if 0.0 < top_p < 1.0 or min_p:
+        scaled = scaled - mx.logsumexp(scaled, axis=-1, keepdims=True)
+    if 0.0 < top_p < 1.0:
+        scaled = apply_top_p(scaled, top_p)
+    if min_p:
+        scaled = apply_min_p(scaled, min_p)
+    return scaled
+
+
+@lru_cache(maxsize=256)
+def _shared_sampler(temperature: float, top_k: int, top_p: float, min_p: float) -> Sampler:
+    def sample(logprobs: mx.array) -> mx.array:
+        return mx.random.categorical(_filtered(logprobs, temperature, top_k, top_p, min_p))
+
+    return sample
+
+
+class _SeededSampler:
+    def __init__(
+        self, filters: tuple[float, int, float, float], seed: int, num_drawn: int
+    ) -> None:
+        self._filters = filters
+        self._seed = seed
+        self._num_drawn = num_drawn
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        key = mx.random.key((self._seed * _GOLDEN + self._num_drawn) & _MASK)
+        self._num_drawn += 1
+        return mx.random.categorical(_filtered(logprobs, *self._filters), key=key)
+
+
+def _bias(pairs: tuple[tuple[int, float], ...]) -> LogitsProcessor:
+    token_ids = mx.array([token_id for token_id, _ in pairs])
+    values = mx.array([value for _, value in pairs])
+
+    def process(_: mx.array, logits: mx.array) -> mx.array:
+        return logits.at[:, token_ids].add(values.astype(logits.dtype))
+
+    return process
+
+
+def _repetition(penalty: float) -> LogitsProcessor:
+    def process(tokens: mx.array, logits: mx.array) -> mx.array:
+        seen = logits[:, tokens]
+        logits[:, tokens] = mx.where(seen < 0, seen * penalty, seen / penalty)
+        return logits
+
+    return process
+
+
+def _occurrence(presence: float, frequency: float, num_prompt_tokens: int) -> LogitsProcessor:
+    def process(tokens: mx.array, logits: mx.array) -> mx.array:
+        generated = tokens[num_prompt_tokens:]
+        if generated.size == 0:
+            return logits
+        counts = mx.zeros_like(logits[0]).at[generated].add(1.0)
+        return logits - frequency * counts - presence * (counts > 0)
+
+    return process

@@ -1,0 +1,63 @@
+"""Worker-side state of a request: a `SequenceGroup` shares one prompt among its `Sequence`s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from runtime.types import GenerateRequest
+
+if TYPE_CHECKING:
+    from runtime.worker.detokenizer import Detokenizer
+    from runtime.worker.output import OutputParser
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One choice of a request: what was generated and what turns it into chunks."""
+
+    group: SequenceGroup
+    index: int
+    output: OutputParser
+    detokenizer: Detokenizer
+    output_token_ids: list[int] = field(default_factory=list[int])
+    num_failures: int = 0
+    num_reasoning_tokens: int = 0
+    is_finished: bool = False
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+
+@dataclass(eq=False, slots=True)
+class SequenceGroup:
+    """One prompt on its way to decode, and the sequences that continue it.
+
+    `token_ids` is all that must be in the KV before the next token can be chosen; its last token
+    is left to the decoder. `kv` holds the layer caches of `token_ids[:num_computed_tokens]`.
+    """
+
+    request: GenerateRequest
+    token_ids: list[int]
+    num_prompt_tokens: int
+    max_tokens: int
+    deadline_s: float
+    sequences: list[Sequence] = field(default_factory=list[Sequence])
+    kv: list[Any] | None = None
+    num_computed_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_started_s: float = 0.0
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens to compute before decode, of which `num_computed_tokens` are done."""
+        return len(self.token_ids) - 1
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        return self.num_prefill_tokens - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.is_finished for sequence in self.sequences)
