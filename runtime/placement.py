@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from runtime.types import Struct
 
 
-class Resident(Struct):
+class Resident(Struct, frozen=True):
     """A model that has a process. `last_used_s` is on any one monotonic clock."""
 
     model: str

@@ -27,7 +27,7 @@ _MAX_LOADED = 1
 ModelState = Literal["cold", "loading", "ready", "busy", "stopping", "failed"]
 
 
-class ModelStatus(Struct):
+class ModelStatus(Struct, frozen=True):
     """What is known of one model. Counts are since the server started."""
 
     spec: ModelSpec
@@ -86,7 +86,7 @@ class Supervisor:
         self._is_stopping = True
         waiting, self._waiting = self._waiting, []
         for _, generation in waiting:
-            generation.fail(Overloaded("The server is stopping.", retry_after_s=5))
+            generation.fail(_stopping())
         workers = list(self._workers.values())
         await asyncio.gather(*(worker.stop() for worker in workers))
         while self._tasks:
@@ -105,7 +105,7 @@ class Supervisor:
             Overloaded: the queue is full or the server is stopping.
         """
         if self._is_stopping:
-            raise Overloaded("The server is stopping.", retry_after_s=5)
+            raise _stopping()
         spec = self._catalog.resolve(request.model)
         if self._num_open >= self._settings.max_queue:
             raise Overloaded(
@@ -241,6 +241,10 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _stopping() -> Overloaded:
+    return Overloaded("The server is stopping.", retry_after_s=5)
 
 
 def _state(worker: WorkerProcess | None, record: _Record) -> ModelState:

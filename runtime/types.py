@@ -14,7 +14,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of the value types: immutable, keyword-only, never part of a reference cycle."""
 
 
-class ToolCall(Struct):
+class ToolCall(Struct, frozen=True):
     """One call an assistant made. `arguments` is the JSON text exactly as written."""
 
     id: str
@@ -22,7 +22,7 @@ class ToolCall(Struct):
     arguments: str
 
 
-class Message(Struct):
+class Message(Struct, frozen=True):
     """One turn, already free of its protocol: the text parts of a content list are joined."""
 
     role: Role
@@ -33,7 +33,7 @@ class Message(Struct):
     name: str | None = None
 
 
-class Tool(Struct):
+class Tool(Struct, frozen=True):
     """A function the model may call. `parameters` is its JSON schema as JSON text."""
 
     name: str
@@ -41,7 +41,7 @@ class Tool(Struct):
     parameters: str = "{}"
 
 
-class SamplingParams(Struct):
+class SamplingParams(Struct, frozen=True):
     """How the next token is chosen; None means not given, so that a later default may apply.
 
     `presence_penalty` and `frequency_penalty` look at generated tokens only, `repetition_penalty`
@@ -68,7 +68,7 @@ class SamplingParams(Struct):
         return msgspec.structs.replace(defaults, **given)
 
 
-class ChatPrompt(Struct, tag="chat"):
+class ChatPrompt(Struct, frozen=True, tag="chat"):
     """A conversation to be rendered through the model's chat template.
 
     `template_kwargs` is a JSON object handed to the template as it is.
@@ -80,13 +80,13 @@ class ChatPrompt(Struct, tag="chat"):
     template_kwargs: str = "{}"
 
 
-class TextPrompt(Struct, tag="text"):
+class TextPrompt(Struct, frozen=True, tag="text"):
     """Text to be continued as it is, without a template."""
 
     text: str
 
 
-class TokenPrompt(Struct, tag="tokens"):
+class TokenPrompt(Struct, frozen=True, tag="tokens"):
     """Token ids to be continued as they are."""
 
     token_ids: tuple[int, ...]
@@ -95,7 +95,7 @@ class TokenPrompt(Struct, tag="tokens"):
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
-class GenerateRequest(Struct):
+class GenerateRequest(Struct, frozen=True):
     """What every protocol asks of the engine. `deadline_s` counts from the submission."""
 
     request_id: str
@@ -110,7 +110,7 @@ class GenerateRequest(Struct):
     deadline_s: float = 600.0
 
 
-class TokenLogprob(Struct, array_like=True):
+class TokenLogprob(Struct, frozen=True, array_like=True):
     """Log probability (natural) of one token; `token` is its text, `bytes` its raw bytes."""
 
     token: str
@@ -118,14 +118,14 @@ class TokenLogprob(Struct, array_like=True):
     logprob: float
 
 
-class TokenLogprobs(Struct, array_like=True):
+class TokenLogprobs(Struct, frozen=True, array_like=True):
     """The chosen token and its most likely alternatives, best first."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
 
 
-class Usage(Struct):
+class Usage(Struct, frozen=True):
     """Token counts of a choice and where its time went. Counts include special tokens."""
 
     num_prompt_tokens: int
@@ -136,26 +136,26 @@ class Usage(Struct):
     decode_ms: float = 0.0
 
 
-class PrefillProgress(Struct, tag="p", array_like=True):
+class PrefillProgress(Struct, frozen=True, tag="p", array_like=True):
     """Prompt tokens computed so far, of all that must be computed."""
 
     num_done: int
     num_total: int
 
 
-class TextDelta(Struct, tag="t", array_like=True):
+class TextDelta(Struct, frozen=True, tag="t", array_like=True):
     index: int
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-class ReasoningDelta(Struct, tag="r", array_like=True):
+class ReasoningDelta(Struct, frozen=True, tag="r", array_like=True):
     index: int
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-class ToolCallDelta(Struct, tag="c", array_like=True):
+class ToolCallDelta(Struct, frozen=True, tag="c", array_like=True):
     """One whole tool call; `call_index` counts the calls of this choice from 0."""
 
     index: int
@@ -163,7 +163,7 @@ class ToolCallDelta(Struct, tag="c", array_like=True):
     call: ToolCall
 
 
-class Finished(Struct, tag="f", array_like=True):
+class Finished(Struct, frozen=True, tag="f", array_like=True):
     """The last chunk of a choice."""
 
     index: int
@@ -171,7 +171,7 @@ class Finished(Struct, tag="f", array_like=True):
     usage: Usage
 
 
-class Failed(Struct, tag="x", array_like=True):
+class Failed(Struct, frozen=True, tag="x", array_like=True):
     """The last chunk of a whole generation that cannot go on. `code` is machine-readable."""
 
     code: str
@@ -181,7 +181,7 @@ class Failed(Struct, tag="x", array_like=True):
 Chunk = PrefillProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished | Failed
 
 
-class ModelSpec(Struct):
+class ModelSpec(Struct, frozen=True):
     """A model that can be named: where its weights are and how it is to be run.
 
     `context` is the largest number of tokens of prompt and answer together.

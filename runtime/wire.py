@@ -17,7 +17,7 @@ MAX_FRAME_BYTES = 1 << 28
 _LENGTH = struct.Struct("<I")
 
 
-class WorkerOptions(Struct):
+class WorkerOptions(Struct, frozen=True):
     """What a worker needs of the settings. `prefill_block_ms` bounds how long decode may wait."""
 
     wired: Literal["off", "on"] = "off"
@@ -27,41 +27,41 @@ class WorkerOptions(Struct):
     heartbeat_s: float = 1.0
 
 
-class Load(Struct, tag="load"):
+class Load(Struct, frozen=True, tag="load"):
     """Load this model; the first command a worker gets, and the only one of its kind."""
 
     spec: ModelSpec
     options: WorkerOptions
 
 
-class Submit(Struct, tag="submit"):
+class Submit(Struct, frozen=True, tag="submit"):
     request: GenerateRequest
 
 
-class Abort(Struct, tag="abort"):
+class Abort(Struct, frozen=True, tag="abort"):
     request_id: str
 
 
-class Stop(Struct, tag="stop"):
+class Stop(Struct, frozen=True, tag="stop"):
     """Finish nothing more, give memory back, exit 0."""
 
 
 Command = Load | Submit | Abort | Stop
 
 
-class Hello(Struct, tag="hello"):
+class Hello(Struct, frozen=True, tag="hello"):
     """The worker's imports are done; it waits for `Load`."""
 
     pid: int
 
 
-class LoadProgress(Struct, tag="load_progress"):
+class LoadProgress(Struct, frozen=True, tag="load_progress"):
     """Share of the weights that is in memory, 0 to 1."""
 
     fraction: float
 
 
-class Ready(Struct, tag="ready"):
+class Ready(Struct, frozen=True, tag="ready"):
     """The model is loaded and warm. Times in ms, memory in bytes."""
 
     load_ms: float
@@ -70,16 +70,16 @@ class Ready(Struct, tag="ready"):
     is_batchable: bool
 
 
-class LoadError(Struct, tag="load_error"):
+class LoadError(Struct, frozen=True, tag="load_error"):
     message: str
 
 
-class Accepted(Struct, tag="accepted"):
+class Accepted(Struct, frozen=True, tag="accepted"):
     request_id: str
     num_prompt_tokens: int
 
 
-class Rejected(Struct, tag="rejected"):
+class Rejected(Struct, frozen=True, tag="rejected"):
     """The request is refused. `context` and `num_tokens` are set when the prompt is too long."""
 
     request_id: str
@@ -90,13 +90,13 @@ class Rejected(Struct, tag="rejected"):
     context: int = 0
 
 
-class Chunks(Struct, tag="chunks"):
+class Chunks(Struct, frozen=True, tag="chunks"):
     """What one step produced, for all requests: (request id, chunk) pairs in order."""
 
     items: tuple[tuple[str, Chunk], ...]
 
 
-class Heartbeat(Struct, tag="beat"):
+class Heartbeat(Struct, frozen=True, tag="beat"):
     """Sent every second. `step` counts engine steps: busy and not stepping means wedged."""
 
     step: int

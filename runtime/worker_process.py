@@ -116,13 +116,13 @@ class WorkerProcess:
             await self._exec()
             async with asyncio.timeout(self._settings.load_timeout_s):
                 await self._is_up.wait()
-        except OSError as error:
-            self._die(LoadFailed(f"The worker for {self.spec.id} did not start: {error}"))
         except TimeoutError:
             limit_s = self._settings.load_timeout_s
             await self._put_down(
                 LoadFailed(f"The model {self.spec.id} was not loaded within {limit_s:g} s.")
             )
+        except OSError as error:
+            self._die(LoadFailed(f"The worker for {self.spec.id} did not start: {error}"))
         if self.state != "ready":
             raise self.error or WorkerDied(f"The worker for {self.spec.id} was stopped.")
 
@@ -323,7 +323,7 @@ class _Link(asyncio.Protocol):
         for payload in self._reader.feed(data):
             self._worker.on_event(unpack_event(payload))
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._worker.on_disconnect()
 
 

@@ -66,7 +66,7 @@ class Worker:
             return 0
         try:
             engine = self._start_engine(command)
-        except Exception as error:  # noqa: BLE001  whatever a model's files make upstream raise
+        except Exception as error:
             traceback.print_exc()
             self._sender.send(LoadError(message=f"{type(error).__name__}: {error}"))
             self._sender.close()
@@ -116,7 +116,8 @@ class Worker:
 
     def _on_load_progress(self, fraction: float) -> None:
         if self._is_quitting:
-            raise InterruptedError("the server asked to stop while the model was loading")
+            why = "the server asked to stop while the model was loading"
+            raise InterruptedError(why)
         self._sender.send(LoadProgress(fraction=fraction))
 
     def _read(self) -> None:
@@ -219,7 +220,7 @@ if __name__ == "__main__":
     code = 1
     try:
         code = main()
-    except BaseException:  # noqa: BLE001  last words, whatever happened
+    except BaseException:
         traceback.print_exc()
     sys.stderr.flush()
     # Interpreter teardown with live mlx threads can abort; everything worth saving is saved.

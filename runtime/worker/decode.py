@@ -4,15 +4,19 @@ Knows mlx-lm's BatchGenerator and what of its caches must be evaluated after a s
 batch are padded to the longest, so sequences live in generators by length bucket, stepped in turn.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
+from runtime.types import SamplingParams
 from runtime.worker.model import LoadedModel
 from runtime.worker.sampler import make_logits_processors, make_sampler
 from runtime.worker.sequence import Sequence, SequenceGroup
@@ -27,7 +31,8 @@ _METADATA_STEPS = 64
 @dataclass(frozen=True, slots=True)
 class DecodedToken:
     """One sequence's next token. `logprobs` [vocab] are of the distribution it was drawn from
-    before temperature and filters; `is_last` says that the sequence has left its batch."""
+    before temperature and filters; `is_last` says that the sequence has left its batch.
+    """
 
     sequence: Sequence
     token_id: int
@@ -145,9 +150,7 @@ class _BatchLane:
             all_tokens=[list(token_ids[:-1])],
             samplers=[_sampler(sequence, self._vocab_size)],
             logits_processors=[
-                make_logits_processors(
-                    request.sampling, num_prompt_tokens=group.num_prompt_tokens
-                )
+                make_logits_processors(request.sampling, num_prompt_tokens=group.num_prompt_tokens)
             ],
             stop_sequences=[stop],
         )
@@ -208,10 +211,12 @@ class _SoloLane:
         self._processors = make_logits_processors(
             request.sampling, num_prompt_tokens=group.num_prompt_tokens
         )
-        self._stop = frozenset() if request.ignore_eos else self._model.eos_token_ids
+        self._stop: frozenset[int] = (
+            frozenset() if request.ignore_eos else self._model.eos_token_ids
+        )
         self._next = self._forward(mx.array([token_ids[-1]]))
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence) -> None:  # noqa: ARG002
         self._sequence, self._next = None, None
 
     def step(self) -> list[DecodedToken]:
@@ -219,13 +224,12 @@ class _SoloLane:
         assert self._next is not None
         token, logprobs = self._next
         if self._processors:
-            self._tokens.append(int(token.item()))
+            self._tokens.append(_int(token))
         self._next = self._forward(token)
-        token_id = int(token.item())
+        token_id = _int(token)
         sequence = self._sequence
         is_last = (
-            token_id in self._stop
-            or sequence.num_output_tokens + 1 >= sequence.group.max_tokens
+            token_id in self._stop or sequence.num_output_tokens + 1 >= sequence.group.max_tokens
         )
         if is_last:
             self.remove(sequence)
@@ -254,6 +258,10 @@ def _sampler(sequence: Sequence, vocab_size: int) -> Any:
     )
 
 
+def _int(token: mx.array) -> int:
+    return cast("int", token.item())
+
+
 def _collect_metadata(cache: Any, arrays: list[mx.array]) -> None:
     for child in getattr(cache, "caches", ()):
         _collect_metadata(child, arrays)
@@ -264,13 +272,23 @@ def _collect_metadata(cache: Any, arrays: list[mx.array]) -> None:
 
 
 def warm_decode(model: LoadedModel, token_ids: list[int], kv: list[Any]) -> None:
-    """Two decode steps over warm KV that lacks only the last of `token_ids`."""
-    lane_type = _BatchLane if model.is_batchable else None
-    if lane_type is None:
+    """A few decode steps over KV that lacks only the last of `token_ids`: alone and in a batch,
+    greedy and with every sampling filter, so that no kernel is compiled under a request.
+    """
+    if not model.is_batchable:
         model.prefill(token_ids[-1:], kv)
         return
+    filtered = make_sampler(
+        SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05),
+        vocab_size=model.vocab_size,
+        choice=0,
+    )
     generator = _upstream.BatchGenerator(model.model, stream=model.stream)
-    generator.insert([[token_ids[-1]]], max_tokens=[2], caches=[kv])
-    while any(generator.next()):
-        pass
+    for samplers in ([None], [filtered], [None, filtered, filtered]):
+        rows = len(samplers)
+        generator.insert(
+            [[token_ids[-1]]] * rows, max_tokens=[2] * rows, caches=[kv] * rows, samplers=samplers
+        )
+        while any(generator.next()):
+            pass
     generator.close()

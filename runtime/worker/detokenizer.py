@@ -35,16 +35,14 @@ class StreamDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(
-            ids=list(context[-_CONTEXT_TOKENS:]), skip_special_tokens=False
-        )
+        self._stream = DecodeStream(ids=list(context[-_CONTEXT_TOKENS:]), skip_special_tokens=False)
         self._held: list[int] = []
 
     def add(self, token_id: int) -> str:
         self._held.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)
-        except Exception as error:  # noqa: BLE001  the binding raises bare Exception
+        except Exception as error:
             return self._restart(error)
         if text is None:
             return ""

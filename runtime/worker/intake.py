@@ -48,7 +48,8 @@ class Intake:
     def _check(self, request: GenerateRequest, token_ids: list[int]) -> None:
         field = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
         if not token_ids:
-            raise InvalidRequest("The prompt is empty: it has no tokens.", field)
+            message = "The prompt is empty: it has no tokens."
+            raise InvalidRequest(message, field)
         if len(token_ids) >= self.context:
             raise ContextTooLong(len(token_ids), self.context, field)
         if max(token_ids) >= self.vocab_size or min(token_ids) < 0:

@@ -1,8 +1,12 @@
 """Log probabilities of a drawn token and its most likely alternatives."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import mlx.core as mx
 
@@ -15,18 +19,18 @@ TokenText = Callable[[int], tuple[str, bytes]]
 def token_logprobs(token: DecodedToken, num_top: int, token_text: TokenText) -> TokenLogprobs:
     """The token's log probability and those of the `num_top` most likely ones, best first."""
     logprobs = token.logprobs.astype(mx.float32)
-    chosen = _one(token.token_id, logprobs[token.token_id].item(), token_text)
+    chosen = _one(token.token_id, cast("float", logprobs[token.token_id].item()), token_text)
     if num_top == 0:
         return TokenLogprobs(chosen=chosen)
     best = mx.argpartition(-logprobs, kth=num_top - 1)[:num_top]
-    pairs = zip(best.tolist(), logprobs[best].tolist(), strict=True)
-    ordered = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
-    return TokenLogprobs(
-        chosen=chosen, top=tuple(_one(*pair, token_text) for pair in ordered)
-    )
+    token_ids = cast("list[int]", best.tolist())
+    values = cast("list[float]", logprobs[best].tolist())
+    ordered = sorted((-value, token_id) for token_id, value in zip(token_ids, values, strict=True))
+    top = tuple(_one(token_id, -value, token_text) for value, token_id in ordered)
+    return TokenLogprobs(chosen=chosen, top=top)
 
 
 def _one(token_id: int, logprob: float, token_text: TokenText) -> TokenLogprob:
     text, raw = token_text(token_id)
     # JSON has no infinity; OpenAI's own floor for impossible tokens is -9999.
-    return TokenLogprob(token=text, token_bytes=raw, logprob=max(float(logprob), -9999.0))
+    return TokenLogprob(token=text, token_bytes=raw, logprob=max(logprob, -9999.0))

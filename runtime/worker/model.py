@@ -3,6 +3,9 @@
 Knows mlx-lm's loading functions and how its models are called.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import copy
@@ -10,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -101,7 +104,7 @@ def warm(model: LoadedModel, decode: Callable[[list[int], list[Any]], None]) -> 
 
 def _read_weights(model: Any, on_progress: Callable[[float], None]) -> int:
     """Read the lazy parameters group by group, so that progress can be told; bytes read."""
-    arrays = [array for _, array in tree_flatten(model.parameters())]
+    arrays = [cast("mx.array", array) for _, array in tree_flatten(model.parameters())]
     total = sum(array.nbytes for array in arrays)
     done = 0
     for group in _groups(arrays):

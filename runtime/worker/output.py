@@ -10,7 +10,7 @@ import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from runtime.types import Chunk, ReasoningDelta, TextDelta, TokenLogprobs, ToolCall, ToolCallDelta
 
@@ -158,7 +158,7 @@ class OutputParser:
             return None
         try:
             parsed = parse(text, None)
-            found = parsed if isinstance(parsed, list) else [parsed]
+            found = cast("list[Any]", parsed if isinstance(parsed, list) else [parsed])
             calls = [_tool_call(item) for item in found]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, SyntaxError):
             return None

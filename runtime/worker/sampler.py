@@ -4,6 +4,9 @@ Knows mlx-lm's filter functions (`apply_top_k` and its siblings). Order: logit b
 temperature, top-k, top-p, min-p, draw. A row's result never depends on the other rows.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -87,9 +90,7 @@ def _shared_sampler(temperature: float, top_k: int, top_p: float, min_p: float) 
 
 
 class _SeededSampler:
-    def __init__(
-        self, filters: tuple[float, int, float, float], seed: int, num_drawn: int
-    ) -> None:
+    def __init__(self, filters: tuple[float, int, float, float], seed: int, num_drawn: int) -> None:
         self._filters = filters
         self._seed = seed
         self._num_drawn = num_drawn

@@ -81,9 +81,8 @@ class Template:
     def render(self, prompt: ChatPrompt) -> str:
         """The conversation as the text that the model reads, up to where it is to answer."""
         if not self._tokenizer.has_chat_template:
-            raise InvalidRequest(
-                "This model has no chat template; use /v1/completions instead.", "messages"
-            )
+            message = "This model has no chat template; use /v1/completions instead."
+            raise InvalidRequest(message, "messages")
         kwargs = _template_kwargs(prompt)
         try:
             return self._renderer(kwargs)(
@@ -126,15 +125,15 @@ class Template:
 
 
 def _is_byte_level(backend: Any) -> bool:
-    decoder = json.loads(backend.to_str()).get("decoder") or {}
-    kinds = {decoder.get("type")} | {d.get("type") for d in decoder.get("decoders", ())}
-    return "ByteLevel" in kinds
+    decoder: dict[str, Any] = json.loads(backend.to_str()).get("decoder") or {}
+    parts: list[dict[str, Any]] = [decoder, *decoder.get("decoders", [])]
+    return any(part.get("type") == "ByteLevel" for part in parts)
 
 
 def _template_kwargs(prompt: ChatPrompt) -> dict[str, Any]:
     given: dict[str, Any] = json.loads(prompt.template_kwargs)
     if reserved := _OWN_KWARGS & given.keys():
-        name = sorted(reserved)[0]
+        name = min(reserved)
         raise InvalidRequest(f"{name!r} is not yours to set.", f"chat_template_kwargs.{name}")
     if prompt.enable_thinking is not None:
         given["enable_thinking"] = prompt.enable_thinking

@@ -7,7 +7,7 @@ report ties that to kernel panics on macOS (https://github.com/ml-explore/mlx/is
 from __future__ import annotations
 
 import importlib
-from typing import Literal
+from typing import Any, Literal
 
 
 def set_wired(policy: Literal["off", "on"]) -> None:
@@ -17,7 +17,7 @@ def set_wired(policy: Literal["off", "on"]) -> None:
     """
     if policy == "off":
         # The package re-exports a function under the module's name.
-        module = importlib.import_module("mlx_lm.generate")
+        module: Any = importlib.import_module("mlx_lm.generate")
         module.maybe_set_recommended_wired_limit = _leave_limit
 
 
