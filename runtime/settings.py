@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import re
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+from runtime.checked_tables import KeyPath, Origin, convert_table, kinds_of
+from runtime.errors import SettingsError
 from runtime.types import SamplingParams, Struct
 
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Positive = Annotated[int, msgspec.Meta(gt=0)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Positive = Annotated[int, Meta(gt=0, le=2**48)]
+Seconds = Annotated[float, Meta(gt=0, le=365 * 86_400)]
+
+
+class SamplingSettings(SamplingParams, forbid_unknown_fields=True):
+    """`[models.NAME.sampling]`: what applies when a request does not say."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
 
 
 class ModelSettings(Struct, forbid_unknown_fields=True):
@@ -25,11 +45,15 @@ class ModelSettings(Struct, forbid_unknown_fields=True):
     repo: str | None = None
     aliases: tuple[str, ...] = ()
     context: Positive | None = None
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingSettings = SamplingSettings()
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.repo is not None:
+            raise ValueError("path and repo exclude each other; keep one of them")
 
 
 class Settings(Struct, forbid_unknown_fields=True):
-    """Everything that can be configured. Every key is also `HEARTH_` + the key in capitals.
+    """Everything that can be configured. Every key but the tables is also `HEARTH_` + the key.
 
     Times are seconds. `preload` names the models to load at boot; None means the default model.
     """
@@ -55,9 +79,122 @@ class Settings(Struct, forbid_unknown_fields=True):
     load_timeout_s: Seconds = 600.0
     stop_timeout_s: Seconds = 30.0
     prefill_slice: Positive = 2048
-    prefill_block_ms: Annotated[float, msgspec.Meta(ge=0)] = 250.0
+    prefill_block_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 250.0
 
     wired: Literal["off", "on"] = "off"
     cpu_blas: str = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
+
+
+def load_settings(flags: Mapping[str, str], environ: Mapping[str, str]) -> Settings:
+    """The settings that file, environment and flags give together. Creates nothing.
+
+    `flags` holds the given flags by key (`models_dir`, not `--models-dir`) and may name the file
+    as `config`; in `environ` that is `HEARTH_CONFIG`. An empty variable counts as unset.
+
+    Raises:
+        SettingsError: an unknown key, an unusable value, or a file that cannot be read.
+    """
+    user_home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    given = _read_variables(environ, user_home) | _read_flags(flags, user_home)
+    defaults = Settings(home=user_home / ".hearth")
+    config = given.pop("config", None)
+    if isinstance(config, Path):
+        found = _read_file(config, user_home, is_required=True)
+    else:
+        file = Path(str(given.get("home", defaults.home))) / "hearth.toml"
+        found = _read_file(file, user_home, is_required=False)
+        if "home" in found:
+            raise SettingsError(
+                f"home cannot be set in {file}, which is found through it. "
+                "Use HEARTH_HOME or --home, or name the file with --config."
+            )
+    return msgspec.structs.replace(defaults, **found | given)
+
+
+_PREFIX = "HEARTH_"
+_KINDS = kinds_of(Settings)
+_OUTER_KINDS = _KINDS | {"config": Path}
+
+
+def _read_variables(environ: Mapping[str, str], user_home: Path) -> dict[str, object]:
+    table = {
+        name.removeprefix(_PREFIX): value
+        for name, value in environ.items()
+        if name.startswith(_PREFIX) and value
+    }
+    kinds = {key.upper(): kind for key, kind in _OUTER_KINDS.items()}
+    origin = Origin(
+        place="in the environment",
+        remedy="unset it",
+        spell=_variable,
+        is_text=True,
+        base=Path.cwd(),
+        user_home=user_home,
+    )
+    return {key.lower(): value for key, value in convert_table(table, kinds, origin).items()}
+
+
+def _read_flags(flags: Mapping[str, str], user_home: Path) -> dict[str, object]:
+    origin = Origin(
+        place="on the command line",
+        remedy="leave it out",
+        spell=_flag,
+        is_text=True,
+        base=Path.cwd(),
+        user_home=user_home,
+    )
+    return convert_table(flags, _OUTER_KINDS, origin)
+
+
+def _read_file(file: Path, user_home: Path, *, is_required: bool) -> dict[str, object]:
+    try:
+        table = _parse_toml(file.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if is_required:
+            raise SettingsError(
+                f"The configuration file {file} does not exist. "
+                "Create it, or correct --config or HEARTH_CONFIG."
+            ) from error
+        return {}
+    except OSError as error:
+        raise SettingsError(
+            f"The configuration file {file} cannot be read: {error.strerror}. "
+            "Correct that, or name another with --config."
+        ) from error
+    except ValueError as error:
+        raise SettingsError(f"The configuration file {file} is not valid TOML: {error}.") from error
+    origin = Origin(
+        place=f"in {file}",
+        remedy="remove it",
+        spell=_dotted,
+        is_text=False,
+        base=file.parent.absolute(),
+        user_home=user_home,
+    )
+    return convert_table(table, _KINDS, origin)
+
+
+def _parse_toml(text: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        end = f"at line {len(text.splitlines())}, the end"
+        raise ValueError(str(error).replace("at end of document", end)) from error
+
+
+def _variable(path: KeyPath) -> str:
+    return _PREFIX + path[0]
+
+
+def _flag(path: KeyPath) -> str:
+    return "--" + path[0].replace("_", "-")
+
+
+def _dotted(path: KeyPath) -> str:
+    """The keys as TOML writes them: quoted where they are not bare."""
+    return ".".join(
+        key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+        for key in path
+    )

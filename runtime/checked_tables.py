@@ -1,0 +1,161 @@
+"""Raw tables of a configuration to typed values, with errors that say what is wrong and where."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_type_hints
+
+import msgspec
+from msgspec import inspect
+
+from runtime.errors import SettingsError
+
+KeyPath = tuple[str, ...]
+Kinds = Mapping[str, Any]
+"""The allowed keys of a table, each with the type of its value."""
+
+_SHOWN_CHARACTERS = 80
+
+
+class Origin(NamedTuple):
+    """Where a table was written, in words (`in FILE`), and how its keys and values are read.
+
+    `remedy` is how a wrong value is taken back; `spell` writes a key as the user wrote it.
+    `is_text` says that all values are strings. Relative paths start at `base`, `~` is `user_home`.
+    """
+
+    place: str
+    remedy: str
+    spell: Callable[[KeyPath], str]
+    is_text: bool
+    base: Path
+    user_home: Path
+
+
+def kinds_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """The types of a struct's fields, with their constraints."""
+    return get_type_hints(struct, include_extras=True)
+
+
+def convert_table(
+    table: Mapping[str, object], kinds: Kinds, origin: Origin, path: KeyPath = ()
+) -> dict[str, object]:
+    """The table with every value converted to the type that `kinds` gives for its key.
+
+    Raises:
+        SettingsError: an unknown key, or a value of the wrong type or out of range.
+    """
+    for key in table:
+        if key not in kinds:
+            raise _unknown_key((*path, key), kinds, origin)
+    return {key: _convert(value, kinds[key], origin, (*path, key)) for key, value in table.items()}
+
+
+def _convert(value: object, kind: Any, origin: Origin, path: KeyPath) -> object:
+    match _form(kind):
+        case inspect.StructType(cls=struct) if (table := _as_table(value)) is not None:
+            return _build(
+                struct, convert_table(table, kinds_of(struct), origin, path), origin, path
+            )
+        case inspect.DictType(value_type=inspect.StructType(cls=struct)) if (
+            table := _as_table(value)
+        ) is not None:
+            return {key: _convert(one, struct, origin, (*path, key)) for key, one in table.items()}
+        case inspect.VarTupleType() if origin.is_text:
+            value = tuple(item.strip() for item in str(value).split(",") if item.strip())
+        case _:
+            pass
+
+    def path_of(_: type, text: object) -> Path:
+        return _absolute(text, origin)
+
+    try:
+        return msgspec.convert(value, kind, strict=not origin.is_text, dec_hook=path_of)
+    except msgspec.ValidationError as error:
+        raise _unusable_value(value, kind, origin, path) from error
+
+
+def _as_table(value: object) -> dict[str, object] | None:
+    return cast("dict[str, object]", value) if isinstance(value, dict) else None
+
+
+def _build(
+    struct: type[msgspec.Struct], fields: dict[str, object], origin: Origin, path: KeyPath
+) -> msgspec.Struct:
+    try:
+        return struct(**fields)
+    except ValueError as error:
+        raise SettingsError(f"{origin.spell(path)} {origin.place}: {error}") from error
+
+
+def _absolute(text: object, origin: Origin) -> Path:
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ValueError("not a path")
+    first, *rest = Path(text).parts or (".",)
+    start = origin.user_home if first == "~" else origin.base / first
+    return start.joinpath(*rest)
+
+
+def _form(kind: Any) -> inspect.Type:
+    """The type as data; of an optional one, the type that is not None."""
+    form = inspect.type_info(kind)
+    if isinstance(form, inspect.UnionType):
+        return next(one for one in form.types if not isinstance(one, inspect.NoneType))
+    return form
+
+
+def _unknown_key(path: KeyPath, kinds: Kinds, origin: Origin) -> SettingsError:
+    *parents, key = path
+    by_lower = {name.lower(): name for name in kinds}
+    nearest = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.0)
+    names = [origin.spell((*parents, by_lower[name])) for name in nearest]
+    hint = f" The nearest is {names[0]}." if names else ""
+    return SettingsError(f"{origin.spell(path)} {origin.place} is no setting.{hint}")
+
+
+def _unusable_value(value: object, kind: Any, origin: Origin, path: KeyPath) -> SettingsError:
+    shown = repr(value)
+    if len(shown) > _SHOWN_CHARACTERS:
+        shown = shown[: _SHOWN_CHARACTERS - 1] + "…"
+    return SettingsError(
+        f"{origin.spell(path)} {origin.place} is {shown}, but must be "
+        f"{_expected(_form(kind), origin)}. Correct it, or {origin.remedy} for the default."
+    )
+
+
+def _expected(form: inspect.Type, origin: Origin) -> str:
+    match form:
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType():
+            return f"a whole number{_range(form)}"
+        case inspect.FloatType():
+            return f"a number{_range(form)}"
+        case inspect.LiteralType(values=values):
+            return "one of " + ", ".join(str(value) for value in values)
+        case inspect.CustomType():
+            return "a path"
+        case inspect.StrType():
+            return "a text"
+        case inspect.VarTupleType(item_type=item):
+            return f"a list, each item {_expected(item, origin)}"
+        case inspect.DictType(value_type=item) if not origin.is_text:
+            return f"a table, each value {_expected(item, origin)}"
+        case inspect.StructType():
+            return "a table"
+        case _:
+            return "a table, which only the file can give"
+
+
+def _range(form: inspect.IntType | inspect.FloatType) -> str:
+    match form.gt, form.ge, form.le:
+        case None, None, None:
+            return ""
+        case None, low, high:
+            return f" from {low:.15g} to {high:.15g}"
+        case low, None, high:
+            return f" above {low:.15g} and at most {high:.15g}"
+        case _:
+            return ""

@@ -1,0 +1,262 @@
+"""The real loader with real files: precedence, types, errors that name key, place and remedy."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import SettingsError
+from runtime.settings import ModelSettings, SamplingSettings, Settings, load_settings
+
+Load = Callable[..., Settings]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    return home
+
+
+@pytest.fixture
+def load(home: Path, tmp_path: Path) -> Load:
+    """Write `hearth.toml` in the home and load, with flags by key and variables by name."""
+
+    def load(
+        toml: str | None = None, /, flags: dict[str, str] | None = None, **env: str
+    ) -> Settings:
+        if toml is not None:
+            (home / "hearth.toml").write_text(toml)
+        environ = {"HOME": str(tmp_path), "HEARTH_HOME": str(home), "PATH": "/bin"} | env
+        return load_settings(flags or {}, environ)
+
+    return load
+
+
+def refused(
+    load: Load, toml: str | None = None, flags: dict[str, str] | None = None, **env: str
+) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(toml, flags=flags, **env)
+    return caught.value.message
+
+
+def test_without_any_source_the_defaults_hold_and_nothing_is_created(tmp_path: Path):
+    settings = load_settings({}, {"HOME": str(tmp_path)})
+    assert settings == Settings(home=tmp_path / ".hearth")
+    assert (settings.host, settings.port, settings.preload) == ("127.0.0.1", 8420, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_then_environment_then_flags(load: Load):
+    assert load("port = 1").port == 1
+    assert load("port = 1", HEARTH_PORT="2").port == 2
+    assert load("port = 1", HEARTH_PORT="2", flags={"port": "3"}).port == 3
+
+
+def test_each_source_keeps_what_the_next_does_not_say(load: Load):
+    settings = load('host = "::1"', HEARTH_PORT="2", flags={"wired": "on"})
+    assert (settings.host, settings.port, settings.wired) == ("::1", 2, "on")
+
+
+def test_every_simple_key_is_a_variable_and_a_flag(load: Load, tmp_path: Path):
+    values = {
+        "host": ("0.0.0.0", "0.0.0.0"),
+        "models_dir": ("~/models", tmp_path / "models"),
+        "default_model": ("a", "a"),
+        "preload": ("a, b,", ("a", "b")),
+        "allow_download": ("true", True),
+        "request_deadline_s": ("1.5", 1.5),
+        "max_queue": ("7", 7),
+        "log_level": ("debug", "debug"),
+    }
+    for key, (text, value) in values.items():
+        assert getattr(load(**{f"HEARTH_{key.upper()}": text}), key) == value
+        assert getattr(load(flags={key: text}), key) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("0", False), ("True", True), ("false", False)]
+)
+def test_booleans_in_the_environment(load: Load, text: str, value: bool):
+    assert load(HEARTH_ALLOW_DOWNLOAD=text).allow_download is value
+
+
+def test_an_empty_variable_counts_as_unset_and_a_lone_comma_as_an_empty_list(load: Load):
+    assert load(HEARTH_PORT="", HEARTH_PRELOAD="").preload is None
+    assert load(HEARTH_PRELOAD=",").preload == ()
+
+
+def test_home_comes_from_the_flag_before_the_variable(load: Load, tmp_path: Path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "hearth.toml").write_text("port = 5")
+    settings = load("port = 4", flags={"home": str(other)})
+    assert (settings.home, settings.port) == (other, 5)
+
+
+def test_models_are_tables_with_paths_relative_to_the_file(load: Load, home: Path, tmp_path: Path):
+    settings = load("""
+        [aliases]
+        small = "org/model.x"
+        [models.local]
+        path = "weights/local"
+        [models.other]
+        path = "~/other"
+        [models."org/model.x"]
+        aliases = ["x"]
+        context = 1024
+        sampling = {temperature = 0.5, top_k = 20}
+    """)
+    assert settings.aliases == {"small": "org/model.x"}
+    assert settings.models == {
+        "local": ModelSettings(path=home / "weights" / "local"),
+        "other": ModelSettings(path=tmp_path / "other"),
+        "org/model.x": ModelSettings(
+            aliases=("x",), context=1024, sampling=SamplingSettings(temperature=0.5, top_k=20)
+        ),
+    }
+
+
+def test_a_named_file_replaces_the_one_in_the_home(load: Load, home: Path, tmp_path: Path):
+    named = tmp_path / "named.toml"
+    named.write_text('max_queue = 3\nhome = "here"')
+    settings = load_settings({}, {"HOME": str(tmp_path), "HEARTH_CONFIG": str(named)})
+    assert (settings.max_queue, settings.home) == (3, tmp_path / "here")
+    settings = load("port = 1", flags={"config": str(named)})
+    assert (settings.max_queue, settings.home, settings.port) == (3, home, 8420)
+
+
+def test_a_named_file_must_exist(load: Load, tmp_path: Path):
+    missing = tmp_path / "missing.toml"
+    expected = (
+        f"The configuration file {missing} does not exist. "
+        "Create it, or correct --config or HEARTH_CONFIG."
+    )
+    assert refused(load, HEARTH_CONFIG=str(missing)) == expected
+    assert refused(load, flags={"config": str(missing)}) == expected
+
+
+def test_a_file_that_is_a_directory_is_refused(load: Load, tmp_path: Path):
+    assert refused(load, HEARTH_CONFIG=str(tmp_path)).startswith(
+        f"The configuration file {tmp_path} cannot be read: Is a directory."
+    )
+
+
+def test_the_file_in_the_home_cannot_move_the_home(load: Load, home: Path):
+    assert refused(load, 'home = "/x"').startswith(f"home cannot be set in {home / 'hearth.toml'}")
+
+
+@pytest.mark.parametrize(
+    ("toml", "place"), [("port = 1\nhost = [\n\n", "line 3"), ("port 1", "line 1, column 6")]
+)
+def test_bad_toml_is_refused_with_its_line(load: Load, home: Path, toml: str, place: str):
+    message = refused(load, toml)
+    assert message.startswith(f"The configuration file {home / 'hearth.toml'} is not valid TOML: ")
+    assert place in message
+
+
+def test_bytes_that_are_no_text_are_refused(load: Load, home: Path):
+    (home / "hearth.toml").write_bytes(b"host = '\xff'")
+    assert "is not valid TOML" in refused(load)
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "nearest"),
+    [
+        ("prot = 1", "prot", "port"),
+        ("[models.a]\npaht = 'x'", "models.a.paht", "models.a.path"),
+        ("[models.'a/b']\nalias = 'x'", 'models."a/b".alias', 'models."a/b".aliases'),
+        (
+            "[models.a.sampling]\ntemprature = 1",
+            "models.a.sampling.temprature",
+            "models.a.sampling.temperature",
+        ),
+    ],
+)
+def test_an_unknown_key_in_the_file(load: Load, home: Path, toml: str, key: str, nearest: str):
+    file = home / "hearth.toml"
+    assert refused(load, toml) == f"{key} in {file} is no setting. The nearest is {nearest}."
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("HEARTH_PRT", "HEARTH_PORT"),
+        ("HEARTH_port", "HEARTH_PORT"),
+        ("HEARTH_MODEL_DIR", "HEARTH_MODELS_DIR"),
+    ],
+)
+def test_an_unknown_variable(load: Load, variable: str, nearest: str):
+    assert refused(load, None, None, **{variable: "1"}) == (
+        f"{variable} in the environment is no setting. The nearest is {nearest}."
+    )
+
+
+def test_an_unknown_flag(load: Load):
+    assert refused(load, flags={"prot": "1"}) == (
+        "--prot on the command line is no setting. The nearest is --port."
+    )
+
+
+@pytest.mark.parametrize(
+    ("toml", "shown"),
+    [
+        ("port = 65536", "port {} is 65536, but must be a whole number from 0 to 65535."),
+        ("port = '80'", "port {} is '80', but must be a whole number from 0 to 65535."),
+        ("port = true", "port {} is True, but must be a whole number from 0 to 65535."),
+        (
+            "max_queue = 0",
+            "max_queue {} is 0, but must be a whole number above 0 and at most 281474976710656.",
+        ),
+        (
+            "keep_alive_s = nan",
+            "keep_alive_s {} is nan, but must be a number above 0 and at most 31536000.",
+        ),
+        (
+            "keep_alive_s = inf",
+            "keep_alive_s {} is inf, but must be a number above 0 and at most 31536000.",
+        ),
+        ("host = 1", "host {} is 1, but must be a text."),
+        ("models_dir = ''", "models_dir {} is '', but must be a path."),
+        ("preload = 'a'", "preload {} is 'a', but must be a list, each item a text."),
+        ("allow_download = 1", "allow_download {} is 1, but must be true or false."),
+        ("wired = 'maybe'", "wired {} is 'maybe', but must be one of off, on."),
+        ("models = 1", "models {} is 1, but must be a table, each value a table."),
+        ("models.a = 1", "models.a {} is 1, but must be a table."),
+        ("aliases = {a = 1}", "aliases {} is {{'a': 1}}, but must be a table, each value a text."),
+        (
+            "models.a.sampling.temperature = 3",
+            "models.a.sampling.temperature {} is 3, but must be a number from 0 to 2.",
+        ),
+    ],
+)
+def test_an_unusable_value_in_the_file(load: Load, home: Path, toml: str, shown: str):
+    expected = shown.format(f"in {home / 'hearth.toml'}")
+    assert refused(load, toml) == f"{expected} Correct it, or remove it for the default."
+
+
+def test_an_unusable_value_elsewhere_names_its_place_and_remedy(load: Load):
+    assert refused(load, HEARTH_PORT="80a") == (
+        "HEARTH_PORT in the environment is '80a', but must be a whole number from 0 to 65535. "
+        "Correct it, or unset it for the default."
+    )
+    assert refused(load, flags={"models_dir": "a\0b"}) == (
+        "--models-dir on the command line is 'a\\x00b', but must be a path. "
+        "Correct it, or leave it out for the default."
+    )
+
+
+def test_tables_belong_to_the_file(load: Load):
+    assert "must be a table, which only the file can give" in refused(load, HEARTH_MODELS="a")
+
+
+def test_a_long_value_is_shortened(load: Load):
+    message = refused(load, HEARTH_WIRED="x" * 500)
+    assert f"is '{'x' * 78}…, but" in message
+
+
+def test_a_model_has_one_source(load: Load, home: Path):
+    assert refused(load, "[models.a]\npath = 'x'\nrepo = 'a/b'") == (
+        f"models.a in {home / 'hearth.toml'}: path and repo exclude each other; keep one of them"
+    )
