@@ -1,0 +1,82 @@
+"""A lean streaming client: raw HTTP on loopback, one timestamp per arrival."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+
+@dataclass(slots=True)
+class Stream:
+    """Arrival times of one stream's text, in seconds of one clock."""
+
+    sent_s: float
+    arrivals_s: list[float] = field(default_factory=list[float])
+    num_tokens: int = 0
+    body: bytes = b""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.arrivals_s[0] - self.sent_s
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second after the first one."""
+        return (self.num_tokens - 1) / (self.arrivals_s[-1] - self.arrivals_s[0])
+
+    def gaps_s(self, since: float, until: float) -> list[float]:
+        """Times between arrivals, of those that end inside the window."""
+        pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
+        return [b - a for a, b in pairs if since <= b <= until]
+
+    def num_arrivals(self, since: float, until: float) -> int:
+        return sum(since <= arrival <= until for arrival in self.arrivals_s)
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+async def stream_completion(port: int, body: dict[str, Any]) -> Stream:
+    """Stream `/v1/completions`; raises RuntimeError when the answer is no stream."""
+    payload = msgspec.json.encode(
+        body | {"stream": True, "stream_options": {"include_usage": True}}
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+    stream = Stream(sent_s=time.perf_counter())
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    )
+    writer.write(head.encode() + payload)
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise RuntimeError((status + await reader.read()).decode(errors="replace")[:2000])
+    while line := await reader.readline():
+        if line.startswith(b"data: {"):
+            _on_event(stream, _decoder.decode(line[6:]), time.perf_counter())
+    writer.close()
+    return stream
+
+
+def _on_event(stream: Stream, event: _Event, now: float) -> None:
+    if any(choice.text for choice in event.choices):
+        stream.arrivals_s.append(now)
+    if event.usage is not None:
+        stream.num_tokens = event.usage.completion_tokens

@@ -1,0 +1,141 @@
+"""The engine benchmark: Hearth over HTTP against mlx-lm's BatchGenerator in a bare loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+from typing import Any
+
+from ops.bench.client import Stream, stream_completion
+from ops.bench.processes import Bare, Hearth
+
+WIDTHS = (1, 4, 16)
+SHORT_PROMPT, DECODE_TOKENS = 32, 384
+LONG_PROMPT = 1024
+STALL_PROMPT, STALL_STREAMS, STALL_TOKENS = 4096, 4, 1500
+
+
+def prompt(num_tokens: int, seed: int) -> list[int]:
+    """Token ids that no earlier request shares a prefix with."""
+    choose = random.Random(seed)
+    return [choose.randrange(300, 3000) for _ in range(num_tokens)]
+
+
+async def measure(server: Hearth, opponent: Bare, rounds: int) -> dict[str, Any]:
+    """All figures, medians over alternating rounds."""
+    seeds = iter(range(10**9))
+    await _decode_ours(server, 4, seeds)
+    await _decode_bare(opponent, 4, seeds)
+    report: dict[str, Any] = {"decode": [], "ttft": []}
+    for width in WIDTHS:
+        report["decode"].append(await _decode(server, opponent, width, rounds, seeds))
+        report["ttft"].append(await _ttft(server, opponent, width, rounds, seeds))
+    report["stall"] = [await _stall(server, seeds) for _ in range(rounds)]
+    return report
+
+
+async def _decode(
+    server: Hearth, opponent: Bare, width: int, rounds: int, seeds: Any
+) -> dict[str, Any]:
+    ours: list[float] = []
+    bare: list[float] = []
+    cpu_us: list[float] = []
+    for _ in range(rounds):
+        bare.append(await _decode_bare(opponent, width, seeds))
+        before = server.cpu_s()
+        rate, num_tokens = await _decode_ours(server, width, seeds)
+        cpu_us.append((server.cpu_s() - before) / num_tokens * 1e6)
+        ours.append(rate)
+    ratios = [a / b for a, b in zip(ours, bare, strict=True)]
+    return {
+        "streams": width,
+        "ours_tokens_per_s": round(statistics.median(ours), 1),
+        "bare_tokens_per_s": round(statistics.median(bare), 1),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+        "server_cpu_us_per_token": round(statistics.median(cpu_us), 1),
+    }
+
+
+async def _decode_ours(server: Hearth, width: int, seeds: Any) -> tuple[float, int]:
+    streams = await _streams(server, width, SHORT_PROMPT, DECODE_TOKENS, seeds)
+    return sum(s.rate for s in streams), sum(s.num_tokens for s in streams)
+
+
+async def _decode_bare(opponent: Bare, width: int, seeds: Any) -> float:
+    prompts = [prompt(SHORT_PROMPT, next(seeds)) for _ in range(width)]
+    times = await opponent.run(prompts, DECODE_TOKENS)
+    spans = [b - a for a, b in zip(times["first"], times["last"], strict=True)]
+    return sum((DECODE_TOKENS - 1) / span for span in spans)
+
+
+async def _ttft(
+    server: Hearth, opponent: Bare, width: int, rounds: int, seeds: Any
+) -> dict[str, Any]:
+    ours: list[float] = []
+    bare: list[float] = []
+    for _ in range(rounds):
+        prompts = [prompt(LONG_PROMPT, next(seeds)) for _ in range(width)]
+        bare.append(statistics.median((await opponent.run(prompts, 8))["first"]) * 1000)
+        streams = await _streams(server, width, LONG_PROMPT, 8, seeds)
+        ours.append(statistics.median(s.ttft_s for s in streams) * 1000)
+    return {
+        "streams": width,
+        "ours_ms": round(statistics.median(ours), 1),
+        "bare_ms": round(statistics.median(bare), 1),
+        "over_ms": round(statistics.median(a - b for a, b in zip(ours, bare, strict=True)), 1),
+    }
+
+
+async def _stall(server: Hearth, seeds: Any) -> dict[str, Any]:
+    """Running streams before and while a long prompt prefills, and that prompt alone."""
+    alone = await _one(server, STALL_PROMPT, 2, seeds)
+    running = [
+        asyncio.create_task(_one(server, SHORT_PROMPT, STALL_TOKENS, seeds))
+        for _ in range(STALL_STREAMS)
+    ]
+    await asyncio.sleep(1.0)
+    long = await _one(server, STALL_PROMPT, 2, seeds)
+    streams = await asyncio.gather(*running)
+    began = max(s.arrivals_s[0] for s in streams)
+    since, until = long.sent_s, long.arrivals_s[0]
+    quiet_rate = sum(s.num_arrivals(began, since) for s in streams) / (since - began)
+    busy_rate = sum(s.num_arrivals(since, until) for s in streams) / (until - since)
+    quiet = [gap for s in streams for gap in s.gaps_s(began, since)]
+    busy = [gap for s in streams for gap in s.gaps_s(since, until)]
+    return {
+        "quiet_gap_ms": _gaps(quiet),
+        "busy_gap_ms": _gaps(busy),
+        "decode_kept": round(busy_rate / quiet_rate, 3),
+        "prefill_stretched": round(long.ttft_s / alone.ttft_s, 2),
+        "alone_ttft_ms": round(alone.ttft_s * 1000, 1),
+    }
+
+
+def _gaps(gaps: list[float]) -> dict[str, float]:
+    ordered = sorted(gaps) or [0.0]
+    return {
+        "p50": round(statistics.median(ordered) * 1000, 2),
+        "p99": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1000, 2),
+        "max": round(ordered[-1] * 1000, 2),
+    }
+
+
+async def _streams(
+    server: Hearth, width: int, num_prompt: int, num_output: int, seeds: Any
+) -> list[Stream]:
+    return await asyncio.gather(
+        *(_one(server, num_prompt, num_output, seeds) for _ in range(width))
+    )
+
+
+async def _one(server: Hearth, num_prompt: int, num_output: int, seeds: Any) -> Stream:
+    body = {
+        "prompt": prompt(num_prompt, next(seeds)),
+        "max_tokens": num_output,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    return await stream_completion(server.port, body)

@@ -1,0 +1,137 @@
+"""Hearth and its opponent as processes, and the environment that both ran in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import socket
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from runtime.blas import find_blas
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment that Hearth gives its workers, for the opponent too."""
+    blas = find_blas("auto")
+    return dict(os.environ) | ({"LD_PRELOAD": str(blas)} if blas else {})
+
+
+class Bare:
+    """The bare loop in its own process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def run(self, prompts: list[list[int]], max_tokens: int) -> dict[str, list[float]]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        job = json.dumps({"prompts": prompts, "max_tokens": max_tokens})
+        self._process.stdin.write(job.encode() + b"\n")
+        return json.loads(await self._process.stdout.readline())
+
+
+@contextlib.asynccontextmanager
+async def bare(model: Path) -> AsyncGenerator[Bare]:
+    """Start the opponent and wait until its model is loaded."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ops.bench.bare", str(model)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=worker_environment(),
+        limit=1 << 24,
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    try:
+        yield Bare(process)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+class Hearth:
+    """A running server."""
+
+    def __init__(self, port: int, process: psutil.Process, started_s: float) -> None:
+        self.port = port
+        self._process = process
+        self.started_s = started_s
+        """Seconds from exec to a model that is ready."""
+
+    def cpu_s(self) -> float:
+        """User and system seconds of the server process, without its workers."""
+        times = self._process.cpu_times()
+        return times.user + times.system
+
+
+@contextlib.asynccontextmanager
+async def hearth(model: Path) -> AsyncGenerator[Hearth]:
+    """Start `hearth serve` on a free port with `model`, and wait until it is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as home:
+        (Path(home) / "hearth.toml").write_text(
+            f'default_model = "bench"\n[models.bench]\npath = "{model}"\n'
+        )
+        start = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "api", "serve", "--port", str(port), "--home", home),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            await _ready(port)
+            yield Hearth(port, psutil.Process(process.pid), time.perf_counter() - start)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+
+
+async def _ready(port: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            url = f"http://127.0.0.1:{port}/health/ready"
+            with await asyncio.to_thread(urllib.request.urlopen, url, timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        await asyncio.sleep(0.05)
+    raise TimeoutError("the server did not become ready within 120 s")
+
+
+def environment() -> dict[str, Any]:
+    """What a reader needs to judge the figures."""
+    blas = find_blas("auto")
+    versions = {name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm", "litestar")}
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "blas": blas.name if blas else "bundled reference",
+        "load_before": [round(load, 2) for load in os.getloadavg()],
+        "versions": versions,
+    }
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
