@@ -1,0 +1,119 @@
+"""`Answer`: the generations of one HTTP request, taken as one stream of chunks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from api.metrics import Meter
+from api.record import Tally
+from runtime.generation import Generation
+from runtime.types import Chunk, Failed, Finished, PrefillProgress
+
+
+class Source(Protocol):
+    """Where chunks come from; `Generation` is one. An empty list ends it, None is a timeout."""
+
+    async def next_chunks(self, timeout_s: float | None = None) -> list[Chunk] | None: ...
+
+
+class Answer:
+    """Choices are numbered over all generations: those of the first prompt come first.
+
+    Everything that passes is counted here and nowhere else. `close()` must be called whatever
+    happens: it is what frees the engine when a client leaves.
+    """
+
+    def __init__(self, generations: Sequence[Generation], meter: Meter) -> None:
+        self._generations = generations
+        self._source: Source = generations[0] if len(generations) == 1 else _Merged(generations)
+        self._meter = meter
+        self.tally = Tally(num_choices=generations[0].request.num_choices)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._generations) * self.tally.num_choices
+
+    @property
+    def phase(self) -> str:
+        """What the first unfinished generation waits for, in words for people."""
+        waiting = (one for one in self._generations if not one.is_finished)
+        return next(waiting, self._generations[0]).phase
+
+    async def accepted(self) -> None:
+        """Wait until all generations were taken by the worker.
+
+        Raises:
+            HearthError: one of them was refused, cancelled, or its worker failed.
+        """
+        for generation in self._generations:
+            await generation.accepted()
+
+    async def next_chunks(self, timeout_s: float | None = None) -> list[Chunk] | None:
+        """All chunks that have arrived, at least one; [] after the last one, None on timeout."""
+        chunks = await self._source.next_chunks(timeout_s)
+        if chunks:
+            self._count(chunks)
+        return chunks
+
+    def close(self) -> None:
+        """Give up whatever is not finished. It may be called at any time, any number of times."""
+        for generation in self._generations:
+            generation.abort()
+
+    def _count(self, chunks: list[Chunk]) -> None:
+        has_output = False
+        for chunk in chunks:
+            match chunk:
+                case Finished():
+                    self.tally.add(chunk.index, chunk.usage)
+                    self._meter.finished(chunk.usage)
+                case PrefillProgress() | Failed():
+                    pass
+                case _:
+                    has_output = True
+        if has_output:
+            self.tally.first_token_s = self._meter.arrived()
+
+
+class _Merged:
+    """Several generations as one source. It has a task for each that still has something to say."""
+
+    def __init__(self, generations: Sequence[Generation]) -> None:
+        self._generations = generations
+        self._tasks: dict[asyncio.Task[list[Chunk] | None], int] = {}
+        self._is_started = False
+
+    async def next_chunks(self, timeout_s: float | None = None) -> list[Chunk] | None:
+        if not self._is_started:
+            self._is_started = True
+            for number in range(len(self._generations)):
+                self._ask(number)
+        if not self._tasks:
+            return []
+        done, _ = await asyncio.wait(
+            self._tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done:
+            return None
+        merged: list[Chunk] = []
+        for number, task in sorted((self._tasks.pop(task), task) for task in done):
+            if chunks := task.result():
+                merged += self._renumbered(number, chunks)
+                self._ask(number)
+        return merged or await self.next_chunks(timeout_s)
+
+    def _ask(self, number: int) -> None:
+        self._tasks[asyncio.create_task(self._generations[number].next_chunks())] = number
+
+    def _renumbered(self, number: int, chunks: list[Chunk]) -> list[Chunk]:
+        offset = number * self._generations[number].request.num_choices
+        return [
+            chunk
+            if isinstance(chunk, PrefillProgress | Failed)
+            else msgspec.structs.replace(chunk, index=chunk.index + offset)
+            for chunk in chunks
+        ]

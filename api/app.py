@@ -1,0 +1,72 @@
+"""The only place where the server's parts are put together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from litestar import Litestar
+from litestar.di import Provide
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.types import ASGIApp
+
+from api import health
+from api.body import HttpRequest
+from api.deps import Gate
+from api.errors import EXCEPTION_HANDLERS
+from api.log import RequestLog
+from api.metrics import Metrics
+from api.openai.chat import chat_completions
+from api.openai.completions import completions
+from api.openai.models import get_model, list_models
+from api.version import VERSION
+from runtime.catalog import Catalog
+from runtime.settings import Settings
+from runtime.supervisor import Supervisor
+
+
+def create_app(settings: Settings, catalog: Catalog, supervisor: Supervisor) -> ASGIApp:
+    """The server as an ASGI application; its lifespan starts and stops the supervisor."""
+    metrics = Metrics(supervisor.status)
+    gate = Gate(settings, catalog, supervisor, metrics)
+
+    @asynccontextmanager
+    async def supervised(_: Litestar) -> AsyncGenerator[None]:
+        await supervisor.start()
+        try:
+            yield
+        finally:
+            await supervisor.stop()
+
+    app = Litestar(
+        route_handlers=[
+            chat_completions,
+            completions,
+            list_models,
+            get_model,
+            health.live,
+            health.live_head,
+            health.ready,
+            health.metrics,
+        ],
+        dependencies={"gate": Provide(lambda: gate, use_cache=True, sync_to_thread=False)},
+        exception_handlers=EXCEPTION_HANDLERS,
+        lifespan=[supervised],
+        request_class=HttpRequest,
+        request_max_body_size=settings.max_body_bytes,
+        openapi_config=_openapi(),
+        logging_config=None,
+    )
+    return RequestLog(app, metrics)
+
+
+def _openapi() -> OpenAPIConfig:
+    """JSON only: the pages that render it would be fetched from somebody else's server."""
+    return OpenAPIConfig(
+        title="Hearth",
+        version=VERSION,
+        path="/schema",
+        render_plugins=[JsonRenderPlugin(path=["/openapi.json", "/"])],
+        use_handler_docstrings=True,
+    )

@@ -1,0 +1,65 @@
+"""What handlers are given: the way from a checked request to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from litestar.types import Scope
+from runtime.catalog import Catalog
+
+from api.answer import Answer
+from api.metrics import Metrics
+from api.record import record_of
+from runtime.generation import Generation
+from runtime.settings import Settings
+from runtime.supervisor import ModelStatus, Supervisor
+from runtime.types import GenerateRequest, ModelSpec
+
+
+class Gate:
+    """The runtime as handlers see it. There is one for the whole server."""
+
+    def __init__(
+        self, settings: Settings, catalog: Catalog, supervisor: Supervisor, metrics: Metrics
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self._catalog = catalog
+        self._supervisor = supervisor
+
+    @property
+    def is_ready(self) -> bool:
+        """Every model to be loaded at boot was dealt with."""
+        return self._supervisor.is_ready
+
+    def spec(self, name: str | None) -> ModelSpec:
+        """The model of that name; the default one when none is named.
+
+        Raises:
+            UnknownModel: there is no such model.
+        """
+        return self._catalog.resolve(name) if name else self._catalog.default()
+
+    def status(self) -> tuple[ModelStatus, ...]:
+        """Every model that can be named."""
+        return self._supervisor.status()
+
+    def submit(self, scope: Scope, requests: Sequence[GenerateRequest]) -> Answer:
+        """Submit requests for one model, to be answered together. The answer must be closed.
+
+        Raises:
+            RequestRejected: one of them was refused; none of them is kept.
+        """
+        model = requests[0].model
+        with ExitStack() as unless_all:
+            generations: list[Generation] = []
+            for request in requests:
+                generation = self._supervisor.submit(request)
+                unless_all.callback(generation.abort)
+                generations.append(generation)
+            unless_all.pop_all()
+        answer = Answer(generations, self.metrics.meter(model))
+        record = record_of(scope)
+        record.model, record.tally = model, answer.tally
+        return answer

@@ -1,0 +1,176 @@
+"""Errors on their way out: one table from exception to status, one envelope for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import structlog
+from litestar import MediaType, Request, Response
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException
+
+from api.record import record_of
+from runtime.errors import (
+    Aborted,
+    ContextTooLong,
+    HearthError,
+    InvalidRequest,
+    LoadFailed,
+    Overloaded,
+    RequestRejected,
+    UnknownModel,
+    WorkerDied,
+    WorkerError,
+    WorkerWedged,
+)
+from runtime.types import Failed
+
+log = structlog.stdlib.get_logger("hearth.api")
+
+
+class ClientLeft(HearthError):
+    """The client closed the connection; nobody will read the answer."""
+
+    code = "client_left"
+
+    def __init__(self) -> None:
+        super().__init__("The client closed the connection before the answer was complete.")
+
+
+class InvalidJson(RequestRejected):
+    """The body is not JSON."""
+
+    code = "invalid_json"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The body is not valid JSON: {reason}. Send one JSON object.")
+
+
+class WrongContentType(RequestRejected):
+    """The body is declared as something other than JSON."""
+
+    code = "unsupported_media_type"
+
+    def __init__(self, media_type: str) -> None:
+        super().__init__(
+            "Send the body as JSON with the header `content-type: application/json`, "
+            f"not {media_type[:64] or 'without a content type'!r}."
+        )
+
+
+class GenerationFailed(HearthError):
+    """A generation ended with a failure after it was accepted; `code` says which."""
+
+    def __init__(self, failure: Failed) -> None:
+        super().__init__(failure.message)
+        self.code = failure.code
+
+
+class Status(NamedTuple):
+    """How an error shows in HTTP; `type` is one of OpenAI's error types."""
+
+    status: int
+    type: str
+
+
+UNEXPECTED = Status(500, "server_error")
+STATUSES: dict[type[HearthError], Status] = {
+    InvalidRequest: Status(400, "invalid_request_error"),
+    InvalidJson: Status(400, "invalid_request_error"),
+    ContextTooLong: Status(400, "invalid_request_error"),
+    UnknownModel: Status(404, "invalid_request_error"),
+    WrongContentType: Status(415, "invalid_request_error"),
+    Overloaded: Status(429, "rate_limit_error"),
+    ClientLeft: Status(499, "client_left"),
+    WorkerError: Status(503, "server_error"),
+    LoadFailed: Status(503, "server_error"),
+    WorkerDied: Status(503, "server_error"),
+    WorkerWedged: Status(503, "server_error"),
+    Aborted: Status(503, "server_error"),
+}
+_BY_CODE = {error.code: status for error, status in STATUSES.items()}
+_ROUTE_CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
+
+
+class ErrorBody(msgspec.Struct, gc=False):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorEnvelope(msgspec.Struct, gc=False):
+    """The body of every answer that is not a success."""
+
+    error: ErrorBody
+
+
+def status_of(error: HearthError) -> Status:
+    """Where this error stands in the table; a class without an entry is unexpected."""
+    return _BY_CODE.get(error.code, UNEXPECTED)
+
+
+def envelope_of(error: HearthError) -> ErrorEnvelope:
+    """The error as OpenAI's clients know it."""
+    param = error.param if isinstance(error, RequestRejected) else None
+    return ErrorEnvelope(ErrorBody(error.message, status_of(error).type, param, error.code))
+
+
+def _on_hearth_error(
+    request: Request[None, None, State], error: HearthError
+) -> Response[ErrorEnvelope]:
+    status = status_of(error).status
+    headers: dict[str, str] = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(error.retry_after_s)
+    elif status == 503:
+        headers["retry-after"] = "1"
+    return _response(request, status, envelope_of(error), headers)
+
+
+def _on_http_exception(
+    request: Request[None, None, State], error: HTTPException
+) -> Response[ErrorEnvelope]:
+    status = error.status_code
+    if status >= 500:
+        return _on_unexpected(request, error)
+    where = f"{request.method} {request.scope['path'][:128]}"
+    allowed = ", ".join(sorted((error.headers or {}).get("allow", "").split(", ")))
+    limit = request.app.request_max_body_size
+    message = {
+        404: f"There is no {where} here. GET /schema lists what there is.",
+        405: f"{where} is not possible; use one of: {allowed}.",
+        413: f"The body is too large: at most {limit} bytes are read (max_body_bytes).",
+    }.get(status, f"{error.detail}.")
+    code = _ROUTE_CODES.get(status, "invalid_request")
+    envelope = ErrorEnvelope(ErrorBody(message, "invalid_request_error", None, code))
+    return _response(request, status, envelope, {"allow": allowed} if status == 405 else {})
+
+
+def _on_unexpected(
+    request: Request[None, None, State], error: Exception
+) -> Response[ErrorEnvelope]:
+    error_id = record_of(request.scope).request_id
+    log.error("unexpected error", error_id=error_id, exc_info=error)
+    message = f"Something went wrong inside Hearth; its log has the details under id {error_id}."
+    body = ErrorBody(message, UNEXPECTED.type, None, HearthError.code)
+    return _response(request, UNEXPECTED.status, ErrorEnvelope(body), {})
+
+
+def _response(
+    request: Request[None, None, State],
+    status: int,
+    envelope: ErrorEnvelope,
+    headers: dict[str, str],
+) -> Response[ErrorEnvelope]:
+    record_of(request.scope).error_code = envelope.error.code
+    return Response(envelope, status_code=status, headers=headers, media_type=MediaType.JSON)
+
+
+EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[..., Response[ErrorEnvelope]]] = {
+    HearthError: _on_hearth_error,
+    HTTPException: _on_http_exception,
+    Exception: _on_unexpected,
+}

@@ -1,0 +1,64 @@
+"""Whether the server lives, whether it is ready, and its figures."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from litestar import MediaType, Response, get, head
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from api.deps import Gate
+
+
+class Live(msgspec.Struct, gc=False):
+    """The server answers."""
+
+    status: Literal["live"] = "live"
+
+
+class ModelState(msgspec.Struct, gc=False):
+    """Where a model stands; `error` is why it failed last."""
+
+    id: str
+    state: str
+    error: str | None = None
+
+
+class Readiness(msgspec.Struct, gc=False):
+    """`ready` once every model to be loaded at boot was dealt with."""
+
+    status: Literal["ready", "loading"]
+    models: list[ModelState]
+
+
+@get(["/health/live", "/health", "/"], tags=["Health"], sync_to_thread=False)
+def live() -> Live:
+    """The server process runs; says nothing about models."""
+    return Live()
+
+
+@head(
+    ["/health/live", "/health", "/"],
+    tags=["Health"],
+    media_type=MediaType.TEXT,
+    sync_to_thread=False,
+)
+def live_head() -> None:
+    """What clients probe before they talk."""
+
+
+@get("/health/ready", tags=["Health"], sync_to_thread=False)
+def ready(gate: Gate) -> Response[Readiness]:
+    """200 when requests need not wait for a model to load, else 503."""
+    models = [ModelState(one.spec.id, one.state, one.last_error) for one in gate.status()]
+    is_ready = gate.is_ready
+    status = 200 if is_ready else 503
+    return Response(Readiness("ready" if is_ready else "loading", models), status_code=status)
+
+
+@get("/metrics", tags=["Health"], media_type=MediaType.TEXT, sync_to_thread=False)
+def metrics(gate: Gate) -> Response[bytes]:
+    """Figures for Prometheus."""
+    headers = {"content-type": CONTENT_TYPE_LATEST}
+    return Response(gate.metrics.exposition(), headers=headers, media_type=MediaType.TEXT)

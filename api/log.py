@@ -1,0 +1,109 @@
+"""Logging: how lines look, and the one line that every request leaves behind.
+
+No prompt text and no token ids: what a client says stays out of the log at every level.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import sys
+import time
+from typing import Literal, cast
+from urllib.parse import quote
+
+import structlog
+from litestar.datastructures import Headers
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+
+from api.metrics import Metrics
+from api.record import RequestRecord
+
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["console", "json"]
+
+log = structlog.stdlib.get_logger("hearth.http")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics")
+
+
+def configure_logging(level: Level, log_format: Format) -> None:
+    """Send everything to stderr in one form: our own lines and those of the libraries."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    # Tracebacks stay plain: richer ones print local variables, and prompts with them.
+    if log_format == "json":
+        finish: list[structlog.typing.Processor] = [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ]
+    else:
+        finish = [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
+    structlog.configure(
+        processors=[*shared, *finish],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *finish],
+        )
+    )
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
+
+
+class RequestLog:
+    """The outermost ASGI layer: names each request, counts it, and writes its line when it ends."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the application's lifespan."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(_request_id(scope))
+        scope.setdefault("state", {})["record"] = record
+        header = (b"x-request-id", record.request_id.encode())
+
+        async def recorded_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message["headers"], header]
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=record.request_id):
+            try:
+                await self._app(scope, receive, recorded_send)
+            finally:
+                self._finish(scope, record)
+
+    def _finish(self, scope: HTTPScope, record: RequestRecord) -> None:
+        seconds = time.perf_counter() - record.started_s
+        route = str(cast("dict[str, object]", scope).get("path_template", "unmatched"))
+        self._metrics.observe_request(route, scope["method"], record.status, seconds)
+        facts: dict[str, object] = {"status": record.status, "ms": round(seconds * 1000, 1)}
+        facts |= record.facts()
+        path = quote(scope["path"][:128]) if route == "unmatched" else route
+        write = log.debug if route in _QUIET_ROUTES else log.info
+        write(f"{scope['method']} {path}", **facts)
+
+
+def _request_id(scope: HTTPScope) -> str:
+    given = Headers.from_scope(scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"

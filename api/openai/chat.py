@@ -1,0 +1,174 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from litestar import Response, post
+from msgspec import UNSET
+
+from api.body import HttpRequest
+from api.deps import Gate
+from api.openai.convert import chat_to_generate
+from api.openai.frame import (
+    DONE,
+    FINGERPRINT,
+    Frame,
+    chat_logprobs,
+    comment,
+    encode,
+    error_event,
+    usage_event,
+    usage_of,
+)
+from api.openai.schemas import (
+    AssistantMessage,
+    CalledTool,
+    ChatChoice,
+    ChatCompletion,
+    ChatRequest,
+    ChunkChoice,
+    Delta,
+    FunctionCall,
+)
+from api.record import Tally
+from api.sse import EventStream, open_stream, whole
+from runtime.errors import HearthError
+from runtime.types import (
+    Chunk,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprobs,
+    ToolCallDelta,
+)
+
+
+@post(["/v1/chat/completions", "/chat/completions"], status_code=200, tags=["OpenAI"])
+async def chat_completions(
+    data: ChatRequest, request: HttpRequest, gate: Gate
+) -> Response[ChatCompletion] | EventStream:
+    """Continue a conversation; with `stream`, as server-sent events."""
+    spec = gate.spec(data.model)
+    frame = Frame("chatcmpl", data.model or spec.id)
+    answer = gate.submit(request.scope, [chat_to_generate(data, frame.id, spec, gate.settings)])
+    if data.stream:
+        has_usage = data.stream_options is not None and bool(data.stream_options.include_usage)
+        stream = ChatStream(frame, answer.tally, has_usage=has_usage)
+        return await open_stream(request, answer, stream, gate.settings.keep_alive_s)
+    choices = [_ChatDraft() for _ in range(answer.num_choices)]
+    await whole(request, answer, lambda chunk: _add(choices, chunk))
+    return Response(
+        ChatCompletion(
+            id=frame.id,
+            created=frame.created,
+            model=frame.model,
+            choices=[draft.choice(index) for index, draft in enumerate(choices)],
+            usage=usage_of(answer.tally),
+            system_fingerprint=FINGERPRINT,
+        )
+    )
+
+
+class ChatStream:
+    """An answer as a stream of `chat.completion.chunk` events."""
+
+    def __init__(self, frame: Frame, tally: Tally, *, has_usage: bool) -> None:
+        self._head, self._tail = frame.around("chat.completion.chunk", has_usage=has_usage)
+        self._tally = tally
+        self._has_usage = has_usage
+
+    def opening(self) -> bytes:
+        start = Delta(role="assistant", content="")
+        return b"".join(
+            self._event(ChunkChoice(index, start)) for index in range(self._tally.num_choices)
+        )
+
+    def chunks(self, chunks: Sequence[Chunk]) -> bytes:
+        return b"".join(
+            self._event(choice) for chunk in chunks if (choice := _chunk_choice(chunk)) is not None
+        )
+
+    def sign_of_life(self, phase: str) -> bytes:
+        return comment(phase)
+
+    def failure(self, error: HearthError) -> bytes:
+        return error_event(error)
+
+    def closing(self) -> bytes:
+        return usage_event(self._head, self._tally) + DONE if self._has_usage else DONE
+
+    def _event(self, choice: ChunkChoice) -> bytes:
+        return self._head + encode(choice) + self._tail
+
+
+def _chunk_choice(chunk: Chunk) -> ChunkChoice | None:
+    match chunk:
+        case TextDelta():
+            return ChunkChoice(
+                chunk.index, Delta(content=chunk.text), chat_logprobs(chunk.logprobs)
+            )
+        case ReasoningDelta():
+            return ChunkChoice(
+                chunk.index, Delta(reasoning_content=chunk.text), chat_logprobs(chunk.logprobs)
+            )
+        case ToolCallDelta():
+            return ChunkChoice(
+                chunk.index, Delta(tool_calls=[_called_tool(chunk, chunk.call_index)])
+            )
+        case Finished():
+            return ChunkChoice(chunk.index, Delta(), finish_reason=chunk.reason)
+        case _:
+            return None
+
+
+def _called_tool(chunk: ToolCallDelta, index: int | None = None) -> CalledTool:
+    call = chunk.call
+    return CalledTool(
+        id=call.id,
+        function=FunctionCall(call.name, call.arguments),
+        index=UNSET if index is None else index,
+    )
+
+
+@dataclass(slots=True)
+class _ChatDraft:
+    """A choice that is still being written."""
+
+    texts: list[str] = field(default_factory=list[str])
+    reasoning: list[str] = field(default_factory=list[str])
+    tool_calls: list[CalledTool] = field(default_factory=list[CalledTool])
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason = "stop"
+
+    def choice(self, index: int) -> ChatChoice:
+        """The choice as it stands."""
+        text = "".join(self.texts)
+        return ChatChoice(
+            index=index,
+            message=AssistantMessage(
+                content=None if self.tool_calls and not text else text,
+                reasoning_content="".join(self.reasoning) if self.reasoning else UNSET,
+                tool_calls=self.tool_calls or UNSET,
+            ),
+            finish_reason=self.finish_reason,
+            logprobs=chat_logprobs(self.logprobs),
+        )
+
+
+def _add(drafts: Sequence[_ChatDraft], chunk: Chunk) -> None:
+    match chunk:
+        case TextDelta():
+            drafts[chunk.index].texts.append(chunk.text)
+            drafts[chunk.index].logprobs += chunk.logprobs
+        case ReasoningDelta():
+            drafts[chunk.index].reasoning.append(chunk.text)
+            drafts[chunk.index].logprobs += chunk.logprobs
+        case ToolCallDelta():
+            drafts[chunk.index].tool_calls.append(_called_tool(chunk))
+        case Finished():
+            drafts[chunk.index].finish_reason = chunk.reason
+        case _:
+            pass

@@ -1,0 +1,69 @@
+"""What is known of one HTTP request while it is served, for its line in the log."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import cast
+
+from litestar.types import Scope
+
+from runtime.types import Usage
+
+
+@dataclass(slots=True)
+class Tally:
+    """Token counts of one answer; a prompt counts once, however many choices it has."""
+
+    num_choices: int = 1
+    num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    first_token_s: float | None = None
+    """From the submission to the first piece of the answer; None before it."""
+    _prompts: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+
+    def add(self, index: int, usage: Usage) -> None:
+        """Count a finished choice. `index` counts over all prompts, choice by choice."""
+        self.num_output_tokens += usage.num_output_tokens
+        self.num_reasoning_tokens += usage.num_reasoning_tokens
+        # Choices share one prefill, so the least any of them found in the cache was found there.
+        prompt = index // self.num_choices
+        _, cached = self._prompts.get(prompt, (0, usage.num_cached_tokens))
+        self._prompts[prompt] = (usage.num_prompt_tokens, min(cached, usage.num_cached_tokens))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(num_tokens for num_tokens, _ in self._prompts.values())
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(num_cached for _, num_cached in self._prompts.values())
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One HTTP request, filled in by whoever learns something about it."""
+
+    request_id: str
+    started_s: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    error_code: str | None = None
+    model: str | None = None
+    tally: Tally | None = None
+
+    def facts(self) -> dict[str, object]:
+        """What its line in the log says beside status and time: counts once they are known."""
+        facts: dict[str, object] = {"error": self.error_code, "model": self.model}
+        if (tally := self.tally) is not None:
+            if tally.first_token_s is not None:
+                facts["first_token_ms"] = round(tally.first_token_s * 1000, 1)
+            if self.error_code is None:
+                facts["prompt_tokens"] = tally.num_prompt_tokens
+                facts["cached_tokens"] = tally.num_cached_tokens
+                facts["output_tokens"] = tally.num_output_tokens
+        return {name: value for name, value in facts.items() if value is not None}
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record of the request that this scope belongs to."""
+    return cast(RequestRecord, scope["state"]["record"])

@@ -1,0 +1,200 @@
+"""Answers as they are made: server-sent events, and what happens when their reader leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol, TypeVar
+
+from litestar import Litestar, Request, Response
+from litestar.response.base import ASGIResponse
+from litestar.types import Receive, Scope, Send
+from typing_extensions import override
+
+from api.answer import Answer
+from api.body import HttpRequest
+from api.errors import ClientLeft, GenerationFailed
+from api.record import RequestRecord, record_of
+from runtime.errors import HearthError
+from runtime.types import Chunk, Failed
+
+T = TypeVar("T")
+
+
+class Renderer(Protocol):
+    """How a protocol writes an answer as events, ready to be sent."""
+
+    def opening(self) -> bytes:
+        """What comes first, as soon as the request was accepted."""
+        ...
+
+    def chunks(self, chunks: Sequence[Chunk]) -> bytes:
+        """These chunks, none of which is `Failed`; nothing when none of them shows."""
+        ...
+
+    def sign_of_life(self, phase: str) -> bytes:
+        """Something that keeps the connection open and means nothing."""
+        ...
+
+    def failure(self, error: HearthError) -> bytes:
+        """The error that ends the stream."""
+        ...
+
+    def closing(self) -> bytes:
+        """What comes last when everything went well."""
+        ...
+
+
+async def open_stream(
+    request: HttpRequest, answer: Answer, renderer: Renderer, keep_alive_s: float
+) -> EventStream:
+    """A response that streams the answer, once it was accepted or the client has waited enough.
+
+    Until then a refusal is raised, so that it has a proper HTTP status.
+
+    Raises:
+        HearthError: the request was refused, its worker failed, or the client left.
+    """
+    with ExitStack() as unless_opened:
+        unless_opened.callback(answer.close)
+        await unless_left(request.receive, _is_accepted(answer, keep_alive_s))
+        unless_opened.pop_all()
+    events = _events(answer, renderer, keep_alive_s, record_of(request.scope))
+    return EventStream(events, on_close=answer.close)
+
+
+async def whole(request: HttpRequest, answer: Answer, take: Callable[[Chunk], object]) -> None:
+    """Give every chunk of the answer to `take`; returns after the last one.
+
+    Raises:
+        HearthError: the request was refused, it failed, or the client left.
+    """
+    try:
+        await unless_left(request.receive, _take_all(answer, take))
+    finally:
+        answer.close()
+
+
+async def unless_left(receive: Receive, awaitable: Awaitable[T]) -> T:
+    """Wait for something that is worth nothing once the client has left.
+
+    Raises:
+        ClientLeft: it left first; what was waited for is cancelled.
+    """
+    work = asyncio.ensure_future(awaitable)
+    departure = asyncio.ensure_future(_departure(receive))
+    try:
+        await asyncio.wait((work, departure), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ClientLeft
+    finally:
+        work.cancel()
+        departure.cancel()
+
+
+async def _departure(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _is_accepted(answer: Answer, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await answer.accepted()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _take_all(answer: Answer, take: Callable[[Chunk], object]) -> None:
+    await answer.accepted()
+    while chunks := await answer.next_chunks():
+        for chunk in chunks:
+            if isinstance(chunk, Failed):
+                raise GenerationFailed(chunk)
+            take(chunk)
+
+
+async def _events(
+    answer: Answer, renderer: Renderer, keep_alive_s: float, record: RequestRecord
+) -> AsyncIterator[bytes]:
+    """All that is sent, with a sign of life whenever nothing else was for `keep_alive_s`."""
+    try:
+        while not await _is_accepted(answer, keep_alive_s):
+            yield renderer.sign_of_life(answer.phase)
+        if opening := renderer.opening():
+            yield opening
+        now_s = asyncio.get_running_loop().time
+        due_s = now_s() + keep_alive_s
+        while (chunks := await answer.next_chunks(max(0.0, due_s - now_s()))) != []:
+            events = _rendered(renderer, chunks or ())
+            if not events and now_s() >= due_s:
+                events = renderer.sign_of_life(answer.phase)
+            if events:
+                yield events
+                due_s = now_s() + keep_alive_s
+        yield renderer.closing()
+    except HearthError as error:
+        record.error_code = error.code
+        yield renderer.failure(error)
+
+
+def _rendered(renderer: Renderer, chunks: Sequence[Chunk]) -> bytes:
+    for chunk in chunks:
+        if type(chunk) is Failed:
+            raise GenerationFailed(chunk)
+    return renderer.chunks(chunks)
+
+
+class EventStream(Response[None]):
+    """A stream of events; `on_close` is called when it ends, however it ends.
+
+    Litestar does not close a generator whose `send` is blocked when the client leaves, so the
+    call must not depend on the generator; and it must not await, as it may run while cancelled.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], on_close: Callable[[], None]) -> None:
+        super().__init__(
+            content=None,
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+        self._events = events
+        self._on_close = on_close
+
+    @override
+    def to_asgi_response(
+        self, app: Litestar | None, request: Request[Any, Any, Any], **kwargs: Any
+    ) -> ASGIResponse:
+        return _EventResponse(self._events, self._on_close, self.headers)
+
+
+class _EventResponse(ASGIResponse):
+    _should_set_content_length = False
+
+    def __init__(
+        self, events: AsyncIterator[bytes], on_close: Callable[[], None], headers: dict[str, str]
+    ) -> None:
+        super().__init__(media_type="text/event-stream", headers=headers)
+        self._events = events
+        self._on_close = on_close
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except ClientLeft as error:
+            record_of(scope).error_code = error.code
+        finally:
+            self._on_close()
+
+    @override
+    async def send_body(self, send: Send, receive: Receive) -> None:
+        await unless_left(receive, self._send_events(send))
+
+    async def _send_events(self, send: Send) -> None:
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
