@@ -21,7 +21,7 @@ Positive = Annotated[int, Meta(gt=0, le=2**48)]
 Seconds = Annotated[float, Meta(gt=0, le=365 * 86_400)]
 
 
-class SamplingSettings(SamplingParams, forbid_unknown_fields=True):
+class SamplingSettings(SamplingParams, frozen=True, forbid_unknown_fields=True):
     """`[models.NAME.sampling]`: what applies when a request does not say."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -34,7 +34,7 @@ class SamplingSettings(SamplingParams, forbid_unknown_fields=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
 
 
-class ModelSettings(Struct, forbid_unknown_fields=True):
+class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[models.NAME]`: where a model comes from and how it is run.
 
     Exactly one of `path` (a directory) and `repo` (a repository in the Hugging Face cache), or
@@ -52,7 +52,7 @@ class ModelSettings(Struct, forbid_unknown_fields=True):
             raise ValueError("path and repo exclude each other; keep one of them")
 
 
-class Settings(Struct, forbid_unknown_fields=True):
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be configured. Every key but the tables is also `HEARTH_` + the key.
 
     Times are seconds. `preload` names the models to load at boot; None means the default model.

@@ -1,0 +1,168 @@
+"""The catalog: every model that can be named, and the only way from a name to a directory."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import structlog
+from huggingface_hub import constants
+
+from runtime.embedded import HEARTH_TINY
+from runtime.errors import UnknownModel
+from runtime.model_files import BrokenModel, cached_snapshots, model_directories, read_spec
+from runtime.settings import ModelSettings, Settings
+from runtime.types import ModelSpec
+
+EMBEDDED_MODEL = HEARTH_TINY.name
+_MAX_NAME_CHARACTERS = 256
+_SHOWN_CHARACTERS = 80
+_REFRESH_INTERVAL_S = 1.0
+
+_log = structlog.stdlib.get_logger("hearth.catalog")
+
+
+class Catalog:
+    """Names to models. A name is looked up in a list that was made beforehand, nothing else.
+
+    First come the models of `[models.*]`, then the directories of `models_dir`, then whole
+    snapshots in the Hugging Face cache, then the embedded model; the first of a name wins. It
+    belongs to the event loop. `hub_cache` and `clock` (seconds) are for tests.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        hub_cache: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._models_dir = settings.models_dir or settings.home / "models"
+        self._hub_cache = hub_cache or Path(constants.HF_HUB_CACHE)
+        self._clock = clock
+        self._specs: dict[str, ModelSpec] = {}
+        self._aliases: dict[str, str] = {}
+        self._warned: set[tuple[str, str]] = set()
+        self._refreshed_s = 0.0
+        self.refresh()
+
+    def models(self) -> tuple[ModelSpec, ...]:
+        """Every model once, configured ones first."""
+        return tuple(self._specs.values())
+
+    def default(self) -> ModelSpec:
+        """`default_model`, else the first usable of `[models.*]`, else the embedded model.
+
+        Raises:
+            UnknownModel: `default_model` names nothing.
+        """
+        if self._settings.default_model is not None:
+            return self.resolve(self._settings.default_model)
+        configured = (self._specs[name] for name in self._settings.models if name in self._specs)
+        return next(configured, None) or self.resolve(EMBEDDED_MODEL)
+
+    def resolve(self, name: str) -> ModelSpec:
+        """The model of this exact name or alias; on a miss the disk is looked at again.
+
+        Raises:
+            UnknownModel: there is none; it knows the nearest names.
+        """
+        spec = self._find(name)
+        is_name = len(name) <= _MAX_NAME_CHARACTERS and name.isprintable()
+        if spec is None and is_name and self._clock() - self._refreshed_s >= _REFRESH_INTERVAL_S:
+            self.refresh()
+            spec = self._find(name)
+        if spec is None:
+            shown = name if len(name) <= _SHOWN_CHARACTERS else name[: _SHOWN_CHARACTERS - 1] + "…"
+            raise UnknownModel(shown, self._nearest(name[:_MAX_NAME_CHARACTERS]))
+        return spec
+
+    def refresh(self) -> None:
+        """Look at the disk again. What cannot be used is left out, with one warning."""
+        self._refreshed_s = self._clock()
+        snapshots = cached_snapshots(self._hub_cache)
+        found = self._directories()
+        for name, path in (*snapshots.items(), (EMBEDDED_MODEL, HEARTH_TINY)):
+            found.setdefault(name, path)
+        places = dict(self._configured(found, snapshots))
+        owners = {path.resolve(): name for name, path in places.items()}
+        second_names: dict[str, str] = {}
+        for name, path in found.items():
+            owner = owners.get(path.resolve())
+            if owner is None:
+                places.setdefault(name, path)
+            elif owner != name:
+                second_names[name] = owner
+        specs = dict(self._readable(places))
+        self._aliases = self._usable_aliases(second_names, specs)
+        self._specs = {
+            name: msgspec.structs.replace(spec, aliases=self._aliases_of(name))
+            for name, spec in specs.items()
+        }
+
+    def _directories(self) -> dict[str, Path]:
+        try:
+            return {path.name: path for path in model_directories(self._models_dir)}
+        except OSError as error:
+            if self._settings.models_dir is not None:
+                self._warn("models_dir", f"{self._models_dir} cannot be listed: {error.strerror}")
+            return {}
+
+    def _configured(
+        self, found: dict[str, Path], snapshots: dict[str, Path]
+    ) -> Iterator[tuple[str, Path]]:
+        """Each name of `[models.*]` with its directory."""
+        for name, settings in self._settings.models.items():
+            if settings.repo is not None:
+                path = snapshots.get(settings.repo)
+                reason = f"{settings.repo} is not in {self._hub_cache}: hearth pull {settings.repo}"
+            else:
+                path = settings.path or found.get(name)
+                reason = (
+                    f"it is neither in {self._models_dir} nor in {self._hub_cache}: give a path"
+                )
+            if path is None:
+                self._warn(name, reason)
+            else:
+                yield name, path
+
+    def _readable(self, places: dict[str, Path]) -> Iterator[tuple[str, ModelSpec]]:
+        for name, path in places.items():
+            try:
+                yield name, read_spec(name, path, self._settings.models.get(name, ModelSettings()))
+            except BrokenModel as error:
+                self._warn(name, str(error))
+
+    def _usable_aliases(
+        self, second_names: dict[str, str], specs: dict[str, ModelSpec]
+    ) -> dict[str, str]:
+        """Alias -> id, for all aliases whose model is there."""
+        aliases = dict(second_names)
+        for name, settings in self._settings.models.items():
+            aliases |= dict.fromkeys(settings.aliases, name)
+        for alias, target in self._settings.aliases.items():
+            aliases[alias] = aliases.get(target, target)
+        for alias, target in aliases.items():
+            if target not in specs:
+                self._warn(alias, f"it is an alias of {target}, which is not there")
+        return {alias: target for alias, target in aliases.items() if target in specs}
+
+    def _aliases_of(self, name: str) -> tuple[str, ...]:
+        return tuple(sorted(a for a, target in self._aliases.items() if target == name != a))
+
+    def _find(self, name: str) -> ModelSpec | None:
+        return self._specs.get(self._aliases.get(name, name))
+
+    def _nearest(self, name: str) -> tuple[str, ...]:
+        by_lower = {known.lower(): known for known in (*self._aliases, *self._specs)}
+        close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.0)
+        return tuple(by_lower[lower] for lower in close)
+
+    def _warn(self, name: str, reason: str) -> None:
+        if (name, reason) not in self._warned:
+            self._warned.add((name, reason))
+            _log.warning("model left out", model=name, reason=reason)

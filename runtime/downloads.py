@@ -1,0 +1,44 @@
+"""Models from the Hugging Face hub into its cache: the only place that downloads anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.errors import HearthError
+
+_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
+
+
+class DownloadFailed(HearthError):
+    """The model could not be fetched."""
+
+    code = "download_failed"
+
+
+def pull(repo: str, *, is_allowed: bool) -> Path:
+    """Fetch weights, configuration and tokenizer of a repository; the directory they are in.
+
+    What is already there is not fetched again. Code is never fetched. Blocks until it is done.
+    `is_allowed` says that a person asked for it, or that `allow_download` is on.
+
+    Raises:
+        DownloadFailed: not allowed, no such repository, or no way to reach the hub.
+    """
+    if not is_allowed:
+        raise DownloadFailed(
+            f"{repo} is not on this machine and allow_download is off. "
+            f"Fetch it with: hearth pull {repo}"
+        )
+    # Both cost 0.3 s, which only a download should pay.
+    from huggingface_hub import errors, snapshot_download  # noqa: PLC0415  # pyright: ignore[reportUnknownVariableType]
+
+    try:
+        return Path(snapshot_download(repo, allow_patterns=_PATTERNS))
+    except errors.HFValidationError as error:
+        raise DownloadFailed(f"{repo!r} is no repository name: ORGANISATION/NAME is.") from error
+    except (OSError, errors.HTTPError) as error:
+        raise DownloadFailed(f"{repo} cannot be fetched: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,176 @@
+"""What a model's directory says about it, read without loading anything.
+
+Knows the file names of the Hugging Face format and the layout of its cache, which is only read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from runtime.checked_tables import kinds_of
+from runtime.settings import ModelSettings, SamplingSettings
+from runtime.types import ModelSpec, SamplingParams
+
+FALLBACK_CONTEXT = 4096
+_SANE_CONTEXTS = range(128, 2**31)
+_GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
+
+Json = Mapping[str, object]
+
+
+class BrokenModel(Exception):
+    """A directory that is meant to be a model and cannot be one; the message says why."""
+
+
+def read_spec(
+    model_id: str, path: Path, settings: ModelSettings, aliases: tuple[str, ...] = ()
+) -> ModelSpec:
+    """The model in the directory `path`.
+
+    Raises:
+        BrokenModel: something is missing or cannot be read.
+    """
+    config_file = path / "config.json"
+    config = _read_json(config_file)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise BrokenModel(f"{config_file} names no model_type")
+    weights = _weights(path)
+    try:
+        nbytes = sum(file.stat().st_size for file in weights)
+        created_s = int(config_file.stat().st_mtime)
+    except OSError as error:
+        raise BrokenModel(f"{error.filename} cannot be read: {error.strerror}") from error
+    return ModelSpec(
+        id=model_id,
+        path=str(path),
+        context=settings.context or _context(path, config),
+        model_type=model_type,
+        nbytes=nbytes,
+        created_s=created_s,
+        sampling=settings.sampling.over(_sampling(path)),
+        aliases=aliases,
+    )
+
+
+def model_directories(folder: Path) -> Iterator[Path]:
+    """The subdirectories that have a `config.json`, in order of their names.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.name.isprintable() and (path / "config.json").is_file():
+            yield path
+
+
+def cached_snapshots(hub_cache: Path) -> dict[str, Path]:
+    """Repository -> directory of its newest whole snapshot, for all models in the hub's cache."""
+    snapshots: dict[str, Path] = {}
+    for folder in sorted(hub_cache.glob("models--*")):
+        repo = folder.name.removeprefix("models--").replace("--", "/")
+        whole = [path for path in _snapshots(folder) if _is_whole(path)]
+        if whole and repo.isprintable():
+            snapshots[repo] = whole[0]
+    return snapshots
+
+
+def _snapshots(folder: Path) -> list[Path]:
+    """A repository's snapshots: what `main` points at, then the others, newest first."""
+    try:
+        main = (folder / "refs" / "main").read_text("utf-8").strip()
+    except (OSError, ValueError):
+        main = ""
+    try:
+        paths = sorted((folder / "snapshots").iterdir(), key=lambda path: -path.stat().st_mtime)
+    except OSError:
+        return []
+    return sorted(paths, key=lambda path: path.name != main)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return (path / "config.json").is_file() and bool(_weights(path))
+    except BrokenModel:
+        return False
+
+
+def _weights(path: Path) -> list[Path]:
+    """All weight files; a sharded model must have every shard that its index or names promise."""
+    found = {file.name: file for file in path.glob("*.safetensors") if file.is_file()}
+    if not found:
+        raise BrokenModel(f"{path} has no weights (*.safetensors)")
+    index = path / "model.safetensors.index.json"
+    wanted: set[str] = set()
+    if index.is_file():
+        names = _table(_read_json(index).get("weight_map")).values()
+        wanted = {name for name in names if isinstance(name, str)}
+    else:
+        wanted = {one for name in found for one in _siblings(name)}
+    missing = sorted(wanted - found.keys())
+    if missing:
+        raise BrokenModel(f"{path} lacks {missing[0]} ({len(missing)} of its weight files missing)")
+    return list(found.values())
+
+
+def _siblings(name: str) -> set[str]:
+    """The names of all shards of the set that this file belongs to."""
+    shard = _SHARD.search(name)
+    if shard is None:
+        return set()
+    width, total, stem = len(shard[1]), shard[2], name[: shard.start()]
+    numbers = range(1, int(total) + 1) if len(total) <= 5 else ()
+    return {f"{stem}-{number:0{width}}-of-{total}.safetensors" for number in numbers}
+
+
+def _read_json(file: Path) -> Json:
+    try:
+        value: object = json.loads(file.read_bytes())
+    except OSError as error:
+        raise BrokenModel(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BrokenModel(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BrokenModel(f"{file} holds no JSON object")
+    return cast("Json", value)
+
+
+def _read_optional(file: Path) -> Json:
+    return _read_json(file) if file.is_file() else {}
+
+
+def _table(value: object) -> Json:
+    return cast("Json", value) if isinstance(value, dict) else {}
+
+
+def _context(path: Path, config: Json) -> int:
+    text_config = _table(config.get("text_config"))
+    tokenizer_config = _read_optional(path / "tokenizer_config.json")
+    limits = (
+        config.get("max_position_embeddings", text_config.get("max_position_embeddings")),
+        tokenizer_config.get("model_max_length"),
+    )
+    sane = [one for one in limits if isinstance(one, int) and one in _SANE_CONTEXTS]
+    return min(sane, default=FALLBACK_CONTEXT)
+
+
+def _sampling(path: Path) -> SamplingParams:
+    """The defaults that the model's makers give; values that make no sense are left out."""
+    given = _read_optional(path / "generation_config.json")
+    if given.get("do_sample") is False:
+        given = {**given, "temperature": 0.0}
+    kinds = kinds_of(SamplingSettings)
+    defaults: dict[str, object] = {}
+    for key in _GENERATION_KEYS:
+        try:
+            defaults[key] = msgspec.convert(given.get(key), kinds[key])
+        except msgspec.ValidationError:
+            continue
+    return msgspec.structs.replace(SamplingParams(), **defaults)
