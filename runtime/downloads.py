@@ -36,7 +36,7 @@ def pull(repo: str, *, is_allowed: bool) -> Path:
         return Path(snapshot_download(repo, allow_patterns=_PATTERNS))
     except errors.HFValidationError as error:
         raise DownloadFailed(f"{repo!r} is no repository name: ORGANISATION/NAME is.") from error
-    except (OSError, errors.HTTPError) as error:
+    except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
         raise DownloadFailed(f"{repo} cannot be fetched: {_first_line(error)}") from error
 
 
