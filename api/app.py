@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from litestar import Litestar
 from litestar.di import Provide
@@ -15,7 +16,7 @@ from api import health
 from api.body import HttpRequest
 from api.deps import Gate
 from api.errors import EXCEPTION_HANDLERS
-from api.log import RequestLog
+from api.log import RequestLog, configure_logging
 from api.metrics import Metrics
 from api.openai.chat import chat_completions
 from api.openai.completions import completions
@@ -24,6 +25,29 @@ from api.version import VERSION
 from runtime.catalog import Catalog
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
+
+
+class House(NamedTuple):
+    """A server that is put together but not started."""
+
+    app: ASGIApp
+    catalog: Catalog
+    supervisor: Supervisor
+
+
+def build_house(settings: Settings) -> House:
+    """Put the server together as the settings say, logging included.
+
+    Raises:
+        UnknownModel: the settings name a model that does not exist.
+    """
+    configure_logging(settings.log_level, settings.log_format)
+    catalog = Catalog(settings)
+    catalog.default()
+    for name in settings.preload or ():
+        catalog.resolve(name)
+    supervisor = Supervisor(settings, catalog)
+    return House(create_app(settings, catalog, supervisor), catalog, supervisor)
 
 
 def create_app(settings: Settings, catalog: Catalog, supervisor: Supervisor) -> ASGIApp:

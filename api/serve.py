@@ -1,0 +1,147 @@
+"""Running the server: its port, its signals, and the line that says it is ready.
+
+Only what the first liveness probe needs is imported here; `build` brings the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import shlex
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+from typing_extensions import override
+
+from api.doorway import Doorway
+from runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from api.app import House
+
+_POLL_S = 0.05
+_SHOWN_MODELS = 5
+_KEEP_CONNECTION_S = 75
+
+
+def serve(settings: Settings, build: Callable[[], House]) -> int:
+    """Serve until a signal says stop; the exit code. A second signal does not wait for workers."""
+    try:
+        listener = listen(settings.host, settings.port)
+    except OSError as error:
+        sys.stderr.write(f"hearth: {_port_problem(settings, error)}\n")
+        return 1
+    doorway = Doorway(build)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(settings, doorway, listener))
+    if doorway.failure is not None:
+        sys.stderr.write(f"hearth: {doorway.failure.message}\n")
+        return 2
+    return 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to that address; port 0 takes any free one.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that leaves with its own exit code, and in a hurry when it is told twice."""
+
+    def __init__(self, config: uvicorn.Config, on_hurry: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_hurry = on_hurry
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            self._on_hurry()
+        self.should_exit = True
+
+    def stop(self) -> None:
+        """Begin to leave, if that has not begun yet."""
+        self.should_exit = True
+
+
+async def _run(settings: Settings, doorway: Doorway, listener: socket.socket) -> None:
+    config = uvicorn.Config(
+        doorway,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_CONNECTION_S,
+        timeout_graceful_shutdown=max(1, round(settings.stop_timeout_s)),
+    )
+    server = _Server(config, doorway.hurry)
+    doorway.on_end = server.stop
+    port = int(listener.getsockname()[1])
+    announcement = asyncio.create_task(_announce(doorway, _url(settings.host, port)))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        announcement.cancel()
+
+
+async def _announce(doorway: Doorway, url: str) -> None:
+    house = await doorway.house()
+    while not house.supervisor.is_ready:  # noqa: ASYNC110 - it changes a few times in its life
+        await asyncio.sleep(_POLL_S)
+    sys.stdout.write(ready_line(house, url) + "\n")
+    sys.stdout.flush()
+
+
+def ready_line(house: House, url: str) -> str:
+    """One line: where the server is, what it serves, and a command to try it with."""
+    default = house.catalog.default()
+    names = [spec.id for spec in house.catalog.models()]
+    names.sort(key=lambda name: name != default.id)
+    more = len(names) - _SHOWN_MODELS
+    shown = ", ".join(names[:_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")
+    failures = [s for s in house.supervisor.status() if s.state == "failed"]
+    trouble = "".join(f"; {s.spec.id} could not be loaded: {s.last_error}" for s in failures)
+    body = {"model": default.id, "messages": [{"role": "user", "content": "Hello!"}]}
+    return (
+        f"Hearth is ready at {url} with {shown}{trouble} - try: "
+        f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' "
+        f"-d {shlex.quote(json.dumps(body, separators=(',', ':')))}"
+    )
+
+
+def _url(host: str, port: int) -> str:
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _port_problem(settings: Settings, error: OSError) -> str:
+    host, port = settings.host, settings.port
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} on {host} is already in use, perhaps by another hearth. "
+            f"Stop what uses it (lsof -i :{port}) or choose another with --port."
+        )
+    return f"cannot listen on {host} port {port}: {error.strerror}. Correct --host or --port."
