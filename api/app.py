@@ -23,6 +23,7 @@ from api.openai.completions import completions
 from api.openai.models import get_model, list_models
 from api.version import VERSION
 from runtime.catalog import Catalog
+from runtime.errors import SettingsError, UnknownModel
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
 
@@ -39,13 +40,18 @@ def build_house(settings: Settings) -> House:
     """Put the server together as the settings say, logging included.
 
     Raises:
-        UnknownModel: the settings name a model that does not exist.
+        SettingsError: the settings name a model that does not exist.
     """
     configure_logging(settings.log_level, settings.log_format)
     catalog = Catalog(settings)
-    catalog.default()
-    for name in settings.preload or ():
-        catalog.resolve(name)
+    named = [("preload", name) for name in settings.preload or ()]
+    if settings.default_model is not None:
+        named.append(("default_model", settings.default_model))
+    for key, name in named:
+        try:
+            catalog.resolve(name)
+        except UnknownModel as error:
+            raise SettingsError(f"{key} cannot be used: {error.message}") from error
     supervisor = Supervisor(settings, catalog)
     return House(create_app(settings, catalog, supervisor), catalog, supervisor)
 

@@ -79,6 +79,8 @@ class Doorway:
             await app(scope, inner_receive, inner_send)
         except HearthError as error:
             self.failure = error
+        except asyncio.CancelledError:
+            pass  # told to hurry: the loop ends without waiting for the lifespan
         finally:
             self._is_settled.set()
             self.on_end()
