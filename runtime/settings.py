@@ -55,7 +55,7 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be configured. Every key but the tables is also `HEARTH_` + the key.
 
-    Times are seconds. `preload` names the models to load at boot; None means the default model.
+    Times are seconds. `prefill_slice` is in tokens, None lets the device decide. `preload` names the models to load at boot; None means the default model.
     """
 
     home: Path
@@ -78,7 +78,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_timeout_s: Seconds = 10.0
     load_timeout_s: Seconds = 600.0
     stop_timeout_s: Seconds = 30.0
-    prefill_slice: Positive = 2048
+    prefill_slice: Positive | None = None
     prefill_block_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 250.0
 
     wired: Literal["off", "on"] = "off"

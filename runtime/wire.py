@@ -22,7 +22,7 @@ class WorkerOptions(Struct, frozen=True):
 
     wired: Literal["off", "on"] = "off"
     max_batch: int = 32
-    prefill_slice: int = 2048
+    prefill_slice: int | None = None
     prefill_block_ms: float = 250.0
     heartbeat_s: float = 1.0
 

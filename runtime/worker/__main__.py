@@ -98,7 +98,7 @@ class Worker:
         template = Template(model.tokenizer)
         scheduler = Scheduler(
             max_batch=options.max_batch,
-            max_slice=options.prefill_slice,
+            max_slice=options.prefill_slice or models.best_slice(),
             block_s=options.prefill_block_ms / 1000,
         )
         self._engine = engine = Engine(model, template, scheduler, self._sender.send)
