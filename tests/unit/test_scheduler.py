@@ -1,0 +1,262 @@
+"""What the next engine step does: whose slice, how long, and decode in between."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.types import GenerateRequest, TokenPrompt
+from runtime.worker.detokenizer import PlainDetokenizer
+from runtime.worker.output import Dialect, OutputParser
+from runtime.worker.scheduler import SLICE_GRID, Scheduler, StepPlan
+from runtime.worker.sequence import Sequence, SequenceGroup
+
+
+class NoTokenizer:
+    def decode(self, token_ids: list[int]) -> str:
+        return ""
+
+
+def new_group(num_tokens: int, *, num_choices: int = 1, name: str = "r") -> SequenceGroup:
+    token_ids = [0] * num_tokens
+    request = GenerateRequest(
+        request_id=name, model="m", prompt=TokenPrompt(token_ids=()), num_choices=num_choices
+    )
+    group = SequenceGroup(
+        request=request,
+        token_ids=token_ids,
+        num_prompt_tokens=num_tokens,
+        max_tokens=8,
+        deadline_s=1e9,
+    )
+    group.sequences = [
+        Sequence(
+            group=group,
+            index=index,
+            output=OutputParser(Dialect(), index=index),
+            detokenizer=PlainDetokenizer(NoTokenizer()),
+        )
+        for index in range(num_choices)
+    ]
+    return group
+
+
+def new_scheduler(*, max_batch: int = 4, max_slice: int = 2048, block_s: float = 0.25) -> Scheduler:
+    return Scheduler(max_batch=max_batch, max_slice=max_slice, block_s=block_s)
+
+
+def slice_of(plan: StepPlan) -> tuple[SequenceGroup, int, int]:
+    assert plan.prefill is not None
+    return plan.prefill.group, plan.prefill.start, plan.prefill.end
+
+
+def carry_out(
+    scheduler: Scheduler, plan: StepPlan, *, seconds: float = 0.1, num_running: int = 0
+) -> None:
+    group, start, end = slice_of(plan)
+    group.num_computed_tokens = end
+    scheduler.on_prefill(end - start, seconds, num_running)
+    if not group.num_remaining_tokens:
+        scheduler.remove(group)
+
+
+def test_nothing_to_do():
+    scheduler = new_scheduler()
+    assert scheduler.plan(0) == StepPlan(None, decode=False)
+    assert scheduler.plan(3) == StepPlan(None, decode=True)
+
+
+def test_a_short_prompt_is_one_slice_that_leaves_its_last_token():
+    scheduler = new_scheduler()
+    group = new_group(100)
+    scheduler.add(group)
+    assert slice_of(scheduler.plan(0)) == (group, 0, 99)
+    assert not scheduler.plan(0).decode
+
+
+def test_a_prompt_of_one_token_is_an_empty_slice():
+    scheduler = new_scheduler()
+    group = new_group(1)
+    scheduler.add(group)
+    assert slice_of(scheduler.plan(0)) == (group, 0, 0)
+
+
+def test_a_long_prompt_alone_goes_in_slices_of_the_largest_size():
+    scheduler = new_scheduler(max_slice=256)
+    group = new_group(600)
+    scheduler.add(group)
+    slices: list[tuple[int, int]] = []
+    while scheduler.waiting:
+        plan = scheduler.plan(0)
+        slices.append(slice_of(plan)[1:])
+        carry_out(scheduler, plan)
+    assert slices == [(0, 256), (256, 512), (512, 599)]
+
+
+def test_the_largest_slice_is_rounded_to_the_grid():
+    scheduler = new_scheduler(max_slice=100)
+    scheduler.add(new_group(200))
+    assert slice_of(scheduler.plan(0))[1:] == (0, 96)
+    scheduler = new_scheduler(max_slice=1)
+    scheduler.add(new_group(200))
+    assert slice_of(scheduler.plan(0))[1:] == (0, SLICE_GRID)
+
+
+def test_the_first_slice_beside_running_streams_is_careful():
+    scheduler = new_scheduler()
+    scheduler.add(new_group(5000))
+    assert slice_of(scheduler.plan(1))[1:] == (0, 256)
+
+
+def test_a_slice_beside_running_streams_takes_the_time_it_may():
+    scheduler = new_scheduler(block_s=0.25)
+    group = new_group(5000)
+    scheduler.add(group)
+    scheduler.on_decode(0.05)
+    carry_out(scheduler, scheduler.plan(1), seconds=0.256, num_running=1)  # 1000 tokens/s
+    scheduler.on_decode(0.05)
+    scheduler.on_decode(0.30)
+    # The step time is now 0.05 · 0.8 + 0.3 · 0.2 = 0.1 s: 1000 · (0.25 + 2 · 0.1) = 450 tokens.
+    assert slice_of(scheduler.plan(1))[1:] == (256, 704)
+
+
+def test_a_slow_model_still_gets_one_grid_cell_per_slice():
+    scheduler = new_scheduler(block_s=0.0)
+    scheduler.add(new_group(5000))
+    carry_out(scheduler, scheduler.plan(1), seconds=100.0, num_running=1)
+    scheduler.on_decode(100.0)
+    scheduler.on_decode(0.001)
+    for _ in range(100):
+        scheduler.on_decode(0.001)
+    assert slice_of(scheduler.plan(1))[1:] == (256, 288)
+
+
+def test_after_a_slice_decode_gets_as_much_time_as_it_took():
+    scheduler = new_scheduler()
+    scheduler.add(new_group(5000))
+    carry_out(scheduler, scheduler.plan(2), seconds=0.25, num_running=2)
+    for _ in range(5):
+        assert scheduler.plan(2) == StepPlan(None, decode=True)
+        scheduler.on_decode(0.0625)
+        if scheduler.plan(2).prefill:
+            break
+    else:
+        pytest.fail("prefill never got its turn back")
+    assert scheduler.plan(2).decode
+
+
+def test_a_slice_while_nobody_decodes_owes_nothing():
+    scheduler = new_scheduler()
+    scheduler.add(new_group(5000))
+    carry_out(scheduler, scheduler.plan(0), seconds=10.0)
+    assert scheduler.plan(1).prefill
+
+
+def test_owed_decode_time_does_not_stop_prefill_when_nobody_decodes_any_more():
+    scheduler = new_scheduler()
+    scheduler.add(new_group(5000))
+    carry_out(scheduler, scheduler.plan(1), seconds=10.0, num_running=1)
+    assert scheduler.plan(1).prefill is None
+    assert scheduler.plan(0).prefill
+
+
+def test_first_come_first_served_among_equals():
+    scheduler = new_scheduler()
+    first, second = new_group(10, name="1"), new_group(10, name="2")
+    scheduler.add(first)
+    scheduler.add(second)
+    assert scheduler.waiting == (first, second)
+    assert slice_of(scheduler.plan(0))[0] is first
+    scheduler.remove(first)
+    assert slice_of(scheduler.plan(0))[0] is second
+
+
+def test_a_short_prompt_and_a_long_one_take_turns():
+    scheduler = new_scheduler(max_slice=64)
+    long, shorts = new_group(1000, name="long"), [new_group(10, name=str(i)) for i in range(3)]
+    for group in [long, *shorts]:
+        scheduler.add(group)
+    order: list[str] = []
+    while scheduler.waiting:
+        plan = scheduler.plan(0)
+        order.append(slice_of(plan)[0].request.request_id)
+        carry_out(scheduler, plan)
+    assert order[:7] == ["0", "long", "1", "long", "2", "long", "long"]
+    assert set(order[7:]) == {"long"}
+
+
+def test_nobody_joins_a_full_batch():
+    scheduler = new_scheduler(max_batch=4)
+    group = new_group(10)
+    scheduler.add(group)
+    assert scheduler.plan(4) == StepPlan(None, decode=True)
+    assert slice_of(scheduler.plan(3))[0] is group
+
+
+def test_a_wide_group_is_not_passed_by_narrow_ones_for_ever():
+    scheduler = new_scheduler(max_batch=4)
+    wide, narrow = new_group(10, num_choices=3, name="wide"), new_group(10, name="narrow")
+    scheduler.add(wide)
+    scheduler.add(narrow)
+    assert scheduler.plan(2) == StepPlan(None, decode=True)
+    assert slice_of(scheduler.plan(1))[0] is wide
+
+
+def test_a_group_wider_than_the_batch_runs_when_nobody_else_does():
+    scheduler = new_scheduler(max_batch=4)
+    wide = new_group(10, num_choices=9)
+    scheduler.add(wide)
+    assert scheduler.plan(1) == StepPlan(None, decode=True)
+    assert slice_of(scheduler.plan(0))[0] is wide
+
+
+def test_groups_that_lost_their_kv_come_first_in_their_order():
+    scheduler = new_scheduler()
+    waiting, lost, lost_too = (new_group(10, name=name) for name in "abc")
+    scheduler.add(waiting)
+    scheduler.add_first([lost, lost_too])
+    assert scheduler.waiting == (lost, lost_too, waiting)
+
+
+def test_removing_a_stranger_is_no_error():
+    scheduler = new_scheduler()
+    scheduler.add(new_group(10))
+    scheduler.remove(new_group(10))
+    assert len(scheduler.waiting) == 1
+
+
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 700), st.integers(1, 5)), min_size=1, max_size=6),
+    max_slice=st.integers(1, 300),
+    max_batch=st.integers(1, 4),
+    data=st.data(),
+)
+def test_every_prompt_is_computed_once_on_the_grid_and_every_group_gets_its_turn(
+    prompts: list[tuple[int, int]], max_slice: int, max_batch: int, data: st.DataObject
+):
+    scheduler = new_scheduler(max_batch=max_batch, max_slice=max_slice)
+    groups = [new_group(tokens, num_choices=width) for tokens, width in prompts]
+    for group in groups:
+        scheduler.add(group)
+    running: list[SequenceGroup] = []
+    for _ in range(2000):
+        num_running = sum(len(group.sequences) for group in running)
+        plan = scheduler.plan(num_running)
+        assert plan.decode == (num_running > 0)
+        if plan.prefill is not None:
+            group, start, end = slice_of(plan)
+            assert start == group.num_computed_tokens
+            assert start % SLICE_GRID == 0
+            assert end % SLICE_GRID == 0 or end == group.num_prefill_tokens
+            assert start < end or group.num_prefill_tokens == 0
+            assert num_running == 0 or num_running + len(group.sequences) <= max_batch
+            seconds = data.draw(st.sampled_from([0.0, 1e-6, 0.01, 0.5]))
+            carry_out(scheduler, plan, seconds=seconds, num_running=num_running)
+            if not group.num_remaining_tokens:
+                running.append(group)
+        if num_running:
+            scheduler.on_decode(0.2)
+            if data.draw(st.booleans()):
+                running.pop(0)
+        if not scheduler.waiting:
+            break
+    assert all(not group.num_remaining_tokens for group in groups)

@@ -1,0 +1,21 @@
+"""Waiting for what no event announces: poll a condition, give up at a deadline."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+_PERIOD_S = 0.005
+
+
+async def until(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> float:
+    """Wait until `condition()` is true; the seconds it took.
+
+    Raises:
+        AssertionError: it was not within `timeout_s`; the message says `what` was waited for.
+    """
+    start = time.monotonic()
+    while not condition():
+        if time.monotonic() - start > timeout_s:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        await asyncio.sleep(_PERIOD_S)
+    return time.monotonic() - start
