@@ -13,7 +13,7 @@ from msgspec import inspect
 from runtime.errors import SettingsError
 
 KeyPath = tuple[str, ...]
-Kinds = Mapping[str, Any]
+Kinds = Mapping[str, object]
 """The allowed keys of a table, each with the type of its value."""
 
 _SHOWN_CHARACTERS = 80
@@ -34,7 +34,7 @@ class Origin(NamedTuple):
     user_home: Path
 
 
-def kinds_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+def kinds_of(struct: type[msgspec.Struct]) -> dict[str, object]:
     """The types of a struct's fields, with their constraints."""
     return get_type_hints(struct, include_extras=True)
 

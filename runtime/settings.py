@@ -55,7 +55,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be configured. Every key but the tables is also `HEARTH_` + the key.
 
-    Times are seconds. `prefill_slice` is in tokens, None lets the device decide. `preload` names the models to load at boot; None means the default model.
+    Times are seconds. `prefill_slice` is in tokens; None lets the device decide. `preload` names
+    the models to load at boot; None means the default model.
     """
 
     home: Path

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -53,10 +53,10 @@ class _Event(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Event)
 
 
-async def stream_completion(port: int, body: dict[str, Any]) -> Stream:
+async def stream_completion(port: int, body: Mapping[str, object]) -> Stream:
     """Stream `/v1/completions`; raises RuntimeError when the answer is no stream."""
     payload = msgspec.json.encode(
-        body | {"stream": True, "stream_options": {"include_usage": True}}
+        {**body, "stream": True, "stream_options": {"include_usage": True}}
     )
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
     stream = Stream(sent_s=time.perf_counter())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-from typing import Any
+from collections.abc import Iterator
+
+import msgspec
 
 from ops.bench.client import Stream, stream_completion
 from ops.bench.processes import Bare, Hearth
@@ -22,22 +24,68 @@ def prompt(num_tokens: int, seed: int) -> list[int]:
     return [choose.randrange(300, 3000) for _ in range(num_tokens)]
 
 
-async def measure(server: Hearth, opponent: Bare, rounds: int) -> dict[str, Any]:
+class Decode(msgspec.Struct):
+    """Decode rates of `streams` streams together, medians over rounds."""
+
+    streams: int
+    ours_tokens_per_s: float
+    bare_tokens_per_s: float
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+    server_cpu_us_per_token: float
+
+
+class Ttft(msgspec.Struct):
+    """Time to the first token of `streams` prompts sent at once, medians over rounds."""
+
+    streams: int
+    ours_ms: float
+    bare_ms: float
+    over_ms: float
+
+
+class Gaps(msgspec.Struct):
+    """Times between two tokens of one stream, in ms."""
+
+    p50: float
+    p99: float
+    max: float
+
+
+class Stall(msgspec.Struct):
+    """What a long prompt's prefill costs the running streams, and they it."""
+
+    quiet_gap_ms: Gaps
+    busy_gap_ms: Gaps
+    decode_kept: float
+    prefill_stretched: float
+    alone_ttft_ms: float
+
+
+class Figures(msgspec.Struct):
+    """The engine's part of the report."""
+
+    decode: list[Decode]
+    ttft: list[Ttft]
+    stall: list[Stall]
+
+
+async def measure(server: Hearth, opponent: Bare, rounds: int) -> Figures:
     """All figures, medians over alternating rounds."""
     seeds = iter(range(10**9))
     await _decode_ours(server, 4, seeds)
     await _decode_bare(opponent, 4, seeds)
-    report: dict[str, Any] = {"decode": [], "ttft": []}
-    for width in WIDTHS:
-        report["decode"].append(await _decode(server, opponent, width, rounds, seeds))
-        report["ttft"].append(await _ttft(server, opponent, width, rounds, seeds))
-    report["stall"] = [await _stall(server, seeds) for _ in range(rounds)]
-    return report
+    return Figures(
+        decode=[await _decode(server, opponent, width, rounds, seeds) for width in WIDTHS],
+        ttft=[await _ttft(server, opponent, width, rounds, seeds) for width in WIDTHS],
+        stall=[await _stall(server, seeds) for _ in range(rounds)],
+    )
 
 
 async def _decode(
-    server: Hearth, opponent: Bare, width: int, rounds: int, seeds: Any
-) -> dict[str, Any]:
+    server: Hearth, opponent: Bare, width: int, rounds: int, seeds: Iterator[int]
+) -> Decode:
     ours: list[float] = []
     bare: list[float] = []
     cpu_us: list[float] = []
@@ -48,23 +96,23 @@ async def _decode(
         cpu_us.append((server.cpu_s() - before) / num_tokens * 1e6)
         ours.append(rate)
     ratios = [a / b for a, b in zip(ours, bare, strict=True)]
-    return {
-        "streams": width,
-        "ours_tokens_per_s": round(statistics.median(ours), 1),
-        "bare_tokens_per_s": round(statistics.median(bare), 1),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
-        "server_cpu_us_per_token": round(statistics.median(cpu_us), 1),
-    }
+    return Decode(
+        streams=width,
+        ours_tokens_per_s=round(statistics.median(ours), 1),
+        bare_tokens_per_s=round(statistics.median(bare), 1),
+        ratio=round(statistics.median(ratios), 3),
+        ratio_min=round(min(ratios), 3),
+        ratio_max=round(max(ratios), 3),
+        server_cpu_us_per_token=round(statistics.median(cpu_us), 1),
+    )
 
 
-async def _decode_ours(server: Hearth, width: int, seeds: Any) -> tuple[float, int]:
+async def _decode_ours(server: Hearth, width: int, seeds: Iterator[int]) -> tuple[float, int]:
     streams = await _streams(server, width, SHORT_PROMPT, DECODE_TOKENS, seeds)
     return sum(s.rate for s in streams), sum(s.num_tokens for s in streams)
 
 
-async def _decode_bare(opponent: Bare, width: int, seeds: Any) -> float:
+async def _decode_bare(opponent: Bare, width: int, seeds: Iterator[int]) -> float:
     prompts = [prompt(SHORT_PROMPT, next(seeds)) for _ in range(width)]
     times = await opponent.run(prompts, DECODE_TOKENS)
     spans = [b - a for a, b in zip(times["first"], times["last"], strict=True)]
@@ -72,8 +120,8 @@ async def _decode_bare(opponent: Bare, width: int, seeds: Any) -> float:
 
 
 async def _ttft(
-    server: Hearth, opponent: Bare, width: int, rounds: int, seeds: Any
-) -> dict[str, Any]:
+    server: Hearth, opponent: Bare, width: int, rounds: int, seeds: Iterator[int]
+) -> Ttft:
     ours: list[float] = []
     bare: list[float] = []
     for _ in range(rounds):
@@ -81,15 +129,15 @@ async def _ttft(
         bare.append(statistics.median((await opponent.run(prompts, 8))["first"]) * 1000)
         streams = await _streams(server, width, LONG_PROMPT, 8, seeds)
         ours.append(statistics.median(s.ttft_s for s in streams) * 1000)
-    return {
-        "streams": width,
-        "ours_ms": round(statistics.median(ours), 1),
-        "bare_ms": round(statistics.median(bare), 1),
-        "over_ms": round(statistics.median(a - b for a, b in zip(ours, bare, strict=True)), 1),
-    }
+    return Ttft(
+        streams=width,
+        ours_ms=round(statistics.median(ours), 1),
+        bare_ms=round(statistics.median(bare), 1),
+        over_ms=round(statistics.median(a - b for a, b in zip(ours, bare, strict=True)), 1),
+    )
 
 
-async def _stall(server: Hearth, seeds: Any) -> dict[str, Any]:
+async def _stall(server: Hearth, seeds: Iterator[int]) -> Stall:
     """Running streams before and while a long prompt prefills, and that prompt alone."""
     alone = await _one(server, STALL_PROMPT, 2, seeds)
     running = [
@@ -105,33 +153,33 @@ async def _stall(server: Hearth, seeds: Any) -> dict[str, Any]:
     busy_rate = sum(s.num_arrivals(since, until) for s in streams) / (until - since)
     quiet = [gap for s in streams for gap in s.gaps_s(began, since)]
     busy = [gap for s in streams for gap in s.gaps_s(since, until)]
-    return {
-        "quiet_gap_ms": _gaps(quiet),
-        "busy_gap_ms": _gaps(busy),
-        "decode_kept": round(busy_rate / quiet_rate, 3),
-        "prefill_stretched": round(long.ttft_s / alone.ttft_s, 2),
-        "alone_ttft_ms": round(alone.ttft_s * 1000, 1),
-    }
+    return Stall(
+        quiet_gap_ms=_gaps(quiet),
+        busy_gap_ms=_gaps(busy),
+        decode_kept=round(busy_rate / quiet_rate, 3),
+        prefill_stretched=round(long.ttft_s / alone.ttft_s, 2),
+        alone_ttft_ms=round(alone.ttft_s * 1000, 1),
+    )
 
 
-def _gaps(gaps: list[float]) -> dict[str, float]:
+def _gaps(gaps: list[float]) -> Gaps:
     ordered = sorted(gaps) or [0.0]
-    return {
-        "p50": round(statistics.median(ordered) * 1000, 2),
-        "p99": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1000, 2),
-        "max": round(ordered[-1] * 1000, 2),
-    }
+    return Gaps(
+        p50=round(statistics.median(ordered) * 1000, 2),
+        p99=round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1000, 2),
+        max=round(ordered[-1] * 1000, 2),
+    )
 
 
 async def _streams(
-    server: Hearth, width: int, num_prompt: int, num_output: int, seeds: Any
+    server: Hearth, width: int, num_prompt: int, num_output: int, seeds: Iterator[int]
 ) -> list[Stream]:
     return await asyncio.gather(
         *(_one(server, num_prompt, num_output, seeds) for _ in range(width))
     )
 
 
-async def _one(server: Hearth, num_prompt: int, num_output: int, seeds: Any) -> Stream:
+async def _one(server: Hearth, num_prompt: int, num_output: int, seeds: Iterator[int]) -> Stream:
     body = {
         "prompt": prompt(num_prompt, next(seeds)),
         "max_tokens": num_output,

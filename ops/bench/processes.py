@@ -16,8 +16,8 @@ import time
 import urllib.request
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import psutil
 
 from runtime.blas import find_blas
@@ -113,20 +113,32 @@ async def _ready(port: int) -> None:
     raise TimeoutError("the server did not become ready within 120 s")
 
 
-def environment() -> dict[str, Any]:
+class Environment(msgspec.Struct):
     """What a reader needs to judge the figures."""
+
+    platform: str
+    python: str
+    cpu: str
+    cores: int
+    memory_gib: float
+    blas: str
+    load_before: list[float]
+    versions: dict[str, str]
+
+
+def environment() -> Environment:
+    """This machine, now."""
     blas = find_blas("auto")
-    versions = {name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm", "litestar")}
-    return {
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "blas": blas.name if blas else "bundled reference",
-        "load_before": [round(load, 2) for load in os.getloadavg()],
-        "versions": versions,
-    }
+    return Environment(
+        platform=platform.platform(),
+        python=platform.python_version(),
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 0,
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        blas=blas.name if blas else "bundled reference",
+        load_before=[round(load, 2) for load in os.getloadavg()],
+        versions={name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm", "litestar")},
+    )
 
 
 def _cpu_name() -> str:

@@ -26,6 +26,7 @@ _upstream: Any = importlib.import_module("mlx_lm.generate")
 
 _BUCKET_TOKENS = (4096, 16384, 65536)
 _METADATA_STEPS = 64
+_METADATA = frozenset({"left_padding", "lengths", "offset", "_lengths"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +266,11 @@ def _int(token: mx.array) -> int:
 def _collect_metadata(cache: Any, arrays: list[mx.array]) -> None:
     for child in getattr(cache, "caches", ()):
         _collect_metadata(child, arrays)
-    for name in ("left_padding", "lengths", "offset", "_lengths"):
-        value = getattr(cache, name, None)
-        if isinstance(value, mx.array):
-            arrays.append(value)
+    arrays.extend(
+        value
+        for name, value in vars(cache).items()
+        if name in _METADATA and isinstance(value, mx.array)
+    )
 
 
 def warm_decode(model: LoadedModel, token_ids: list[int], kv: list[Any]) -> None:

@@ -6,7 +6,7 @@ Knows mlx-lm's `TokenizerWrapper` by the few attributes below.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jinja2
@@ -95,7 +95,7 @@ class Template:
                 f"The model's chat template refuses these messages: {error}", "messages"
             ) from error
 
-    def _renderer(self, kwargs: dict[str, Any]) -> Callable[..., str]:
+    def _renderer(self, kwargs: dict[str, object]) -> Callable[..., str]:
         wrapper = self._tokenizer
         # Upstream's wrapper turns thinking on when nobody asked; the template's default is better.
         has_jinja = getattr(wrapper, "chat_template", None) is not None
@@ -125,13 +125,15 @@ class Template:
 
 
 def _is_byte_level(backend: Any) -> bool:
-    decoder: dict[str, Any] = json.loads(backend.to_str()).get("decoder") or {}
-    parts: list[dict[str, Any]] = [decoder, *decoder.get("decoders", [])]
+    decoder: Any = json.loads(backend.to_str())["decoder"]
+    if decoder is None:
+        return False
+    parts: list[Mapping[str, object]] = [decoder, *decoder.get("decoders", [])]
     return any(part.get("type") == "ByteLevel" for part in parts)
 
 
-def _template_kwargs(prompt: ChatPrompt) -> dict[str, Any]:
-    given: dict[str, Any] = json.loads(prompt.template_kwargs)
+def _template_kwargs(prompt: ChatPrompt) -> dict[str, object]:
+    given: dict[str, object] = json.loads(prompt.template_kwargs)
     if reserved := _OWN_KWARGS & given.keys():
         name = min(reserved)
         raise InvalidRequest(f"{name!r} is not yours to set.", f"chat_template_kwargs.{name}")
@@ -140,8 +142,8 @@ def _template_kwargs(prompt: ChatPrompt) -> dict[str, Any]:
     return given | {"tokenize": False, "add_generation_prompt": True}
 
 
-def _template_message(message: Message) -> dict[str, Any]:
-    rendered: dict[str, Any] = {"role": message.role, "content": message.text}
+def _template_message(message: Message) -> dict[str, object]:
+    rendered: dict[str, object] = {"role": message.role, "content": message.text}
     if message.reasoning is not None:
         rendered["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -168,8 +170,8 @@ def _arguments(text: str) -> Any:
         return text
 
 
-def _template_tool(tool: Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": json.loads(tool.parameters)}
+def _template_tool(tool: Tool) -> dict[str, object]:
+    function: dict[str, object] = {"name": tool.name, "parameters": json.loads(tool.parameters)}
     if tool.description is not None:
         function["description"] = tool.description
     return {"type": "function", "function": function}
