@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 from runtime.catalog import Catalog
 from runtime.embedded import HEARTH_TINY
 from runtime.errors import UnknownModel
-from runtime.settings import ModelSettings, SamplingSettings, Settings
-from runtime.types import ModelSpec, SamplingParams
+from runtime.settings import ModelSettings, Settings
+from runtime.types import ModelSpec
+from tests.model_folders import make_model
 
-CONFIG = {"model_type": "qwen3", "max_position_embeddings": 2048}
 REPO = "mlx-community/Qwen3-4B-4bit"
 COMMIT = "0123456789abcdef"
 
@@ -49,15 +49,6 @@ def open_catalog(tmp_path: Path, clock: Clock) -> Callable[..., Catalog]:
 Open = Callable[..., Catalog]
 
 
-def make_model(path: Path, config: object = CONFIG, **files: object) -> Path:
-    """A model directory with 8 bytes of weights; more files as JSON by name without suffix."""
-    path.mkdir(parents=True)
-    for name, content in {"config": config, **files}.items():
-        (path / f"{name}.json").write_text(json.dumps(content))
-    (path / "model.safetensors").write_bytes(b"\0" * 8)
-    return path
-
-
 def make_snapshot(tmp_path: Path, repo: str = REPO, commit: str = COMMIT) -> Path:
     """A cached snapshot: links into the blobs, as downloads make them."""
     folder = tmp_path / "hub" / f"models--{repo.replace('/', '--')}"
@@ -76,7 +67,7 @@ def ids(catalog: Catalog) -> list[str]:
     return [spec.id for spec in catalog.models()]
 
 
-def reasons(logs: list[dict[str, object]]) -> list[tuple[object, object]]:
+def reasons(logs: Sequence[Mapping[str, object]]) -> list[tuple[object, object]]:
     return [(log["model"], log["reason"]) for log in logs if log["event"] == "model left out"]
 
 
@@ -296,61 +287,6 @@ def test_a_directory_without_weights_is_left_out(open_catalog: Open, tmp_path: P
     with capture_logs() as logs:
         assert ids(open_catalog()) == ["hearth-tiny"]
     assert reasons(logs) == [("a", f"{path} has no weights (*.safetensors)")]
-
-
-@pytest.mark.parametrize(
-    ("config", "tokenizer", "context"),
-    [
-        ({"max_position_embeddings": 40960}, {}, 40960),
-        ({"text_config": {"max_position_embeddings": 8192}}, {}, 8192),
-        ({"max_position_embeddings": 4000, "text_config": {}}, {"model_max_length": 2000}, 2000),
-        ({"max_position_embeddings": 4000}, {"model_max_length": 8000}, 4000),
-        ({"max_position_embeddings": 4000}, {"model_max_length": 10**30}, 4000),
-        ({"max_position_embeddings": 4000}, {"model_max_length": 1e30}, 4000),
-        ({"max_position_embeddings": 4000}, {"model_max_length": 1}, 4000),
-        ({}, {"model_max_length": 10**30}, 4096),
-        ({"max_position_embeddings": None, "text_config": None}, {}, 4096),
-    ],
-)
-def test_the_context_is_the_smallest_sane_limit(
-    open_catalog: Open, tmp_path: Path, config: object, tokenizer: object, context: int
-):
-    config = {"model_type": "x", **(config if isinstance(config, dict) else {})}
-    make_model(tmp_path / "home" / "models" / "a", config, tokenizer_config=tokenizer)
-    assert open_catalog().resolve("a").context == context
-    models = {"a": ModelSettings(context=100)}
-    assert open_catalog(models=models).resolve("a").context == 100
-
-
-def test_sampling_comes_from_the_makers_unless_configured(open_catalog: Open, tmp_path: Path):
-    given = {
-        "do_sample": True,
-        "temperature": 0.6,
-        "top_p": 0.95,
-        "top_k": 20,
-        "min_p": 0,
-        "repetition_penalty": 1.05,
-        "eos_token_id": [1, 2],
-    }
-    make_model(tmp_path / "home" / "models" / "a", CONFIG, generation_config=given)
-    made = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.0, repetition_penalty=1.05)
-    assert open_catalog().resolve("a").sampling == made
-    models = {"a": ModelSettings(sampling=SamplingSettings(temperature=0.1, seed=7))}
-    assert open_catalog(models=models).resolve("a").sampling == SamplingParams(
-        temperature=0.1, seed=7, top_p=0.95, top_k=20, min_p=0.0, repetition_penalty=1.05
-    )
-
-
-def test_makers_who_do_not_sample_mean_temperature_zero(open_catalog: Open, tmp_path: Path):
-    given = {"do_sample": False, "temperature": 0.6}
-    make_model(tmp_path / "home" / "models" / "a", CONFIG, generation_config=given)
-    assert open_catalog().resolve("a").sampling == SamplingParams(temperature=0.0)
-
-
-def test_sampling_values_without_sense_are_left_out(open_catalog: Open, tmp_path: Path):
-    given = {"temperature": "hot", "top_p": 7, "top_k": None, "repetition_penalty": 1.1}
-    make_model(tmp_path / "home" / "models" / "a", CONFIG, generation_config=given)
-    assert open_catalog().resolve("a").sampling == SamplingParams(repetition_penalty=1.1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""What a model's directory says: its context and its makers' sampling."""
+
+from pathlib import Path
+
+import pytest
+
+from runtime.model_files import read_spec
+from runtime.settings import ModelSettings, SamplingSettings
+from runtime.types import SamplingParams
+from tests.model_folders import CONFIG, make_model
+
+NO_SETTINGS = ModelSettings()
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "context"),
+    [
+        ({"max_position_embeddings": 40960}, {}, 40960),
+        ({"text_config": {"max_position_embeddings": 8192}}, {}, 8192),
+        ({"max_position_embeddings": 4000, "text_config": {}}, {"model_max_length": 2000}, 2000),
+        ({"max_position_embeddings": 4000}, {"model_max_length": 8000}, 4000),
+        ({"max_position_embeddings": 4000}, {"model_max_length": 10**30}, 4000),
+        ({"max_position_embeddings": 4000}, {"model_max_length": 1e30}, 4000),
+        ({"max_position_embeddings": 4000}, {"model_max_length": 1}, 4000),
+        ({}, {"model_max_length": 10**30}, 4096),
+        ({"max_position_embeddings": None, "text_config": None}, {}, 4096),
+    ],
+)
+def test_the_context_is_the_smallest_sane_limit(
+    tmp_path: Path, config: dict[str, object], tokenizer: object, context: int
+):
+    path = make_model(tmp_path / "a", {"model_type": "x"} | config, tokenizer_config=tokenizer)
+    assert read_spec("a", path, NO_SETTINGS).context == context
+    assert read_spec("a", path, ModelSettings(context=100)).context == 100
+
+
+def test_sampling_comes_from_the_makers_unless_configured(tmp_path: Path):
+    given = {
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0,
+        "repetition_penalty": 1.05,
+        "eos_token_id": [1, 2],
+    }
+    path = make_model(tmp_path / "a", CONFIG, generation_config=given)
+    made = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.0, repetition_penalty=1.05)
+    assert read_spec("a", path, NO_SETTINGS).sampling == made
+    settings = ModelSettings(sampling=SamplingSettings(temperature=0.1, seed=7))
+    assert read_spec("a", path, settings).sampling == SamplingParams(
+        temperature=0.1, seed=7, top_p=0.95, top_k=20, min_p=0.0, repetition_penalty=1.05
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "sampling"),
+    [
+        ({"do_sample": False, "temperature": 0.6}, SamplingParams(temperature=0.0)),
+        (
+            {"temperature": "hot", "top_p": 7, "top_k": None, "repetition_penalty": 1.1},
+            SamplingParams(repetition_penalty=1.1),
+        ),
+    ],
+)
+def test_makers_who_do_not_sample_mean_temperature_zero_and_nonsense_is_left_out(
+    tmp_path: Path, given: object, sampling: SamplingParams
+):
+    path = make_model(tmp_path / "a", CONFIG, generation_config=given)
+    assert read_spec("a", path, NO_SETTINGS).sampling == sampling
