@@ -1,0 +1,39 @@
+"""What can go wrong with files and rows. None of these ever reaches a client."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of everything the store reports. `reason` is machine-readable and counted."""
+
+    reason = "store"
+
+
+class SlotDamaged(StoreError):
+    """A slot file is not, or no longer, what its header says: truncated, flipped, foreign, old."""
+
+    reason = "damaged"
+
+
+class SlotMissing(StoreError):
+    """The file of a slot is gone."""
+
+    reason = "missing"
+
+
+class StoreFull(StoreError):
+    """There is no room: the disk, the quota or the cap."""
+
+    reason = "full"
+
+
+class StoreFailed(StoreError):
+    """Reading or writing failed for another reason of the system: I/O error, read-only, denied."""
+
+    reason = "failed"
+
+
+class StoreLocked(StoreError):
+    """Another server owns this store."""
+
+    reason = "locked"
