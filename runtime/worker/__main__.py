@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from runtime.errors import ContextTooLong, RequestRejected
+from runtime.errors import ContextTooLong, InvalidRequest, RequestRejected
 from runtime.wire import (
     Abort,
     Accepted,
@@ -147,6 +147,11 @@ class Worker:
                 group = intake.admit(command.request)
             except RequestRejected as error:
                 self._sender.send(_rejected(request_id, error))
+                continue
+            except Exception as error:  # whatever a template does, the next request is admitted
+                traceback.print_exc()
+                refusal = InvalidRequest(f"The prompt cannot be read: {type(error).__name__}.")
+                self._sender.send(_rejected(request_id, refusal))
                 continue
             accepted = Accepted(request_id=request_id, num_prompt_tokens=group.num_prompt_tokens)
             self._sender.send(accepted)

@@ -20,6 +20,7 @@ from runtime.types import SamplingParams
 Sampler = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
+_MIN_TEMPERATURE = 1e-5
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -33,12 +34,12 @@ def make_sampler(
     With a seed, draw number n depends on (seed, choice, n) alone; `num_drawn` resumes at n.
     """
     temperature = 1.0 if sampling.temperature is None else sampling.temperature
-    if temperature == 0.0:
+    if temperature < _MIN_TEMPERATURE:
         return _greedy
     top_k = sampling.top_k or 0
     filters = (
         temperature,
-        0 if top_k >= vocab_size else top_k,
+        top_k if 0 < top_k < vocab_size else 0,
         1.0 if sampling.top_p is None else sampling.top_p,
         sampling.min_p or 0.0,
     )

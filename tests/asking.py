@@ -1,0 +1,140 @@
+"""Requests to a real supervisor with real workers, and their whole answers."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.catalog import Catalog
+from runtime.generation import Generation
+from runtime.settings import Settings
+from runtime.supervisor import ModelStatus, Supervisor
+from runtime.types import (
+    Chunk,
+    Failed,
+    Finished,
+    GenerateRequest,
+    Prompt,
+    ReasoningDelta,
+    SamplingParams,
+    TextDelta,
+    TextPrompt,
+    TokenLogprobs,
+    ToolCall,
+    ToolCallDelta,
+)
+from runtime.worker_process import WorkerProcess
+
+GREEDY = SamplingParams(temperature=0.0)
+PATIENCE_S = 10.0
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All chunks of one request; the properties are of one choice unless they say otherwise."""
+
+    chunks: tuple[Chunk, ...]
+    index: int = 0
+
+    def choice(self, index: int) -> "Answer":
+        return Answer(self.chunks, index)
+
+    @property
+    def pieces(self) -> list[str]:
+        return [c.text for c in self.chunks if isinstance(c, TextDelta) and c.index == self.index]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def reasoning(self) -> str:
+        deltas = [c for c in self.chunks if isinstance(c, ReasoningDelta)]
+        return "".join(c.text for c in deltas if c.index == self.index)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [c.call for c in self.chunks if isinstance(c, ToolCallDelta)]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        deltas = [c for c in self.chunks if isinstance(c, TextDelta | ReasoningDelta)]
+        return [one for c in deltas if c.index == self.index for one in c.logprobs]
+
+    @property
+    def finished(self) -> Finished:
+        (last,) = [c for c in self.chunks if isinstance(c, Finished) and c.index == self.index]
+        return last
+
+    @property
+    def failed(self) -> Failed:
+        last = self.chunks[-1]
+        assert isinstance(last, Failed), last
+        return last
+
+
+@asynccontextmanager
+async def supervising(home: Path, **settings: Any) -> AsyncGenerator[Supervisor]:
+    """A supervisor over the models in `home / "models"`; it loads nothing before it is asked."""
+    fields: dict[str, Any] = {"preload": (), "stop_timeout_s": 5.0} | settings
+    chosen = Settings(home=home, **fields)
+    supervisor = Supervisor(chosen, Catalog(chosen, hub_cache=home / "hub"))
+    await supervisor.start()
+    try:
+        yield supervisor
+    finally:
+        await supervisor.stop()
+
+
+def request(prompt: str | Prompt, *, model: str = "m", **fields: Any) -> GenerateRequest:
+    """A greedy request for at most 40 tokens unless told otherwise."""
+    if isinstance(prompt, str):
+        prompt = TextPrompt(text=prompt)
+    fields = {"sampling": GREEDY, "max_tokens": 40} | fields
+    return GenerateRequest(request_id=f"r{next(_numbers)}", model=model, prompt=prompt, **fields)
+
+
+async def answer(generation: Generation) -> Answer:
+    """Everything that it says, to the end.
+
+    Raises:
+        HearthError: it was refused or failed before the worker took it.
+    """
+    chunks: list[Chunk] = []
+    async with asyncio.timeout(PATIENCE_S):
+        await generation.accepted()
+        while arrived := await generation.next_chunks():
+            chunks += arrived
+    return Answer(tuple(chunks))
+
+
+async def ask(supervisor: Supervisor, prompt: str | Prompt, **fields: Any) -> Answer:
+    return await answer(supervisor.submit(request(prompt, **fields)))
+
+
+async def first_chunks(generation: Generation) -> list[Chunk]:
+    """What arrives first."""
+    async with asyncio.timeout(PATIENCE_S):
+        await generation.accepted()
+        return await generation.next_chunks() or []
+
+
+def worker_of(supervisor: Supervisor, model: str = "m") -> WorkerProcess:
+    return supervisor._workers[model]
+
+
+def status_of(supervisor: Supervisor, model: str = "m") -> ModelStatus:
+    (status,) = [one for one in supervisor.status() if one.spec.id == model]
+    return status
+
+
+def script(token_ids: Sequence[int], **sampling: Any) -> SamplingParams:
+    """Sampling that has any model say exactly these tokens, none of which may occur twice."""
+    assert len(set(token_ids)) == len(token_ids)
+    bias = tuple((token_id, 10_000.0 - 10 * i) for i, token_id in enumerate(token_ids))
+    return SamplingParams(temperature=0.0, logit_bias=bias, presence_penalty=1e6, **sampling)
