@@ -15,6 +15,12 @@ class SlotDamaged(StoreError):
     reason = "damaged"
 
 
+class SlotForeign(SlotDamaged):
+    """A slot of another format version; not ours to delete."""
+
+    reason = "foreign"
+
+
 class SlotMissing(StoreError):
     """The file of a slot is gone."""
 
@@ -37,3 +43,15 @@ class StoreLocked(StoreError):
     """Another server owns this store."""
 
     reason = "locked"
+
+
+class IndexDamaged(StoreError):
+    """SQLite found its own file malformed. The next start checks it and rebuilds from slots."""
+
+    reason = "index_damaged"
+
+
+class StoreTooNew(StoreError):
+    """A later version of this software wrote this index; it is left as it is."""
+
+    reason = "too_new"

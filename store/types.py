@@ -17,9 +17,17 @@ TtlClass = Literal["short", "long", "extended", "pinned"]
 TTL_S: dict[TtlClass, float] = {"short": 3600.0, "long": 86_400.0, "extended": 604_800.0}
 """How long a slot lives on disk after its last use, in seconds; pinned ones for ever."""
 
+HIT_HALF_LIFE_S = 6 * 3600.0
+"""After this long without use a hit counts half, in the index and in eviction."""
+
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of the value types."""
+
+
+def decayed_hits(hits: float, age_s: float) -> float:
+    """What `hits`, counted `age_s` seconds ago, are worth now."""
+    return hits * 2.0 ** (-max(age_s, 0.0) / HIT_HALF_LIFE_S)
 
 
 class SlotHeader(Struct, frozen=True):
@@ -57,11 +65,115 @@ class SlotRow(Struct, frozen=True):
 
     header: SlotHeader
     disk_bytes: int
-    tier: Tier = "warm"
     last_used_s: float
+    tier: Tier = "warm"
     hits: float = 0.0
     num_children: int = 0
     is_pinned: bool = False
+
+
+class Candidate(Struct, frozen=True):
+    """What eviction weighs: a slot, or a piece of memory. `hits` is as it was at `last_used_s`.
+
+    `num_children` counts all children, also those that are not candidates.
+    """
+
+    id: str
+    parent: str | None
+    num_children: int
+    size_bytes: int
+    recompute_ms: float
+    last_used_s: float
+    hits: float = 0.0
+    ttl_class: TtlClass = "long"
+
+
+class SlotPlace(NamedTuple):
+    """Where a slot's file is: enough to remove it."""
+
+    id: str
+    tier: Tier
+
+
+class ModelRow(Struct, frozen=True):
+    """What is remembered of a model, by its model hash. None means never measured."""
+
+    hash: bytes
+    label: str
+    layout: str = ""
+    prefill_tokens_per_s: float | None = None
+    restore_bytes_per_s: float | None = None
+    weights_bytes: int | None = None
+    load_ms: float | None = None
+    peak_bytes: int | None = None
+    last_used_s: float = 0.0
+
+
+class FileStamp(NamedTuple):
+    """What tells that a file on this machine is still the one that was read."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+
+
+class ConversationRow(Struct, frozen=True):
+    """A conversation: the keyed hash of its id or first content, and where it stands.
+
+    `num_tokens` is the length of its latest turn; `leaf` the slot that holds its end, None when
+    nothing of it is on disk any more. Bytes and slots count everything it was ever part of.
+    """
+
+    key: bytes
+    model: bytes
+    leaf: str | None
+    num_tokens: int
+    last_used_s: float
+    created_s: float
+    num_turns: int = 1
+    ttl_s: float | None = None
+    num_slots: int = 0
+    disk_bytes: int = 0
+
+
+class RequestRow(Struct, frozen=True):
+    """One finished request: counts and times, never its text.
+
+    `tier` is where its cached tokens came from, `reason` says why not more were reused.
+    """
+
+    id: str
+    model: str
+    finished_s: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    tier: str
+    reason: str
+    finish_reason: str
+    queue_ms: float = 0.0
+    restore_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+class TierTotal(NamedTuple):
+    """What one model holds in one tier."""
+
+    model: bytes
+    tier: Tier
+    num_slots: int
+    num_tokens: int
+    disk_bytes: int
+
+
+class Instant(NamedTuple):
+    """One moment on both clocks: wall time may jump, `monotonic_s` counts on within `boot_id`."""
+
+    wall_s: float
+    monotonic_s: float
+    boot_id: str
 
 
 class TensorData(NamedTuple):
