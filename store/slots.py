@@ -1,0 +1,268 @@
+"""Slot files: stage, publish, read, verify, remove.
+
+The order that keeps promises P1 and P2: reserve, write a temporary file, sync its data, rename,
+sync the directory, and only then a row in the index. Every first read verifies all checksums.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from xxhash import xxh3_128
+
+from store.disk import (
+    CHUNK_BYTES,
+    NewFile,
+    SequentialReader,
+    Yield,
+    keep_going,
+    make_directory,
+    new_file,
+    opened,
+    reported,
+    sync_directories,
+)
+from store.errors import SlotDamaged, StoreFailed
+from store.slot_format import (
+    TOKENS,
+    SlotContents,
+    TensorEntry,
+    front_bytes,
+    header_problem,
+    is_slot_id,
+    pack_front,
+    place,
+    tensor_problem,
+    unpack_front,
+)
+from store.temp_names import SUFFIX, slot_id_of, temp_name
+from store.types import SlotHeader, TensorData
+
+SLOTS = "slots"
+
+_FRONT_GUESS_BYTES = 16 << 10
+
+
+class StagedSlot(NamedTuple):
+    """A whole and synced slot file that has no name of its own yet. Sizes are in bytes."""
+
+    id: str
+    path: Path
+    num_bytes: int
+
+
+class VerifiedSlot(NamedTuple):
+    """A slot of which every byte was read and found as written."""
+
+    header: SlotHeader
+    token_ids: array[int]
+    num_bytes: int
+
+
+def slot_path(root: Path, slot_id: str) -> Path:
+    """Where the slot lives when published. Raises ValueError unless the id is 32 hex characters."""
+    if not is_slot_id(slot_id):
+        raise ValueError(f"not a slot id: {slot_id[:64]!r}")
+    return root / SLOTS / slot_id[:2] / f"{slot_id}{SUFFIX}"
+
+
+def stage(
+    root: Path,
+    header: SlotHeader,
+    token_ids: Sequence[int],
+    tensors: Sequence[TensorData],
+    yield_: Yield = keep_going,
+) -> StagedSlot:
+    """Write a slot beside its later place and sync it; `publish` makes it visible.
+
+    `yield_` is called with the bytes written since its last call, about every MiB. Whatever it
+    raises leaves nothing behind.
+
+    Raises:
+        ValueError: header, token ids and tensors contradict each other.
+        StoreFull: no room; noticed before the first byte where the filesystem can reserve.
+        StoreFailed: the system refused, or the data may not have reached the disk.
+    """
+    tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
+    pieces = [TensorData(TOKENS, "U32", (len(tokens),), memoryview(tokens)), *tensors]
+    entries = _checked_entries(header, pieces)
+    path = slot_path(root, header.id).with_name(temp_name(header.id))
+    make_directory(path.parent)
+    num_front_bytes = len(pack_front(header, entries))
+    num_bytes = num_front_bytes + entries[-1].end
+    with new_file(path, num_bytes) as file:
+        file.leave_room(num_front_bytes)
+        written = _write_payload(file, entries, pieces, yield_)
+        file.write_at(pack_front(header, written), 0)
+    return StagedSlot(header.id, path, num_bytes)
+
+
+def _checked_entries(header: SlotHeader, pieces: Sequence[TensorData]) -> list[TensorEntry]:
+    for name, dtype, shape, data in pieces:
+        if problem := tensor_problem(name, dtype, shape):
+            raise ValueError(problem)
+        if not data.c_contiguous:
+            raise ValueError(f"tensor {name} is not contiguous")
+    entries = place((name, dtype, shape) for name, dtype, shape, _ in pieces)
+    if len({entry.name for entry in entries}) != len(entries):
+        raise ValueError("two tensors have one name")
+    for entry, piece in zip(entries, pieces, strict=True):
+        if entry.num_bytes != piece.data.nbytes:
+            raise ValueError(f"{piece.data.nbytes} bytes for tensor {entry.name} {entry.shape}")
+    if problem := header_problem(header, entries):
+        raise ValueError(problem)
+    return entries
+
+
+def _write_payload(
+    file: NewFile, entries: Sequence[TensorEntry], pieces: Sequence[TensorData], yield_: Yield
+) -> list[TensorEntry]:
+    """Write and hash chunk by chunk; returns the entries with their checksums."""
+    written: list[TensorEntry] = []
+    unreported = 0
+    for entry, piece in zip(entries, pieces, strict=True):
+        hasher = xxh3_128()
+        data = piece.data.cast("B") if entry.num_bytes else memoryview(b"")
+        for start in range(0, entry.num_bytes, CHUNK_BYTES):
+            chunk = data[start : start + CHUNK_BYTES]
+            hasher.update(chunk)
+            file.write(chunk)
+            unreported += len(chunk)
+            if unreported >= CHUNK_BYTES:
+                yield_(unreported)
+                unreported = 0
+        written.append(entry._replace(checksum=hasher.hexdigest()))
+    if unreported:
+        yield_(unreported)
+    return written
+
+
+def publish(staged: StagedSlot) -> Path:
+    """Give a staged slot its name, durably. Returns its path. Raises as `publish_all`."""
+    return publish_all([staged])[0]
+
+
+def publish_all(group: Iterable[StagedSlot]) -> list[Path]:
+    """Give staged slots their names, then sync each directory once. Returns their paths in order.
+
+    Raises:
+        SlotMissing: a staged file is gone.
+        SlotDamaged: a staged file is not as long as it was.
+        StoreFailed: a name is taken already, or the system refused. Those renamed before are left
+            for the orphan sweep; none of the group may be acknowledged.
+    """
+    paths = [_rename(staged) for staged in group]
+    sync_directories(path.parent for path in paths)
+    return paths
+
+
+def _rename(staged: StagedSlot) -> Path:
+    if slot_id_of(staged.path.name) != staged.id:
+        raise SlotDamaged(f"{staged.path.name} does not hold slot {staged.id}")
+    path = staged.path.with_name(f"{staged.id}{SUFFIX}")
+    with opened(staged.path) as fd:
+        if os.fstat(fd).st_size != staged.num_bytes:
+            raise SlotDamaged(f"{staged.path.name} is not {staged.num_bytes} bytes long")
+    # Only the store's owner publishes, so nobody can take the name after this look.
+    if os.path.lexists(path):
+        raise StoreFailed(f"{path.name} exists already")
+    with reported(path):
+        staged.path.rename(path)
+    return path
+
+
+def read_header(path: Path) -> SlotHeader:
+    """The header of a slot file, checked; the payload is not read.
+
+    Raises:
+        SlotMissing, SlotDamaged, StoreFailed: as `verify`.
+    """
+    with opened(path) as fd:
+        return _named(path, read_contents(fd)).header
+
+
+def read_token_ids(path: Path) -> array[int]:
+    """The token ids of a slot file, checked; no other tensor is read. Raises as `verify`."""
+    with opened(path) as fd:
+        contents = _named(path, read_contents(fd))
+        reader = SequentialReader(fd, contents.payload_start, contents.file_bytes)
+        return _read_token_ids(reader, contents.tensors[0])
+
+
+def verify(path: Path, yield_: Yield = keep_going) -> VerifiedSlot:
+    """Read the whole file once, in order, and compare every checksum.
+
+    Afterwards the file is in the page cache; `mx.load(path)` gives the bytes that were verified.
+    `yield_` is called with the bytes read after each tensor.
+
+    Raises:
+        SlotMissing: there is no file.
+        SlotDamaged: any byte is not as written, it holds another slot than its name says, or it is
+            not a regular file.
+        StoreFailed: reading failed.
+    """
+    with opened(path) as fd:
+        contents = _named(path, read_contents(fd))
+        reader = SequentialReader(fd, contents.payload_start, contents.file_bytes)
+        token_ids = _read_token_ids(reader, contents.tensors[0])
+        for entry in contents.tensors[1:]:
+            hasher = xxh3_128()
+            for piece in reader.take(entry.num_bytes):
+                hasher.update(piece)
+            if hasher.hexdigest() != entry.checksum:
+                raise SlotDamaged(f"the checksum of {entry.name} differs")
+            yield_(entry.num_bytes)
+    return VerifiedSlot(contents.header, token_ids, contents.file_bytes)
+
+
+def read_contents(fd: int) -> SlotContents:
+    """Header and tensor table of the slot file open at `fd`, checked. Raises as `verify`."""
+    try:
+        file_bytes = os.fstat(fd).st_size
+        beginning = os.pread(fd, _FRONT_GUESS_BYTES, 0)
+        wanted = front_bytes(beginning, file_bytes)
+        while len(beginning) < wanted:
+            more = os.pread(fd, wanted - len(beginning), len(beginning))
+            if not more:
+                raise SlotDamaged("the file ends inside its header")
+            beginning += more
+    except OSError as error:
+        raise StoreFailed(f"reading failed: {error.strerror}") from error
+    return unpack_front(beginning[:wanted], file_bytes)
+
+
+def _named(path: Path, contents: SlotContents) -> SlotContents:
+    """A file under another slot's name is as wrong as a flipped bit."""
+    said = slot_id_of(path.name) or path.name.removesuffix(SUFFIX)
+    if said != contents.header.id:
+        raise SlotDamaged(f"{path.name} holds slot {contents.header.id}")
+    return contents
+
+
+def _read_token_ids(reader: SequentialReader, entry: TensorEntry) -> array[int]:
+    hasher = xxh3_128()
+    token_ids = array("I")
+    data = bytearray()
+    for piece in reader.take(entry.num_bytes):
+        hasher.update(piece)
+        data += piece
+    if hasher.hexdigest() != entry.checksum:
+        raise SlotDamaged("the checksum of the token ids differs")
+    token_ids.frombytes(data)
+    return token_ids
+
+
+def remove(path: Path) -> bool:
+    """Unlink a slot file; False where it was gone already. Raises StoreFailed."""
+    try:
+        with reported(path):
+            path.unlink()
+    except StoreFailed as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return False
+        raise
+    return True

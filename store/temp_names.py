@@ -1,0 +1,76 @@
+"""Names of unfinished files, which tell who is writing them and whether he still lives.
+
+A process is known by boot, number and start: numbers come again after a restart of a container.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+SUFFIX = ".safetensors"
+_NAME = re.compile(
+    r"\.tmp-(?P<boot>[0-9a-f]+)-(?P<pid>\d+)\.(?P<start>\d+)-(?P<id>[0-9a-f]{32})\.safetensors"
+)
+
+
+def temp_name(slot_id: str) -> str:
+    """The name of the file in which this process writes the slot `slot_id`."""
+    pid = os.getpid()
+    return f".tmp-{boot_id()}-{pid}.{_start_of(pid) or 0}-{slot_id}{SUFFIX}"
+
+
+def slot_id_of(name: str) -> str | None:
+    """The slot that is written under this name; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return match["id"] if match else None
+
+
+def is_abandoned(name: str) -> bool:
+    """Whether this is the name of an unfinished file whose writer is dead."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return False
+    return match["boot"] != boot_id() or _start_of(int(match["pid"])) != int(match["start"])
+
+
+@cache
+def boot_id() -> str:
+    """Which boot of the machine this is, in hex; "0" where the system does not say."""
+    if sys.platform == "darwin":
+        text = ctypes.create_string_buffer(64)
+        size = ctypes.c_size_t(64)
+        libc = ctypes.CDLL(ctypes.util.find_library("c"))
+        libc.sysctlbyname(b"kern.bootsessionuuid", text, ctypes.byref(size), None, 0)
+        return text.value.decode().replace("-", "").lower() or "0"
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
+    except OSError:
+        return "0"
+    return text.strip().replace("-", "")
+
+
+if sys.platform == "darwin":
+    import psutil
+
+    def _start_of(pid: int) -> int | None:
+        try:
+            return int(psutil.Process(pid).create_time() * 1e6)
+        except psutil.NoSuchProcess:
+            return None
+
+else:
+
+    def _start_of(pid: int) -> int | None:
+        """When process `pid` started, on a clock that nobody sets; None where there is none."""
+        try:
+            # The name may hold spaces and parentheses: fields are counted after the last one.
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return None
+        return int(fields[19])
