@@ -25,6 +25,22 @@ class HttpRequest(Request[None, None, State]):
     """A request whose `data` is validated while it is parsed, with one pass over its bytes."""
 
     @override
+    async def body(self) -> bytes:
+        """The bytes of the body, which Litestar asks for before it asks for `json()`.
+
+        Raises:
+            InvalidJson: there are none.
+            ClientLeft: the client went away while it sent them.
+        """
+        try:
+            body = await super().body()
+        except InternalServerException as error:
+            raise ClientLeft from error
+        if not body:
+            raise InvalidJson("it is empty")
+        return body
+
+    @override
     async def json(self) -> object:
         """The body as the type of the handler's `data` parameter.
 
@@ -32,17 +48,12 @@ class HttpRequest(Request[None, None, State]):
             WrongContentType: it is not declared as JSON, which browsers' forms cannot be either.
             InvalidJson: it is not JSON.
             InvalidRequest: a field has the wrong type; `param` is its path.
-            ClientLeft: the client went away while it sent the body.
         """
         media_type = self.content_type[0]
         if media_type != "application/json" and not media_type.endswith("+json"):
             raise WrongContentType(media_type)
-        try:
-            body = await self.body()
-        except InternalServerException as error:
-            raise ClientLeft from error
         field = self.route_handler.parsed_data_field
-        return _decoded(body, object if field is None else field.annotation)
+        return _decoded(await self.body(), object if field is None else field.annotation)
 
 
 @lru_cache(maxsize=64)

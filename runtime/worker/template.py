@@ -76,6 +76,9 @@ class Template:
                 return self._tokenizer.encode(text)
             case ChatPrompt():
                 text = self.render(prompt)
+                if not _is_encodable(text):
+                    message = "The messages contain half a surrogate pair, which is no character."
+                    raise InvalidRequest(message, "messages")
                 return self._tokenizer.encode(text, add_special_tokens=False)
 
     def render(self, prompt: ChatPrompt) -> str:
@@ -122,6 +125,15 @@ class Template:
         (piece,) = self._tokenizer.convert_ids_to_tokens([token_id])
         text = self._tokenizer.decode([token_id])
         return text, token_bytes(piece or "", is_byte_level=self._is_byte_level)
+
+
+def _is_encodable(text: str) -> bool:
+    """Not so where JSON inside of JSON (a tool call's arguments) escapes half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_byte_level(backend: Any) -> bool:

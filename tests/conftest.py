@@ -1,0 +1,52 @@
+"""What the tests share: a model that takes no time to load, and a server that has it loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.running_server import RunningServer, running
+from tests.tiny_models import write_model
+
+
+@pytest.fixture(scope="session")
+def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of models: `tiny` works, `broken` looks like a model and cannot be loaded."""
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "tiny")
+    broken = write_model(folder / "broken")
+    (broken / "model.safetensors").write_bytes(b"\xff" * 64)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[RunningServer]:
+    """A server as it comes, with `tiny` loaded."""
+    home = tmp_path_factory.mktemp("home")
+    config = f'models_dir = "{models_dir}"\ndefault_model = "tiny"\n[aliases]\nlittle = "tiny"\n'
+    with running(home, config=config) as server:
+        yield server
+        assert "Traceback" not in server.stderr
+
+
+@pytest.fixture(scope="session")
+def narrow_server(
+    tmp_path_factory: pytest.TempPathFactory, models_dir: Path
+) -> Iterator[RunningServer]:
+    """A server with room for one running request, a short queue and frequent signs of life."""
+    home = tmp_path_factory.mktemp("narrow")
+    config = f"""
+models_dir = "{models_dir}"
+default_model = "tiny"
+preload = []
+max_batch = 1
+max_queue = 4
+keep_alive_s = 0.05
+prefill_slice = 32
+max_body_bytes = 20000000
+"""
+    with running(home, config=config) as server:
+        yield server
+        assert "Traceback" not in server.stderr

@@ -1,0 +1,198 @@
+"""A server as its users run it: its own process, a real worker, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).parent.parent
+START_S = 60.0
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class RunningServer:
+    """One `hearth serve`; its output is kept in files, so that it never waits for a reader."""
+
+    def __init__(self, home: Path, process: subprocess.Popen[bytes], port: int) -> None:
+        self.home = home
+        self.process = process
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.ready_line = ""
+        self._http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    @property
+    def stderr(self) -> str:
+        return (self.home / "stderr.txt").read_text()
+
+    def wait_until_ready(self, timeout_s: float = START_S) -> None:
+        """Take the ready line, which is printed when the models are loaded."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
+        self.ready_line = self.process.stdout.readline().decode().strip() if ready else ""
+        assert self.ready_line, f"no ready line within {timeout_s:g} s:\n{self.stderr}"
+
+    def close(self) -> None:
+        self._http.close()
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, timeout=30, trust_env=False)
+
+    def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        return self._http.request(method, path, **kwargs)
+
+    def get(self, path: str) -> httpx.Response:
+        return self.request("GET", path)
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return self.request("POST", path, json=body)
+
+    def figure(self, name: str, **labels: str) -> float:
+        """A figure of /metrics, summed over the labels that are not given."""
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def worker_pid(self) -> int:
+        """The process of the model that was started last."""
+        lines = [line for line in self.stderr.splitlines() if "worker started" in line]
+        return int(lines[-1].rsplit("pid=", 1)[1].split()[0])
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """End it as an operator does; the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """The test's environment without any of our own variables, but with these."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
+    return kept | {"HF_HUB_OFFLINE": "1"} | dict(changes)
+
+
+@contextmanager
+def started(
+    home: Path, *flags: str, config: str = "", **variables: str
+) -> Generator[RunningServer]:
+    """A server that was started and is not ready yet; killed at the end if it still runs."""
+    home.mkdir(parents=True, exist_ok=True)
+    if config:
+        (home / "hearth.toml").write_text(config)
+    port = free_port()
+    command = [sys.executable, "-m", "api", "serve", "--home", str(home), "--port", str(port)]
+    with (home / "stderr.txt").open("wb") as stderr:
+        process = subprocess.Popen(
+            [*command, *flags],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            cwd=ROOT,
+            env=environment(variables),
+        )
+    server = RunningServer(home, process, port)
+    try:
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        server.close()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@contextmanager
+def running(
+    home: Path, *flags: str, config: str = "", **variables: str
+) -> Generator[RunningServer]:
+    """A server that is ready; stopped gracefully at the end."""
+    with started(home, *flags, config=config, **variables) as server:
+        server.wait_until_ready()
+        yield server
+        server.stop()
+
+
+def events_of(body: str) -> list[Any]:
+    """The decoded events of a finished stream, `[DONE]` as a string."""
+    blocks = [block for block in body.split("\n\n") if block and not block.startswith(":")]
+    assert all(block.startswith("data: ") for block in blocks), blocks
+    return [_event(block) for block in blocks]
+
+
+def _event(block: str) -> Any:
+    data = block.removeprefix("data: ")
+    return data if data == "[DONE]" else json.loads(data)
+
+
+@asynccontextmanager
+async def streaming(server: RunningServer, path: str, body: Any) -> AsyncGenerator[Stream]:
+    """A stream whose headers have arrived; leaving the block closes the connection."""
+    async with (
+        server.client() as client,
+        client.stream("POST", path, json=body | {"stream": True}) as response,
+    ):
+        yield Stream(response)
+
+
+class Stream:
+    """A stream that is being read."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self.comments: list[str] = []
+        self.events: list[Any] = []
+        self._blocks = self._read()
+
+    async def _read(self) -> AsyncIterator[str]:
+        text = ""
+        async for piece in self.response.aiter_text():
+            *blocks, text = (text + piece).split("\n\n")
+            for block in blocks:
+                yield block
+        assert text == "", f"the stream broke off inside {text!r}"
+
+    async def next(self) -> bool:
+        """Read one event or comment; False at the end."""
+        async for block in self._blocks:
+            if block.startswith(":"):
+                self.comments.append(block)
+            else:
+                assert block.startswith("data: "), block
+                self.events.append(_event(block))
+            return True
+        return False
+
+    async def next_event(self) -> Any:
+        """The next event, comments skipped."""
+        num_events = len(self.events)
+        while len(self.events) == num_events:
+            assert await self.next(), "the stream ended"
+        return self.events[-1]
+
+    async def rest(self) -> list[Any]:
+        """All events up to the end."""
+        while await self.next():
+            pass
+        return self.events
