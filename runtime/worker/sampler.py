@@ -1,7 +1,7 @@
 """Sampling parameters to what BatchGenerator takes: a sampler and logits processors per row.
 
-Knows mlx-lm's filter functions (`apply_top_k` and its siblings). Order: logit bias, penalties,
-temperature, top-k, top-p, min-p, draw. A row's result never depends on the other rows.
+Knows mlx-lm's `apply_top_k`. Order: logit bias, penalties, temperature, top-k, top-p, min-p, draw.
+A row's result never depends on the other rows.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -9,11 +9,12 @@ temperature, top-k, top-p, min-p, draw. A row's result never depends on the othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 
 import mlx.core as mx
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+from mlx_lm.sample_utils import apply_top_k
 
 from runtime.types import SamplingParams
 
@@ -76,10 +77,21 @@ def _filtered(
     if 0.0 < top_p < 1.0 or min_p:
         scaled = scaled - mx.logsumexp(scaled, axis=-1, keepdims=True)
     if 0.0 < top_p < 1.0:
-        scaled = apply_top_p(scaled, top_p)
+        scaled = _top_p(scaled, top_p)
     if min_p:
-        scaled = apply_min_p(scaled, min_p)
+        floor = mx.max(scaled, axis=-1, keepdims=True) + math.log(min_p)
+        scaled = mx.where(scaled < floor, -mx.inf, scaled)
     return scaled
+
+
+def _top_p(logprobs: mx.array, top_p: float) -> mx.array:
+    # mlx-lm compiles its own for every value anew, which holds up the whole batch for a second.
+    ordered = mx.sort(logprobs, axis=-1)
+    probs = mx.exp(ordered.astype(mx.float32))
+    mass_above = mx.cumsum(probs, axis=-1, reverse=True, inclusive=False)
+    num_dropped = (mass_above >= top_p).sum(axis=-1, keepdims=True)
+    threshold = mx.take_along_axis(ordered, num_dropped, axis=-1)
+    return mx.where(logprobs < threshold, -mx.inf, logprobs)
 
 
 @lru_cache(maxsize=256)
