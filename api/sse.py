@@ -122,8 +122,10 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     """All that is sent, with a sign of life whenever nothing else was for `keep_alive_s`."""
     try:
-        while not await _is_accepted(answer, keep_alive_s):
+        patience_s = 0.0
+        while not await _is_accepted(answer, patience_s):
             yield renderer.sign_of_life(answer.phase)
+            patience_s = keep_alive_s
         if opening := renderer.opening():
             yield opening
         now_s = asyncio.get_running_loop().time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from tests.tiny_models import write_model
 
 @pytest.fixture(scope="session")
 def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of models: `tiny` works, `broken` looks like a model and cannot be loaded."""
+    """`tiny` and its copy `twin` work, `broken` looks like a model and cannot be loaded."""
     folder = tmp_path_factory.mktemp("models")
-    write_model(folder / "tiny")
-    broken = write_model(folder / "broken")
+    shutil.copytree(write_model(folder / "tiny"), folder / "twin")
+    broken = folder / "broken"
+    shutil.copytree(folder / "tiny", broken)
     (broken / "model.safetensors").write_bytes(b"\xff" * 64)
     return folder
 
@@ -43,7 +45,7 @@ default_model = "tiny"
 preload = []
 max_batch = 1
 max_queue = 4
-keep_alive_s = 0.05
+keep_alive_s = 0.2
 prefill_slice = 32
 max_body_bytes = 20000000
 """

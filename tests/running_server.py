@@ -53,6 +53,9 @@ class RunningServer:
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         return self._http.request(method, path, **kwargs)
 
+    def stream(self, method: str, path: str, **kwargs: Any) -> Any:
+        return self._http.stream(method, path, **kwargs)
+
     def get(self, path: str) -> httpx.Response:
         return self.request("GET", path)
 
@@ -68,6 +71,11 @@ class RunningServer:
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         )
+
+    def cold_model(self) -> str:
+        """A model that works and is not loaded."""
+        states = {card["id"]: card["state"] for card in self.get("/v1/models").json()["data"]}
+        return next(name for name in ("tiny", "twin") if states[name] == "cold")
 
     def worker_pid(self) -> int:
         """The process of the model that was started last."""
@@ -102,10 +110,10 @@ def started(
     if config:
         (home / "hearth.toml").write_text(config)
     port = free_port()
-    command = [sys.executable, "-m", "api", "serve", "--home", str(home), "--port", str(port)]
+    variables = {"HEARTH_HOME": str(home), "HEARTH_PORT": str(port)} | variables
     with (home / "stderr.txt").open("wb") as stderr:
         process = subprocess.Popen(
-            [*command, *flags],
+            [sys.executable, "-m", "api", "serve", *flags],
             stdout=subprocess.PIPE,
             stderr=stderr,
             cwd=ROOT,

@@ -1,0 +1,208 @@
+"""A client that leaves frees its place within one step, whatever was going on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from litestar.types import ASGIApp
+
+from api.app import create_app
+from runtime.catalog import Catalog
+from runtime.settings import load_settings
+from runtime.supervisor import Supervisor
+from tests.running_server import CHAT, COMPLETIONS, RunningServer, streaming
+from tests.waiting import until
+
+SHORT: dict[str, Any] = {"model": "tiny", "prompt": "a kettle", "max_tokens": 2}
+LONG: dict[str, Any] = SHORT | {"max_tokens": 3500, "ignore_eos": True}
+SOON_S = 1.0
+
+
+def num_running(server: RunningServer) -> float:
+    return server.figure("hearth_running", model="tiny")
+
+
+@pytest.fixture
+async def occupied(narrow_server: RunningServer) -> AsyncGenerator[RunningServer]:
+    """A server with room for one, its model loaded; idle again in the end."""
+    assert narrow_server.post(COMPLETIONS, SHORT).status_code == 200
+    yield narrow_server
+    await until(lambda: num_running(narrow_server) == 0, "the server is idle again")
+
+
+async def waiting_request(client: httpx.AsyncClient, server: RunningServer) -> Any:
+    """A short request behind the long one that runs."""
+    task = asyncio.create_task(client.post(COMPLETIONS, json=SHORT))
+    await until(lambda: num_running(server) == 2, "both requests are at the worker")
+    return task
+
+
+async def test_a_stream_that_is_closed_makes_room_for_the_next(occupied: RunningServer) -> None:
+    async with occupied.client() as client:
+        async with streaming(occupied, COMPLETIONS, LONG) as stream:
+            await stream.next_event()
+            next_one = await waiting_request(client, occupied)
+            for _ in range(100):
+                await stream.next_event()
+            assert not next_one.done()  # it has no room while the stream runs
+        left_s = time.monotonic()
+        assert (await next_one).status_code == 200
+    assert time.monotonic() - left_s < SOON_S
+
+
+async def test_a_whole_answer_that_is_given_up_makes_room_for_the_next(
+    occupied: RunningServer,
+) -> None:
+    def num_left() -> float:
+        return occupied.figure("hearth_requests_total", route=COMPLETIONS, status="499")
+
+    before = num_left()
+    async with occupied.client() as leaving, occupied.client() as client:
+        answer = asyncio.create_task(leaving.post(COMPLETIONS, json=LONG))
+        await until(lambda: num_running(occupied) == 1, "the request runs")
+        next_one = await waiting_request(client, occupied)
+        left_s = time.monotonic()
+        answer.cancel()
+        assert (await next_one).status_code == 200
+    assert time.monotonic() - left_s < SOON_S
+    assert num_left() == before + 1
+
+
+async def test_a_client_that_leaves_the_queue_is_never_served(occupied: RunningServer) -> None:
+    async with streaming(occupied, COMPLETIONS, LONG) as stream, occupied.client() as client:
+        await stream.next_event()
+        waiting = await waiting_request(client, occupied)
+        waiting.cancel()
+        await until(lambda: num_running(occupied) == 1, "the request left the queue", SOON_S)
+
+
+async def test_a_client_that_leaves_while_its_model_loads_is_forgotten(
+    narrow_server: RunningServer,
+) -> None:
+    model = narrow_server.cold_model()
+
+    def num_waiting() -> float:
+        return narrow_server.figure("hearth_waiting", model=model)
+
+    async with narrow_server.client() as client:
+        answer = asyncio.create_task(client.post(COMPLETIONS, json=LONG | {"model": model}))
+        await until(lambda: num_waiting() == 1, "the request waits for its model")
+        answer.cancel()
+        await until(lambda: num_waiting() == 0, "the request is forgotten", SOON_S)
+
+
+async def test_a_client_that_reads_nothing_can_still_leave(server: RunningServer) -> None:
+    body = LONG | {"n": 16, "logprobs": 5, "stream": True}
+    payload = json.dumps(body).encode()
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(payload)}\r\n\r\n"
+    )
+
+    def num_steps() -> float:
+        return server.figure("hearth_inter_token_seconds_count", model="tiny")
+
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(head.encode() + payload)
+        await until(lambda: num_running(server) == 1, "the request runs")
+        begun = num_steps()
+        await until(lambda: num_steps() > begun + 20, "the server sends")
+    await until(lambda: num_running(server) == 0, "its place is free", SOON_S)
+    assert server.post(COMPLETIONS, SHORT).status_code == 200
+
+
+# The application itself, where a socket cannot show it: `send` that never returns
+
+
+class House:
+    """The application with a real worker behind it, driven without a server around it."""
+
+    def __init__(self, app: ASGIApp, supervisor: Supervisor) -> None:
+        self.app = app
+        self.supervisor = supervisor
+
+    @property
+    def num_running(self) -> int:
+        return sum(status.num_running for status in self.supervisor.status())
+
+    async def begin(self, path: str, body: Any, send: Any) -> tuple[Any, asyncio.Event]:
+        """A request under way, and the event that makes its client leave."""
+        has_left = asyncio.Event()
+        payload = [json.dumps(body).encode()]
+
+        async def receive() -> Any:
+            if payload:
+                return {"type": "http.request", "body": payload.pop(), "more_body": False}
+            await has_left.wait()
+            return {"type": "http.disconnect"}
+
+        scope: Any = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+        scope |= {"asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http"}
+        scope |= {"query_string": b"", "root_path": "", "client": ("test", 1), "server": ("x", 1)}
+        scope["headers"] = [(b"content-type", b"application/json")]
+        return asyncio.create_task(self.app(scope, receive, send)), has_left  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture
+async def house(tmp_path: Path, models_dir: Path) -> AsyncGenerator[House]:
+    flags = {"home": str(tmp_path), "models_dir": str(models_dir), "default_model": "tiny"}
+    settings = load_settings(flags | {"max_batch": "1"}, {})
+    catalog = Catalog(settings)
+    supervisor = Supervisor(settings, catalog)
+    await supervisor.start()
+    await until(lambda: supervisor.is_ready, "the model is loaded", 60)
+    yield House(create_app(settings, catalog, supervisor), supervisor)
+    await supervisor.stop()
+
+
+async def test_a_send_that_never_returns_holds_no_place(house: House) -> None:
+    for path, body in [
+        (COMPLETIONS, LONG | {"stream": True}),
+        (CHAT, LONG | {"stream": True, "messages": [{"role": "user", "content": "hi"}]}),
+    ]:
+        is_blocked = asyncio.Event()
+
+        async def send(message: Any, is_blocked: asyncio.Event = is_blocked) -> None:
+            if message["type"] == "http.response.body":
+                is_blocked.set()
+                await asyncio.Event().wait()
+
+        serving, has_left = await house.begin(path, body, send)
+        await asyncio.wait_for(is_blocked.wait(), 10)
+        assert house.num_running == 1
+        has_left.set()
+        await asyncio.wait_for(serving, SOON_S)
+        assert house.num_running == 0
+
+    sent: list[Any] = []
+
+    async def record(message: Any) -> None:
+        sent.append(message)
+
+    serving, _ = await house.begin(COMPLETIONS, SHORT, record)  # the worker's place is free too
+    await asyncio.wait_for(serving, SOON_S)
+    assert sent[0]["status"] == 200
+
+
+async def test_a_client_that_left_gets_no_whole_answer_and_holds_no_place(house: House) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    serving, has_left = await house.begin(COMPLETIONS, LONG, send)
+    await until(lambda: house.num_running == 1, "the request runs")
+    has_left.set()
+    await asyncio.wait_for(serving, SOON_S)
+    assert house.num_running == 0
+    assert sent[0]["status"] == 499

@@ -1,0 +1,163 @@
+"""Server-sent events as they stand on the wire, in good times and in bad ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.running_server import CHAT, COMPLETIONS, RunningServer, events_of, streaming
+from tests.waiting import until
+
+BODY: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "hi 😀"}],
+    "max_tokens": 12,
+    "ignore_eos": True,
+}
+LONG: dict[str, Any] = {
+    "model": "tiny",
+    "prompt": "the fox",
+    "max_tokens": 3500,
+    "ignore_eos": True,
+}
+
+
+def text_of(events: list[Any], field: str = "content") -> str:
+    """The text of all chunks of a chat stream with one choice."""
+    choices = [choice for event in events if event != "[DONE]" for choice in event["choices"]]
+    return "".join(choice["delta"].get(field, "") for choice in choices)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_every_event_is_one_line_of_json_between_blank_lines(
+    server: RunningServer, path: str
+) -> None:
+    body = BODY | {"prompt": "hi", "stream": True, "temperature": 1, "seed": 1, "max_tokens": 60}
+    response = server.post(path, body)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-request-id"]
+    assert "content-length" not in response.headers
+    assert response.content.endswith(b"\n\ndata: [DONE]\n\n")
+    *blocks, end = response.content.split(b"\n\n")
+    assert end == b""
+    for block in blocks[:-1]:
+        assert b"\n" not in block
+        assert b"\r" not in block
+        json.loads(block.removeprefix(b"data: ").decode("utf-8"))  # whole characters only
+
+
+def test_one_id_belongs_to_all_events_and_to_no_other_answer(server: RunningServer) -> None:
+    ids = [
+        {event["id"] for event in events_of(server.post(CHAT, BODY | {"stream": True}).text)[:-1]}
+        for _ in range(2)
+    ]
+    assert [len(one) for one in ids] == [1, 1]
+    assert ids[0] != ids[1]
+
+
+def test_text_arrives_while_it_is_written(server: RunningServer) -> None:
+    body = LONG | {"stream": True, "max_tokens": 600}
+    with server.stream("POST", COMPLETIONS, json=body) as response:
+        pieces = [time.monotonic() for _ in response.iter_raw()]
+    assert len(pieces) > 100  # nearly one for each token
+    middle, end = (moment - pieces[0] for moment in (pieces[len(pieces) // 2], pieces[-1]))
+    assert 0.2 * end < middle < 0.8 * end
+
+
+def test_reasoning_is_streamed_apart_from_the_answer(server: RunningServer) -> None:
+    body = BODY | {"enable_thinking": True, "max_tokens": 30, "temperature": 1, "seed": 2}
+    whole = server.post(CHAT, body).json()
+    message = whole["choices"][0]["message"]
+    events = events_of(server.post(CHAT, body | {"stream": True}).text)
+    assert message["reasoning_content"]
+    assert text_of(events, "reasoning_content") == message["reasoning_content"]
+    assert text_of(events) == message["content"]
+    details = whole["usage"]["completion_tokens_details"]
+    assert details["reasoning_tokens"] == 30
+    plain = server.post(CHAT, body | {"enable_thinking": False}).json()["choices"][0]["message"]
+    assert "reasoning_content" not in plain
+
+
+async def test_comments_keep_a_stream_open_while_its_model_loads(
+    narrow_server: RunningServer,
+) -> None:
+    body = BODY | {"model": narrow_server.cold_model()}
+    async with streaming(narrow_server, CHAT, body) as stream:
+        opened_s = time.monotonic()
+        assert await stream.next()
+        assert stream.comments
+        assert time.monotonic() - opened_s < 0.1  # with the headers, not a period later
+        events = await stream.rest()
+    assert any("loading" in comment for comment in stream.comments), stream.comments
+    assert events[-1] == "[DONE]"
+
+
+async def test_comments_keep_a_stream_open_while_another_is_served(
+    narrow_server: RunningServer,
+) -> None:
+    async with streaming(narrow_server, COMPLETIONS, LONG) as first:
+        await first.next_event()
+        async with streaming(narrow_server, CHAT, BODY) as second:
+            while len(second.comments) < 3:
+                assert await second.next()
+            assert text_of(second.events) == ""  # there is room for one
+            await first.response.aclose()
+            assert (await second.rest())[-1] == "[DONE]"
+
+
+async def test_comments_tell_how_far_a_prefill_is(narrow_server: RunningServer) -> None:
+    prompt = [9 + index % 200 for index in range(4000)]
+    async with streaming(
+        narrow_server, COMPLETIONS, LONG | {"prompt": prompt, "max_tokens": 2}
+    ) as s:
+        await s.rest()
+    done = [int(c.split()[-1].split("/")[0]) for c in s.comments if "/3999" in c]
+    assert done, s.comments
+    assert done == sorted(done)
+    assert all(number % 32 == 0 for number in done)
+
+
+async def test_a_refusal_after_the_headers_is_an_event_and_the_end(
+    narrow_server: RunningServer,
+) -> None:
+    body = {"model": narrow_server.cold_model(), "prompt": [9] * 5000}
+    async with streaming(narrow_server, COMPLETIONS, body) as stream:
+        assert stream.response.status_code == 200  # nobody knew better while the model loaded
+        (event,) = await stream.rest()
+    assert event["error"]["code"] == "context_length_exceeded"
+    assert event["error"]["param"] == "prompt"
+
+
+async def test_a_worker_that_dies_ends_its_streams_with_an_error_and_is_replaced(
+    narrow_server: RunningServer,
+) -> None:
+    async with streaming(narrow_server, COMPLETIONS, LONG) as stream:
+        await stream.next_event()
+        os.kill(narrow_server.worker_pid(), signal.SIGKILL)
+        *_, last = await stream.rest()
+    assert last["error"]["code"] == "model_crashed"
+    assert last["error"]["type"] == "server_error"
+    assert narrow_server.post(CHAT, BODY).status_code == 200
+
+
+async def test_a_worker_that_dies_fails_whole_answers_with_a_status(
+    narrow_server: RunningServer,
+) -> None:
+    assert narrow_server.post(CHAT, BODY).status_code == 200
+    running = {"name": "hearth_running", "model": "tiny"}
+    async with narrow_server.client() as client:
+        answer = asyncio.create_task(client.post(COMPLETIONS, json=LONG))
+        await until(lambda: narrow_server.figure(**running) == 1, "the request runs")
+        os.kill(narrow_server.worker_pid(), signal.SIGKILL)
+        response = await answer
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "model_crashed"
+    assert response.headers["retry-after"]
