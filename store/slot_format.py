@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_128
 
 from store.errors import SlotDamaged, SlotForeign
 from store.types import SlotHeader
@@ -135,8 +135,10 @@ def _pack_front(slot: str, entries: Sequence[TensorEntry]) -> bytes:
 
 
 def _digest(front: bytes) -> bytes:
-    blank = front[:_DIGEST_START] + _NO_CHECKSUM.encode() + front[_DIGEST_END:]
-    return xxh3_128_hexdigest(blank).encode()
+    hasher = xxh3_128(front[:_DIGEST_START])
+    hasher.update(_NO_CHECKSUM.encode())
+    hasher.update(memoryview(front)[_DIGEST_END:])
+    return hasher.hexdigest().encode()
 
 
 def front_bytes(beginning: bytes, file_bytes: int) -> int:

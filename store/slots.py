@@ -223,16 +223,15 @@ def read_contents(fd: int) -> SlotContents:
     """Header and tensor table of the slot file open at `fd`, checked. Raises as `verify`."""
     try:
         file_bytes = os.fstat(fd).st_size
-        beginning = os.pread(fd, _FRONT_GUESS_BYTES, 0)
-        wanted = front_bytes(beginning, file_bytes)
-        while len(beginning) < wanted:
-            more = os.pread(fd, wanted - len(beginning), len(beginning))
-            if not more:
-                raise SlotDamaged("the file ends inside its header")
-            beginning += more
+        front = os.pread(fd, _FRONT_GUESS_BYTES, 0)
+        wanted = front_bytes(front, file_bytes)
+        if wanted > len(front):
+            front = os.pread(fd, wanted, 0)
     except OSError as error:
         raise StoreFailed(f"reading failed: {error.strerror}") from error
-    return unpack_front(beginning[:wanted], file_bytes)
+    if wanted > len(front):
+        raise SlotDamaged("the file ends inside its header")
+    return unpack_front(front[:wanted], file_bytes)
 
 
 def _named(path: Path, contents: SlotContents) -> SlotContents:

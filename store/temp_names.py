@@ -15,14 +15,15 @@ from pathlib import Path
 
 SUFFIX = ".safetensors"
 _NAME = re.compile(
-    r"\.tmp-(?P<boot>[0-9a-f]+)-(?P<pid>\d+)\.(?P<start>\d+)-(?P<id>[0-9a-f]{32})\.safetensors"
+    r"\.tmp-(?P<boot>[0-9a-f]+)-(?P<pid>\d+)\.(?P<start>\d+)-(?P<id>[0-9a-f]{32})"
+    r"\.safetensors(\.zst)?"
 )
 
 
-def temp_name(slot_id: str) -> str:
+def temp_name(slot_id: str, suffix: str = SUFFIX) -> str:
     """The name of the file in which this process writes the slot `slot_id`."""
     pid = os.getpid()
-    return f".tmp-{boot_id()}-{pid}.{_start_of(pid) or 0}-{slot_id}{SUFFIX}"
+    return f".tmp-{boot_id()}-{pid}.{_start_of(pid) or 0}-{slot_id}{suffix}"
 
 
 def slot_id_of(name: str) -> str | None:

@@ -1,0 +1,189 @@
+"""What keeps the store's directories in order: quarantine, abandoned files, ballast, free space."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from store.disk import (
+    CHUNK_BYTES,
+    PRIVATE_DIRECTORY,
+    make_directory,
+    new_file,
+    reported,
+    sync_directories,
+)
+from store.errors import StoreFull
+from store.slot_format import is_slot_id
+from store.slots import SLOTS
+from store.temp_names import SUFFIX, is_abandoned, temp_name
+
+COLD = "cold"
+QUARANTINE = "quarantine"
+MAX_QUARANTINE_BYTES = 1 << 30
+MAX_QUARANTINE_AGE_S = 86_400.0
+
+BALLAST = "ballast"
+BALLAST_BYTES = 32 << 20
+"""Four times SQLite's journal limit of 8 MiB, so that deleting rows always finds room."""
+
+MIN_FREE_BYTES = 10 << 30
+MIN_FREE_FRACTION = 0.05
+
+
+_FAN_OUT = "[0-9a-f][0-9a-f]"
+
+
+class DiskRoom(NamedTuple):
+    """The filesystem of a store, in bytes. `floor_bytes` are to stay free for everyone else."""
+
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def floor_bytes(self) -> int:
+        return max(MIN_FREE_BYTES, int(MIN_FREE_FRACTION * self.total_bytes))
+
+    @property
+    def usable_bytes(self) -> int:
+        """How much may be written; negative says how much has to go."""
+        return self.free_bytes - self.floor_bytes
+
+
+def disk_room(root: Path) -> DiskRoom:
+    """What the filesystem holds and what is free of it. Raises StoreFailed."""
+    with reported(root):
+        figures = os.statvfs(root)
+    return DiskRoom(figures.f_blocks * figures.f_frsize, figures.f_bavail * figures.f_frsize)
+
+
+def prepare(root: Path) -> None:
+    """Make the store's directories, private and durable; what exists stays. Raises StoreFailed."""
+    make_directory(root)
+    for name in (SLOTS, QUARANTINE):
+        make_directory(root / name)
+    slots = root / SLOTS
+    with reported(slots):
+        for number in range(256):
+            (slots / f"{number:02x}").mkdir(PRIVATE_DIRECTORY, exist_ok=True)
+    sync_directories([slots])
+
+
+def slot_files(root: Path) -> Iterator[Path]:
+    """Whatever bears the name of a published slot, in its place; of any kind and content."""
+    for path in _entries(root, f"{SLOTS}/{_FAN_OUT}"):
+        name = path.name.removesuffix(SUFFIX)
+        if is_slot_id(name) and path.name != name and path.parent.name == name[:2]:
+            yield path
+
+
+def sweep_temp(root: Path) -> int:
+    """Remove unfinished files of processes that are dead. Returns how many. Raises StoreFailed."""
+    places = (".", f"{SLOTS}/{_FAN_OUT}", f"{COLD}/{_FAN_OUT}")
+    paths = [path for place in places for path in _entries(root, place)]
+    abandoned = [path for path in paths if is_abandoned(path.name)]
+    for path in abandoned:
+        with reported(path):
+            path.unlink(missing_ok=True)
+    return len(abandoned)
+
+
+def _entries(root: Path, places: str) -> Iterator[Path]:
+    with reported(root):
+        for directory in sorted(root.glob(places)):
+            yield from sorted(directory.iterdir())
+
+
+def quarantine(root: Path, path: Path) -> Path:
+    """Move a damaged file out of the way, keeping it for a day. Returns where it is now.
+
+    Raises:
+        StoreFailed: it cannot be moved, or is gone.
+    """
+    directory = root / QUARANTINE
+    make_directory(directory)
+    moved = directory / f"{time.time_ns():020d}-{path.name}"
+    with reported(path):
+        path.rename(moved)
+    trim_quarantine(root)
+    return moved
+
+
+def trim_quarantine(
+    root: Path,
+    max_bytes: int = MAX_QUARANTINE_BYTES,
+    max_age_s: float = MAX_QUARANTINE_AGE_S,
+    now_s: float | None = None,
+) -> int:
+    """Remove the oldest files until the rest is young and small enough; returns how many.
+
+    `now_s` are seconds of the wall clock. `max_bytes=0` empties it. Raises StoreFailed.
+    """
+    now_s = time.time() if now_s is None else now_s
+    directory = root / QUARANTINE
+    with reported(directory):
+        kept = sorted(directory.iterdir()) if directory.is_dir() else []
+        sizes = [path.lstat().st_blocks * 512 for path in kept]
+        too_much = sum(sizes) - max_bytes
+        num_removed = 0
+        for path, size in zip(kept, sizes, strict=True):
+            is_old = now_s - _moved_s(path) > max_age_s
+            if too_much <= 0 and not is_old and max_bytes:
+                break
+            _remove_anything(path)
+            too_much -= size
+            num_removed += 1
+    return num_removed
+
+
+def _moved_s(path: Path) -> float:
+    stamp = path.name.partition("-")[0]
+    return int(stamp) / 1e9 if stamp.isdecimal() else 0.0
+
+
+def _remove_anything(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def keep_ballast(root: Path) -> bool:
+    """Hold some disk that can be given up when it is full; False where there is no room for it.
+
+    Raises:
+        StoreFailed: the system refused for another reason.
+    """
+    ballast = root / BALLAST
+    if ballast.exists():
+        return True
+    if disk_room(root).free_bytes < 4 * BALLAST_BYTES:
+        return False
+    temporary = root / temp_name("0" * 32)
+    chunk = os.urandom(CHUNK_BYTES)
+    try:
+        with new_file(temporary, BALLAST_BYTES) as file:
+            for _ in range(BALLAST_BYTES // CHUNK_BYTES):
+                file.write(chunk)
+    except StoreFull:
+        return False
+    with reported(ballast):
+        temporary.rename(ballast)
+    return True
+
+
+def drop_ballast(root: Path) -> bool:
+    """Give the ballast up, so that rows can be deleted on a full disk; False without one.
+
+    Raises:
+        StoreFailed: the system refused.
+    """
+    ballast = root / BALLAST
+    with reported(ballast):
+        existed = ballast.exists()
+        ballast.unlink(missing_ok=True)
+    return existed
