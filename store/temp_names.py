@@ -50,10 +50,10 @@ def boot_id() -> str:
         libc.sysctlbyname(b"kern.bootsessionuuid", text, ctypes.byref(size), None, 0)
         return text.value.decode().replace("-", "").lower() or "0"
     try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
+        text = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
         return "0"
-    return text.strip().replace("-", "")
+    return text.decode().strip().replace("-", "")
 
 
 if sys.platform == "darwin":

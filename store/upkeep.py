@@ -35,9 +35,6 @@ MIN_FREE_BYTES = 10 << 30
 MIN_FREE_FRACTION = 0.05
 
 
-_FAN_OUT = "[0-9a-f][0-9a-f]"
-
-
 class DiskRoom(NamedTuple):
     """The filesystem of a store, in bytes. `floor_bytes` are to stay free for everyone else."""
 
@@ -75,16 +72,17 @@ def prepare(root: Path) -> None:
 
 def slot_files(root: Path) -> Iterator[Path]:
     """Whatever bears the name of a published slot, in its place; of any kind and content."""
-    for path in _entries(root, f"{SLOTS}/{_FAN_OUT}"):
-        name = path.name.removesuffix(SUFFIX)
-        if is_slot_id(name) and path.name != name and path.parent.name == name[:2]:
-            yield path
+    for directory in _fan_out(root / SLOTS):
+        for path in _entries(directory):
+            name = path.name.removesuffix(SUFFIX)
+            if is_slot_id(name) and path.name != name and directory.name == name[:2]:
+                yield path
 
 
 def sweep_temp(root: Path) -> int:
     """Remove unfinished files of processes that are dead. Returns how many. Raises StoreFailed."""
-    places = (".", f"{SLOTS}/{_FAN_OUT}", f"{COLD}/{_FAN_OUT}")
-    paths = [path for place in places for path in _entries(root, place)]
+    directories = [root, *_fan_out(root / SLOTS), *_fan_out(root / COLD)]
+    paths = [path for directory in directories for path in _entries(directory)]
     abandoned = [path for path in paths if is_abandoned(path.name)]
     for path in abandoned:
         with reported(path):
@@ -92,10 +90,14 @@ def sweep_temp(root: Path) -> int:
     return len(abandoned)
 
 
-def _entries(root: Path, places: str) -> Iterator[Path]:
-    with reported(root):
-        for directory in sorted(root.glob(places)):
-            yield from sorted(directory.iterdir())
+def _fan_out(directory: Path) -> list[Path]:
+    with reported(directory):
+        return sorted(directory.glob("[0-9a-f][0-9a-f]"))
+
+
+def _entries(directory: Path) -> list[Path]:
+    with reported(directory):
+        return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
 def quarantine(root: Path, path: Path) -> Path:
