@@ -23,6 +23,8 @@ REPOSITORY = Path(__file__).parents[2]
 CHANGES = "mkdir,openat,fallocate,pwrite64,write,fdatasync,fsync,rename,unlink,close"
 _CALL = re.compile(r"(?:\d+ +)?(?P<name>[a-z0-9_]+)\((?P<arguments>.*)\) += (?P<result>.*)")
 
+_ESCAPED_BEGIN = "".join(f"\\x{byte:02x}" for byte in BEGIN.encode())
+
 
 class Call(NamedTuple):
     """One system call after the work began; the `nth` of its name since the process began."""
@@ -84,7 +86,7 @@ def _calls(log: str) -> list[Call]:
         seen[name] += 1
         if has_begun:
             calls.append(Call(name, seen[name], match["arguments"], match["result"]))
-        has_begun = has_begun or BEGIN in line
+        has_begun = has_begun or BEGIN in line or _ESCAPED_BEGIN in line
     return calls
 
 
