@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from runtime.errors import Aborted, HearthError
@@ -22,10 +23,16 @@ class Generation:
         self.phase = "queued"
         """What it waits for, in words for people: `queued`, `loading 40 %`, `prefill 512/4096`."""
         self._on_abort = on_abort
+        self._deadline_s = time.monotonic() + request.deadline_s
         self._accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._chunks: list[Chunk] = []
         self._arrived = asyncio.Event()
         self._num_open_choices = request.num_choices
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until its deadline, which counts from the submission."""
+        return max(0.0, self._deadline_s - time.monotonic())
 
     @property
     def is_finished(self) -> bool:

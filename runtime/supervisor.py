@@ -49,6 +49,7 @@ class _Record:
         self.num_crashes = 0
         self.is_unloadable = False
         self.last_error: str | None = None
+        self.last_worker: WorkerProcess | None = None
 
 
 class Supervisor:
@@ -124,8 +125,8 @@ class Supervisor:
         return tuple(self._status(spec) for spec in self._catalog.models())
 
     def stderr_tail(self, model: str) -> str:
-        """The last lines that the model's process printed."""
-        worker = self._workers.get(model)
+        """The last lines that the model's latest process to end printed."""
+        worker = self._record(model).last_worker
         return worker.stderr_tail if worker is not None else ""
 
     @property
@@ -191,6 +192,8 @@ class Supervisor:
         model = worker.spec.id
         if worker.state == "stopped" and self._workers.get(model) is worker:
             del self._workers[model]
+            self._record(model).last_worker = worker
+            self._spawn(worker.gone())
             if worker.error is not None:
                 self._bury(model, worker.error, was_loaded=worker.ready is not None)
         if not self._is_stopping:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Literal
 
+import msgspec
 import structlog
 
 from runtime.blas import find_blas
@@ -47,7 +48,12 @@ from runtime.wire import (
     LoadProgress,
     Ready,
     Rejected,
+    SlotBad,
+    SlotStaged,
+    SlotsUsed,
+    SlotsWanted,
     Stop,
+    StoreTrouble,
     Submit,
     WorkerOptions,
     pack,
@@ -59,6 +65,7 @@ State = Literal["starting", "loading", "ready", "stopping", "stopped"]
 _log = structlog.get_logger("hearth.worker")
 _STDERR_LINES = 200
 _REAP_S = 0.03
+_STACKS_S = 0.1
 _TERM_GRACE_S = 5.0
 
 
@@ -78,11 +85,7 @@ class WorkerProcess:
         self.ready: Ready | None = None
         self.error: WorkerError | None = None
         self.last_used_s = time.monotonic()
-        self.pulse = Pulse(
-            silent_s=settings.heartbeat_timeout_s,
-            stuck_s=settings.wedge_timeout_s,
-            now_s=time.monotonic(),
-        )
+        self.pulse = _new_pulse(settings)
         self._settings = settings
         self._on_change = on_change
         self._generations: dict[str, Generation] = {}
@@ -90,6 +93,7 @@ class WorkerProcess:
         self._transport: asyncio.Transport | None = None
         self._is_up = asyncio.Event()
         self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._term_grace_s = min(_TERM_GRACE_S, settings.stop_timeout_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -114,6 +118,8 @@ class WorkerProcess:
         """
         try:
             await self._exec()
+            if self.state == "stopping":  # asked to leave while it was being spawned
+                await self.stop()
             async with asyncio.timeout(self._settings.load_timeout_s):
                 await self._is_up.wait()
         except TimeoutError:
@@ -128,8 +134,10 @@ class WorkerProcess:
 
     def submit(self, generation: Generation) -> None:
         """Hand over a generation; the worker must be ready."""
-        self._generations[generation.request.request_id] = generation
-        self._send(Submit(request=generation.request))
+        request = generation.request
+        self._generations[request.request_id] = generation
+        rest = msgspec.structs.replace(request, deadline_s=generation.remaining_s)
+        self._send(Submit(request=rest))
 
     def abort(self, generation: Generation) -> None:
         """Stop working for a generation; one that is not here is ignored."""
@@ -147,6 +155,11 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it at once, whatever it does."""
         self._signal(signal.SIGKILL)
+
+    async def gone(self) -> None:
+        """Wait until the process has ended; a stopped worker's does, if need be by force."""
+        if self._process is not None:
+            await self._process.wait()
 
     # Events of the link
 
@@ -169,6 +182,8 @@ class WorkerProcess:
                     self._forget(request_id)
             case Heartbeat():
                 self.pulse.beat(event, time.monotonic())
+            case SlotStaged() | SlotBad() | SlotsUsed() | SlotsWanted() | StoreTrouble():
+                pass
             case _:
                 self._on_load_event(event)
 
@@ -185,6 +200,7 @@ class WorkerProcess:
                 self._on_change(self)
             case Ready():
                 self.ready = event
+                self.pulse = _new_pulse(self._settings)  # loading may take longer than a step may
                 self._set_state("ready")
                 self._is_up.set()
             case LoadError(message=message):
@@ -233,7 +249,7 @@ class WorkerProcess:
         log = _log.error if self.state == "ready" else _log.info
         log("worker ended", model=self.spec.id, pid=self.pid, cause=cause)
         self._die(WorkerDied(f"The process of the model {self.spec.id} {cause}."))
-        await self._reap(_TERM_GRACE_S)
+        await self._reap(self._term_grace_s)
 
     def _die(self, error: WorkerError) -> None:
         """The end of it, whatever came first: remember why, fail what is open."""
@@ -267,8 +283,9 @@ class WorkerProcess:
         """Ask for its stacks, fail its requests at once, then end it, softly first."""
         self._signal(signal.SIGUSR1)
         self._die(error)
+        await asyncio.sleep(_STACKS_S)
         self._signal(signal.SIGTERM)
-        await self._reap(_TERM_GRACE_S)
+        await self._reap(self._term_grace_s)
 
     async def _reap(self, grace_s: float) -> None:
         """Wait for the exit; after `grace_s` seconds make it happen."""
@@ -289,7 +306,9 @@ class WorkerProcess:
                 self._process.send_signal(number)
 
     def _set_state(self, state: State) -> None:
-        if state != self.state and self.state != "stopped":
+        # What a worker reports while it is made to leave changes nothing any more.
+        is_leaving = self.state == "stopped" or (self.state == "stopping" and state != "stopped")
+        if state != self.state and not is_leaving:
             self.state = state
             self._on_change(self)
 
@@ -306,7 +325,13 @@ class WorkerProcess:
 
     async def _read_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        while line := await process.stdout.readline():
+        while True:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:  # a line longer than the reader's buffer, which dropped it
+                continue
+            if not line:
+                return
             text = line.decode(errors="replace").rstrip()
             self._stderr.append(text)
             _log.debug("worker says", model=self.spec.id, pid=process.pid, line=text)
@@ -325,6 +350,14 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._worker.on_disconnect()
+
+
+def _new_pulse(settings: Settings) -> Pulse:
+    return Pulse(
+        silent_s=settings.heartbeat_timeout_s,
+        stuck_s=settings.wedge_timeout_s,
+        now_s=time.monotonic(),
+    )
 
 
 def _options(settings: Settings) -> WorkerOptions:

@@ -1,0 +1,285 @@
+"""Workers that die, hang or must leave: what requests are told, and what stays behind."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runtime.errors import HearthError, Overloaded, WorkerDied, WorkerWedged
+from runtime.generation import Generation
+from runtime.settings import ModelSettings
+from runtime.supervisor import Supervisor
+from runtime.types import PrefillProgress, TokenPrompt
+from tests.asking import (
+    PATIENCE_S,
+    answer,
+    ask,
+    first_chunks,
+    request,
+    status_of,
+    supervising,
+    worker_of,
+)
+from tests.tiny_models import write_model
+from tests.waiting import until
+
+LONG = TokenPrompt(token_ids=tuple(9 + i % 400 for i in range(60_000)))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    write_model(home / "models" / "m")
+    write_model(home / "models" / "other", "lfm2", seed=1)
+    return home
+
+
+def submit_endless(supervisor: Supervisor) -> Generation:
+    return supervisor.submit(request("a", max_tokens=4000, ignore_eos=True))
+
+
+def pid_of(supervisor: Supervisor, model: str = "m") -> int:
+    pid = worker_of(supervisor, model).pid
+    assert pid is not None
+    return pid
+
+
+async def error_of(generation: Generation) -> str:
+    """The code of what ended it, refused or failed."""
+    try:
+        return (await answer(generation)).failed.code
+    except HearthError as error:
+        return error.code
+
+
+async def test_a_killed_worker_fails_its_requests_at_once_and_is_replaced(home: Path):
+    models = {"m": ModelSettings(context=100_000)}
+    async with supervising(home, models=models, max_batch=1, prefill_slice=32) as supervisor:
+        decoding = submit_endless(supervisor)
+        await first_chunks(decoding)
+        queued = submit_endless(supervisor)
+        await queued.accepted()
+        pid = pid_of(supervisor)
+        os.kill(pid, signal.SIGKILL)
+        took_s = await until(lambda: decoding.is_finished and queued.is_finished, "failures")
+        assert took_s < 0.25
+        assert await error_of(decoding) == await error_of(queued) == WorkerDied.code
+        assert status_of(supervisor).num_crashes == 1
+        assert "SIGKILL" in str(status_of(supervisor).last_error)
+        assert (await ask(supervisor, "a", max_tokens=3)).finished.usage.num_output_tokens <= 3
+        assert pid_of(supervisor) != pid
+        assert status_of(supervisor).num_starts == 2
+
+
+async def test_a_request_that_waits_for_the_load_fails_when_the_worker_is_killed(home: Path):
+    async with supervising(home) as supervisor:
+        waiting = submit_endless(supervisor)
+        await until(lambda: worker_of(supervisor).pid, "a process")
+        os.kill(pid_of(supervisor), signal.SIGKILL)
+        assert await error_of(waiting) == WorkerDied.code
+        assert (await ask(supervisor, "a", max_tokens=3)).finished
+
+
+async def test_the_last_words_of_a_crashed_worker_are_kept(home: Path):
+    async with supervising(home) as supervisor:
+        running = submit_endless(supervisor)
+        await first_chunks(running)
+        os.kill(pid_of(supervisor), signal.SIGABRT)
+        assert await error_of(running) == WorkerDied.code
+        await until(lambda: "Fatal Python error: Aborted" in supervisor.stderr_tail("m"), "stacks")
+        assert "SIGABRT" in str(status_of(supervisor).last_error)
+
+
+async def test_a_silent_worker_is_wedged_and_replaced(home: Path):
+    async with supervising(home, heartbeat_timeout_s=0.5, stop_timeout_s=1.0) as supervisor:
+        running = submit_endless(supervisor)
+        await first_chunks(running)
+        pid = pid_of(supervisor)
+        os.kill(pid, signal.SIGSTOP)
+        assert await error_of(running) == WorkerWedged.code
+        assert "gave no sign of life" in str(status_of(supervisor).last_error)
+        assert (await ask(supervisor, "a", max_tokens=3)).finished
+        assert pid_of(supervisor) != pid
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_worker_that_is_busy_and_does_not_step_is_wedged_and_replaced(tmp_path: Path):
+    write_model(tmp_path / "models" / "m", num_hidden_layers=16, max_position_embeddings=10_000)
+    async with supervising(tmp_path, prefill_slice=8192, wedge_timeout_s=0.4) as supervisor:
+        await ask(supervisor, "a", max_tokens=1)
+        pid = pid_of(supervisor)
+        running = supervisor.submit(request(TokenPrompt(token_ids=LONG.token_ids[:8192])))
+        assert await error_of(running) == WorkerWedged.code
+        assert "made no progress in prefill" in str(status_of(supervisor).last_error)
+        await until(lambda: "in prefill" in supervisor.stderr_tail("m"), "its stacks")
+        await until(lambda: not psutil.pid_exists(pid), "its end")
+        assert (await ask(supervisor, "a", max_tokens=3)).finished
+
+
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+from tests.asking import first_chunks, request, supervising, worker_of
+from tests.waiting import until
+
+async def main(home, phase):
+    async with supervising(home) as supervisor:
+        generation = supervisor.submit(request("a", max_tokens=4000, ignore_eos=True))
+        await until(lambda: worker_of(supervisor).pid, "a process")
+        if phase == "busy":
+            await first_chunks(generation)
+        print(worker_of(supervisor).pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("phase", ["starting", "busy"])
+async def test_a_worker_ends_when_its_server_is_killed(home: Path, phase: str):
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SERVER, str(home), phase),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert server.stdout is not None
+    line = b""
+    async with asyncio.timeout(PATIENCE_S):
+        while not line.strip().isdigit():
+            line = await server.stdout.readline()
+    pid = int(line)
+    server.kill()
+    await server.wait()
+    await until(lambda: not is_alive(pid), "the worker's end")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_models_take_turns_as_requests_name_them(home: Path):
+    async with supervising(home) as supervisor:
+        generations = [supervisor.submit(request("a", model=name)) for name in ("other", "m", "m")]
+        texts: list[str] = []
+        for generation in generations:
+            texts.append((await answer(generation)).text)
+            assert len(psutil.Process().children()) == 1
+        assert texts[0] != texts[1] == texts[2]
+        assert (await ask(supervisor, "a", model="other")).text == texts[0]
+        assert status_of(supervisor, "m").state == "cold"
+        assert status_of(supervisor, "other").state == "ready"
+        assert status_of(supervisor, "other").num_crashes == 0
+
+
+async def test_a_busy_model_is_not_taken_away(home: Path):
+    async with supervising(home) as supervisor:
+        running = supervisor.submit(request("a", max_tokens=300, ignore_eos=True))
+        await first_chunks(running)
+        waiting = supervisor.submit(request("a", model="other", max_tokens=3))
+        assert waiting.phase == "queued 1"
+        rest = await answer(running)
+        assert rest.finished.usage.num_output_tokens == 300
+        assert (await answer(waiting)).finished
+        assert status_of(supervisor).state == "cold"
+
+
+async def test_an_abort_while_loading_leaves_the_model_to_the_others(home: Path):
+    async with supervising(home, max_queue=2) as supervisor:
+        first, second = submit_endless(supervisor), supervisor.submit(request("a", max_tokens=2))
+        with pytest.raises(Overloaded):
+            submit_endless(supervisor)
+        first.abort()
+        assert await error_of(first) == "cancelled"
+        assert status_of(supervisor).num_waiting == 1
+        assert (await answer(second)).finished
+        assert status_of(supervisor).num_starts == 1
+
+
+async def test_the_deadline_counts_the_wait_for_the_model(home: Path):
+    async with supervising(home) as supervisor:
+        waiting = supervisor.submit(request("a", ignore_eos=True, deadline_s=0.05))
+        late = await answer(waiting)
+        assert late.finished.reason == "length"
+        assert late.finished.usage.num_output_tokens == 0
+
+
+async def spawn_nothing(supervisor: Supervisor, generation: Generation) -> None:
+    assert worker_of(supervisor).pid is None
+
+
+async def spawn(supervisor: Supervisor, generation: Generation) -> None:
+    await until(lambda: worker_of(supervisor).pid, "a process")
+
+
+async def load(supervisor: Supervisor, generation: Generation) -> None:
+    await until(lambda: worker_of(supervisor).state == "loading", "loading")
+
+
+async def prefill(supervisor: Supervisor, generation: Generation) -> None:
+    assert isinstance((await first_chunks(generation))[0], PrefillProgress)
+
+
+async def idle(supervisor: Supervisor, generation: Generation) -> None:
+    await generation.accepted()
+    generation.abort()
+
+
+PHASES = (spawn_nothing, spawn, load, prefill, idle)
+
+
+@pytest.mark.parametrize("reach", PHASES)
+async def test_a_stop_in_any_phase_ends_requests_and_processes(
+    home: Path, reach: Callable[[Supervisor, Generation], Awaitable[None]]
+):
+    models = {"m": ModelSettings(context=100_000)}
+    async with supervising(home, models=models, prefill_slice=32) as supervisor:
+        generation = supervisor.submit(request(LONG))
+        await reach(supervisor, generation)
+        start = time.monotonic()
+        async with asyncio.timeout(PATIENCE_S):
+            await supervisor.stop()
+        assert time.monotonic() - start < 4
+        assert generation.is_finished
+        assert psutil.Process().children() == []
+        assert status_of(supervisor).num_crashes == 0
+        with pytest.raises(Overloaded):
+            submit_endless(supervisor)
+
+
+async def cycle(home: Path, number: int) -> None:
+    async with supervising(home) as supervisor:
+        await first_chunks(submit_endless(supervisor))
+        if number % 2:
+            os.kill(pid_of(supervisor), signal.SIGKILL)
+
+
+async def num_left_after(home: Path, num_cycles: int) -> int:
+    """How many descriptors the cycles leave behind."""
+    await cycle(home, 0)
+    before = num_descriptors()
+    for number in range(num_cycles):
+        await cycle(home, number)
+    assert psutil.Process().children() == []
+    return num_descriptors() - before
+
+
+def num_descriptors() -> int:
+    return psutil.Process().num_fds()
+
+
+async def test_a_few_workers_leave_nothing_behind(home: Path):
+    assert await num_left_after(home, 2) == 0
+
+
+@pytest.mark.soak
+async def test_many_workers_leave_nothing_behind(home: Path):
+    assert await num_left_after(home, 20) == 0
