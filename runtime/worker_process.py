@@ -48,12 +48,9 @@ from runtime.wire import (
     LoadProgress,
     Ready,
     Rejected,
-    SlotBad,
-    SlotStaged,
     SlotsUsed,
     SlotsWanted,
     Stop,
-    StoreTrouble,
     Submit,
     WorkerOptions,
     pack,
@@ -182,8 +179,6 @@ class WorkerProcess:
                     self._forget(request_id)
             case Heartbeat():
                 self.pulse.beat(event, time.monotonic())
-            case SlotStaged() | SlotBad() | SlotsUsed() | SlotsWanted() | StoreTrouble():
-                pass
             case _:
                 self._on_load_event(event)
 
