@@ -48,8 +48,6 @@ from runtime.wire import (
     LoadProgress,
     Ready,
     Rejected,
-    SlotsUsed,
-    SlotsWanted,
     Stop,
     Submit,
     WorkerOptions,
