@@ -54,6 +54,12 @@ class Doorway:
             raise asyncio.CancelledError
         return self._house
 
+    async def end_answers(self, after_s: float) -> None:
+        """In `after_s` seconds, end every answer that is not finished by then."""
+        await asyncio.sleep(after_s)
+        if self._house is not None:
+            await self._house.supervisor.stop()
+
     def hurry(self) -> None:
         """Do not wait for the workers any longer."""
         if self._house is not None:

@@ -10,6 +10,7 @@ import structlog
 from litestar import MediaType, Request, Response
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
+from litestar.openapi import ResponseSpec
 
 from api.record import record_of
 from runtime.errors import (
@@ -105,6 +106,21 @@ class ErrorEnvelope(msgspec.Struct, gc=False):
     """The body of every answer that is not a success."""
 
     error: ErrorBody
+
+
+def documented(answer: type[msgspec.Struct]) -> dict[int, ResponseSpec]:
+    """What OpenAPI says of a handler's answers: this one, and the envelope for each refusal."""
+    specs = {
+        400: "The request cannot be served as it is; `param` names the field",
+        404: "There is no such model",
+        429: "Too many requests are open",
+        503: "The model could not be loaded, or its process failed",
+    }
+    answers = {200: ResponseSpec(answer, generate_examples=False, description="The whole answer")}
+    return answers | {
+        status: ResponseSpec(ErrorEnvelope, generate_examples=False, description=description)
+        for status, description in specs.items()
+    }
 
 
 def status_of(error: HearthError) -> Status:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 from litestar import MediaType, Response, get, head
+from litestar.di import NamedDependency
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from api.deps import Gate
@@ -49,7 +50,7 @@ def live_head() -> None:
 
 
 @get("/health/ready", tags=["Health"], sync_to_thread=False)
-def ready(gate: Gate) -> Response[Readiness]:
+def ready(gate: NamedDependency[Gate]) -> Response[Readiness]:
     """200 when requests need not wait for a model to load, else 503."""
     models = [ModelState(one.spec.id, one.state, one.last_error) for one in gate.status()]
     is_ready = gate.is_ready
@@ -58,7 +59,7 @@ def ready(gate: Gate) -> Response[Readiness]:
 
 
 @get("/metrics", tags=["Health"], media_type=MediaType.TEXT, sync_to_thread=False)
-def metrics(gate: Gate) -> Response[bytes]:
+def metrics(gate: NamedDependency[Gate]) -> Response[bytes]:
     """Figures for Prometheus."""
     headers = {"content-type": CONTENT_TYPE_LATEST}
     return Response(gate.metrics.exposition(), headers=headers, media_type=MediaType.TEXT)

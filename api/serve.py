@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import math
 import shlex
 import socket
 import sys
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from api.app import House
 
 _POLL_S = 0.05
+_LAST_WORDS_S = 5.0
 _SHOWN_MODELS = 5
 _KEEP_CONNECTION_S = 75
 
@@ -59,6 +61,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen()  # until somebody listens, two can bind to the same port
     except OSError:
         listener.close()
         raise
@@ -66,18 +69,30 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn that leaves with its own exit code, and in a hurry when it is told twice."""
+    """Uvicorn that leaves with its own exit code, and in a hurry when it is told twice.
 
-    def __init__(self, config: uvicorn.Config, on_hurry: Callable[[], None]) -> None:
+    Answers may take `grace_s` seconds to finish; then they end with an error that says why.
+    """
+
+    def __init__(self, config: uvicorn.Config, doorway: Doorway, grace_s: float) -> None:
         super().__init__(config)
-        self._on_hurry = on_hurry
+        self._doorway = doorway
+        self._grace_s = grace_s
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             self.force_exit = True
-            self._on_hurry()
+            self._doorway.hurry()
         self.should_exit = True
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._doorway.end_answers(self._grace_s))
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
 
     def stop(self) -> None:
         """Begin to leave, if that has not begun yet."""
@@ -95,9 +110,9 @@ async def _run(settings: Settings, doorway: Doorway, listener: socket.socket) ->
         access_log=False,
         server_header=False,
         timeout_keep_alive=_KEEP_CONNECTION_S,
-        timeout_graceful_shutdown=max(1, round(settings.stop_timeout_s)),
+        timeout_graceful_shutdown=math.ceil(settings.stop_timeout_s + _LAST_WORDS_S),
     )
-    server = _Server(config, doorway.hurry)
+    server = _Server(config, doorway, settings.stop_timeout_s)
     doorway.on_end = server.stop
     port = int(listener.getsockname()[1])
     announcement = asyncio.create_task(_announce(doorway, _url(settings.host, port)))

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from litestar import Response, post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
 from msgspec import UNSET
 
 from api.body import HttpRequest
 from api.deps import Gate
+from api.errors import documented
 from api.openai.convert import chat_to_generate
 from api.openai.frame import (
     DONE,
@@ -46,9 +49,14 @@ from runtime.types import (
 )
 
 
-@post(["/v1/chat/completions", "/chat/completions"], status_code=200, tags=["OpenAI"])
+@post(
+    ["/v1/chat/completions", "/chat/completions"],
+    status_code=200,
+    tags=["OpenAI"],
+    responses=documented(ChatCompletion),
+)
 async def chat_completions(
-    data: ChatRequest, request: HttpRequest, gate: Gate
+    data: JSONBody[ChatRequest], request: HttpRequest, gate: NamedDependency[Gate]
 ) -> Response[ChatCompletion] | EventStream:
     """Continue a conversation; with `stream`, as server-sent events."""
     spec = gate.spec(data.model)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from litestar import Response, post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
 
 from api.body import HttpRequest
 from api.deps import Gate
+from api.errors import documented
 from api.openai.convert import completion_to_generate
 from api.openai.frame import (
     DONE,
@@ -40,9 +43,14 @@ from runtime.types import (
 )
 
 
-@post(["/v1/completions", "/completions"], status_code=200, tags=["OpenAI"])
+@post(
+    ["/v1/completions", "/completions"],
+    status_code=200,
+    tags=["OpenAI"],
+    responses=documented(Completion),
+)
 async def completions(
-    data: CompletionRequest, request: HttpRequest, gate: Gate
+    data: JSONBody[CompletionRequest], request: HttpRequest, gate: NamedDependency[Gate]
 ) -> Response[Completion] | EventStream:
     """Continue one or several prompts; with `stream`, as server-sent events."""
     spec = gate.spec(data.model)

@@ -67,7 +67,7 @@ class FunctionDefinition(Body):
 
     name: str
     description: str | None = None
-    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+    parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
 
 
 class ToolDefinition(Body):

@@ -1,0 +1,290 @@
+"""From the first second of a server's life to its last."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from api.serve import listen
+from tests.running_server import COMPLETIONS, RunningServer, free_port, running, started, streaming
+from tests.waiting import until
+
+SHORT: dict[str, Any] = {"model": "tiny", "prompt": "a kettle", "max_tokens": 2}
+LONG: dict[str, Any] = SHORT | {"max_tokens": 3500, "ignore_eos": True}
+
+
+def status(server: RunningServer, path: str) -> int:
+    """The status of a GET; 0 when nobody listens yet."""
+    try:
+        return server.get(path).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def config(models_dir: Path, more: str = "") -> str:
+    return f'models_dir = "{models_dir}"\ndefault_model = "tiny"\n{more}\n'
+
+
+# Beginning
+
+
+async def test_liveness_is_answered_within_a_second_and_readiness_when_loaded(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    """The best of three, because the machine may be busy; it never is that busy for long."""
+    lives_s: list[float] = []
+    for attempt in range(3):
+        with started(tmp_path / str(attempt), config=config(models_dir)) as server:
+            lives_s.append(
+                await until(lambda s=server: status(s, "/health/live") == 200, "live", 10)
+            )
+            if lives_s[-1] > 1.0:
+                continue
+            await until(lambda s=server: status(s, "/health/ready") == 503, "not ready yet")
+            assert server.get("/health/ready").json()["status"] == "loading"
+            assert server.get("/health").json() == {"status": "live"}
+            server.wait_until_ready()
+            ready = server.get("/health/ready")
+            assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+            states = {model["id"]: model["state"] for model in ready.json()["models"]}
+            assert (states["tiny"], states["twin"]) == ("ready", "cold")
+            return
+    pytest.fail(f"live after {min(lives_s):.2f} s at best")
+
+
+def test_a_probe_may_ask_with_head(server: RunningServer) -> None:
+    for path in ("/", "/health", "/health/live"):
+        response = server.request("HEAD", path)
+        assert (response.status_code, response.content) == (200, b"")
+
+
+def test_the_ready_line_says_where_and_what_and_its_command_works(server: RunningServer) -> None:
+    line = server.ready_line
+    assert server.url in line
+    assert "with tiny, " in line  # the default model first
+    assert "hearth-tiny" in line
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    command = line[line.index("curl ") :]
+    assert shlex.split(command)[0] == "curl"
+    pasted = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=60)
+    assert b'"finish_reason"' in pasted.stdout
+
+
+def test_the_server_process_has_no_mlx_in_it(server: RunningServer) -> None:
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("needs /proc")
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "uvloop" in maps
+    assert "mlx" not in maps
+    assert "mlx" in Path(f"/proc/{server.worker_pid()}/maps").read_text()
+
+
+# What stops it from beginning
+
+
+def refused(home: Path, *flags: str, config: str = "", **variables: str) -> tuple[int, str]:
+    """Exit status and message of a server that does not start."""
+    with started(home, *flags, config=config, **variables) as server:
+        return server.process.wait(20), server.stderr
+
+
+def test_a_port_that_is_taken_is_named_with_the_remedy(
+    tmp_path: Path, server: RunningServer
+) -> None:
+    """The flag wins over the environment, which names a free port."""
+    code, message = refused(tmp_path, "--port", str(server.port))
+    assert code == 1
+    assert f"port {server.port} on 127.0.0.1 is already in use" in message
+    assert "--port" in message
+    assert "Traceback" not in message
+
+
+def test_two_that_start_at_once_cannot_have_the_same_port() -> None:
+    port = free_port()
+    with listen("127.0.0.1", port), pytest.raises(OSError, match="in use"):
+        listen("127.0.0.1", port).close()
+
+
+def test_an_unknown_key_is_named_with_its_file_and_the_nearest(tmp_path: Path) -> None:
+    """The flag wins over the environment, which names an empty directory."""
+    home = tmp_path / "flag"
+    home.mkdir()
+    (home / "hearth.toml").write_text("max_bach = 3\n")
+    code, message = refused(tmp_path / "variable", "--home", str(home))
+    assert code == 2
+    for word in ("max_bach", str(home / "hearth.toml"), "max_batch"):
+        assert word in message
+    assert "Traceback" not in message
+
+
+def test_an_unknown_variable_is_named_with_the_nearest(tmp_path: Path) -> None:
+    code, message = refused(tmp_path, HEARTH_MODEL_DIR="/tmp")
+    assert code == 2
+    assert "HEARTH_MODEL_DIR" in message
+    assert "HEARTH_MODELS_DIR" in message
+
+
+def test_a_default_model_that_does_not_exist_is_named(tmp_path: Path, models_dir: Path) -> None:
+    code, message = refused(tmp_path, "--default-model", "tinny", HEARTH_MODELS_DIR=str(models_dir))
+    assert code == 2
+    assert "default_model" in message
+    assert "Did you mean tiny" in message
+
+
+def test_a_model_that_cannot_be_loaded_does_not_keep_the_others_from_being_served(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    with running(tmp_path, "--default-model", "broken", config=config(models_dir)) as server:
+        assert "broken could not be loaded" in server.ready_line
+        assert server.post(COMPLETIONS, SHORT).status_code == 200
+
+
+# Figures and schema
+
+
+def test_metrics_count_requests_and_tokens_exactly(server: RunningServer) -> None:
+    content_type = server.get("/metrics").headers["content-type"]
+    assert content_type.startswith("text/plain; version=")
+    figures = {
+        "hearth_requests_total": {"route": COMPLETIONS, "method": "POST", "status": "200"},
+        "hearth_request_seconds_count": {"route": COMPLETIONS},
+        "hearth_prompt_tokens_total": {"model": "tiny"},
+        "hearth_output_tokens_total": {"model": "tiny"},
+        "hearth_time_to_first_token_seconds_count": {"model": "tiny"},
+    }
+    before = {name: server.figure(name, **labels) for name, labels in figures.items()}
+    usage = server.post(COMPLETIONS, SHORT | {"ignore_eos": True, "max_tokens": 5}).json()["usage"]
+    after = {name: server.figure(name, **labels) for name, labels in figures.items()}
+    grown = [after[name] - before[name] for name in figures]
+    assert grown == [1, 1, usage["prompt_tokens"], 5, 1]
+    assert server.figure("hearth_running", model="tiny") == 0
+    assert server.figure("hearth_model_state", model="tiny", state="ready") == 1
+    assert server.figure("hearth_worker_starts_total", model="tiny") == 1
+
+
+def test_metrics_keep_no_path_that_a_client_made_up(server: RunningServer) -> None:
+    server.get("/made/up/4711")
+    text = server.get("/metrics").text
+    assert "4711" not in text
+    assert 'route="unmatched"' in text
+
+
+def test_openapi_describes_the_routes_and_what_they_really_answer(server: RunningServer) -> None:
+    schema = server.get("/schema/openapi.json").json()
+    assert schema["openapi"].startswith("3.")
+    assert {COMPLETIONS, "/v1/chat/completions", "/v1/models", "/v1/models/{model_id}"} <= set(
+        schema["paths"]
+    )
+    components = schema["components"]["schemas"]
+    names = set(re.findall(r'"#/components/schemas/(\w+)"', server.get("/schema").text))
+    assert names <= components.keys()
+    assert "messages" in components["ChatRequest"]["required"]
+    answers = schema["paths"]["/v1/chat/completions"]["post"]["responses"]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    for status_code, changes in ((200, {}), (400, {"n": 0}), (404, {"model": "nobody"})):
+        response = server.post("/v1/chat/completions", body | changes)
+        assert response.status_code == status_code
+        content = answers[str(status_code)]["content"]["application/json"]
+        assert_fits(response.json(), content["schema"], components)
+
+
+def assert_fits(value: Any, schema: Any, components: Any) -> None:
+    """Objects have the properties that are required and none that are not described."""
+    if "$ref" in schema:
+        schema = components[schema["$ref"].rsplit("/", 1)[1]]
+    for one in schema.get("oneOf", [schema]):
+        if isinstance(value, dict) and "properties" in (one := resolved(one, components)):
+            assert set(one.get("required", ())) <= value.keys() <= one["properties"].keys()
+            for key, inner in value.items():
+                assert_fits(inner, one["properties"][key], components)
+        elif isinstance(value, list) and "items" in one:
+            for inner in value:
+                assert_fits(inner, one["items"], components)
+
+
+def resolved(schema: Any, components: Any) -> Any:
+    return components[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
+
+
+# End
+
+
+@contextmanager
+def expendable(
+    tmp_path: Path, models_dir: Path, more: str = ""
+) -> Generator[tuple[RunningServer, psutil.Process]]:
+    """A server to be ended by the test, and its worker, which must be gone then."""
+    with running(tmp_path, config=config(models_dir, more)) as server:
+        worker = psutil.Process(server.worker_pid())
+        yield server, worker
+        assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_a_signal_lets_running_answers_finish_and_closes_idle_connections(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    with (
+        expendable(tmp_path, models_dir) as (server, _),
+        socket.create_connection(("127.0.0.1", server.port), 10) as idle,
+    ):
+        idle.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in idle.recv(1000)
+        async with streaming(server, COMPLETIONS, LONG | {"max_tokens": 1000}) as stream:
+            await stream.next_event()
+            server.process.send_signal(signal.SIGTERM)
+            await until(lambda: status(server, "/health/live") == 0, "nobody new is let in")
+            events = await stream.rest()
+        assert events[-1] == "[DONE]"
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(20) == 0
+        assert idle.recv(1000) == b""
+        assert "Traceback" not in server.stderr
+
+
+async def test_an_answer_that_takes_longer_than_the_grace_ends_with_an_error(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    with expendable(tmp_path, models_dir, "stop_timeout_s = 0.5") as (server, _):
+        async with streaming(server, COMPLETIONS, LONG) as stream:
+            await stream.next_event()
+            server.process.send_signal(signal.SIGTERM)
+            events = await stream.rest()
+        assert events[-1]["error"]["type"] == "server_error"
+        assert "stopp" in events[-1]["error"]["message"], events[-1]
+        assert server.process.wait(20) == 0
+        assert "Traceback" not in server.stderr
+
+
+async def test_a_second_signal_waits_for_nothing(tmp_path: Path, models_dir: Path) -> None:
+    with expendable(tmp_path, models_dir) as (server, _):
+        async with streaming(server, COMPLETIONS, LONG) as stream:
+            await stream.next_event()
+            server.process.send_signal(signal.SIGINT)
+            await until(lambda: status(server, "/health/live") == 0, "the first one is heeded")
+            assert server.process.poll() is None
+            signalled_s = time.monotonic()
+            server.process.send_signal(signal.SIGINT)
+            server.process.wait(20)
+            assert time.monotonic() - signalled_s < 2.0
+
+
+async def test_a_server_that_is_killed_leaves_no_worker(tmp_path: Path, models_dir: Path) -> None:
+    with started(tmp_path, config=config(models_dir)) as server:
+        server.wait_until_ready()
+        worker = psutil.Process(server.worker_pid())
+        server.process.kill()
+        await until(lambda: not worker.is_running(), "the worker ends by itself", 20)
