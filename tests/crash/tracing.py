@@ -44,13 +44,8 @@ class Outcome(NamedTuple):
         return sum(call.name == name for call in self.calls)
 
 
-def run_writer(
-    folder: Path, program: str, *options: str, fault: str | None = None, prefix: str = ""
-) -> Outcome:
-    """Run the writer on `folder/store`; `fault` is what strace calls an injection.
-
-    `prefix` is shell text in front, for limits that the process has to inherit.
-    """
+def run_writer(folder: Path, program: str, *options: str, fault: str | None = None) -> Outcome:
+    """Run the writer on `folder/store`; `fault` is what strace calls an injection."""
     log = folder / "calls"
     root, index = folder / "store", folder / "index"
     injection = ["-e", f"inject={fault}"] if fault else []
@@ -63,7 +58,7 @@ def run_writer(
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     done = subprocess.run(
-        ["sh", "-c", f'{prefix} exec "$@"', "sh", *command],
+        command,
         cwd=REPOSITORY,
         env=environment,
         capture_output=True,
@@ -88,6 +83,15 @@ def _calls(log: str) -> list[Call]:
             calls.append(Call(name, seen[name], match["arguments"], match["result"]))
         has_begun = has_begun or BEGIN in line or _ESCAPED_BEGIN in line
     return calls
+
+
+def first_call(outcome: Outcome, name: str) -> Call:
+    """The first call of this name that concerns a slot's file."""
+    return next(
+        call
+        for call in outcome.calls
+        if call.name == name and (name != "openat" or "O_CREAT" in call.arguments)
+    )
 
 
 def has_begun(folder: Path) -> bool:

@@ -1,0 +1,133 @@
+"""Directories, abandoned files, quarantine and ballast of a store."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from store import slots, temp_names, upkeep
+from store.errors import StoreFailed
+from tests.slot_samples import holds, publish_sample, slot_id, stage_sample
+
+
+def test_prepare_makes_private_directories_once(tmp_path: Path):
+    root = tmp_path / "store"
+    upkeep.prepare(root)
+    path = publish_sample(root, 1)
+    upkeep.prepare(root)
+    assert holds(path, 1)
+    directories = [root, *(one for one in root.rglob("*") if one.is_dir())]
+    assert len(directories) == 1 + 2 + 256
+    assert {stat.S_IMODE(one.stat().st_mode) for one in directories} == {0o700}
+
+
+def test_an_open_store_is_made_private(tmp_path: Path):
+    tmp_path.chmod(0o755)
+    upkeep.prepare(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def test_a_file_in_the_way_is_an_error(tmp_path: Path):
+    (tmp_path / "slots").write_text("")
+    with pytest.raises(StoreFailed):
+        upkeep.prepare(tmp_path)
+
+
+def test_slot_files_are_those_with_the_name_of_one_in_its_place(tmp_path: Path):
+    path = publish_sample(tmp_path, 1)
+    stage_sample(tmp_path, 2)
+    (path.parent / "notes.txt").write_text("")
+    (path.parent / ("f" * 32 + ".safetensors")).write_text("")
+    (path.parent / path.stem).write_text("")
+    assert list(upkeep.slot_files(tmp_path)) == [path]
+
+
+def test_only_files_of_the_dead_are_swept(tmp_path: Path):
+    living = stage_sample(tmp_path, 1).path
+    program = "from tests.slot_samples import *; import sys; stage_sample(Path(sys.argv[1]), 2)"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    published = publish_sample(tmp_path, 3)
+    assert len(list(tmp_path.rglob(".tmp-*"))) == 2
+    assert upkeep.sweep_temp(tmp_path) == 1
+    assert living.exists()
+    assert published.exists()
+    assert upkeep.sweep_temp(tmp_path) == 0
+
+
+def test_an_owner_is_known_by_boot_number_and_start():
+    own = temp_names.temp_name(slot_id(1))
+    boot, pid_and_start = own.removeprefix(".tmp-").split("-")[:2]
+    pid, start = pid_and_start.split(".")
+    assert not temp_names.is_abandoned(own)
+    assert temp_names.is_abandoned(own.replace(boot, "f" * len(boot)))
+    assert temp_names.is_abandoned(own.replace(f"{pid}.{start}", f"{pid}.{int(start) + 1}"))
+    assert temp_names.is_abandoned(own.replace(f"-{pid}.", "-4194999."))
+    assert not temp_names.is_abandoned("notes.txt")
+    assert not temp_names.is_abandoned(f"{slot_id(1)}.safetensors")
+
+
+def test_quarantine_moves_a_file_out_of_sight(tmp_path: Path):
+    path = publish_sample(tmp_path, 1)
+    moved = upkeep.quarantine(tmp_path, path)
+    assert moved.parent == tmp_path / "quarantine"
+    assert not path.exists()
+    assert not list(upkeep.slot_files(tmp_path))
+    with pytest.raises(StoreFailed):
+        upkeep.quarantine(tmp_path, path)
+
+
+def test_what_is_no_file_can_be_quarantined_and_removed(tmp_path: Path):
+    upkeep.prepare(tmp_path)
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "kept").write_text("")
+    for number, make in enumerate((os.mkfifo, lambda path: path.symlink_to(target), Path.mkdir)):
+        path = slots.slot_path(tmp_path, slot_id(number))
+        make(path)
+        upkeep.quarantine(tmp_path, path)
+    assert upkeep.trim_quarantine(tmp_path, max_bytes=0) == 3
+    assert not list((tmp_path / "quarantine").iterdir())
+    assert (target / "kept").exists()
+
+
+def test_the_oldest_leave_the_quarantine_first(tmp_path: Path):
+    for number in range(4):
+        upkeep.quarantine(tmp_path, publish_sample(tmp_path, number))
+    kept = sorted((tmp_path / "quarantine").iterdir())
+    room = sum(path.stat().st_blocks * 512 for path in kept[2:])
+    assert upkeep.trim_quarantine(tmp_path, max_bytes=room) == 2
+    assert sorted((tmp_path / "quarantine").iterdir()) == kept[2:]
+
+
+def test_a_day_later_the_quarantine_is_empty(tmp_path: Path):
+    moved = upkeep.quarantine(tmp_path, publish_sample(tmp_path, 1))
+    moved_s = int(moved.name.partition("-")[0]) / 1e9
+    assert upkeep.trim_quarantine(tmp_path, now_s=moved_s + 86_399) == 0
+    assert upkeep.trim_quarantine(tmp_path, now_s=moved_s + 86_401) == 1
+
+
+def test_ballast_takes_room_until_it_is_dropped(tmp_path: Path):
+    assert upkeep.keep_ballast(tmp_path)
+    assert upkeep.keep_ballast(tmp_path)
+    ballast = tmp_path / "ballast"
+    assert ballast.stat().st_blocks * 512 >= 2 * (8 << 20)
+    assert stat.S_IMODE(ballast.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [ballast]
+    assert upkeep.drop_ballast(tmp_path)
+    assert not upkeep.drop_ballast(tmp_path)
+
+
+def test_room_is_what_is_free_above_the_floor():
+    room = upkeep.DiskRoom(total_bytes=400 << 30, free_bytes=25 << 30)
+    assert (room.floor_bytes, room.usable_bytes) == (20 << 30, 5 << 30)
+    small = upkeep.DiskRoom(total_bytes=16 << 30, free_bytes=4 << 30)
+    assert (small.floor_bytes, small.usable_bytes) == (10 << 30, -(6 << 30))
+
+
+def test_removing_a_store_that_is_gone_sweeps_nothing(tmp_path: Path):
+    assert upkeep.sweep_temp(tmp_path / "nowhere") == 0
+    assert not list(upkeep.slot_files(tmp_path / "nowhere"))
+    assert upkeep.trim_quarantine(tmp_path / "nowhere") == 0
