@@ -1,1 +1,1 @@
-"""Alembic migrations of the SQLite index."""
+"""Changes of the schema over time, as Alembic versions; no file of settings is needed."""

@@ -1,0 +1,148 @@
+"""The index's file: how a connection to it is made, whose it is, and moving a bad one aside.
+
+Below SQLite 3.51.3 two connections that write or checkpoint can corrupt a WAL database, so exactly
+one connection per store ever may: the one `connect_writer` makes, under the store's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from store.disk import PRIVATE_FILE, sync_directories
+from store.disk import reported as system_reported
+from store.errors import IndexDamaged, StoreFailed, StoreTooNew
+from store.sqlite_errors import reported
+from store.tables import APPLICATION_ID, SCHEMA_VERSION
+
+BUSY_TIMEOUT_MS = 5000
+JOURNAL_LIMIT_BYTES = 8 << 20
+
+
+class Pragma(NamedTuple):
+    """A setting and how SQLite reads it back."""
+
+    name: str
+    value: str
+    expected: int | str
+
+
+_ON_DARWIN = int(sys.platform == "darwin")
+_BOTH = (
+    Pragma("mmap_size", "0", 0),
+    Pragma("trusted_schema", "OFF", 0),
+    Pragma("cell_size_check", "ON", 1),
+)
+_READER = (*_BOTH, Pragma("query_only", "ON", 1))
+# The first two shape the file and must come before its first page.
+_WRITER = (
+    Pragma("auto_vacuum", "INCREMENTAL", 2),
+    Pragma("application_id", str(APPLICATION_ID), APPLICATION_ID),
+    Pragma("journal_mode", "WAL", "wal"),
+    Pragma("synchronous", "NORMAL", 1),
+    Pragma("foreign_keys", "ON", 1),
+    Pragma("wal_autocheckpoint", "500", 500),
+    Pragma("journal_size_limit", str(JOURNAL_LIMIT_BYTES), JOURNAL_LIMIT_BYTES),
+    Pragma("secure_delete", "ON", 1),
+    Pragma("fullfsync", str(_ON_DARWIN), _ON_DARWIN),
+    Pragma("checkpoint_fullfsync", str(_ON_DARWIN), _ON_DARWIN),
+    *_BOTH,
+)
+
+
+def connect_writer(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> sqlite3.Connection:
+    """The one connection that writes; makes the file (0600) where there is none.
+
+    Raises:
+        IndexDamaged: SQLite cannot read the file.
+        StoreFull, StoreFailed: the system refuses, or a setting did not take.
+    """
+    make_private_file(path)
+    with reported():
+        return _connect(path, "rw", _WRITER, busy_timeout_ms)
+
+
+def connect_reader(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> sqlite3.Connection:
+    """A connection that cannot write. Raises as `connect_writer`."""
+    with reported():
+        return _connect(path, "ro", _READER, busy_timeout_ms)
+
+
+def _connect(
+    path: Path, mode: str, pragmas: tuple[Pragma, ...], busy_timeout_ms: int
+) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    timeout = Pragma("busy_timeout", str(busy_timeout_ms), busy_timeout_ms)
+    try:
+        for pragma in (timeout, *pragmas):
+            _set(connection, pragma)
+    except (sqlite3.Error, StoreFailed):
+        connection.close()
+        raise
+    return connection
+
+
+def _set(connection: sqlite3.Connection, pragma: Pragma) -> None:
+    connection.execute(f"PRAGMA {pragma.name} = {pragma.value}")
+    found = connection.execute(f"PRAGMA {pragma.name}").fetchone()
+    if found != (pragma.expected,):
+        raise StoreFailed(f"SQLite has {pragma.name} = {found}, not {pragma.value}")
+
+
+def make_private_file(path: Path) -> None:
+    """Make an empty file of mode 0600, or give an existing one that mode."""
+    with system_reported(path):
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(path, flags, PRIVATE_FILE)
+        try:
+            os.fchmod(fd, PRIVATE_FILE)
+        finally:
+            os.close(fd)
+
+
+def check_identity(path: Path) -> None:
+    """Look, without changing a byte, whether this release may open the file.
+
+    Raises:
+        IndexDamaged: it is no SQLite database, or not one of ours.
+        StoreTooNew: a later release has changed its schema.
+        StoreFailed: the system refuses.
+    """
+    with system_reported(path):
+        if not path.exists() or path.stat().st_size == 0:
+            return
+    with reported(), closing(connect_reader(path)) as connection:
+        application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        num_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if application_id != APPLICATION_ID and num_tables:
+        raise IndexDamaged(f"{path.name} belongs to another program")
+    if version > SCHEMA_VERSION:
+        raise StoreTooNew(
+            f"{path} has schema {version}; this release knows {SCHEMA_VERSION}. "
+            "Start the release that wrote it, or name another directory."
+        )
+
+
+def move_aside(path: Path) -> Path:
+    """Rename the index and what belongs to it to `….aside-N`, never deleting. Returns that name."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
+        number += 1
+    with system_reported(path):
+        for suffix in ("", "-wal", "-shm"):
+            part = path.with_name(path.name + suffix)
+            if part.exists():
+                part.rename(aside.with_name(aside.name + suffix))
+    sync_directories([path.parent])
+    return aside

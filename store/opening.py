@@ -1,0 +1,87 @@
+"""Opening the index: whose file it is, whether it is sound, and its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from sqlalchemy import Connection
+from sqlalchemy.pool import StaticPool
+
+from store.database import Database, engine_of, is_sound, refuse_more_room
+from store.errors import IndexDamaged, StoreError
+from store.index_file import BUSY_TIMEOUT_MS, check_identity, connect_writer, move_aside
+from store.sqlite_errors import reported
+
+Migrate = Callable[[Connection], None]
+"""Brings the schema up to date, inside the transaction of the connection."""
+
+log = structlog.stdlib.get_logger("store.opening")
+
+
+def open_database(
+    path: Path,
+    migrate: Migrate,
+    make_room: Callable[[], bool] = refuse_more_room,
+    busy_timeout_ms: int = BUSY_TIMEOUT_MS,
+) -> Database:
+    """Open the index for writing, and bring it to this release's schema by `migrate`.
+
+    A damaged or foreign file is moved aside and a new one made; `needs_rebuild` tells. The caller
+    holds the store's lock. `make_room` is called in the writer's thread when the disk is full, and
+    says whether it freed anything.
+
+    Raises:
+        StoreTooNew: a later release wrote it; it stays as it is.
+        StoreFull, StoreFailed: the system refuses.
+    """
+    moved: Path | None = None
+    is_new = not path.exists()
+    try:
+        writer = _open_writer(path, migrate, busy_timeout_ms)
+    except IndexDamaged as error:
+        moved = move_aside(path)
+        is_new = True
+        log.warning("index_set_aside", error=str(error), moved_to=moved.name)
+        writer = _open_writer(path, migrate, busy_timeout_ms)
+    return Database(path, writer, make_room, needs_rebuild=is_new, moved_aside=moved)
+
+
+def open_read_only(path: Path) -> Database:
+    """Open the index of a store that another server owns. Raises StoreTooNew, IndexDamaged."""
+    check_identity(path)
+    return Database(path)
+
+
+def _open_writer(path: Path, migrate: Migrate, busy_timeout_ms: int) -> Connection:
+    check_identity(path)
+    engine = engine_of(lambda: connect_writer(path, busy_timeout_ms), "BEGIN IMMEDIATE", StaticPool)
+    with reported():
+        writer = engine.connect()
+    try:
+        with reported(), writer.begin():
+            if _was_left_open(writer) and not is_sound(writer):
+                raise IndexDamaged("the check after an unclean stop found damage")
+            migrate(writer)
+            _mark_open(writer)
+    except StoreError:
+        writer.close()
+        engine.dispose()
+        raise
+    return writer
+
+
+def _was_left_open(connection: Connection) -> bool:
+    table = "SELECT 1 FROM sqlite_master WHERE name = 'store_state'"
+    if connection.exec_driver_sql(table).first() is None:
+        return False
+    state = connection.exec_driver_sql("SELECT is_open FROM store_state").first()
+    return state is not None and bool(state[0])
+
+
+def _mark_open(connection: Connection) -> None:
+    connection.exec_driver_sql(
+        "INSERT INTO store_state (id, is_open, wall_s, monotonic_s, boot_id)"
+        " VALUES (1, 1, 0.0, 0.0, '') ON CONFLICT (id) DO UPDATE SET is_open = 1"
+    )
