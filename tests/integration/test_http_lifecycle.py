@@ -280,11 +280,3 @@ async def test_a_second_signal_waits_for_nothing(tmp_path: Path, models_dir: Pat
             server.process.send_signal(signal.SIGINT)
             server.process.wait(20)
             assert time.monotonic() - signalled_s < 2.0
-
-
-async def test_a_server_that_is_killed_leaves_no_worker(tmp_path: Path, models_dir: Path) -> None:
-    with started(tmp_path, config=config(models_dir)) as server:
-        server.wait_until_ready()
-        worker = psutil.Process(server.worker_pid())
-        server.process.kill()
-        await until(lambda: not worker.is_running(), "the worker ends by itself", 20)
