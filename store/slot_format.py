@@ -160,8 +160,8 @@ def front_bytes(beginning: bytes, file_bytes: int) -> int:
     return _LENGTH_BYTES + length
 
 
-def unpack_front(front: bytes, file_bytes: int) -> SlotContents:
-    """Check and read everything before the payload of a file of `file_bytes`.
+def unpack_front(front: bytes, file_bytes: int | None) -> SlotContents:
+    """Check and read everything before the payload of a file of `file_bytes`, where that is known.
 
     Raises:
         SlotDamaged: any byte of it is not as written, or it says what cannot be.
@@ -181,7 +181,7 @@ def unpack_front(front: bytes, file_bytes: int) -> SlotContents:
         raise SlotDamaged("the header is not spelled as it is written here")
     if problem := header_problem(header, entries):
         raise SlotDamaged(problem)
-    if contents.file_bytes != file_bytes:
+    if file_bytes is not None and contents.file_bytes != file_bytes:
         raise SlotDamaged(f"{file_bytes} bytes instead of {contents.file_bytes}")
     return contents
 

@@ -1,0 +1,216 @@
+"""The cold store: slots that rest, packed, in a directory or in a bucket.
+
+Demoting makes the packed slot durable; only then does the caller change the row and remove the
+warm file. Promoting gives a staged warm file, byte for byte what was demoted, or a miss.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import ObjectStore, from_url
+
+from store.cold_codec import ChunkSource, Source, Unpacker, pack
+from store.disk import (
+    CHUNK_BYTES,
+    SequentialReader,
+    Yield,
+    disk_bytes,
+    keep_going,
+    make_directory,
+    new_file,
+    opened,
+    reported,
+    sync_directories,
+)
+from store.errors import SlotDamaged, SlotMissing, StoreFailed
+from store.slot_format import SlotContents, is_slot_id
+from store.slots import StagedSlot, read_contents, remove, slot_path, verify
+from store.temp_names import SUFFIX, temp_name
+from store.upkeep import COLD
+
+COLD_SUFFIX = f"{SUFFIX}.zst"
+
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+
+class ColdSlot(NamedTuple):
+    """A slot in the cold store; `num_bytes` is what it takes there."""
+
+    id: str
+    num_bytes: int
+
+
+class ColdStore(Protocol):
+    """Where slots rest. All calls block; `yield_` may wait between chunks, or raise to give up.
+
+    Every call raises StoreFailed where the system or the network does.
+    """
+
+    def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
+        """Verify the warm file at `path` and keep it packed, durably; the file stays.
+
+        Raises:
+            SlotMissing, SlotDamaged: there is nothing to keep.
+            StoreFull: no room.
+        """
+        ...
+
+    def promote(self, root: Path, slot_id: str, yield_: Yield = keep_going) -> StagedSlot:
+        """Stage the slot below `root`, verified; `publish` makes it visible. The packed one stays.
+
+        Raises:
+            SlotMissing, SlotDamaged: there is nothing to be had.
+            StoreFull: no room.
+        """
+        ...
+
+    def delete(self, slot_id: str) -> bool:
+        """Remove the slot; False where there was none."""
+        ...
+
+    def slots(self) -> Iterator[ColdSlot]:
+        """Whatever bears the name of a slot there."""
+        ...
+
+
+def open_cold(root: Path, url: str | None) -> ColdStore:
+    """The bucket at `url` (s3://bucket/prefix), or the directory `cold` below `root`.
+
+    Raises:
+        StoreFailed: the url is not understood.
+    """
+    if url is None:
+        return ColdDirectory(root / COLD)
+    try:
+        return ColdBucket(from_url(url))
+    except (BaseError, ValueError) as error:
+        raise StoreFailed("the address of the cold store is not understood") from error
+
+
+@contextmanager
+def _packed(path: Path, yield_: Yield) -> Generator[tuple[SlotContents, Iterator[bytes]]]:
+    verify(path)
+    with opened(path) as fd:
+        contents = read_contents(fd)
+        yield contents, pack(fd, contents, yield_)
+
+
+def _unpacked(root: Path, slot_id: str, source: Source, yield_: Yield) -> StagedSlot:
+    unpacker = Unpacker(source)
+    if unpacker.contents.header.id != slot_id:
+        raise SlotDamaged(f"{slot_id} holds slot {unpacker.contents.header.id}")
+    path = slot_path(root, slot_id).with_name(temp_name(slot_id))
+    make_directory(path.parent)
+    num_bytes = unpacker.contents.file_bytes
+    with new_file(path, num_bytes) as file:
+        unpacker.write_to(file, yield_)
+    return StagedSlot(slot_id, path, num_bytes)
+
+
+class ColdDirectory:
+    """A `ColdStore` on a disk, made durable like slots. Sizes are those of real disk blocks."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def _path(self, slot_id: str) -> Path:
+        if not is_slot_id(slot_id):
+            raise ValueError(f"not a slot id: {slot_id[:64]!r}")
+        return self._directory / slot_id[:2] / f"{slot_id}{COLD_SUFFIX}"
+
+    def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
+        with _packed(path, yield_) as (contents, chunks):
+            slot_id = contents.header.id
+            cold_path = self._path(slot_id)
+            temporary = cold_path.with_name(temp_name(slot_id, COLD_SUFFIX))
+            make_directory(cold_path.parent)
+            with new_file(temporary, 0) as file:
+                for chunk in chunks:
+                    file.write(chunk)
+        with reported(cold_path):
+            temporary.replace(cold_path)
+        sync_directories([cold_path.parent])
+        return ColdSlot(slot_id, disk_bytes(cold_path))
+
+    def promote(self, root: Path, slot_id: str, yield_: Yield = keep_going) -> StagedSlot:
+        with opened(self._path(slot_id)) as fd:
+            num_bytes = os.fstat(fd).st_size
+            chunks = SequentialReader(fd, 0, num_bytes).take(num_bytes)
+            return _unpacked(root, slot_id, ChunkSource(chunks), yield_)
+
+    def delete(self, slot_id: str) -> bool:
+        return remove(self._path(slot_id))
+
+    def slots(self) -> Iterator[ColdSlot]:
+        with reported(self._directory):
+            paths = sorted(self._directory.glob(f"[0-9a-f][0-9a-f]/*{COLD_SUFFIX}"))
+        for path in paths:
+            slot_id = path.name.removesuffix(COLD_SUFFIX)
+            if is_slot_id(slot_id) and path.parent.name == slot_id[:2]:
+                yield ColdSlot(slot_id, disk_bytes(path))
+
+
+class ColdBucket:
+    """A `ColdStore` in an object store. Uploads appear whole or not at all."""
+
+    def __init__(self, bucket: ObjectStore) -> None:
+        self._bucket = bucket
+
+    def _name(self, slot_id: str) -> str:
+        if not is_slot_id(slot_id):
+            raise ValueError(f"not a slot id: {slot_id[:64]!r}")
+        return f"{slot_id[:2]}/{slot_id}{COLD_SUFFIX}"
+
+    def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
+        with _packed(path, yield_) as (contents, chunks):
+            slot_id = contents.header.id
+            with _reported(slot_id):
+                obstore.put(self._bucket, self._name(slot_id), chunks)
+        return ColdSlot(slot_id, self._num_bytes(slot_id))
+
+    def _num_bytes(self, slot_id: str) -> int:
+        with _reported(slot_id):
+            return obstore.head(self._bucket, self._name(slot_id))["size"]
+
+    def promote(self, root: Path, slot_id: str, yield_: Yield = keep_going) -> StagedSlot:
+        with _reported(slot_id):
+            stream = obstore.get(self._bucket, self._name(slot_id)).stream(CHUNK_BYTES)
+            return _unpacked(root, slot_id, ChunkSource(map(memoryview, stream)), yield_)
+
+    def delete(self, slot_id: str) -> bool:
+        try:
+            self._num_bytes(slot_id)
+        except SlotMissing:
+            return False
+        with _reported(slot_id):
+            obstore.delete(self._bucket, self._name(slot_id))
+        return True
+
+    def slots(self) -> Iterator[ColdSlot]:
+        with _reported("the bucket"):
+            listed = cast("Iterable[Sequence[ObjectMeta]]", obstore.list(self._bucket))  # pyright: ignore[reportUnknownMemberType]
+            found = [one for several in listed for one in several]
+        for one in sorted(found, key=lambda one: one["path"]):
+            slot_id = one["path"].rpartition("/")[2].removesuffix(COLD_SUFFIX)
+            if is_slot_id(slot_id) and one["path"] == self._name(slot_id):
+                yield ColdSlot(slot_id, one["size"])
+
+
+@contextmanager
+def _reported(what: str) -> Generator[None]:
+    """Turn what an object store raises into our errors, without what it says of credentials."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SlotMissing(f"{what} is not in the bucket") from error
+    except (BaseError, OSError) as error:
+        raise StoreFailed(f"the bucket fails at {what}: {type(error).__name__}") from error
