@@ -88,12 +88,13 @@ async def _decode(
 ) -> Decode:
     ours: list[float] = []
     bare: list[float] = []
-    cpu_us: list[float] = []
+    cpu_s, num_tokens = 0.0, 0
     for _ in range(rounds):
         bare.append(await _decode_bare(opponent, width, seeds))
         before = server.cpu_s()
-        rate, num_tokens = await _decode_ours(server, width, seeds)
-        cpu_us.append((server.cpu_s() - before) / num_tokens * 1e6)
+        rate, num_streamed = await _decode_ours(server, width, seeds)
+        cpu_s += server.cpu_s() - before
+        num_tokens += num_streamed
         ours.append(rate)
     ratios = [a / b for a, b in zip(ours, bare, strict=True)]
     return Decode(
@@ -103,7 +104,7 @@ async def _decode(
         ratio=round(statistics.median(ratios), 3),
         ratio_min=round(min(ratios), 3),
         ratio_max=round(max(ratios), 3),
-        server_cpu_us_per_token=round(statistics.median(cpu_us), 1),
+        server_cpu_us_per_token=round(cpu_s / num_tokens * 1e6, 1),
     )
 
 
