@@ -46,8 +46,9 @@ soak: $(READY)  ## run the long tests
 bench: $(READY)  ## measure (ops/bench/METHODOLOGY.md says what)
 	@$(BIN)/python -m ops.bench $(ARGS)
 
+# One server per core and one BLAS thread in each: more of them would only wait for one another.
 eval-tiny: $(READY)  ## evaluate the embedded model
-	@$(BIN)/python -m ops.tiny_model.evaluate $(ARGS)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m ops.tiny_model.evaluate $(ARGS)
 
 lock: $(VENV)/.uv-$(UV_VERSION)  ## resolve the dependencies again (ARGS=--upgrade for newer ones)
 	$(COMPILE) --extra cpu --output-file $(LOCK_cpu) $(ARGS) > /dev/null

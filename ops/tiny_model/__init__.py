@@ -1,0 +1,1 @@
+"""hearth-tiny: how the embedded model is made and measured."""
