@@ -1,0 +1,240 @@
+"""The index of slots: what is on disk, for whom, and what may leave.
+
+What changes it returns a future of the writer; what only reads runs in the caller's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from sqlalchemy import Connection, delete, func, literal, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from store import slot_rows
+from store.clock import jump_between
+from store.database import Database
+from store.errors import StoreError
+from store.tables import (
+    Condemned,
+    Conversation,
+    ConversationSlot,
+    Model,
+    Pin,
+    Slot,
+    StoreState,
+)
+from store.types import (
+    Candidate,
+    Instant,
+    SlotPlace,
+    SlotRow,
+    Tier,
+    TierTotal,
+    decayed_hits,
+)
+
+
+class SlotIndex:
+    """The slots of a store. All futures fail as those of `Database.submit`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def insert(self, rows: Sequence[SlotRow]) -> Future[int]:
+        """Make published slots visible, parents first, all or none; the number of new ones.
+
+        A slot that exists stays as it is. The future fails with StoreError when a parent is
+        unknown, of another model, or ends before its child starts.
+        """
+        return self._database.submit(lambda connection: slot_rows.insert_slots(connection, rows))
+
+    def replace(self, merged: SlotRow, old: Sequence[str]) -> Future[tuple[SlotPlace, ...]]:
+        """Put a compacted slot in the place of a chain that ends in a leaf; its files' places.
+
+        Conversations that were part of the chain are part of the new slot. The future fails with
+        StoreError when something outside `old` continues the chain.
+        """
+        return self._database.submit(lambda connection: _replace(connection, merged, old))
+
+    def touch(self, ids: Sequence[str], now_s: float) -> Future[None]:
+        """Count a hit for each slot at wall time `now_s`, in seconds; unknown ids are ignored."""
+        return self._database.submit(lambda connection: _touch(connection, ids, now_s))
+
+    def drop(self, ids: Sequence[str]) -> Future[tuple[SlotPlace, ...]]:
+        """Forget slots and everything that continues them, pinned or not, children first.
+
+        The files may be unlinked when the future is done; then call `unlinked`. Until that, a
+        restart finishes the work: their rows are gone but they stay condemned.
+        """
+        return self._database.submit(lambda connection: slot_rows.delete_subtrees(connection, ids))
+
+    def unlinked(self, places: Sequence[SlotPlace]) -> Future[None]:
+        """The files of dropped slots are gone."""
+        return self._database.submit(lambda connection: _forget(connection, places))
+
+    def set_tier(self, slot: str, tier: Tier, disk_bytes: int) -> Future[None]:
+        """A slot was demoted or promoted: its file is now there, of that many bytes."""
+        return self._database.submit(
+            lambda connection: _set_tier(connection, SlotPlace(slot, tier), disk_bytes)
+        )
+
+    def expired(self, now: Instant) -> Future[tuple[str, ...]]:
+        """The ids whose time is over, children first; a slot outlives all that continues it.
+
+        Empty when the wall clock jumped since the last call, or the machine was started: then
+        the times of last use are moved along, and those in the future become now.
+        """
+        return self._database.submit(lambda connection: _expired(connection, now))
+
+    def pin(self, model: bytes, end_hash: bytes, source: str) -> Future[int]:
+        """Keep the prefix that ends with `end_hash`, also when it is yet to come, for `source`.
+
+        The number of slots there are of it. What such a slot continues stays as well.
+        """
+        return self._database.submit(lambda connection: _pin(connection, model, end_hash, source))
+
+    def unpin(self, model: bytes, end_hash: bytes, source: str) -> Future[int]:
+        """Take back one source's pin; the number of slots that ended there."""
+        return self._database.submit(lambda connection: _unpin(connection, model, end_hash, source))
+
+    def slots_of(self, model: bytes) -> list[SlotRow]:
+        """Every slot of a model, parents before children, with block hashes: a worker's map."""
+        return self._database.read(lambda connection: slot_rows.read_slots(connection, model))
+
+    def all_slots(self) -> list[SlotRow]:
+        """Every slot of every model, parents before children."""
+        return self._database.read(slot_rows.read_slots)
+
+    def places(self) -> list[SlotPlace]:
+        """The id and tier of every slot."""
+        return self._database.read(_places)
+
+    def condemned(self) -> list[SlotPlace]:
+        """The dropped slots whose files may still be there."""
+        return self._database.read(_condemned)
+
+    def candidates(self) -> list[Candidate]:
+        """Every slot that is not pinned, for `runtime.kv.eviction.choose`."""
+        return self._database.read(slot_rows.read_candidates)
+
+    def totals(self) -> list[TierTotal]:
+        """What each model holds in each tier."""
+        return self._database.read(_totals)
+
+
+def _set_tier(connection: Connection, place: SlotPlace, disk_bytes: int) -> None:
+    moved = update(Slot).where(Slot.name == place.id)
+    connection.execute(moved.values(tier=place.tier, disk_bytes=disk_bytes))
+
+
+def _replace(connection: Connection, merged: SlotRow, old: Sequence[str]) -> tuple[SlotPlace, ...]:
+    slot_rows.insert_slots(connection, [merged])
+    ids = slot_rows.slot_ids(connection, [*old, merged.header.id])
+    new_id = ids.pop(merged.header.id)
+    numbers = list(ids.values())
+    outside = select(Slot.id).where(Slot.parent_id.in_(numbers), Slot.id.not_in([*numbers, new_id]))
+    if connection.execute(outside).first() is not None:
+        raise StoreError("something else continues the chain that was compacted")
+    members = select(ConversationSlot.conversation_id, literal(new_id)).where(
+        ConversationSlot.slot_id.in_(numbers)
+    )
+    columns = ["conversation_id", "slot_id"]
+    joined = insert(ConversationSlot).from_select(columns, members.distinct())
+    connection.execute(joined.on_conflict_do_nothing())
+    ends = update(Conversation).where(Conversation.leaf_id.in_(numbers))
+    connection.execute(ends.values(leaf_id=new_id))
+    return slot_rows.delete_subtrees(connection, old)
+
+
+def _touch(connection: Connection, ids: Sequence[str], now_s: float) -> None:
+    for some in slot_rows.chunks(ids):
+        columns = select(Slot.id, Slot.last_used_s, Slot.hits).where(Slot.name.in_(some))
+        for number, last_used_s, hits in connection.execute(columns).tuples().all():
+            hit = update(Slot).where(Slot.id == number)
+            counted = decayed_hits(hits, now_s - last_used_s) + 1.0
+            connection.execute(hit.values(last_used_s=now_s, hits=counted))
+
+
+def _forget(connection: Connection, places: Sequence[SlotPlace]) -> None:
+    for name, tier in places:
+        done = delete(Condemned).where(Condemned.name == name, Condemned.tier == tier)
+        connection.execute(done)
+
+
+def _expired(connection: Connection, now: Instant) -> tuple[str, ...]:
+    columns = select(StoreState.wall_s, StoreState.monotonic_s, StoreState.boot_id)
+    last = Instant(*connection.execute(columns).tuples().one())
+    stamp = update(StoreState).values(now._asdict())
+    connection.execute(stamp)
+    jump = jump_between(last, now)
+    if jump.is_jump:
+        _move_times(connection, now.wall_s, jump.seconds if last.boot_id else 0.0)
+        return ()
+    return _over(connection, now.wall_s)
+
+
+def _move_times(connection: Connection, now_s: float, jump_s: float) -> None:
+    """Keep ages over a jump forward. After one back nobody knows what was touched since: what is
+    in the future becomes now.
+    """
+    ahead_s = max(jump_s, 0.0)
+    for table in (Slot, Conversation):
+        moved = func.min(table.last_used_s + ahead_s, now_s)
+        connection.execute(update(table).values(last_used_s=moved))
+
+
+def _over(connection: Connection, now_s: float) -> tuple[str, ...]:
+    """Descending numbers: children come before their parents."""
+    columns = select(
+        Slot.id, Slot.name, Slot.parent_id, Slot.ttl_s, Slot.last_used_s, Slot.is_pinned
+    )
+    over: list[str] = []
+    alive_parents: set[int | None] = set()
+    for row in connection.execute(columns.order_by(Slot.id.desc())):
+        number, name, parent, ttl_s, last_used_s, is_pinned = row.tuple()
+        is_over = ttl_s is not None and not is_pinned and now_s - last_used_s > ttl_s
+        if is_over and number not in alive_parents:
+            over.append(name)
+        else:
+            alive_parents.add(parent)
+    return tuple(over)
+
+
+def _pin(connection: Connection, model: bytes, end_hash: bytes, source: str) -> int:
+    number = slot_rows.known_model_id(connection, model)
+    pinned = insert(Pin).values(model_id=number, end_hash=end_hash, source=source)
+    connection.execute(pinned.on_conflict_do_nothing())
+    slots = update(Slot).where(Slot.model_id == number, Slot.end_hash == end_hash)
+    return connection.execute(slots.values(is_pinned=True)).rowcount
+
+
+def _unpin(connection: Connection, model: bytes, end_hash: bytes, source: str) -> int:
+    number = slot_rows.known_model_id(connection, model)
+    here = (Pin.model_id == number, Pin.end_hash == end_hash)
+    connection.execute(delete(Pin).where(*here, Pin.source == source))
+    slots = update(Slot).where(Slot.model_id == number, Slot.end_hash == end_hash)
+    is_pinned = (Slot.ttl_class == "pinned") | select(Pin.source).where(*here).exists()
+    return connection.execute(slots.values(is_pinned=is_pinned)).rowcount
+
+
+def _places(connection: Connection) -> list[SlotPlace]:
+    rows = connection.execute(select(Slot.name, Slot.tier).order_by(Slot.id)).tuples()
+    return [SlotPlace(*row) for row in rows]
+
+
+def _condemned(connection: Connection) -> list[SlotPlace]:
+    rows = connection.execute(select(Condemned.name, Condemned.tier)).tuples()
+    return [SlotPlace(*row) for row in rows]
+
+
+def _totals(connection: Connection) -> list[TierTotal]:
+    columns = select(
+        Model.hash,
+        Slot.tier,
+        func.count(),
+        func.sum(Slot.end - Slot.start),
+        func.sum(Slot.disk_bytes),
+    )
+    groups = columns.join(Model, Model.id == Slot.model_id).group_by(Model.hash, Slot.tier)
+    return [TierTotal(*row) for row in connection.execute(groups.order_by(Model.hash)).tuples()]

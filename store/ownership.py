@@ -1,0 +1,164 @@
+"""Whose a store is: one server owns it, its directory is private, and it holds a secret.
+
+The lock is the kernel's and goes with the process, also on `kill -9`; its file stays for ever.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import psutil
+import structlog
+
+from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE, make_directory, new_file, sync_directories
+from store.disk import reported as system_reported
+from store.errors import StoreFailed
+
+LOCK = "LOCK"
+SECRET = "secret"  # noqa: S105
+SECRET_BYTES = 32
+HASH_BYTES = 16
+
+_NETWORK = frozenset(
+    "9p afpfs afs ceph cifs davfs fuse.sshfs glusterfs lustre nfs nfs4 smb3 smbfs webdav".split()
+)
+
+log = structlog.stdlib.get_logger("store.ownership")
+
+
+class Mount(NamedTuple):
+    """Where a filesystem is mounted, and of what kind it is."""
+
+    path: str
+    kind: str
+
+
+def mounts() -> list[Mount]:
+    """All mounted filesystems of this machine."""
+    return [Mount(one.mountpoint, one.fstype) for one in psutil.disk_partitions(all=True)]
+
+
+class Ownership:
+    """The lock on a store, held until `close`. Without it the store may only be read."""
+
+    def __init__(self, root: Path, lock: int, secret: bytes, *, is_owner: bool) -> None:
+        self.root = root
+        self.secret = secret
+        self.is_owner = is_owner
+        self._lock = lock
+
+    def keyed_hash(self, purpose: str, data: bytes) -> bytes:
+        """16 bytes that name `data` within this store and tell nothing about it outside."""
+        return blake2b(
+            data, digest_size=HASH_BYTES, key=self.secret, person=purpose.encode()[:16]
+        ).digest()
+
+    def close(self) -> None:
+        """Let another server own the store."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Ownership:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def take(root: Path, list_mounts: Callable[[], Iterable[Mount]] = mounts) -> Ownership:
+    """Make or open the store at `root`, and own it when nobody else does.
+
+    Permissions that are too wide are mended.
+
+    Raises:
+        StoreFailed: it belongs to another user, lies on a network, or the system refuses.
+    """
+    make_root(root, list_mounts)
+    with system_reported(root / LOCK):
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(root / LOCK, flags, PRIVATE_FILE)
+    with system_reported(root / LOCK):
+        is_owner = _try_lock(lock)
+    if not is_owner:
+        log.warning("store_is_read_only", root=str(root), reason="another server owns it")
+    try:
+        secret = _read_secret(root, may_make=is_owner)
+    except StoreFailed:
+        os.close(lock)
+        raise
+    return Ownership(root, lock, secret, is_owner=is_owner)
+
+
+def make_root(root: Path, list_mounts: Callable[[], Iterable[Mount]]) -> None:
+    """Make the directory, or see to it that only we can look into it. Raises StoreFailed."""
+    with system_reported(root):
+        kind = _filesystem_of(root.resolve(), list_mounts())
+    if kind in _NETWORK:
+        raise StoreFailed(f"{root} is on a network ({kind}), where SQLite's WAL is not safe")
+    with system_reported(root):
+        if root.exists():
+            _refuse_strangers(root)
+    make_directory(root)
+    with system_reported(root):
+        for name in (LOCK, SECRET):
+            if (root / name).exists():
+                _refuse_strangers(root / name)
+                (root / name).chmod(PRIVATE_FILE)
+
+
+def _refuse_strangers(path: Path) -> None:
+    status = path.stat()
+    if status.st_uid != os.geteuid():
+        raise StoreFailed(f"{path} belongs to user {status.st_uid}, not to us")
+    if stat.S_IMODE(status.st_mode) & ~PRIVATE_DIRECTORY:
+        log.warning("store_was_open_to_others", path=str(path))
+
+
+def _filesystem_of(path: Path, mounted: Iterable[Mount]) -> str:
+    """The kind of the filesystem that `path` is on, or would be."""
+    holders = [mount for mount in mounted if path.is_relative_to(mount.path)]
+    return max(holders, key=lambda mount: len(mount.path)).kind.lower() if holders else ""
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read_secret(root: Path, *, may_make: bool) -> bytes:
+    """The store's secret. A new one makes older slots unknown: nothing matches them any more."""
+    path = root / SECRET
+    with system_reported(path):
+        found = path.read_bytes() if path.exists() else b""
+    if len(found) == SECRET_BYTES:
+        return found
+    if not may_make:
+        raise StoreFailed(f"{path} is not there; only the owner of the store makes it")
+    if found:
+        log.warning("secret_was_damaged", num_bytes=len(found))
+    temporary = path.with_name(f"{SECRET}.new")
+    with system_reported(temporary):
+        temporary.unlink(missing_ok=True)
+    secret = os.urandom(SECRET_BYTES)
+    with new_file(temporary, SECRET_BYTES) as file:
+        file.write(secret)
+    with system_reported(path):
+        temporary.rename(path)
+    sync_directories([root])
+    return secret

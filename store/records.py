@@ -1,0 +1,153 @@
+"""What is remembered besides slots: models, weights digests, finished requests, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from datetime import UTC, datetime
+
+import msgspec
+from sqlalchemy import Connection, delete, func, select
+from sqlalchemy.dialects.sqlite import insert
+
+from store.database import Database
+from store.tables import Counter, FileDigest, Model, Request
+from store.types import FileStamp, ModelRow, RequestRow
+
+_MODEL_COLUMNS = (
+    Model.hash,
+    Model.label,
+    Model.layout,
+    Model.prefill_tokens_per_s,
+    Model.restore_bytes_per_s,
+    Model.weights_bytes,
+    Model.load_ms,
+    Model.peak_bytes,
+    Model.last_used_s,
+)
+
+
+class Records:
+    """Figures and memos of a store. All futures fail as those of `Database.submit`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put_model(self, row: ModelRow) -> Future[None]:
+        """Remember a model; what the row leaves None keeps the value it had."""
+        return self._database.submit(lambda connection: _put_model(connection, row))
+
+    def models(self) -> list[ModelRow]:
+        """All models, the latest used first."""
+        return self._database.read(_models)
+
+    def put_digest(self, stamp: FileStamp, digest: bytes, now_s: float) -> Future[None]:
+        """Remember the digest of a weights file, read at wall time `now_s`."""
+        return self._database.submit(
+            lambda connection: _put_digest(connection, stamp, digest, now_s)
+        )
+
+    def digest(self, stamp: FileStamp) -> bytes | None:
+        """The digest of exactly this state of a file; None where it was never read."""
+        return self._database.read(lambda connection: _digest(connection, stamp))
+
+    def add_request(self, row: RequestRow) -> Future[None]:
+        """Remember a finished request; a second row of the same id is ignored."""
+        values = msgspec.structs.asdict(row)
+        statement = insert(Request).values(values).on_conflict_do_nothing()
+        return self._database.submit(lambda connection: _ignore(connection.execute(statement)))
+
+    def requests(self, limit: int = 100) -> list[RequestRow]:
+        """The latest finished requests, the latest first."""
+        return self._database.read(lambda connection: _requests(connection, limit))
+
+    def count(self, values: Mapping[str, float], now_s: float) -> Future[None]:
+        """Add to the counters of the day of wall time `now_s`, in UTC."""
+        return self._database.submit(lambda connection: _count(connection, values, now_s))
+
+    def counters(self, since_s: float = 0.0) -> dict[str, float]:
+        """The sums of all counters from the day of wall time `since_s` on."""
+        return self._database.read(lambda connection: _counters(connection, since_s))
+
+    def trim(self, before_s: float) -> Future[int]:
+        """Forget requests, counters and digests from before wall time `before_s`; how many."""
+        return self._database.submit(lambda connection: _trim(connection, before_s))
+
+
+def day_of(wall_s: float) -> str:
+    """`YYYY-MM-DD` in UTC."""
+    return datetime.fromtimestamp(wall_s, UTC).date().isoformat()
+
+
+def _ignore(result: object) -> None:
+    del result
+
+
+def _put_model(connection: Connection, row: ModelRow) -> None:
+    values = msgspec.structs.asdict(row)
+    known = {name: value for name, value in values.items() if value is not None and name != "hash"}
+    if not row.layout:
+        del known["layout"]
+    statement = insert(Model).values(values)
+    connection.execute(statement.on_conflict_do_update(index_elements=["hash"], set_=known))
+
+
+def _models(connection: Connection) -> list[ModelRow]:
+    rows = connection.execute(select(*_MODEL_COLUMNS).order_by(Model.last_used_s.desc(), Model.id))
+    return [ModelRow(*row) for row in rows]
+
+
+def _put_digest(connection: Connection, stamp: FileStamp, digest: bytes, now_s: float) -> None:
+    fresh = {"digest": digest, "last_used_s": now_s}
+    keys = list(stamp._fields)
+    statement = insert(FileDigest).values({**stamp._asdict(), **fresh})
+    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=fresh))
+
+
+def _digest(connection: Connection, stamp: FileStamp) -> bytes | None:
+    found = select(FileDigest.digest).filter_by(**stamp._asdict())
+    return connection.execute(found).scalar()
+
+
+def _requests(connection: Connection, limit: int) -> list[RequestRow]:
+    columns = select(
+        Request.id,
+        Request.model,
+        Request.finished_s,
+        Request.num_prompt_tokens,
+        Request.num_cached_tokens,
+        Request.num_output_tokens,
+        Request.tier,
+        Request.reason,
+        Request.finish_reason,
+        Request.queue_ms,
+        Request.restore_ms,
+        Request.prefill_ms,
+        Request.decode_ms,
+    )
+    rows = connection.execute(columns.order_by(Request.number.desc()).limit(limit))
+    return [RequestRow(*row) for row in rows]
+
+
+def _count(connection: Connection, values: Mapping[str, float], now_s: float) -> None:
+    for name, value in values.items():
+        statement = insert(Counter).values(day=day_of(now_s), name=name, value=value)
+        added = {"value": Counter.value + statement.excluded.value}
+        connection.execute(
+            statement.on_conflict_do_update(index_elements=["day", "name"], set_=added)
+        )
+
+
+def _counters(connection: Connection, since_s: float) -> dict[str, float]:
+    sums = select(Counter.name, func.sum(Counter.value)).where(Counter.day >= day_of(since_s))
+    rows = connection.execute(sums.group_by(Counter.name).order_by(Counter.name))
+    return dict(row.tuple() for row in rows)
+
+
+def _trim(connection: Connection, before_s: float) -> int:
+    old = (
+        delete(Request).where(Request.finished_s < before_s),
+        delete(Counter).where(Counter.day < day_of(before_s)),
+        delete(FileDigest).where(FileDigest.last_used_s < before_s),
+    )
+    return sum(connection.execute(statement).rowcount for statement in old)

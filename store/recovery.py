@@ -1,0 +1,260 @@
+"""Recovery makes index and directories agree, both ways; a lost index is read from the files.
+
+It runs beside the server, in batches, in a thread of its own. Only demoting, promoting and another
+recovery must not run meanwhile. A second run changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+from sqlalchemy import Connection, select
+
+from store import slot_rows, upkeep
+from store.cold import ColdStore
+from store.database import Database
+from store.disk import disk_bytes, reported
+from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
+from store.index import SlotIndex
+from store.slots import read_header, remove, slot_path
+from store.tables import Condemned, Slot
+from store.temp_names import SUFFIX
+from store.types import SlotHeader, SlotPlace, SlotRow, Tier
+
+MIN_ORPHAN_AGE_S = 600.0
+"""A file without a row may be about to get one: younger than this it is left alone."""
+
+BATCH = 256
+"""Rows in one transaction; between two of them the server's own writes get their turn."""
+
+log = structlog.stdlib.get_logger("store.recovery")
+
+
+def never_stop() -> bool:
+    """Go on to the end."""
+    return False
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What one run changed: slots adopted, rows dropped or moved, files removed or quarantined."""
+
+    num_adopted: int = 0
+    num_dropped: int = 0
+    num_moved: int = 0
+    num_removed: int = 0
+    num_quarantined: int = 0
+    num_unreadable: int = 0
+    was_stopped: bool = False
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether anything was not as it should be."""
+        parts = (self.num_adopted, self.num_dropped, self.num_moved, self.num_removed)
+        return any(parts) or bool(self.num_quarantined)
+
+
+class Recovery:
+    """One run over a store whose lock is held. Times are wall-clock seconds."""
+
+    def __init__(
+        self,
+        root: Path,
+        database: Database,
+        cold: ColdStore | None,
+        now_s: float,
+        should_stop: Callable[[], bool] = never_stop,
+    ) -> None:
+        self._root = root
+        self._database = database
+        self._index = SlotIndex(database)
+        self._cold = cold
+        self._now_s = now_s
+        self._should_stop = should_stop
+        self.report = RecoveryReport()
+
+    def run(self) -> RecoveryReport:
+        """Do it all. Slots become visible batch by batch, parents first.
+
+        Raises:
+            StoreFull, StoreFailed, IndexDamaged: the store cannot be put in order now.
+        """
+        self.report.num_removed += upkeep.sweep_temp(self._root)
+        self._remove(self._index.condemned())
+        tiers = dict(self._index.places())
+        warm = {path.name.removesuffix(SUFFIX): path for path in upkeep.slot_files(self._root)}
+        cold = {slot.id: slot.num_bytes for slot in self._cold.slots()} if self._cold else {}
+        self._match_rows(tiers, warm.keys(), cold)
+        self._remove_leftovers(tiers, warm, cold)
+        orphans: dict[str, Tier] = {name: "cold" for name in cold if name not in tiers}
+        orphans |= {name: "warm" for name in warm if name not in tiers}
+        self._adopt(orphans, set(tiers), cold)
+        if self.report.has_changed:
+            log.info("store_recovered", **asdict(self.report))
+        return self.report
+
+    def _match_rows(
+        self, tiers: dict[str, Tier], warm: Iterable[str], cold: dict[str, int]
+    ) -> None:
+        """Rows whose file is in the other tier follow it; rows without any file go."""
+        warm = set(warm)
+        for name, tier in tiers.items():
+            if self._is_stopped():
+                return
+            if name in (warm if tier == "warm" else cold):
+                continue
+            if tier == "warm" and name in cold:
+                self._index.set_tier(name, "cold", cold[name]).result()
+                self.report.num_moved += 1
+            elif tier == "cold" and name in warm:
+                size = disk_bytes(slot_path(self._root, name))
+                self._index.set_tier(name, "warm", size).result()
+                self.report.num_moved += 1
+            elif tier == "warm" or self._cold:
+                self._drop_missing(SlotPlace(name, tier))
+
+    def _drop_missing(self, place: SlotPlace) -> None:
+        path = slot_path(self._root, place.id)
+        dropped = self._database.submit(lambda connection: _drop(connection, place, path)).result()
+        self.report.num_dropped += len(dropped)
+        self._remove(dropped)
+
+    def _remove_leftovers(
+        self, tiers: dict[str, Tier], warm: dict[str, Path], cold: dict[str, int]
+    ) -> None:
+        """After a crash between two tiers a slot is in both; its row says which is meant."""
+        for name in tiers.keys() & warm.keys() & cold.keys():
+            other: Tier = "cold" if tiers[name] == "warm" else "warm"
+            self._unlink(SlotPlace(name, other))
+
+    def _adopt(self, orphans: dict[str, Tier], known: set[str], cold: dict[str, int]) -> None:
+        waiting: dict[str, list[SlotRow]] = {}
+        batch: list[SlotRow] = []
+        for name, tier in orphans.items():
+            if self._is_stopped():
+                return
+            row = self._row_of(SlotPlace(name, tier), cold.get(name, 0))
+            if row is None:
+                continue
+            ready = [row] if row.header.parent is None or row.header.parent in known else []
+            if not ready:
+                waiting.setdefault(row.header.parent or "", []).append(row)
+            for found in ready:
+                known.add(found.header.id)
+                batch.append(found)
+                ready += waiting.pop(found.header.id, [])
+            if len(batch) >= BATCH:
+                self._insert(batch)
+                batch = []
+        self._insert(batch)
+        self._remove_orphans(row for rows in waiting.values() for row in rows)
+
+    def _row_of(self, place: SlotPlace, cold_bytes: int) -> SlotRow | None:
+        """What the file says of itself; None where it says nothing now."""
+        path = slot_path(self._root, place.id)
+        try:
+            if place.tier == "warm":
+                header, size = read_header(path), disk_bytes(path)
+                used_s = min(_modified_s(path), self._now_s)
+            else:
+                header, size, used_s = self._cold_header(place.id), cold_bytes, self._now_s
+        except SlotMissing:
+            return None
+        except SlotDamaged:
+            self._set_aside(place, path)
+            return None
+        except StoreFailed:
+            self.report.num_unreadable += 1
+            return None
+        return SlotRow(header=header, disk_bytes=size, last_used_s=used_s, tier=place.tier)
+
+    def _cold_header(self, name: str) -> SlotHeader:
+        """A packed slot is read by unpacking it; that is rare enough to pay for."""
+        if self._cold is None:
+            raise SlotMissing(name)
+        staged = self._cold.promote(self._root, name)
+        try:
+            return read_header(staged.path)
+        finally:
+            remove(staged.path)
+
+    def _insert(self, rows: list[SlotRow]) -> None:
+        if not rows:
+            return
+        refused = self._database.submit(
+            lambda connection: _insert_adopted(connection, rows, self._root)
+        ).result()
+        self.report.num_adopted += len(rows) - len(refused)
+        self._remove_orphans(row for row in rows if row.header.id in refused)
+
+    def _remove_orphans(self, rows: Iterable[SlotRow]) -> None:
+        for row in rows:
+            if row.tier == "cold" or self._is_old(slot_path(self._root, row.header.id)):
+                self._unlink(SlotPlace(row.header.id, row.tier))
+
+    def _set_aside(self, place: SlotPlace, path: Path) -> None:
+        if place.tier == "cold":
+            self._unlink(place)
+        elif self._is_old(path):
+            upkeep.quarantine(self._root, path)
+            self.report.num_quarantined += 1
+
+    def _is_old(self, path: Path) -> bool:
+        """Also a time far in the future is no reason to keep an orphan for ever."""
+        try:
+            return abs(self._now_s - _modified_s(path)) > MIN_ORPHAN_AGE_S
+        except StoreFailed:
+            return False
+
+    def _remove(self, places: Iterable[SlotPlace]) -> None:
+        """Unlink the files of slots that were dropped, then forget that they were."""
+        done: list[SlotPlace] = []
+        for place in places:
+            if place.tier == "warm" or self._cold:
+                self._unlink(place)
+                done.append(place)
+        if done:
+            self._index.unlinked(done).result()
+
+    def _unlink(self, place: SlotPlace) -> None:
+        if place.tier == "cold":
+            is_gone = self._cold is not None and self._cold.delete(place.id)
+        else:
+            is_gone = remove(slot_path(self._root, place.id))
+        self.report.num_removed += int(is_gone)
+
+    def _is_stopped(self) -> bool:
+        self.report.was_stopped = self.report.was_stopped or self._should_stop()
+        return self.report.was_stopped
+
+
+def _modified_s(path: Path) -> float:
+    with reported(path):
+        return path.lstat().st_mtime
+
+
+def _drop(connection: Connection, place: SlotPlace, path: Path) -> tuple[SlotPlace, ...]:
+    """Drop a row whose file is missing, unless that has changed since it was looked at."""
+    tier = connection.execute(select(Slot.tier).where(Slot.name == place.id)).scalar()
+    if tier != place.tier or (tier == "warm" and path.exists()):
+        return ()
+    return slot_rows.delete_subtrees(connection, [place.id])
+
+
+def _insert_adopted(connection: Connection, rows: list[SlotRow], root: Path) -> set[str]:
+    """Insert what is still there and was not deleted meanwhile; the ids that do not fit."""
+    refused: set[str] = set()
+    for row in rows:
+        name = row.header.id
+        condemned = select(Condemned.name).where(Condemned.name == name)
+        is_gone = row.tier == "warm" and not slot_path(root, name).exists()
+        if is_gone or connection.execute(condemned).first() is not None:
+            continue
+        try:
+            slot_rows.insert_slots(connection, [row])
+        except StoreError:
+            refused.add(name)
+    return refused

@@ -1,0 +1,240 @@
+"""Slots to rows and back, and what reads many rows at once.
+
+Bulk reading goes through the driver's own cursor: a million blocks must not pass through objects
+that nobody needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import cast
+
+from sqlalchemy import Connection, delete, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from store.errors import StoreError
+from store.tables import Block, Condemned, Conversation, Layout, Model, Pin, Slot
+from store.types import Candidate, SlotHeader, SlotPlace, SlotRow, Tier, TtlClass
+
+CHUNK = 500
+"""Values in one IN list; far below SQLite's limit and enough to make a statement worth it."""
+
+_SLOTS = """
+SELECT s.id, s.name, m.hash, p.name, s.start, s."end", s.block_size, s.end_hash, l.text,
+  s.has_state, s.recompute_ms, s.created_s, s.ttl_class, s.ttl_s, s.disk_bytes, s.tier,
+  s.last_used_s, s.hits, s.num_children, s.is_pinned
+FROM slots s JOIN models m ON m.id = s.model_id JOIN layouts l ON l.id = s.layout_id
+  LEFT JOIN slots p ON p.id = s.parent_id
+"""
+_BLOCKS = "SELECT slot_id, hash FROM blocks {where} ORDER BY slot_id, position"
+_OF_MODEL = "WHERE s.model_id = :model"
+_BLOCKS_OF_MODEL = "WHERE slot_id IN (SELECT id FROM slots WHERE model_id = :model)"
+
+_SlotTuple = tuple[
+    int, str, bytes, str | None, int, int, int, bytes, str,
+    int, float, float, TtlClass, float | None, int, Tier, float, float, int, int,
+]  # fmt: skip
+
+
+def chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The values in pieces that fit one statement."""
+    return (values[i : i + CHUNK] for i in range(0, len(values), CHUNK))
+
+
+def model_id(connection: Connection, model: bytes) -> int | None:
+    """The number of a model hash."""
+    return connection.execute(select(Model.id).where(Model.hash == model)).scalar()
+
+
+def known_model_id(connection: Connection, model: bytes) -> int:
+    """The number of a model hash, which gets one now if it had none."""
+    found = model_id(connection, model)
+    if found is None:
+        blank = {"hash": model, "label": "", "layout": "", "last_used_s": 0.0}
+        connection.execute(insert(Model).values(blank))
+        found = cast("int", model_id(connection, model))
+    return found
+
+
+def slot_ids(connection: Connection, names: Sequence[str]) -> dict[str, int]:
+    """The numbers of those of these slots that exist."""
+    found: dict[str, int] = {}
+    for some in chunks(names):
+        rows = connection.execute(select(Slot.name, Slot.id).where(Slot.name.in_(some)))
+        found.update(row.tuple() for row in rows)
+    return found
+
+
+def read_slots(connection: Connection, model: bytes | None = None) -> list[SlotRow]:
+    """All slots of a model, or of all models, parents before children, with their blocks."""
+    number = -1 if model is None else model_id(connection, model)
+    if number is None:
+        return []
+    where, where_blocks = ("", "") if model is None else (_OF_MODEL, _BLOCKS_OF_MODEL)
+    parameters = {} if model is None else {"model": number}
+    cursor = connection.connection.cursor()
+    blocks: dict[int, tuple[bytes, ...]] = {}
+    cursor.execute(_BLOCKS.format(where=where_blocks), parameters)
+    pairs = cast("Iterator[tuple[int, bytes]]", cursor)
+    for slot, group in groupby(pairs, itemgetter(0)):
+        blocks[slot] = tuple([block for _, block in group])
+    cursor.execute(f"{_SLOTS} {where} ORDER BY s.id", parameters)
+    rows = cast("Iterator[_SlotTuple]", cursor)
+    return [_slot_row(row, blocks.get(row[0], ())) for row in rows]
+
+
+def _slot_row(row: _SlotTuple, block_hashes: tuple[bytes, ...]) -> SlotRow:
+    header = SlotHeader(
+        id=row[1],
+        model=row[2],
+        parent=row[3],
+        start=row[4],
+        end=row[5],
+        block_size=row[6],
+        block_hashes=block_hashes,
+        end_hash=row[7],
+        layout=row[8],
+        has_state=bool(row[9]),
+        recompute_ms=row[10],
+        created_s=row[11],
+        ttl_class=row[12],
+        ttl_s=row[13],
+    )
+    return SlotRow(
+        header=header,
+        disk_bytes=row[14],
+        last_used_s=row[16],
+        tier=row[15],
+        hits=row[17],
+        num_children=row[18],
+        is_pinned=bool(row[19]),
+    )
+
+
+def insert_slots(connection: Connection, rows: Iterable[SlotRow]) -> int:
+    """Insert slots, parents first; those that exist stay as they are. Returns how many were new.
+
+    Raises:
+        StoreError: a parent is unknown, of another model, or ends before its child starts.
+    """
+    num_new = 0
+    for row in rows:
+        if slot_ids(connection, [row.header.id]):
+            continue
+        _insert_slot(connection, row)
+        num_new += 1
+    return num_new
+
+
+def _insert_slot(connection: Connection, row: SlotRow) -> None:
+    header = row.header
+    connection.execute(delete(Condemned).where(Condemned.name == header.id))
+    model = known_model_id(connection, header.model)
+    parent = _parent_id(connection, header, model)
+    values = {
+        "name": header.id,
+        "model_id": model,
+        "parent_id": parent,
+        "start": header.start,
+        "end": header.end,
+        "block_size": header.block_size,
+        "end_hash": header.end_hash,
+        "layout_id": _layout_id(connection, header.layout),
+        "has_state": header.has_state,
+        "recompute_ms": header.recompute_ms,
+        "created_s": header.created_s,
+        "ttl_class": header.ttl_class,
+        "ttl_s": header.ttl_s,
+        "disk_bytes": row.disk_bytes,
+        "tier": row.tier,
+        "last_used_s": row.last_used_s,
+        "hits": row.hits,
+        "is_pinned": header.ttl_class == "pinned" or _has_pin(connection, model, header.end_hash),
+    }
+    number = connection.execute(insert(Slot).values(values).returning(Slot.id)).scalar_one()
+    blocks = [
+        {"slot_id": number, "position": position, "hash": block}
+        for position, block in enumerate(header.block_hashes)
+    ]
+    if blocks:
+        connection.execute(insert(Block), blocks)
+    if parent is not None:
+        adopt = update(Slot).where(Slot.id == parent).values(num_children=Slot.num_children + 1)
+        connection.execute(adopt)
+
+
+def _parent_id(connection: Connection, header: SlotHeader, model: int) -> int | None:
+    if header.parent is None:
+        return None
+    columns = select(Slot.id, Slot.model_id, Slot.end).where(Slot.name == header.parent)
+    parent = connection.execute(columns).first()
+    if parent is None:
+        raise StoreError(f"slot {header.id} names an unknown parent")
+    if parent.model_id != model or header.start > parent.end:
+        raise StoreError(f"slot {header.id} does not continue its parent")
+    return parent.id
+
+
+def _layout_id(connection: Connection, text: str) -> int:
+    find = select(Layout.id).where(Layout.text == text)
+    found = connection.execute(find).scalar()
+    if found is None:
+        new = insert(Layout).values(text=text).returning(Layout.id)
+        found = connection.execute(new).scalar_one()
+    return found
+
+
+def _has_pin(connection: Connection, model: int, end_hash: bytes) -> bool:
+    pins = select(Pin.source).where(Pin.model_id == model, Pin.end_hash == end_hash)
+    return connection.execute(pins).first() is not None
+
+
+def delete_subtrees(connection: Connection, names: Sequence[str]) -> tuple[SlotPlace, ...]:
+    """Delete slots and all that continue them, children first; their files are now condemned.
+
+    Conversations that ended in them end at the deepest slot that is left.
+    """
+    found = set(slot_ids(connection, names).values())
+    level = list(found)
+    while level:
+        level = [child for child in _children(connection, level) if child not in found]
+        found.update(level)
+    # A parent's number is below its children's, as it was there first and never changes.
+    descending = sorted(found, reverse=True)
+    return tuple(_delete_leaf(connection, number) for number in descending)
+
+
+def _children(connection: Connection, parents: Sequence[int]) -> list[int]:
+    found: list[int] = []
+    for i in range(0, len(parents), CHUNK):
+        some = Slot.parent_id.in_(parents[i : i + CHUNK])
+        found += connection.execute(select(Slot.id).where(some)).scalars()
+    return found
+
+
+def _delete_leaf(connection: Connection, number: int) -> SlotPlace:
+    columns = select(Slot.name, Slot.tier, Slot.parent_id).where(Slot.id == number)
+    row = connection.execute(columns).one()
+    shorten = update(Conversation).where(Conversation.leaf_id == number)
+    connection.execute(shorten.values(leaf_id=row.parent_id))
+    connection.execute(delete(Slot).where(Slot.id == number))
+    if row.parent_id is not None:
+        leave = update(Slot).where(Slot.id == row.parent_id)
+        connection.execute(leave.values(num_children=Slot.num_children - 1))
+    condemn = insert(Condemned).values(name=row.name, tier=row.tier).on_conflict_do_nothing()
+    connection.execute(condemn)
+    return SlotPlace(row.name, row.tier)
+
+
+def read_candidates(connection: Connection) -> list[Candidate]:
+    """Every slot that is not pinned, as eviction weighs it."""
+    cursor = connection.connection.cursor()
+    cursor.execute(
+        "SELECT s.name, p.name, s.num_children, s.disk_bytes, s.recompute_ms, s.last_used_s,"
+        " s.hits, s.ttl_class FROM slots s LEFT JOIN slots p ON p.id = s.parent_id"
+        " WHERE NOT s.is_pinned"
+    )
+    rows = cast("Iterator[tuple[str, str | None, int, int, float, float, float, TtlClass]]", cursor)
+    return [Candidate(*row) for row in rows]
