@@ -32,6 +32,9 @@ _NAME = b"hearth-cold/1\0\0\0"
 _FORMAT = b"\x50\x2a\x4d\x18" + len(_NAME).to_bytes(4, "little") + _NAME
 _LENGTH_BYTES = 8
 
+# A block has one table of symbols: exponents and mantissas in one block spoil it for both.
+_MIN_FLUSH_BYTES = 1 << 10
+
 
 class Source(Protocol):
     """Where the packed bytes come from; an empty read is the end."""
@@ -44,18 +47,20 @@ class _Chunker(Protocol):
 
     def compress(self, data: bytes, /) -> Iterator[bytes]: ...
 
+    def flush(self) -> Iterator[bytes]: ...
+
     def finish(self) -> Iterator[bytes]: ...
 
 
-def split_planes(chunk: bytes, item_bytes: int) -> bytes:
-    """All first bytes of the items, then all second bytes, and so on."""
+def split_planes(chunk: bytes, item_bytes: int) -> list[bytes]:
+    """All first bytes of the items, all second bytes, and so on."""
     if item_bytes == 1:
-        return chunk
-    return b"".join(chunk[plane::item_bytes] for plane in range(item_bytes))
+        return [chunk]
+    return [chunk[plane::item_bytes] for plane in range(item_bytes)]
 
 
 def join_planes(chunk: bytes, item_bytes: int) -> bytes:
-    """The reverse of `split_planes`."""
+    """The items again, from their planes one after the other."""
     if item_bytes == 1:
         return chunk
     num_items = len(chunk) // item_bytes
@@ -87,7 +92,10 @@ def pack(fd: int, contents: SlotContents, yield_: Yield) -> Iterator[bytes]:
     for entry in contents.tensors:
         for size in _chunk_sizes(entry):
             chunk = b"".join(map(bytes, reader.take(size)))
-            yield from stream.compress(split_planes(chunk, DTYPE_BYTES[entry.dtype]))
+            for plane in split_planes(chunk, DTYPE_BYTES[entry.dtype]):
+                yield from stream.compress(plane)
+                if len(plane) >= _MIN_FLUSH_BYTES:
+                    yield from stream.flush()
             yield_(size)
     yield from stream.finish()
 

@@ -51,10 +51,11 @@ def files_below(root: Path) -> set[Path]:
 @pytest.mark.parametrize("item_bytes", [1, 2, 4, 8])
 def test_planes_are_joined_as_they_were_split(item_bytes: int):
     chunk = bytes(range(256)) * item_bytes
-    split = split_planes(chunk, item_bytes)
-    assert split[: len(chunk) // item_bytes] == chunk[::item_bytes]
-    assert join_planes(split, item_bytes) == chunk
-    assert join_planes(split_planes(b"", item_bytes), item_bytes) == b""
+    planes = split_planes(chunk, item_bytes)
+    assert planes[0] == chunk[::item_bytes]
+    assert len(planes) == item_bytes
+    assert join_planes(b"".join(planes), item_bytes) == chunk
+    assert join_planes(b"".join(split_planes(b"", item_bytes)), item_bytes) == b""
 
 
 def test_what_was_demoted_comes_back(tmp_path: Path, cold: ColdStore):
