@@ -111,7 +111,10 @@ def test_evaluated_values_are_never_trained_on() -> None:
         assert {is_held_out(values.draw()) for _ in range(200)} == {held_out}
 
 
-def test_a_recall_trial_holds_its_needle_once_before_the_question(tokenizer: Any) -> None:
+def test_a_recall_trial_states_its_needle_before_it_asks(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "library_text", lambda held_out: [])
     passages = trials.Passages(tokenizer.backend_tokenizer, 1)
     rng = random.Random(3)
     for _ in SEEDS:
