@@ -35,7 +35,11 @@ class StreamDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(ids=list(context[-_CONTEXT_TOKENS:]), skip_special_tokens=False)
+        before = list(context[-_CONTEXT_TOKENS:])
+        # A character that the context leaves unfinished would have its text said again.
+        if tokenizer.decode(before, skip_special_tokens=False).endswith("\ufffd"):
+            before = []
+        self._stream = DecodeStream(ids=before, skip_special_tokens=False)
         self._held: list[int] = []
 
     def add(self, token_id: int) -> str:

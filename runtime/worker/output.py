@@ -107,10 +107,11 @@ class OutputParser:
 
     def _enter(self, old: str, new: str | None) -> list[Chunk]:
         """What leaving state `old` for `new` says."""
-        self._held = ""
+        held, self._held = self._held, ""
         self._skips_blank = True
         if new is None:
             self._is_stopped = True
+            return [self._delta(NORMAL, held)] if held else []
         return self._finish_call(is_closed=True) if old == TOOL else []
 
     def _say(self, state: str | None, text: str) -> list[Chunk]:

@@ -1,0 +1,124 @@
+"""Models that cannot be loaded say why; every family of layer caches loads and answers."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import LoadFailed
+from runtime.settings import Settings
+from runtime.types import ModelSpec, SamplingParams, TokenPrompt
+from runtime.worker_process import WorkerProcess
+from tests.asking import ask, request, status_of, supervising
+from tests.tiny_models import FAMILIES, write_model
+from tests.waiting import until
+
+
+def spec_of(path: Path) -> ModelSpec:
+    return ModelSpec(id="m", path=str(path), context=512, model_type="qwen3", nbytes=1, created_s=1)
+
+
+async def failure_of(path: Path, **settings: float) -> tuple[LoadFailed, WorkerProcess]:
+    """How the load of this directory fails."""
+    fields = {"home": path, "stop_timeout_s": 1.0} | settings
+    worker = WorkerProcess(spec_of(path), Settings(**fields), lambda _: None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(LoadFailed) as caught:
+        await worker.start()
+    await worker.gone()
+    return caught.value, worker
+
+
+def change_config(path: Path, **changes: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+
+
+def truncate(path: Path, num_bytes: int) -> None:
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:num_bytes])
+
+
+Damage = Callable[[Path], object]
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "no weights": (lambda path: (path / "model.safetensors").unlink(), "No safetensors found"),
+    "broken config": (lambda path: (path / "config.json").write_text("{"), "JSONDecodeError"),
+    "long type": (lambda path: change_config(path, model_type="n" * 200_000), "not supported"),
+    "missing field": (
+        lambda path: (path / "config.json").write_text('{"model_type": "qwen3"}'),
+        "missing 10 required",
+    ),
+    "truncated data": (lambda path: truncate(path, 100_000), "incomplete download"),
+    "other shapes": (lambda path: change_config(path, hidden_size=32), "shape"),
+    "own code": (lambda path: change_config(path, model_file="x.py"), "custom"),
+    "no tokenizer": (lambda path: (path / "tokenizer.json").unlink(), "tokenizer"),
+}
+
+
+async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path):
+    gate = asyncio.Semaphore(3)
+
+    async def fail(name: str, damage: Damage) -> str:
+        path = write_model(tmp_path / name)
+        damage(path)
+        async with gate:
+            error, worker = await failure_of(path)
+        assert worker.pid is not None
+        assert worker.state == "stopped"
+        return error.message
+
+    damages = [(name, damage) for name, (damage, _) in DAMAGES.items()]
+    messages = await asyncio.gather(*(fail(*one) for one in damages))
+    for (name, (_, cause)), message in zip(DAMAGES.items(), messages, strict=True):
+        assert message.startswith("The model m cannot be loaded: "), name
+        assert cause in message, name
+
+
+async def test_a_load_that_takes_too_long_is_ended(tmp_path: Path):
+    error, worker = await failure_of(write_model(tmp_path / "m"), load_timeout_s=0.05)
+    assert error.message == "The model m was not loaded within 0.05 s."
+    assert worker.state == "stopped"
+
+
+async def test_requests_for_a_model_that_cannot_be_loaded_are_told_why(tmp_path: Path):
+    path = write_model(tmp_path / "models" / "m")
+    truncate(path, 100_000)
+    async with supervising(tmp_path) as supervisor:
+        waiting = [supervisor.submit(request("a")) for _ in range(3)]
+        for generation in waiting:
+            with pytest.raises(LoadFailed, match="incomplete download"):
+                await generation.accepted()
+        assert status_of(supervisor).state == "failed"
+        assert "incomplete download" in str(status_of(supervisor).last_error)
+        await until(lambda: "Traceback" in supervisor.stderr_tail("m"), "its last words")
+        write_model(path)
+        assert (await ask(supervisor, "a", max_tokens=2)).finished
+        assert status_of(supervisor).state == "ready"
+
+
+REST = sorted(FAMILIES.keys() - {"qwen3", "gemma3_text", "lfm2", "qwen3_moe", "llama4"})
+
+
+@pytest.mark.soak
+async def test_every_family_loads_and_answers(tmp_path: Path):
+    gate = asyncio.Semaphore(3)
+    prompt = TokenPrompt(token_ids=tuple(range(10, 110)))
+    seeded = SamplingParams(temperature=0.8, seed=3)
+
+    async def serve(family: str) -> tuple[str, str]:
+        write_model(tmp_path / family / "models" / "m", family)
+        async with gate, supervising(tmp_path / family, prefill_slice=32) as supervisor:
+            alone = await ask(supervisor, prompt, sampling=seeded, ignore_eos=True)
+            pair = [
+                ask(supervisor, prompt, sampling=seeded, ignore_eos=True),
+                ask(supervisor, "a kettle hums", ignore_eos=True),
+            ]
+            return alone.text, (await asyncio.gather(*pair))[0].text
+
+    for family, (alone, together) in zip(
+        REST, await asyncio.gather(*(serve(family) for family in REST)), strict=True
+    ):
+        assert alone, family
+        assert together == alone, family

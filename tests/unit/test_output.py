@@ -1,0 +1,155 @@
+"""Generated text to chunks, however it is cut: answer, reasoning, tool calls, stop strings."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.types import Chunk, ReasoningDelta, TextDelta, TokenLogprob, TokenLogprobs
+from runtime.types import ToolCallDelta as Call
+from runtime.worker.output import Dialect, OutputParser
+
+
+def parse_json(text: str, tools: Any) -> Any:
+    return json.loads(text)
+
+
+MARKED = Dialect(
+    think_start="<think>",
+    think_end="</think>",
+    tool_start="<tool_call>",
+    tool_end="</tool_call>",
+    parse_tool_call=parse_json,
+)
+LOOK = '<tool_call>\n{"name": "look", "arguments": {"at": 7}}\n</tool_call>'
+
+
+def told(chunks: list[Chunk]) -> tuple[str, str, list[tuple[int, str, str]]]:
+    """Answer, reasoning and calls of the chunks."""
+    text = "".join(c.text for c in chunks if isinstance(c, TextDelta))
+    reasoning = "".join(c.text for c in chunks if isinstance(c, ReasoningDelta))
+    calls = [c for c in chunks if isinstance(c, Call)]
+    return text, reasoning, [(c.call_index, c.call.name, c.call.arguments) for c in calls]
+
+
+def parse(pieces: list[str], dialect: Dialect = MARKED, **fields: Any) -> list[Chunk]:
+    parser = OutputParser(dialect, index=0, **fields)
+    chunks: list[Chunk] = []
+    for piece in pieces:
+        chunks += parser.feed(piece)
+        if parser.is_stopped:
+            break
+    return [*chunks, *parser.finish()]
+
+
+def cuts_of(text: str) -> st.SearchStrategy[list[str]]:
+    """The text cut into pieces in any way."""
+    places = st.lists(st.integers(0, len(text)), max_size=8).map(sorted)
+    return places.map(
+        lambda ends: [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
+    )
+
+
+CASES: list[tuple[str, dict[str, Any], tuple[str, str, list[tuple[int, str, str]]]]] = [
+    ("hello  world \n", {}, ("hello  world \n", "", [])),
+    ("  hello", {}, ("  hello", "", [])),
+    ("<think>\na b\n</think>\n\nyes", {}, ("yes", "a b", [])),
+    ("a b\n</think>\n\nyes", {"starts_in_reasoning": True}, ("yes", "a b", [])),
+    ("<think>a  \n b", {}, ("", "a  \n b", [])),
+    ("<think>\n\n</think>\n\nyes", {}, ("yes", "", [])),
+    ("a<think>b</think>c", {}, ("ac", "b", [])),
+    ("a < b <thin", {}, ("a < b <thin", "", [])),
+    ("one STOP two", {"stop": ("STOP",)}, ("one ", "", [])),
+    ("one STO", {"stop": ("STOP",)}, ("one STO", "", [])),
+    ("one two", {"stop": ("two", "one t")}, ("", "", [])),
+    ("aaab", {"stop": ("aab",)}, ("a", "", [])),
+    ("<think>STOP</think>no STOP", {"stop": ("STOP",)}, ("no ", "STOP", [])),
+    (LOOK, {"tool_names": {"look"}}, ("", "", [(0, "look", '{"at": 7}')])),
+    (f"see\n\n{LOOK}\n", {"tool_names": {"look"}}, ("see", "", [(0, "look", '{"at": 7}')])),
+    (
+        f"<think>hm\n{LOOK}{LOOK}",
+        {"tool_names": {"look"}},
+        ("", "hm", [(0, "look", '{"at": 7}'), (1, "look", '{"at": 7}')]),
+    ),
+    (f"a{LOOK}b", {"tool_names": {"look"}}, ("ab", "", [(0, "look", '{"at": 7}')])),
+    ("see  \n", {"tool_names": {"look"}}, ("see  \n", "", [])),
+    ("see \nSTOP", {"tool_names": {"look"}, "stop": ("STOP",)}, ("see \n", "", [])),
+    (LOOK, {"tool_names": {"other"}}, (LOOK, "", [])),
+    (LOOK, {}, (LOOK, "", [])),
+    (LOOK[:-12], {"tool_names": {"look"}}, ("", "", [(0, "look", '{"at": 7}')])),
+    ("<tool_call>{", {"tool_names": {"look"}}, ("<tool_call>{", "", [])),
+    ("<tool_call>[]</tool_call>x", {"tool_names": {"look"}}, ("x", "", [])),
+    ("<tool_call>7</tool_call>x", {"tool_names": {"a"}}, ("<tool_call>7</tool_call>x", "", [])),
+]
+
+
+@pytest.mark.parametrize(("text", "fields", "expected"), CASES)
+def test_text_is_taken_apart(text: str, fields: dict[str, Any], expected: object):
+    assert told(parse([text], **fields)) == expected
+    assert told(parse(list(text), **fields)) == expected
+
+
+@given(data=st.data())
+def test_how_the_text_is_cut_does_not_matter(data: st.DataObject):
+    text, fields, expected = data.draw(st.sampled_from(CASES))
+    assert told(parse(data.draw(cuts_of(text)), **fields)) == expected
+
+
+@given(text=st.text(max_size=50), data=st.data())
+def test_without_marks_the_text_is_what_was_fed(text: str, data: st.DataObject):
+    assert told(parse(data.draw(cuts_of(text)), Dialect())) == (text, "", [])
+
+
+@given(text=st.text("abc", max_size=40), stop=st.text("abc", min_size=1, max_size=4))
+def test_a_stop_string_ends_the_text_at_its_first_place(text: str, stop: str):
+    said, _, _ = told(parse(list(text), Dialect(), stop=(stop,)))
+    assert said == text.split(stop, maxsplit=1)[0]
+
+
+def test_nothing_is_said_that_could_be_the_start_of_a_stop_string():
+    parser = OutputParser(Dialect(), index=0, stop=("stop",))
+    assert told(parser.feed("a s"))[0] == "a "
+    assert told(parser.feed("to"))[0] == ""
+    assert told(parser.feed("re"))[0] == "store"
+    assert not parser.is_stopped
+    assert parser.feed("xstop more")[0] == TextDelta(index=0, text="x")
+    assert parser.is_stopped
+    assert parser.feed("again") == []
+    assert parser.finish() == []
+
+
+def test_arguments_that_are_text_stay_as_they_are_and_ids_are_kept():
+    dialect = Dialect(
+        tool_start="[", tool_end="]", parse_tool_call=lambda text, tools: json.loads(text)
+    )
+    call = '[{"name": "f", "arguments": "{ }", "id": "c1"}]'
+    (chunk,) = parse([call], dialect, tool_names={"f"})
+    assert isinstance(chunk, Call)
+    assert (chunk.call.id, chunk.call.arguments) == ("c1", "{ }")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError, TypeError, AttributeError, SyntaxError])
+def test_a_parser_that_fails_gives_the_text_back(error: type[Exception]):
+    def fail(text: str, tools: Any) -> Any:
+        raise error(text)
+
+    dialect = Dialect(tool_start="[", tool_end="]", parse_tool_call=fail)
+    assert told(parse(["a[b]c"], dialect, tool_names={"f"})) == ("a[b]c", "", [])
+
+
+def test_every_log_probability_comes_with_the_text_it_belongs_to():
+    def logprobs(text: str) -> TokenLogprobs:
+        return TokenLogprobs(chosen=TokenLogprob(token=text, token_bytes=b"", logprob=-1.0))
+
+    parser = OutputParser(Dialect(), index=0, stop=("xyz",))
+    chunks: list[Chunk] = []
+    for piece in ("a", "", "x", "y", "b"):
+        chunks += parser.feed(piece, logprobs(piece))
+    deltas = [c for c in (*chunks, *parser.finish()) if isinstance(c, TextDelta)]
+    assert [c.text for c in deltas] == ["a", "xyb"]
+    assert [[one.chosen.token for one in c.logprobs] for c in deltas] == [
+        ["a"],
+        ["", "x", "y", "b"],
+    ]
