@@ -242,7 +242,9 @@ async def test_a_signal_lets_running_answers_finish_and_closes_idle_connections(
         socket.create_connection(("127.0.0.1", server.port), 10) as idle,
     ):
         idle.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"200 OK" in idle.recv(1000)
+        answer = b""
+        while b'{"status":"live"}' not in answer:
+            answer += idle.recv(1000)
         async with streaming(server, COMPLETIONS, LONG | {"max_tokens": 1000}) as stream:
             await stream.next_event()
             server.process.send_signal(signal.SIGTERM)
@@ -279,4 +281,4 @@ async def test_a_second_signal_waits_for_nothing(tmp_path: Path, models_dir: Pat
             signalled_s = time.monotonic()
             server.process.send_signal(signal.SIGINT)
             server.process.wait(20)
-            assert time.monotonic() - signalled_s < 2.0
+            assert time.monotonic() - signalled_s < 3.0
