@@ -1,0 +1,86 @@
+"""Messages to the text and the token ids that the model reads."""
+
+import pytest
+from mlx_lm.utils import load_tokenizer
+
+from runtime.errors import InvalidRequest
+from runtime.types import ChatPrompt, Message, TextPrompt, TokenPrompt, Tool, ToolCall
+from runtime.worker.template import Template
+from tests.tiny_models import write_tokenizer
+
+HELLO = Message(role="user", text="hello")
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory)
+    return Template(load_tokenizer(directory))
+
+
+def test_messages_are_rendered_up_to_where_the_model_answers(template: Template):
+    prompt = ChatPrompt(messages=(Message(role="system", text="be brief"), HELLO))
+    assert template.render(prompt) == (
+        "<|im_start|>system\nbe brief<|im_end|>\n"
+        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("enable_thinking", "kwargs", "thinks"),
+    [
+        (None, "{}", False),
+        (True, "{}", True),
+        (False, "{}", False),
+        (None, '{"enable_thinking": true}', True),
+        (False, '{"enable_thinking": true}', False),
+    ],
+)
+def test_thinking_is_on_only_when_asked_for(
+    template: Template, enable_thinking: bool | None, kwargs: str, thinks: bool
+):
+    prompt = ChatPrompt(messages=(HELLO,), enable_thinking=enable_thinking, template_kwargs=kwargs)
+    assert template.render(prompt).endswith("assistant\n<think>\n") == thinks
+    assert template.starts_in_reasoning(template.token_ids(prompt)) == thinks
+
+
+def test_tools_and_calls_reach_the_template_as_objects(template: Template):
+    call = ToolCall(id="c", name="look", arguments='{"at": 7}')
+    messages = (HELLO, Message(role="assistant", tool_calls=(call,)))
+    tool = Tool(name="look", description="Look.", parameters='{"type": "object"}')
+    text = template.render(ChatPrompt(messages=messages, tools=(tool,)))
+    assert '{"name": "look", "arguments": {"at": 7}}' in text
+    assert '"description": "Look."' in text
+
+
+def test_arguments_that_are_no_json_are_shown_as_they_are(template: Template):
+    call = ToolCall(id="c", name="look", arguments="{at")
+    text = template.render(ChatPrompt(messages=(Message(role="assistant", tool_calls=(call,)),)))
+    assert '"arguments": "{at"' in text
+
+
+@pytest.mark.parametrize("name", ["tools", "chat_template", "documents"])
+def test_what_is_ours_cannot_be_set_through_the_template_arguments(template: Template, name: str):
+    prompt = ChatPrompt(messages=(HELLO,), template_kwargs=f'{{"{name}": "x"}}')
+    with pytest.raises(InvalidRequest) as caught:
+        template.render(prompt)
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+def test_markers_in_a_prompt_are_one_token_each(template: Template):
+    token_ids = template.token_ids(ChatPrompt(messages=(HELLO,)))
+    assert token_ids.count(1) == 2
+    assert token_ids.count(2) == 1
+
+
+def test_text_and_tokens_are_taken_as_they_are(template: Template):
+    assert template.token_ids(TokenPrompt(token_ids=(5, 6))) == [5, 6]
+    token_ids = template.token_ids(TextPrompt(text="the quick"))
+    assert "".join(template.token_text(token_id)[0] for token_id in token_ids) == "the quick"
+
+
+def test_a_token_inside_a_character_has_its_bytes(template: Template):
+    token_ids = template.token_ids(TextPrompt(text="🦊"))
+    texts, raw = zip(*(template.token_text(token_id) for token_id in token_ids), strict=True)
+    assert b"".join(raw) == "🦊".encode()
+    assert set(texts) == {"\ufffd"}
