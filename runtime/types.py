@@ -8,6 +8,19 @@ import msgspec
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
+CacheMode = Literal["full", "prefix", "off"]
+CacheTier = Literal["none", "hot", "warm", "cold"]
+MissReason = Literal[
+    "first_seen",
+    "diverged",
+    "expired",
+    "evicted",
+    "damaged",
+    "no_checkpoint",
+    "slower_than_prefill",
+    "unsupported",
+    "off",
+]
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -95,6 +108,20 @@ class TokenPrompt(Struct, frozen=True, tag="tokens"):
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
+class CacheParams(Struct, frozen=True):
+    """What a request wishes of the KV cache.
+
+    `prefix` keeps only what precedes the first turn (system prompt and tools), `off` neither reads
+    nor keeps. `ttl_s` is how long the KV may stay on disk unused: 0 keeps it in memory only, None
+    leaves it to the server. `session_id` names the conversation for listing and deleting; what
+    matches is decided by content alone.
+    """
+
+    mode: CacheMode = "full"
+    ttl_s: float | None = None
+    session_id: str | None = None
+
+
 class GenerateRequest(Struct, frozen=True):
     """What every protocol asks of the engine. `deadline_s` counts from the submission."""
 
@@ -108,6 +135,7 @@ class GenerateRequest(Struct, frozen=True):
     top_logprobs: int | None = None
     ignore_eos: bool = False
     deadline_s: float = 600.0
+    cache: CacheParams = CacheParams()
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -125,15 +153,33 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
     top: tuple[TokenLogprob, ...] = ()
 
 
+class CacheUse(Struct, frozen=True):
+    """What a request reused, from which tier, and why no more of its prompt.
+
+    `tier` is the slowest that was needed. `reason` is None when all that can be reused was; `at`
+    is the position from which on it was not.
+    """
+
+    tier: CacheTier = "none"
+    num_tokens: int = 0
+    restore_ms: float = 0.0
+    reason: MissReason | None = None
+    at: int = 0
+
+
 class Usage(Struct, frozen=True):
     """Token counts of a choice and where its time went. Counts include special tokens."""
 
     num_prompt_tokens: int
-    num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    cache: CacheUse = CacheUse()
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.cache.num_tokens
 
 
 class PrefillProgress(Struct, frozen=True, tag="p", array_like=True):

@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from runtime.types import Chunk, GenerateRequest, ModelSpec, Struct
+from runtime.types import CacheUse, Chunk, GenerateRequest, MissReason, ModelSpec, Struct
+from store.types import SlotHeader, Tier, TtlClass
 
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH = struct.Struct("<I")
@@ -27,11 +28,71 @@ class WorkerOptions(Struct, frozen=True):
     heartbeat_s: float = 1.0
 
 
+class KvOptions(Struct, frozen=True):
+    """The KV hierarchy as the worker needs it; `root` is None when there is no disk to write to.
+
+    `secret` keys the block hashes. Sizes in bytes.
+    """
+
+    model_hash: bytes = b""
+    secret: bytes = b""
+    root: str | None = None
+    block_size: int = 256
+    hot_bytes: int = 1 << 30
+    queue_bytes: int = 1 << 30
+    kv_bits: int | None = None
+
+
 class Load(Struct, frozen=True, tag="load"):
     """Load this model; the first command a worker gets, and the only one of its kind."""
 
     spec: ModelSpec
     options: WorkerOptions
+    kv: KvOptions = KvOptions()
+
+
+class KnownSlot(Struct, frozen=True, array_like=True):
+    """A slot on disk, as the index knows it. Hashes are 16 bytes."""
+
+    id: str
+    parent: str | None
+    start: int
+    end: int
+    block_hashes: tuple[bytes, ...]
+    end_hash: bytes
+    has_state: bool
+    tier: Tier
+    disk_bytes: int
+    recompute_ms: float
+    last_used_s: float
+    hits: float
+    ttl_class: TtlClass
+    ttl_s: float | None
+
+
+class Slots(Struct, frozen=True, tag="slots"):
+    """What is on disk of this model, parents before children; some of it at a time."""
+
+    slots: tuple[KnownSlot, ...]
+
+
+class SlotsSaved(Struct, frozen=True, tag="saved"):
+    """Staged slots that are published now: durable."""
+
+    ids: tuple[str, ...]
+
+
+class SlotsPromoted(Struct, frozen=True, tag="promoted"):
+    """Cold slots that can be read now."""
+
+    ids: tuple[str, ...]
+
+
+class SlotsGone(Struct, frozen=True, tag="gone"):
+    """Slots that are no longer on disk, or were refused."""
+
+    ids: tuple[str, ...]
+    reason: MissReason
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -46,7 +107,7 @@ class Stop(Struct, frozen=True, tag="stop"):
     """Finish nothing more, give memory back, exit 0."""
 
 
-Command = Load | Submit | Abort | Stop
+Command = Load | Submit | Abort | Stop | Slots | SlotsSaved | SlotsPromoted | SlotsGone
 
 
 class Hello(Struct, frozen=True, tag="hello"):
@@ -77,6 +138,7 @@ class LoadError(Struct, frozen=True, tag="load_error"):
 class Accepted(Struct, frozen=True, tag="accepted"):
     request_id: str
     num_prompt_tokens: int
+    cache: CacheUse = CacheUse()
 
 
 class Rejected(Struct, frozen=True, tag="rejected"):
@@ -96,6 +158,24 @@ class Chunks(Struct, frozen=True, tag="chunks"):
     items: tuple[tuple[str, Chunk], ...]
 
 
+class KvCounts(Struct, frozen=True):
+    """The tiers, counted since the worker started; the last three stay 0 on clean traffic."""
+
+    hot_bytes: int = 0
+    num_runs: int = 0
+    num_evicted: int = 0
+    num_queued_bytes: int = 0
+    num_reused_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_restored_bytes: int = 0
+    restore_s: float = 0.0
+    num_damaged: int = 0
+    num_unwritten: int = 0
+    exact_key_rejected_by_model_lcp: int = 0
+    hybrid_trim_miss: int = 0
+    vlm_retreat: int = 0
+
+
 class Heartbeat(Struct, frozen=True, tag="beat"):
     """Sent every second. `step` counts engine steps: busy and not stepping means wedged."""
 
@@ -103,9 +183,59 @@ class Heartbeat(Struct, frozen=True, tag="beat"):
     is_busy: bool
     phase: str
     active_bytes: int = 0
+    kv: KvCounts | None = None
 
 
-Event = Hello | LoadProgress | Ready | LoadError | Accepted | Rejected | Chunks | Heartbeat
+class SlotStaged(Struct, frozen=True, tag="staged"):
+    """A slot file is written and synced at `path`, to be published; `num_bytes` is its length."""
+
+    header: SlotHeader
+    path: str
+    num_bytes: int
+    session_id: str | None = None
+
+
+class SlotBad(Struct, frozen=True, tag="bad"):
+    """A slot cannot be used: its file is damaged, missing or unreadable."""
+
+    id: str
+    reason: str
+    message: str
+
+
+class SlotsUsed(Struct, frozen=True, tag="used"):
+    """A request reused these slots."""
+
+    ids: tuple[str, ...]
+
+
+class SlotsWanted(Struct, frozen=True, tag="wanted"):
+    """A request waits for these slots, which are in the cold store."""
+
+    ids: tuple[str, ...]
+
+
+class StoreTrouble(Struct, frozen=True, tag="trouble"):
+    """A slot could not be written; `reason` is machine-readable."""
+
+    reason: str
+
+
+Event = (
+    Hello
+    | LoadProgress
+    | Ready
+    | LoadError
+    | Accepted
+    | Rejected
+    | Chunks
+    | Heartbeat
+    | SlotStaged
+    | SlotBad
+    | SlotsUsed
+    | SlotsWanted
+    | StoreTrouble
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

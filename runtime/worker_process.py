@@ -48,7 +48,12 @@ from runtime.wire import (
     LoadProgress,
     Ready,
     Rejected,
+    SlotBad,
+    SlotStaged,
+    SlotsUsed,
+    SlotsWanted,
     Stop,
+    StoreTrouble,
     Submit,
     WorkerOptions,
     pack,
@@ -177,6 +182,8 @@ class WorkerProcess:
                     self._forget(request_id)
             case Heartbeat():
                 self.pulse.beat(event, time.monotonic())
+            case SlotStaged() | SlotBad() | SlotsUsed() | SlotsWanted() | StoreTrouble():
+                pass
             case _:
                 self._on_load_event(event)
 

@@ -25,6 +25,12 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of the value types."""
 
 
+def class_of(ttl_s: float) -> TtlClass:
+    """The class whose life on disk is the shortest that is not shorter than `ttl_s`."""
+    classes: tuple[TtlClass, ...] = ("short", "long")
+    return next((name for name in classes if TTL_S[name] >= ttl_s), "extended")
+
+
 def decayed_hits(hits: float, age_s: float) -> float:
     """What `hits`, counted `age_s` seconds ago, are worth now."""
     return hits * 2.0 ** (-max(age_s, 0.0) / HIT_HALF_LIFE_S)

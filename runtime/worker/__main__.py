@@ -14,31 +14,41 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import mlx.core as mx
 
 from runtime.errors import ContextTooLong, InvalidRequest, RequestRejected
+from runtime.kv.blocks import HashChain
+from runtime.kv.ground import Ground
+from runtime.kv.reader import SlotReader
+from runtime.kv.tiers import Tiers
+from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.wire import (
     Abort,
-    Accepted,
     Heartbeat,
     Hello,
+    KvOptions,
     Load,
     LoadError,
     LoadProgress,
     Ready,
     Rejected,
+    SlotStaged,
     Stop,
+    StoreTrouble,
     Submit,
 )
 from runtime.worker import model as models
 from runtime.worker.connection import Sender, commands
 from runtime.worker.decode import warm_decode
-from runtime.worker.engine import AbortRequest, Engine, EngineTainted, Quit
+from runtime.worker.engine import AbortRequest, Arrival, Engine, EngineTainted, Link, Quit
 from runtime.worker.intake import Intake
+from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.template import Template
 from runtime.worker.wired import set_wired
+from store.slots import StagedSlot
 
 EXIT_TAINTED = 75
 _EXIT_GRACE_S = 20.0
@@ -53,6 +63,8 @@ class Worker:
         self._engine: Engine | None = None
         self._load: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
         self._intake: queue.SimpleQueue[Submit | Abort | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self._writer: tuple[SlotWriter, threading.Thread] | None = None
         self._phase = "starting"
         self._is_quitting = False
 
@@ -72,14 +84,13 @@ class Worker:
             self._sender.close()
             sending.join(_EXIT_GRACE_S)
             return 1
-        if self._is_quitting:
-            engine.deliver(Quit())
         try:
             engine.run()
         except EngineTainted:
             traceback.print_exc()
             return EXIT_TAINTED
         del engine
+        self._flush()
         self._release()
         self._sender.close()
         sending.join(_EXIT_GRACE_S)
@@ -101,9 +112,15 @@ class Worker:
             max_slice=options.prefill_slice or models.best_slice(),
             block_s=options.prefill_block_ms / 1000,
         )
-        self._engine = engine = Engine(model, template, scheduler, self._sender.send)
-        intake = Intake(template, model.dialect, spec.context, model.vocab_size)
-        _thread("intake", lambda: self._admit(intake, engine))
+        kv = command.kv
+        chain = HashChain(kv.secret, kv.model_hash, block_size=kv.block_size)
+        tiers = self._tiers(model, chain, kv)
+        link = Link(self._inbox, self._sender.send)
+        self._engine = engine = Engine(model, template, scheduler, tiers, link)
+        intake = Intake(
+            template, model.dialect, spec.context, model.vocab_size, chain, tiers.needs_state
+        )
+        _thread("intake", lambda: self._admit(intake))
         self._sender.send(
             Ready(
                 load_ms=load_s * 1000,
@@ -113,6 +130,30 @@ class Worker:
             )
         )
         return engine
+
+    def _tiers(self, model: LoadedModel, chain: HashChain, options: KvOptions) -> Tiers:
+        ground = Ground.of(model, chain, options.model_hash, options.hot_bytes)
+        if options.root is None:
+            return Tiers(ground, None, None, self._sender.send)
+        root = Path(options.root)
+        writer = SlotWriter(root, options.queue_bytes, self._on_staged, self._on_unwritten)
+        self._writer = writer, _thread("writer", writer.run)
+        reader = SlotReader(root, self._inbox.put)
+        return Tiers(ground, writer, reader, self._sender.send)
+
+    def _on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
+        self._sender.send(
+            SlotStaged(
+                header=job.header,
+                path=str(staged.path),
+                num_bytes=staged.num_bytes,
+                session_id=job.session_id,
+            )
+        )
+
+    def _on_unwritten(self, failure: WriteFailed) -> None:
+        self._inbox.put(failure)
+        self._sender.send(StoreTrouble(reason=failure.reason))
 
     def _on_load_progress(self, fraction: float) -> None:
         if self._is_quitting:
@@ -129,18 +170,19 @@ class Worker:
                 case Submit():
                     self._intake.put(command)
                 case Abort(request_id=request_id):
-                    if self._engine is not None:
-                        self._engine.deliver(AbortRequest(request_id))
+                    self._inbox.put(AbortRequest(request_id))
                     self._intake.put(command)
                 case Stop():
                     break
+                case _:
+                    self._inbox.put(command)
         self._quit()
 
-    def _admit(self, intake: Intake, engine: Engine) -> None:
+    def _admit(self, intake: Intake) -> None:
         """The intake thread."""
         while (command := self._intake.get()) is not None:
             if isinstance(command, Abort):
-                engine.deliver(AbortRequest(command.request_id))
+                self._inbox.put(AbortRequest(command.request_id))
                 continue
             request_id = command.request.request_id
             try:
@@ -153,9 +195,7 @@ class Worker:
                 refusal = InvalidRequest(f"The prompt cannot be read: {type(error).__name__}.")
                 self._sender.send(_rejected(request_id, refusal))
                 continue
-            accepted = Accepted(request_id=request_id, num_prompt_tokens=group.num_prompt_tokens)
-            self._sender.send(accepted)
-            engine.deliver(group)
+            self._inbox.put(group)
 
     def _quit(self) -> None:
         """The server asked for it, or is gone: end gracefully, and in any case end."""
@@ -165,8 +205,15 @@ class Worker:
         self._is_quitting = True
         self._load.put(None)
         self._intake.put(None)
-        if self._engine is not None:
-            self._engine.deliver(Quit())
+        self._inbox.put(Quit())
+
+    def _flush(self) -> None:
+        """Write what is queued; the server publishes it as long as it listens."""
+        self._phase = "flushing"
+        if self._writer is not None:
+            writer, thread = self._writer
+            writer.close()
+            thread.join(_EXIT_GRACE_S / 2)
 
     def _release(self) -> None:
         """Give memory back before exit: a hard end can strand wired memory on macOS."""
@@ -185,6 +232,7 @@ class Worker:
             is_busy=engine.is_busy,
             phase=engine.phase,
             active_bytes=mx.get_active_memory(),
+            kv=engine.kv_counts,
         )
 
 

@@ -32,13 +32,15 @@ _METADATA = frozenset({"left_padding", "lengths", "offset", "_lengths"})
 @dataclass(frozen=True, slots=True)
 class DecodedToken:
     """One sequence's next token. `logprobs` [vocab] are of the distribution it was drawn from
-    before temperature and filters; `is_last` says that the sequence has left its batch.
+    before temperature and filters; `is_last` says that the sequence has left its batch, and `kv`
+    then holds its layer caches, not evaluated: the prompt and all its output.
     """
 
     sequence: Sequence
     token_id: int
     logprobs: mx.array
     is_last: bool
+    kv: list[Any] | None = None
 
 
 class DecodeFailed(Exception):
@@ -76,11 +78,16 @@ class Decoder:
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, if it is here."""
+        self.take(sequence)
+
+    def take(self, sequence: Sequence) -> list[Any] | None:
+        """Forget a sequence, if it is here; its layer caches, not evaluated."""
         for key, lane in list(self._lanes.items()):
             if sequence in lane.sequences:
-                lane.remove(sequence)
+                kv = lane.take(sequence)
                 self._drop_if_empty(key)
-                return
+                return kv
+        return None
 
     def step(self) -> Iterator[DecodedToken]:
         """One decode step of every lane.
@@ -126,6 +133,7 @@ class _BatchLane:
 
     def __init__(self, model: LoadedModel, max_batch: int) -> None:
         self._vocab_size = model.vocab_size
+        self._stream = model.stream
         self._eos = [[token_id] for token_id in sorted(model.eos_token_ids)]
         self._generator = _upstream.BatchGenerator(
             model.model,
@@ -157,11 +165,12 @@ class _BatchLane:
         )
         self._by_uid[uid] = sequence
 
-    def remove(self, sequence: Sequence) -> None:
-        uids = [uid for uid, other in self._by_uid.items() if other is sequence]
-        self._generator.remove(uids)
-        for uid in uids:
-            del self._by_uid[uid]
+    def take(self, sequence: Sequence) -> list[Any] | None:
+        uid = next(uid for uid, other in self._by_uid.items() if other is sequence)
+        del self._by_uid[uid]
+        with mx.stream(self._stream):
+            kv, _ = self._generator.remove([uid], return_prompt_caches=True)[uid]
+        return kv
 
     def step(self) -> list[DecodedToken]:
         _, responses = self._generator.next()
@@ -172,7 +181,8 @@ class _BatchLane:
         for response in responses:
             is_last = response.finish_reason is not None
             sequence = self._by_uid.pop(response.uid) if is_last else self._by_uid[response.uid]
-            tokens.append(DecodedToken(sequence, response.token, response.logprobs, is_last))
+            kv = response.prompt_cache
+            tokens.append(DecodedToken(sequence, response.token, response.logprobs, is_last, kv))
         return tokens
 
     def close(self) -> None:
@@ -217,8 +227,9 @@ class _SoloLane:
         )
         self._next = self._forward(mx.array([token_ids[-1]]))
 
-    def remove(self, sequence: Sequence) -> None:  # noqa: ARG002
+    def take(self, sequence: Sequence) -> list[Any]:  # noqa: ARG002
         self._sequence, self._next = None, None
+        return self._kv
 
     def step(self) -> list[DecodedToken]:
         assert self._sequence is not None
@@ -232,9 +243,8 @@ class _SoloLane:
         is_last = (
             token_id in self._stop or sequence.num_output_tokens + 1 >= sequence.group.max_tokens
         )
-        if is_last:
-            self.remove(sequence)
-        return [DecodedToken(sequence, token_id, logprobs, is_last)]
+        kv = self.take(sequence) if is_last else None
+        return [DecodedToken(sequence, token_id, logprobs, is_last, kv)]
 
     def close(self) -> None:
         self._kv = []

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from runtime.kv.reader import SlotRead
+from runtime.kv.tiers import Tiers
+from runtime.kv.writer import WriteFailed
 from runtime.types import (
     Chunk,
     Failed,
@@ -16,7 +21,16 @@ from runtime.types import (
     TokenLogprobs,
     Usage,
 )
-from runtime.wire import Chunks
+from runtime.wire import (
+    Accepted,
+    Chunks,
+    Event,
+    KvCounts,
+    Slots,
+    SlotsGone,
+    SlotsPromoted,
+    SlotsSaved,
+)
 from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
 from runtime.worker.logprobs import token_logprobs
 from runtime.worker.model import LoadedModel
@@ -25,6 +39,7 @@ from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.template import Template
 
 _MAX_FAILURES = 2
+_RESTORE_POLL_S = 0.05
 _TAINTED = ("[METAL]", "[metal::", "CUDA", "cuda")
 
 
@@ -39,7 +54,15 @@ class Quit:
     """Leave the loop."""
 
 
-Arrival = SequenceGroup | AbortRequest | Quit
+News = SlotRead | WriteFailed | Slots | SlotsSaved | SlotsPromoted | SlotsGone
+Arrival = SequenceGroup | AbortRequest | Quit | News
+
+
+class Link(NamedTuple):
+    """The engine's two ends: what arrives, from any thread, and where its events go."""
+
+    inbox: queue.SimpleQueue[Arrival]
+    emit: Callable[[Event], None]
 
 
 class EngineTainted(Exception):
@@ -47,35 +70,38 @@ class EngineTainted(Exception):
 
 
 class Engine:
-    """Prefill in slices, decode in batches, chunks out. `emit` must not block."""
+    """Prefill in slices, decode in batches, chunks out. The link's `emit` must not block."""
 
     def __init__(
         self,
         model: LoadedModel,
         template: Template,
         scheduler: Scheduler,
-        emit: Callable[[Chunks], None],
+        tiers: Tiers,
+        link: Link,
     ) -> None:
         self._model = model
         self._template = template
         self._scheduler = scheduler
-        self._emit = emit
+        self._tiers = tiers
+        self._emit = link.emit
+        self._inbox = link.inbox
         self._decoder = Decoder(model, scheduler.max_running)
         self._groups: dict[str, SequenceGroup] = {}
-        self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._items: list[tuple[str, Chunk]] = []
         self._is_running = True
         self.num_steps = 0
         self.phase = "idle"
 
     @property
+    def kv_counts(self) -> KvCounts:
+        """What the tiers did so far; may be read from any thread."""
+        return self._tiers.wire_counts()
+
+    @property
     def is_busy(self) -> bool:
         """There are requests to work for."""
         return bool(self._groups)
-
-    def deliver(self, arrival: Arrival) -> None:
-        """Hand over a request or an abort; from any thread."""
-        self._inbox.put(arrival)
 
     def run(self) -> None:
         """Step until told to quit.
@@ -86,7 +112,12 @@ class Engine:
         while self._is_running:
             if not self._groups:
                 self.phase = "idle"
+                self._tiers.set_idle(is_idle=True)
                 self._receive(self._inbox.get())
+            elif not (self._decoder.num_running or self._scheduler.has_work):
+                self.phase = "restore"
+                with contextlib.suppress(queue.Empty):
+                    self._receive(self._inbox.get(timeout=_RESTORE_POLL_S))
             self.step()
 
     def step(self) -> None:
@@ -94,8 +125,9 @@ class Engine:
         self._drain()
         self._expire(time.monotonic())
         plan = self._scheduler.plan(self._decoder.num_running)
-        if plan.prefill is not None:
-            self._prefill(plan.prefill)
+        if plan.prefill is not None and self._restore(plan.prefill.group):
+            group = plan.prefill.group
+            self._prefill(self._scheduler.next_slice(group, self._decoder.num_running))
         if self._decoder.num_running:
             self._decode()
         self.num_steps += 1
@@ -122,17 +154,54 @@ class Engine:
                 if request_id in self._groups:
                     self._drop(self._groups[request_id])
             case SequenceGroup():
+                self._tiers.set_idle(is_idle=False)
                 self._groups[arrival.request.request_id] = arrival
+                self._tiers.begin(arrival.trail)
                 self._scheduler.add(arrival)
+                self._emit(_accepted(arrival))
             case Quit():
                 self._is_running = False
+            case _:
+                self._hear(arrival)
+
+    def _hear(self, news: News) -> None:
+        tiers = self._tiers
+        match news:
+            case SlotRead():
+                tiers.on_read(news)
+            case WriteFailed():
+                tiers.on_write_failed(news)
+            case Slots(slots=slots):
+                tiers.learn(slots)
+            case SlotsSaved(ids=ids):
+                tiers.on_saved(ids)
+            case SlotsPromoted(ids=ids):
+                tiers.on_promoted(ids)
+            case SlotsGone(ids=ids, reason=reason):
+                tiers.on_gone(ids, reason)
 
     def _expire(self, now: float) -> None:
         for group in [g for g in self._groups.values() if g.deadline_s <= now]:
             for sequence in group.sequences:
                 self._finish(sequence, "length")
+        for group in self._scheduler.waiting:
+            if self._tiers.is_overdue(group.trail):
+                self._tiers.give_up(group.trail)
 
     # Prefill
+
+    def _restore(self, group: SequenceGroup) -> bool:
+        """Take up what is known of a prompt before its first slice; False when that failed."""
+        if group.kv is not None:
+            return True
+        self.phase = "restore"
+        try:
+            group.kv, group.num_computed_tokens = self._tiers.restore(group.trail)
+        except (RuntimeError, ValueError) as error:
+            _raise_if_tainted(error)
+            self._fail(group, error)
+            return False
+        return True
 
     def _prefill(self, plan: PrefillSlice) -> None:
         group = plan.group
@@ -148,6 +217,8 @@ class Engine:
         seconds = time.perf_counter() - start
         group.prefill_s += seconds
         self._scheduler.on_prefill(plan.end - plan.start, seconds, num_running)
+        assert group.kv is not None
+        self._tiers.on_prefill(group.trail, group.kv, (plan.start, plan.end), seconds)
         if group.num_remaining_tokens:
             progress = PrefillProgress(
                 num_done=group.num_computed_tokens, num_total=group.num_prefill_tokens
@@ -160,8 +231,7 @@ class Engine:
 
     def _compute(self, plan: PrefillSlice) -> None:
         group = plan.group
-        if group.kv is None:
-            group.kv = self._model.new_kv()
+        assert group.kv is not None
         if plan.end > plan.start:
             self._model.prefill(group.token_ids[plan.start : plan.end], group.kv)
             group.num_computed_tokens = plan.end
@@ -186,7 +256,7 @@ class Engine:
         sequence.output_token_ids.append(token.token_id)
         request = sequence.group.request
         if token.token_id in self._model.eos_token_ids and not request.ignore_eos:
-            self._finish(sequence, "stop")
+            self._finish(sequence, "stop", token.kv)
             return
         if sequence.output.is_reasoning:
             sequence.num_reasoning_tokens += 1
@@ -197,17 +267,21 @@ class Engine:
         for chunk in sequence.output.feed(text, logprobs):
             self._items.append((request.request_id, chunk))
         if sequence.output.is_stopped:
-            self._finish(sequence, "stop")
+            self._finish(sequence, "stop", token.kv or self._decoder.take(sequence))
         elif token.is_last:
-            self._finish(sequence, "length")
+            self._finish(sequence, "length", token.kv)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Say the rest of a sequence and forget it."""
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, kv: list[Any] | None = None
+    ) -> None:
+        """Say the rest of a sequence, keep its KV, forget it."""
         if sequence.is_finished:
             return
         sequence.is_finished = True
         group = sequence.group
         self._decoder.remove(sequence)
+        if kv is not None:
+            self._keep(sequence, kv)
         request_id = group.request.request_id
         for chunk in sequence.output.finish(sequence.detokenizer.finish()):
             self._items.append((request_id, chunk))
@@ -219,6 +293,15 @@ class Engine:
         if owner is not None and owner.is_finished:
             self._drop(owner)
 
+    def _keep(self, sequence: Sequence, kv: list[Any]) -> None:
+        group = sequence.group
+        trail = group.trail if len(group.sequences) == 1 else group.trail.fork()
+        already = len(group.token_ids) - group.num_prompt_tokens
+        try:
+            self._tiers.on_finished(trail, sequence.output_token_ids[already:], kv)
+        except (RuntimeError, ValueError) as error:
+            _raise_if_tainted(error)
+
     # Leaving
 
     def _drop(self, group: SequenceGroup) -> None:
@@ -228,7 +311,9 @@ class Engine:
             self._decoder.remove(sequence)
             if sequence.group is not group:
                 self._scheduler.remove(sequence.group)
+                self._tiers.release(sequence.group.trail)
         self._scheduler.remove(group)
+        self._tiers.release(group.trail)
         group.kv = None
         self._groups.pop(group.request.request_id, None)
 
@@ -246,24 +331,34 @@ class Engine:
             if sequence.num_failures >= _MAX_FAILURES:
                 self._fail(sequence.group, failure)
             elif not sequence.is_finished:
-                again.append(_regrouped(sequence))
+                group = self._regrouped(sequence)
+                self._tiers.begin(group.trail)
+                again.append(group)
         self._scheduler.add_first(again)
 
+    def _regrouped(self, sequence: Sequence) -> SequenceGroup:
+        """A group of this one sequence that prefills its prompt and its output so far."""
+        old = sequence.group
+        token_ids = [*old.token_ids[: old.num_prompt_tokens], *sequence.output_token_ids]
+        sequence.group = SequenceGroup(
+            request=old.request,
+            token_ids=token_ids,
+            num_prompt_tokens=old.num_prompt_tokens,
+            max_tokens=old.max_tokens,
+            deadline_s=old.deadline_s,
+            trail=self._tiers.lengthened(old.trail, token_ids),
+            sequences=[sequence],
+            prefill_s=old.prefill_s,
+        )
+        return sequence.group
 
-def _regrouped(sequence: Sequence) -> SequenceGroup:
-    """A group of this one sequence that prefills its prompt and its output so far."""
-    old = sequence.group
-    prompt = old.token_ids[: old.num_prompt_tokens]
-    sequence.group = SequenceGroup(
-        request=old.request,
-        token_ids=[*prompt, *sequence.output_token_ids],
-        num_prompt_tokens=old.num_prompt_tokens,
-        max_tokens=old.max_tokens,
-        deadline_s=old.deadline_s,
-        sequences=[sequence],
-        prefill_s=old.prefill_s,
+
+def _accepted(group: SequenceGroup) -> Accepted:
+    return Accepted(
+        request_id=group.request.request_id,
+        num_prompt_tokens=group.num_prompt_tokens,
+        cache=group.trail.use,
     )
-    return sequence.group
 
 
 def _usage(sequence: Sequence) -> Usage:
@@ -275,6 +370,7 @@ def _usage(sequence: Sequence) -> Usage:
         num_reasoning_tokens=sequence.num_reasoning_tokens,
         prefill_ms=group.prefill_s * 1000,
         decode_ms=(time.perf_counter() - started) * 1000 if started else 0.0,
+        cache=group.trail.use,
     )
 
 

@@ -10,10 +10,13 @@ import time
 from dataclasses import dataclass
 
 from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.kv.blocks import HashChain
+from runtime.kv.trail import Trail
 from runtime.types import ChatPrompt, GenerateRequest
 from runtime.worker.output import Dialect, OutputParser
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.template import Template
+from store.types import class_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class Intake:
     dialect: Dialect
     context: int
     vocab_size: int
+    chain: HashChain
+    needs_state: bool
 
     def admit(self, request: GenerateRequest) -> SequenceGroup:
         """The request, ready for prefill.
@@ -41,9 +46,26 @@ class Intake:
             num_prompt_tokens=len(token_ids),
             max_tokens=min(request.max_tokens or room, room),
             deadline_s=time.monotonic() + request.deadline_s,
+            trail=self._trail(request, token_ids),
         )
         group.sequences = [self._sequence(group, i) for i in range(request.num_choices)]
         return group
+
+    def _trail(self, request: GenerateRequest, token_ids: list[int]) -> Trail:
+        wish = request.cache
+        trail = Trail(
+            token_ids=token_ids,
+            block_hashes=self.chain.block_hashes(token_ids),
+            mode=wish.mode,
+            session_id=wish.session_id,
+        )
+        if wish.ttl_s is not None:
+            trail.ttl_s, trail.ttl_class = wish.ttl_s, class_of(wish.ttl_s)
+        if isinstance(request.prompt, ChatPrompt) and (self.needs_state or wish.mode == "prefix"):
+            boundaries = self.template.boundaries(request.prompt, token_ids)
+            trail.prefix_end = boundaries[0]
+            trail.boundaries = tuple(sorted(set(boundaries) - {0}))
+        return trail
 
     def _check(self, request: GenerateRequest, token_ids: list[int]) -> None:
         field = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"

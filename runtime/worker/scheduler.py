@@ -53,6 +53,11 @@ class Scheduler:
         return tuple(self._waiting)
 
     @property
+    def has_work(self) -> bool:
+        """Some group can be prefilled now."""
+        return any(not group.is_waiting for group in self._waiting)
+
+    @property
     def max_running(self) -> int:
         """Sequences that may decode at the same time."""
         return self._max_batch
@@ -77,8 +82,12 @@ class Scheduler:
         group = self._next_group(num_running)
         if group is None:
             return StepPlan(None, decode)
-        start = group.num_computed_tokens
-        return StepPlan(PrefillSlice(group, start, self._slice_end(group, num_running)), decode)
+        return StepPlan(self.next_slice(group, num_running), decode)
+
+    def next_slice(self, group: SequenceGroup, num_running: int) -> PrefillSlice:
+        """What of this group to compute next."""
+        end = self._slice_end(group, num_running)
+        return PrefillSlice(group, group.num_computed_tokens, end)
 
     def on_prefill(self, num_tokens: int, seconds: float, num_running: int) -> None:
         """A slice of `num_tokens` took `seconds` while `num_running` sequences waited for it."""
@@ -94,9 +103,10 @@ class Scheduler:
 
     def _next_group(self, num_running: int) -> SequenceGroup | None:
         room = self._max_batch - num_running
-        fitting = [g for g in self._waiting if not num_running or len(g.sequences) <= room]
+        able = [g for g in self._waiting if not g.is_waiting]
+        fitting = [g for g in able if not num_running or len(g.sequences) <= room]
         # The head is never passed by groups that fit only because it is too wide.
-        if not fitting or (fitting[0] is not self._waiting[0] and num_running):
+        if not fitting or (fitting[0] is not able[0] and num_running):
             return None
         oldest = fitting[0]
         if not self._overtaken and oldest.num_remaining_tokens > self._max_slice:
@@ -115,7 +125,8 @@ class Scheduler:
             rate = self._prefill_rate
             size = min(size, int(rate * allowed) if rate else _FIRST_SLICE)
         grid = self._max_slice if size >= self._max_slice else SLICE_GRID
-        return min((start + max(size, SLICE_GRID)) // grid * grid, last)
+        end = min((start + max(size, SLICE_GRID)) // grid * grid, last)
+        return min((b for b in group.trail.boundaries if start < b < end), default=end)
 
 
 def _smooth(average: float, value: float) -> float:

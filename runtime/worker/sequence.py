@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from runtime.kv.trail import Trail
 from runtime.types import GenerateRequest
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class SequenceGroup:
     num_prompt_tokens: int
     max_tokens: int
     deadline_s: float
+    trail: Trail = field(default_factory=Trail)
     sequences: list[Sequence] = field(default_factory=list[Sequence])
     kv: list[Any] | None = None
     num_computed_tokens: int = 0
@@ -57,6 +59,11 @@ class SequenceGroup:
     @property
     def num_remaining_tokens(self) -> int:
         return self.num_prefill_tokens - self.num_computed_tokens
+
+    @property
+    def is_waiting(self) -> bool:
+        """Its KV is being read from disk."""
+        return self.trail.is_waiting
 
     @property
     def is_finished(self) -> bool:

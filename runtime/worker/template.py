@@ -5,13 +5,16 @@ Knows mlx-lm's `TokenizerWrapper` by the few attributes below.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jinja2
+import msgspec
 
 from runtime.errors import InvalidRequest
+from runtime.kv.prefix import num_common
 from runtime.types import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt, Tool
 from runtime.worker.detokenizer import (
     Detokenizer,
@@ -81,12 +84,12 @@ class Template:
                     raise InvalidRequest(message, "messages")
                 return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def render(self, prompt: ChatPrompt) -> str:
+    def render(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> str:
         """The conversation as the text that the model reads, up to where it is to answer."""
         if not self._tokenizer.has_chat_template:
             message = "This model has no chat template; use /v1/completions instead."
             raise InvalidRequest(message, "messages")
-        kwargs = _template_kwargs(prompt)
+        kwargs = _template_kwargs(prompt) | {"add_generation_prompt": opens_answer}
         try:
             return self._renderer(kwargs)(
                 [_template_message(message) for message in prompt.messages],
@@ -97,6 +100,23 @@ class Template:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", "messages"
             ) from error
+
+    def boundaries(self, prompt: ChatPrompt, token_ids: list[int]) -> tuple[int, int]:
+        """Where tools and system prompt end in these tokens, and where the last turn ends before
+        the answer is opened; 0 where the template does not say.
+        """
+        head = tuple(itertools.takewhile(lambda m: m.role == "system", prompt.messages))
+        prefix = msgspec.structs.replace(prompt, messages=head)
+        return self._agreeing(prefix, token_ids), self._agreeing(prompt, token_ids)
+
+    def _agreeing(self, prompt: ChatPrompt, token_ids: list[int]) -> int:
+        """How many of the tokens this shorter prompt, in which no answer is opened, renders to."""
+        try:
+            text = self.render(prompt, opens_answer=False)
+        except InvalidRequest:
+            return 0
+        shorter = self._tokenizer.encode(text, add_special_tokens=False)
+        return num_common(shorter, 0, token_ids, 0)
 
     def _renderer(self, kwargs: dict[str, object]) -> Callable[..., str]:
         wrapper = self._tokenizer
@@ -151,7 +171,7 @@ def _template_kwargs(prompt: ChatPrompt) -> dict[str, object]:
         raise InvalidRequest(f"{name!r} is not yours to set.", f"chat_template_kwargs.{name}")
     if prompt.enable_thinking is not None:
         given["enable_thinking"] = prompt.enable_thinking
-    return given | {"tokenize": False, "add_generation_prompt": True}
+    return given | {"tokenize": False}
 
 
 def _template_message(message: Message) -> dict[str, object]:

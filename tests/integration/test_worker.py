@@ -78,7 +78,7 @@ async def test_usage_counts_the_tokens_of_prompt_and_answer(
     assert said.finished.reason == "length"
     assert said.finished.usage.num_prompt_tokens == len(tokenizer.encode("the quick brown").ids)
     assert said.finished.usage.num_output_tokens == 7
-    assert said.finished.usage.num_cached_tokens == 0
+    assert said.finished.usage.num_cached_tokens < said.finished.usage.num_prompt_tokens
     assert said.finished.usage.prefill_ms > 0
     assert said.finished.usage.decode_ms > 0
 

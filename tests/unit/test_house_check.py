@@ -66,7 +66,7 @@ def test_global_is_found():
 @pytest.mark.parametrize(
     "clause", ["", " Exception", " BaseException", " (ValueError, Exception)", " Exception as e"]
 )
-def test_a_broad_except_is_found_outside_its_four_files(clause: str):
+def test_a_broad_except_is_found_outside_its_six_files(clause: str):
     text = f"try:\n    f()\nexcept{clause}:\n    raise\n"
     message = "broad except: name what can happen, or let it reach a border"
     assert findings(text) == [f"runtime/example.py:3: {message}"]
@@ -77,12 +77,14 @@ def test_a_narrow_except_passes():
     assert findings("try:\n    f()\nexcept (ValueError, OSError):\n    raise\n") == []
 
 
-def test_only_four_files_may_catch_everything():
+def test_only_six_files_may_catch_everything():
     assert sorted(check.BROAD_EXCEPT_FILES) == [
         "api/errors.py",
         "api/jobs.py",
         "runtime/worker/__main__.py",
+        "runtime/worker/detokenizer.py",
         "runtime/worker/engine.py",
+        "store/database.py",
     ]
 
 

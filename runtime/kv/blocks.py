@@ -1,0 +1,82 @@
+"""Blocks and their hash chain: a block's hash names every token up to its end, and the model.
+
+Hashes are BLAKE2b-128 keyed with the store's secret, so that neither file names nor the index can
+be used to guess a prompt (DESIGN section 6).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+HASH_BYTES = 16
+BLOCK_TOKENS = 256
+
+
+class MediaSpan(NamedTuple):
+    """The tokens `[start, end)` stand for a medium whose content has this digest."""
+
+    start: int
+    end: int
+    digest: bytes
+
+
+class HashChain:
+    """The block hashes of one model's sequences, for one tenant."""
+
+    def __init__(
+        self, secret: bytes, model_hash: bytes, *, salt: bytes = b"", block_size: int = BLOCK_TOKENS
+    ) -> None:
+        self._secret = secret
+        self.block_size = block_size
+        self.root = self._hash(model_hash, salt)
+        """The hash of the empty prefix."""
+
+    def block_hashes(
+        self,
+        token_ids: Sequence[int],
+        media: Sequence[MediaSpan] = (),
+        known: Sequence[bytes] = (),
+    ) -> list[bytes]:
+        """One hash for each complete block of a sequence, of which the first are known."""
+        size = self.block_size
+        first_token = len(known) * size
+        data = memoryview(pack_ids(token_ids[first_token:]))
+        hashes = list(known)
+        parent = hashes[-1] if hashes else self.root
+        for start in range(0, len(data) // 4 - size + 1, size):
+            at = first_token + start
+            digests = _overlapping(media, at, at + size) if media else b""
+            parent = self._hash(parent, data[start * 4 : (start + size) * 4], digests)
+            hashes.append(parent)
+        return hashes
+
+    def end_hash(
+        self, parent: bytes, token_ids: Sequence[int], media: Sequence[MediaSpan] = (), at: int = 0
+    ) -> bytes:
+        """The hash of a prefix that ends with an incomplete block of `token_ids` after `parent`.
+
+        `at` is the position of the incomplete block; without tokens the parent itself is the end.
+        """
+        if not token_ids:
+            return parent
+        digests = _overlapping(media, at, at + len(token_ids)) if media else b""
+        return self._hash(parent, pack_ids(token_ids), digests)
+
+    def _hash(self, parent: bytes, content: bytes | memoryview, extra: bytes = b"") -> bytes:
+        state = blake2b(parent, digest_size=HASH_BYTES, key=self._secret)
+        state.update(content)
+        if extra:
+            state.update(extra)
+        return state.digest()
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian u32."""
+    return array("I", token_ids).tobytes()
+
+
+def _overlapping(media: Sequence[MediaSpan], start: int, end: int) -> bytes:
+    return b"".join(span.digest for span in media if span.start < end and span.end > start)

@@ -1,0 +1,139 @@
+"""Commit: what was computed becomes runs in the hot tier, and slots behind the requests."""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from runtime.kv import layers, pack
+from runtime.kv.ground import Ground
+from runtime.kv.hot import Held
+from runtime.kv.pack import RunKv
+from runtime.kv.prefix import Run, run_of
+from runtime.kv.trail import Trail
+from runtime.kv.writer import SlotWriter, WriteJob
+from store.types import SlotHeader
+
+RUN_TOKENS = 2048
+RUN_BYTES = 256 * 1024 * 1024
+
+
+class Committer:
+    """Cuts live caches into runs. `writer` is None without a disk."""
+
+    def __init__(self, ground: Ground, writer: SlotWriter | None) -> None:
+        self._ground = ground
+        self._hot = ground.hot
+        self._writer = writer
+
+    def commit(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
+        """Keep the KV of the trail's tokens up to `end`, of which `kv` holds at least that many.
+
+        With layers that cannot be sliced the caches must stand exactly at `end`.
+        """
+        if trail.mode == "off":
+            return
+        if trail.mode == "prefix":
+            end = min(end, trail.prefix_end)
+        self._catch_up(trail, end)
+        if trail.num_kept < end:
+            self._append(trail, kv, end)
+        self._write(trail)
+        self._hot.shrink()
+
+    def extend_hashes(self, trail: Trail) -> None:
+        """The trail has grown: hash the blocks that are complete now."""
+        trail.block_hashes = self._ground.chain.block_hashes(
+            trail.token_ids, known=trail.block_hashes
+        )
+
+    def _catch_up(self, trail: Trail, end: int) -> None:
+        """Somebody else may have kept these tokens meanwhile, or the trail's leaf may be gone."""
+        num_blocks = end // self._ground.chain.block_size
+        match = self._hot.tree.match(trail.token_ids[:end], trail.block_hashes[:num_blocks])
+        lost = trail.leaf is not None and trail.leaf not in self._hot
+        if lost or match.num_tokens > trail.num_kept:
+            trail.leaf, trail.num_kept = match.run, match.num_tokens
+
+    def _append(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
+        layout, stream = self._ground.layout, self._ground.model.stream
+        per_token = max(1, layers.bytes_per_token(kv, layout))
+        size = max(1, min(RUN_TOKENS, RUN_BYTES // per_token))
+        added: list[tuple[Run, RunKv]] = []
+        leaf, start = trail.leaf, trail.num_kept
+        with mx.stream(stream):
+            while start < end:
+                stop = min(start + size, end)
+                at_end = layout.needs_state and stop == end
+                state = layers.checkpoint(kv, layout) if at_end else None
+                leaf = self._new_run(trail, leaf, start, stop)
+                leaf.has_state = state is not None
+                added.append((leaf, RunKv(layers.cut(kv, layout, start, stop), state)))
+                start = stop
+            mx.eval([array for _, one in added for array in one.arrays])
+        for run, one in added:
+            self._hot.add(run, self._held(trail, run))
+            self._hot.attach(run, one)
+        trail.leaf, trail.num_kept = leaf, end
+
+    def _new_run(self, trail: Trail, parent: Run | None, start: int, end: int) -> Run:
+        chain = self._ground.chain
+        size = chain.block_size
+        hashes = tuple(trail.block_hashes[start // size : end // size])
+        run = run_of(chain, parent, start, end, hashes)
+        run.token_ids = array("I", trail.token_ids[start:end])
+        run.end_hash = chain.end_hash(run.last_block, trail.token_ids[end - end % size : end])
+        return run
+
+    def _held(self, trail: Trail, run: Run) -> Held:
+        return Held(
+            id=os.urandom(16).hex(),
+            last_used_s=time.time(),
+            recompute_ms=run.num_tokens * self._ground.rates.prefill_s_per_token * 1000,
+            ttl_class=trail.ttl_class,
+            ttl_s=trail.ttl_s,
+        )
+
+    def _write(self, trail: Trail) -> None:
+        """Queue what is not on disk yet on the way to the trail's leaf, parents first."""
+        if self._writer is None or trail.ttl_s == 0:
+            return
+        pending: list[Run] = []
+        run = trail.leaf
+        while run is not None and not self._hot[run].is_written:
+            pending.append(run)
+            run = run.parent
+        for run in reversed(pending):
+            held = self._hot[run]
+            if held.kv is None or held.ttl_s == 0:
+                return
+            held.is_written = True
+            self._writer.put(self._job(run, held, trail))
+
+    def _job(self, run: Run, held: Held, trail: Trail) -> WriteJob:
+        assert held.kv is not None
+        assert run.token_ids is not None
+        header = SlotHeader(
+            id=held.id,
+            model=self._ground.model_hash,
+            parent=self._hot[run.parent].id if run.parent is not None else None,
+            start=run.start,
+            end=run.end,
+            block_size=self._ground.chain.block_size,
+            block_hashes=run.block_hashes,
+            end_hash=run.end_hash,
+            layout=pack.pack_layout(self._ground.layout, held.kv),
+            has_state=run.has_state,
+            recompute_ms=held.recompute_ms,
+            created_s=held.last_used_s,
+            ttl_class=held.ttl_class,
+            ttl_s=held.ttl_s,
+        )
+        return WriteJob(header, run.token_ids, pack.pack(held.kv), trail.session_id)

@@ -1,0 +1,104 @@
+"""What matching, restoring and committing share: the runs, the model's layers, rates, counters."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from runtime.kv.blocks import HashChain
+from runtime.kv.hot import HotTier
+from runtime.kv.layers import KvLayout, UnsupportedCache, layout_of
+from runtime.kv.prefix import PrefixTree, Run
+from runtime.types import MissReason
+
+_MAX_GHOSTS = 200_000
+_SMOOTHING = 0.3
+
+
+class Caches(Protocol):
+    """What is needed of a loaded model."""
+
+    @property
+    def stream(self) -> mx.Stream: ...
+
+    def new_kv(self) -> list[Any]:
+        """Empty layer caches for one sequence."""
+        ...
+
+
+@dataclass(slots=True)
+class Rates:
+    """Measured, smoothed; 0 means not measured yet."""
+
+    prefill_s_per_token: float = 0.0
+    read_bytes_per_s: float = 0.0
+
+    def on_prefill(self, num_tokens: int, seconds: float) -> None:
+        if num_tokens:
+            self.prefill_s_per_token = _smooth(self.prefill_s_per_token, seconds / num_tokens)
+
+    def on_read(self, num_bytes: int, seconds: float) -> None:
+        self.read_bytes_per_s = _smooth(self.read_bytes_per_s, num_bytes / max(seconds, 1e-6))
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the worker started. The last three stay 0 on clean traffic."""
+
+    num_reused_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_restored_bytes: int = 0
+    restore_s: float = 0.0
+    num_damaged: int = 0
+    num_unwritten: int = 0
+    exact_key_rejected_by_model_lcp: int = 0
+    hybrid_trim_miss: int = 0
+    vlm_retreat: int = 0
+
+
+@dataclass(slots=True)
+class Ground:
+    """State of one model's tiers; everything in it belongs to the mlx thread."""
+
+    model: Caches
+    chain: HashChain
+    model_hash: bytes
+    layout: KvLayout
+    hot: HotTier
+    unsupported: str | None = None
+    """The class of the layer cache that is not in the registry: nothing can be kept."""
+    rates: Rates = field(default_factory=Rates)
+    counts: Counts = field(default_factory=Counts)
+    ghosts: OrderedDict[bytes, MissReason] = field(
+        default_factory=OrderedDict["bytes", "MissReason"]
+    )
+
+    @staticmethod
+    def of(model: Caches, chain: HashChain, model_hash: bytes, hot_bytes: int) -> Ground:
+        """Nothing known yet."""
+        unsupported = None
+        try:
+            layout = layout_of(model.new_kv())
+        except UnsupportedCache as error:
+            layout, unsupported = KvLayout(()), str(error)
+        hot = HotTier(PrefixTree(chain), hot_bytes)
+        return Ground(model, chain, model_hash, layout, hot, unsupported)
+
+    def forget(self, run: Run, reason: MissReason) -> None:
+        """Drop a run and what hangs on it, and remember why it is missed."""
+        subtree = [run]
+        while subtree:
+            one = subtree.pop()
+            subtree.extend(one.children)
+            for block_hash in one.block_hashes:
+                self.ghosts[block_hash] = reason
+        while len(self.ghosts) > _MAX_GHOSTS:
+            self.ghosts.popitem(last=False)
+        self.hot.drop(run)
+
+
+def _smooth(average: float, value: float) -> float:
+    return value if average == 0.0 else average + _SMOOTHING * (value - average)

@@ -1,0 +1,150 @@
+"""The hot tier: runs whose KV is in memory, within a byte budget, on the tree of all known runs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from runtime.kv import eviction
+from runtime.kv.pack import RunKv
+from runtime.kv.prefix import PrefixTree, Run
+from store.types import TTL_S, Candidate, Tier, TtlClass, decayed_hits
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """What is kept of one run, and where.
+
+    `id` names its slot. `is_written` says that a file of it exists or is being written, `is_saved`
+    that it is published. `num_readers` counts requests that are about to use `kv`.
+    """
+
+    id: str
+    kv: RunKv | None = None
+    hot_bytes: int = 0
+    is_written: bool = False
+    is_saved: bool = False
+    tier: Tier = "warm"
+    disk_bytes: int = 0
+    last_used_s: float = 0.0
+    hits: float = 0.0
+    num_readers: int = 0
+    recompute_ms: float = 0.0
+    ttl_class: TtlClass = "long"
+    ttl_s: float | None = TTL_S["long"]
+
+
+class HotTier:
+    """Runs, what is held of each, and the bytes of it. Belongs to the mlx thread."""
+
+    def __init__(self, tree: PrefixTree, budget_bytes: int) -> None:
+        self.tree = tree
+        self.budget_bytes = budget_bytes
+        self.num_bytes = 0
+        self.num_evicted = 0
+        self._held: dict[Run, Held] = {}
+        self._by_id: dict[str, Run] = {}
+
+    def __getitem__(self, run: Run) -> Held:
+        return self._held[run]
+
+    def __contains__(self, run: Run) -> bool:
+        return run in self._held
+
+    def find(self, slot_id: str) -> Run | None:
+        """The run of this id, if it is known."""
+        return self._by_id.get(slot_id)
+
+    def add(self, run: Run, held: Held) -> None:
+        """A new run, in memory or only on disk."""
+        self.tree.insert(run)
+        self._held[run] = held
+        self._by_id[held.id] = run
+        self.num_bytes += held.hot_bytes
+
+    def attach(self, run: Run, kv: RunKv) -> None:
+        """KV that was read from disk."""
+        held = self._held[run]
+        self._detach(held)
+        held.kv, held.hot_bytes = kv, kv.nbytes
+        self.num_bytes += held.hot_bytes
+
+    def use(self, run: Run) -> None:
+        """The run was reused."""
+        held, now_s = self._held[run], time.time()
+        held.hits = decayed_hits(held.hits, now_s - held.last_used_s) + 1.0
+        held.last_used_s = now_s
+
+    def drop(self, run: Run) -> list[Held]:
+        """Forget a run with everything below it; what was forgotten, children first."""
+        forgotten = [self._held.pop(one) for one in self.tree.remove(run)]
+        for held in forgotten:
+            self._detach(held)
+            del self._by_id[held.id]
+        return forgotten
+
+    def shrink(self) -> list[Held]:
+        """Evict from memory until the budget holds; the runs that are now nowhere are forgotten.
+
+        Leaves go first; a run that is read, or below which something is in memory, stays.
+        """
+        excess = self.num_bytes - self.budget_bytes
+        if excess <= 0:
+            return []
+        forgotten: list[Held] = []
+        for run_id in eviction.choose(self._candidates(), excess, time.time()):
+            run = self._by_id.get(run_id)
+            if run is None:
+                continue
+            held = self._held[run]
+            self._detach(held)
+            self.num_evicted += 1
+            if not held.is_written:
+                forgotten += self.drop(run)
+        return forgotten
+
+    def integrity_check(self) -> None:
+        """Recount everything.
+
+        Raises:
+            AssertionError: bytes, parents or references are not what they should be.
+        """
+        runs = set(self.tree)
+        assert runs == set(self._held), "the tree and what is held differ"
+        assert len(self.tree) == len(runs) == len(self._by_id), "the number of runs is wrong"
+        total = sum(held.kv.nbytes for held in self._held.values() if held.kv is not None)
+        assert total == self.num_bytes, f"{self.num_bytes} bytes counted, {total} there"
+        for run, held in self._held.items():
+            assert self._by_id[held.id] is run
+            assert held.num_readers >= 0, f"{held.id} has {held.num_readers} readers"
+            assert held.kv is not None or held.is_written, f"{held.id} is nowhere"
+            assert held.kv is None or run.token_ids is not None, f"{held.id} has no tokens"
+            if run.parent is not None:
+                assert run.parent in self._held, f"{held.id} has lost its parent"
+                assert run in run.parent.children
+                assert run.parent.start < run.start <= run.parent.end, f"{held.id} hangs in the air"
+
+    def _candidates(self) -> list[Candidate]:
+        found: list[Candidate] = []
+        for run, held in self._held.items():
+            if held.kv is None or held.num_readers:
+                continue
+            parent = self._held[run.parent].id if run.parent is not None else None
+            num_hot = sum(self._held[child].kv is not None for child in run.children)
+            found.append(
+                Candidate(
+                    id=held.id,
+                    parent=parent,
+                    num_children=num_hot,
+                    size_bytes=max(held.hot_bytes, 1),
+                    recompute_ms=held.recompute_ms,
+                    last_used_s=held.last_used_s,
+                    hits=held.hits,
+                    ttl_class=held.ttl_class,
+                )
+            )
+        return found
+
+    def _detach(self, held: Held) -> None:
+        self.num_bytes -= held.hot_bytes
+        held.kv, held.hot_bytes = None, 0

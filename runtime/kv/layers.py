@@ -1,0 +1,257 @@
+"""Layer caches of the pinned mlx-lm: how each class is cut into runs and put together again.
+
+The only file that knows cache classes. A class is *sliceable* when the KV of any token range can
+be taken out of it, else it is *checkpointed*: its whole state is kept at boundaries. A class that
+is not in the registry is refused by name; its model is served, its KV is not kept.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import mlx.core as mx
+import msgspec
+from mlx_lm.models import cache as upstream
+
+Kind = Literal["sliceable", "checkpointed"]
+
+_TOKEN_AXIS = 2
+_ROOM_TOKENS = 256
+
+_KINDS: dict[type, Kind] = {
+    upstream.KVCache: "sliceable",
+    upstream.ConcatenateKVCache: "sliceable",
+    upstream.QuantizedKVCache: "sliceable",
+    upstream.RotatingKVCache: "checkpointed",
+    upstream.ChunkedKVCache: "checkpointed",
+    upstream.ArraysCache: "checkpointed",
+}
+_BATCH_FORMS: dict[type, type] = {
+    upstream.BatchKVCache: upstream.KVCache,
+    upstream.BatchRotatingKVCache: upstream.RotatingKVCache,
+}
+"""What `extract` of a batch's cache gives; ArraysCache and CacheList are their own batch forms."""
+
+
+class UnsupportedCache(Exception):
+    """A layer cache whose class is not in the registry."""
+
+    def __init__(self, cache: object) -> None:
+        super().__init__(type(cache).__name__)
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One cache, found by `path` through the layers and the lists in them."""
+
+    path: tuple[int, ...]
+    class_name: str
+    kind: Kind
+
+
+class State(NamedTuple):
+    """The checkpointed leaves at one position. `skeleton` is JSON text: each leaf's state with
+    `{"array": i}` in place of the i-th of `arrays`.
+    """
+
+    arrays: list[mx.array]
+    skeleton: str
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+class KvLayout(msgspec.Struct, frozen=True):
+    """What the layer caches of one model are, leaf by leaf."""
+
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def needs_state(self) -> bool:
+        """Some layers cannot be sliced: KV can be taken up at boundaries only."""
+        return any(leaf.kind == "checkpointed" for leaf in self.leaves)
+
+    @property
+    def has_slices(self) -> bool:
+        return any(leaf.kind == "sliceable" for leaf in self.leaves)
+
+
+def layout_of(kv: Sequence[Any]) -> KvLayout:
+    """The layout of a model's caches.
+
+    Raises:
+        UnsupportedCache: one of them is of a class that nobody has shown to survive a restart.
+    """
+    leaves = tuple(
+        Leaf(path, type(cache).__name__, _kind(cache))
+        for number, layer in enumerate(kv)
+        for path, cache in _leaves(layer, (number,))
+    )
+    return KvLayout(leaves)
+
+
+def cut(kv: Sequence[Any], layout: KvLayout, start: int, end: int) -> list[mx.array]:
+    """The KV of tokens `[start, end)` in all sliceable leaves: arrays `[tokens, heads, dim]`.
+
+    They share nothing with `kv` and are not evaluated yet. A leaf that was never used has no heads.
+    """
+    return [
+        _compact_slice(array, start, end) if array is not None else mx.zeros((end - start, 0, 0))
+        for leaf in layout.leaves
+        if leaf.kind == "sliceable"
+        for array in _arrays(_at(kv, leaf.path))
+    ]
+
+
+def checkpoint(kv: Sequence[Any], layout: KvLayout) -> State:
+    """The checkpointed leaves as they are now. The arrays are not evaluated yet."""
+    arrays: list[mx.array] = []
+    skeletons = [
+        _skeleton(_at(kv, leaf.path).state, arrays)
+        for leaf in layout.leaves
+        if leaf.kind == "checkpointed"
+    ]
+    return State(arrays, msgspec.json.encode(skeletons).decode())
+
+
+def assemble(
+    kv: Sequence[Any],
+    layout: KvLayout,
+    pieces: Sequence[Sequence[mx.array]],
+    state: State | None,
+    num_room: int,
+) -> None:
+    """Fill fresh caches with consecutive pieces as `cut` gave them, and with a checkpoint.
+
+    `num_room` tokens can be appended before anything has to be copied again.
+    """
+    columns = list(zip(*pieces, strict=True))
+    num_tokens = sum(piece[0].shape[0] for piece in pieces if piece)
+    taken = 0
+    for leaf in layout.leaves:
+        if leaf.kind == "sliceable":
+            taken += _fill(_at(kv, leaf.path), columns[taken:], num_tokens, num_room)
+    if state is not None:
+        skeletons: list[Any] = msgspec.json.decode(state.skeleton)
+        checkpointed = [leaf for leaf in layout.leaves if leaf.kind == "checkpointed"]
+        for leaf, skeleton in zip(checkpointed, skeletons, strict=True):
+            _at(kv, leaf.path).state = _restored(skeleton, state.arrays)
+
+
+def bytes_per_token(kv: Sequence[Any], layout: KvLayout) -> int:
+    """What one token takes in the sliceable leaves of these caches."""
+    arrays = [
+        array
+        for leaf in layout.leaves
+        if leaf.kind == "sliceable"
+        for array in _arrays(_at(kv, leaf.path))
+        if array is not None
+    ]
+    return sum(a.itemsize * a.shape[1] * a.shape[3] for a in arrays)
+
+
+def arrays_of(kv: Sequence[Any]) -> list[Any]:
+    """What has to be evaluated so that these caches are in memory."""
+    return [cache.state for cache in kv]
+
+
+def _kind(cache: object) -> Kind:
+    kind = _KINDS.get(type(cache))
+    if kind is None:
+        raise UnsupportedCache(cache)
+    return kind
+
+
+def _leaves(cache: Any, path: tuple[int, ...]) -> list[tuple[tuple[int, ...], Any]]:
+    if type(cache) is upstream.CacheList:
+        return [
+            found
+            for number, child in enumerate(cache.caches)
+            for found in _leaves(child, (*path, number))
+        ]
+    return [(path, cache)]
+
+
+def _at(kv: Sequence[Any], path: tuple[int, ...]) -> Any:
+    cache: Any = kv[path[0]]
+    for number in path[1:]:
+        cache = cache.caches[number]
+    return cache
+
+
+def _arrays(cache: Any) -> list[mx.array | None]:
+    """The arrays `[1, heads, tokens, dim]` of a sliceable cache: keys, then values."""
+    if cache.keys is None:
+        return [None] * _num_columns(cache)
+    if isinstance(cache.keys, mx.array):
+        return [cache.keys, cache.values]
+    return [*cache.keys, *cache.values]
+
+
+def _num_columns(cache: Any) -> int:
+    return 6 if type(cache) is upstream.QuantizedKVCache else 2
+
+
+def _compact_slice(array: mx.array, start: int, end: int) -> mx.array:
+    if array.shape[1] == 1:
+        # Such a slice is contiguous already, so only a gather makes it a copy of its own.
+        return mx.take(array[0, 0], mx.arange(start, end), axis=0)[:, None]
+    return mx.contiguous(array[0, :, start:end].swapaxes(0, 1))
+
+
+def _fill(cache: Any, columns: Sequence[Sequence[mx.array]], num_tokens: int, room: int) -> int:
+    """Give a fresh sliceable cache its first columns; how many it took."""
+    num_columns = _num_columns(cache)
+    if not columns or not columns[0][0].shape[1]:
+        return num_columns
+    if type(cache) is upstream.ConcatenateKVCache:
+        room = 0
+    else:
+        room += _ROOM_TOKENS - (num_tokens + room) % _ROOM_TOKENS
+    joined = [_joined(column, room) for column in columns[:num_columns]]
+    if type(cache) is upstream.QuantizedKVCache:
+        cache.keys, cache.values = tuple(joined[:3]), tuple(joined[3:])
+    else:
+        cache.keys, cache.values = joined
+    cache.offset = num_tokens
+    return num_columns
+
+
+def _joined(column: Sequence[mx.array], num_room: int) -> mx.array:
+    """Token-major pieces `[tokens, heads, dim]` as one `[1, heads, tokens + room, dim]`."""
+    parts = [piece.swapaxes(0, 1)[None] for piece in column]
+    if num_room:
+        _, num_heads, dim = column[0].shape
+        parts.append(mx.zeros((1, num_heads, num_room, dim), column[0].dtype))
+    return mx.concatenate(parts, axis=_TOKEN_AXIS)
+
+
+def _skeleton(value: Any, arrays: list[mx.array]) -> Any:
+    if isinstance(value, mx.array):
+        arrays.append(_compact(value))
+        return {"array": len(arrays) - 1}
+    if isinstance(value, list | tuple):
+        return [_skeleton(one, arrays) for one in cast("Sequence[Any]", value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise UnsupportedCache(value)
+
+
+def _compact(array: mx.array) -> mx.array:
+    """A copy that keeps no larger array alive: a batch's row may be a view of the whole batch."""
+    if not array.size or not array.ndim:
+        return mx.contiguous(array)
+    return mx.take(array, mx.arange(array.shape[0]), axis=0)
+
+
+def _restored(skeleton: Any, arrays: Sequence[mx.array]) -> Any:
+    if isinstance(skeleton, dict):
+        # A new object: caches assign into the arrays they hold.
+        return mx.contiguous(arrays[cast("dict[str, int]", skeleton)["array"]])
+    if isinstance(skeleton, list):
+        return [_restored(one, arrays) for one in cast("list[Any]", skeleton)]
+    return skeleton

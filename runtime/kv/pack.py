@@ -1,0 +1,96 @@
+"""Runs to slot tensors and back: names, dtypes, and what a slot file says of its layers."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+import mlx.core as mx
+import msgspec
+
+from runtime.kv.layers import KvLayout, State
+from store.errors import SlotDamaged
+from store.types import TensorData
+
+_DTYPES: dict[mx.Dtype, str] = {
+    mx.bool_: "BOOL",
+    mx.uint8: "U8",
+    mx.int8: "I8",
+    mx.uint16: "U16",
+    mx.int16: "I16",
+    mx.float16: "F16",
+    mx.bfloat16: "BF16",
+    mx.uint32: "U32",
+    mx.int32: "I32",
+    mx.float32: "F32",
+    mx.uint64: "U64",
+    mx.int64: "I64",
+}
+
+
+class RunKv(NamedTuple):
+    """The KV of one run in memory: slices `[tokens, heads, dim]` and, at its end, a checkpoint."""
+
+    slices: list[mx.array]
+    state: State | None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return self.slices + (self.state.arrays if self.state is not None else [])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+class PackedLayout(msgspec.Struct, frozen=True):
+    """`SlotHeader.layout`: the leaves, how many slices there are, the checkpoint's skeleton."""
+
+    layout: KvLayout
+    num_slices: int
+    skeleton: str | None
+
+
+def pack(kv: RunKv) -> list[TensorData]:
+    """The run's evaluated arrays as host bytes, without a copy. Belongs to the mlx thread."""
+    state = kv.state.arrays if kv.state is not None else []
+    named = [(f"kv.{i}", array) for i, array in enumerate(kv.slices)]
+    named += [(f"state.{i}", array) for i, array in enumerate(state)]
+    return [TensorData(name, _DTYPES[a.dtype], tuple(a.shape), _host_bytes(a)) for name, a in named]
+
+
+def pack_layout(layout: KvLayout, kv: RunKv) -> str:
+    """What `unpack` needs beside the tensors, as JSON text."""
+    skeleton = kv.state.skeleton if kv.state is not None else None
+    packed = PackedLayout(layout, len(kv.slices), skeleton)
+    return msgspec.json.encode(packed).decode()
+
+
+def unpack(text: str, tensors: Mapping[str, mx.array], layout: KvLayout, num_tokens: int) -> RunKv:
+    """The KV of a slot's tensors.
+
+    Raises:
+        SlotDamaged: it was written for other layers, or tensors are missing or misshapen.
+    """
+    try:
+        packed = msgspec.json.decode(text, type=PackedLayout)
+        slices = [tensors[f"kv.{i}"] for i in range(packed.num_slices)]
+        num_state = sum(name.startswith("state.") for name in tensors)
+        arrays = [tensors[f"state.{i}"] for i in range(num_state)]
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise SlotDamaged(f"its layout cannot be read: {error}") from error
+    if packed.layout != layout:
+        raise SlotDamaged("it was written for other layers")
+    if any(array.shape[:1] != (num_tokens,) for array in slices):
+        raise SlotDamaged(f"its tensors do not hold {num_tokens} tokens")
+    return RunKv(slices, State(arrays, packed.skeleton) if packed.skeleton is not None else None)
+
+
+def _host_bytes(array: mx.array) -> memoryview:
+    if not array.size:
+        return memoryview(b"")
+    # The buffer protocol knows no bfloat16; bytes are bytes.
+    return memoryview(cast("bytes", array.reshape(-1).view(mx.uint8))).cast("B")

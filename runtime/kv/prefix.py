@@ -1,0 +1,216 @@
+"""The prefix tree: which runs of tokens have KV somewhere, and how far a prompt follows them.
+
+Pure: it knows tokens, hashes and parentage, not arrays and not files. A *run* is a contiguous piece
+`[start, end)` of a sequence whose KV is kept as one; it hangs on the run that holds the tokens
+before `start`, at any position of it. Runs hold complete blocks, and at their end a part of one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from runtime.kv.blocks import HashChain
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """A node of the tree. `token_ids` is None while its tokens are only in its file.
+
+    `last_block` is the hash of the last complete block at or before `end`, and `end_hash` names
+    the whole prefix up to `end`. `has_state` says that the state of layers that cannot be sliced
+    is kept as it was at `end`.
+    """
+
+    parent: Run | None
+    start: int
+    end: int
+    block_hashes: tuple[bytes, ...]
+    last_block: bytes
+    end_hash: bytes
+    token_ids: array[int] | None = None
+    has_state: bool = False
+    children: list[Run] = field(default_factory=list["Run"])
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+
+class Match(NamedTuple):
+    """The deepest run that a prompt follows, and how many of the prompt's tokens agree.
+
+    `unread` are runs that might agree with more of the prompt than was counted: their tokens are
+    not in memory. They matter only for the last, incomplete block.
+    """
+
+    run: Run | None
+    num_tokens: int
+    unread: tuple[Run, ...] = ()
+
+
+class PrefixTree:
+    """All runs of one hash chain."""
+
+    def __init__(self, chain: HashChain) -> None:
+        self._chain = chain
+        self._blocks: dict[bytes, Run] = {}
+        self._ends: dict[bytes, list[Run]] = {}
+        self._roots: list[Run] = []
+        self._num_runs = 0
+
+    def __len__(self) -> int:
+        return self._num_runs
+
+    def __iter__(self) -> Iterator[Run]:
+        stack = list(self._roots)
+        while stack:
+            run = stack.pop()
+            stack.extend(run.children)
+            yield run
+
+    def match(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Match:
+        """How far `token_ids` is known; `block_hashes` are those of its complete blocks."""
+        num_blocks = self._num_known_blocks(block_hashes)
+        position = num_blocks * self._chain.block_size
+        last_block = block_hashes[num_blocks - 1] if num_blocks else self._chain.root
+        run = self._blocks[last_block] if num_blocks else None
+        for candidate in self._ends.get(last_block, ()):
+            if candidate.end > position and self._ends_in(candidate, token_ids):
+                run, position = candidate, candidate.end
+        return self._follow(run, position, token_ids)
+
+    def insert(self, run: Run) -> None:
+        """Add a run below its parent, which must be in the tree."""
+        self._siblings(run).append(run)
+        for block_hash in run.block_hashes:
+            self._blocks.setdefault(block_hash, run)
+        if run.end_hash != run.last_block:
+            self._ends.setdefault(run.last_block, []).append(run)
+        self._num_runs += 1
+
+    def remove(self, run: Run) -> list[Run]:
+        """Take a run out with everything below it; all that was taken, children first."""
+        self._siblings(run).remove(run)
+        removed: list[Run] = []
+        stack = [run]
+        while stack:
+            one = stack.pop()
+            removed.append(one)
+            stack.extend(one.children)
+        for one in removed:
+            self._forget(one)
+        removed.reverse()
+        return removed
+
+    def _forget(self, run: Run) -> None:
+        for block_hash in run.block_hashes:
+            if self._blocks.get(block_hash) is run:
+                del self._blocks[block_hash]
+        ends = self._ends.get(run.last_block, [])
+        if run in ends:
+            ends.remove(run)
+            if not ends:
+                del self._ends[run.last_block]
+        self._num_runs -= 1
+
+    def _siblings(self, run: Run) -> list[Run]:
+        return run.parent.children if run.parent is not None else self._roots
+
+    def _num_known_blocks(self, block_hashes: Sequence[bytes]) -> int:
+        # Presence is monotone: a run is removed with everything below it.
+        low, high = 0, len(block_hashes)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if block_hashes[middle - 1] in self._blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _ends_in(self, run: Run, token_ids: Sequence[int]) -> bool:
+        if run.end > len(token_ids):
+            return False
+        start = run.end - run.end % self._chain.block_size
+        return self._chain.end_hash(run.last_block, token_ids[start : run.end]) == run.end_hash
+
+    def _follow(self, run: Run | None, position: int, token_ids: Sequence[int]) -> Match:
+        """Go on token by token, inside the run and into what hangs on it."""
+        unread: list[Run] = []
+        while True:
+            if run is not None and position < run.end:
+                if run.token_ids is None:
+                    unread.append(run)
+                else:
+                    position += num_common(run.token_ids, position - run.start, token_ids, position)
+            following = run.children if run is not None else self._roots
+            best, num_best = None, 0
+            for child in following:
+                if child.start != position or position >= len(token_ids):
+                    continue
+                if child.token_ids is None:
+                    unread.append(child)
+                    continue
+                count = num_common(child.token_ids, 0, token_ids, position)
+                if count > num_best:
+                    best, num_best = child, count
+            if best is None:
+                return Match(run, position, tuple(unread))
+            run = best
+
+
+def run_of(
+    chain: HashChain, parent: Run | None, start: int, end: int, block_hashes: tuple[bytes, ...]
+) -> Run:
+    """A run below `parent`, not in a tree yet, with the `end_hash` of one that ends a block."""
+    last_block = block_hashes[-1] if block_hashes else _last_block(chain, parent, end)
+    return Run(parent, start, end, block_hashes, last_block, last_block)
+
+
+def _last_block(chain: HashChain, run: Run | None, end: int) -> bytes:
+    """The hash of the last block that is complete at `end`, which ends in `run` or above it."""
+    number = end // chain.block_size
+    position = number * chain.block_size
+    while run is not None and position:
+        if run.start < position <= run.end:
+            return run.block_hashes[number - run.start // chain.block_size - 1]
+        run = run.parent
+    return chain.root
+
+
+def num_common(known: Sequence[int], known_start: int, token_ids: Sequence[int], start: int) -> int:
+    """How many tokens of `known` from `known_start` on are those of `token_ids` from `start` on."""
+    limit = min(len(known) - known_start, len(token_ids) - start)
+    low, high = 0, limit
+    # Comparing slices runs in C; halving finds the first difference.
+    while low < high:
+        middle = (low + high + 1) // 2
+        a = array("I", known[known_start + low : known_start + middle])
+        if a == array("I", token_ids[start + low : start + middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def path_to(run: Run | None, num_tokens: int) -> list[tuple[Run, int]]:
+    """The runs that hold the first `num_tokens` tokens in order, each with where it is left."""
+    path: list[tuple[Run, int]] = []
+    end = num_tokens
+    while run is not None:
+        if end > run.start:
+            path.append((run, min(end, run.end)))
+        end = min(end, run.start)
+        run = run.parent
+    path.reverse()
+    return path
+
+
+def deepest_state(run: Run | None, num_tokens: int) -> int:
+    """The largest position up to `num_tokens`, on the way to it, where a run keeps state; or 0."""
+    for one, end in reversed(path_to(run, num_tokens)):
+        if one.has_state and end == one.end:
+            return end
+    return 0

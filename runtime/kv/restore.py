@@ -1,0 +1,296 @@
+"""Restore: how far a prompt is known, reading what is only on disk, filling fresh layer caches."""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from runtime.kv import layers, pack
+from runtime.kv.ground import Ground
+from runtime.kv.prefix import Match, Run, deepest_state, num_common, path_to
+from runtime.kv.reader import SlotRead, SlotReader
+from runtime.kv.trail import Trail
+from runtime.types import CacheTier, CacheUse, MissReason
+from runtime.wire import SlotBad, SlotsUsed, SlotsWanted
+from store.errors import SlotDamaged, StoreError
+
+_MAX_PEEKS = 8
+_WORTH = 0.8
+_READ_OVERHEAD_S = 0.002
+_PATIENCE_S = 1.0
+
+Report = Callable[[SlotBad | SlotsUsed | SlotsWanted], None]
+
+
+class Found(NamedTuple):
+    """The runs that hold the first `num_tokens` tokens, each with where to leave it.
+
+    `match` is how far the prompt is known, which may be further than it can be taken up.
+    """
+
+    match: Match
+    num_tokens: int
+    path: list[tuple[Run, int]]
+
+
+class Restorer:
+    """Looks prompts up and brings their KV back. `report` sends an event to the server."""
+
+    def __init__(self, ground: Ground, reader: SlotReader | None, report: Report) -> None:
+        self._ground = ground
+        self._hot = ground.hot
+        self._reader = reader
+        self._report = report
+        self._reading: dict[Run, list[Trail]] = {}
+
+    # Looking up
+
+    def find(self, trail: Trail) -> Found:
+        """How much of a prompt can be taken up, its last token excepted."""
+        match = self._hot.tree.match(trail.token_ids, trail.block_hashes)
+        num_tokens = min(match.num_tokens, len(trail.token_ids) - 1)
+        if trail.limit is not None:
+            num_tokens = min(num_tokens, trail.limit)
+        if self._ground.layout.needs_state:
+            num_tokens = deepest_state(match.run, num_tokens)
+        return Found(match, num_tokens, path_to(match.run, num_tokens))
+
+    def begin(self, trail: Trail) -> None:
+        """Look a prompt up and ask for what is only on disk; `trail.is_waiting` says whether."""
+        if trail.mode == "off":
+            return
+        trail.started_s = time.perf_counter()
+        found = self.find(trail)
+        prefill_s = found.num_tokens * self._ground.rates.prefill_s_per_token
+        trail.give_up_s = trail.started_s + max(_PATIENCE_S, prefill_s)
+        self._ask(trail, found)
+        trail.use = CacheUse(
+            tier=trail.tier if found.num_tokens else "none", num_tokens=found.num_tokens
+        )
+
+    def _ask(self, trail: Trail, found: Found) -> None:
+        """Have read what is missing on the way, or the tokens that might lead further."""
+        self._pin(trail, [run for run, _ in found.path])
+        missing = [run for run, _ in found.path if self._hot[run].kv is None]
+        if missing and not self._is_worth_reading(missing, found):
+            trail.limit, trail.reason = missing[0].start, "slower_than_prefill"
+            return
+        for run in missing:
+            self._read(trail, run, tokens_only=False)
+        limit = len(trail.token_ids) - 1
+        if missing or self._ground.layout.needs_state or found.num_tokens >= limit:
+            return
+        unread = sorted(found.match.unread, key=lambda run: -self._hot[run].last_used_s)
+        for run in unread[:_MAX_PEEKS]:
+            self._read(trail, run, tokens_only=True)
+
+    def _read(self, trail: Trail, run: Run, *, tokens_only: bool) -> None:
+        held = self._hot[run]
+        if self._reader is None or (tokens_only and (run in trail.asked or held.tier == "cold")):
+            return
+        trail.asked.add(run)
+        trail.waiting.add(run)
+        self._pin(trail, [run])
+        if not tokens_only:
+            trail.tier = "cold" if held.tier == "cold" else _slower(trail.tier, "warm")
+        waiting = self._reading.setdefault(run, [])
+        waiting.append(trail)
+        if held.tier == "cold":
+            self._report(SlotsWanted(ids=(held.id,)))
+        else:
+            # Two trails may want different things of one run; each gets its own answer.
+            self._reader.read(run, held.id, tokens_only=tokens_only)
+
+    def on_promoted(self, slot_ids: Sequence[str]) -> None:
+        """Cold slots are warm now."""
+        for slot_id in slot_ids:
+            if (run := self._hot.find(slot_id)) is None:
+                continue
+            self._hot[run].tier = "warm"
+            if self._reader is not None and run in self._reading:
+                self._reader.read(run, slot_id)
+
+    def _is_worth_reading(self, missing: list[Run], found: Found) -> bool:
+        rates = self._ground.rates
+        if not rates.read_bytes_per_s or not rates.prefill_s_per_token:
+            return True
+        num_bytes = sum(self._hot[run].disk_bytes for run in missing)
+        num_tokens = found.num_tokens - missing[0].start
+        read_s = num_bytes / rates.read_bytes_per_s + len(missing) * _READ_OVERHEAD_S
+        return read_s < num_tokens * rates.prefill_s_per_token * _WORTH
+
+    # What the readers bring
+
+    def on_read(self, read: SlotRead) -> None:
+        """Take in what was read, and go on for the trails that waited for it."""
+        run = read.run
+        trails = self._reading.pop(run, [])
+        if run in self._hot:
+            try:
+                self._take_in(read)
+            except StoreError as error:
+                self._on_damaged(run, error, trails)
+        for trail in trails:
+            self._arrived(trail, run)
+
+    def on_lost(self, run: Run) -> None:
+        """A run is about to be forgotten; nobody needs to wait for it any more."""
+        for trail in self._reading.pop(run, []):
+            self._arrived(trail, run)
+
+    def _arrived(self, trail: Trail, run: Run) -> None:
+        trail.waiting.discard(run)
+        if not trail.waiting:
+            self._ask(trail, self.find(trail))
+
+    def _take_in(self, read: SlotRead) -> None:
+        if read.error is not None:
+            raise read.error
+        run = read.run
+        assert read.token_ids is not None
+        if len(read.token_ids) != run.num_tokens:
+            raise SlotDamaged(f"it holds {len(read.token_ids)} tokens, not {run.num_tokens}")
+        run.token_ids = read.token_ids
+        if read.header is None or self._hot[run].kv is not None:
+            return
+        start = time.perf_counter()
+        stream = self._ground.model.stream
+        try:
+            with mx.stream(stream):
+                loaded = mx.load(str(read.path))
+                assert isinstance(loaded, dict)
+                kv = pack.unpack(read.header.layout, loaded, self._ground.layout, run.num_tokens)
+                mx.eval(kv.arrays)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise SlotDamaged(f"it cannot be loaded: {error}") from error
+        self._hot.attach(run, kv)
+        self._ground.counts.num_restored_bytes += read.num_bytes
+        self._ground.rates.on_read(read.num_bytes, read.seconds + time.perf_counter() - start)
+
+    def _on_damaged(self, run: Run, error: StoreError, trails: Sequence[Trail]) -> None:
+        self._ground.counts.num_damaged += 1
+        for trail in trails:
+            trail.reason = "damaged"
+        self._report(SlotBad(id=self._hot[run].id, reason=error.reason, message=str(error)))
+        self._ground.forget(run, "damaged")
+
+    def give_up(self, trail: Trail) -> None:
+        """Reading takes longer than prefill would; go on with what is in memory."""
+        self._stop_waiting(trail)
+        trail.reason = trail.reason or "slower_than_prefill"
+
+    def release(self, trail: Trail) -> None:
+        """The trail needs its runs no longer."""
+        self._stop_waiting(trail)
+        for run in trail.pinned:
+            if run in self._hot:
+                self._hot[run].num_readers -= 1
+        trail.pinned.clear()
+
+    def _stop_waiting(self, trail: Trail) -> None:
+        for run in trail.waiting:
+            if trail in self._reading.get(run, []):
+                self._reading[run].remove(trail)
+        trail.waiting.clear()
+
+    def _pin(self, trail: Trail, runs: Sequence[Run]) -> None:
+        for run in runs:
+            if run not in trail.pinned:
+                trail.pinned.append(run)
+                self._hot[run].num_readers += 1
+
+    # Taking up
+
+    def restore(self, trail: Trail) -> tuple[list[Any], int]:
+        """Fresh layer caches with the KV of the first n tokens in them, and n."""
+        kv = self._ground.model.new_kv()
+        if trail.mode == "off":
+            trail.use = CacheUse(reason=trail.reason or "off")
+            return kv, 0
+        start_s = trail.started_s if trail.asked else time.perf_counter()
+        trail.limit = self._hot_limit(trail)
+        found = self._confirmed(self.find(trail), trail.token_ids)
+        if found.num_tokens:
+            self._assemble(kv, found, len(trail.token_ids) - found.num_tokens)
+            self._mark_used(found)
+        reason, at = self._why_no_more(trail, found)
+        restore_s = time.perf_counter() - start_s if found.num_tokens else 0.0
+        trail.use = CacheUse(
+            tier=trail.tier if found.num_tokens else "none",
+            num_tokens=found.num_tokens,
+            restore_ms=restore_s * 1000,
+            reason=reason,
+            at=at,
+        )
+        trail.leaf = found.path[-1][0] if found.path else None
+        trail.num_kept = found.num_tokens
+        self._ground.counts.restore_s += restore_s
+        self._ground.counts.num_reused_tokens += found.num_tokens
+        return kv, found.num_tokens
+
+    def _hot_limit(self, trail: Trail) -> int:
+        found = self.find(trail)
+        cold = [run.start for run, _ in found.path if self._hot[run].kv is None]
+        return min(cold, default=found.num_tokens)
+
+    def _confirmed(self, found: Found, token_ids: Sequence[int]) -> Found:
+        """Hashes only find; the tokens themselves decide."""
+        for run, end in found.path:
+            assert run.token_ids is not None
+            if num_common(run.token_ids, 0, token_ids, run.start) < end - run.start:
+                self._ground.counts.exact_key_rejected_by_model_lcp += 1
+                num_tokens = run.start
+                if self._ground.layout.needs_state:
+                    num_tokens = deepest_state(run.parent, num_tokens)
+                return Found(found.match, num_tokens, path_to(run.parent, num_tokens))
+        return found
+
+    def _assemble(self, kv: list[Any], found: Found, num_room: int) -> None:
+        pieces: list[list[mx.array]] = []
+        state = None
+        for run, end in found.path:
+            held = self._hot[run].kv
+            assert held is not None
+            whole = end == run.end
+            pieces.append(held.slices if whole else [a[: end - run.start] for a in held.slices])
+            state = held.state
+        if not self._ground.layout.needs_state:
+            state = None
+        with mx.stream(self._ground.model.stream):
+            layers.assemble(kv, self._ground.layout, pieces, state, num_room)
+            mx.eval(layers.arrays_of(kv))
+
+    def _mark_used(self, found: Found) -> None:
+        for run, _ in found.path:
+            self._hot.use(run)
+        saved = tuple(self._hot[run].id for run, _ in found.path if self._hot[run].is_saved)
+        if saved:
+            self._report(SlotsUsed(ids=saved))
+
+    def _why_no_more(self, trail: Trail, found: Found) -> tuple[MissReason | None, int]:
+        at = found.num_tokens
+        if at >= len(trail.token_ids) - 1:
+            return None, at
+        if trail.reason is not None:
+            return trail.reason, at
+        if found.match.num_tokens > at:
+            return ("no_checkpoint" if self._ground.layout.needs_state else "evicted"), at
+        next_block = at // self._ground.chain.block_size
+        if next_block < len(trail.block_hashes):
+            ghost = self._ground.ghosts.get(trail.block_hashes[next_block])
+            if ghost is not None:
+                return ghost, at
+        run = found.match.run
+        if at and run is not None and (at < run.end or run.children):
+            return "diverged", at
+        return "first_seen", at
+
+
+def _slower(one: CacheTier, other: CacheTier) -> CacheTier:
+    order: tuple[CacheTier, ...] = ("none", "hot", "warm", "cold")
+    return order[max(order.index(one), order.index(other))]

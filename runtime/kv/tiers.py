@@ -1,0 +1,185 @@
+"""The tiers of one model, as the engine sees them: begin, restore, commit, and the server's news.
+
+Belongs to the mlx thread. Hot runs are in memory; warm ones are read by the reader threads; what
+is new goes to the hot tier at once and to the writer behind the requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from runtime.kv.commit import RUN_TOKENS, Committer
+from runtime.kv.ground import Counts, Ground
+from runtime.kv.hot import Held, HotTier
+from runtime.kv.prefix import run_of
+from runtime.kv.reader import SlotRead, SlotReader
+from runtime.kv.restore import Restorer
+from runtime.kv.trail import Trail
+from runtime.kv.writer import SlotWriter, WriteFailed
+from runtime.types import MissReason
+from runtime.wire import KnownSlot, KvCounts, SlotBad, SlotsUsed, SlotsWanted
+
+
+class Tiers:
+    """`report` sends an event to the server. Without writer and reader there is no disk."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        writer: SlotWriter | None,
+        reader: SlotReader | None,
+        report: Callable[[SlotBad | SlotsUsed | SlotsWanted], None],
+    ) -> None:
+        self._ground = ground
+        self._writer = writer
+        self._restorer = Restorer(ground, reader, report)
+        self._committer = Committer(ground, writer)
+
+    @property
+    def hot(self) -> HotTier:
+        return self._ground.hot
+
+    @property
+    def counts(self) -> Counts:
+        return self._ground.counts
+
+    @property
+    def needs_state(self) -> bool:
+        """KV of this model can be taken up at boundaries only."""
+        return self._ground.layout.needs_state
+
+    def set_idle(self, *, is_idle: bool) -> None:
+        """Tell the writer whether requests are running."""
+        if self._writer is not None:
+            (self._writer.idle.set if is_idle else self._writer.idle.clear)()
+
+    @property
+    def num_queued_bytes(self) -> int:
+        """Waiting to be written."""
+        return self._writer.num_queued_bytes if self._writer is not None else 0
+
+    def wire_counts(self) -> KvCounts:
+        """The counters for the heartbeat."""
+        hot = self.hot
+        return KvCounts(
+            hot_bytes=hot.num_bytes,
+            num_runs=len(hot.tree),
+            num_evicted=hot.num_evicted,
+            num_queued_bytes=self.num_queued_bytes,
+            **asdict(self.counts),
+        )
+
+    # A request's way
+
+    def begin(self, trail: Trail) -> None:
+        """A prompt arrived; `trail.is_waiting` says that something must be read first."""
+        if self._ground.unsupported is not None:
+            trail.mode, trail.reason = "off", "unsupported"
+        self._restorer.begin(trail)
+
+    def is_overdue(self, trail: Trail) -> bool:
+        """It waits longer for the disk than prefill would take."""
+        return trail.is_waiting and time.perf_counter() > trail.give_up_s
+
+    def give_up(self, trail: Trail) -> None:
+        """Do not wait for the disk any longer."""
+        self._restorer.give_up(trail)
+
+    def restore(self, trail: Trail) -> tuple[list[Any], int]:
+        """Fresh layer caches with the KV of the first n tokens in them, and n."""
+        kv, num_tokens = self._restorer.restore(trail)
+        self._restorer.release(trail)
+        return kv, num_tokens
+
+    def on_prefill(
+        self, trail: Trail, kv: Sequence[Any], span: tuple[int, int], seconds: float
+    ) -> None:
+        """The slice `span` was computed in that time; the caches stand at its end."""
+        start, end = span
+        self._ground.counts.num_computed_tokens += end - start
+        self._ground.rates.on_prefill(end - start, seconds)
+        if end == len(trail.token_ids) - 1 or end in trail.boundaries:
+            self._committer.commit(trail, kv, end)
+        elif end - trail.num_kept >= RUN_TOKENS:
+            whole = end if self.needs_state else end - (end - trail.num_kept) % RUN_TOKENS
+            self._committer.commit(trail, kv, whole)
+
+    def on_finished(self, trail: Trail, output_ids: Sequence[int], kv: Sequence[Any]) -> None:
+        """A sequence ended; its caches hold the prompt and the output."""
+        if trail.mode != "full":
+            return
+        trail.token_ids = [*trail.token_ids, *output_ids]
+        self._committer.extend_hashes(trail)
+        self._committer.commit(trail, kv, len(trail.token_ids))
+
+    def lengthened(self, trail: Trail, token_ids: list[int]) -> Trail:
+        """A trail for a longer sequence that begins like this one."""
+        longer = trail.fork()
+        longer.token_ids = token_ids
+        self._committer.extend_hashes(longer)
+        return longer
+
+    def release(self, trail: Trail) -> None:
+        """Nobody wants the answer any more."""
+        self._restorer.release(trail)
+
+    # The server's news
+
+    def learn(self, slots: Sequence[KnownSlot]) -> None:
+        """Slots that are on disk, parents before children."""
+        hot, chain = self.hot, self._ground.chain
+        for slot in slots:
+            parent = hot.find(slot.parent) if slot.parent is not None else None
+            if (slot.parent is not None and parent is None) or hot.find(slot.id) is not None:
+                continue
+            run = run_of(chain, parent, slot.start, slot.end, slot.block_hashes)
+            run.end_hash, run.has_state = slot.end_hash, slot.has_state
+            hot.add(run, _on_disk(slot))
+
+    def on_saved(self, slot_ids: Sequence[str]) -> None:
+        """These slots are published: their bytes survive anything."""
+        for slot_id in slot_ids:
+            if (run := self.hot.find(slot_id)) is not None:
+                self.hot[run].is_saved = True
+
+    def on_promoted(self, slot_ids: Sequence[str]) -> None:
+        """These slots came from the cold store and can be read."""
+        self._restorer.on_promoted(slot_ids)
+
+    def on_gone(self, slot_ids: Sequence[str], reason: MissReason) -> None:
+        """These slots are no longer on disk."""
+        for slot_id in slot_ids:
+            if (run := self.hot.find(slot_id)) is None:
+                continue
+            held = self.hot[run]
+            held.is_written = held.is_saved = False
+            if held.kv is None:
+                self._restorer.on_lost(run)
+                self._ground.forget(run, reason)
+
+    def on_write_failed(self, failure: WriteFailed) -> None:
+        """A slot was not written; its run lives in memory only, until its turn comes again."""
+        self.counts.num_unwritten += 1
+        self.on_gone([failure.slot_id], "evicted")
+
+    def on_read(self, read: SlotRead) -> None:
+        """A reader brings what was asked for."""
+        self._restorer.on_read(read)
+
+
+def _on_disk(slot: KnownSlot) -> Held:
+    return Held(
+        id=slot.id,
+        is_written=True,
+        is_saved=True,
+        tier=slot.tier,
+        disk_bytes=slot.disk_bytes,
+        last_used_s=slot.last_used_s,
+        hits=slot.hits,
+        recompute_ms=slot.recompute_ms,
+        ttl_class=slot.ttl_class,
+        ttl_s=slot.ttl_s,
+    )

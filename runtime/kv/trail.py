@@ -1,0 +1,60 @@
+"""A trail: how one request's tokens hang in the prefix tree, and what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runtime.kv.prefix import Run
+from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
+from store.types import TTL_S, TtlClass
+
+
+@dataclass(eq=False, slots=True)
+class Trail:
+    """Created by intake, owned by the tiers.
+
+    `prefix_end` is where the system prompt and tools end, `boundaries` are positions at which the
+    state of layers that cannot be sliced is worth keeping. `leaf` holds the last of the first
+    `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more than that.
+    """
+
+    token_ids: list[int] = field(default_factory=list[int])
+    block_hashes: list[bytes] = field(default_factory=list[bytes])
+    mode: CacheMode = "full"
+    ttl_class: TtlClass = "long"
+    ttl_s: float | None = TTL_S["long"]
+    session_id: str | None = None
+    prefix_end: int = 0
+    boundaries: tuple[int, ...] = ()
+
+    leaf: Run | None = None
+    num_kept: int = 0
+    limit: int | None = None
+    reason: MissReason | None = None
+    tier: CacheTier = "hot"
+    started_s: float = 0.0
+    give_up_s: float = 0.0
+    asked: set[Run] = field(default_factory=set["Run"])
+    waiting: set[Run] = field(default_factory=set["Run"])
+    pinned: list[Run] = field(default_factory=list["Run"])
+    use: CacheUse = field(default_factory=CacheUse)
+
+    @property
+    def is_waiting(self) -> bool:
+        """It waits for slots to be read."""
+        return bool(self.waiting)
+
+    def fork(self) -> Trail:
+        """The same place in the tree, for another sequence that goes on from here."""
+        return Trail(
+            token_ids=self.token_ids,
+            block_hashes=list(self.block_hashes),
+            mode=self.mode,
+            ttl_class=self.ttl_class,
+            ttl_s=self.ttl_s,
+            session_id=self.session_id,
+            prefix_end=self.prefix_end,
+            leaf=self.leaf,
+            num_kept=self.num_kept,
+            use=self.use,
+        )

@@ -1,0 +1,137 @@
+"""The writer thread: runs become slot files behind the requests, in order, within bounds.
+
+It makes no mlx call: it gets evaluated host bytes. Publishing a staged file is the server's part.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from store.errors import StoreError
+from store.slots import StagedSlot, stage
+from store.types import SlotHeader, TensorData
+
+PAUSE_AFTER_ERROR_S = 60.0
+_BUSY_SHARE = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJob:
+    """One slot to be written, and the conversation it belongs to, if that was named."""
+
+    header: SlotHeader
+    token_ids: array[int]
+    tensors: list[TensorData]
+    session_id: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.data.nbytes for tensor in self.tensors)
+
+
+class WriteFailed(NamedTuple):
+    """A slot was not written: the queue was full, its parent is missing, or the store failed."""
+
+    slot_id: str
+    reason: str
+
+
+class SlotWriter:
+    """A bounded queue of slots to write. While `idle` is not set the writer takes turns off."""
+
+    def __init__(
+        self,
+        root: Path,
+        max_bytes: int,
+        on_staged: Callable[[WriteJob, StagedSlot], None],
+        on_failed: Callable[[WriteFailed], None],
+    ) -> None:
+        self._root = root
+        self._max_bytes = max_bytes
+        self._on_staged = on_staged
+        self._on_failed = on_failed
+        self._jobs: deque[WriteJob] = deque()
+        self._wake = threading.Condition()
+        self._is_closing = False
+        self._is_writing = False
+        self._paused_until_s = 0.0
+        self.idle = threading.Event()
+        self.num_queued_bytes = 0
+        self.num_dropped = 0
+
+    def put(self, job: WriteJob) -> None:
+        """Queue a slot; when the queue is full the oldest ones that wait make room for it."""
+        dropped: list[WriteFailed] = []
+        with self._wake:
+            if time.monotonic() < self._paused_until_s:
+                dropped.append(WriteFailed(job.header.id, "paused"))
+            else:
+                while self._jobs and self.num_queued_bytes + job.nbytes > self._max_bytes:
+                    oldest = self._jobs.popleft()
+                    self.num_queued_bytes -= oldest.nbytes
+                    dropped.append(WriteFailed(oldest.header.id, "queue_full"))
+                self._jobs.append(job)
+                self.num_queued_bytes += job.nbytes
+                self._wake.notify()
+            self.num_dropped += len(dropped)
+        for failure in dropped:
+            self._on_failed(failure)
+
+    def run(self) -> None:
+        """Write until closed and empty."""
+        while (job := self._next()) is not None:
+            self._write(job)
+
+    def close(self) -> None:
+        """Write what is queued without consideration for anybody, then end."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        self.idle.set()
+
+    def _next(self) -> WriteJob | None:
+        with self._wake:
+            self._is_writing = False
+            self._wake.wait_for(lambda: self._jobs or self._is_closing)
+            if not self._jobs:
+                return None
+            job = self._jobs.popleft()
+            self.num_queued_bytes -= job.nbytes
+            self._is_writing = True
+            return job
+
+    def _write(self, job: WriteJob) -> None:
+        pace = _Pace(self.idle)
+        try:
+            staged = stage(self._root, job.header, job.token_ids, job.tensors, pace.yield_)
+        except (StoreError, ValueError) as error:
+            reason = error.reason if isinstance(error, StoreError) else "refused"
+            with self._wake:
+                self._paused_until_s = time.monotonic() + PAUSE_AFTER_ERROR_S
+                waiting = list(self._jobs)
+                self._jobs.clear()
+                self.num_queued_bytes = 0
+            for one in (job, *waiting):
+                self._on_failed(WriteFailed(one.header.id, reason))
+            return
+        self._on_staged(job, staged)
+
+
+class _Pace:
+    """While requests run, writing takes a quarter of the time at most."""
+
+    def __init__(self, idle: threading.Event) -> None:
+        self._idle = idle
+        self._since_s = time.monotonic()
+
+    def yield_(self, num_bytes: int) -> None:  # noqa: ARG002
+        if not self._idle.is_set():
+            self._idle.wait((time.monotonic() - self._since_s) * _BUSY_SHARE)
+        self._since_s = time.monotonic()
