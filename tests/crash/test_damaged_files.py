@@ -69,10 +69,8 @@ def test_every_byte_of_the_header_counts(path: Path):
     whole = path.read_bytes()
     num_front = len(whole) - len(expected_payload(1))
     for at in range(num_front):
-        for value in (whole[at] ^ 0x20, 0, 0xFF):
-            damaged = whole[:at] + bytes([value]) + whole[at + 1 :]
-            path.write_bytes(damaged)
-            assert is_served(path) == (damaged == whole)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :])
+        assert not is_served(path)
 
 
 def test_pages_of_another_slot_are_a_miss(path: Path):
