@@ -150,7 +150,7 @@ def _replace(connection: Connection, merged: SlotRow, old: Sequence[str]) -> tup
 def _touch(connection: Connection, ids: Sequence[str], now_s: float) -> None:
     for some in slot_rows.chunks(ids):
         columns = select(Slot.id, Slot.last_used_s, Slot.hits).where(Slot.name.in_(some))
-        for number, last_used_s, hits in connection.execute(columns).tuples().all():
+        for number, last_used_s, hits in connection.execute(columns).all():
             hit = update(Slot).where(Slot.id == number)
             counted = decayed_hits(hits, now_s - last_used_s) + 1.0
             connection.execute(hit.values(last_used_s=now_s, hits=counted))
@@ -164,7 +164,7 @@ def _forget(connection: Connection, places: Sequence[SlotPlace]) -> None:
 
 def _expired(connection: Connection, now: Instant) -> tuple[str, ...]:
     columns = select(StoreState.wall_s, StoreState.monotonic_s, StoreState.boot_id)
-    last = Instant(*connection.execute(columns).tuples().one())
+    last = Instant(*connection.execute(columns).one())
     stamp = update(StoreState).values(now._asdict())
     connection.execute(stamp)
     jump = jump_between(last, now)
@@ -192,7 +192,7 @@ def _over(connection: Connection, now_s: float) -> tuple[str, ...]:
     over: list[str] = []
     alive_parents: set[int | None] = set()
     for row in connection.execute(columns.order_by(Slot.id.desc())):
-        number, name, parent, ttl_s, last_used_s, is_pinned = row.tuple()
+        number, name, parent, ttl_s, last_used_s, is_pinned = row
         is_over = ttl_s is not None and not is_pinned and now_s - last_used_s > ttl_s
         if is_over and number not in alive_parents:
             over.append(name)
@@ -219,12 +219,12 @@ def _unpin(connection: Connection, model: bytes, end_hash: bytes, source: str) -
 
 
 def _places(connection: Connection) -> list[SlotPlace]:
-    rows = connection.execute(select(Slot.name, Slot.tier).order_by(Slot.id)).tuples()
+    rows = connection.execute(select(Slot.name, Slot.tier).order_by(Slot.id))
     return [SlotPlace(*row) for row in rows]
 
 
 def _condemned(connection: Connection) -> list[SlotPlace]:
-    rows = connection.execute(select(Condemned.name, Condemned.tier)).tuples()
+    rows = connection.execute(select(Condemned.name, Condemned.tier))
     return [SlotPlace(*row) for row in rows]
 
 
@@ -237,4 +237,4 @@ def _totals(connection: Connection) -> list[TierTotal]:
         func.sum(Slot.disk_bytes),
     )
     groups = columns.join(Model, Model.id == Slot.model_id).group_by(Model.hash, Slot.tier)
-    return [TierTotal(*row) for row in connection.execute(groups.order_by(Model.hash)).tuples()]
+    return [TierTotal(*row) for row in connection.execute(groups.order_by(Model.hash))]

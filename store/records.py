@@ -141,7 +141,7 @@ def _count(connection: Connection, values: Mapping[str, float], now_s: float) ->
 def _counters(connection: Connection, since_s: float) -> dict[str, float]:
     sums = select(Counter.name, func.sum(Counter.value)).where(Counter.day >= day_of(since_s))
     rows = connection.execute(sums.group_by(Counter.name).order_by(Counter.name))
-    return dict(row.tuple() for row in rows)
+    return dict(rows.all())
 
 
 def _trim(connection: Connection, before_s: float) -> int:

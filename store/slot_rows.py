@@ -63,7 +63,7 @@ def slot_ids(connection: Connection, names: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for some in chunks(names):
         rows = connection.execute(select(Slot.name, Slot.id).where(Slot.name.in_(some)))
-        found.update(row.tuple() for row in rows)
+        found.update(rows.all())
     return found
 
 

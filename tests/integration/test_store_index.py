@@ -1,0 +1,274 @@
+"""The index of slots: what is inserted, used, expires, is pinned, compacted and dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runtime.kv.eviction import choose
+from store.clock import Jump, jump_between
+from store.conversations import Conversations
+from store.database import Database
+from store.errors import StoreError
+from store.index import SlotIndex
+from store.records import Records, day_of
+from store.types import (
+    HIT_HALF_LIFE_S,
+    ConversationRow,
+    FileStamp,
+    ModelRow,
+    RequestRow,
+    SlotPlace,
+    SlotRow,
+    TierTotal,
+)
+from tests.slot_samples import slot_id
+from tests.store_samples import MODEL, NOW_S, chain, instant, opened, row
+
+DAY_S = 86_400.0
+YEAR_S = 365 * DAY_S
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with opened(tmp_path) as database:
+        yield database
+
+
+@pytest.fixture
+def index(database: Database) -> SlotIndex:
+    return SlotIndex(database)
+
+
+def ids(*numbers: int) -> tuple[str, ...]:
+    return tuple(slot_id(number) for number in numbers)
+
+
+def left(index: SlotIndex) -> set[str]:
+    return {place.id for place in index.places()}
+
+
+def test_what_is_inserted_comes_back_with_blocks_and_children_counted(index: SlotIndex):
+    rows = chain(1, 2, 3)
+    assert index.insert(rows).result() == 3
+    assert index.insert(rows).result() == 0
+    expected = [msgspec.structs.replace(one, num_children=1) for one in rows[:2]] + rows[2:]
+    assert index.slots_of(MODEL) == expected
+    assert index.all_slots() == expected
+    assert index.slots_of(b"other") == []
+    assert index.totals() == [TierTotal(MODEL, "warm", 3, 1536, 3 * 4096)]
+
+
+def test_a_child_without_its_parent_is_refused_with_its_whole_group(index: SlotIndex):
+    first, second = chain(1, 2)
+    for wrong in (
+        [second],
+        [row(3), second],
+        [first, msgspec.structs.replace(second, header=bent(second, start=513))],
+        [first, msgspec.structs.replace(second, header=bent(second, model=b"x" * 32))],
+    ):
+        assert type(index.insert(wrong).exception()) is StoreError
+    assert left(index) == set()
+
+
+def bent(one: SlotRow, **fields: object):
+    return msgspec.structs.replace(one.header, **fields)
+
+
+def test_hits_decay_between_uses(index: SlotIndex):
+    index.insert(chain(1, 2)).result()
+    index.touch(ids(1), NOW_S).result()
+    index.touch(ids(1, 99), NOW_S + HIT_HALF_LIFE_S).result()
+    first, second = index.all_slots()
+    assert (first.hits, first.last_used_s) == (1.5, NOW_S + HIT_HALF_LIFE_S)
+    assert (second.hits, second.last_used_s) == (0.0, NOW_S)
+
+
+def test_dropping_takes_the_subtree_children_first_and_condemns_the_files(index: SlotIndex):
+    rows = chain(1, 2, 3)
+    index.insert([*rows, row(4, rows[0].header), row(5)]).result()
+    index.set_tier(slot_id(3), "cold", 100).result()
+    places = index.drop(ids(2, 3, 77)).result()
+    assert places == (SlotPlace(slot_id(3), "cold"), SlotPlace(slot_id(2), "warm"))
+    assert set(index.condemned()) == set(places)
+    assert [one.num_children for one in index.all_slots()] == [1, 0, 0]
+    index.unlinked(places).result()
+    assert index.condemned() == []
+    assert set(index.drop(ids(1, 4)).result()) == {(name, "warm") for name in ids(1, 4)}
+    assert left(index) == {slot_id(5)}
+
+
+def test_eviction_by_the_index_leaves_leaf_first(index: SlotIndex):
+    index.insert([*chain(1, 2, 3), row(9, last_used_s=NOW_S + 1)]).result()
+    order = choose(index.candidates(), 2 * 4096, NOW_S)
+    assert order == ids(3, 2)
+    index.drop(order).result()
+    assert left(index) == set(ids(1, 9))
+
+
+def test_pins_keep_slots_also_those_yet_to_come(index: SlotIndex):
+    rows = chain(1, 2)
+    assert index.pin(MODEL, rows[1].header.end_hash, "config").result() == 0
+    index.insert(rows).result()
+    assert index.pin(MODEL, rows[1].header.end_hash, "api").result() == 1
+    assert [one.is_pinned for one in index.all_slots()] == [False, True]
+    assert choose(index.candidates(), 1 << 40, NOW_S) == ()
+    index.expired(instant(0)).result()
+    assert index.expired(instant(60)).result() == ()
+    index.unpin(MODEL, rows[1].header.end_hash, "api").result()
+    assert [one.is_pinned for one in index.all_slots()] == [False, True]
+    index.unpin(MODEL, rows[1].header.end_hash, "config").result()
+    assert [one.is_pinned for one in index.all_slots()] == [False, False]
+
+
+def test_a_slot_expires_only_after_all_that_continues_it(index: SlotIndex):
+    rows = chain(1, 2)
+    child = row(3, rows[1].header, ttl_s=7200.0)
+    index.insert([*[forget_after(one, 3600.0) for one in rows], child, row(4, ttl_s=None)]).result()
+    assert index.expired(instant(0)).result() == ()
+    assert index.expired(instant(3700)).result() == ()
+    assert index.expired(instant(7300)).result() == ids(3, 2, 1)
+    index.touch(ids(1, 2, 3), NOW_S + 7300).result()
+    assert index.expired(instant(7400)).result() == ()
+
+
+def forget_after(one: SlotRow, ttl_s: float) -> SlotRow:
+    return msgspec.structs.replace(one, header=msgspec.structs.replace(one.header, ttl_s=ttl_s))
+
+
+@pytest.mark.parametrize("jumped_s", [10 * YEAR_S, -10 * YEAR_S, 3600.0 * 20, -3600.0 * 20])
+def test_a_clock_that_jumps_expires_nothing_and_makes_nothing_immortal(
+    index: SlotIndex, jumped_s: float
+):
+    index.insert([row(1, ttl_s=DAY_S)]).result()
+    assert index.expired(instant(0)).result() == ()
+    assert index.expired(instant(60, jumped_s=jumped_s)).result() == ()
+    index.insert([row(2, ttl_s=DAY_S, last_used_s=NOW_S + 60 + jumped_s)]).result()
+    assert index.expired(instant(120, jumped_s=jumped_s)).result() == ()
+    later = [instant(hours * 3600.0, jumped_s=jumped_s) for hours in range(1, 50)]
+    assert index.expired(later[10]).result() == ()
+    for one in later:
+        if over := index.expired(one).result():
+            index.drop(over).result()
+    assert left(index) == set()
+
+
+def test_summer_time_a_small_step_and_a_long_sleep_are_no_jumps():
+    assert jump_between(instant(0), instant(60, jumped_s=299)) == Jump(False, 0.0)
+    assert jump_between(instant(0), instant(8 * 3600)) == Jump(False, 0.0)
+    assert jump_between(instant(0), instant(60, jumped_s=-301)).is_jump
+
+
+def test_time_that_the_machine_was_off_counts_but_a_wrong_clock_at_boot_does_not(
+    index: SlotIndex,
+):
+    index.insert([row(1, ttl_s=DAY_S)]).result()
+    index.expired(instant(0)).result()
+    assert index.expired(instant(60, boot="next", jumped_s=10 * YEAR_S)).result() == ()
+    assert index.expired(instant(120, boot="next", jumped_s=10 * YEAR_S)).result() == ()
+    assert index.expired(instant(180, boot="next")).result() == ()
+    assert index.expired(instant(240, boot="next")).result() == ()
+    assert index.expired(instant(2 * DAY_S, boot="third")).result() == ()
+    assert index.expired(instant(2 * DAY_S + 60, boot="third")).result() == ids(1)
+
+
+def conversation(number: int, leaf: int | None, **fields: object) -> ConversationRow:
+    plain = ConversationRow(
+        key=bytes([number]) * 16,
+        model=MODEL,
+        leaf=None if leaf is None else slot_id(leaf),
+        num_tokens=1024,
+        last_used_s=NOW_S,
+        created_s=NOW_S,
+    )
+    return msgspec.structs.replace(plain, **fields)
+
+
+def test_a_conversation_owns_what_nobody_else_is_part_of(database: Database, index: SlotIndex):
+    conversations = Conversations(database)
+    rows = chain(1, 2, 3)
+    index.insert([*rows, row(4, rows[0].header), row(5, rows[1].header)]).result()
+    conversations.advance(conversation(1, 3)).result()
+    conversations.advance(conversation(1, 5, num_tokens=2000)).result()
+    conversations.advance(conversation(2, 4)).result()
+    mine = conversations.get(bytes([1]) * 16, MODEL)
+    assert mine is not None
+    assert (mine.leaf, mine.num_turns, mine.num_tokens) == (slot_id(5), 2, 2000)
+    assert (mine.num_slots, mine.disk_bytes) == (4, 4 * 4096)
+    dropped = conversations.drop(bytes([1]) * 16).result()
+    assert {place.id for place in dropped} == set(ids(2, 3, 5))
+    assert left(index) == set(ids(1, 4))
+    assert [one.key for one in conversations.listing()] == [bytes([2]) * 16]
+
+
+def test_a_conversation_ends_where_its_slots_do(database: Database, index: SlotIndex):
+    conversations = Conversations(database)
+    index.insert(chain(1, 2, 3)).result()
+    conversations.advance(conversation(1, 3)).result()
+    assert type(conversations.advance(conversation(1, 99)).exception()) is StoreError
+    index.drop(ids(2)).result()
+    assert [(one.leaf, one.num_slots) for one in conversations.listing()] == [(slot_id(1), 1)]
+    index.drop(ids(1)).result()
+    assert [(one.leaf, one.num_slots) for one in conversations.listing()] == [(None, 0)]
+    assert conversations.forget_idle(NOW_S).result() == 0
+    assert conversations.forget_idle(NOW_S + 1).result() == 1
+    assert conversations.listing() == []
+
+
+def test_compaction_replaces_a_chain_for_its_conversations(database: Database, index: SlotIndex):
+    conversations = Conversations(database)
+    rows = chain(1, 2, 3)
+    index.insert(rows).result()
+    conversations.advance(conversation(1, 3)).result()
+    merged = row(9, rows[0].header, end=rows[2].header.end)
+    branch = row(4, rows[1].header)
+    index.insert([branch]).result()
+    assert type(index.replace(merged, ids(2, 3)).exception()) is StoreError
+    assert left(index) == set(ids(1, 2, 3, 4))
+    index.drop(ids(4)).result()
+    assert {place.id for place in index.replace(merged, ids(2, 3)).result()} == set(ids(2, 3))
+    assert [(one.leaf, one.num_slots) for one in conversations.listing()] == [(slot_id(9), 2)]
+    assert [one.num_children for one in index.all_slots()] == [1, 0]
+
+
+def test_models_digests_requests_and_counters_are_remembered(database: Database):
+    records = Records(database)
+    records.put_model(ModelRow(hash=MODEL, label="a", layout="{}", load_ms=5.0)).result()
+    records.put_model(ModelRow(hash=MODEL, label="b", peak_bytes=7, last_used_s=NOW_S)).result()
+    expected = ModelRow(
+        hash=MODEL, label="b", layout="{}", load_ms=5.0, peak_bytes=7, last_used_s=NOW_S
+    )
+    assert records.models() == [expected]
+
+    stamp = FileStamp(1, 2, 3, 4)
+    records.put_digest(stamp, b"d" * 32, NOW_S).result()
+    records.put_digest(stamp, b"e" * 32, NOW_S).result()
+    assert records.digest(stamp) == b"e" * 32
+    assert records.digest(stamp._replace(mtime_ns=5)) is None
+
+    request = RequestRow(
+        id="r1",
+        model="tiny",
+        finished_s=NOW_S,
+        num_prompt_tokens=10,
+        num_cached_tokens=8,
+        num_output_tokens=2,
+        tier="warm",
+        reason="first_seen",
+        finish_reason="stop",
+        prefill_ms=1.5,
+    )
+    records.add_request(request).result()
+    records.add_request(request).result()
+    assert records.requests() == [request]
+
+    records.count({"hits": 1.0, "bytes": 100.0}, NOW_S).result()
+    records.count({"hits": 2.0}, NOW_S + DAY_S).result()
+    assert records.counters() == {"bytes": 100.0, "hits": 3.0}
+    assert records.counters(NOW_S + DAY_S) == {"hits": 2.0}
+    assert day_of(0.0) == "1970-01-01"
+    assert records.trim(NOW_S + DAY_S).result() == 4
+    assert records.requests() == []
