@@ -1,6 +1,6 @@
-"""Slots to rows and back, and what reads many rows at once.
+"""Slots to rows and back, and what reads or writes many rows at once.
 
-Bulk reading goes through the driver's own cursor: a million blocks must not pass through objects
+Bulk work goes through the driver's own cursor: a million blocks must not pass through objects
 that nobody needs.
 """
 
@@ -13,9 +13,10 @@ from typing import cast
 
 from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.engine.interfaces import DBAPICursor
 
 from store.errors import StoreError
-from store.tables import Block, Condemned, Conversation, Layout, Model, Pin, Slot
+from store.tables import Condemned, Conversation, Model, Slot
 from store.types import Candidate, SlotHeader, SlotPlace, SlotRow, Tier, TtlClass
 
 CHUNK = 500
@@ -29,6 +30,12 @@ FROM slots s JOIN models m ON m.id = s.model_id JOIN layouts l ON l.id = s.layou
   LEFT JOIN slots p ON p.id = s.parent_id
 """
 _BLOCKS = "SELECT slot_id, hash FROM blocks {where} ORDER BY slot_id, position"
+_INSERT_SLOT = """
+INSERT INTO slots (name, model_id, parent_id, start, "end", block_size, end_hash, layout_id,
+  has_state, recompute_ms, created_s, ttl_class, ttl_s, disk_bytes, tier, last_used_s, hits,
+  is_pinned)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id
+"""
 _OF_MODEL = "WHERE s.model_id = :model"
 _BLOCKS_OF_MODEL = "WHERE slot_id IN (SELECT id FROM slots WHERE model_id = :model)"
 
@@ -119,76 +126,84 @@ def insert_slots(connection: Connection, rows: Iterable[SlotRow]) -> int:
     Raises:
         StoreError: a parent is unknown, of another model, or ends before its child starts.
     """
-    num_new = 0
-    for row in rows:
-        if slot_ids(connection, [row.header.id]):
-            continue
-        _insert_slot(connection, row)
-        num_new += 1
-    return num_new
+    cursor = connection.connection.cursor()
+    return sum(_insert_slot(cursor, row) for row in rows)
 
 
-def _insert_slot(connection: Connection, row: SlotRow) -> None:
+def _insert_slot(cursor: DBAPICursor, row: SlotRow) -> bool:
     header = row.header
-    connection.execute(delete(Condemned).where(Condemned.name == header.id))
-    model = known_model_id(connection, header.model)
-    parent = _parent_id(connection, header, model)
-    values = {
-        "name": header.id,
-        "model_id": model,
-        "parent_id": parent,
-        "start": header.start,
-        "end": header.end,
-        "block_size": header.block_size,
-        "end_hash": header.end_hash,
-        "layout_id": _layout_id(connection, header.layout),
-        "has_state": header.has_state,
-        "recompute_ms": header.recompute_ms,
-        "created_s": header.created_s,
-        "ttl_class": header.ttl_class,
-        "ttl_s": header.ttl_s,
-        "disk_bytes": row.disk_bytes,
-        "tier": row.tier,
-        "last_used_s": row.last_used_s,
-        "hits": row.hits,
-        "is_pinned": header.ttl_class == "pinned" or _has_pin(connection, model, header.end_hash),
-    }
-    number = connection.execute(insert(Slot).values(values).returning(Slot.id)).scalar_one()
-    blocks = [
-        {"slot_id": number, "position": position, "hash": block}
-        for position, block in enumerate(header.block_hashes)
-    ]
-    if blocks:
-        connection.execute(insert(Block), blocks)
-    if parent is not None:
-        adopt = update(Slot).where(Slot.id == parent).values(num_children=Slot.num_children + 1)
-        connection.execute(adopt)
+    if _value(cursor, "SELECT 1 FROM slots WHERE name = ?", header.id):
+        return False
+    cursor.execute("DELETE FROM condemned WHERE name = ?", (header.id,))
+    model = _number(
+        cursor,
+        "INSERT INTO models (hash, label, layout, last_used_s) VALUES (?, '', '', 0.0)",
+        "SELECT id FROM models WHERE hash = ?",
+        header.model,
+    )
+    parent = _parent_id(cursor, header, model)
+    layout = _number(
+        cursor,
+        "INSERT INTO layouts (text) VALUES (?)",
+        "SELECT id FROM layouts WHERE text = ?",
+        header.layout,
+    )
+    pin = "SELECT 1 FROM pins WHERE model_id = ? AND end_hash = ?"
+    is_pinned = header.ttl_class == "pinned" or bool(_value(cursor, pin, model, header.end_hash))
+    values = (
+        header.id,
+        model,
+        parent,
+        header.start,
+        header.end,
+        header.block_size,
+        header.end_hash,
+        layout,
+        header.has_state,
+        header.recompute_ms,
+        header.created_s,
+        header.ttl_class,
+        header.ttl_s,
+        row.disk_bytes,
+        row.tier,
+        row.last_used_s,
+        row.hits,
+        is_pinned,
+    )
+    number = _value(cursor, _INSERT_SLOT, *values)
+    blocks = [(number, position, block) for position, block in enumerate(header.block_hashes)]
+    cursor.executemany("INSERT INTO blocks VALUES (?, ?, ?)", blocks)
+    adopt = "UPDATE slots SET num_children = num_children + 1 WHERE id = ?"
+    cursor.execute(adopt, (parent,))
+    return True
 
 
-def _parent_id(connection: Connection, header: SlotHeader, model: int) -> int | None:
+def _value(cursor: DBAPICursor, query: str, *parameters: object) -> object:
+    """The first column of the first row; None without one."""
+    cursor.execute(query, parameters)
+    row = cursor.fetchone()
+    return row[0] if row else None
+
+
+def _number(cursor: DBAPICursor, insertion: str, query: str, value: object) -> int:
+    """The number that stands for `value`, which gets one now if it had none."""
+    found = _value(cursor, query, value)
+    if found is None:
+        cursor.execute(insertion, (value,))
+        found = _value(cursor, query, value)
+    return cast("int", found)
+
+
+def _parent_id(cursor: DBAPICursor, header: SlotHeader, model: int) -> int | None:
     if header.parent is None:
         return None
-    columns = select(Slot.id, Slot.model_id, Slot.end).where(Slot.name == header.parent)
-    parent = connection.execute(columns).first()
+    cursor.execute('SELECT id, model_id, "end" FROM slots WHERE name = ?', (header.parent,))
+    parent = cast("tuple[int, int, int] | None", cursor.fetchone())
     if parent is None:
         raise StoreError(f"slot {header.id} names an unknown parent")
-    if parent.model_id != model or header.start > parent.end:
+    if parent[1] != model or header.start > parent[2]:
         raise StoreError(f"slot {header.id} does not continue its parent")
-    return parent.id
-
-
-def _layout_id(connection: Connection, text: str) -> int:
-    find = select(Layout.id).where(Layout.text == text)
-    found = connection.execute(find).scalar()
-    if found is None:
-        new = insert(Layout).values(text=text).returning(Layout.id)
-        found = connection.execute(new).scalar_one()
-    return found
-
-
-def _has_pin(connection: Connection, model: int, end_hash: bytes) -> bool:
-    pins = select(Pin.source).where(Pin.model_id == model, Pin.end_hash == end_hash)
-    return connection.execute(pins).first() is not None
+    return parent[0]
 
 
 def delete_subtrees(connection: Connection, names: Sequence[str]) -> tuple[SlotPlace, ...]:

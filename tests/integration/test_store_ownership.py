@@ -37,7 +37,8 @@ def hold(root: Path) -> subprocess.Popen[str]:
 def test_a_second_server_may_only_read_until_the_first_is_killed(tmp_path: Path):
     root = tmp_path / "store"
     with hold(root) as first:
-        assert first.stdout and first.stdout.readline() == "True\n"
+        assert first.stdout is not None
+        assert first.stdout.readline() == "True\n"
         with take(root) as second:
             assert not second.is_owner
         first.send_signal(signal.SIGKILL)
