@@ -11,7 +11,7 @@ import msgspec
 from api.metrics import Meter
 from api.record import Tally
 from runtime.generation import Generation
-from runtime.types import Chunk, Failed, Finished, PrefillProgress
+from runtime.types import CacheUse, Chunk, Failed, Finished, PrefillProgress
 
 
 class Source(Protocol):
@@ -42,6 +42,11 @@ class Answer:
         """What the first unfinished generation waits for, in words for people."""
         waiting = (one for one in self._generations if not one.is_finished)
         return next(waiting, self._generations[0]).phase
+
+    @property
+    def planned_cache(self) -> CacheUse:
+        """What the first prompt is about to reuse, once it was accepted."""
+        return self._generations[0].cache
 
     async def accepted(self) -> None:
         """Wait until all generations were taken by the worker.

@@ -20,7 +20,7 @@ class Tally:
     num_reasoning_tokens: int = 0
     first_token_s: float | None = None
     """From the submission to the first piece of the answer; None before it."""
-    _prompts: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    _prompts: dict[int, Usage] = field(default_factory=dict[int, Usage])
 
     def add(self, index: int, usage: Usage) -> None:
         """Count a finished choice. `index` counts over all prompts, choice by choice."""
@@ -28,16 +28,22 @@ class Tally:
         self.num_reasoning_tokens += usage.num_reasoning_tokens
         # Choices share one prefill, so the least any of them found in the cache was found there.
         prompt = index // self.num_choices
-        _, cached = self._prompts.get(prompt, (0, usage.num_cached_tokens))
-        self._prompts[prompt] = (usage.num_prompt_tokens, min(cached, usage.num_cached_tokens))
+        known = self._prompts.get(prompt, usage)
+        self._prompts[prompt] = min(known, usage, key=lambda one: one.num_cached_tokens)
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(num_tokens for num_tokens, _ in self._prompts.values())
+        return sum(usage.num_prompt_tokens for usage in self._prompts.values())
 
     @property
     def num_cached_tokens(self) -> int:
-        return sum(num_cached for _, num_cached in self._prompts.values())
+        return sum(usage.num_cached_tokens for usage in self._prompts.values())
+
+    @property
+    def least_cached(self) -> Usage | None:
+        """The prompt of which the smallest part was reused, once one is finished."""
+        shares = [(u.num_cached_tokens / u.num_prompt_tokens, u) for u in self._prompts.values()]
+        return min(shares, key=lambda pair: pair[0])[1] if shares else None
 
 
 @dataclass(slots=True)

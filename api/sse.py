@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from api.answer import Answer
 from api.body import HttpRequest
+from api.cache_header import planned_cache_header
 from api.errors import ClientLeft, GenerationFailed
 from api.record import RequestRecord, record_of
 from runtime.errors import HearthError
@@ -58,10 +59,11 @@ async def open_stream(
     """
     with ExitStack() as unless_opened:
         unless_opened.callback(answer.close)
-        await unless_left(request.receive, _is_accepted(answer, keep_alive_s))
+        is_accepted = await unless_left(request.receive, _is_accepted(answer, keep_alive_s))
         unless_opened.pop_all()
     events = _events(answer, renderer, keep_alive_s, record_of(request.scope))
-    return EventStream(events, on_close=answer.close)
+    headers = planned_cache_header(answer.planned_cache) if is_accepted else {}
+    return EventStream(events, answer.close, headers)
 
 
 async def whole(request: HttpRequest, answer: Answer, take: Callable[[Chunk], object]) -> None:
@@ -157,11 +159,13 @@ class EventStream(Response[None]):
     call must not depend on the generator; and it must not await, as it may run while cancelled.
     """
 
-    def __init__(self, events: AsyncIterator[bytes], on_close: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncIterator[bytes], on_close: Callable[[], None], headers: dict[str, str]
+    ) -> None:
         super().__init__(
             content=None,
             media_type="text/event-stream",
-            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers},
         )
         self._events = events
         self._on_close = on_close

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from runtime.errors import Aborted, HearthError
-from runtime.types import Chunk, Failed, Finished, GenerateRequest, PrefillProgress
+from runtime.types import CacheUse, Chunk, Failed, Finished, GenerateRequest, PrefillProgress
 
 
 class Generation:
@@ -22,6 +22,8 @@ class Generation:
         self.request = request
         self.phase = "queued"
         """What it waits for, in words for people: `queued`, `loading 40 %`, `prefill 512/4096`."""
+        self.cache = CacheUse()
+        """What is going to be reused, as far as it is known when the worker takes the request."""
         self._on_abort = on_abort
         self._deadline_s = time.monotonic() + request.deadline_s
         self._accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -71,8 +73,9 @@ class Generation:
 
     # What follows is the supervisor's side.
 
-    def accept(self, num_prompt_tokens: int) -> None:
+    def accept(self, num_prompt_tokens: int, cache: CacheUse) -> None:
         """The worker took the request."""
+        self.cache = cache
         if not self._accepted.done():
             self._accepted.set_result(num_prompt_tokens)
 

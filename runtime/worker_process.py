@@ -172,10 +172,10 @@ class WorkerProcess:
                         generation.push(chunk)
                         if generation.is_finished:
                             self._forget(request_id)
-            case Accepted(request_id=request_id, num_prompt_tokens=num_prompt_tokens):
+            case Accepted(request_id=request_id):
                 if (generation := self._generations.get(request_id)) is not None:
                     generation.phase = "prefill"
-                    generation.accept(num_prompt_tokens)
+                    generation.accept(event.num_prompt_tokens, event.cache)
             case Rejected(request_id=request_id):
                 if (generation := self._generations.get(request_id)) is not None:
                     generation.fail(_rejection(event))

@@ -11,17 +11,21 @@ from litestar.params import JSONBody
 from msgspec import UNSET
 
 from api.body import HttpRequest
+from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import documented
 from api.openai.convert import chat_to_generate
 from api.openai.frame import (
     DONE,
+    END,
     FINGERPRINT,
     Frame,
     chat_logprobs,
     comment,
     encode,
     error_event,
+    hearth_field,
+    hearth_of,
     usage_event,
     usage_of,
 )
@@ -76,7 +80,9 @@ async def chat_completions(
             choices=[draft.choice(index) for index, draft in enumerate(choices)],
             usage=usage_of(answer.tally),
             system_fingerprint=FINGERPRINT,
-        )
+            hearth=hearth_of(answer.tally),
+        ),
+        headers=cache_header(answer.tally.least_cached),
     )
 
 
@@ -109,7 +115,9 @@ class ChatStream:
         return usage_event(self._head, self._tally) + DONE if self._has_usage else DONE
 
     def _event(self, choice: ChunkChoice) -> bytes:
-        return self._head + encode(choice) + self._tail
+        is_last = choice.finish_reason is not None
+        extra = hearth_field(self._tally) if is_last else b""
+        return self._head + encode(choice) + self._tail + extra + END
 
 
 def _chunk_choice(chunk: Chunk) -> ChunkChoice | None:

@@ -9,16 +9,20 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from api.body import HttpRequest
+from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import documented
 from api.openai.convert import completion_to_generate
 from api.openai.frame import (
     DONE,
+    END,
     FINGERPRINT,
     Frame,
     comment,
     encode,
     error_event,
+    hearth_field,
+    hearth_of,
     usage_event,
     usage_of,
 )
@@ -71,7 +75,9 @@ async def completions(
             choices=[draft.take(index) for index, draft in enumerate(drafts)],
             usage=usage_of(answer.tally),
             system_fingerprint=FINGERPRINT,
-        )
+            hearth=hearth_of(answer.tally),
+        ),
+        headers=cache_header(answer.tally.least_cached),
     )
 
 
@@ -111,7 +117,9 @@ class CompletionStream:
         return usage_event(self._head, self._tally) + DONE if self._has_usage else DONE
 
     def _event(self, index: int) -> bytes:
-        return self._head + encode(self._drafts[index].take(index)) + self._tail
+        choice = self._drafts[index].take(index)
+        extra = hearth_field(self._tally) if choice.finish_reason is not None else b""
+        return self._head + encode(choice) + self._tail + extra + END
 
 
 class _Draft:

@@ -13,11 +13,12 @@ from api.openai.schemas import (
     ChatRequest,
     CompletionRequest,
     ContentPart,
-    SamplingFields,
+    SharedFields,
     ToolDefinition,
 )
 from runtime.settings import Settings
 from runtime.types import (
+    CacheParams,
     ChatPrompt,
     GenerateRequest,
     Message,
@@ -72,6 +73,7 @@ def chat_to_generate(
         top_logprobs=(data.top_logprobs or 0) if data.logprobs else None,
         ignore_eos=bool(data.ignore_eos),
         deadline_s=settings.request_deadline_s,
+        cache=_cache(data),
     )
 
 
@@ -105,6 +107,7 @@ def completion_to_generate(
             top_logprobs=data.logprobs,
             ignore_eos=bool(data.ignore_eos),
             deadline_s=settings.request_deadline_s,
+            cache=_cache(data),
         )
         for index, prompt in enumerate(prompts)
     ]
@@ -234,7 +237,11 @@ def _thinking_flag(raw: msgspec.Raw | None) -> bool | None:
         refuse("chat_template_kwargs.enable_thinking", "must be true or false.")
 
 
-def _sampling(data: SamplingFields) -> SamplingParams:
+def _cache(data: SharedFields) -> CacheParams:
+    return CacheParams(mode=data.cache_mode or "full", ttl_s=data.ttl, session_id=data.session_id)
+
+
+def _sampling(data: SharedFields) -> SamplingParams:
     return SamplingParams(
         temperature=data.temperature,
         top_p=data.top_p,

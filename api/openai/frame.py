@@ -10,8 +10,10 @@ import msgspec
 from api.errors import envelope_of
 from api.openai.schemas import (
     AlternativeToken,
+    CacheInfo,
     ChatLogprobs,
     CompletionTokensDetails,
+    HearthInfo,
     PromptTokensDetails,
     TokenEntry,
     Usage,
@@ -19,10 +21,11 @@ from api.openai.schemas import (
 from api.record import Tally
 from api.version import VERSION
 from runtime.errors import HearthError
-from runtime.types import TokenLogprob, TokenLogprobs
+from runtime.types import CacheUse, TokenLogprob, TokenLogprobs
 
 FINGERPRINT = f"hearth-{VERSION}"
 DONE = b"data: [DONE]\n\n"
+END = b"}\n\n"
 
 encode = msgspec.json.Encoder().encode
 
@@ -36,7 +39,7 @@ class Frame:
         self.created = int(time.time())
 
     def around(self, object_type: str, *, has_usage: bool) -> tuple[bytes, bytes]:
-        """What stands before and after the choices of a streamed piece.
+        """What stands before and after the choices of a streamed piece; `END` or more follows.
 
         With `include_usage` every piece but the last says that it has none, as OpenAI's do.
         """
@@ -48,7 +51,7 @@ class Frame:
             "system_fingerprint": FINGERPRINT,
         }
         head = b"data: " + encode(constant)[:-1] + b',"choices":['
-        return head, b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
+        return head, b'],"usage":null' if has_usage else b"]"
 
 
 def usage_of(tally: Tally) -> Usage:
@@ -62,9 +65,31 @@ def usage_of(tally: Tally) -> Usage:
     )
 
 
+def hearth_of(tally: Tally) -> HearthInfo:
+    """What became of the prompt: of several, the one of which least was reused."""
+    usage = tally.least_cached
+    cache = usage.cache if usage is not None else CacheUse()
+    return HearthInfo(
+        CacheInfo(
+            tier=cache.tier,
+            cached_tokens=tally.num_cached_tokens,
+            restore_ms=round(cache.restore_ms, 3),
+            prefill_ms=round(usage.prefill_ms, 3) if usage is not None else 0.0,
+            reason=cache.reason,
+            at=cache.at,
+        )
+    )
+
+
+def hearth_field(tally: Tally) -> bytes:
+    """The same as one more field of a streamed piece."""
+    return b',"hearth":' + encode(hearth_of(tally))
+
+
 def usage_event(head: bytes, tally: Tally) -> bytes:
     """The last piece of a stream that was asked for its usage: no choices, only counts."""
-    return head + b'],"usage":' + encode(usage_of(tally)) + b"}\n\n"
+    usage = encode(usage_of(tally))
+    return head + b'],"usage":' + usage + hearth_field(tally) + b"}\n\n"
 
 
 def comment(text: str) -> bytes:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from runtime.types import FinishReason
+from runtime.types import CacheMode, CacheTier, FinishReason, MissReason
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -95,8 +95,15 @@ class ResponseFormat(Body):
     type: str = "text"
 
 
-class SamplingFields(Body, kw_only=True):
-    """How tokens are chosen, in chat and completions alike."""
+class SharedFields(Body, kw_only=True):
+    """What chat and completions have in common: how tokens are chosen, what becomes of the KV.
+
+    `session_id`, `cache_mode` and `ttl` (seconds on disk; 0: none) are Hearth's own.
+    """
+
+    session_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    cache_mode: CacheMode | None = None
+    ttl: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -116,7 +123,7 @@ class SamplingFields(Body, kw_only=True):
     model: str | None = None
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(SharedFields, kw_only=True):
     """The body of `POST /v1/chat/completions`.
 
     `enable_thinking`, `chat_template_kwargs`, `top_k`, `min_p`, `repetition_penalty` and
@@ -135,7 +142,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, msgspec.Raw] | None = None
 
 
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(SharedFields, kw_only=True):
     """The body of `POST /v1/completions`. Several prompts give several choices, in their order."""
 
     prompt: str | list[str | int | list[int]]
@@ -163,6 +170,26 @@ class Usage(Body):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+
+
+class CacheInfo(Body):
+    """What was reused, from which tier, and why no more: `reason` is null when all was.
+
+    `at` is the position from which on tokens were computed. Times are in ms.
+    """
+
+    tier: CacheTier
+    cached_tokens: int
+    restore_ms: float
+    prefill_ms: float
+    reason: MissReason | None
+    at: int
+
+
+class HearthInfo(Body):
+    """What Hearth says of an answer beyond OpenAI's API."""
+
+    cache: CacheInfo
 
 
 class AlternativeToken(Body):
@@ -211,6 +238,7 @@ class ChatCompletion(Body):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    hearth: HearthInfo
     object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -255,6 +283,7 @@ class Completion(Body):
     choices: list[CompletionChoice]
     usage: Usage
     system_fingerprint: str
+    hearth: HearthInfo
     object: Literal["text_completion"] = "text_completion"
 
 
