@@ -45,6 +45,7 @@ _WRITER = (
     Pragma("application_id", str(APPLICATION_ID), APPLICATION_ID),
     Pragma("journal_mode", "WAL", "wal"),
     Pragma("synchronous", "NORMAL", 1),
+    Pragma("cache_size", "-32768", -32768),
     Pragma("foreign_keys", "ON", 1),
     Pragma("wal_autocheckpoint", "500", 500),
     Pragma("journal_size_limit", str(JOURNAL_LIMIT_BYTES), JOURNAL_LIMIT_BYTES),

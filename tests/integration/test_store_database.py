@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import stat
 import threading
@@ -302,3 +303,20 @@ def test_a_closed_database_refuses_and_closing_twice_is_nothing(tmp_path: Path):
         database.close()
         with pytest.raises(StoreFailed, match="closed"):
             put_counter(database, "a")
+
+
+def test_a_directory_that_is_taken_away_fails_calls_and_hangs_nothing(tmp_path: Path):
+    root = tmp_path / "store"
+    root.mkdir()
+    with opened(root) as database:
+        put_counter(database, "a").result()
+        (root / "index.db").rename(tmp_path / "gone.db")
+        shutil.rmtree(root)
+        error = put_counter(database, "b").exception(timeout=30)
+        assert error is None or isinstance(error, StoreError)
+        with pytest.raises(StoreFailed):
+            database._readers.dispose()
+            names(database)
+    root.mkdir()
+    with opened(root) as database:
+        assert database.needs_rebuild
