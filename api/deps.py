@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from litestar.types import Scope
-from runtime.catalog import Catalog
 
 from api.answer import Answer
 from api.metrics import Metrics
 from api.record import record_of
+from runtime.catalog import Catalog
 from runtime.generation import Generation
 from runtime.settings import Settings
 from runtime.supervisor import ModelStatus, Supervisor
