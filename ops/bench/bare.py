@@ -10,8 +10,11 @@ from typing import Any
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
+_SLICE = 256
 _upstream: Any = importlib.import_module("mlx_lm.generate")
 
 
@@ -35,13 +38,28 @@ def run(model: Any, prompts: list[list[int]], max_tokens: int) -> dict[str, list
     return {"first": [first[uid] for uid in uids], "last": [last[uid] for uid in uids]}
 
 
+def resume(model: Any, prompt: list[int], suffix: list[int]) -> dict[str, list[float]]:
+    """Seconds to the first token after `suffix` on mlx-lm's own cache that holds `prompt`."""
+    cache = make_prompt_cache(model)
+    for start in range(0, len(prompt), _SLICE):
+        model(mx.array(prompt[start : start + _SLICE])[None], cache=cache)
+        mx.eval([layer.state for layer in cache])
+    begun = time.perf_counter()
+    next(_upstream.generate_step(mx.array(suffix), model, prompt_cache=cache, max_tokens=1))
+    return {"first": [time.perf_counter() - begun]}
+
+
 def main() -> None:
-    """Load the model of argv, then answer {"prompts", "max_tokens"} lines until end of file."""
+    """Load the model of argv, then answer one job a line until end of file."""
     model = load(sys.argv[1])[0]
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
-        print(json.dumps(run(model, job["prompts"], job["max_tokens"])), flush=True)
+        if "resident" in job:
+            times = resume(model, job["resident"], job["suffix"])
+        else:
+            times = run(model, job["prompts"], job["max_tokens"])
+        print(json.dumps(times), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 
+class Cache(msgspec.Struct):
+    """What the answer says of the cache."""
+
+    tier: str = "none"
+    cached_tokens: int = 0
+    restore_ms: float = 0.0
+    prefill_ms: float = 0.0
+    reason: str | None = None
+
+
 @dataclass(slots=True)
 class Stream:
     """Arrival times of one stream's text, in seconds of one clock."""
@@ -17,7 +27,7 @@ class Stream:
     sent_s: float
     arrivals_s: list[float] = field(default_factory=list[float])
     num_tokens: int = 0
-    body: bytes = b""
+    cache: Cache = field(default_factory=Cache)
 
     @property
     def ttft_s(self) -> float:
@@ -37,6 +47,10 @@ class Stream:
         return sum(since <= arrival <= until for arrival in self.arrivals_s)
 
 
+class _Hearth(msgspec.Struct):
+    cache: Cache
+
+
 class _Usage(msgspec.Struct):
     completion_tokens: int = 0
 
@@ -48,6 +62,7 @@ class _Choice(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    hearth: _Hearth | None = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -78,5 +93,7 @@ async def stream_completion(port: int, body: Mapping[str, object]) -> Stream:
 def _on_event(stream: Stream, event: _Event, now: float) -> None:
     if any(choice.text for choice in event.choices):
         stream.arrivals_s.append(now)
+    if event.hearth is not None:
+        stream.cache = event.hearth.cache
     if event.usage is not None:
         stream.num_tokens = event.usage.completion_tokens

@@ -36,10 +36,18 @@ class Bare:
         self._process = process
 
     async def run(self, prompts: list[list[int]], max_tokens: int) -> dict[str, list[float]]:
+        """Seconds from `insert` to each row's first and last token."""
+        return await self._ask({"prompts": prompts, "max_tokens": max_tokens})
+
+    async def resume(self, prompt: list[int], suffix: list[int]) -> float:
+        """Seconds to the first token after `suffix`, on a cache that already holds `prompt`."""
+        times = await self._ask({"resident": prompt, "suffix": suffix})
+        return times["first"][0]
+
+    async def _ask(self, job: dict[str, object]) -> dict[str, list[float]]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        job = json.dumps({"prompts": prompts, "max_tokens": max_tokens})
-        self._process.stdin.write(job.encode() + b"\n")
+        self._process.stdin.write(json.dumps(job).encode() + b"\n")
         return json.loads(await self._process.stdout.readline())
 
 
@@ -71,6 +79,10 @@ class Hearth:
         self.started_s = started_s
         """Seconds from exec to a model that is ready."""
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def cpu_s(self) -> float:
         """User and system seconds of the server process, without its workers."""
         times = self._process.cpu_times()
@@ -78,18 +90,22 @@ class Hearth:
 
 
 @contextlib.asynccontextmanager
-async def hearth(model: Path) -> AsyncGenerator[Hearth]:
-    """Start `hearth serve` on a free port with `model`, and wait until it is ready."""
+async def hearth(model: Path, home: Path | None = None) -> AsyncGenerator[Hearth]:
+    """Start `hearth serve` on a free port with `model`, and wait until it is ready.
+
+    With a `home` of its own it finds what an earlier one left there.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as home:
-        (Path(home) / "hearth.toml").write_text(
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = home or Path(temporary)
+        (folder / "hearth.toml").write_text(
             f'default_model = "bench"\n[models.bench]\npath = "{model}"\n'
         )
         start = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "api", "serve", "--port", str(port), "--home", home),
+            *(sys.executable, "-m", "api", "serve", "--port", str(port), "--home", str(folder)),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
@@ -97,7 +113,8 @@ async def hearth(model: Path) -> AsyncGenerator[Hearth]:
             await _ready(port)
             yield Hearth(port, psutil.Process(process.pid), time.perf_counter() - start)
         finally:
-            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
             await process.wait()
 
 
