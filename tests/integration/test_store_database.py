@@ -314,8 +314,8 @@ def test_a_directory_that_is_taken_away_fails_calls_and_hangs_nothing(tmp_path: 
         shutil.rmtree(root)
         error = put_counter(database, "b").exception(timeout=30)
         assert error is None or isinstance(error, StoreError)
+        database._readers.dispose()
         with pytest.raises(StoreFailed):
-            database._readers.dispose()
             names(database)
     root.mkdir()
     with opened(root) as database:
