@@ -6,6 +6,7 @@ The worker's loader is told to take an OpenBLAS of the system instead; it export
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 _PATTERNS = (
@@ -18,6 +19,26 @@ _PATTERNS = (
 )
 
 INSTALL_HINT = "apt install libopenblas0-pthread (Debian, Ubuntu) or dnf install openblas (Fedora)"
+
+_THREADS = "OPENBLAS_NUM_THREADS"
+_NUM_THREADS = 2
+"""More only spin: measured with float32 models of 192 and 1,024 dimensions on four x86-64 cores."""
+
+
+def blas_environment(setting: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """What to change in the environment of a process that is to use a fast BLAS.
+
+    Raises:
+        FileNotFoundError: as `find_blas`.
+    """
+    library = find_blas(setting)
+    if library is None:
+        return {}
+    preloaded = environ.get("LD_PRELOAD")
+    return {
+        "LD_PRELOAD": f"{library}:{preloaded}" if preloaded else str(library),
+        _THREADS: environ.get(_THREADS, str(_NUM_THREADS)),
+    }
 
 
 def find_blas(setting: str) -> Path | None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -20,17 +17,9 @@ from typing import Literal
 import msgspec
 import structlog
 
-from runtime.blas import find_blas
-from runtime.errors import (
-    ContextTooLong,
-    InvalidRequest,
-    LoadFailed,
-    RequestRejected,
-    WorkerDied,
-    WorkerError,
-    WorkerWedged,
-)
+from runtime.errors import LoadFailed, WorkerDied, WorkerError, WorkerWedged
 from runtime.generation import Generation
+from runtime.kv_channel import KvChannel
 from runtime.pulse import Pulse
 from runtime.settings import Settings
 from runtime.types import ModelSpec
@@ -38,9 +27,7 @@ from runtime.wire import (
     Abort,
     Accepted,
     Chunks,
-    Command,
     Event,
-    FrameReader,
     Heartbeat,
     Hello,
     Load,
@@ -55,10 +42,8 @@ from runtime.wire import (
     Stop,
     StoreTrouble,
     Submit,
-    WorkerOptions,
-    pack,
-    unpack_event,
 )
+from runtime.worker_link import Link, cause_of_death, rejection, spawn, worker_options
 
 State = Literal["starting", "loading", "ready", "stopping", "stopped"]
 
@@ -67,6 +52,7 @@ _STDERR_LINES = 200
 _REAP_S = 0.03
 _STACKS_S = 0.1
 _TERM_GRACE_S = 5.0
+_LAST_WORDS_S = 5.0
 
 
 class WorkerProcess:
@@ -77,9 +63,9 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, spec: ModelSpec, settings: Settings, on_change: Callable[[WorkerProcess], None]
+        self, settings: Settings, kv: KvChannel, on_change: Callable[[WorkerProcess], None]
     ) -> None:
-        self.spec = spec
+        self.spec: ModelSpec = kv.spec
         self.state: State = "starting"
         self.load_fraction = 0.0
         self.ready: Ready | None = None
@@ -87,10 +73,11 @@ class WorkerProcess:
         self.last_used_s = time.monotonic()
         self.pulse = _new_pulse(settings)
         self._settings = settings
+        self._kv = kv
         self._on_change = on_change
         self._generations: dict[str, Generation] = {}
         self._process: asyncio.subprocess.Process | None = None
-        self._transport: asyncio.Transport | None = None
+        self._link: Link | None = None
         self._is_up = asyncio.Event()
         self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
         self._term_grace_s = min(_TERM_GRACE_S, settings.stop_timeout_s)
@@ -178,12 +165,13 @@ class WorkerProcess:
                     generation.accept(event.num_prompt_tokens, event.cache)
             case Rejected(request_id=request_id):
                 if (generation := self._generations.get(request_id)) is not None:
-                    generation.fail(_rejection(event))
+                    generation.fail(rejection(event))
                     self._forget(request_id)
             case Heartbeat():
                 self.pulse.beat(event, time.monotonic())
+                self._kv.on_beat(event)
             case SlotStaged() | SlotBad() | SlotsUsed() | SlotsWanted() | StoreTrouble():
-                pass
+                self._kv.on_event(event)
             case _:
                 self._on_load_event(event)
 
@@ -215,29 +203,19 @@ class WorkerProcess:
     # Life and death
 
     async def _exec(self) -> None:
-        ours, theirs = socket.socketpair()
+        options = asyncio.create_task(self._kv.options())  # beside the process's imports
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "runtime.worker", "--fd", str(theirs.fileno())),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-                env=_environment(self._settings.cpu_blas),
-            )
+            blas = self._settings.cpu_blas
+            self._process, self._link = await spawn(blas, self.on_event, self.on_disconnect)
         except OSError:
-            ours.close()
+            options.cancel()
             raise
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_connection(lambda: _Link(self), sock=ours)
         self._spawn(self._read_output(self._process))
         self._spawn(self._watch())
-        self._send(Load(spec=self.spec, options=_options(self._settings)))
         _log.info("worker started", model=self.spec.id, pid=self.pid)
+        kv = await options
+        self._link.send(Load(spec=self.spec, options=worker_options(self._settings), kv=kv))
+        self._kv.open(self._link.send)
 
     async def _bury(self) -> None:
         """Fail what is open, with the cause of death when the kernel tells it at once."""
@@ -245,7 +223,7 @@ class WorkerProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAP_S):
                 await self._process.wait()
-        cause = _cause_of_death(self._process.returncode)
+        cause = cause_of_death(self._process.returncode)
         log = _log.error if self.state == "ready" else _log.info
         log("worker ended", model=self.spec.id, pid=self.pid, cause=cause)
         self._die(WorkerDied(f"The process of the model {self.spec.id} {cause}."))
@@ -262,8 +240,9 @@ class WorkerProcess:
         self._is_up.set()
         for generation in generations.values():
             generation.fail(error)
-        if self._transport is not None:
-            self._transport.close()
+        if self._link is not None:
+            self._link.close()
+        self._kv.close()
 
     async def _watch(self) -> None:
         """Replace a worker that gives no sign of life, or is busy and does not step."""
@@ -298,7 +277,15 @@ class WorkerProcess:
             _log.warning("worker killed", model=self.spec.id, pid=self.pid)
             self.kill()
             await self._process.wait()
+        await self._hear_out()
         self._die(WorkerDied(f"The process of the model {self.spec.id} was stopped."))
+
+    async def _hear_out(self) -> None:
+        """Read what the process sent before it ended: slots that it wrote last, above all."""
+        if self._link is not None and self.state != "stopped":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self._link.closed.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -314,9 +301,9 @@ class WorkerProcess:
 
     # Plumbing
 
-    def _send(self, command: Command) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(pack(command))
+    def _send(self, command: Submit | Abort | Stop) -> None:
+        if self._link is not None:
+            self._link.send(command)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -337,59 +324,9 @@ class WorkerProcess:
             _log.debug("worker says", model=self.spec.id, pid=process.pid, line=text)
 
 
-class _Link(asyncio.Protocol):
-    """The server's end of the socket."""
-
-    def __init__(self, worker: WorkerProcess) -> None:
-        self._worker = worker
-        self._reader = FrameReader()
-
-    def data_received(self, data: bytes) -> None:
-        for payload in self._reader.feed(data):
-            self._worker.on_event(unpack_event(payload))
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._worker.on_disconnect()
-
-
 def _new_pulse(settings: Settings) -> Pulse:
     return Pulse(
         silent_s=settings.heartbeat_timeout_s,
         stuck_s=settings.wedge_timeout_s,
         now_s=time.monotonic(),
     )
-
-
-def _options(settings: Settings) -> WorkerOptions:
-    return WorkerOptions(
-        wired=settings.wired,
-        max_batch=settings.max_batch,
-        prefill_slice=settings.prefill_slice,
-        prefill_block_ms=settings.prefill_block_ms,
-        heartbeat_s=min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4),
-    )
-
-
-def _environment(cpu_blas: str) -> dict[str, str]:
-    """The server's own, with a fast BLAS preloaded and no way to the network's model hub."""
-    environment = dict(os.environ)
-    environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    blas = find_blas(cpu_blas)
-    if blas is not None:
-        preloaded = environment.get("LD_PRELOAD")
-        environment["LD_PRELOAD"] = f"{blas}:{preloaded}" if preloaded else str(blas)
-    return environment
-
-
-def _cause_of_death(returncode: int | None) -> str:
-    if returncode is None:
-        return "closed its connection"
-    if returncode < 0:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    return f"ended with exit status {returncode}"
-
-
-def _rejection(event: Rejected) -> RequestRejected:
-    if event.code == ContextTooLong.code:
-        return ContextTooLong(event.num_tokens, event.context, event.param)
-    return InvalidRequest(event.message, event.param)

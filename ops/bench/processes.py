@@ -20,13 +20,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from runtime.blas import find_blas
+from runtime.blas import blas_environment, find_blas
 
 
 def worker_environment() -> dict[str, str]:
     """The environment that Hearth gives its workers, for the opponent too."""
-    blas = find_blas("auto")
-    return dict(os.environ) | ({"LD_PRELOAD": str(blas)} if blas else {})
+    return dict(os.environ) | blas_environment("auto", os.environ)
 
 
 class Bare:

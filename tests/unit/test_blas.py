@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.blas import find_blas
+from runtime.blas import blas_environment, find_blas
 
 
 def test_off_is_none():
@@ -27,3 +27,22 @@ def test_a_path_without_a_file_is_an_error_that_names_it(tmp_path: Path, name: s
 def test_auto_finds_an_openblas_of_the_system_or_nothing():
     found = find_blas("auto")
     assert found is None or (sys.platform == "linux" and "openblas" in found.name)
+
+
+def test_a_library_is_preloaded_before_what_is_preloaded_already(tmp_path: Path):
+    library = tmp_path / "libblas.so"
+    library.touch()
+    changes = blas_environment(str(library), {"LD_PRELOAD": "/other.so"})
+    assert changes["LD_PRELOAD"] == f"{library}:/other.so"
+
+
+def test_the_number_of_threads_is_the_users_where_the_user_says(tmp_path: Path):
+    library = tmp_path / "libblas.so"
+    library.touch()
+    assert blas_environment(str(library), {})["OPENBLAS_NUM_THREADS"] == "2"
+    given = {"OPENBLAS_NUM_THREADS": "7"}
+    assert blas_environment(str(library), given)["OPENBLAS_NUM_THREADS"] == "7"
+
+
+def test_without_a_library_nothing_changes():
+    assert blas_environment("off", {"LD_PRELOAD": "/other.so"}) == {}
