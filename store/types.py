@@ -27,8 +27,9 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def class_of(ttl_s: float) -> TtlClass:
     """The class whose life on disk is the shortest that is not shorter than `ttl_s`."""
-    classes: tuple[TtlClass, ...] = ("short", "long")
-    return next((name for name in classes if TTL_S[name] >= ttl_s), "extended")
+    if ttl_s <= TTL_S["short"]:
+        return "short"
+    return "long" if ttl_s <= TTL_S["long"] else "extended"
 
 
 def decayed_hits(hits: float, age_s: float) -> float:
