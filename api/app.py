@@ -24,6 +24,7 @@ from api.openai.models import get_model, list_models
 from api.version import VERSION
 from runtime.catalog import Catalog
 from runtime.errors import SettingsError, UnknownModel
+from runtime.kv_store import KvStore
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
 
@@ -52,22 +53,27 @@ def build_house(settings: Settings) -> House:
             catalog.resolve(name)
         except UnknownModel as error:
             raise SettingsError(f"{key} cannot be used: {error.message}") from error
-    supervisor = Supervisor(settings, catalog)
-    return House(create_app(settings, catalog, supervisor), catalog, supervisor)
+    kv = KvStore(settings)
+    supervisor = Supervisor(settings, catalog, kv)
+    return House(create_app(settings, catalog, supervisor, kv), catalog, supervisor)
 
 
-def create_app(settings: Settings, catalog: Catalog, supervisor: Supervisor) -> ASGIApp:
-    """The server as an ASGI application; its lifespan starts and stops the supervisor."""
+def create_app(
+    settings: Settings, catalog: Catalog, supervisor: Supervisor, kv: KvStore
+) -> ASGIApp:
+    """The server as an ASGI application; its lifespan starts and stops supervisor and store."""
     metrics = Metrics(supervisor.status)
     gate = Gate(settings, catalog, supervisor, metrics)
 
     @asynccontextmanager
     async def supervised(_: Litestar) -> AsyncGenerator[None]:
+        kv.start()
         await supervisor.start()
         try:
             yield
         finally:
             await supervisor.stop()
+            await kv.stop()
 
     app = Litestar(
         route_handlers=[

@@ -19,6 +19,8 @@ from runtime.types import SamplingParams, Struct
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(gt=0, le=2**48)]
 Seconds = Annotated[float, Meta(gt=0, le=365 * 86_400)]
+Lifetime = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400)]
+KvBits = Annotated[int, Meta(ge=4, le=8, multiple_of=4)]
 
 
 class SamplingSettings(SamplingParams, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +47,7 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     repo: str | None = None
     aliases: tuple[str, ...] = ()
     context: Positive | None = None
+    kv_bits: KvBits | None = None
     sampling: SamplingSettings = SamplingSettings()
 
     def __post_init__(self) -> None:
@@ -57,6 +60,15 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     Times are seconds. `prefill_slice` is in tokens; None lets the device decide. `preload` names
     the models to load at boot; None means the default model.
+
+    The KV cache. `kv_disk = false` keeps KV in memory only, else it lies in `kv_dir` (`kv` in
+    `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free). A
+    model keeps `hot_bytes` in memory (a quarter of what its weights leave). `block_size` is the
+    unit of matching in tokens. `kv_bits` (4 or 8, also per model) quantises live KV; None keeps
+    the model's own dtype. At most `kv_write_queue_bytes` wait to be written, and after
+    `kv_daily_write_bytes` in a day only pinned KV is. Unused KV leaves the disk after `kv_ttl_s`
+    unless the request says; 0 writes nothing. It moves to `cold_store` (a directory or an
+    `s3://` address) where there is one, which may take `cold_max_bytes`, for `cold_ttl_s`.
     """
 
     home: Path
@@ -81,6 +93,19 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     stop_timeout_s: Seconds = 30.0
     prefill_slice: Positive | None = None
     prefill_block_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 250.0
+
+    kv_disk: bool = True
+    kv_dir: Path | None = None
+    cache_max_bytes: Positive | None = None
+    hot_bytes: Positive | None = None
+    block_size: Annotated[int, Meta(ge=16, le=4096)] = 256
+    kv_bits: KvBits | None = None
+    kv_write_queue_bytes: Positive | None = None
+    kv_daily_write_bytes: Positive = 50_000_000_000
+    kv_ttl_s: Lifetime | None = None
+    cold_store: str | None = None
+    cold_max_bytes: Positive = 100_000_000_000
+    cold_ttl_s: Lifetime = 30 * 86_400.0
 
     wired: Literal["off", "on"] = "off"
     cpu_blas: str = "auto"

@@ -17,6 +17,7 @@ from runtime import placement
 from runtime.catalog import Catalog
 from runtime.errors import HearthError, Overloaded, WorkerError
 from runtime.generation import Generation
+from runtime.kv_store import KvStore
 from runtime.settings import Settings
 from runtime.types import GenerateRequest, ModelSpec, Struct
 from runtime.worker_process import WorkerProcess
@@ -55,9 +56,10 @@ class _Record:
 class Supervisor:
     """Takes requests for any model of the catalog and keeps the workers that serve them."""
 
-    def __init__(self, settings: Settings, catalog: Catalog) -> None:
+    def __init__(self, settings: Settings, catalog: Catalog, kv: KvStore) -> None:
         self._settings = settings
         self._catalog = catalog
+        self._kv = kv
         self._workers: dict[str, WorkerProcess] = {}
         self._records: dict[str, _Record] = {}
         self._waiting: list[tuple[ModelSpec, Generation]] = []
@@ -172,7 +174,7 @@ class Supervisor:
             self._spawn(self._workers[model].stop())
 
     def _load(self, spec: ModelSpec) -> None:
-        worker = WorkerProcess(spec, self._settings, self._on_change)
+        worker = WorkerProcess(self._settings, self._kv.channel(spec), self._on_change)
         self._workers[spec.id] = worker
         self._record(spec.id).num_starts += 1
         self._spawn(self._run_load(worker))

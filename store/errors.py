@@ -45,6 +45,12 @@ class StoreLocked(StoreError):
     reason = "locked"
 
 
+class StoreLost(StoreError):
+    """The store's directory was removed or replaced while this server used it."""
+
+    reason = "lost"
+
+
 class IndexDamaged(StoreError):
     """SQLite found its own file malformed. The next start checks it and rebuilds from slots."""
 

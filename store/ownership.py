@@ -54,6 +54,15 @@ class Ownership:
         self.is_owner = is_owner
         self._lock = lock
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the lock that is held is still the one that others find in the store."""
+        try:
+            found, held = (self.root / LOCK).stat(), os.fstat(self._lock)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
+
     def keyed_hash(self, purpose: str, data: bytes) -> bytes:
         """16 bytes that name `data` within this store and tell nothing about it outside."""
         return blake2b(
@@ -78,10 +87,14 @@ class Ownership:
         self.close()
 
 
-def take(root: Path, list_mounts: Callable[[], Iterable[Mount]] = mounts) -> Ownership:
+def take(
+    root: Path,
+    list_mounts: Callable[[], Iterable[Mount]] = mounts,
+    secret: bytes | None = None,
+) -> Ownership:
     """Make or open the store at `root`, and own it when nobody else does.
 
-    Permissions that are too wide are mended.
+    Permissions that are too wide are mended. `secret` is used where the store has none yet.
 
     Raises:
         StoreFailed: it belongs to another user, lies on a network, or the system refuses.
@@ -95,7 +108,7 @@ def take(root: Path, list_mounts: Callable[[], Iterable[Mount]] = mounts) -> Own
     if not is_owner:
         log.warning("store_is_read_only", root=str(root), reason="another server owns it")
     try:
-        secret = _read_secret(root, may_make=is_owner)
+        secret = _read_secret(root, secret, may_make=is_owner)
     except StoreFailed:
         os.close(lock)
         raise
@@ -141,7 +154,7 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
-def _read_secret(root: Path, *, may_make: bool) -> bytes:
+def _read_secret(root: Path, wanted: bytes | None, *, may_make: bool) -> bytes:
     """The store's secret. A new one makes older slots unknown: nothing matches them any more."""
     path = root / SECRET
     with system_reported(path):
@@ -155,7 +168,7 @@ def _read_secret(root: Path, *, may_make: bool) -> bytes:
     temporary = path.with_name(f"{SECRET}.new")
     with system_reported(temporary):
         temporary.unlink(missing_ok=True)
-    secret = os.urandom(SECRET_BYTES)
+    secret = wanted or os.urandom(SECRET_BYTES)
     with new_file(temporary, SECRET_BYTES) as file:
         file.write(secret)
     with system_reported(path):

@@ -31,6 +31,8 @@ BALLAST = "ballast"
 BALLAST_BYTES = 32 << 20
 """Four times SQLite's journal limit of 8 MiB, so that deleting rows always finds room."""
 
+_PROBE_BYTES = 64 << 10
+
 MIN_FREE_BYTES = 10 << 30
 MIN_FREE_FRACTION = 0.05
 
@@ -152,6 +154,15 @@ def _remove_anything(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def probe(root: Path) -> None:
+    """Write and sync a small file, and remove it. Raises StoreFull, StoreFailed."""
+    path = root / temp_name("0" * 32)
+    with new_file(path, _PROBE_BYTES) as file:
+        file.write(bytes(_PROBE_BYTES))
+    with reported(path):
+        path.unlink()
 
 
 def keep_ballast(root: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from runtime.catalog import Catalog
 from runtime.generation import Generation
+from runtime.kv_store import KvStore
 from runtime.settings import Settings
 from runtime.supervisor import ModelStatus, Supervisor
 from runtime.types import (
@@ -80,15 +81,30 @@ class Answer:
 
 @asynccontextmanager
 async def supervising(home: Path, **settings: Any) -> AsyncGenerator[Supervisor]:
-    """A supervisor over the models in `home / "models"`; it loads nothing before it is asked."""
-    fields: dict[str, Any] = {"preload": (), "stop_timeout_s": 5.0} | settings
+    """A supervisor over the models in `home / "models"`; it loads nothing before it is asked.
+
+    KV is kept in memory only unless the settings say `kv_disk=True`.
+    """
+    async with supervising_with_store(home, **settings) as (supervisor, _):
+        yield supervisor
+
+
+@asynccontextmanager
+async def supervising_with_store(
+    home: Path, **settings: Any
+) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
+    """The same, with the store that belongs to it."""
+    fields: dict[str, Any] = {"preload": (), "stop_timeout_s": 5.0, "kv_disk": False} | settings
     chosen = Settings(home=home, **fields)
-    supervisor = Supervisor(chosen, Catalog(chosen, hub_cache=home / "hub"))
+    kv = KvStore(chosen)
+    supervisor = Supervisor(chosen, Catalog(chosen, hub_cache=home / "hub"), kv)
+    kv.start()
     await supervisor.start()
     try:
-        yield supervisor
+        yield supervisor, kv
     finally:
         await supervisor.stop()
+        await kv.stop()
 
 
 def request(prompt: str | Prompt, *, model: str = "m", **fields: Any) -> GenerateRequest:

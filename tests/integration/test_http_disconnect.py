@@ -16,6 +16,7 @@ from litestar.types import ASGIApp
 
 from api.app import create_app
 from runtime.catalog import Catalog
+from runtime.kv_store import KvStore
 from runtime.settings import load_settings
 from runtime.supervisor import Supervisor
 from tests.running_server import CHAT, COMPLETIONS, RunningServer, streaming
@@ -156,13 +157,15 @@ class House:
 @pytest.fixture
 async def house(tmp_path: Path, models_dir: Path) -> AsyncGenerator[House]:
     flags = {"home": str(tmp_path), "models_dir": str(models_dir), "default_model": "tiny"}
-    settings = load_settings(flags | {"max_batch": "1"}, {})
-    catalog = Catalog(settings)
-    supervisor = Supervisor(settings, catalog)
+    settings = load_settings(flags | {"max_batch": "1", "kv_disk": "false"}, {})
+    catalog, kv = Catalog(settings), KvStore(settings)
+    supervisor = Supervisor(settings, catalog, kv)
+    kv.start()
     await supervisor.start()
     await until(lambda: supervisor.is_ready, "the model is loaded", 60)
-    yield House(create_app(settings, catalog, supervisor), supervisor)
+    yield House(create_app(settings, catalog, supervisor, kv), supervisor)
     await supervisor.stop()
+    await kv.stop()
 
 
 async def test_a_send_that_never_returns_holds_no_place(house: House) -> None:

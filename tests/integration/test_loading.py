@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import LoadFailed
+from runtime.kv_store import KvStore
 from runtime.settings import Settings
 from runtime.types import ModelSpec, SamplingParams, TokenPrompt
 from runtime.worker_process import WorkerProcess
@@ -23,7 +24,10 @@ def spec_of(path: Path) -> ModelSpec:
 async def failure_of(path: Path, **settings: float) -> tuple[LoadFailed, WorkerProcess]:
     """How the load of this directory fails."""
     fields = {"home": path, "stop_timeout_s": 1.0} | settings
-    worker = WorkerProcess(spec_of(path), Settings(**fields), lambda _: None)  # pyright: ignore[reportArgumentType]
+    chosen = Settings(**fields, kv_disk=False)  # pyright: ignore[reportArgumentType]
+    kv = KvStore(chosen)
+    kv.start()
+    worker = WorkerProcess(chosen, kv.channel(spec_of(path)), lambda _: None)
     with pytest.raises(LoadFailed) as caught:
         await worker.start()
     await worker.gone()

@@ -1,0 +1,129 @@
+"""One worker's share of the KV store: what it is told of the disk, what it reports, its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from runtime.types import MissReason, ModelSpec
+from runtime.wire import (
+    Heartbeat,
+    KnownSlot,
+    KvCounts,
+    KvOptions,
+    SlotBad,
+    Slots,
+    SlotsGone,
+    SlotsPromoted,
+    SlotsSaved,
+    SlotStaged,
+    SlotsUsed,
+    SlotsWanted,
+    StoreTrouble,
+)
+from store.types import SlotRow
+
+MAX_SLOTS = 2000
+"""Slots in one frame: a worker must not be kept from its requests for long."""
+
+KvEvent = SlotStaged | SlotBad | SlotsUsed | SlotsWanted | StoreTrouble
+KvNews = Slots | SlotsSaved | SlotsPromoted | SlotsGone
+
+
+class KvDesk(Protocol):
+    """The store, as a channel sees it."""
+
+    async def options(self, spec: ModelSpec) -> KvOptions: ...
+
+    def join(self, channel: KvChannel) -> None: ...
+
+    def leave(self, channel: KvChannel) -> None: ...
+
+    def hear(self, channel: KvChannel, event: KvEvent) -> None: ...
+
+
+class KvChannel:
+    """Between one worker and the store; it belongs to the event loop.
+
+    First `options()`, then `open()` once the worker was told to load, then events, then `close()`.
+    """
+
+    def __init__(self, desk: KvDesk, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.kv = KvOptions()
+        self.counts = KvCounts()
+        self._desk = desk
+        self._send: Callable[[KvNews], None] | None = None
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether this worker was told to use the disk."""
+        return self.kv.root is not None
+
+    async def options(self) -> KvOptions:
+        """What the worker is loaded with; always an answer, without a disk if need be."""
+        self.kv = await self._desk.options(self.spec)
+        return self.kv
+
+    def open(self, send: Callable[[KvNews], None]) -> None:
+        """The worker was told to load: tell it what is on disk of its model."""
+        self._send = send
+        self._desk.join(self)
+
+    def on_event(self, event: KvEvent) -> None:
+        """The worker reports."""
+        self._desk.hear(self, event)
+
+    def on_beat(self, beat: Heartbeat) -> None:
+        """The worker's counters, as they are now."""
+        if beat.kv is not None:
+            self.counts = beat.kv
+
+    def close(self) -> None:
+        """The worker is gone; everything it reported has arrived."""
+        if self._send is not None:
+            self._send = None
+            self._desk.leave(self)
+
+    # What follows is the store's side.
+
+    def tell_slots(self, rows: Sequence[SlotRow]) -> None:
+        """These are on disk, parents before children."""
+        self._tell(Slots(slots=tuple(known(row) for row in rows)))
+
+    def tell_saved(self, ids: Sequence[str]) -> None:
+        if ids:
+            self._tell(SlotsSaved(ids=tuple(ids)))
+
+    def tell_promoted(self, ids: Sequence[str]) -> None:
+        if ids:
+            self._tell(SlotsPromoted(ids=tuple(ids)))
+
+    def tell_gone(self, ids: Sequence[str], reason: MissReason) -> None:
+        if ids:
+            self._tell(SlotsGone(ids=tuple(ids), reason=reason))
+
+    def _tell(self, news: KvNews) -> None:
+        if self._send is not None and self.has_disk:
+            self._send(news)
+
+
+def known(row: SlotRow) -> KnownSlot:
+    """A row as a worker sees it."""
+    header = row.header
+    return KnownSlot(
+        id=header.id,
+        parent=header.parent,
+        start=header.start,
+        end=header.end,
+        block_hashes=header.block_hashes,
+        end_hash=header.end_hash,
+        has_state=header.has_state,
+        tier=row.tier,
+        disk_bytes=row.disk_bytes,
+        recompute_ms=header.recompute_ms,
+        last_used_s=row.last_used_s,
+        hits=row.hits,
+        ttl_class=header.ttl_class,
+        ttl_s=header.ttl_s,
+    )

@@ -1,0 +1,206 @@
+"""`KvStore`: the server's side of the KV hierarchy, between the workers and the store.
+
+It belongs to the event loop and never blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+
+import msgspec
+import psutil
+import structlog
+
+from runtime import kv_sizes
+from runtime.kv_channel import MAX_SLOTS, KvChannel, KvEvent
+from runtime.open_store import Gone, OpenStore, Published
+from runtime.settings import Settings
+from runtime.store_life import KvStatus, StoreLife
+from runtime.types import ModelSpec
+from runtime.wire import KvOptions, SlotBad, SlotStaged, SlotsUsed, SlotsWanted, StoreTrouble
+from store.types import SlotRow
+
+_OPEN_PATIENCE_S = 3.0
+_MAX_GROUP = 64
+_TOUCH_S = 1.0
+_TROUBLES = frozenset({"full", "failed"})
+
+_log = structlog.stdlib.get_logger("hearth.store")
+
+
+class KvStore:
+    """Give each worker a `channel`; `start` before the first, `stop` after the last."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._life = StoreLife(settings, self)
+        self._channels: set[KvChannel] = set()
+        self._staged: list[tuple[KvChannel, SlotStaged]] = []
+        self._used: dict[str, None] = {}
+        self._publisher: asyncio.Task[None] | None = None
+        self._toucher: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> KvStatus:
+        """Whether the store works, and why not."""
+        return self._life.status
+
+    @property
+    def store(self) -> OpenStore | None:
+        """The open store; None while there is none."""
+        return self._life.store
+
+    def start(self) -> None:
+        """Begin to open the store; returns at once."""
+        self._life.start()
+
+    async def stop(self) -> None:
+        """Publish what has arrived, then close; the workers are gone already."""
+        await self._life.close()
+
+    def channel(self, spec: ModelSpec) -> KvChannel:
+        """A new worker's share."""
+        return KvChannel(self, spec)
+
+    async def chore(self, work: Callable[[OpenStore], Iterable[Gone]]) -> None:
+        """Do long work in the thread for it, then tell the workers what is gone."""
+        if not self._life.stopping.is_set():
+            for gone in await self._life.attempt(lambda store: list(work(store)), "chore") or ():
+                self._tell_gone(gone)
+
+    # The household
+
+    def on_slots(self) -> None:
+        for channel in self._channels:
+            self._life.spawn(self._stream(channel))
+
+    async def on_losing(self) -> None:
+        for channel in list(self._channels):
+            model = channel.kv.model_hash
+            rows = await self._life.attempt(lambda s, m=model: s.index.slots_of(m))
+            channel.tell_gone([row.header.id for row in rows or ()], "evicted")
+
+    def on_full(self) -> None:
+        pass
+
+    # The desk of the channels
+
+    async def options(self, spec: ModelSpec) -> KvOptions:
+        """What a worker for this model is loaded with; without a disk when there is none now."""
+        settings = self._settings
+        own = settings.models.get(spec.id)
+        memory_bytes = psutil.virtual_memory().total
+        hot_only = KvOptions(
+            block_size=settings.block_size,
+            hot_bytes=settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes),
+            queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
+            kv_bits=own.kv_bits if own is not None and own.kv_bits else settings.kv_bits,
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OPEN_PATIENCE_S):
+                await self._life.settled.wait()
+        return await self._with_disk(spec, hot_only)
+
+    async def _with_disk(self, spec: ModelSpec, kv: KvOptions) -> KvOptions:
+        store = self._life.store
+        model = await self._life.attempt(lambda store: store.identify(spec, kv.kv_bits))
+        if store is None or model is None:
+            return kv
+        disk = {"model_hash": model, "secret": store.secret, "root": str(store.root)}
+        return msgspec.structs.replace(kv, **disk)
+
+    def join(self, channel: KvChannel) -> None:
+        """A worker is loading: tell it what is on disk of its model."""
+        self._channels.add(channel)
+        if channel.has_disk:
+            self._life.spawn(self._stream(channel))
+
+    def leave(self, channel: KvChannel) -> None:
+        """A worker is gone."""
+        self._channels.discard(channel)
+
+    def hear(self, channel: KvChannel, event: KvEvent) -> None:
+        """A worker reports."""
+        match event:
+            case SlotStaged():
+                self._staged.append((channel, event))
+                if self._publisher is None or self._publisher.done():
+                    self._publisher = self._life.spawn(self._publish())
+            case SlotsUsed(ids=ids):
+                self._used |= dict.fromkeys(ids)
+                if self._toucher is None or self._toucher.done():
+                    self._toucher = self._life.spawn(self._touch())
+            case SlotBad():
+                self._life.spawn(self._drop_bad(event))
+            case SlotsWanted(ids=ids):
+                self._life.spawn(self._promote(channel, ids))
+            case StoreTrouble(reason=reason):
+                if reason in _TROUBLES:
+                    self._life.fail(reason, "a worker could not write a slot")
+
+    async def _stream(self, channel: KvChannel) -> None:
+        if not channel.has_disk:
+            return
+        kv = channel.kv
+        rows = await self._life.attempt(lambda store: store.index.slots_of(kv.model_hash)) or []
+        rows = [row for row in rows if row.header.block_size == kv.block_size]
+        for start in range(0, len(rows), MAX_SLOTS):
+            channel.tell_slots(rows[start : start + MAX_SLOTS])
+            await asyncio.sleep(0)
+
+    async def _publish(self) -> None:
+        """One group after the other, for as long as something waits."""
+        while self._staged:
+            group, self._staged = self._staged[:_MAX_GROUP], self._staged[_MAX_GROUP:]
+            channels = {staged.header.id: channel for channel, staged in group}
+            slots = [staged for _, staged in group]
+            published = await self._life.attempt(lambda store, s=slots: store.publish(s))
+            self._announce(published or Published((), tuple(channels)), channels)
+
+    def _announce(self, outcome: Published, channels: dict[str, KvChannel]) -> None:
+        saved: dict[KvChannel, list[SlotRow]] = {}
+        for row in outcome.saved:
+            saved.setdefault(channels[row.header.id], []).append(row)
+        for channel, rows in saved.items():
+            channel.tell_saved([row.header.id for row in rows])
+            for other in self._channels - {channel}:
+                if other.kv.model_hash == channel.kv.model_hash:
+                    other.tell_slots(rows)
+        self._refuse({slot_id: channels[slot_id] for slot_id in outcome.refused})
+        if outcome.error is not None:
+            self._life.fail(outcome.error.reason, str(outcome.error))
+
+    def _refuse(self, channels: dict[str, KvChannel]) -> None:
+        for slot_id, channel in channels.items():
+            channel.tell_gone([slot_id], "evicted")
+
+    async def _touch(self) -> None:
+        await self._life.pause(_TOUCH_S)
+        used, self._used = list(self._used), {}
+        await self._life.attempt(lambda store: store.touch(used))
+
+    async def _drop_bad(self, bad: SlotBad) -> None:
+        """A file that is not what it should be goes; one that cannot be read now may stay."""
+        _log.warning("slot_bad", slot=bad.id, reason=bad.reason, why=bad.message)
+        if bad.reason == "failed":
+            self._life.fail(bad.reason, bad.message)
+        if bad.reason in ("damaged", "missing"):
+            ids = await self._life.attempt(lambda store: store.drop_bad(bad.id))
+            self._tell_gone(Gone(ids or (), "damaged"))
+
+    async def _promote(self, channel: KvChannel, ids: tuple[str, ...]) -> None:
+        for slot_id in ids:
+            is_here = await self._life.attempt(lambda store, i=slot_id: store.promote(i), "promote")
+            if is_here:
+                channel.tell_promoted([slot_id])
+            elif is_here is None:
+                channel.tell_gone([slot_id], "evicted")
+            else:
+                lost = SlotBad(id=slot_id, reason="missing", message="not in the cold store")
+                await self._drop_bad(lost)
+
+    def _tell_gone(self, gone: Gone) -> None:
+        for channel in self._channels:
+            channel.tell_gone(gone.ids, gone.reason)

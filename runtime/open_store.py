@@ -1,0 +1,349 @@
+"""The store while this server owns it: what is done to files and rows, in threads that may wait.
+
+Every call blocks. Calls come from one thread, except where they say otherwise; `moving` is held by
+whoever moves slots between tiers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from migrations.run import upgrade
+from runtime import identity
+from runtime.types import MissReason, ModelSpec
+from runtime.wire import SlotStaged
+from store import ownership, upkeep
+from store.clock import Clock, now
+from store.cold import ColdDirectory, ColdStore, open_cold
+from store.conversations import Conversations
+from store.database import Database
+from store.disk import disk_bytes
+from store.errors import IndexDamaged, SlotDamaged, SlotMissing, StoreError, StoreLocked, StoreLost
+from store.index import SlotIndex
+from store.opening import open_database
+from store.ownership import Ownership
+from store.records import Records
+from store.slots import StagedSlot, publish_all, read_header, remove, slot_path
+from store.types import ConversationRow, FileStamp, ModelRow, SlotPlace, SlotRow
+
+INDEX = "index.db"
+
+_log = structlog.stdlib.get_logger("hearth.store")
+
+
+class Published(NamedTuple):
+    """What became of a group of staged slots; `error` is why the store as a whole failed."""
+
+    saved: tuple[SlotRow, ...]
+    refused: tuple[str, ...]
+    error: StoreError | None = None
+
+
+class Gone(NamedTuple):
+    """Slots that left the disk."""
+
+    ids: tuple[str, ...]
+    reason: MissReason
+
+
+class OpenStore:
+    """Files and index of a store, for as long as its lock is held."""
+
+    def __init__(
+        self, owned: Ownership, database: Database, cold: ColdStore | None, clock: Clock = now
+    ) -> None:
+        self.root = owned.root
+        self.secret = owned.secret
+        self.database = database
+        self.cold = cold
+        self.clock = clock
+        self.index = SlotIndex(database)
+        self.records = Records(database)
+        self.moving = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        self._owned = owned
+        self._conversations = Conversations(database)
+
+    def close(self) -> None:
+        """Finish what was submitted, mark the index as properly closed, let others own it."""
+        try:
+            self.database.close()
+        finally:
+            self._owned.close()
+
+    # Identity
+
+    def identify(self, spec: ModelSpec, kv_bits: int | None) -> bytes | None:
+        """The model hash of a model that is about to be loaded; None when it cannot be read.
+
+        Raises StoreError when the store fails.
+        """
+        memo = _Memo(self.records, self.clock)
+        try:
+            model = identity.model_hash(Path(spec.path), kv_bits=kv_bits, memo=memo)
+        except OSError as error:
+            _log.warning("model_not_identified", model=spec.id, why=str(error))
+            return None
+        row = ModelRow(
+            hash=model,
+            label=spec.id,
+            weights_bytes=spec.nbytes,
+            last_used_s=self.clock().wall_s,
+        )
+        self.records.put_model(row).result()
+        return model
+
+    # What workers report
+
+    def publish(self, group: Sequence[SlotStaged]) -> Published:
+        """Give staged slots their names and rows, parents first; what is refused leaves no file."""
+        refused: list[str] = []
+        staged: list[SlotStaged] = []
+        for one in group:
+            if one.header.parent in refused or not self._is_as_reported(one):
+                refused.append(one.header.id)
+                _discard(Path(one.path))
+            else:
+                staged.append(one)
+        try:
+            saved, misfits = self._publish(staged)
+        except StoreError as error:
+            for one in staged:
+                self._discard_slot(one)
+            refused += [one.header.id for one in staged]
+            return Published((), tuple(refused), error)
+        refused += misfits
+        self._note(saved, {one.header.id: one for one in staged})
+        return Published(tuple(saved), tuple(refused))
+
+    def _is_as_reported(self, staged: SlotStaged) -> bool:
+        """The file is one of ours, where it belongs, and says what the worker says."""
+        path = Path(staged.path)
+        try:
+            is_ours = path.parent == slot_path(self.root, staged.header.id).parent
+            return is_ours and read_header(path) == staged.header
+        except (StoreError, ValueError) as error:
+            _log.warning("slot_refused", slot=staged.header.id, why=str(error))
+            return False
+
+    def _publish(self, group: Sequence[SlotStaged]) -> tuple[list[SlotRow], list[str]]:
+        """All at once, or else one by one. Raises StoreError when the store as a whole fails."""
+        try:
+            rows = self._rename(group)
+            self.index.insert(rows).result()
+        except (SlotMissing, SlotDamaged) as error:
+            return self._publish_each(group, error)
+        except StoreError as error:
+            if type(error) is not StoreError:
+                raise
+            return self._publish_each(group, error)
+        return rows, []
+
+    def _publish_each(
+        self, group: Sequence[SlotStaged], error: StoreError
+    ) -> tuple[list[SlotRow], list[str]]:
+        if len(group) == 1:
+            _log.warning("slot_refused", slot=group[0].header.id, why=str(error))
+            self._discard_slot(group[0])
+            return [], [group[0].header.id]
+        saved: list[SlotRow] = []
+        misfits: list[str] = []
+        for one in group:
+            rows, refused = self._publish([one])
+            saved += rows
+            misfits += refused
+        return saved, misfits
+
+    def _rename(self, group: Sequence[SlotStaged]) -> list[SlotRow]:
+        """Those that have their name already, from an attempt before, keep it."""
+        waiting: list[StagedSlot] = []
+        for one in group:
+            is_staged, is_there = Path(one.path).exists(), self._path(one).exists()
+            if is_staged and is_there:
+                raise SlotDamaged("there is another file of that name")
+            if not is_there:
+                waiting.append(StagedSlot(one.header.id, Path(one.path), one.num_bytes))
+        publish_all(waiting)
+        used_s = self.clock().wall_s
+        return [
+            SlotRow(
+                header=one.header,
+                disk_bytes=disk_bytes(self._path(one)),
+                last_used_s=used_s,
+            )
+            for one in group
+        ]
+
+    def _discard_slot(self, staged: SlotStaged) -> None:
+        _discard(Path(staged.path))
+        _discard(self._path(staged))
+
+    def _path(self, staged: SlotStaged) -> Path:
+        return slot_path(self.root, staged.header.id)
+
+    def _note(self, saved: Sequence[SlotRow], staged: dict[str, SlotStaged]) -> None:
+        """Count what was written, and move the named conversations on."""
+        used_s = self.clock().wall_s
+        num_bytes = sum(staged[row.header.id].num_bytes for row in saved)
+        self.counts["published_slots"] += len(saved)
+        self.counts["published_bytes"] += num_bytes
+        self.counts["written_bytes"] += num_bytes
+        with suppress(StoreError):
+            if saved:
+                figures = {"published_bytes": num_bytes, "written_bytes": num_bytes}
+                self.records.count(figures, used_s)
+            for row in saved:
+                session = staged[row.header.id].session_id
+                if session is not None:
+                    self._conversations.advance(self._conversation(session, row, used_s))
+
+    def _conversation(self, session: str, row: SlotRow, used_s: float) -> ConversationRow:
+        header = row.header
+        return ConversationRow(
+            key=self._owned.keyed_hash("conversation", session.encode()),
+            model=header.model,
+            leaf=header.id,
+            num_tokens=header.end,
+            last_used_s=used_s,
+            created_s=used_s,
+            ttl_s=header.ttl_s,
+        )
+
+    def touch(self, ids: Sequence[str]) -> None:
+        """Requests reused these slots. Raises StoreError."""
+        self.index.touch(ids, self.clock().wall_s).result()
+
+    def drop_bad(self, slot_id: str) -> tuple[str, ...]:
+        """Forget a slot that cannot be read, and what continues it; its file is kept for a day.
+
+        Returns the ids that are gone. Raises StoreError.
+        """
+        places = self.index.drop([slot_id]).result()
+        path = slot_path(self.root, slot_id)
+        with suppress(StoreError):
+            if path.exists():
+                upkeep.quarantine(self.root, path)
+                self.counts["quarantined"] += 1
+        self.unlink(places)
+        return tuple(place.id for place in places)
+
+    def drop(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """Forget slots and what continues them, with their files. From any thread.
+
+        Returns the ids that are gone. Raises StoreError.
+        """
+        places = self.index.drop(ids).result()
+        self.unlink(places)
+        return tuple(place.id for place in places)
+
+    def unlink(self, places: Sequence[SlotPlace]) -> None:
+        """Remove the files of dropped slots; what fails now is finished by a later recovery."""
+        done: list[SlotPlace] = []
+        for place in places:
+            with suppress(StoreError):
+                if place.tier == "warm":
+                    remove(slot_path(self.root, place.id))
+                elif self.cold is None:
+                    continue
+                else:
+                    self.cold.delete(place.id)
+                done.append(place)
+        if done:
+            self.index.unlinked(done).result()
+
+    # Tiers
+
+    def promote(self, slot_id: str) -> bool:
+        """Bring a cold slot back to the fast disk; False when it is not to be had any more.
+
+        From any thread. Raises StoreError when the system fails.
+        """
+        if self.cold is None:
+            return False
+        with self.moving:
+            path = slot_path(self.root, slot_id)
+            try:
+                if not path.exists():
+                    publish_all([self.cold.promote(self.root, slot_id)])
+                size = disk_bytes(path)
+            except (SlotMissing, SlotDamaged) as error:
+                _log.warning("cold_slot_lost", slot=slot_id, why=str(error))
+                return False
+            self.index.set_tier(slot_id, "warm", size).result()
+            self.cold.delete(slot_id)
+        self.counts["promoted"] += 1
+        self.counts["written_bytes"] += size
+        return True
+
+    # Trouble
+
+    def probe(self) -> None:
+        """Write a little, everywhere. Raises StoreError where that fails."""
+        if not self._owned.is_in_place:
+            raise StoreLost(f"{self.root} was removed or replaced")
+        if self.database.is_damaged:
+            raise IndexDamaged("the index is damaged")
+        upkeep.prepare(self.root)
+        upkeep.probe(self.root)
+        self.records.count({"probes": 1.0}, self.clock().wall_s).result()
+
+
+class _Memo:
+    """Digests of weights files, in the index."""
+
+    def __init__(self, records: Records, clock: Clock) -> None:
+        self._records = records
+        self._clock = clock
+
+    def get(self, stamp: FileStamp) -> bytes | None:
+        return self._records.digest(stamp)
+
+    def put(self, stamp: FileStamp, digest: bytes) -> None:
+        self._records.put_digest(stamp, digest, self._clock().wall_s)
+
+
+def open_store(
+    root: Path,
+    cold_store: str | None,
+    secret: bytes | None = None,
+    make_room: Callable[[], bool] | None = None,
+) -> OpenStore:
+    """Make or open the store at `root` and own it. `secret` is used where there is none yet.
+
+    Raises:
+        StoreLocked: another server owns it.
+        StoreTooNew, StoreFull, StoreFailed: it cannot be used.
+    """
+    owned = ownership.take(root, secret=secret)
+    if not owned.is_owner:
+        owned.close()
+        raise StoreLocked(f"another server owns {root}")
+    try:
+        upkeep.prepare(root)
+        cold = _cold(root, cold_store)
+        room = make_room or (lambda: upkeep.drop_ballast(root))
+        database = open_database(root / INDEX, upgrade, room)
+    except StoreError:
+        owned.close()
+        raise
+    return OpenStore(owned, database, cold)
+
+
+def _cold(root: Path, where: str | None) -> ColdStore | None:
+    if where is None:
+        return None
+    if "://" in where:
+        return open_cold(root, where)
+    return ColdDirectory(Path(where).expanduser())
+
+
+def _discard(path: Path) -> None:
+    with suppress(StoreError):
+        remove(path)

@@ -1,0 +1,200 @@
+"""The life of the store in a server: opening, failing, mending, closing; never on the event loop.
+
+Files and rows are touched by one thread, cold slots are fetched by a second, long chores run in a
+third. Whatever fails, requests are answered, only slower (promise P3); `status` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import structlog
+
+from runtime.open_store import OpenStore, open_store
+from runtime.settings import Settings
+from store.errors import StoreError
+from store.recovery import Recovery
+
+T = TypeVar("T")
+
+State = Literal["off", "opening", "ok", "degraded"]
+Lane = Literal["write", "promote", "chore"]
+
+_RESTREAM_S = 1.0
+_MIN_PROBE_S = 1.0
+_MAX_PROBE_S = 60.0
+_REOPEN = frozenset({"locked", "lost", "index_damaged"})
+
+_log = structlog.stdlib.get_logger("hearth.store")
+
+
+class KvStatus(NamedTuple):
+    """How the store is; `reason` is machine-readable, `message` for people."""
+
+    state: State
+    reason: str | None = None
+    message: str | None = None
+
+
+class Household(Protocol):
+    """Who uses the store. All calls come from the event loop."""
+
+    def on_slots(self) -> None:
+        """The store was opened, or recovery found more slots."""
+        ...
+
+    async def on_losing(self) -> None:
+        """The store is about to be closed and opened anew: its slots may be gone."""
+        ...
+
+    def on_full(self) -> None:
+        """There is no room on the disk."""
+        ...
+
+
+class StoreLife:
+    """Opens the store after `start`, tries again while it is degraded, until `close`."""
+
+    def __init__(self, settings: Settings, household: Household) -> None:
+        self.store: OpenStore | None = None
+        self.status = KvStatus("opening" if settings.kv_disk else "off")
+        self.settled = asyncio.Event()
+        self.stopping = asyncio.Event()
+        self._settings = settings
+        self._root = settings.kv_dir or settings.home / "kv"
+        self._household = household
+        self._secret: bytes | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._mender: asyncio.Task[None] | None = None
+        self._lanes: dict[Lane, ThreadPoolExecutor] = {
+            "write": ThreadPoolExecutor(1, "store"),
+            "promote": ThreadPoolExecutor(1, "store-promote"),
+            "chore": ThreadPoolExecutor(1, "store-chore"),
+        }
+
+    def start(self) -> None:
+        """Begin to open the store; returns at once."""
+        if self._settings.kv_disk:
+            self.spawn(self._open())
+        else:
+            self.settled.set()
+
+    async def close(self) -> None:
+        """Finish what is under way, then close the store properly."""
+        self.stopping.set()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._close()
+        for threads in self._lanes.values():
+            threads.shutdown(wait=False)
+
+    async def attempt(self, work: Callable[[OpenStore], T], lane: Lane = "write") -> T | None:
+        """The result of `work`; None when there is no store or it fails, as `status` then says."""
+        store = self.store
+        if store is None:
+            return None
+        try:
+            return await self._in(lane, lambda: work(store))
+        except StoreError as error:
+            self.fail(error.reason, str(error))
+            return None
+
+    def fail(self, reason: str, message: str) -> None:
+        """The store as a whole does not work: say so, and try again later."""
+        if self.status.state != "degraded" or self.status.reason != reason:
+            _log.warning("store_degraded", reason=reason, message=message)
+        self.status = KvStatus("degraded", reason, message)
+        if reason == "full":
+            self._household.on_full()
+        if not self.stopping.is_set() and (self._mender is None or self._mender.done()):
+            self._mender = self.spawn(self._mend())
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something that `close` waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def pause(self, seconds: float) -> bool:
+        """Wait, but not when the server stops; whether it does."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.stopping.wait()
+        return self.stopping.is_set()
+
+    async def _in(self, lane: Lane, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._lanes[lane], work)
+
+    # Opening
+
+    async def _open(self) -> None:
+        root, cold, secret = self._root, self._settings.cold_store, self._secret
+        try:
+            store = await self._in("write", lambda: open_store(root, cold, secret))
+        except StoreError as error:
+            self.fail(error.reason, str(error))
+            return
+        except OSError as error:
+            self.fail("failed", str(error))
+            return
+        finally:
+            self.settled.set()
+        self.store, self._secret = store, store.secret
+        self.status = KvStatus("ok")
+        _log.info("store_opened", root=str(root), is_new=store.database.needs_rebuild)
+        self._household.on_slots()
+        self.spawn(self._recover(store))
+
+    async def _recover(self, store: OpenStore) -> None:
+        """Put rows and files in agreement beside the requests; tell what is found as it is."""
+        now_s = store.clock().wall_s
+        recovery = Recovery(store.root, store.database, store.cold, now_s, self.stopping.is_set)
+
+        def run(_: OpenStore) -> None:
+            with store.moving:
+                recovery.run()
+
+        running = asyncio.ensure_future(self.attempt(run, "chore"))
+        num_told = 0
+        while not running.done():
+            await asyncio.wait([running], timeout=_RESTREAM_S)
+            if recovery.report.num_adopted != num_told:
+                num_told = recovery.report.num_adopted
+                self._household.on_slots()
+
+    async def _close(self) -> None:
+        store, self.store = self.store, None
+        if store is not None:
+            with contextlib.suppress(StoreError):
+                await self._in("write", store.close)
+
+    # Mending
+
+    async def _mend(self) -> None:
+        """Try now and then whether the store works again, more and more seldom."""
+        pause_s = _MIN_PROBE_S
+        while self.status.state == "degraded":
+            if await self.pause(pause_s):
+                return
+            pause_s = min(pause_s * 2, _MAX_PROBE_S)
+            await self._try_again()
+        _log.info("store_mended")
+
+    async def _try_again(self) -> None:
+        store = self.store
+        if store is not None and self.status.reason not in _REOPEN:
+            try:
+                await self._in("write", store.probe)
+                self.status = KvStatus("ok")
+            except StoreError as error:
+                self.fail(error.reason, str(error))
+            return
+        if store is not None:
+            await self._household.on_losing()
+        await self._close()
+        await self._open()

@@ -1,0 +1,128 @@
+"""The server's end of a worker: how its process is spawned, spoken to, and what its end means."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from typing_extensions import override
+
+from runtime.blas import blas_environment
+from runtime.errors import ContextTooLong, InvalidRequest, RequestRejected
+from runtime.settings import Settings
+from runtime.wire import (
+    Command,
+    Event,
+    FrameReader,
+    Rejected,
+    WorkerOptions,
+    pack,
+    unpack_event,
+)
+
+
+class Link(asyncio.Protocol):
+    """The server's end of the socket. `closed` is set when nothing more will arrive."""
+
+    def __init__(self, on_event: Callable[[Event], None], on_end: Callable[[], None]) -> None:
+        self.closed = asyncio.Event()
+        self._on_event = on_event
+        self._on_end = on_end
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+
+    def send(self, command: Command) -> None:
+        """Queue a command; nothing happens when the worker is gone."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(pack(command))
+
+    def close(self) -> None:
+        """Neither send nor listen any more."""
+        if self._transport is not None:
+            self._transport.close()
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        for payload in self._reader.feed(data):
+            self._on_event(unpack_event(payload))
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+        self._on_end()
+
+
+class Spawned(NamedTuple):
+    """A process that was just started, and the link to it."""
+
+    process: asyncio.subprocess.Process
+    link: Link
+
+
+async def spawn(
+    cpu_blas: str, on_event: Callable[[Event], None], on_end: Callable[[], None]
+) -> Spawned:
+    """Start a worker process on a socketpair. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "runtime.worker", "--fd", str(theirs.fileno())),
+            pass_fds=(theirs.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            env=_environment(cpu_blas),
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    ours.setblocking(False)
+    loop = asyncio.get_running_loop()
+    _, link = await loop.create_connection(lambda: Link(on_event, on_end), sock=ours)
+    return Spawned(process, link)
+
+
+def worker_options(settings: Settings) -> WorkerOptions:
+    """What a worker needs of the settings."""
+    return WorkerOptions(
+        wired=settings.wired,
+        max_batch=settings.max_batch,
+        prefill_slice=settings.prefill_slice,
+        prefill_block_ms=settings.prefill_block_ms,
+        heartbeat_s=min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4),
+    )
+
+
+def cause_of_death(returncode: int | None) -> str:
+    """How a process ended, as the rest of a sentence about it."""
+    if returncode is None:
+        return "closed its connection"
+    if returncode < 0:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    return f"ended with exit status {returncode}"
+
+
+def rejection(event: Rejected) -> RequestRejected:
+    """The error that a worker's refusal stands for."""
+    if event.code == ContextTooLong.code:
+        return ContextTooLong(event.num_tokens, event.context, event.param)
+    return InvalidRequest(event.message, event.param)
+
+
+def _environment(cpu_blas: str) -> dict[str, str]:
+    """The server's own, with a fast BLAS preloaded and no way to the network's model hub."""
+    environment = dict(os.environ) | blas_environment(cpu_blas, os.environ)
+    return environment | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
