@@ -16,7 +16,7 @@ from runtime.kv import layers, pack
 from runtime.kv.ground import Ground
 from runtime.kv.hot import Held
 from runtime.kv.pack import RunKv
-from runtime.kv.prefix import Run, run_of
+from runtime.kv.prefix import Run, path_to, run_of
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteJob
 from store.types import SlotHeader
@@ -40,13 +40,15 @@ class Committer:
         """
         if trail.mode == "off":
             return
-        if trail.mode == "prefix":
-            end = min(end, trail.prefix_end)
+        if trail.mode == "prefix" and end > trail.prefix_end:
+            if self._ground.layout.needs_state:
+                return
+            end = trail.prefix_end
         self._catch_up(trail, end)
         if trail.num_kept < end:
             self._append(trail, kv, end)
         self._write(trail)
-        self._hot.shrink()
+        self._ground.shrink()
 
     def extend_hashes(self, trail: Trail) -> None:
         """The trail has grown: hash the blocks that are complete now."""
@@ -61,6 +63,18 @@ class Committer:
         lost = trail.leaf is not None and trail.leaf not in self._hot
         if lost or match.num_tokens > trail.num_kept:
             trail.leaf, trail.num_kept = match.run, match.num_tokens
+        if self._ground.layout.needs_state and trail.num_kept == end:
+            self._branch_for_state(trail, end)
+
+    def _branch_for_state(self, trail: Trail, end: int) -> None:
+        """All tokens are kept, but no state of them: a run of the last token is to carry it."""
+        tree = self._hot.tree
+        run = tree.state(trail.token_ids, trail.block_hashes, end)
+        if run is not None and run.end == end:
+            trail.leaf = run
+        elif trail.leaf is not None and end > 0:
+            trail.num_kept = end - 1
+            trail.leaf = path_to(trail.leaf, end - 1)[-1][0] if end > 1 else None
 
     def _append(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
         layout, stream = self._ground.layout, self._ground.model.stream
@@ -106,10 +120,14 @@ class Committer:
         if self._writer is None or trail.ttl_s == 0:
             return
         pending: list[Run] = []
-        run = trail.leaf
+        run, left = trail.leaf, trail.num_kept
         while run is not None and not self._hot[run].is_written:
+            held = self._hot[run]
+            if held.ttl_s == 0 and left == run.end:
+                # Somebody wanted it in memory only; this request says all of it, and keeps it.
+                held.ttl_class, held.ttl_s = trail.ttl_class, trail.ttl_s
             pending.append(run)
-            run = run.parent
+            run, left = run.parent, run.start
         for run in reversed(pending):
             held = self._hot[run]
             if held.kv is None or held.ttl_s == 0:

@@ -89,15 +89,18 @@ class Ground:
 
     def forget(self, run: Run, reason: MissReason) -> None:
         """Drop a run and what hangs on it, and remember why it is missed."""
-        subtree = [run]
-        while subtree:
-            one = subtree.pop()
-            subtree.extend(one.children)
-            for block_hash in one.block_hashes:
+        self._remember(self.hot.drop(run), reason)
+
+    def shrink(self) -> None:
+        """Keep the hot tier's budget, and remember what is missed for it."""
+        self._remember(self.hot.shrink(), "evicted")
+
+    def _remember(self, forgotten: list[Run], reason: MissReason) -> None:
+        for run in forgotten:
+            for block_hash in run.block_hashes:
                 self.ghosts[block_hash] = reason
         while len(self.ghosts) > _MAX_GHOSTS:
             self.ghosts.popitem(last=False)
-        self.hot.drop(run)
 
 
 def _smooth(average: float, value: float) -> float:

@@ -43,6 +43,7 @@ class HotTier:
         self.num_bytes = 0
         self.num_evicted = 0
         self._held: dict[Run, Held] = {}
+        self._in_memory: set[Run] = set()
         self._by_id: dict[str, Run] = {}
 
     def __getitem__(self, run: Run) -> Held:
@@ -60,14 +61,14 @@ class HotTier:
         self.tree.insert(run)
         self._held[run] = held
         self._by_id[held.id] = run
-        self.num_bytes += held.hot_bytes
 
     def attach(self, run: Run, kv: RunKv) -> None:
-        """KV that was read from disk."""
+        """The KV of a known run, computed or read from disk."""
+        self._detach(run)
         held = self._held[run]
-        self._detach(held)
         held.kv, held.hot_bytes = kv, kv.nbytes
         self.num_bytes += held.hot_bytes
+        self._in_memory.add(run)
 
     def use(self, run: Run) -> None:
         """The run was reused."""
@@ -75,15 +76,15 @@ class HotTier:
         held.hits = decayed_hits(held.hits, now_s - held.last_used_s) + 1.0
         held.last_used_s = now_s
 
-    def drop(self, run: Run) -> list[Held]:
-        """Forget a run with everything below it; what was forgotten, children first."""
-        forgotten = [self._held.pop(one) for one in self.tree.remove(run)]
-        for held in forgotten:
-            self._detach(held)
-            del self._by_id[held.id]
+    def drop(self, run: Run) -> list[Run]:
+        """Forget a run with everything below it; the forgotten runs, children first."""
+        forgotten = self.tree.remove(run)
+        for one in forgotten:
+            self._detach(one)
+            del self._by_id[self._held.pop(one).id]
         return forgotten
 
-    def shrink(self) -> list[Held]:
+    def shrink(self) -> list[Run]:
         """Evict from memory until the budget holds; the runs that are now nowhere are forgotten.
 
         Leaves go first; a run that is read, or below which something is in memory, stays.
@@ -91,15 +92,14 @@ class HotTier:
         excess = self.num_bytes - self.budget_bytes
         if excess <= 0:
             return []
-        forgotten: list[Held] = []
+        forgotten: list[Run] = []
         for run_id in eviction.choose(self._candidates(), excess, time.time()):
             run = self._by_id.get(run_id)
             if run is None:
                 continue
-            held = self._held[run]
-            self._detach(held)
+            self._detach(run)
             self.num_evicted += 1
-            if not held.is_written:
+            if not self._held[run].is_written:
                 forgotten += self.drop(run)
         return forgotten
 
@@ -112,6 +112,8 @@ class HotTier:
         runs = set(self.tree)
         assert runs == set(self._held), "the tree and what is held differ"
         assert len(self.tree) == len(runs) == len(self._by_id), "the number of runs is wrong"
+        in_memory = {run for run, held in self._held.items() if held.kv is not None}
+        assert in_memory == self._in_memory, "what is in memory is not what is noted"
         total = sum(held.kv.nbytes for held in self._held.values() if held.kv is not None)
         assert total == self.num_bytes, f"{self.num_bytes} bytes counted, {total} there"
         for run, held in self._held.items():
@@ -126,11 +128,12 @@ class HotTier:
 
     def _candidates(self) -> list[Candidate]:
         found: list[Candidate] = []
-        for run, held in self._held.items():
-            if held.kv is None or held.num_readers:
+        for run in self._in_memory:
+            held = self._held[run]
+            if held.num_readers:
                 continue
             parent = self._held[run.parent].id if run.parent is not None else None
-            num_hot = sum(self._held[child].kv is not None for child in run.children)
+            num_hot = sum(child in self._in_memory for child in run.children)
             found.append(
                 Candidate(
                     id=held.id,
@@ -145,6 +148,8 @@ class HotTier:
             )
         return found
 
-    def _detach(self, held: Held) -> None:
+    def _detach(self, run: Run) -> None:
+        held = self._held[run]
         self.num_bytes -= held.hot_bytes
         held.kv, held.hot_bytes = None, 0
+        self._in_memory.discard(run)

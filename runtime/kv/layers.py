@@ -111,7 +111,7 @@ def checkpoint(kv: Sequence[Any], layout: KvLayout) -> State:
     """The checkpointed leaves as they are now. The arrays are not evaluated yet."""
     arrays: list[mx.array] = []
     skeletons = [
-        _skeleton(_at(kv, leaf.path).state, arrays)
+        _skeleton(_needed_state(_at(kv, leaf.path)), arrays)
         for leaf in layout.leaves
         if leaf.kind == "checkpointed"
     ]
@@ -228,6 +228,16 @@ def _joined(column: Sequence[mx.array], num_room: int) -> mx.array:
         _, num_heads, dim = column[0].shape
         parts.append(mx.zeros((1, num_heads, num_room, dim), column[0].dtype))
     return mx.concatenate(parts, axis=_TOKEN_AXIS)
+
+
+def _needed_state(cache: Any) -> Any:
+    """A cache's state without rows that have left the window: a slice of prefill leaves many."""
+    if type(cache) is not upstream.RotatingKVCache or cache.keys is None or cache.keep:
+        return cache.state
+    keys, values, offset, keep, size, index = cast("tuple[Any, ...]", cache.state)
+    if not size < keys.shape[_TOKEN_AXIS] == index:
+        return cache.state
+    return keys[..., -size:, :], values[..., -size:, :], offset, keep, size, size
 
 
 def _skeleton(value: Any, arrays: list[mx.array]) -> Any:

@@ -57,7 +57,9 @@ class PrefixTree:
     def __init__(self, chain: HashChain) -> None:
         self._chain = chain
         self._blocks: dict[bytes, Run] = {}
+        self._twins: dict[bytes, list[Run]] = {}
         self._ends: dict[bytes, list[Run]] = {}
+        self._states: dict[bytes, list[Run]] = {}
         self._roots: list[Run] = []
         self._num_runs = 0
 
@@ -76,19 +78,39 @@ class PrefixTree:
         num_blocks = self._num_known_blocks(block_hashes)
         position = num_blocks * self._chain.block_size
         last_block = block_hashes[num_blocks - 1] if num_blocks else self._chain.root
-        run = self._blocks[last_block] if num_blocks else None
-        for candidate in self._ends.get(last_block, ()):
-            if candidate.end > position and self._ends_in(candidate, token_ids):
-                run, position = candidate, candidate.end
-        return self._follow(run, position, token_ids)
+        runs = [self._blocks.get(last_block), *self._twins.get(last_block, ())]
+        matches = [self._follow(run, position, token_ids) for run in runs]
+        matches += [
+            self._follow(run, run.end, token_ids)
+            for run in self._ending(self._ends, last_block, token_ids, len(token_ids))
+            if run.end > position
+        ]
+        best = max(matches, key=lambda match: match.num_tokens)
+        unread = (run for match in matches for run in match.unread if run.end > best.num_tokens)
+        return best._replace(unread=tuple(dict.fromkeys(unread)))
+
+    def state(
+        self, token_ids: Sequence[int], block_hashes: Sequence[bytes], limit: int
+    ) -> Run | None:
+        """The run that keeps state at the deepest position up to `limit` on the way of a prompt."""
+        num_blocks = limit // self._chain.block_size
+        for number in range(self._num_known_blocks(block_hashes[:num_blocks]), -1, -1):
+            last_block = block_hashes[number - 1] if number else self._chain.root
+            runs = self._ending(self._states, last_block, token_ids, limit)
+            if (deepest := max(runs, key=lambda run: run.end, default=None)) is not None:
+                return deepest
+        return None
 
     def insert(self, run: Run) -> None:
         """Add a run below its parent, which must be in the tree."""
         self._siblings(run).append(run)
         for block_hash in run.block_hashes:
-            self._blocks.setdefault(block_hash, run)
+            if self._blocks.setdefault(block_hash, run) is not run:
+                self._twins.setdefault(block_hash, []).append(run)
         if run.end_hash != run.last_block:
             self._ends.setdefault(run.last_block, []).append(run)
+        if run.has_state:
+            self._states.setdefault(run.last_block, []).append(run)
         self._num_runs += 1
 
     def remove(self, run: Run) -> list[Run]:
@@ -107,13 +129,15 @@ class PrefixTree:
 
     def _forget(self, run: Run) -> None:
         for block_hash in run.block_hashes:
-            if self._blocks.get(block_hash) is run:
+            if self._blocks[block_hash] is not run:
+                _discard(self._twins, block_hash, run)
+            elif block_hash in self._twins:
+                self._blocks[block_hash] = self._twins[block_hash][0]
+                _discard(self._twins, block_hash, self._blocks[block_hash])
+            else:
                 del self._blocks[block_hash]
-        ends = self._ends.get(run.last_block, [])
-        if run in ends:
-            ends.remove(run)
-            if not ends:
-                del self._ends[run.last_block]
+        _discard(self._ends, run.last_block, run)
+        _discard(self._states, run.last_block, run)
         self._num_runs -= 1
 
     def _siblings(self, run: Run) -> list[Run]:
@@ -130,17 +154,28 @@ class PrefixTree:
                 high = middle - 1
         return low
 
-    def _ends_in(self, run: Run, token_ids: Sequence[int]) -> bool:
-        if run.end > len(token_ids):
-            return False
-        start = run.end - run.end % self._chain.block_size
-        return self._chain.end_hash(run.last_block, token_ids[start : run.end]) == run.end_hash
+    def _ending(
+        self, index: dict[bytes, list[Run]], last_block: bytes, token_ids: Sequence[int], limit: int
+    ) -> list[Run]:
+        """The runs that end in the block after `last_block`, up to `limit`, with these tokens."""
+        size = self._chain.block_size
+        hashes: dict[int, bytes] = {}
+        found: list[Run] = []
+        for run in index.get(last_block, ()):
+            if run.end > limit:
+                continue
+            if run.end not in hashes:
+                tail = token_ids[run.end - run.end % size : run.end]
+                hashes[run.end] = self._chain.end_hash(last_block, tail)
+            if hashes[run.end] == run.end_hash:
+                found.append(run)
+        return found
 
     def _follow(self, run: Run | None, position: int, token_ids: Sequence[int]) -> Match:
         """Go on token by token, inside the run and into what hangs on it."""
         unread: list[Run] = []
         while True:
-            if run is not None and position < run.end:
+            if run is not None and position < min(run.end, len(token_ids)):
                 if run.token_ids is None:
                     unread.append(run)
                 else:
@@ -208,9 +243,9 @@ def path_to(run: Run | None, num_tokens: int) -> list[tuple[Run, int]]:
     return path
 
 
-def deepest_state(run: Run | None, num_tokens: int) -> int:
-    """The largest position up to `num_tokens`, on the way to it, where a run keeps state; or 0."""
-    for one, end in reversed(path_to(run, num_tokens)):
-        if one.has_state and end == one.end:
-            return end
-    return 0
+def _discard(index: dict[bytes, list[Run]], key: bytes, run: Run) -> None:
+    runs = index.get(key, [])
+    if run in runs:
+        runs.remove(run)
+        if not runs:
+            del index[key]

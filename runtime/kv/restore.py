@@ -12,12 +12,13 @@ import mlx.core as mx
 
 from runtime.kv import layers, pack
 from runtime.kv.ground import Ground
-from runtime.kv.prefix import Match, Run, deepest_state, num_common, path_to
+from runtime.kv.prefix import Match, Run, num_common, path_to
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.trail import Trail
 from runtime.types import CacheTier, CacheUse, MissReason
 from runtime.wire import SlotBad, SlotsUsed, SlotsWanted
 from store.errors import SlotDamaged, StoreError
+from store.types import SlotHeader
 
 _MAX_PEEKS = 8
 _WORTH = 0.8
@@ -56,9 +57,11 @@ class Restorer:
         num_tokens = min(match.num_tokens, len(trail.token_ids) - 1)
         if trail.limit is not None:
             num_tokens = min(num_tokens, trail.limit)
+        run = match.run
         if self._ground.layout.needs_state:
-            num_tokens = deepest_state(match.run, num_tokens)
-        return Found(match, num_tokens, path_to(match.run, num_tokens))
+            run = self._hot.tree.state(trail.token_ids, trail.block_hashes, num_tokens)
+            num_tokens = run.end if run is not None else 0
+        return Found(match, num_tokens, path_to(run, num_tokens))
 
     def begin(self, trail: Trail) -> None:
         """Look a prompt up and ask for what is only on disk; `trail.is_waiting` says whether."""
@@ -139,9 +142,13 @@ class Restorer:
             self._arrived(trail, run)
 
     def on_lost(self, run: Run) -> None:
-        """A run is about to be forgotten; nobody needs to wait for it any more."""
-        for trail in self._reading.pop(run, []):
-            self._arrived(trail, run)
+        """A run and what hangs on it are forgotten; nobody needs to wait for them any more."""
+        subtree = [run]
+        while subtree:
+            one = subtree.pop()
+            subtree.extend(one.children)
+            for trail in self._reading.pop(one, []):
+                self._arrived(trail, one)
 
     def _arrived(self, trail: Trail, run: Run) -> None:
         trail.waiting.discard(run)
@@ -155,6 +162,8 @@ class Restorer:
         assert read.token_ids is not None
         if len(read.token_ids) != run.num_tokens:
             raise SlotDamaged(f"it holds {len(read.token_ids)} tokens, not {run.num_tokens}")
+        if read.header is not None and not self._is_expected(run, read.header):
+            raise SlotDamaged("it holds another piece than the index says")
         run.token_ids = read.token_ids
         if read.header is None or self._hot[run].kv is not None:
             return
@@ -171,6 +180,13 @@ class Restorer:
         self._hot.attach(run, kv)
         self._ground.counts.num_restored_bytes += read.num_bytes
         self._ground.rates.on_read(read.num_bytes, read.seconds + time.perf_counter() - start)
+
+    def _is_expected(self, run: Run, header: SlotHeader) -> bool:
+        """The index only says where to look; the file decides what it holds."""
+        said = (header.model, header.start, header.end, header.has_state)
+        known = (self._ground.model_hash, run.start, run.end, run.has_state)
+        hashes = (header.block_hashes, header.end_hash)
+        return said == known and hashes == (run.block_hashes, run.end_hash)
 
     def _on_damaged(self, run: Run, error: StoreError, trails: Sequence[Trail]) -> None:
         self._ground.counts.num_damaged += 1
@@ -213,15 +229,14 @@ class Restorer:
             trail.use = CacheUse(reason=trail.reason or "off")
             return kv, 0
         start_s = trail.started_s if trail.asked else time.perf_counter()
-        trail.limit = self._hot_limit(trail)
-        found = self._confirmed(self.find(trail), trail.token_ids)
+        found = self._usable(trail)
         if found.num_tokens:
             self._assemble(kv, found, len(trail.token_ids) - found.num_tokens)
             self._mark_used(found)
         reason, at = self._why_no_more(trail, found)
         restore_s = time.perf_counter() - start_s if found.num_tokens else 0.0
         trail.use = CacheUse(
-            tier=trail.tier if found.num_tokens else "none",
+            tier=_tier_of(trail, found),
             num_tokens=found.num_tokens,
             restore_ms=restore_s * 1000,
             reason=reason,
@@ -233,22 +248,23 @@ class Restorer:
         self._ground.counts.num_reused_tokens += found.num_tokens
         return kv, found.num_tokens
 
-    def _hot_limit(self, trail: Trail) -> int:
-        found = self.find(trail)
-        cold = [run.start for run, _ in found.path if self._hot[run].kv is None]
-        return min(cold, default=found.num_tokens)
+    def _usable(self, trail: Trail) -> Found:
+        """What was found, as far as it is in memory and holds these very tokens."""
+        while True:
+            found = self.find(trail)
+            useless = (run for run, end in found.path if not self._holds(run, end, trail.token_ids))
+            if (run := next(useless, None)) is None:
+                return found
+            trail.limit = run.start
 
-    def _confirmed(self, found: Found, token_ids: Sequence[int]) -> Found:
+    def _holds(self, run: Run, end: int, token_ids: Sequence[int]) -> bool:
         """Hashes only find; the tokens themselves decide."""
-        for run, end in found.path:
-            assert run.token_ids is not None
-            if num_common(run.token_ids, 0, token_ids, run.start) < end - run.start:
-                self._ground.counts.exact_key_rejected_by_model_lcp += 1
-                num_tokens = run.start
-                if self._ground.layout.needs_state:
-                    num_tokens = deepest_state(run.parent, num_tokens)
-                return Found(found.match, num_tokens, path_to(run.parent, num_tokens))
-        return found
+        if self._hot[run].kv is None or run.token_ids is None:
+            return False
+        is_same = num_common(run.token_ids, 0, token_ids, run.start) >= end - run.start
+        if not is_same:
+            self._ground.counts.exact_key_rejected_by_model_lcp += 1
+        return is_same
 
     def _assemble(self, kv: list[Any], found: Found, num_room: int) -> None:
         pieces: list[list[mx.array]] = []
@@ -289,6 +305,12 @@ class Restorer:
         if at and run is not None and (at < run.end or run.children):
             return "diverged", at
         return "first_seen", at
+
+
+def _tier_of(trail: Trail, found: Found) -> CacheTier:
+    if not found.num_tokens:
+        return "none"
+    return trail.tier if any(run in trail.asked for run, _ in found.path) else "hot"
 
 
 def _slower(one: CacheTier, other: CacheTier) -> CacheTier:

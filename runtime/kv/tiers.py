@@ -14,7 +14,7 @@ from typing import Any
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
-from runtime.kv.prefix import run_of
+from runtime.kv.prefix import Run, run_of
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.restore import Restorer
 from runtime.kv.trail import Trail
@@ -133,7 +133,7 @@ class Tiers:
         hot, chain = self.hot, self._ground.chain
         for slot in slots:
             parent = hot.find(slot.parent) if slot.parent is not None else None
-            if (slot.parent is not None and parent is None) or hot.find(slot.id) is not None:
+            if hot.find(slot.id) is not None or not _fits(slot, parent, chain.block_size):
                 continue
             run = run_of(chain, parent, slot.start, slot.end, slot.block_hashes)
             run.end_hash, run.has_state = slot.end_hash, slot.has_state
@@ -157,8 +157,8 @@ class Tiers:
             held = self.hot[run]
             held.is_written = held.is_saved = False
             if held.kv is None:
-                self._restorer.on_lost(run)
                 self._ground.forget(run, reason)
+                self._restorer.on_lost(run)
 
     def on_write_failed(self, failure: WriteFailed) -> None:
         """A slot was not written; its run lives in memory only, until its turn comes again."""
@@ -168,6 +168,16 @@ class Tiers:
     def on_read(self, read: SlotRead) -> None:
         """A reader brings what was asked for."""
         self._restorer.on_read(read)
+
+
+def _fits(slot: KnownSlot, parent: Run | None, block_size: int) -> bool:
+    """Whether a slot can hang there: an index may say anything."""
+    if slot.parent is None:
+        hangs = slot.start == 0
+    else:
+        hangs = parent is not None and parent.start < slot.start <= parent.end
+    num_blocks = slot.end // block_size - slot.start // block_size
+    return hangs and slot.start < slot.end and len(slot.block_hashes) == num_blocks
 
 
 def _on_disk(slot: KnownSlot) -> Held:

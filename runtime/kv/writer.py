@@ -60,25 +60,23 @@ class SlotWriter:
         self._jobs: deque[WriteJob] = deque()
         self._wake = threading.Condition()
         self._is_closing = False
-        self._is_writing = False
         self._paused_until_s = 0.0
+        self.pause_s = PAUSE_AFTER_ERROR_S
         self.idle = threading.Event()
         self.num_queued_bytes = 0
         self.num_dropped = 0
 
     def put(self, job: WriteJob) -> None:
-        """Queue a slot; when the queue is full the oldest ones that wait make room for it."""
+        """Queue a slot; in a full queue the oldest make room for it, with what needs them."""
         dropped: list[WriteFailed] = []
         with self._wake:
             if time.monotonic() < self._paused_until_s:
                 dropped.append(WriteFailed(job.header.id, "paused"))
             else:
-                while self._jobs and self.num_queued_bytes + job.nbytes > self._max_bytes:
-                    oldest = self._jobs.popleft()
-                    self.num_queued_bytes -= oldest.nbytes
-                    dropped.append(WriteFailed(oldest.header.id, "queue_full"))
                 self._jobs.append(job)
                 self.num_queued_bytes += job.nbytes
+                if self.num_queued_bytes > self._max_bytes:
+                    dropped = self._make_room()
                 self._wake.notify()
             self.num_dropped += len(dropped)
         for failure in dropped:
@@ -96,15 +94,27 @@ class SlotWriter:
             self._wake.notify()
         self.idle.set()
 
+    def _make_room(self) -> list[WriteFailed]:
+        """Drop the oldest jobs until the rest fits, and those that need a dropped one."""
+        dropped: dict[str, WriteFailed] = {}
+        kept: deque[WriteJob] = deque()
+        for job in self._jobs:
+            is_over = self.num_queued_bytes > self._max_bytes and job is not self._jobs[-1]
+            if is_over or job.header.parent in dropped:
+                dropped[job.header.id] = WriteFailed(job.header.id, "queue_full")
+                self.num_queued_bytes -= job.nbytes
+            else:
+                kept.append(job)
+        self._jobs = kept
+        return list(dropped.values())
+
     def _next(self) -> WriteJob | None:
         with self._wake:
-            self._is_writing = False
             self._wake.wait_for(lambda: self._jobs or self._is_closing)
             if not self._jobs:
                 return None
             job = self._jobs.popleft()
             self.num_queued_bytes -= job.nbytes
-            self._is_writing = True
             return job
 
     def _write(self, job: WriteJob) -> None:
@@ -114,7 +124,7 @@ class SlotWriter:
         except (StoreError, ValueError) as error:
             reason = error.reason if isinstance(error, StoreError) else "refused"
             with self._wake:
-                self._paused_until_s = time.monotonic() + PAUSE_AFTER_ERROR_S
+                self._paused_until_s = time.monotonic() + self.pause_s
                 waiting = list(self._jobs)
                 self._jobs.clear()
                 self.num_queued_bytes = 0

@@ -1,0 +1,363 @@
+"""Every cache class of the pinned mlx-lm survives being cut, stored and put together again."""
+
+import inspect
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models import cache as upstream
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+from runtime.kv import layers, pack
+from runtime.kv.blocks import HashChain
+from runtime.kv.ground import Ground
+from runtime.kv.layers import KvLayout, State, UnsupportedCache
+from runtime.kv.pack import RunKv
+from runtime.kv.tiers import Tiers
+from runtime.kv.trail import Trail
+from store import slots
+from store.errors import SlotDamaged
+from store.types import SlotHeader
+
+HEADS, DIM, WINDOW = 2, 64, 16
+KNOWN = {
+    "ArraysCache",
+    "BatchKVCache",
+    "BatchRotatingKVCache",
+    "CacheList",
+    "ChunkedKVCache",
+    "ConcatenateKVCache",
+    "KVCache",
+    "QuantizedKVCache",
+    "RotatingKVCache",
+}
+DTYPES = (mx.float32, mx.bfloat16, mx.float16)
+
+Make = Callable[[], list[Any]]
+
+SLICEABLE: dict[str, Make] = {
+    "kv": lambda: [KVCache(), KVCache()],
+    "one head": lambda: [KVCache()],
+    "concatenate": lambda: [ConcatenateKVCache()],
+    "quantized 4": lambda: [QuantizedKVCache(group_size=32, bits=4)],
+    "quantized 8": lambda: [KVCache(), QuantizedKVCache(group_size=64, bits=8)],
+    "list of kv": lambda: [CacheList(KVCache(), KVCache()), KVCache()],
+}
+CHECKPOINTED: dict[str, Make] = {
+    "rotating": lambda: [RotatingKVCache(WINDOW), KVCache()],
+    "rotating that keeps": lambda: [RotatingKVCache(WINDOW, keep=4)],
+    "chunked": lambda: [ChunkedKVCache(WINDOW), KVCache()],
+    "arrays": lambda: [ArraysCache(2), KVCache()],
+    "only arrays": lambda: [ArraysCache(1), ArraysCache(3)],
+    "list of both": lambda: [CacheList(ArraysCache(2), KVCache()), RotatingKVCache(WINDOW)],
+    "list in a list": lambda: [CacheList(CacheList(KVCache(), ArraysCache(1)), KVCache())],
+}
+BATCHED = ("kv", "list of kv", "rotating", "arrays", "list of both")
+
+
+def values(seed: int, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+@cache
+def table(seed: int, heads: int, dtype: mx.Dtype) -> mx.array:
+    return values(seed, (1, heads, 3100, DIM), dtype)
+
+
+def feed(
+    kv: Sequence[Any], start: int, end: int, *, dtype: mx.Dtype = mx.float32, heads: int = HEADS
+) -> list[mx.array]:
+    """Append the tokens `[start, end)`, whose KV depends on nothing else; what the layers see."""
+    seen: list[mx.array] = []
+    for number, layer in enumerate(kv):
+        if isinstance(layer, CacheList):
+            seen += feed(layer.caches, start, end, dtype=dtype, heads=heads)
+        elif isinstance(layer, ArraysCache):
+            for slot in range(len(layer.cache)):
+                layer[slot] = values(1000 * end + 10 * number + slot, (1, 5, 3), mx.float32)
+            seen += cast("list[mx.array]", layer.cache)
+        else:
+            tables = [table(2 * number + k, heads, dtype) for k in (0, 1)]
+            rows = [one[:, :, start:end] for one in tables]
+            if isinstance(layer, ChunkedKVCache):
+                layer.maybe_trim_front()
+            for one in layer.update_and_fetch(*rows):
+                seen += list(one) if isinstance(one, list | tuple) else [one]
+    return seen
+
+
+def raw(arrays: Sequence[mx.array]) -> list[tuple[Any, ...]]:
+    """Dtype, shape and bytes."""
+    found: list[tuple[Any, ...]] = []
+    for one in arrays:
+        flat = mx.contiguous(one).reshape(-1).view(mx.uint8) if one.size else mx.zeros(0)
+        found.append((str(one.dtype), tuple(one.shape), bytes(memoryview(cast("bytes", flat)))))
+    return found
+
+
+def runs_of(
+    kv: Sequence[Any], layout: KvLayout, borders: Sequence[int], *, has_state: bool
+) -> list[RunKv]:
+    runs: list[RunKv] = []
+    for start, end in pairwise(borders):
+        state = layers.checkpoint(kv, layout) if has_state and end == borders[-1] else None
+        runs.append(RunKv(layers.cut(kv, layout, start, end), state))
+    mx.eval([one for run in runs for one in run.arrays])
+    return runs
+
+
+def through_a_file(root: Path, number: int, run: RunKv, layout: KvLayout, num_tokens: int) -> RunKv:
+    """Packed, written, published, verified, loaded, unpacked."""
+    header = SlotHeader(
+        id=f"{number:032x}",
+        model=b"m" * 32,
+        parent=None,
+        start=0,
+        end=num_tokens,
+        block_size=256,
+        block_hashes=(),
+        end_hash=b"e" * 16,
+        layout=pack.pack_layout(layout, run),
+        has_state=run.state is not None,
+        recompute_ms=0.0,
+        created_s=0.0,
+    )
+    path = slots.publish(slots.stage(root, header, array("I", range(num_tokens)), pack.pack(run)))
+    verified = slots.verify(path)
+    loaded = mx.load(str(path))
+    assert isinstance(loaded, dict)
+    again = pack.unpack(verified.header.layout, loaded, layout, num_tokens)
+    assert raw(again.arrays) == raw(run.arrays)
+    assert (again.state is None) == (run.state is None)
+    if again.state is not None and run.state is not None:
+        assert again.state.skeleton == run.state.skeleton
+    return again
+
+
+def assemble(make: Make, runs: Sequence[RunKv], num_room: int = 3) -> list[Any]:
+    kv = make()
+    layout = layers.layout_of(kv)
+    layers.assemble(kv, layout, [run.slices for run in runs], runs[-1].state, num_room)
+    mx.eval(layers.arrays_of(kv))
+    return kv
+
+
+def check_same_future(kv: Sequence[Any], other: Sequence[Any], at: int, **how: Any) -> None:
+    """Both give the same bytes for a long slice, single tokens and another slice."""
+    spans = [(at, at + 19), *((at + 19 + i, at + 20 + i) for i in range(20)), (at + 39, at + 45)]
+    for start, end in spans:
+        assert raw(feed(kv, start, end, **how)) == raw(feed(other, start, end, **how))
+
+
+def spans_to(end: int, slice_size: int) -> list[tuple[int, int]]:
+    return [(start, min(start + slice_size, end)) for start in range(0, end, slice_size)]
+
+
+def test_the_cache_classes_of_upstream_are_those_that_are_known():
+    found = {
+        name
+        for name, one in inspect.getmembers(upstream, inspect.isclass)
+        if issubclass(one, upstream._BaseCache) and one is not upstream._BaseCache
+    }
+    assert found == KNOWN
+    registered = {one.__name__ for one in layers._KINDS} | {"CacheList"}
+    assert registered | {one.__name__ for one in layers._BATCH_FORMS} == KNOWN
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SLICEABLE)
+def test_a_sliceable_cache_is_taken_up_at_any_token(tmp_path: Path, name: str, dtype: mx.Dtype):
+    make = SLICEABLE[name]
+    how: dict[str, Any] = {"dtype": dtype, "heads": 1 if name == "one head" else HEADS}
+    kv = make()
+    layout = layers.layout_of(kv)
+    assert (layout.needs_state, layout.has_slices) == (False, True)
+    for start, end in spans_to(70, 13):
+        feed(kv, start, end, **how)
+    runs = runs_of(kv, layout, (0, 32, 61, 70), has_state=False)
+    runs = [
+        through_a_file(tmp_path, i, run, layout, num_tokens)
+        for i, (run, num_tokens) in enumerate(zip(runs, (32, 29, 9), strict=True))
+    ]
+    for at in (70, 61, 45, 32, 7):
+        live = make()
+        for start, end in spans_to(at, 13):
+            feed(live, start, end, **how)
+        borders = ((0, 32), (32, 61), (61, 70))
+        pieces = [
+            RunKv([one[: at - start] for one in run.slices], None)
+            for run, (start, _) in zip(runs, borders, strict=True)
+            if start < at
+        ]
+        check_same_future(assemble(make, pieces), live, at, **how)
+
+
+@pytest.mark.parametrize("slice_size", [1, 7, 40])
+@pytest.mark.parametrize("at", [WINDOW - 5, WINDOW, WINDOW + 1, 3 * WINDOW + 2])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_a_checkpointed_cache_is_taken_up_where_it_stood(
+    tmp_path: Path, name: str, at: int, slice_size: int
+):
+    make = CHECKPOINTED[name]
+    kv = make()
+    layout = layers.layout_of(kv)
+    assert layout.needs_state
+    for start, end in spans_to(at, slice_size):
+        feed(kv, start, end)
+    (run,) = runs_of(kv, layout, (0, at), has_state=True)
+    run = through_a_file(tmp_path, 0, run, layout, at)
+    first, second = assemble(make, [run]), assemble(make, [run])
+    check_same_future(first, kv, at)
+    again = make()
+    for start, end in spans_to(at, slice_size):
+        feed(again, start, end)
+    check_same_future(second, again, at)
+
+
+@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("lengths", [(9, 9), (9, 30), (50, 33)])
+def test_a_row_that_leaves_a_batch_is_kept(tmp_path: Path, name: str, lengths: tuple[int, int]):
+    make = (SLICEABLE | CHECKPOINTED)[name]
+    rows: list[list[Any]] = []
+    for length in lengths:
+        kv = make()
+        for start, end in spans_to(length, 8):
+            feed(kv, start, end)
+        rows.append(kv)
+    batch = [
+        type(one).merge(list(both))
+        for one, both in zip(rows[0], zip(*rows, strict=True), strict=True)
+    ]
+    extracted = [[one.extract(i) for one in batch] for i in (0, 1)]
+    layout = layers.layout_of(make())
+    for number, (kv, length) in enumerate(zip(extracted, lengths, strict=True)):
+        assert layers.layout_of(kv) == layout
+        (run,) = runs_of(kv, layout, (0, length), has_state=layout.needs_state)
+        run = through_a_file(tmp_path, number, run, layout, length)
+        check_same_future(assemble(make, [run]), kv, length)
+
+
+@pytest.mark.parametrize("name", [*SLICEABLE, *CHECKPOINTED])
+def test_caches_that_were_never_used_are_kept_too(tmp_path: Path, name: str):
+    make = (SLICEABLE | CHECKPOINTED)[name]
+    layout = layers.layout_of(make())
+    used = KVCache()
+    feed([used], 0, 5)
+    kv, wider = [*make(), used], lambda: [*make(), KVCache()]
+    if name == "concatenate":
+        kv, wider = [used, *make()], lambda: [KVCache(), *make()]
+    layout = layers.layout_of(kv)
+    (run,) = runs_of(kv, layout, (0, 5), has_state=layout.needs_state)
+    again = assemble(wider, [through_a_file(tmp_path, 0, run, layout, 5)])
+    assert [one.empty() for one in again] == [one.empty() for one in kv]
+    check_same_future(again, kv, 5)
+
+
+def test_a_checkpoint_holds_no_more_rows_than_the_window():
+    kv: list[Any] = [RotatingKVCache(WINDOW)]
+    for start, end in spans_to(200, 100):
+        feed(kv, start, end)
+    assert kv[0].keys.shape[2] == WINDOW - 1 + 100
+    state = layers.checkpoint(kv, layers.layout_of(kv))
+    assert [one.shape[2] for one in state.arrays] == [WINDOW, WINDOW]
+    assert kv[0].keys.shape[2] == WINDOW - 1 + 100
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_what_is_kept_holds_no_larger_array_alive(heads: int):
+    kv = [KVCache(), RotatingKVCache(WINDOW), ArraysCache(1)]
+    layout = layers.layout_of(kv)
+    for start, end in spans_to(3000, 1000):
+        feed(kv, start, end, heads=heads)
+    mx.eval(layers.arrays_of(kv))
+    (run,) = runs_of(kv, layout, (0, 3000), has_state=True)
+    (small,) = runs_of(kv, layout, (100, 110), has_state=True)
+    mx.eval(small.arrays)
+    before = mx.get_active_memory()
+    del kv, run
+    freed = before - mx.get_active_memory()
+    assert freed > 2 * 2 * 3000 * heads * DIM * 4
+    assert mx.get_array_buffer_size(small.arrays) < 2 * small.nbytes + 16384 * len(small.arrays)
+
+
+def test_bytes_per_token_are_those_of_the_sliceable_leaves():
+    kv = [KVCache(), RotatingKVCache(WINDOW), QuantizedKVCache(group_size=64, bits=8)]
+    feed(kv, 0, 5, dtype=mx.bfloat16)
+    layout = layers.layout_of(kv)
+    quantized = HEADS * 2 * (DIM + 2 + 2)
+    assert layers.bytes_per_token(kv, layout) == 2 * HEADS * DIM * 2 + quantized
+
+
+class NewKind(KVCache):
+    """A class that upstream might add."""
+
+
+class NoSuchModel:
+    """Served, though nobody knows its caches."""
+
+    stream = mx.default_stream(mx.cpu)
+
+    def new_kv(self) -> list[Any]:
+        return [KVCache(), CacheList(KVCache(), NewKind())]
+
+
+def test_an_unknown_class_is_refused_by_name_and_its_model_is_served():
+    with pytest.raises(UnsupportedCache, match=r"^NewKind$"):
+        layers.layout_of([NewKind()])
+    ground = Ground.of(NoSuchModel(), HashChain(b"", b""), b"", 1 << 20)
+    assert ground.unsupported == "NewKind"
+    tiers = Tiers(ground, None, None, lambda _: None)
+    for _ in range(2):
+        trail = Trail(token_ids=list(range(9)))
+        tiers.begin(trail)
+        kv, num_tokens = tiers.restore(trail)
+        assert [type(one).__name__ for one in kv] == ["KVCache", "CacheList"]
+        assert (num_tokens, trail.use.reason, trail.use.tier) == (0, "unsupported", "none")
+        feed(kv, 0, 9)
+        tiers.on_prefill(trail, kv, (0, 8), 0.1)
+        tiers.on_finished(trail, [9], kv)
+    assert (tiers.hot.num_bytes, len(tiers.hot.tree)) == (0, 0)
+
+
+def test_a_state_that_cannot_be_said_is_refused_by_name():
+    cache = ArraysCache(1)
+    cache[0] = KVCache()
+    with pytest.raises(UnsupportedCache, match=r"^KVCache$"):
+        layers.checkpoint([cache], layers.layout_of([cache]))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text, tensors: ("{", tensors),
+        lambda text, tensors: ('{"layout":{"leaves":[]},"num_slices":0,"skeleton":null}', tensors),
+        lambda text, tensors: (text, {}),
+        lambda text, tensors: (text, {name: one[:3] for name, one in tensors.items()}),
+    ],
+)
+def test_a_slot_for_other_layers_is_damaged(damage: Callable[[str, Any], tuple[str, Any]]):
+    kv = [KVCache(), ArraysCache(1)]
+    feed(kv, 0, 5)
+    layout = layers.layout_of(kv)
+    (run,) = runs_of(kv, layout, (0, 5), has_state=True)
+    assert isinstance(run.state, State)
+    text = pack.pack_layout(layout, run)
+    tensors = {f"kv.{i}": one for i, one in enumerate(run.slices)} | {
+        "state.0": run.state.arrays[0]
+    }
+    assert raw(pack.unpack(text, tensors, layout, 5).arrays) == raw(run.arrays)
+    with pytest.raises(SlotDamaged):
+        pack.unpack(*damage(text, tensors), layout, 5)

@@ -1,0 +1,200 @@
+"""The hot tier: bytes counted, leaves evicted first, readers and disks respected."""
+
+import time
+from array import array
+
+import mlx.core as mx
+import pytest
+
+from runtime.kv.blocks import HashChain
+from runtime.kv.hot import Held, HotTier
+from runtime.kv.layers import State
+from runtime.kv.pack import RunKv
+from runtime.kv.prefix import PrefixTree, Run, run_of
+
+CHAIN = HashChain(b"", b"", block_size=4)
+RUN_BYTES = 4 * 10
+
+
+def kv_of(num_tokens: int = 10) -> RunKv:
+    return RunKv([mx.zeros((num_tokens, 1, 1))], None)
+
+
+class Tier(HotTier):
+    """A hot tier of runs of ten tokens and 40 bytes each, told apart by their first token."""
+
+    def __init__(self, num_runs: float) -> None:
+        super().__init__(PrefixTree(CHAIN), int(num_runs * RUN_BYTES))
+
+    def put(
+        self, name: str, parent: Run | None = None, *, is_written: bool = False, age_s: float = 0.0
+    ) -> Run:
+        start = parent.end if parent is not None else 0
+        hashes = tuple(
+            f"{name}{i}".encode().ljust(16) for i in range((start + 10) // 4 - start // 4)
+        )
+        run = run_of(CHAIN, parent, start, start + 10, hashes)
+        run.token_ids = array("I", [ord(name)] * 10)
+        last_used_s = time.time() - age_s
+        held = Held(id=name, is_written=is_written, last_used_s=last_used_s, recompute_ms=100.0)
+        self.add(run, held)
+        self.attach(run, kv_of())
+        return run
+
+    @property
+    def names(self) -> str:
+        return "".join(sorted(self[run].id for run in self.tree))
+
+    @property
+    def hot_names(self) -> str:
+        return "".join(sorted(self[r].id for r in self.tree if self[r].kv is not None))
+
+
+def test_bytes_are_counted_as_they_come_and_go():
+    tier = Tier(9)
+    a = tier.put("a")
+    tier.put("b", a)
+    assert tier.num_bytes == 2 * RUN_BYTES
+    tier.attach(a, kv_of(20))
+    assert tier.num_bytes == 3 * RUN_BYTES
+    tier.attach(a, RunKv([mx.zeros((10, 1, 1))], State([mx.zeros((5,))], "[]")))
+    assert tier.num_bytes == 2 * RUN_BYTES + 20
+    tier.integrity_check()
+    assert tier.drop(a)[-1] is a
+    assert (tier.num_bytes, tier.names) == (0, "")
+    tier.integrity_check()
+
+
+def test_within_the_budget_nothing_leaves():
+    tier = Tier(2)
+    tier.put("b", tier.put("a"))
+    assert tier.shrink() == []
+    assert (tier.hot_names, tier.num_evicted) == ("ab", 0)
+
+
+def test_the_leaf_that_was_used_longest_ago_goes_first_and_is_forgotten():
+    tier = Tier(3)
+    a = tier.put("a", age_s=9000)
+    old = tier.put("b", a, age_s=5000)
+    tier.put("c", a, age_s=10)
+    tier.put("d", a)
+    assert tier.shrink() == [old]
+    assert (tier.names, tier.hot_names, tier.num_evicted) == ("acd", "acd", 1)
+    assert tier.num_bytes == tier.budget_bytes
+    tier.integrity_check()
+
+
+def test_a_chain_is_evicted_from_its_end():
+    tier = Tier(2)
+    b = tier.put("b", tier.put("a", age_s=9000), age_s=9000)
+    tier.put("c", b, age_s=9000)
+    tier.put("z")
+    tier.shrink()
+    assert tier.hot_names == "az"
+    tier.integrity_check()
+
+
+def test_what_is_on_disk_stays_known():
+    tier = Tier(1)
+    a = tier.put("a", is_written=True, age_s=50)
+    tier.put("b", a, is_written=True, age_s=50)
+    tier.put("z")
+    assert tier.shrink() == []
+    assert (tier.names, tier.hot_names, tier.num_evicted) == ("abz", "z", 2)
+    assert tier.find("a") is a
+    tier.integrity_check()
+
+
+def test_what_is_only_on_disk_below_an_unwritten_run_is_forgotten_with_it():
+    tier = Tier(1)
+    a = tier.put("a", age_s=50)
+    b = tier.put("b", a, is_written=True, age_s=50)
+    tier.put("z")
+    assert tier.shrink() == [b, a]
+    assert tier.names == "z"
+    assert (tier.find("a"), tier.find("b")) == (None, None)
+    tier.integrity_check()
+
+
+def test_what_is_being_read_stays_with_all_above_it():
+    tier = Tier(1)
+    b = tier.put("b", tier.put("a", age_s=50), age_s=50)
+    tier.put("c", b, age_s=50)
+    tier[b].num_readers = 1
+    tier.put("z")
+    tier.shrink()
+    assert tier.hot_names == "abz"
+    tier[b].num_readers = 0
+    tier.shrink()
+    assert tier.hot_names == "z"
+
+
+def test_a_reuse_makes_a_run_worth_more():
+    tier = Tier(2)
+    a = tier.put("a", age_s=100)
+    tier.put("b", age_s=50)
+    tier.use(a)
+    assert tier[a].hits == pytest.approx(1.0)
+    tier.use(a)
+    assert tier[a].hits == pytest.approx(2.0, rel=1e-3)
+    tier.put("z")
+    tier.shrink()
+    assert tier.hot_names == "az"
+
+
+def test_the_newest_leaf_stays_however_small_the_budget_is():
+    tier = Tier(0.5)
+    tier.put("a", age_s=50)
+    tier.put("z")
+    tier.shrink()
+    assert tier.hot_names == "z"
+
+
+def broken_bytes(tier: Tier, run: Run) -> None:
+    tier.num_bytes += 1
+
+
+def broken_parent(tier: Tier, run: Run) -> None:
+    assert run.parent is not None
+    run.parent.children.remove(run)
+
+
+def broken_readers(tier: Tier, run: Run) -> None:
+    tier[run].num_readers = -1
+
+
+def broken_kv(tier: Tier, run: Run) -> None:
+    tier[run].kv = None
+
+
+def broken_tokens(tier: Tier, run: Run) -> None:
+    run.token_ids = None
+
+
+def broken_place(tier: Tier, run: Run) -> None:
+    run.start = 99
+
+
+def broken_tree(tier: Tier, run: Run) -> None:
+    tier.tree.remove(run)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        broken_bytes,
+        broken_parent,
+        broken_readers,
+        broken_kv,
+        broken_tokens,
+        broken_place,
+        broken_tree,
+    ],
+)
+def test_the_integrity_check_finds_what_is_wrong(break_it):
+    tier = Tier(9)
+    run = tier.put("b", tier.put("a"))
+    tier.integrity_check()
+    break_it(tier, run)
+    with pytest.raises(AssertionError):
+        tier.integrity_check()

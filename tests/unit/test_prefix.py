@@ -1,0 +1,285 @@
+"""The prefix tree by exact values, and against a plain list of sequences."""
+
+from array import array
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from runtime.kv.blocks import HashChain
+from runtime.kv.prefix import PrefixTree, Run, num_common, path_to, run_of
+
+SIZE = 4
+CHAIN = HashChain(b"s", b"m", block_size=SIZE)
+
+
+class Tree:
+    """A prefix tree whose runs are made from whole sequences."""
+
+    def __init__(self) -> None:
+        self.tree = PrefixTree(CHAIN)
+
+    def match(self, ids: list[int]) -> tuple[Run | None, int, tuple[Run, ...]]:
+        return self.tree.match(ids, CHAIN.block_hashes(ids))
+
+    def state(self, ids: list[int], limit: int | None = None) -> Run | None:
+        limit = len(ids) if limit is None else limit
+        return self.tree.state(ids, CHAIN.block_hashes(ids), limit)
+
+    def run(self, ids: list[int], start: int = 0, parent: Run | None = None) -> Run:
+        end = len(ids)
+        hashes = tuple(CHAIN.block_hashes(ids)[start // SIZE :])
+        run = run_of(CHAIN, parent, start, end, hashes)
+        run.token_ids = array("I", ids[start:])
+        run.end_hash = CHAIN.end_hash(run.last_block, ids[end - end % SIZE :])
+        return run
+
+    def insert(
+        self, ids: list[int], start: int = 0, parent: Run | None = None, *, has_state: bool = False
+    ) -> Run:
+        run = self.run(ids, start, parent)
+        run.has_state = has_state
+        self.tree.insert(run)
+        return run
+
+    def insert_new(self, ids: list[int]) -> Run | None:
+        """What of `ids` is not in the tree yet, on the run that they follow."""
+        run, known, _ = self.match(ids)
+        return self.insert(ids, known, run) if known < len(ids) else None
+
+
+def ids_to(end: int, first: int = 1) -> list[int]:
+    return list(range(first, first + end))
+
+
+@pytest.fixture
+def tree() -> Tree:
+    return Tree()
+
+
+def test_an_empty_tree_knows_nothing(tree: Tree):
+    assert tree.match(ids_to(10)) == (None, 0, ())
+    assert tree.match([]) == (None, 0, ())
+    assert tree.state(ids_to(10)) is None
+    assert list(tree.tree) == []
+
+
+def test_a_prompt_is_followed_token_by_token(tree: Tree):
+    run = tree.insert(ids_to(10))
+    assert tree.match(ids_to(14)) == (run, 10, ())
+    assert tree.match(ids_to(10)) == (run, 10, ())
+    for end in range(1, 10):
+        assert tree.match(ids_to(end)) == (run, end, ())
+        assert tree.match([*ids_to(end), 99, 98, 97, 96, 95]) == (run, end, ())
+    assert tree.match([99, *ids_to(10)]) == (None, 0, ())
+
+
+def test_a_branch_leaves_its_parent_at_any_token(tree: Tree):
+    trunk = tree.insert(ids_to(10))
+    branch = tree.insert([*ids_to(6), 61, 62, 63], 6, trunk)
+    assert (branch.start, branch.num_tokens, branch.block_hashes) == (
+        6,
+        3,
+        tuple(CHAIN.block_hashes([*ids_to(6), 61, 62])[1:]),
+    )
+    assert tree.match([*ids_to(6), 61, 62, 99]) == (branch, 8, ())
+    assert tree.match([*ids_to(6), 61]) == (branch, 7, ())
+    assert tree.match(ids_to(7)) == (trunk, 7, ())
+    assert path_to(branch, 8) == [(trunk, 6), (branch, 8)]
+    assert path_to(branch, 6) == [(trunk, 6)]
+    assert path_to(branch, 5) == [(trunk, 5)]
+    assert path_to(None, 0) == path_to(branch, 0) == []
+
+
+def test_a_run_without_a_complete_block_knows_the_block_before_it(tree: Tree):
+    trunk = tree.insert(ids_to(9))
+    short = tree.insert(ids_to(11), 9, trunk)
+    shorter = tree.insert([*ids_to(5), 50], 5, trunk)
+    hashes = CHAIN.block_hashes(ids_to(11))
+    assert (short.block_hashes, short.last_block) == ((), hashes[1])
+    assert shorter.last_block == hashes[0]
+    assert tree.insert([70]).last_block == CHAIN.root
+
+
+def test_what_is_removed_is_forgotten_with_all_that_hangs_on_it(tree: Tree):
+    trunk = tree.insert(ids_to(6))
+    first = tree.insert(ids_to(9), 6, trunk)
+    second = tree.insert(ids_to(15), 9, first)
+    other = tree.insert([*ids_to(6), 60], 6, trunk)
+    assert tree.tree.remove(first) == [second, first]
+    assert tree.match(ids_to(15)) == (trunk, 6, ())
+    assert tree.match([*ids_to(6), 60]) == (other, 7, ())
+    assert len(tree.tree) == 2
+    assert tree.tree.remove(trunk)[-1] is trunk
+    assert (len(tree.tree), list(tree.tree), tree.match(ids_to(15))) == (0, [], (None, 0, ()))
+
+
+def test_of_two_runs_with_the_same_tokens_the_other_is_found_when_one_is_removed(tree: Tree):
+    first, second = tree.insert(ids_to(9)), tree.insert(ids_to(9))
+    third = tree.insert(ids_to(9))
+    below = tree.insert(ids_to(11), 9, second)
+    assert tree.match(ids_to(11)) == (below, 11, ())
+    tree.tree.remove(first)
+    assert tree.match(ids_to(11)) == (below, 11, ())
+    tree.tree.remove(second)
+    assert tree.match(ids_to(11)) == (third, 9, ())
+    tree.tree.remove(third)
+    assert tree.match(ids_to(11)) == (None, 0, ())
+
+
+def test_what_hangs_on_a_twin_is_found_at_the_border_of_a_block(tree: Tree):
+    trunk = tree.insert(ids_to(10))
+    twin = tree.insert(ids_to(8), 7, trunk)
+    below = tree.insert([*ids_to(8), 80, 81], 8, twin)
+    assert tree.match([*ids_to(8), 80, 81]) == (below, 10, ())
+    assert tree.match(ids_to(10)) == (trunk, 10, ())
+    short = tree.insert(ids_to(6), 5, trunk)
+    under = tree.insert([*ids_to(6), 60], 6, short)
+    assert tree.match([*ids_to(6), 60]) == (under, 7, ())
+    assert tree.match(ids_to(7)) == (trunk, 7, ())
+
+
+def test_a_run_whose_tokens_are_on_disk_matches_by_blocks_and_by_its_end(tree: Tree):
+    run = tree.insert(ids_to(10))
+    run.token_ids = None
+    assert tree.match(ids_to(7)) == (run, 4, (run,))
+    assert tree.match([*ids_to(9), 99, 99, 99]) == (run, 8, (run,))
+    assert tree.match(ids_to(10)) == (run, 10, ())
+    assert tree.match(ids_to(12)) == (run, 10, ())
+    assert tree.match(ids_to(3)) == (None, 0, (run,))
+    below = tree.insert(ids_to(14), 10, run)
+    below.token_ids = None
+    assert tree.match(ids_to(12)) == (below, 12, ())
+    assert tree.match(ids_to(11)) == (run, 10, (below,))
+
+
+def test_the_deepest_state_on_the_way_is_found_wherever_it_hangs(tree: Tree):
+    trunk = tree.insert(ids_to(21), has_state=True)
+    early = tree.insert(ids_to(6), 5, trunk, has_state=True)
+    border = tree.insert(ids_to(12), 11, trunk, has_state=True)
+    other = tree.insert([*ids_to(9), 90], 9, trunk, has_state=True)
+    assert tree.state(ids_to(30)) is trunk
+    assert tree.state(ids_to(21), 20) is border
+    assert tree.state(ids_to(30), 12) is border
+    assert tree.state(ids_to(30), 11) is early
+    assert tree.state(ids_to(6), 5) is None
+    assert tree.state([*ids_to(9), 90, 91]) is other
+    tree.tree.remove(border)
+    assert tree.state(ids_to(20)) is early
+
+
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)), st.integers(0, 3))
+def test_common_tokens_are_counted(one: list[int], other: list[int], start: int):
+    expected = 0
+    for a, b in zip(one, other[start:], strict=False):
+        if a != b:
+            break
+        expected += 1
+    known = array("I", one)
+    assert num_common(known, 0, other, min(start, len(other))) == expected
+    assert num_common(other, min(start, len(other)), known, 0) == expected
+    assert num_common(known, 0, array("I", other), min(start, len(other))) == expected
+
+
+@dataclass
+class Kept:
+    """One run as the model sees it: all tokens up to its end."""
+
+    ids: list[int]
+    run: Run
+    above: tuple[Run, ...]
+
+
+SEQUENCE = st.lists(st.integers(0, 1), min_size=1, max_size=22)
+
+
+class AgainstLists(RuleBasedStateMachine):
+    """Runs come as commits make them, and go; a list of their sequences knows what is right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = Tree()
+        self.kept: list[Kept] = []
+
+    def keep(self, ids: list[int], run: Run) -> None:
+        above = next((k.above for k in self.kept if k.run is run.parent), ())
+        self.kept.append(Kept(ids, run, (*above, run)))
+
+    @rule(ids=SEQUENCE)
+    def commit(self, ids: list[int]) -> None:
+        run = self.tree.insert_new(ids)
+        if run is not None:
+            self.keep(ids, run)
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def commit_state(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.kept)).ids
+        ids = one[: data.draw(st.integers(1, len(one)))]
+        start = len(ids) - 1
+        parent = self.tree.match(ids[:start])[0] if start else None
+        self.keep(ids, self.tree.insert(ids, start, parent, has_state=True))
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sampled_from(self.kept)).run
+        removed = self.tree.tree.remove(gone)
+        lost = [one.run for one in self.kept if gone in one.above]
+        assert len(removed) == len(lost)
+        assert set(removed) == set(lost)
+        assert all(run.parent not in removed[:i] for i, run in enumerate(removed))
+        self.kept = [one for one in self.kept if gone not in one.above]
+
+    @rule(ids=SEQUENCE)
+    def look_up(self, ids: list[int]) -> None:
+        run, num_tokens, unread = self.tree.match(ids)
+        assert unread == ()
+        expected = max((num_common(one.ids, 0, ids, 0) for one in self.kept), default=0)
+        assert num_tokens == expected
+        said = [t for one, end in path_to(run, num_tokens) for t in tokens(one)[: end - one.start]]
+        assert said == ids[:num_tokens]
+
+    @rule(ids=SEQUENCE, limit=st.integers(0, 22))
+    def look_up_state(self, ids: list[int], limit: int) -> None:
+        limit = min(limit, len(ids))
+        ends = [len(one.ids) for one in self.kept if one.run.has_state and is_prefix(one.ids, ids)]
+        expected = max((end for end in ends if end <= limit), default=0)
+        run = self.tree.state(ids, limit)
+        assert (run.end if run is not None else 0) == expected
+        if run is not None:
+            assert run.has_state
+            assert next(one.ids for one in self.kept if one.run is run) == ids[: run.end]
+
+    @rule(ids=SEQUENCE, data=st.data())
+    def look_up_unread(self, ids: list[int], data: st.DataObject) -> None:
+        true = self.tree.match(ids)[1]
+        hidden = [one.run for one in self.kept if data.draw(st.booleans())]
+        known = {run: run.token_ids for run in hidden}
+        for run in hidden:
+            run.token_ids = None
+        _, num_tokens, unread = self.tree.match(ids)
+        for run in hidden:
+            run.token_ids = known[run]
+        assert true - true % SIZE <= num_tokens <= true
+        assert set(unread) <= set(hidden)
+        assert num_tokens == true or unread
+
+    @invariant()
+    def it_holds_what_was_kept(self) -> None:
+        assert set(self.tree.tree) == {one.run for one in self.kept}
+        assert len(self.tree.tree) == len(self.kept)
+
+
+def tokens(run: Run) -> list[int]:
+    assert run.token_ids is not None
+    return run.token_ids.tolist()
+
+
+def is_prefix(one: list[int], other: list[int]) -> bool:
+    return other[: len(one)] == one
+
+
+TestAgainstLists = AgainstLists.TestCase

@@ -1,0 +1,173 @@
+"""The writer: bounded, in order, parents before children; a failing disk ends nothing."""
+
+import queue
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
+from store import slots
+from store.disk import CHUNK_BYTES
+from store.slots import StagedSlot
+from tests.slot_samples import sample, slot_id
+
+PATIENCE_S = 10.0
+
+
+class Writing:
+    """A writer over real files, and what it said."""
+
+    def __init__(self, root: Path, max_bytes: int) -> None:
+        self.root = root
+        self.staged: queue.SimpleQueue[StagedSlot] = queue.SimpleQueue()
+        self.failed: queue.SimpleQueue[WriteFailed] = queue.SimpleQueue()
+        self.writer = SlotWriter(
+            root, max_bytes, lambda _, staged: self.staged.put(staged), self.failed.put
+        )
+        self.thread = threading.Thread(target=self.writer.run)
+        self.writer.idle.set()
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def finish(self) -> None:
+        """Close it and wait until it has ended; it may not have been started."""
+        self.writer.close()
+        if self.thread.ident is None:
+            self.thread.start()
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+
+    def next_staged(self) -> str:
+        return self.staged.get(timeout=PATIENCE_S).id
+
+    def failures(self) -> list[tuple[str, str]]:
+        return [(one.slot_id, one.reason) for one in drained(self.failed)]
+
+
+def drained(source: "queue.SimpleQueue[Any]") -> list[Any]:
+    found: list[Any] = []
+    while not source.empty():
+        found.append(source.get())
+    return found
+
+
+def job(number: int, parent: int | None = None, num_layers: int = 2) -> WriteJob:
+    header, ids, tensors = sample(number, num_layers=num_layers)
+    if parent is not None:
+        header = msgspec.structs.replace(header, parent=slot_id(parent))
+    return WriteJob(header, array("I", ids), tensors)
+
+
+JOB_BYTES = job(0).nbytes
+
+
+@pytest.fixture
+def writing(tmp_path: Path) -> Iterator[Writing]:
+    """Room for three jobs in the queue."""
+    one = Writing(tmp_path / "store", 3 * JOB_BYTES)
+    yield one
+    one.finish()
+
+
+def test_slots_are_staged_in_order_whole_and_publishable(writing: Writing):
+    for number in range(3):
+        writing.writer.put(job(number))
+    assert writing.writer.num_queued_bytes == 3 * JOB_BYTES
+    writing.start()
+    for number in range(3):
+        staged = writing.staged.get(timeout=PATIENCE_S)
+        assert staged.id == slot_id(number)
+        verified = slots.verify(slots.publish(staged))
+        assert verified.header == job(number).header
+        assert verified.token_ids == job(number).token_ids
+    assert writing.writer.num_queued_bytes == 0
+    assert writing.failures() == []
+
+
+def test_a_full_queue_drops_the_oldest(writing: Writing):
+    for number in range(5):
+        writing.writer.put(job(number))
+    assert writing.failures() == [(slot_id(0), "queue_full"), (slot_id(1), "queue_full")]
+    assert writing.writer.num_queued_bytes == 3 * JOB_BYTES
+    assert writing.writer.num_dropped == 2
+    writing.start()
+    assert [writing.next_staged() for _ in range(3)] == [slot_id(n) for n in (2, 3, 4)]
+
+
+def test_what_needs_a_dropped_slot_is_dropped_with_it(writing: Writing):
+    for number, parent in ((0, None), (1, None), (2, 0)):
+        writing.writer.put(job(number, parent))
+    writing.writer.put(job(3, parent=2))
+    assert writing.failures() == [(slot_id(n), "queue_full") for n in (0, 2, 3)]
+    assert writing.writer.num_queued_bytes == JOB_BYTES
+    writing.start()
+    assert writing.next_staged() == slot_id(1)
+
+
+def test_a_slot_larger_than_the_queue_is_written_alone(writing: Writing):
+    writing.writer.put(job(0))
+    writing.writer.put(job(1, num_layers=20))
+    assert writing.failures() == [(slot_id(0), "queue_full")]
+    writing.start()
+    assert writing.next_staged() == slot_id(1)
+
+
+def test_closing_writes_what_is_queued_whoever_is_running(writing: Writing):
+    writing.writer.idle.clear()
+    for number in range(3):
+        writing.writer.put(job(number))
+    writing.finish()
+    assert [one.id for one in drained(writing.staged)] == [slot_id(n) for n in range(3)]
+
+
+def test_a_failing_disk_fails_all_that_waits_and_then_what_comes(writing: Writing):
+    writing.root.mkdir()
+    (writing.root / "slots").write_text("in the way")
+    for number in range(3):
+        writing.writer.put(job(number))
+    writing.start()
+    for number in range(3):
+        said = writing.failed.get(timeout=PATIENCE_S)
+        assert said == WriteFailed(slot_id(number), "failed")
+    assert writing.writer.num_queued_bytes == 0
+    (writing.root / "slots").unlink()
+    writing.writer.put(job(4))
+    assert writing.failures() == [(slot_id(4), "paused")]
+    assert writing.staged.empty()
+
+
+def test_after_the_pause_writing_goes_on(tmp_path: Path):
+    writing = Writing(tmp_path / "store", 3 * JOB_BYTES)
+    writing.writer.pause_s = 0.0
+    writing.root.mkdir()
+    (writing.root / "slots").write_text("in the way")
+    writing.writer.put(job(0))
+    writing.start()
+    assert writing.failed.get(timeout=PATIENCE_S).reason == "failed"
+    (writing.root / "slots").unlink()
+    writing.writer.put(job(1))
+    assert writing.next_staged() == slot_id(1)
+    writing.finish()
+
+
+def test_a_job_that_contradicts_itself_is_refused(writing: Writing):
+    wrong = job(0)
+    writing.writer.put(WriteJob(wrong.header, wrong.token_ids[1:], wrong.tensors))
+    writing.start()
+    assert writing.failed.get(timeout=PATIENCE_S) == WriteFailed(slot_id(0), "refused")
+
+
+def test_a_long_slot_is_written_though_requests_never_stop(tmp_path: Path):
+    writing = Writing(tmp_path / "store", 1 << 30)
+    writing.writer.idle.clear()
+    large = 3 * CHUNK_BYTES // job(0).tensors[0].data.nbytes
+    writing.writer.put(job(0, num_layers=large))
+    writing.start()
+    assert writing.next_staged() == slot_id(0)
+    writing.finish()
