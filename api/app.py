@@ -62,8 +62,8 @@ def create_app(
     settings: Settings, catalog: Catalog, supervisor: Supervisor, kv: KvStore
 ) -> ASGIApp:
     """The server as an ASGI application; its lifespan starts and stops supervisor and store."""
-    metrics = Metrics(supervisor.status)
-    gate = Gate(settings, catalog, supervisor, metrics)
+    metrics = Metrics(supervisor.status, kv.figures)
+    gate = Gate(settings, catalog, supervisor, kv, metrics)
 
     @asynccontextmanager
     async def supervised(_: Litestar) -> AsyncGenerator[None]:

@@ -12,7 +12,9 @@ from api.metrics import Metrics
 from api.record import record_of
 from runtime.catalog import Catalog
 from runtime.generation import Generation
+from runtime.kv_store import KvStore
 from runtime.settings import Settings
+from runtime.store_life import KvStatus
 from runtime.supervisor import ModelStatus, Supervisor
 from runtime.types import GenerateRequest, ModelSpec
 
@@ -21,17 +23,32 @@ class Gate:
     """The runtime as handlers see it. There is one for the whole server."""
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, supervisor: Supervisor, metrics: Metrics
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        supervisor: Supervisor,
+        kv: KvStore,
+        metrics: Metrics,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
         self._catalog = catalog
         self._supervisor = supervisor
+        self._kv = kv
 
     @property
     def is_ready(self) -> bool:
         """Every model to be loaded at boot was dealt with."""
         return self._supervisor.is_ready
+
+    @property
+    def cache_status(self) -> KvStatus:
+        """Whether KV is kept on disk, and why not."""
+        return self._kv.status
+
+    async def refresh_figures(self) -> None:
+        """Count what is on disk."""
+        await self._kv.refresh()
 
     def spec(self, name: str | None) -> ModelSpec:
         """The model of that name; the default one when none is named.

@@ -27,10 +27,16 @@ class ModelState(msgspec.Struct, gc=False):
 
 
 class Readiness(msgspec.Struct, gc=False):
-    """`ready` once every model to be loaded at boot was dealt with."""
+    """`ready` once every model to be loaded at boot was dealt with.
+
+    `cache` says whether KV is kept on disk: `degraded` for `cache_reason`, `off` when that was
+    asked for. Requests are answered all the same.
+    """
 
     status: Literal["ready", "loading"]
     models: list[ModelState]
+    cache: Literal["ok", "opening", "degraded", "off"] = "ok"
+    cache_reason: str | None = None
 
 
 @get(["/health/live", "/health", "/"], tags=["Health"], sync_to_thread=False)
@@ -55,11 +61,14 @@ def ready(gate: NamedDependency[Gate]) -> Response[Readiness]:
     models = [ModelState(one.spec.id, one.state, one.last_error) for one in gate.status()]
     is_ready = gate.is_ready
     status = 200 if is_ready else 503
-    return Response(Readiness("ready" if is_ready else "loading", models), status_code=status)
+    cache = gate.cache_status
+    readiness = Readiness("ready" if is_ready else "loading", models, cache.state, cache.reason)
+    return Response(readiness, status_code=status)
 
 
-@get("/metrics", tags=["Health"], media_type=MediaType.TEXT, sync_to_thread=False)
-def metrics(gate: NamedDependency[Gate]) -> Response[bytes]:
+@get("/metrics", tags=["Health"], media_type=MediaType.TEXT)
+async def metrics(gate: NamedDependency[Gate]) -> Response[bytes]:
     """Figures for Prometheus."""
+    await gate.refresh_figures()
     headers = {"content-type": CONTENT_TYPE_LATEST}
     return Response(gate.metrics.exposition(), headers=headers, media_type=MediaType.TEXT)

@@ -10,6 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from api.kv_metrics import KvCollector
+from runtime.kv_store import KvFigures
 from runtime.supervisor import ModelStatus
 from runtime.types import Usage
 
@@ -21,7 +23,11 @@ _REQUEST_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 30
 class Metrics:
     """All figures of one server, in a registry of its own."""
 
-    def __init__(self, status: Callable[[], Sequence[ModelStatus]]) -> None:
+    def __init__(
+        self,
+        status: Callable[[], Sequence[ModelStatus]],
+        kv_figures: Callable[[], KvFigures],
+    ) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "hearth_requests", "HTTP requests", ("route", "method", "status"), registry=registry
@@ -65,7 +71,16 @@ class Metrics:
             ("model",),
             registry=registry,
         )
+        text = "Finished choices by the slowest tier that their prompt needed"
+        self.cache_requests = Counter(
+            "hearth_cache_requests", text, ("model", "tier"), registry=registry
+        )
+        text = "Finished choices whose prompt was not reused whole, by reason"
+        self.cache_misses = Counter(
+            "hearth_cache_misses", text, ("model", "reason"), registry=registry
+        )
         registry.register(_WorkerCollector(status))
+        registry.register(KvCollector(kv_figures))
 
     def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count an HTTP request that is over."""
@@ -109,6 +124,9 @@ class Meter:
         self._metrics.prompt_tokens.labels(self._model).inc(usage.num_prompt_tokens)
         self._metrics.cached_tokens.labels(self._model).inc(usage.num_cached_tokens)
         self._metrics.output_tokens.labels(self._model).inc(usage.num_output_tokens)
+        self._metrics.cache_requests.labels(self._model, usage.cache.tier).inc()
+        if usage.cache.reason is not None:
+            self._metrics.cache_misses.labels(self._model, usage.cache.reason).inc()
 
 
 class _WorkerCollector(Collector):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -19,15 +20,42 @@ from runtime.open_store import Gone, OpenStore, Published
 from runtime.settings import Settings
 from runtime.store_life import KvStatus, StoreLife
 from runtime.types import ModelSpec
-from runtime.wire import KvOptions, SlotBad, SlotStaged, SlotsUsed, SlotsWanted, StoreTrouble
-from store.types import SlotRow
+from runtime.wire import (
+    KvCounts,
+    KvOptions,
+    SlotBad,
+    SlotStaged,
+    SlotsUsed,
+    SlotsWanted,
+    StoreTrouble,
+)
+from store.types import SlotRow, Tier
 
 _OPEN_PATIENCE_S = 3.0
 _MAX_GROUP = 64
 _TOUCH_S = 1.0
+_GAUGES = {"hot_bytes": 0, "num_runs": 0, "num_queued_bytes": 0}
 _TROUBLES = frozenset({"full", "failed"})
 
 _log = structlog.stdlib.get_logger("hearth.store")
+
+
+class TierFigure(NamedTuple):
+    """What one model holds in one tier of the store."""
+
+    model: str
+    tier: Tier
+    num_slots: int
+    num_tokens: int
+    disk_bytes: int
+
+
+class KvFigures(NamedTuple):
+    """Everything that is counted: by model, since the server started, and by tier, as it is."""
+
+    models: dict[str, KvCounts]
+    store: dict[str, int]
+    tiers: tuple[TierFigure, ...]
 
 
 class KvStore:
@@ -37,6 +65,8 @@ class KvStore:
         self._settings = settings
         self._life = StoreLife(settings, self)
         self._channels: set[KvChannel] = set()
+        self._retired: dict[str, KvCounts] = {}
+        self._tiers: tuple[TierFigure, ...] = ()
         self._staged: list[tuple[KvChannel, SlotStaged]] = []
         self._used: dict[str, None] = {}
         self._publisher: asyncio.Task[None] | None = None
@@ -63,6 +93,19 @@ class KvStore:
     def channel(self, spec: ModelSpec) -> KvChannel:
         """A new worker's share."""
         return KvChannel(self, spec)
+
+    async def refresh(self) -> None:
+        """Count what is on disk, for `figures`."""
+        self._tiers = await self._life.attempt(_tier_figures) or ()
+
+    def figures(self) -> KvFigures:
+        """All counters as they are now."""
+        models = dict(self._retired)
+        for channel in self._channels:
+            model = channel.spec.id
+            models[model] = added(models.get(model, KvCounts()), channel.counts)
+        store = self._life.store
+        return KvFigures(models, dict(store.counts) if store is not None else {}, self._tiers)
 
     async def chore(self, work: Callable[[OpenStore], Iterable[Gone]]) -> None:
         """Do long work in the thread for it, then tell the workers what is gone."""
@@ -120,6 +163,8 @@ class KvStore:
     def leave(self, channel: KvChannel) -> None:
         """A worker is gone."""
         self._channels.discard(channel)
+        model, counts = channel.spec.id, msgspec.structs.replace(channel.counts, **_GAUGES)
+        self._retired[model] = added(self._retired.get(model, KvCounts()), counts)
 
     def hear(self, channel: KvChannel, event: KvEvent) -> None:
         """A worker reports."""
@@ -204,3 +249,18 @@ class KvStore:
     def _tell_gone(self, gone: Gone) -> None:
         for channel in self._channels:
             channel.tell_gone(gone.ids, gone.reason)
+
+
+def added(one: KvCounts, other: KvCounts) -> KvCounts:
+    """The sum, counter by counter."""
+    ours, theirs = msgspec.structs.astuple(one), msgspec.structs.astuple(other)
+    sums = [a + b for a, b in zip(ours, theirs, strict=True)]
+    return KvCounts(**dict(zip(KvCounts.__struct_fields__, sums, strict=True)))
+
+
+def _tier_figures(store: OpenStore) -> tuple[TierFigure, ...]:
+    labels = {row.hash: row.label for row in store.records.models()}
+    return tuple(
+        TierFigure(labels.get(total.model) or total.model.hex()[:16], *total[1:])
+        for total in store.index.totals()
+    )

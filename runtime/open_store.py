@@ -120,6 +120,7 @@ class OpenStore:
             refused += [one.header.id for one in staged]
             return Published((), tuple(refused), error)
         refused += misfits
+        self.counts["refused_slots"] += len(refused)
         self._note(saved, {one.header.id: one for one in staged})
         return Published(tuple(saved), tuple(refused))
 

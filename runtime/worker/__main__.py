@@ -102,7 +102,7 @@ class Worker:
         set_wired(options.wired)
         self._phase = "loading"
         start = time.perf_counter()
-        model = models.load(spec, self._on_load_progress)
+        model = models.load(spec, self._on_load_progress, command.kv.kv_bits)
         load_s = time.perf_counter() - start
         self._phase = "warming"
         warm_s = models.warm(model, lambda tokens, kv: warm_decode(model, tokens, kv))

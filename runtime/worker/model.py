@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
 from runtime.types import ModelSpec
@@ -26,6 +26,7 @@ from runtime.worker.output import Dialect
 _LOAD_GROUP_BYTES = 256 * 1024 * 1024
 _WARM_TOKENS = 32
 _CLEAR_TOKENS = 2048
+_KV_GROUP = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -44,11 +45,12 @@ class LoadedModel:
     stream: mx.Stream
     weights_bytes: int
     dialect: Dialect
+    kv_bits: int | None = None
     _since_clear: int = field(default=0)
 
     def new_kv(self) -> list[Any]:
         """Empty layer caches for one sequence. There may be fewer than layers."""
-        return make_prompt_cache(self.model)
+        return _new_kv(self.model, self.kv_bits)
 
     def copy_kv(self, kv: list[Any]) -> list[Any]:
         """Layer caches that can grow on their own; the arrays are shared until they do."""
@@ -65,8 +67,12 @@ class LoadedModel:
             mx.clear_cache()
 
 
-def load(spec: ModelSpec, on_progress: Callable[[float], None]) -> LoadedModel:
+def load(
+    spec: ModelSpec, on_progress: Callable[[float], None], kv_bits: int | None = None
+) -> LoadedModel:
     """Load a model's weights and tokenizer from its directory, without running its own code.
+
+    With `kv_bits` the KV of layers whose cache is a plain one is quantised as it is computed.
 
     Raises:
         FileNotFoundError, ValueError, RuntimeError, OSError, KeyError: as upstream finds the files.
@@ -78,7 +84,8 @@ def load(spec: ModelSpec, on_progress: Callable[[float], None]) -> LoadedModel:
     mx.eval(model)
     tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     stream = mx.default_stream(mx.default_device())
-    caches = make_prompt_cache(model)
+    _check_kv_bits(model, stream, kv_bits)
+    caches = _new_kv(model, kv_bits)
     return LoadedModel(
         spec=spec,
         model=model,
@@ -89,6 +96,7 @@ def load(spec: ModelSpec, on_progress: Callable[[float], None]) -> LoadedModel:
         stream=stream,
         weights_bytes=weights_bytes,
         dialect=_dialect(tokenizer),
+        kv_bits=kv_bits,
     )
 
 
@@ -133,6 +141,34 @@ def _groups(arrays: list[mx.array]) -> Iterator[list[mx.array]]:
             group, nbytes = [], 0
     if group:
         yield group
+
+
+def _new_kv(model: Any, kv_bits: int | None) -> list[Any]:
+    caches = make_prompt_cache(model)
+    if kv_bits is None:
+        return caches
+    return [
+        QuantizedKVCache(_KV_GROUP, kv_bits) if type(cache) is KVCache else cache
+        for cache in caches
+    ]
+
+
+def _check_kv_bits(model: Any, stream: mx.Stream, kv_bits: int | None) -> None:
+    """Look at the KV of one token: it is quantised in groups along a head's dimension."""
+    if kv_bits is None:
+        return
+    caches: list[Any] = make_prompt_cache(model)
+    with mx.stream(stream):
+        mx.eval(model(mx.array([[0]]), cache=caches))
+    plain = [cache for cache in caches if type(cache) is KVCache and cache.keys is not None]
+    arrays = [array for cache in plain for array in cast("list[mx.array]", cache.state)]
+    dims = {array.shape[-1] for array in arrays}
+    odd = sorted(dim for dim in dims if dim % _KV_GROUP)
+    if odd:
+        raise ValueError(
+            f"kv_bits = {kv_bits} quantises KV in groups of {_KV_GROUP}, and this model's heads "
+            f"have {odd[0]} dimensions; leave kv_bits out for it."
+        )
 
 
 def _vocab_size(model: Any, stream: mx.Stream) -> int:
