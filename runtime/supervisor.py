@@ -116,7 +116,10 @@ class Supervisor:
                 f"{self._settings.max_queue}."
             )
         sampling = request.sampling.over(spec.sampling)
-        request = msgspec.structs.replace(request, sampling=sampling)
+        cache = request.cache
+        if cache.ttl_s is None:
+            cache = msgspec.structs.replace(cache, ttl_s=self._settings.kv_ttl_s)
+        request = msgspec.structs.replace(request, sampling=sampling, cache=cache)
         generation = Generation(request, self._abort)
         self._waiting.append((spec, generation))
         self._dispatch()
