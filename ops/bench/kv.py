@@ -1,0 +1,213 @@
+"""The KV benchmark: what a turn costs when its beginning is known, against computing it again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ops.bench.client import Stream, stream_completion
+from ops.bench.engine import prompt
+from ops.bench.processes import Bare, Hearth, hearth
+
+LENGTHS = (1024, 4096, 8192, 16384)
+FOLLOW_UP, SHARED = 50, 0.85
+_PATIENCE_S, _SETTLED_S = 120.0, 0.3
+
+
+class Reuse(msgspec.Struct):
+    """Times to the first token for one length of prompt, in ms, medians over rounds.
+
+    `resident` is mlx-lm continuing its own cache in memory with the same follow-up.
+    """
+
+    num_tokens: int
+    cold_ms: float
+    retry_ms: float
+    follow_up_ms: float
+    resident_ms: float
+    sibling_ms: float
+    edit_ms: float
+    restart_ms: float
+    killed_ms: float
+
+    def over_cold(self, figure_ms: float) -> float:
+        """How many times faster than computing the whole prompt."""
+        return self.cold_ms / figure_ms
+
+
+class Restore(msgspec.Struct):
+    """A restore after a restart, from file to layer caches, against a plain read of the files.
+
+    Both find the files in the page cache.
+    """
+
+    num_tokens: int
+    restore_mb_per_s: float
+    read_mb_per_s: float
+    ratio: float
+
+
+class Run(NamedTuple):
+    """What a run measures: `home` is an empty directory."""
+
+    model: Path
+    home: Path
+    opponent: Bare
+    rounds: int
+    kv_bytes_per_token: int
+
+
+class KvFigures(msgspec.Struct):
+    """The KV part of the report."""
+
+    reuse: list[Reuse]
+    restore: list[Restore]
+    decode_with_writes: float
+    """Decode rate while what was just computed is written, over the rate with the cache off."""
+    write_amplification: float
+    """Bytes of slot files over the bytes of KV in them, over a conversation of 40 turns."""
+
+
+async def measure(run: Run) -> KvFigures:
+    """All figures."""
+    seeds = iter(range(10**8, 10**9))
+    reuse: list[Reuse] = []
+    restores: list[Restore] = []
+    for num_tokens in LENGTHS:
+        parts = [await _one_length(run, num_tokens, seeds) for _ in range(run.rounds)]
+        reuse.append(_medians([row for row, _ in parts]))
+        restores.append(
+            sorted((restore for _, restore in parts), key=lambda r: r.ratio)[run.rounds // 2]
+        )
+    async with hearth(run.model, run.home) as server:
+        ratios = [await _with_writes(server, seeds) for _ in range(run.rounds)]
+    amplification = await _amplification(run, seeds)
+    return KvFigures(
+        reuse=reuse,
+        restore=restores,
+        decode_with_writes=round(statistics.median(ratios), 3),
+        write_amplification=round(amplification, 3),
+    )
+
+
+async def _one_length(run: Run, num_tokens: int, seeds: Iterator[int]) -> tuple[Reuse, Restore]:
+    model, home = run.model, run.home
+
+    def new(count: int) -> list[int]:
+        return prompt(count, next(seeds))
+
+    first = new(num_tokens)
+    shared, half = int(num_tokens * SHARED), num_tokens // 2
+    before = set(_slots(home))
+    async with hearth(model, home) as server:
+        await _ask(server, new(64))
+        cold = await _ask(server, first)
+        retry = await _ask(server, first)
+        follow_up = await _ask(server, first + new(FOLLOW_UP))
+        sibling = await _ask(server, first[:shared] + new(num_tokens - shared))
+        edit = await _ask(server, first[:half] + new(num_tokens - half))
+    resident_s = await run.opponent.resume(first, new(FOLLOW_UP))
+    read_bytes_per_s = _plain_read(home, since=before)
+    async with hearth(model, home) as server:
+        restarted = await _ask(server, first + new(FOLLOW_UP))
+        second = new(num_tokens)
+        await _ask(server, second)
+        await _settled(home)
+        os.kill(server.pid, signal.SIGKILL)
+    async with hearth(model, home) as server:
+        killed = await _ask(server, second + new(FOLLOW_UP))
+    row = Reuse(
+        num_tokens=num_tokens,
+        cold_ms=_ms(cold),
+        retry_ms=_ms(retry),
+        follow_up_ms=_ms(follow_up),
+        resident_ms=round(resident_s * 1000, 1),
+        sibling_ms=_ms(sibling),
+        edit_ms=_ms(edit),
+        restart_ms=_ms(restarted),
+        killed_ms=_ms(killed),
+    )
+    num_bytes = restarted.cache.cached_tokens * run.kv_bytes_per_token
+    restore_bytes_per_s = num_bytes / max(restarted.cache.restore_ms / 1000, 1e-6)
+    restore = Restore(
+        num_tokens=num_tokens,
+        restore_mb_per_s=round(restore_bytes_per_s / 1e6, 1),
+        read_mb_per_s=round(read_bytes_per_s / 1e6, 1),
+        ratio=round(restore_bytes_per_s / read_bytes_per_s, 3),
+    )
+    return row, restore
+
+
+async def _ask(server: Hearth, token_ids: list[int], **changes: object) -> Stream:
+    body = {"prompt": token_ids, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    return await stream_completion(server.port, body | changes)
+
+
+def _ms(stream: Stream) -> float:
+    return round(stream.ttft_s * 1000, 1)
+
+
+def _medians(rows: list[Reuse]) -> Reuse:
+    medians = {
+        name: round(statistics.median(float(getattr(row, name)) for row in rows), 1)
+        for name in Reuse.__struct_fields__[1:]
+    }
+    return Reuse(rows[0].num_tokens, **medians)
+
+
+def _slots(home: Path) -> list[Path]:
+    return list((home / "kv" / "slots").rglob("*.safetensors"))
+
+
+def _plain_read(home: Path, since: set[Path]) -> float:
+    """Bytes per second of reading what was written, one file after the other."""
+    paths = sorted(set(_slots(home)) - since, key=lambda path: path.stat().st_mtime_ns)
+    buffer = bytearray(1 << 20)
+    num_bytes = 0
+    start = time.perf_counter()
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                num_bytes += count
+    return num_bytes / (time.perf_counter() - start)
+
+
+async def _settled(home: Path) -> None:
+    """Wait until nothing is being written any more, and what was is published."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    last = -1
+    while time.monotonic() < deadline_s:
+        names = [path.name for path in (home / "kv" / "slots").rglob("*")]
+        is_quiet = len(names) == last and not any(name.startswith(".tmp") for name in names)
+        if is_quiet:
+            return
+        last = len(names)
+        await asyncio.sleep(_SETTLED_S)
+
+
+async def _with_writes(server: Hearth, seeds: Iterator[int]) -> float:
+    rates: dict[str, float] = {}
+    for mode in ("off", "full"):
+        stream = await _ask(server, prompt(4096, next(seeds)), max_tokens=384, cache_mode=mode)
+        rates[mode] = stream.rate
+    return rates["full"] / rates["off"]
+
+
+async def _amplification(run: Run, seeds: Iterator[int]) -> float:
+    """Turns of 200 tokens each; the files of all of them over the KV they hold."""
+    known = set(_slots(run.home))
+    token_ids: list[int] = []
+    async with hearth(run.model, run.home) as server:
+        for _ in range(40):
+            token_ids += prompt(200, next(seeds))
+            await _ask(server, token_ids, cache_mode="full", max_tokens=1)
+    num_bytes = sum(path.stat().st_size for path in set(_slots(run.home)) - known)
+    return num_bytes / (len(token_ids) * run.kv_bytes_per_token)
