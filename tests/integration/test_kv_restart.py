@@ -1,0 +1,146 @@
+"""KV survives what servers and workers go through: nobody pays twice for the same tokens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conversation import CANARY, CODE, Conversation, Reply, wait_until_saved
+from tests.running_server import RunningServer, running
+
+TAIL_TOKENS = 80
+"""What may be computed again: the last question and the template around it."""
+
+CONFIG = 'default_model = "hearth-tiny"\n'
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def conversation(home: Path) -> Conversation:
+    """8k tokens that a server has answered and saved, before it was killed."""
+    conversation = Conversation(num_sentences=500)
+    with running(home, config=CONFIG) as server:
+        first = conversation.ask(server)
+        assert first.num_prompt_tokens >= 8000
+        assert (first.tier, first.num_cached_tokens) == ("none", 0)
+        assert CODE in first.text
+        wait_until_saved(server, first.num_prompt_tokens)
+        kill(server)
+    return conversation
+
+
+def kill(server: RunningServer) -> None:
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+
+
+def check(reply: Reply, tier: str) -> None:
+    assert reply.tier == tier
+    assert reply.num_missing_tokens <= TAIL_TOKENS
+    assert CODE in reply.text
+
+
+def test_a_conversation_goes_on_after_its_server_was_killed(home: Path, conversation: Conversation):
+    with running(home, config=CONFIG) as server:
+        check(conversation.ask(server), "warm")
+        reply = conversation.ask(server)
+        check(reply, "hot")
+        assert server.get("/health/ready").json()["cache"] == "ok"
+
+
+def test_and_after_it_was_stopped_and_its_worker_was_killed(home: Path, conversation: Conversation):
+    with running(home, config=CONFIG) as server:
+        reply = conversation.ask(server)
+        check(reply, "warm")
+        wait_until_saved(server, reply.num_prompt_tokens)
+        os.kill(server.worker_pid(), signal.SIGKILL)
+        while server.figure("hearth_worker_crashes_total") == 0:
+            pass
+        check(conversation.ask(server), "warm")
+        assert "Traceback" not in server.stderr
+
+
+def test_and_after_another_model_was_loaded_meanwhile(
+    home: Path, conversation: Conversation, models_dir: Path
+):
+    with running(home, "--models-dir", str(models_dir), config=CONFIG) as server:
+        check(conversation.ask(server), "warm")
+        other = Conversation(num_sentences=20)
+        assert other.ask(server, model="tiny", max_tokens=4).tier == "none"
+        check(conversation.ask(server), "warm")
+        assert other.ask(server, model="tiny", max_tokens=4).tier == "warm"
+
+
+def test_everything_is_private_and_says_nothing_of_the_prompt(
+    home: Path, conversation: Conversation
+):
+    store = home / "kv"
+    paths = [store, *store.rglob("*")]
+    assert len(paths) > 260
+    for path in paths:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+        assert CANARY not in path.name
+    for path in (*store.glob("index.db*"), home / "stderr.txt"):
+        content = path.read_bytes()
+        assert CANARY.encode() not in content
+        assert CODE.encode() not in content
+
+
+def test_weights_replaced_in_place_never_match(tmp_path: Path, models_dir: Path):
+    model = tmp_path / "models" / "tiny"
+    shutil.copytree(models_dir / "tiny", model)
+    conversation = Conversation(num_sentences=40)
+    config = f'models_dir = "{model.parent}"\ndefault_model = "tiny"\n'
+    with running(tmp_path, config=config) as server:
+        conversation.ask(server, max_tokens=4)
+    with running(tmp_path, config=config) as server:
+        assert conversation.ask(server, max_tokens=4).tier == "warm"
+    other_weights(model)
+    with running(tmp_path, config=config) as server:
+        reply = conversation.ask(server, max_tokens=4)
+        assert (reply.tier, reply.num_cached_tokens) == ("none", 0)
+
+
+def other_weights(model: Path) -> None:
+    """Change one byte of the weights, keeping size and times."""
+    file = model / "model.safetensors"
+    status = file.stat()
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    copy = file.with_name("copy")
+    copy.write_bytes(data)
+    copy.replace(file)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def change_of(store: Path) -> set[str]:
+    return {path.name for path in (store / "slots").rglob("*.safetensors")}
+
+
+def test_two_servers_on_one_store_both_answer(home: Path, conversation: Conversation):
+    with running(home, config=CONFIG) as owner:
+        check(conversation.ask(owner), "warm")
+        second_home = home / "second"
+        with running(second_home, "--kv-dir", str(home / "kv"), config=CONFIG) as second:
+            ready = second.get("/health/ready").json()
+            assert (ready["cache"], ready["cache_reason"]) == ("degraded", "locked")
+            short = Conversation(num_sentences=5)
+            assert short.ask(second).tier == "none"
+            assert short.ask(second).tier == "hot"
+            check(conversation.ask(owner), "hot")
+
+
+def test_a_ttl_of_zero_leaves_nothing_on_disk(tmp_path: Path):
+    with running(tmp_path, config=CONFIG + "kv_ttl_s = 0\n") as server:
+        conversation = Conversation(num_sentences=30)
+        conversation.ask(server)
+        assert conversation.ask(server).tier == "hot"
+    assert change_of(tmp_path / "kv") == set()
