@@ -1,0 +1,155 @@
+"""One model with real tiers over a real store, driven as the engine does, in this process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from runtime.kv.blocks import HashChain
+from runtime.kv.ground import Ground
+from runtime.kv.reader import SlotRead, SlotReader
+from runtime.kv.tiers import Tiers
+from runtime.kv.trail import Trail
+from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
+from runtime.types import GenerateRequest, ModelSpec, TokenPrompt
+from runtime.wire import KnownSlot, SlotBad, SlotsUsed, SlotsWanted
+from runtime.worker import model as models
+from runtime.worker.model import LoadedModel
+from runtime.worker.scheduler import Scheduler
+from runtime.worker.sequence import SequenceGroup
+from store import slots
+from store.slots import StagedSlot
+from store.types import SlotHeader
+
+BLOCK_TOKENS = 16
+SLICE_TOKENS = 32
+PATIENCE_S = 10.0
+_REQUEST = GenerateRequest(request_id="r", model="m", prompt=TokenPrompt(token_ids=()))
+
+
+def load(path: Path) -> LoadedModel:
+    nbytes = (path / "model.safetensors").stat().st_size
+    spec = ModelSpec(
+        id="m", path=str(path), context=4096, model_type="", nbytes=nbytes, created_s=1
+    )
+    return models.load(spec, lambda _: None)
+
+
+def known(header: SlotHeader, **changes: Any) -> KnownSlot:
+    """What the server says of a slot with this header."""
+    fields: dict[str, Any] = {"tier": "warm", "disk_bytes": 4096, "last_used_s": 1.0, "hits": 0.0}
+    fields |= {
+        name: getattr(header, name)
+        for name in KnownSlot.__struct_fields__
+        if name in SlotHeader.__struct_fields__
+    }
+    return KnownSlot(**fields | changes)
+
+
+class Session:
+    """`root` is None without a disk. Blocks of 16 tokens, slices of 32."""
+
+    def __init__(
+        self, model: LoadedModel, root: Path | None = None, *, hot_bytes: int = 1 << 30
+    ) -> None:
+        self.model = model
+        self.root = root
+        self.chain = HashChain(b"secret", b"model", block_size=BLOCK_TOKENS)
+        self.news: queue.SimpleQueue[SlotRead | WriteFailed] = queue.SimpleQueue()
+        self.reports: list[SlotBad | SlotsUsed | SlotsWanted] = []
+        self.written: list[tuple[WriteJob, StagedSlot]] = []
+        self.writer: SlotWriter | None = None
+        reader = None
+        if root is not None:
+            self.writer = SlotWriter(
+                root, 1 << 30, lambda *one: self.written.append(one), self.news.put
+            )
+            self.writer.idle.set()
+            self._writing = threading.Thread(target=self.writer.run, daemon=True)
+            self._writing.start()
+            reader = SlotReader(root, self.news.put)
+        self.ground = Ground.of(model, self.chain, b"model", hot_bytes)
+        self.tiers = Tiers(self.ground, self.writer, reader, self.reports.append)
+        self._grid = Scheduler(max_batch=1, max_slice=SLICE_TOKENS, block_s=1.0)
+
+    def trail(self, token_ids: Sequence[int], **fields: Any) -> Trail:
+        ids = list(token_ids)
+        return Trail(token_ids=ids, block_hashes=self.chain.block_hashes(ids), **fields)
+
+    def take_up(self, trail: Trail) -> tuple[list[Any], int]:
+        """Layer caches with what is known of a prompt, read from disk if need be."""
+        self.tiers.begin(trail)
+        while trail.is_waiting:
+            self.hear()
+        kv, num_tokens = self.tiers.restore(trail)
+        self.check()
+        return kv, num_tokens
+
+    def hear(self) -> None:
+        """Wait for one piece of news and take it in."""
+        one = self.news.get(timeout=PATIENCE_S)
+        if isinstance(one, SlotRead):
+            self.tiers.on_read(one)
+        else:
+            self.tiers.on_write_failed(one)
+
+    def compute(
+        self, trail: Trail, kv: list[Any], start: int, *, keeps: bool = True
+    ) -> dict[int, mx.array]:
+        """Prefill all but the last token slice by slice; the logits by where their slice ends."""
+        group = SequenceGroup(
+            request=_REQUEST,
+            token_ids=trail.token_ids,
+            num_prompt_tokens=len(trail.token_ids),
+            max_tokens=1,
+            deadline_s=0.0,
+            trail=trail,
+            num_computed_tokens=start,
+        )
+        logits: dict[int, mx.array] = {}
+        while group.num_remaining_tokens:
+            plan = self._grid.next_slice(group, 0)
+            logits[plan.end] = self.forward(trail.token_ids[plan.start : plan.end], kv)
+            group.num_computed_tokens = plan.end
+            if keeps:
+                self.tiers.on_prefill(trail, kv, (plan.start, plan.end), 0.001)
+                self.check()
+        return logits
+
+    def forward(self, token_ids: Sequence[int], kv: list[Any]) -> mx.array:
+        with mx.stream(self.model.stream):
+            logits = self.model.model(mx.array(list(token_ids))[None], cache=kv)
+            mx.eval(logits, [cache.state for cache in kv])
+        return logits
+
+    def answer(self, trail: Trail, kv: list[Any], output_ids: Sequence[int]) -> list[mx.array]:
+        """Decode: have the model say exactly these tokens and keep it all; the logits."""
+        fed = [trail.token_ids[-1], *output_ids]
+        logits = [self.forward([token_id], kv) for token_id in fed]
+        self.tiers.on_finished(trail, output_ids, kv)
+        self.check()
+        return logits
+
+    def turn(self, token_ids: Sequence[int], output_ids: Sequence[int], **fields: Any) -> Trail:
+        """A whole request."""
+        trail = self.trail(token_ids, **fields)
+        kv, start = self.take_up(trail)
+        self.compute(trail, kv, start)
+        self.answer(trail, kv, output_ids)
+        return trail
+
+    def check(self) -> None:
+        self.tiers.hot.integrity_check()
+
+    def publish(self) -> list[KnownSlot]:
+        """Write and publish what is queued, and close the writer; what the index then knows."""
+        assert self.writer is not None
+        self.writer.close()
+        self._writing.join(PATIENCE_S)
+        slots.publish_all([staged for _, staged in self.written])
+        return [known(job.header) for job, _ in self.written]
