@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import psutil
 import structlog
 
 from runtime import kv_sizes
+from runtime.housekeeping import Limits, News, keep_within_caps, make_room
+from runtime.errors import StoreUnavailable
 from runtime.kv_channel import MAX_SLOTS, KvChannel, KvEvent
-from runtime.open_store import Gone, OpenStore, Published
+from runtime.open_store import Demoted, Gone, OpenStore, Published
 from runtime.settings import Settings
 from runtime.store_life import KvStatus, StoreLife
 from runtime.types import ModelSpec
@@ -29,11 +31,15 @@ from runtime.wire import (
     SlotsWanted,
     StoreTrouble,
 )
+from store.errors import StoreError
 from store.types import SlotRow, Tier
+
+T = TypeVar("T")
 
 _OPEN_PATIENCE_S = 3.0
 _MAX_GROUP = 64
 _TOUCH_S = 1.0
+_CAP_S = 1.0
 _GAUGES = {"hot_bytes": 0, "num_runs": 0, "num_queued_bytes": 0}
 _TROUBLES = frozenset({"full", "failed"})
 
@@ -71,6 +77,8 @@ class KvStore:
         self._used: dict[str, None] = {}
         self._publisher: asyncio.Task[None] | None = None
         self._toucher: asyncio.Task[None] | None = None
+        self._roomer: asyncio.Task[None] | None = None
+        self._capper: asyncio.Task[None] | None = None
 
     @property
     def status(self) -> KvStatus:
@@ -107,11 +115,34 @@ class KvStore:
         store = self._life.store
         return KvFigures(models, dict(store.counts) if store is not None else {}, self._tiers)
 
-    async def chore(self, work: Callable[[OpenStore], Iterable[Gone]]) -> None:
-        """Do long work in the thread for it, then tell the workers what is gone."""
-        if not self._life.stopping.is_set():
-            for gone in await self._life.attempt(lambda store: list(work(store)), "chore") or ():
-                self._tell_gone(gone)
+    def loaded_models(self) -> frozenset[bytes]:
+        """The model hashes of the workers there are."""
+        return frozenset(channel.kv.model_hash for channel in list(self._channels))
+
+    async def chore(self, work: Callable[[OpenStore], Iterable[News]]) -> None:
+        """Do long work in the thread for it, then tell the workers what changed."""
+        if self._life.stopping.is_set():
+            return
+        for news in await self._life.attempt(lambda store: list(work(store)), "chore") or ():
+            self._tell(news)
+
+    async def tend(self, work: Callable[[OpenStore, Callable[[Gone], None]], T]) -> T:
+        """Do what somebody asked for, in a thread; what it reports as gone the workers are told.
+
+        Raises:
+            StoreUnavailable: there is no store, or it fails.
+        """
+        loop, store = asyncio.get_running_loop(), self._life.store
+        if store is None:
+            raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
+
+        def on_gone(gone: Gone) -> None:
+            loop.call_soon_threadsafe(self._tell, gone)
+
+        try:
+            return await asyncio.to_thread(work, store, on_gone)
+        except StoreError as error:
+            raise StoreUnavailable(f"The store fails: {error}.") from error
 
     # The household
 
@@ -126,7 +157,8 @@ class KvStore:
             channel.tell_gone([row.header.id for row in rows or ()], "evicted")
 
     def on_full(self) -> None:
-        pass
+        if self._roomer is None or self._roomer.done():
+            self._roomer = self._life.spawn(self.chore(make_room))
 
     # The desk of the channels
 
@@ -135,9 +167,11 @@ class KvStore:
         settings = self._settings
         own = settings.models.get(spec.id)
         memory_bytes = psutil.virtual_memory().total
+        hot_bytes = settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes)
         hot_only = KvOptions(
             block_size=settings.block_size,
-            hot_bytes=settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes),
+            hot_bytes=hot_bytes,
+            prewarm_bytes=int(hot_bytes * settings.prewarm_share),
             queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
             kv_bits=own.kv_bits if own is not None and own.kv_bits else settings.kv_bits,
         )
@@ -203,6 +237,14 @@ class KvStore:
             slots = [staged for _, staged in group]
             published = await self._life.attempt(lambda store, s=slots: store.publish(s))
             self._announce(published or Published((), tuple(channels)), channels)
+            if self._capper is None or self._capper.done():
+                self._capper = self._life.spawn(self._cap())
+
+    async def _cap(self) -> None:
+        """Writes may have exceeded a cap; several at a time are looked at together."""
+        await self._life.pause(_CAP_S)
+        limits = Limits.of(self._settings)
+        await self.chore(lambda store: keep_within_caps(store, limits))
 
     def _announce(self, outcome: Published, channels: dict[str, KvChannel]) -> None:
         saved: dict[KvChannel, list[SlotRow]] = {}
@@ -233,7 +275,9 @@ class KvStore:
             self._life.fail(bad.reason, bad.message)
         if bad.reason in ("damaged", "missing"):
             ids = await self._life.attempt(lambda store: store.drop_bad(bad.id))
-            self._tell_gone(Gone(ids or (), "damaged"))
+            if ids is not None:
+                self._tell(Gone(ids, "damaged"))
+                self.on_slots()
 
     async def _promote(self, channel: KvChannel, ids: tuple[str, ...]) -> None:
         for slot_id in ids:
@@ -243,12 +287,16 @@ class KvStore:
             elif is_here is None:
                 channel.tell_gone([slot_id], "evicted")
             else:
-                lost = SlotBad(id=slot_id, reason="missing", message="not in the cold store")
-                await self._drop_bad(lost)
+                lost = await self._life.attempt(lambda store, i=slot_id: store.drop([i]))
+                self._tell(Gone(lost or (slot_id,), "damaged"))
 
-    def _tell_gone(self, gone: Gone) -> None:
+    def _tell(self, news: News) -> None:
         for channel in self._channels:
-            channel.tell_gone(gone.ids, gone.reason)
+            match news:
+                case Gone(ids, reason):
+                    channel.tell_gone(ids, reason)
+                case Demoted(ids):
+                    channel.tell_demoted(ids)
 
 
 def added(one: KvCounts, other: KvCounts) -> KvCounts:

@@ -63,7 +63,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     The KV cache. `kv_disk = false` keeps KV in memory only, else it lies in `kv_dir` (`kv` in
     `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free). A
-    model keeps `hot_bytes` in memory (a quarter of what its weights leave). `block_size` is the
+    model keeps `hot_bytes` in memory (a quarter of what its weights leave), of which a share of
+    `prewarm_share` is filled after a load with what was used last. `block_size` is the
     unit of matching in tokens. `kv_bits` (4 or 8, also per model) quantises live KV; None keeps
     the model's own dtype. At most `kv_write_queue_bytes` wait to be written, and after
     `kv_daily_write_bytes` in a day only pinned KV is. Unused KV leaves the disk after `kv_ttl_s`
@@ -98,6 +99,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     kv_dir: Path | None = None
     cache_max_bytes: Positive | None = None
     hot_bytes: Positive | None = None
+    prewarm_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
     block_size: Annotated[int, Meta(ge=16, le=4096)] = 256
     kv_bits: KvBits | None = None
     kv_write_queue_bytes: Positive | None = None
@@ -111,6 +113,16 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     cpu_blas: str = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
+
+    def kv_bits_of(self, model: str) -> int | None:
+        """How many bits a value of this model's KV takes; None is the model's own dtype."""
+        own = self.models.get(model)
+        return own.kv_bits if own is not None and own.kv_bits else self.kv_bits
+
+    @property
+    def kv_root(self) -> Path:
+        """Where KV lies on disk."""
+        return self.kv_dir or self.home / "kv"
 
 
 def load_settings(flags: Mapping[str, str], environ: Mapping[str, str]) -> Settings:

@@ -16,6 +16,7 @@ MissReason = Literal[
     "expired",
     "evicted",
     "damaged",
+    "deleted",
     "no_checkpoint",
     "slower_than_prefill",
     "unsupported",

@@ -40,6 +40,7 @@ class KvOptions(Struct, frozen=True):
     block_size: int = 256
     hot_bytes: int = 1 << 30
     queue_bytes: int = 1 << 30
+    prewarm_bytes: int = 0
     kv_bits: int | None = None
 
 
@@ -88,6 +89,12 @@ class SlotsPromoted(Struct, frozen=True, tag="promoted"):
     ids: tuple[str, ...]
 
 
+class SlotsDemoted(Struct, frozen=True, tag="demoted"):
+    """Slots that are in the cold store now."""
+
+    ids: tuple[str, ...]
+
+
 class SlotsGone(Struct, frozen=True, tag="gone"):
     """Slots that are no longer on disk, or were refused."""
 
@@ -107,7 +114,9 @@ class Stop(Struct, frozen=True, tag="stop"):
     """Finish nothing more, give memory back, exit 0."""
 
 
-Command = Load | Submit | Abort | Stop | Slots | SlotsSaved | SlotsPromoted | SlotsGone
+Command = (
+    Load | Submit | Abort | Stop | Slots | SlotsSaved | SlotsPromoted | SlotsDemoted | SlotsGone
+)
 
 
 class Hello(Struct, frozen=True, tag="hello"):

@@ -76,6 +76,13 @@ class Restorer:
             tier=trail.tier if found.num_tokens else "none", num_tokens=found.num_tokens
         )
 
+    def bring(self, runs: Sequence[Run]) -> Trail:
+        """Have runs read for nobody yet; the trail must be released when it waits no longer."""
+        trail = Trail(mode="off")
+        for run in runs:
+            self._read(trail, run, tokens_only=False)
+        return trail
+
     def _ask(self, trail: Trail, found: Found) -> None:
         """Have read what is missing on the way, or the tokens that might lead further."""
         self._pin(trail, [run for run, _ in found.path])
@@ -152,7 +159,7 @@ class Restorer:
 
     def _arrived(self, trail: Trail, run: Run) -> None:
         trail.waiting.discard(run)
-        if not trail.waiting:
+        if not trail.waiting and trail.mode != "off":
             self._ask(trail, self.find(trail))
 
     def _take_in(self, read: SlotRead) -> None:

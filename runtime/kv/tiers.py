@@ -15,6 +15,7 @@ from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
 from runtime.kv.prefix import Run, run_of
+from runtime.kv.prewarm import Prewarmer
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.restore import Restorer
 from runtime.kv.trail import Trail
@@ -24,7 +25,11 @@ from runtime.wire import KnownSlot, KvCounts, SlotBad, SlotsUsed, SlotsWanted
 
 
 class Tiers:
-    """`report` sends an event to the server. Without writer and reader there is no disk."""
+    """`report` sends an event to the server. Without writer and reader there is no disk.
+
+    `prewarm_bytes` of memory may be filled with what was used last, while nothing runs.
+    With `checks` (Python's development mode) everything is recounted whenever nothing runs.
+    """
 
     def __init__(
         self,
@@ -32,10 +37,15 @@ class Tiers:
         writer: SlotWriter | None,
         reader: SlotReader | None,
         report: Callable[[SlotBad | SlotsUsed | SlotsWanted], None],
+        *,
+        prewarm_bytes: int = 0,
+        checks: bool = False,
     ) -> None:
         self._ground = ground
+        self._checks = checks
         self._writer = writer
         self._restorer = Restorer(ground, reader, report)
+        self._prewarmer = Prewarmer(ground, self._restorer, prewarm_bytes)
         self._committer = Committer(ground, writer)
 
     @property
@@ -52,9 +62,14 @@ class Tiers:
         return self._ground.layout.needs_state
 
     def set_idle(self, *, is_idle: bool) -> None:
-        """Tell the writer whether requests are running."""
+        """Tell the writer whether requests are running. Raises AssertionError with `checks`."""
+        if is_idle and self._checks:
+            self.hot.integrity_check()
+            assert not any(self.hot[run].num_readers for run in self.hot.tree), "a pin is left"
         if self._writer is not None:
             (self._writer.idle.set if is_idle else self._writer.idle.clear)()
+        if is_idle:
+            self._prewarmer.step()
 
     @property
     def num_queued_bytes(self) -> int:
@@ -138,6 +153,7 @@ class Tiers:
             run = run_of(chain, parent, slot.start, slot.end, slot.block_hashes)
             run.end_hash, run.has_state = slot.end_hash, slot.has_state
             hot.add(run, _on_disk(slot))
+        self._prewarmer.on_learned()
 
     def on_saved(self, slot_ids: Sequence[str]) -> None:
         """These slots are published: their bytes survive anything."""
@@ -149,14 +165,20 @@ class Tiers:
         """These slots came from the cold store and can be read."""
         self._restorer.on_promoted(slot_ids)
 
+    def on_demoted(self, slot_ids: Sequence[str]) -> None:
+        """These slots went to the cold store."""
+        for slot_id in slot_ids:
+            if (run := self.hot.find(slot_id)) is not None:
+                self.hot[run].tier = "cold"
+
     def on_gone(self, slot_ids: Sequence[str], reason: MissReason) -> None:
-        """These slots are no longer on disk."""
+        """These slots are no longer on disk; what was deleted leaves memory as well."""
         for slot_id in slot_ids:
             if (run := self.hot.find(slot_id)) is None:
                 continue
             held = self.hot[run]
             held.is_written = held.is_saved = False
-            if held.kv is None:
+            if held.kv is None or reason == "deleted":
                 self._ground.forget(run, reason)
                 self._restorer.on_lost(run)
 

@@ -134,12 +134,19 @@ class Worker:
     def _tiers(self, model: LoadedModel, chain: HashChain, options: KvOptions) -> Tiers:
         ground = Ground.of(model, chain, options.model_hash, options.hot_bytes)
         if options.root is None:
-            return Tiers(ground, None, None, self._sender.send)
+            return Tiers(ground, None, None, self._sender.send, checks=sys.flags.dev_mode)
         root = Path(options.root)
         writer = SlotWriter(root, options.queue_bytes, self._on_staged, self._on_unwritten)
         self._writer = writer, _thread("writer", writer.run)
         reader = SlotReader(root, self._inbox.put)
-        return Tiers(ground, writer, reader, self._sender.send)
+        return Tiers(
+            ground,
+            writer,
+            reader,
+            self._sender.send,
+            prewarm_bytes=options.prewarm_bytes,
+            checks=sys.flags.dev_mode,
+        )
 
     def _on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
         self._sender.send(

@@ -27,6 +27,7 @@ from runtime.wire import (
     Event,
     KvCounts,
     Slots,
+    SlotsDemoted,
     SlotsGone,
     SlotsPromoted,
     SlotsSaved,
@@ -54,7 +55,7 @@ class Quit:
     """Leave the loop."""
 
 
-News = SlotRead | WriteFailed | Slots | SlotsSaved | SlotsPromoted | SlotsGone
+News = SlotRead | WriteFailed | Slots | SlotsSaved | SlotsPromoted | SlotsDemoted | SlotsGone
 Arrival = SequenceGroup | AbortRequest | Quit | News
 
 
@@ -177,13 +178,15 @@ class Engine:
                 tiers.on_saved(ids)
             case SlotsPromoted(ids=ids):
                 tiers.on_promoted(ids)
+            case SlotsDemoted(ids=ids):
+                tiers.on_demoted(ids)
             case SlotsGone(ids=ids, reason=reason):
                 tiers.on_gone(ids, reason)
 
     def _expire(self, now: float) -> None:
         for group in [g for g in self._groups.values() if g.deadline_s <= now]:
             for sequence in group.sequences:
-                self._finish(sequence, "length")
+                self._finish(sequence, "length", self._decoder.take(sequence))
         for group in self._scheduler.waiting:
             if self._tiers.is_overdue(group.trail):
                 self._tiers.give_up(group.trail)
@@ -217,8 +220,7 @@ class Engine:
         seconds = time.perf_counter() - start
         group.prefill_s += seconds
         self._scheduler.on_prefill(plan.end - plan.start, seconds, num_running)
-        assert group.kv is not None
-        self._tiers.on_prefill(group.trail, group.kv, (plan.start, plan.end), seconds)
+        self._keep_prefill(plan, seconds)
         if group.num_remaining_tokens:
             progress = PrefillProgress(
                 num_done=group.num_computed_tokens, num_total=group.num_prefill_tokens
@@ -235,6 +237,14 @@ class Engine:
         if plan.end > plan.start:
             self._model.prefill(group.token_ids[plan.start : plan.end], group.kv)
             group.num_computed_tokens = plan.end
+
+    def _keep_prefill(self, plan: PrefillSlice, seconds: float) -> None:
+        assert plan.group.kv is not None
+        try:
+            span = (plan.start, plan.end)
+            self._tiers.on_prefill(plan.group.trail, plan.group.kv, span, seconds)
+        except (RuntimeError, ValueError) as error:
+            _raise_if_tainted(error)
 
     # Decode
 

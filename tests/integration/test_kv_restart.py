@@ -11,11 +11,15 @@ import pytest
 
 from tests.conversation import CANARY, CODE, Conversation, Reply, wait_until_saved
 from tests.running_server import RunningServer, running
+from tests.waiting import until
 
+KV_BYTES_PER_TOKEN = 5120
 TAIL_TOKENS = 80
 """What may be computed again: the last question and the template around it."""
 
-CONFIG = 'default_model = "hearth-tiny"\n'
+COMES_BACK = 'default_model = "hearth-tiny"\n'
+CONFIG = COMES_BACK + "prewarm_share = 0\n"
+"""Nothing comes back into memory unasked, so that each answer shows the way from the disk."""
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +72,15 @@ def test_and_after_it_was_stopped_and_its_worker_was_killed(home: Path, conversa
         assert "Traceback" not in server.stderr
 
 
+async def test_what_was_used_last_is_back_in_memory_before_it_is_asked_for(
+    home: Path, conversation: Conversation
+):
+    with running(home, config=COMES_BACK) as server:
+        num_bytes = 8000 * KV_BYTES_PER_TOKEN
+        await until(lambda: server.figure("hearth_kv_hot_bytes") > num_bytes, "it is back")
+        check(conversation.ask(server), "hot")
+
+
 def test_and_after_another_model_was_loaded_meanwhile(
     home: Path, conversation: Conversation, models_dir: Path
 ):
@@ -98,7 +111,7 @@ def test_weights_replaced_in_place_never_match(tmp_path: Path, models_dir: Path)
     model = tmp_path / "models" / "tiny"
     shutil.copytree(models_dir / "tiny", model)
     conversation = Conversation(num_sentences=40)
-    config = f'models_dir = "{model.parent}"\ndefault_model = "tiny"\n'
+    config = f'models_dir = "{model.parent}"\ndefault_model = "tiny"\nprewarm_share = 0\n'
     with running(tmp_path, config=config) as server:
         conversation.ask(server, max_tokens=4)
     with running(tmp_path, config=config) as server:

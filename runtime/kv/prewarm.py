@@ -1,0 +1,58 @@
+"""Prewarm: while nobody asks for anything, the conversations used last come back into memory."""
+
+from __future__ import annotations
+
+import heapq
+
+from runtime.kv.ground import Ground
+from runtime.kv.prefix import Run, path_to
+from runtime.kv.restore import Restorer
+from runtime.kv.trail import Trail
+
+_MAX_CONVERSATIONS = 64
+
+
+class Prewarmer:
+    """Brings back one conversation after the other, up to `budget_bytes` of KV in memory."""
+
+    def __init__(self, ground: Ground, restorer: Restorer, budget_bytes: int) -> None:
+        self._hot = ground.hot
+        self._restorer = restorer
+        self._budget_bytes = budget_bytes
+        self._leaves: list[Run] = []
+        self._has_news = False
+        self._trail: Trail | None = None
+
+    def on_learned(self) -> None:
+        """There is news of what is on disk."""
+        self._has_news = self._budget_bytes > 0
+
+    def _choose(self) -> None:
+        self._has_news = False
+        leaves = (run for run in self._hot.tree if not run.children)
+        self._leaves = heapq.nlargest(
+            _MAX_CONVERSATIONS, leaves, key=lambda run: self._hot[run].last_used_s
+        )
+        self._leaves.reverse()
+
+    def step(self) -> None:
+        """Nobody asks for anything: begin with the next conversation when the last one is here."""
+        if self._trail is not None:
+            if self._trail.is_waiting:
+                return
+            self._restorer.release(self._trail)
+            self._trail = None
+        if self._has_news:
+            self._choose()
+        while self._leaves and self._trail is None:
+            self._begin(self._leaves.pop())
+
+    def _begin(self, leaf: Run) -> None:
+        if leaf not in self._hot:
+            return
+        held = [(run, self._hot[run]) for run, _ in path_to(leaf, leaf.end)]
+        missing = [(run, one) for run, one in held if one.kv is None]
+        num_bytes = sum(one.disk_bytes for _, one in missing)
+        is_near = all(one.tier == "warm" for _, one in missing)
+        if missing and is_near and self._hot.num_bytes + num_bytes <= self._budget_bytes:
+            self._trail = self._restorer.bring([run for run, _ in missing])
