@@ -37,7 +37,7 @@ _BATCH_FORMS: dict[type, type] = {
 """What `extract` of a batch's cache gives; ArraysCache and CacheList are their own batch forms."""
 
 
-class UnsupportedCache(Exception):
+class UnsupportedCache(ValueError):
     """A layer cache whose class is not in the registry."""
 
     def __init__(self, cache: object) -> None:
