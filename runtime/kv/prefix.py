@@ -218,7 +218,9 @@ def _last_block(chain: HashChain, run: Run | None, end: int) -> bytes:
 def num_common(known: Sequence[int], known_start: int, token_ids: Sequence[int], start: int) -> int:
     """How many tokens of `known` from `known_start` on are those of `token_ids` from `start` on."""
     limit = min(len(known) - known_start, len(token_ids) - start)
-    low, high = 0, limit
+    if limit <= 0 or known[known_start] != token_ids[start]:
+        return 0
+    low, high = 1, limit
     # Comparing slices runs in C; halving finds the first difference.
     while low < high:
         middle = (low + high + 1) // 2
