@@ -1,4 +1,4 @@
-"""The command line: `hearth serve`, `hearth pull`, `hearth doctor`, `hearth version`."""
+"""The command line: `hearth serve`, `pull`, `cache`, `doctor`, `version`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from api.cache_commands import add_commands
 from runtime.errors import HearthError, SettingsError
 from runtime.settings import Settings, load_settings
 
@@ -26,19 +27,21 @@ _HELP = {
     "log_format": "console or json",
 }
 _TABLES = ("aliases", "models")
+_FLAGS = ("config", *(name for name in Settings.__struct_fields__ if name not in _TABLES))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. 2 means that the settings cannot be used."""
-    arguments = vars(_parser().parse_args(argv))
-    command = arguments.pop("command")
+    parsed = _parser().parse_args(argv)
+    arguments = {name: vars(parsed).get(name) for name in (*_FLAGS, "repo")}
+    command = parsed.command
     if command == "version":
         sys.stdout.write(f"hearth {version('hearth')}\n")
         return 0
-    repo = arguments.pop("repo", None)
+    repo = arguments.pop("repo")
     flags = {name: value for name, value in arguments.items() if value is not None}
     try:
-        return _pull(repo) if repo is not None else _run(command, load_settings(flags, os.environ))
+        return _pull(repo) if repo is not None else _run(parsed, load_settings(flags, os.environ))
     except HearthError as error:
         sys.stderr.write(f"hearth: {error.message}\n")
         return 2 if isinstance(error, SettingsError) else 1
@@ -56,8 +59,12 @@ def _pull(repo: str) -> int:
     return 0
 
 
-def _run(command: str, settings: Settings) -> int:
-    if command == "doctor":
+def _run(parsed: argparse.Namespace, settings: Settings) -> int:
+    if parsed.command == "cache":
+        from api.cache_cli import run  # noqa: PLC0415
+
+        return run(settings, parsed)
+    if parsed.command == "doctor":
         from api.doctor import report  # noqa: PLC0415
 
         return report(settings)
@@ -79,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     pull = commands.add_parser("pull", help="download a model into the Hugging Face cache")
     pull.add_argument("repo", metavar="REPO", help="such as mlx-community/Qwen3-4B-4bit")
     doctor = commands.add_parser("doctor", help="look for what is wrong with the setup")
+    cache = commands.add_parser("cache", help="look at what was kept of conversations, delete it")
+    add_commands(cache, _add_settings)
     commands.add_parser("version", help="print the version")
     for command in (serve, doctor):
         _add_settings(command)

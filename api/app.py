@@ -12,7 +12,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
-from api import health
+from api import admin, health
 from api.body import HttpRequest
 from api.deps import Gate
 from api.errors import EXCEPTION_HANDLERS
@@ -85,6 +85,7 @@ def create_app(
             health.live_head,
             health.ready,
             health.metrics,
+            *admin.HANDLERS,
         ],
         dependencies={"gate": Provide(lambda: gate, use_cache=True, sync_to_thread=False)},
         exception_handlers=EXCEPTION_HANDLERS,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import TypeVar
 
 from litestar.types import Scope
 
@@ -11,12 +12,16 @@ from api.answer import Answer
 from api.metrics import Metrics
 from api.record import record_of
 from runtime.catalog import Catalog
+from runtime.errors import UnknownModel
 from runtime.generation import Generation
+from runtime.inventory import Inventory
 from runtime.kv_store import KvStore
 from runtime.settings import Settings
 from runtime.store_life import KvStatus
 from runtime.supervisor import ModelStatus, Supervisor
 from runtime.types import GenerateRequest, ModelSpec
+
+T = TypeVar("T")
 
 
 class Gate:
@@ -49,6 +54,36 @@ class Gate:
     async def refresh_figures(self) -> None:
         """Count what is on disk."""
         await self._kv.refresh()
+
+    async def tend(self, work: Callable[[Inventory], T]) -> T:
+        """Have something done to what is on disk, in a thread.
+
+        Raises:
+            StoreUnavailable: there is no store, or it fails.
+        """
+        return await self._kv.tend(lambda store, on_gone: work(Inventory(store, on_gone)))
+
+    async def models_named(self, name: str) -> set[bytes]:
+        """The model hashes of all KV that was computed under a name, or is of that model now.
+
+        Raises:
+            UnknownModel: neither is there such a model, nor was there.
+            StoreUnavailable: there is no store, or it fails.
+        """
+        found = await self.tend(lambda inventory: inventory.models_named(name))
+        try:
+            spec = self.spec(name)
+        except UnknownModel:
+            if found:
+                return found
+            raise
+        bits = self.settings.kv_bits_of(spec.id)
+        found |= await self.tend(lambda inventory: inventory.models_named(spec.id))
+        return found | {await self.tend(lambda inventory: inventory.identify(spec, bits))}
+
+    def tell_slots(self) -> None:
+        """Have the workers look at what is on disk again."""
+        self._kv.on_slots()
 
     def spec(self, name: str | None) -> ModelSpec:
         """The model of that name; the default one when none is named.

@@ -17,10 +17,14 @@ from runtime.errors import (
     Aborted,
     ContextTooLong,
     HearthError,
+    InterchangeFailed,
     InvalidRequest,
     LoadFailed,
+    NotLocal,
     Overloaded,
     RequestRejected,
+    StoreUnavailable,
+    UnknownConversation,
     UnknownModel,
     WorkerDied,
     WorkerError,
@@ -81,7 +85,10 @@ STATUSES: dict[type[HearthError], Status] = {
     InvalidRequest: Status(400, "invalid_request_error"),
     InvalidJson: Status(400, "invalid_request_error"),
     ContextTooLong: Status(400, "invalid_request_error"),
+    InterchangeFailed: Status(400, "invalid_request_error"),
+    NotLocal: Status(403, "permission_error"),
     UnknownModel: Status(404, "invalid_request_error"),
+    UnknownConversation: Status(404, "invalid_request_error"),
     WrongContentType: Status(415, "invalid_request_error"),
     Overloaded: Status(429, "rate_limit_error"),
     ClientLeft: Status(499, "client_left"),
@@ -90,6 +97,7 @@ STATUSES: dict[type[HearthError], Status] = {
     WorkerDied: Status(503, "server_error"),
     WorkerWedged: Status(503, "server_error"),
     Aborted: Status(503, "server_error"),
+    StoreUnavailable: Status(503, "server_error"),
 }
 _BY_CODE = {error.code: status for error, status in STATUSES.items()}
 _ROUTE_CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}

@@ -59,6 +59,30 @@ class UnknownModel(RequestRejected):
         self.nearest = nearest
 
 
+class UnknownConversation(RequestRejected):
+    """Nothing in the store goes by that name, or too much does; the message says what to do."""
+
+    code = "conversation_not_found"
+
+
+class NotLocal(RequestRejected):
+    """Only this machine's own programs may ask for that."""
+
+    code = "not_local"
+
+
+class StoreUnavailable(HearthError):
+    """There is no store to work on, or it fails; `code` stays the same, the message says why."""
+
+    code = "store_unavailable"
+
+
+class InterchangeFailed(RequestRejected):
+    """A stock prompt-cache file cannot be read, written, or does not belong to that model."""
+
+    code = "interchange_failed"
+
+
 class Overloaded(RequestRejected):
     """Too much is waiting, or the server is stopping; worth a retry after `retry_after_s`."""
 

@@ -208,7 +208,7 @@ class OpenStore:
     def _conversation(self, session: str, row: SlotRow, used_s: float) -> ConversationRow:
         header = row.header
         return ConversationRow(
-            key=self._owned.keyed_hash("conversation", session.encode()),
+            key=self.conversation_key(session),
             model=header.model,
             leaf=header.id,
             num_tokens=header.end,
@@ -216,6 +216,10 @@ class OpenStore:
             created_s=used_s,
             ttl_s=header.ttl_s,
         )
+
+    def conversation_key(self, session_id: str) -> bytes:
+        """What stands for a session id in this store."""
+        return self._owned.keyed_hash("conversation", session_id.encode())
 
     def touch(self, ids: Sequence[str]) -> None:
         """Requests reused these slots. Raises StoreError."""

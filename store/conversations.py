@@ -29,10 +29,11 @@ class Conversations:
         return self._database.submit(lambda connection: _advance(connection, row))
 
     def drop(self, key: bytes, model: bytes | None = None) -> Future[tuple[SlotPlace, ...]]:
-        """Forget a conversation, for all models unless one is named, and what only it used.
+        """Forget a conversation, for all models unless one is named, and all that only it said.
 
-        Slots that another conversation is part of, or that something else continues, stay. The
-        files of the others may be unlinked when the future is done: see `SlotIndex.drop`.
+        Slots that something else needs to their end stay. Where something else leaves a slot
+        before its end, the rest of that slot is nobody else's: it goes, with what continues it.
+        The files may be unlinked when the future is done: see `SlotIndex.drop`.
         """
         return self._database.submit(lambda connection: _drop(connection, key, model))
 
@@ -98,18 +99,32 @@ def _drop(connection: Connection, key: bytes, model: bytes | None) -> tuple[Slot
     connection.execute(delete(Conversation).where(Conversation.id.in_(numbers)))
     dropped: list[SlotPlace] = []
     for slot in sorted(mine, reverse=True):
-        if name := _unused(connection, slot):
-            dropped += slot_rows.delete_subtrees(connection, [name])
+        dropped += drop_unneeded(connection, slot)
     return tuple(dropped)
 
 
-def _unused(connection: Connection, slot: int) -> str | None:
-    """The name of a slot that nobody continues, pins or remembers."""
+def drop_unneeded(
+    connection: Connection, slot: int, leave: int | None = None
+) -> tuple[SlotPlace, ...]:
+    """Delete a slot, with what continues it, unless something needs its tokens up to `leave`.
+
+    That is its end unless given. Needed is what is pinned, where another conversation ends, and
+    what comes before a slot that continues it.
+    """
+    columns = select(Slot.name, Slot.end, Slot.is_pinned, Slot.num_children)
+    row = connection.execute(columns.where(Slot.id == slot)).first()
+    if row is None or row.is_pinned:
+        return ()
     remembered = select(ConversationSlot.slot_id).where(ConversationSlot.slot_id == slot)
-    columns = select(Slot.name).where(
-        Slot.id == slot, Slot.num_children == 0, ~Slot.is_pinned, ~remembered.exists()
-    )
-    return connection.execute(columns).scalar()
+    ends = select(Conversation.id).where(Conversation.leaf_id == slot)
+    is_end = remembered if not row.num_children else ends
+    starts = select(func.max(Slot.start)).where(Slot.parent_id == slot)
+    needed = connection.execute(starts).scalar() or 0
+    if connection.execute(is_end).first() is not None:
+        needed = row.end
+    if needed >= (row.end if leave is None else leave):
+        return ()
+    return slot_rows.delete_subtrees(connection, [row.name])
 
 
 def _rows(

@@ -1,0 +1,130 @@
+"""`/admin`: what lies in the cache; deleting, verifying, adding to it. For this machine only.
+
+Names of conversations are in the query, never in the path: paths may be logged.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+import msgspec
+from litestar import delete, get, post
+from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency
+from litestar.handlers import BaseRouteHandler
+from litestar.params import FromQuery, JSONBody
+
+from api.deps import Gate
+from runtime.errors import NotLocal
+from runtime.inventory import (
+    ChainView,
+    ConversationView,
+    PublishedView,
+    RemovalView,
+    StatsView,
+    VerifyView,
+)
+from runtime.wire import SlotStaged
+
+
+class CacheListing(msgspec.Struct, gc=False):
+    """All conversations of the store at `root`, the latest used first."""
+
+    root: str
+    conversations: list[ConversationView]
+
+
+class StagedSlots(msgspec.Struct, gc=False):
+    """Slot files that were staged inside the store, to be published; parents first."""
+
+    slots: list[SlotStaged]
+
+
+def local_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """Refuse other machines, and web pages that made their name resolve to this one.
+
+    Raises:
+        NotLocal: the request does not come from a program on this machine.
+    """
+    peer = connection.client.host if connection.client is not None else ""
+    host = connection.headers.get("host", "").rpartition("]")[0].lstrip("[")
+    host = host or connection.headers.get("host", "").partition(":")[0]
+    if not _is_loopback(peer) or not (host == "localhost" or _is_loopback(host)):
+        raise NotLocal("/admin answers programs on this machine only, at 127.0.0.1.")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+@get("/admin/cache", tags=["Admin"], guards=[local_only])
+async def list_cache(
+    gate: NamedDependency[Gate], model: FromQuery[str | None] = None
+) -> CacheListing:
+    """Every conversation and nameless chain on disk; of one model, by its label or hash."""
+    return await gate.tend(
+        lambda inventory: CacheListing(str(inventory.store.root), inventory.conversations(model))
+    )
+
+
+@get("/admin/cache/stats", tags=["Admin"], guards=[local_only])
+async def cache_stats(gate: NamedDependency[Gate]) -> StatsView:
+    """Sums by model and tier, and counters."""
+    return await gate.tend(lambda inventory: inventory.stats())
+
+
+@get("/admin/cache/chain", tags=["Admin"], guards=[local_only])
+async def cache_chain(gate: NamedDependency[Gate], conversation: FromQuery[str]) -> ChainView:
+    """Where a conversation's slots are: by session id, the beginning of its id, or a slot's id."""
+    return await gate.tend(lambda inventory: inventory.chain(conversation))
+
+
+@delete("/admin/cache/conversations", tags=["Admin"], guards=[local_only], status_code=200)
+async def delete_conversation(
+    gate: NamedDependency[Gate], conversation: FromQuery[str]
+) -> RemovalView:
+    """Delete a conversation, on disk and in memory, with what only it used."""
+    return await gate.tend(lambda inventory: inventory.remove_conversation(conversation))
+
+
+@delete("/admin/cache/models", tags=["Admin"], guards=[local_only], status_code=200)
+async def delete_model(gate: NamedDependency[Gate], model: FromQuery[str]) -> RemovalView:
+    """Delete everything of a model."""
+    models = await gate.models_named(model)
+    return await gate.tend(lambda inventory: inventory.remove_models(models))
+
+
+@delete("/admin/cache/all", tags=["Admin"], guards=[local_only], status_code=200)
+async def delete_all(gate: NamedDependency[Gate]) -> RemovalView:
+    """Delete everything."""
+    return await gate.tend(lambda inventory: inventory.remove_all())
+
+
+@post("/admin/cache/verify", tags=["Admin"], guards=[local_only], status_code=200)
+async def verify_cache(gate: NamedDependency[Gate]) -> VerifyView:
+    """Read every slot now; what is not as it was written goes."""
+    return await gate.tend(lambda inventory: inventory.verify())
+
+
+@post("/admin/cache/publish", tags=["Admin"], guards=[local_only], status_code=200)
+async def publish_slots(gate: NamedDependency[Gate], data: JSONBody[StagedSlots]) -> PublishedView:
+    """Take in slots that `hearth cache import` staged."""
+    published = await gate.tend(lambda inventory: inventory.publish(data.slots))
+    gate.tell_slots()
+    return published
+
+
+HANDLERS = [
+    list_cache,
+    cache_stats,
+    cache_chain,
+    delete_conversation,
+    delete_model,
+    delete_all,
+    verify_cache,
+    publish_slots,
+]

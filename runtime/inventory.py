@@ -1,0 +1,353 @@
+"""What lies in an open store, for people: list it, count it, verify it, delete it for good.
+
+Every call blocks and may come from any thread; all of them raise StoreError when the store fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import InterchangeFailed, UnknownConversation
+from runtime.open_store import INDEX, Gone, OpenStore
+from runtime.types import ModelSpec, Struct
+from runtime.wire import SlotStaged
+from store import listing, removal, upkeep
+from store.conversations import Conversations
+from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
+from store.listing import Entry, Link
+from store.slot_format import is_slot_id
+from store.slots import read_header, remove, slot_path, verify
+from store.types import SlotPlace, Tier
+
+MIN_PREFIX = 4
+_CHECKPOINT_TRIES = 5
+
+
+class ConversationView(Struct, frozen=True):
+    """A line of `hearth cache ls`. Times are wall-clock seconds; `model` is its label.
+
+    `is_durable` says that its latest turn is on disk to the end.
+    """
+
+    id: str
+    model: str
+    model_hash: str
+    num_tokens: int
+    num_turns: int
+    num_slots: int
+    disk_bytes: int
+    tier: str
+    last_used_s: float
+    is_pinned: bool
+    is_durable: bool
+    is_named: bool
+
+
+class TierView(Struct, frozen=True):
+    """What one model holds in one tier."""
+
+    model: str
+    model_hash: str
+    tier: Tier
+    num_slots: int
+    num_tokens: int
+    disk_bytes: int
+
+
+class StatsView(Struct, frozen=True):
+    """`hearth cache stats`. `counters` are sums since the store was made, by name."""
+
+    root: str
+    tiers: tuple[TierView, ...]
+    num_conversations: int
+    quarantine_bytes: int
+    free_bytes: int
+    counters: dict[str, float]
+
+
+class VerifyView(Struct, frozen=True):
+    """`hearth cache verify`: what was read; what was damaged or missing is gone now."""
+
+    num_verified: int
+    verified_bytes: int
+    num_damaged: int
+    num_unread: int
+
+
+class RemovalView(Struct, frozen=True):
+    """`hearth cache rm`: what is gone. `is_cut` says that the index's log holds no trace either."""
+
+    num_conversations: int
+    num_slots: int
+    is_cut: bool
+
+
+class ChainView(Struct, frozen=True):
+    """The slot files that hold a conversation's first tokens, each with where to leave it."""
+
+    model: str
+    model_hash: str
+    paths: tuple[str, ...]
+    leaves: tuple[int, ...]
+
+
+class PublishedView(Struct, frozen=True):
+    """What became of slots that were staged outside of the server."""
+
+    num_saved: int
+    num_refused: int
+
+
+def ignore(gone: Gone) -> None:
+    """There is nobody to tell."""
+    del gone
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The store's contents by name."""
+
+    store: OpenStore
+    on_gone: Callable[[Gone], None] = ignore
+    """Told what leaves the disk, before its file does."""
+
+    # Looking
+
+    def conversations(self, model: str | None = None) -> list[ConversationView]:
+        """Everything there is, the latest used first; of one model, if its label is given."""
+        labels = self._labels()
+        views = [_view(entry, labels) for entry in self._entries()]
+        return [view for view in views if model is None or model in (view.model, view.model_hash)]
+
+    def stats(self) -> StatsView:
+        """Sums and counters."""
+        labels = self._labels()
+        root = self.store.root
+        tiers = tuple(
+            TierView(
+                model=labels.get(total.model, ""),
+                model_hash=total.model.hex(),
+                tier=total.tier,
+                num_slots=total.num_slots,
+                num_tokens=total.num_tokens,
+                disk_bytes=total.disk_bytes,
+            )
+            for total in self.store.index.totals()
+        )
+        return StatsView(
+            root=str(root),
+            tiers=tiers,
+            num_conversations=len(self._entries()),
+            quarantine_bytes=_bytes_below(root / upkeep.QUARANTINE),
+            free_bytes=upkeep.disk_room(root).free_bytes,
+            counters=self.store.records.counters(),
+        )
+
+    def find(self, name: str) -> Entry:
+        """The entry whose session id this is, or whose id begins with it; of the latest use.
+
+        Raises:
+            UnknownConversation: there is none, or the beginning fits several.
+        """
+        key = self.store.conversation_key(name).hex()
+        known = self._entries()
+        named = [entry for entry in known if entry.is_named and entry.id == key]
+        if named:
+            return named[0]
+        prefix = name.lower()
+        fitting = [e for e in known if len(prefix) >= MIN_PREFIX and e.id.startswith(prefix)]
+        ids = {entry.id for entry in fitting}
+        if len(ids) == 1:
+            return fitting[0]
+        if ids:
+            shown = ", ".join(sorted(ids)[:5])
+            message = (
+                f"{len(ids)} conversations begin with {name[:64]!r}: {shown}. Give more of it."
+            )
+        else:
+            message = (
+                f"No conversation has the session id {name[:64]!r} or an id that begins with it. "
+                "`hearth cache ls` lists them."
+            )
+        raise UnknownConversation(message, "conversation")
+
+    def chain(self, name: str) -> ChainView:
+        """Where a conversation's tokens lie, all on the fast disk; a slot's id names its chain.
+
+        Raises:
+            UnknownConversation: there is none, or not all of it is to be had.
+        """
+        leaf = name if is_slot_id(name) and self._way_to(name) else self.find(name).leaf
+        links = self._way_to(leaf) if leaf is not None else []
+        for link in links:
+            if link.place.tier == "cold" and not self.store.promote(link.place.id):
+                links = []
+                break
+        if not links:
+            message = f"Nothing of the conversation {name[:64]!r} is on disk any more."
+            raise UnknownConversation(message, "conversation")
+        paths = [slot_path(self.store.root, link.place.id) for link in links]
+        model = read_header(paths[0]).model
+        return ChainView(
+            model=self._labels().get(model, ""),
+            model_hash=model.hex(),
+            paths=tuple(map(str, paths)),
+            leaves=tuple(link.leave for link in links),
+        )
+
+    def models_named(self, name: str) -> set[bytes]:
+        """The model hashes that were last loaded under a name, or begin with it in hex."""
+        is_prefix = len(name) >= MIN_PREFIX
+        return {
+            model
+            for model, label in self._labels().items()
+            if label == name or (is_prefix and model.hex().startswith(name.lower()))
+        }
+
+    def identify(self, spec: ModelSpec, kv_bits: int | None) -> bytes:
+        """The model hash of a model as it is now.
+
+        Raises:
+            InterchangeFailed: its files cannot be read.
+        """
+        model = self.store.identify(spec, kv_bits)
+        if model is None:
+            raise InterchangeFailed(f"The files of {spec.id} cannot be read.", "model")
+        return model
+
+    # Deleting
+
+    def remove_conversation(self, name: str) -> RemovalView:
+        """Delete a conversation with all models, or a chain, and what only it used.
+
+        Raises:
+            UnknownConversation: as `find`.
+        """
+        entry = self.find(name)
+        if entry.is_named:
+            dropping = Conversations(self.store.database).drop(bytes.fromhex(entry.id))
+        else:
+            dropping = self.store.database.submit(lambda c: removal.drop_chain(c, entry.id))
+        return self._finished(1, self._unlink(dropping.result()))
+
+    def remove_models(self, models: Collection[bytes]) -> RemovalView:
+        """Delete everything of these models."""
+        num_conversations = sum(entry.model in models for entry in self._entries())
+        num_slots = sum(self._remove_slots(model) for model in models)
+        return self._finished(num_conversations, num_slots)
+
+    def remove_all(self) -> RemovalView:
+        """Delete everything, past requests and indexes that were set aside among it."""
+        num_conversations = len(self._entries())
+        num_slots = self._remove_slots(None)
+        for path in self.store.root.glob(f"{INDEX}.aside-*"):
+            path.unlink(missing_ok=True)
+        return self._finished(num_conversations, num_slots)
+
+    def _remove_slots(self, model: bytes | None) -> int:
+        submit = self.store.database.submit
+        num_slots = 0
+        while places := submit(lambda c: removal.drop_some(c, model)).result():
+            num_slots += self._unlink(places)
+        submit(lambda c: removal.forget(c, model)).result()
+        return num_slots
+
+    def _unlink(self, places: Sequence[SlotPlace]) -> int:
+        self.on_gone(Gone(tuple(place.id for place in places), "deleted"))
+        self.store.unlink(places)
+        return len(places)
+
+    def _finished(self, num_conversations: int, num_slots: int) -> RemovalView:
+        """Clear what else may hold a trace: damaged files that were kept, and the index's log."""
+        upkeep.trim_quarantine(self.store.root, max_bytes=0)
+        tries = (self.store.database.checkpoint().result() for _ in range(_CHECKPOINT_TRIES))
+        return RemovalView(
+            num_conversations=num_conversations, num_slots=num_slots, is_cut=any(tries)
+        )
+
+    # Verifying and adding
+
+    def verify(self) -> VerifyView:
+        """Read every slot and compare every checksum; what is not as written goes."""
+        sizes: list[int] = []
+        num_damaged = num_unread = 0
+        for place in self.store.index.places():
+            try:
+                sizes.append(self._verify(place))
+            except (SlotDamaged, SlotMissing):
+                num_damaged += self._drop_damaged(place)
+            except StoreError:
+                num_unread += 1
+        return VerifyView(
+            num_verified=len(sizes),
+            verified_bytes=sum(sizes),
+            num_damaged=num_damaged,
+            num_unread=num_unread,
+        )
+
+    def _verify(self, place: SlotPlace) -> int:
+        if place.tier == "warm":
+            return verify(slot_path(self.store.root, place.id)).num_bytes
+        if self.store.cold is None:
+            raise StoreFailed("there is no cold store")
+        staged = self.store.cold.promote(self.store.root, place.id)
+        remove(staged.path)
+        return staged.num_bytes
+
+    def _drop_damaged(self, place: SlotPlace) -> int:
+        """Unless it was deleted or moved meanwhile."""
+        if place not in self.store.index.places():
+            return 0
+        self.on_gone(Gone(self.store.drop_bad(place.id), "damaged"))
+        return 1
+
+    def publish(self, slots: Sequence[SlotStaged]) -> PublishedView:
+        """Take in slots that somebody staged here, parents first.
+
+        Raises:
+            StoreError: the store as a whole fails; then none of them is kept.
+        """
+        outcome = self.store.publish(slots)
+        if outcome.error is not None:
+            raise outcome.error
+        return PublishedView(num_saved=len(outcome.saved), num_refused=len(outcome.refused))
+
+    def _entries(self) -> list[Entry]:
+        return self.store.database.read(listing.entries)
+
+    def _way_to(self, leaf: str) -> list[Link]:
+        return self.store.database.read(lambda c: listing.way_to(c, leaf))
+
+    def _labels(self) -> dict[bytes, str]:
+        return {row.hash: row.label for row in self.store.records.models()}
+
+
+def _view(entry: Entry, labels: dict[bytes, str]) -> ConversationView:
+    return ConversationView(
+        id=entry.id,
+        model=labels.get(entry.model, ""),
+        model_hash=entry.model.hex(),
+        num_tokens=entry.num_tokens,
+        num_turns=entry.num_turns,
+        num_slots=entry.num_slots,
+        disk_bytes=entry.disk_bytes,
+        tier=_tier(entry),
+        last_used_s=entry.last_used_s,
+        is_pinned=bool(entry.is_pinned),
+        is_durable=0 < entry.num_tokens <= entry.num_durable,
+        is_named=bool(entry.is_named),
+    )
+
+
+def _tier(entry: Entry) -> str:
+    if not entry.num_slots:
+        return "none"
+    if not entry.num_cold_slots:
+        return "warm"
+    return "cold" if entry.num_cold_slots == entry.num_slots else "mixed"
+
+
+def _bytes_below(directory: Path) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in directory.rglob("*"))

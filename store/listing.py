@@ -1,0 +1,92 @@
+"""What lies in a store as people see it: conversations, and chains that nobody gave a name."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+from store.types import SlotPlace, Struct
+
+_NAMED = """
+SELECT lower(hex(c.key)), m.hash, l.name, c.num_tokens, c.num_turns,
+  count(s.id), coalesce(sum(s.disk_bytes), 0), coalesce(sum(s.tier = 'cold'), 0),
+  coalesce(max(s.is_pinned), 0), max(c.last_used_s, coalesce(l.last_used_s, 0.0)),
+  coalesce(l."end", 0), 1
+FROM conversations c JOIN models m ON m.id = c.model_id LEFT JOIN slots l ON l.id = c.leaf_id
+  LEFT JOIN conversation_slots cs ON cs.conversation_id = c.id
+  LEFT JOIN slots s ON s.id = cs.slot_id
+GROUP BY c.id
+"""
+_CHAINS = """
+WITH RECURSIVE chain (leaf, slot) AS (
+  SELECT id, id FROM slots WHERE num_children = 0
+    AND NOT EXISTS (SELECT 1 FROM conversation_slots WHERE slot_id = slots.id)
+  UNION ALL
+  SELECT chain.leaf, slots.parent_id FROM chain JOIN slots ON slots.id = chain.slot
+  WHERE slots.parent_id IS NOT NULL
+)
+SELECT l.name, m.hash, l.name, l."end", 0,
+  count(s.id), sum(s.disk_bytes), sum(s.tier = 'cold'), max(s.is_pinned), l.last_used_s,
+  l."end", 0
+FROM chain JOIN slots l ON l.id = chain.leaf JOIN slots s ON s.id = chain.slot
+  JOIN models m ON m.id = l.model_id
+GROUP BY chain.leaf
+"""
+_WAY = """
+WITH RECURSIVE way (slot, depth) AS (
+  SELECT id, 0 FROM slots WHERE name = :leaf
+  UNION ALL
+  SELECT slots.parent_id, depth + 1 FROM way JOIN slots ON slots.id = way.slot
+  WHERE slots.parent_id IS NOT NULL
+)
+SELECT slots.name, slots.tier, slots.start, slots."end"
+FROM way JOIN slots ON slots.id = way.slot ORDER BY depth DESC
+"""
+
+
+class Entry(Struct, frozen=True):
+    """One conversation with one model, or a chain of slots that belongs to none.
+
+    `id` is the hex of a conversation's key, else the id of the chain's last slot. `num_durable` is
+    how many of its tokens are on disk now. Slots and bytes that are shared count in each.
+    """
+
+    id: str
+    model: bytes
+    leaf: str | None
+    num_tokens: int
+    num_turns: int
+    num_slots: int
+    disk_bytes: int
+    num_cold_slots: int
+    is_pinned: bool
+    last_used_s: float
+    num_durable: int
+    is_named: bool
+
+
+class Link(Struct, frozen=True):
+    """One slot of a chain, and the position at which the chain leaves it for the next."""
+
+    place: SlotPlace
+    start: int
+    leave: int
+
+
+def entries(connection: Connection) -> list[Entry]:
+    """Everything there is, the latest used first."""
+    found = [
+        Entry(**dict(zip(Entry.__struct_fields__, row, strict=True)))
+        for query in (_NAMED, _CHAINS)
+        for row in connection.execute(text(query))
+    ]
+    return sorted(found, key=lambda one: (-one.last_used_s, one.id))
+
+
+def way_to(connection: Connection, leaf: str) -> list[Link]:
+    """The slots that hold the tokens up to the end of `leaf`, in order; none if it is unknown."""
+    rows = list(connection.execute(text(_WAY), {"leaf": leaf}))
+    leaves = [row.start for row in rows[1:]] + [row.end for row in rows[-1:]]
+    return [
+        Link(place=SlotPlace(row.name, row.tier), start=row.start, leave=leave)
+        for row, leave in zip(rows, leaves, strict=True)
+    ]
