@@ -1,0 +1,243 @@
+"""What a restore costs on this device, with an 8B shape: `python -m ops.bench.kv_device`.
+
+Random 4-bit weights, so that nothing has to be downloaded; times, not texts, are what it measures.
+The tiers run in this process, the way the worker runs them.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import random
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import msgspec
+from mlx_lm.models import qwen3
+from mlx_lm.models.cache import make_prompt_cache
+
+from runtime.kv.blocks import HashChain
+from runtime.kv.ground import Ground
+from runtime.kv.reader import SlotRead, SlotReader
+from runtime.kv.tiers import Tiers
+from runtime.kv.trail import Trail
+from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
+from runtime.wire import KnownSlot
+from store.slots import StagedSlot, publish, slot_path
+
+SLICE = 2048
+_CHAIN = HashChain(b"s" * 32, b"m" * 32)
+
+
+class Figures(msgspec.Struct):
+    """Seconds for one length; `read_*` is one reader reading the same files from start to end."""
+
+    num_tokens: int
+    kv_gb: float
+    prefill_s: float
+    prefill_with_writes_s: float
+    written_s: float
+    hot_s: float
+    warm_s: float
+    warm_uncached_s: float
+    read_s: float
+    read_uncached_s: float
+
+
+class Shape:
+    """A model of 36 layers with 8 KV heads of 128: 147 KB of KV per token in bfloat16."""
+
+    def __init__(self) -> None:
+        self.stream = mx.default_stream(mx.default_device())
+        arguments = qwen3.ModelArgs(
+            model_type="qwen3",
+            hidden_size=4096,
+            num_hidden_layers=36,
+            intermediate_size=12288,
+            num_attention_heads=32,
+            rms_norm_eps=1e-6,
+            vocab_size=32768,
+            num_key_value_heads=8,
+            max_position_embeddings=65536,
+            rope_theta=1e6,
+            head_dim=128,
+            tie_word_embeddings=True,
+        )
+        self.model = qwen3.Model(arguments)
+        self.model.set_dtype(mx.bfloat16)
+        nn.quantize(self.model, group_size=64, bits=4)
+        mx.eval(self.model.parameters())
+
+    def new_kv(self) -> list[Any]:
+        return make_prompt_cache(self.model)
+
+    def prefill(self, token_ids: list[int], kv: list[Any]) -> float:
+        start = time.perf_counter()
+        self.model(mx.array(token_ids)[None], cache=kv)
+        mx.eval([cache.state for cache in kv])
+        return time.perf_counter() - start
+
+
+class Store:
+    """The server's part, as far as it is needed here: staged slots are published at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.known: list[KnownSlot] = []
+        self.inbox: queue.SimpleQueue[SlotRead | WriteFailed] = queue.SimpleQueue()
+        for number in range(256):
+            (root / "slots" / f"{number:02x}").mkdir(parents=True, mode=0o700)
+
+    def on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
+        publish(staged)
+        header = job.header
+        self.known.append(
+            KnownSlot(
+                id=header.id,
+                parent=header.parent,
+                start=header.start,
+                end=header.end,
+                block_hashes=header.block_hashes,
+                end_hash=header.end_hash,
+                has_state=header.has_state,
+                tier="warm",
+                disk_bytes=staged.num_bytes,
+                recompute_ms=header.recompute_ms,
+                last_used_s=0.0,
+                hits=0.0,
+                ttl_class=header.ttl_class,
+                ttl_s=header.ttl_s,
+            )
+        )
+
+    def paths(self) -> list[Path]:
+        return [slot_path(self.root, slot.id) for slot in self.known]
+
+
+def measure(shape: Shape, num_tokens: int) -> Figures:
+    """All figures for one length, in a directory of its own."""
+    choose = random.Random(num_tokens)
+    token_ids = [choose.randrange(32768) for _ in range(num_tokens)]
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        prefill_s = _prefill(shape, None, _trail(token_ids))
+        writer = SlotWriter(store.root, 1 << 40, store.on_staged, store.inbox.put)
+        tiers = _tiers(shape, store, writer)
+        thread = threading.Thread(target=writer.run)
+        thread.start()
+        start = time.perf_counter()
+        with_writes_s = _prefill(shape, tiers, _trail(token_ids))
+        writer.close()
+        thread.join()
+        written_s = time.perf_counter() - start
+        hot_s = min(_restore(tiers, store, token_ids) for _ in range(3))
+        warm_s = min(_restore(_tiers(shape, store, None), store, token_ids) for _ in range(3))
+        read_s = min(_read(store.paths()) for _ in range(3))
+        _forget_pages(store.paths())
+        warm_uncached_s = _restore(_tiers(shape, store, None), store, token_ids)
+        _forget_pages(store.paths())
+        read_uncached_s = _read(store.paths())
+        kv_bytes = sum(slot.disk_bytes for slot in store.known)
+    return Figures(
+        num_tokens=num_tokens,
+        kv_gb=round(kv_bytes / 1e9, 3),
+        prefill_s=round(prefill_s, 3),
+        prefill_with_writes_s=round(with_writes_s, 3),
+        written_s=round(written_s, 3),
+        hot_s=round(hot_s, 3),
+        warm_s=round(warm_s, 3),
+        warm_uncached_s=round(warm_uncached_s, 3),
+        read_s=round(read_s, 3),
+        read_uncached_s=round(read_uncached_s, 3),
+    )
+
+
+def _trail(token_ids: list[int]) -> Trail:
+    return Trail(token_ids=token_ids, block_hashes=_CHAIN.block_hashes(token_ids))
+
+
+def _tiers(shape: Shape, store: Store, writer: SlotWriter | None) -> Tiers:
+    ground = Ground.of(shape, _CHAIN, b"m" * 32, 1 << 40)
+    tiers = Tiers(ground, writer, SlotReader(store.root, store.inbox.put), lambda _: None)
+    tiers.learn(store.known)
+    return tiers
+
+
+def _prefill(shape: Shape, tiers: Tiers | None, trail: Trail) -> float:
+    """Seconds to compute a whole prompt in slices, and to keep it."""
+    start = time.perf_counter()
+    kv = shape.new_kv()
+    if tiers is not None:
+        tiers.begin(trail)
+        kv, _ = tiers.restore(trail)
+    last = len(trail.token_ids) - 1
+    for begin in range(0, last, SLICE):
+        end = min(begin + SLICE, last)
+        seconds = shape.prefill(trail.token_ids[begin:end], kv)
+        if tiers is not None:
+            tiers.on_prefill(trail, kv, (begin, end), seconds)
+    return time.perf_counter() - start
+
+
+def _restore(tiers: Tiers, store: Store, token_ids: list[int]) -> float:
+    """Seconds from the prompt to layer caches that hold all of it but its last token."""
+    trail = _trail(token_ids)
+    start = time.perf_counter()
+    tiers.begin(trail)
+    trail.give_up_s = float("inf")
+    while trail.is_waiting:
+        read = store.inbox.get()
+        assert isinstance(read, SlotRead)
+        tiers.on_read(read)
+    _, num_tokens = tiers.restore(trail)
+    assert num_tokens == len(token_ids) - 1, trail.use
+    return time.perf_counter() - start
+
+
+def _read(paths: list[Path]) -> float:
+    buffer = bytearray(8 << 20)
+    start = time.perf_counter()
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    return time.perf_counter() - start
+
+
+def _forget_pages(paths: list[Path]) -> None:
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m ops.bench.kv_device", description=__doc__)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[10_240, 32_768])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    shape = Shape()
+    warm_up = shape.new_kv()
+    for _ in range(2):
+        shape.prefill([1] * SLICE, warm_up)
+    rows = [measure(shape, num_tokens) for num_tokens in arguments.tokens]
+    report = {"device": str(mx.device_info().get("device_name", mx.default_device())), "rows": rows}
+    text = msgspec.json.format(msgspec.json.encode(report)).decode()
+    print(text)
+    if arguments.json is not None:
+        arguments.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
