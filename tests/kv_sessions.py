@@ -112,9 +112,12 @@ class Session:
             num_computed_tokens=start,
         )
         logits: dict[int, mx.array] = {}
-        while group.num_remaining_tokens:
+        while group.num_remaining_tokens or not logits:
             plan = self._grid.next_slice(group, 0)
-            logits[plan.end] = self.forward(trail.token_ids[plan.start : plan.end], kv)
+            if plan.end == plan.start:
+                logits[plan.end] = mx.zeros(0)
+            else:
+                logits[plan.end] = self.forward(trail.token_ids[plan.start : plan.end], kv)
             group.num_computed_tokens = plan.end
             if keeps:
                 self.tiers.on_prefill(trail, kv, (plan.start, plan.end), 0.001)
@@ -146,10 +149,15 @@ class Session:
     def check(self) -> None:
         self.tiers.hot.integrity_check()
 
-    def publish(self) -> list[KnownSlot]:
-        """Write and publish what is queued, and close the writer; what the index then knows."""
+    def finish(self) -> list[tuple[WriteJob, StagedSlot]]:
+        """Write what is queued and close the writer; all that was staged."""
         assert self.writer is not None
         self.writer.close()
         self._writing.join(PATIENCE_S)
-        slots.publish_all([staged for _, staged in self.written])
-        return [known(job.header) for job, _ in self.written]
+        return self.written
+
+    def publish(self) -> list[KnownSlot]:
+        """Finish and publish; what the index then knows."""
+        written = self.finish()
+        slots.publish_all([staged for _, staged in written])
+        return [known(job.header) for job, _ in written]

@@ -23,6 +23,11 @@ class Prewarmer:
         self._has_news = False
         self._trail: Trail | None = None
 
+    @property
+    def is_reading(self) -> bool:
+        """It holds runs until they are here."""
+        return self._trail is not None
+
     def on_learned(self) -> None:
         """There is news of what is on disk."""
         self._has_news = self._budget_bytes > 0

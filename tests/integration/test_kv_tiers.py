@@ -1,0 +1,374 @@
+"""The tiers over a real model and a real store: what is damaged, late, gone, private or doubled."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import pytest
+
+from runtime.kv.trail import Trail
+from runtime.types import MissReason
+from runtime.wire import SlotBad, SlotsUsed, SlotsWanted
+from runtime.worker.model import LoadedModel
+from store.slots import slot_path
+from tests.kv_sessions import BLOCK_TOKENS, Session, load
+from tests.tiny_models import write_model
+
+
+def ids(seed: int, num_tokens: int) -> list[int]:
+    return random.Random(seed).choices(range(10, 400), k=num_tokens)
+
+
+FIRST, SAID, NEXT = ids(1, 100), ids(2, 20), ids(3, 30)
+TURN_2 = [*FIRST, *SAID, *NEXT]
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load(write_model(tmp_path_factory.mktemp("dense"), num_hidden_layers=1))
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load(write_model(tmp_path_factory.mktemp("hybrid"), "lfm2"))
+
+
+@pytest.fixture(params=["dense", "hybrid"])
+def model(request: pytest.FixtureRequest) -> LoadedModel:
+    return request.getfixturevalue(request.param)
+
+
+def last_logits(session: Session, token_ids: list[int], trail: Trail | None = None) -> mx.array:
+    """What the model says after a prompt; without a trail nothing known is used."""
+    trail = trail or session.trail(token_ids, mode="off")
+    kv, start = session.take_up(trail)
+    session.compute(trail, kv, start)
+    return session.forward(token_ids[-1:], kv)
+
+
+def check_right(session: Session, token_ids: list[int]) -> Trail:
+    """A prompt is answered as without any cache; its trail."""
+    trail = session.trail(token_ids)
+    said = last_logits(session, token_ids, trail)
+    expected = last_logits(Session(session.model), token_ids)
+    assert mx.allclose(said, expected, rtol=1e-4, atol=1e-5)
+    session.check()
+    return trail
+
+
+def reused(trail: Trail) -> tuple[int, str, MissReason | None]:
+    return trail.use.num_tokens, trail.use.tier, trail.use.reason
+
+
+class Stored:
+    """One conversation of a prompt and its answer on disk: a slot of each."""
+
+    def __init__(self, model: LoadedModel, root: Path) -> None:
+        self.model, self.root = model, root
+        session = Session(model, root)
+        session.turn(FIRST, SAID)
+        self.known = session.publish()
+        self.prompt, self.answer = self.known
+
+    def session(self, **fields: Any) -> Session:
+        session = Session(self.model, self.root, **fields)
+        session.tiers.learn(self.known)
+        return session
+
+
+@pytest.fixture
+def stored(model: LoadedModel, tmp_path: Path) -> Stored:
+    return Stored(model, tmp_path / "store")
+
+
+def spoil(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_stored_conversation_is_read_once_and_reported(stored: Stored):
+    session = stored.session()
+    assert reused(check_right(session, TURN_2)) == (120, "warm", "first_seen")
+    assert session.reports == [SlotsUsed(ids=(stored.prompt.id, stored.answer.id))]
+    assert session.tiers.counts.num_restored_bytes > 0
+    assert reused(check_right(session, [*FIRST, *SAID, 9, 8, 7]))[:2] == (120, "hot")
+
+
+@pytest.mark.parametrize("at", [-1, 300, 9])
+def test_a_damaged_slot_is_a_miss_and_takes_with_it_what_hangs_on_it(stored: Stored, at: int):
+    spoil(slot_path(stored.root, stored.prompt.id), at)
+    session = stored.session()
+    assert reused(check_right(session, TURN_2)) == (0, "none", "damaged")
+    (report,) = session.reports
+    assert isinstance(report, SlotBad)
+    assert report.id == stored.prompt.id
+    assert session.tiers.counts.num_damaged == 1
+    assert session.tiers.hot.find(stored.answer.id) is None
+    assert reused(check_right(session, [*TURN_2, 5]))[1] == "hot"
+
+
+def test_what_precedes_a_damaged_slot_is_used(stored: Stored):
+    spoil(slot_path(stored.root, stored.answer.id), -1)
+    session = stored.session()
+    # The prompt's last token was computed by the decoder: it is the first of the answer's slot.
+    assert reused(check_right(session, TURN_2)) == (99, "warm", "damaged")
+
+
+def test_a_missing_file_is_a_miss(stored: Stored):
+    slot_path(stored.root, stored.prompt.id).unlink()
+    session = stored.session()
+    assert reused(check_right(session, TURN_2)) == (0, "none", "damaged")
+    assert [type(one) for one in session.reports] == [SlotBad]
+
+
+def test_a_whole_file_that_is_not_what_the_index_says_is_a_miss(stored: Stored, tmp_path: Path):
+    other = Session(stored.model, stored.root)
+    other.turn(ids(7, 100), SAID)
+    foreign = other.publish()[0]
+    lie = msgspec.structs.replace(stored.prompt, id=foreign.id)
+    session = Session(stored.model, stored.root)
+    session.tiers.learn([lie])
+    assert reused(check_right(session, TURN_2)) == (0, "none", "damaged")
+    without_state = msgspec.structs.replace(stored.prompt, has_state=not stored.prompt.has_state)
+    session = Session(stored.model, stored.root)
+    session.tiers.learn([without_state])
+    assert reused(check_right(session, FIRST))[0] == 0
+
+
+def test_an_index_that_makes_no_sense_is_not_believed(stored: Stored):
+    session = Session(stored.model, stored.root)
+    prompt, answer = stored.prompt, stored.answer
+    replace = msgspec.structs.replace
+    nonsense = [
+        answer,
+        replace(prompt, start=1),
+        replace(prompt, end=0),
+        replace(prompt, block_hashes=prompt.block_hashes[1:]),
+        replace(prompt, parent="f" * 32),
+    ]
+    session.tiers.learn(nonsense)
+    assert len(session.tiers.hot.tree) == 0
+    session.tiers.learn([prompt, prompt, replace(answer, start=200, end=220), answer, answer])
+    session.check()
+    assert len(session.tiers.hot.tree) == 2
+    assert reused(check_right(session, TURN_2))[0] == 120
+
+
+def test_tokens_decide_when_hashes_agree(dense: LoadedModel):
+    session = Session(dense)
+    trail = session.turn(FIRST, SAID)
+    assert trail.leaf is not None
+    (run,) = [run for run in session.tiers.hot.tree if run.start == 0]
+    assert run.token_ids is not None
+    run.token_ids[40] += 1
+    assert reused(check_right(session, TURN_2))[0] == 0
+    assert session.tiers.counts.exact_key_rejected_by_model_lcp == 1
+
+
+def test_reading_that_takes_longer_than_prefill_is_not_begun(stored: Stored):
+    session = stored.session()
+    session.ground.rates.read_bytes_per_s = 10.0
+    session.ground.rates.prefill_s_per_token = 1e-6
+    assert reused(check_right(session, TURN_2)) == (0, "none", "slower_than_prefill")
+
+
+def cold(stored: Stored) -> Session:
+    session = Session(stored.model, stored.root)
+    session.tiers.learn([msgspec.structs.replace(one, tier="cold") for one in stored.known])
+    return session
+
+
+def test_cold_slots_are_asked_for_and_read_when_they_are_here(stored: Stored):
+    session = cold(stored)
+    trail = session.trail(TURN_2)
+    session.tiers.begin(trail)
+    wanted = [SlotsWanted(ids=(one.id,)) for one in stored.known]
+    assert (session.reports, trail.is_waiting, trail.use.tier) == (wanted, True, "cold")
+    session.tiers.on_promoted([stored.prompt.id])
+    session.hear()
+    assert trail.is_waiting
+    session.tiers.on_promoted([stored.answer.id])
+    session.hear()
+    assert not trail.is_waiting
+    _, num_tokens = session.tiers.restore(trail)
+    assert num_tokens == 120
+    assert reused(trail) == (120, "cold", "first_seen")
+
+
+def test_who_waits_too_long_goes_on_without(stored: Stored):
+    session = cold(stored)
+    trail = session.trail(TURN_2)
+    session.tiers.begin(trail)
+    assert not session.tiers.is_overdue(trail)
+    trail.give_up_s = 0.0
+    assert session.tiers.is_overdue(trail)
+    session.tiers.give_up(trail)
+    session.tiers.restore(trail)
+    assert reused(trail) == (0, "none", "slower_than_prefill")
+    session.tiers.on_promoted([one.id for one in stored.known])
+    assert reused(check_right(session, TURN_2))[0] == 120
+
+
+def test_nobody_waits_for_what_is_gone(stored: Stored):
+    session = cold(stored)
+    trail = session.trail(TURN_2)
+    session.tiers.begin(trail)
+    session.tiers.on_gone([stored.prompt.id], "expired")
+    assert not trail.is_waiting
+    session.tiers.restore(trail)
+    assert reused(trail) == (0, "none", "expired")
+    session.check()
+
+
+def test_what_leaves_the_disk_stays_in_memory_and_is_written_again(stored: Stored):
+    session = stored.session()
+    check_right(session, FIRST)
+    session.tiers.on_gone([stored.answer.id, stored.prompt.id], "expired")
+    session.check()
+    assert reused(check_right(session, FIRST))[:2] == (99, "hot")
+    assert [job.header.id for job, _ in session.finish()] == [stored.prompt.id]
+    session = stored.session()
+    session.tiers.on_gone([stored.answer.id], "expired")
+    assert reused(check_right(session, TURN_2)) == (99, "warm", "expired")
+
+
+def test_two_that_want_the_same_slot_both_get_it(stored: Stored):
+    session = stored.session()
+    trails = [session.trail(one) for one in (TURN_2, FIRST[:23], FIRST, TURN_2)]
+    for trail in trails:
+        session.tiers.begin(trail)
+    while any(trail.is_waiting for trail in trails):
+        session.hear()
+    num_tokens = [session.tiers.restore(trail)[1] for trail in trails]
+    short = 0 if session.tiers.needs_state else 22
+    assert num_tokens == [120, short, 99, 120]
+    session.check()
+    assert all(session.tiers.hot[run].num_readers == 0 for run in session.tiers.hot.tree)
+
+
+def test_who_leaves_while_others_wait_harms_nobody(stored: Stored):
+    session = stored.session()
+    trails = [session.trail(TURN_2) for _ in range(2)]
+    for trail in trails:
+        session.tiers.begin(trail)
+    session.tiers.release(trails[0])
+    while trails[1].is_waiting:
+        session.hear()
+    assert session.tiers.restore(trails[1])[1] == 120
+    assert all(session.tiers.hot[run].num_readers == 0 for run in session.tiers.hot.tree)
+
+
+def test_what_is_known_twice_is_kept_when_one_of_them_goes(stored: Stored):
+    session = Session(stored.model, stored.root)
+    session.turn(FIRST, SAID)
+    session.tiers.learn(stored.known)
+    session.check()
+    assert reused(check_right(session, TURN_2))[:2] == (120, "hot")
+    for run in [run for run in session.tiers.hot.tree if run.parent is None]:
+        if session.tiers.hot[run].kv is not None:
+            session.ground.forget(run, "evicted")
+    assert reused(check_right(session, TURN_2))[:2] == (120, "warm")
+
+
+def test_a_prompt_longer_than_a_slot_becomes_several(model: LoadedModel, tmp_path: Path):
+    long = ids(4, 2500)
+    session = Session(model, tmp_path)
+    session.turn(long, SAID)
+    known = session.publish()
+    assert [(one.start, one.end) for one in known] == [(0, 2048), (2048, 2499), (2499, 2520)]
+    assert [one.parent for one in known] == [None, known[0].id, known[1].id]
+    assert sum(len(one.block_hashes) for one in known) == 2520 // BLOCK_TOKENS
+    session = Session(model, tmp_path)
+    session.tiers.learn(known)
+    assert reused(check_right(session, [*long, *SAID, 5, 6]))[:2] == (2520, "warm")
+
+
+def test_only_what_is_new_is_written(stored: Stored):
+    session = stored.session()
+    session.turn(TURN_2, SAID)
+    known = session.publish()
+    assert [(one.start, one.end) for one in known] == [(120, 149), (149, 170)]
+    assert known[0].parent == stored.answer.id
+
+
+def test_a_request_that_must_leave_nothing_on_disk_leaves_nothing(
+    dense: LoadedModel, tmp_path: Path
+):
+    session = Session(dense, tmp_path)
+    session.turn(FIRST, SAID, ttl_s=0.0)
+    # A sibling shares a part of the private run, which therefore may not be written for it.
+    session.turn([*FIRST[:50], *NEXT], SAID)
+    assert reused(session.turn(FIRST, SAID, ttl_s=0.0))[:2] == (99, "hot")
+    assert session.publish() == []
+
+
+def test_who_says_all_of_a_private_prompt_may_keep_it(dense: LoadedModel, tmp_path: Path):
+    session = Session(dense, tmp_path)
+    session.turn(FIRST, SAID, ttl_s=0.0)
+    session.turn(TURN_2, SAID)
+    assert [one.start for one in session.publish()] == [0, 99, 120, 149]
+
+
+def test_a_slot_that_was_not_written_is_written_with_the_next_turn(
+    model: LoadedModel, tmp_path: Path
+):
+    root = tmp_path / "store"
+    root.mkdir()
+    (root / "slots").write_text("in the way")
+    session = Session(model, root)
+    assert session.writer is not None
+    session.writer.pause_s = 0.0
+    session.turn(FIRST, SAID)
+    while session.tiers.counts.num_unwritten < 2:
+        session.hear()
+    session.check()
+    (root / "slots").unlink()
+    session.turn(TURN_2, SAID)
+    known = session.publish()
+    assert [one.start for one in known] == [0, 99, 120, 149]
+    session = Session(model, root)
+    session.tiers.learn(known)
+    assert reused(check_right(session, [*TURN_2, *SAID, 5]))[:2] == (170, "warm")
+
+
+def test_state_is_never_kept_for_another_position(hybrid: LoadedModel):
+    """The run of a prefix is evicted between its commit and the end of its prompt."""
+    session = Session(hybrid, hot_bytes=1)
+    trail = session.trail(FIRST, mode="prefix", prefix_end=40, boundaries=(40,))
+    kv, _ = session.take_up(trail)
+    for start, end in ((0, 32), (32, 40)):
+        session.forward(FIRST[start:end], kv)
+        session.tiers.on_prefill(trail, kv, (start, end), 0.001)
+    session.turn(ids(8, 60), SAID)
+    assert trail.leaf is not None
+    assert trail.leaf not in session.tiers.hot
+    session.compute(trail, kv, 40)
+    assert reused(check_right(session, FIRST))[0] == 0
+
+
+def test_a_boundary_inside_a_known_run_gets_its_state(hybrid: LoadedModel):
+    session = Session(hybrid)
+    session.turn(FIRST, SAID)
+    for end in (48, 77):
+        prompt = [*FIRST[:end], *ids(end, 20)]
+        last_logits(session, prompt, session.trail(prompt, boundaries=(end,)))
+        assert reused(check_right(session, [*FIRST[:end], 9, 8, 7]))[:2] == (end, "hot")
+    num_runs = len(session.tiers.hot.tree)
+    check_right(session, FIRST[:49])
+    check_right(session, FIRST[:78])
+    assert len(session.tiers.hot.tree) == num_runs
+
+
+def test_a_recomputed_sequence_takes_up_what_its_trail_kept(model: LoadedModel):
+    session = Session(model)
+    trail = session.turn(FIRST, [])
+    longer = session.tiers.lengthened(trail, [*FIRST, *SAID])
+    kv, num_tokens = session.take_up(longer)
+    assert num_tokens == 100
+    assert longer.block_hashes == session.chain.block_hashes([*FIRST, *SAID])
+    session.compute(longer, kv, num_tokens)
+    assert isinstance(session.tiers.wire_counts().hot_bytes, int)
+    assert reused(check_right(session, [*FIRST, *SAID, 7]))[0] == 119
