@@ -13,6 +13,7 @@ from runtime.wire import (
     KvOptions,
     SlotBad,
     Slots,
+    SlotsDemoted,
     SlotsGone,
     SlotsPromoted,
     SlotsSaved,
@@ -27,7 +28,7 @@ MAX_SLOTS = 2000
 """Slots in one frame: a worker must not be kept from its requests for long."""
 
 KvEvent = SlotStaged | SlotBad | SlotsUsed | SlotsWanted | StoreTrouble
-KvNews = Slots | SlotsSaved | SlotsPromoted | SlotsGone
+KvNews = Slots | SlotsSaved | SlotsPromoted | SlotsDemoted | SlotsGone
 
 
 class KvDesk(Protocol):
@@ -98,6 +99,10 @@ class KvChannel:
     def tell_promoted(self, ids: Sequence[str]) -> None:
         if ids:
             self._tell(SlotsPromoted(ids=tuple(ids)))
+
+    def tell_demoted(self, ids: Sequence[str]) -> None:
+        if ids:
+            self._tell(SlotsDemoted(ids=tuple(ids)))
 
     def tell_gone(self, ids: Sequence[str], reason: MissReason) -> None:
         if ids:

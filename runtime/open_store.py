@@ -53,6 +53,12 @@ class Gone(NamedTuple):
     reason: MissReason
 
 
+class Demoted(NamedTuple):
+    """Slots that are in the cold store now."""
+
+    ids: tuple[str, ...]
+
+
 class OpenStore:
     """Files and index of a store, for as long as its lock is held."""
 
@@ -68,6 +74,8 @@ class OpenStore:
         self.records = Records(database)
         self.moving = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self.scrubbed_to = ""
+        """Up to this slot, in order of ids, everything was read to find damage."""
         self._owned = owned
         self._conversations = Conversations(database)
 
@@ -104,6 +112,8 @@ class OpenStore:
 
     def publish(self, group: Sequence[SlotStaged]) -> Published:
         """Give staged slots their names and rows, parents first; what is refused leaves no file."""
+        if not self._owned.is_in_place:
+            return Published((), tuple(one.header.id for one in group), self._lost())
         refused: list[str] = []
         staged: list[SlotStaged] = []
         for one in group:
@@ -228,9 +238,13 @@ class OpenStore:
     def drop_bad(self, slot_id: str) -> tuple[str, ...]:
         """Forget a slot that cannot be read, and what continues it; its file is kept for a day.
 
-        Returns the ids that are gone. Raises StoreError.
+        Returns the ids that are gone: none when it only went to the cold store meanwhile.
+        Raises StoreError.
         """
+        if not slot_path(self.root, slot_id).exists() and self.is_cold(slot_id):
+            return ()
         places = self.index.drop([slot_id]).result()
+        self.counts["evicted_damaged"] += len(places)
         path = slot_path(self.root, slot_id)
         with suppress(StoreError):
             if path.exists():
@@ -265,6 +279,28 @@ class OpenStore:
 
     # Tiers
 
+    def is_cold(self, slot_id: str) -> bool:
+        """Whether its row says that it is in the cold store. From any thread. Raises StoreError."""
+        return dict(self.index.places()).get(slot_id) == "cold"
+
+    def demote(self, slot_id: str) -> None:
+        """Move a slot to the cold store: first it is durable there, then its row, then its file.
+
+        From any thread.
+
+        Raises:
+            SlotMissing, SlotDamaged: there is nothing worth moving.
+            StoreError: the system or the network fails.
+        """
+        if self.cold is None:
+            return
+        with self.moving:
+            path = slot_path(self.root, slot_id)
+            packed = self.cold.demote(path)
+            self.index.set_tier(slot_id, "cold", packed.num_bytes).result()
+            remove(path)
+        self.counts["demoted"] += 1
+
     def promote(self, slot_id: str) -> bool:
         """Bring a cold slot back to the fast disk; False when it is not to be had any more.
 
@@ -292,12 +328,15 @@ class OpenStore:
     def probe(self) -> None:
         """Write a little, everywhere. Raises StoreError where that fails."""
         if not self._owned.is_in_place:
-            raise StoreLost(f"{self.root} was removed or replaced")
+            raise self._lost()
         if self.database.is_damaged:
             raise IndexDamaged("the index is damaged")
         upkeep.prepare(self.root)
         upkeep.probe(self.root)
         self.records.count({"probes": 1.0}, self.clock().wall_s).result()
+
+    def _lost(self) -> StoreLost:
+        return StoreLost(f"{self.root} was removed or replaced")
 
 
 class _Memo:

@@ -72,6 +72,11 @@ class Supervisor:
         """Every model to be preloaded is loaded, or has failed to."""
         return not self._preloading and not self._is_stopping
 
+    @property
+    def is_idle(self) -> bool:
+        """No request is open."""
+        return self._num_open == 0
+
     async def start(self) -> None:
         """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
         names = self._settings.preload

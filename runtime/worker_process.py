@@ -223,7 +223,8 @@ class WorkerProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAP_S):
                 await self._process.wait()
-        cause = cause_of_death(self._process.returncode)
+        was_asked = self.state == "stopping"
+        cause = "was stopped" if was_asked else cause_of_death(self._process.returncode)
         log = _log.error if self.state == "ready" else _log.info
         log("worker ended", model=self.spec.id, pid=self.pid, cause=cause)
         self._die(WorkerDied(f"The process of the model {self.spec.id} {cause}."))

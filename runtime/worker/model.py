@@ -161,7 +161,7 @@ def _check_kv_bits(model: Any, stream: mx.Stream, kv_bits: int | None) -> None:
     with mx.stream(stream):
         mx.eval(model(mx.array([[0]]), cache=caches))
     plain = [cache for cache in caches if type(cache) is KVCache and cache.keys is not None]
-    arrays = [array for cache in plain for array in cast("list[mx.array]", cache.state)]
+    arrays = [cast("mx.array", array) for cache in plain for array in (cache.keys, cache.values)]
     dims = {array.shape[-1] for array in arrays}
     odd = sorted(dim for dim in dims if dim % _KV_GROUP)
     if odd:
