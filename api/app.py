@@ -16,6 +16,7 @@ from api import admin, health
 from api.body import HttpRequest
 from api.deps import Gate
 from api.errors import EXCEPTION_HANDLERS
+from api.jobs import Jobs
 from api.log import RequestLog, configure_logging
 from api.metrics import Metrics
 from api.openai.chat import chat_completions
@@ -63,15 +64,18 @@ def create_app(
 ) -> ASGIApp:
     """The server as an ASGI application; its lifespan starts and stops supervisor and store."""
     metrics = Metrics(supervisor.status, kv.figures)
+    jobs = Jobs(kv, settings, lambda: supervisor.is_idle)
     gate = Gate(settings, catalog, supervisor, kv, metrics)
 
     @asynccontextmanager
     async def supervised(_: Litestar) -> AsyncGenerator[None]:
         kv.start()
         await supervisor.start()
+        jobs.start()
         try:
             yield
         finally:
+            jobs.stop()
             await supervisor.stop()
             await kv.stop()
 

@@ -1,0 +1,212 @@
+"""What is done to the store while nobody asks for it: expiry, caps, demotion, scrubbing, order.
+
+Every chore blocks, runs in the thread for chores, decides by `runtime.kv.eviction`, and says which
+slots are gone. Caps are global over all models and count what files really take.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from runtime import kv_sizes
+from runtime.kv.eviction import choose
+from runtime.open_store import INDEX, Demoted, Gone, OpenStore
+from runtime.settings import Settings
+from runtime.types import MissReason
+from store import upkeep
+from store.conversations import Conversations
+from store.disk import disk_bytes
+from store.errors import SlotDamaged, SlotMissing
+from store.recovery import Recovery
+from store.slots import slot_path, verify
+from store.temp_names import slot_id_of
+from store.types import Candidate, Tier
+
+News = Gone | Demoted
+
+LOW_WATER = 0.9
+"""What is left of the cap after an eviction, so that not every write causes one."""
+
+FREED_WHEN_FULL = 0.1
+SCRUB_PERIOD_S = 7 * 86_400.0
+MAX_SCRUB_BYTES = 1 << 30
+_MAX_FLOOR_SHARE = 0.1
+_REMEMBERED_S = 90 * 86_400.0
+
+
+class Limits(NamedTuple):
+    """What the settings allow, in bytes and seconds."""
+
+    cache_max_bytes: int | None
+    cold_max_bytes: int
+    cold_ttl_s: float
+
+    @staticmethod
+    def of(settings: Settings) -> Limits:
+        return Limits(settings.cache_max_bytes, settings.cold_max_bytes, settings.cold_ttl_s)
+
+
+class Usage(NamedTuple):
+    """Bytes that a store takes: slots by tier, and everything else on the fast disk."""
+
+    warm_bytes: int
+    cold_bytes: int
+    other_bytes: int
+
+    @property
+    def fast_bytes(self) -> int:
+        return self.warm_bytes + self.other_bytes
+
+
+def usage_of(store: OpenStore) -> Usage:
+    """What is there now. Raises StoreError."""
+    by_tier: Counter[Tier] = Counter()
+    for total in store.index.totals():
+        by_tier[total.tier] += total.disk_bytes
+    root = store.root
+    others = [root / f"{INDEX}{suffix}" for suffix in ("", "-wal", "-shm")]
+    others += [root / upkeep.BALLAST, *(root / upkeep.QUARANTINE).glob("*")]
+    others += [path for path in root.glob("slots/??/.tmp-*") if slot_id_of(path.name)]
+    return Usage(by_tier["warm"], by_tier["cold"], sum(disk_bytes(path) for path in others))
+
+
+def excess_bytes(used_bytes: int, cap_bytes: int, room: upkeep.DiskRoom) -> int:
+    """How much has to go so that the cap holds and others have room; 0 when nothing has."""
+    over_cap = used_bytes - int(cap_bytes * LOW_WATER) if used_bytes > cap_bytes else 0
+    floor_bytes = min(room.floor_bytes, int(room.total_bytes * _MAX_FLOOR_SHARE))
+    return max(over_cap, floor_bytes - room.free_bytes, 0)
+
+
+def expire(store: OpenStore, limits: Limits) -> Iterator[News]:
+    """What was not used for its time goes to the cold store, or away; cold slots go at last."""
+    now = store.clock()
+    ids = store.index.expired(now).result()
+    tiers = dict(store.index.places()) if ids else {}
+    warm = [slot_id for slot_id in ids if tiers.get(slot_id) == "warm"]
+    if store.cold is None:
+        yield _dropped(store, warm, "expired", "expired")
+    else:
+        yield from _demoted(store, warm)
+    by_id = {one.id: one for one in store.index.candidates()} if ids else {}
+    cold = [by_id[i] for i in ids if tiers.get(i) == "cold" and i in by_id]
+    oldest_s = now.wall_s - limits.cold_ttl_s
+    over = _whole_subtrees(one for one in cold if one.last_used_s < oldest_s)
+    yield _dropped(store, over, "cold_expired", "expired")
+
+
+def keep_within_caps(store: OpenStore, limits: Limits) -> Iterator[News]:
+    """Evict from both tiers what is worth least until the caps and the free-space floor hold."""
+    usage = usage_of(store)
+    room = upkeep.disk_room(store.root)
+    cap_bytes = limits.cache_max_bytes or kv_sizes.cache_budget(room.free_bytes, usage.fast_bytes)
+    excess = excess_bytes(usage.fast_bytes, cap_bytes, room)
+    if excess:
+        yield from _evict_warm(store, excess, "cap")
+    over_cold = usage.cold_bytes - limits.cold_max_bytes
+    if over_cold > 0 and store.cold is not None:
+        tiers = dict(store.index.places())
+        cold = [one for one in store.index.candidates() if tiers.get(one.id) == "cold"]
+        over_cold += int(limits.cold_max_bytes * (1 - LOW_WATER))
+        yield _dropped(store, _chosen(store, cold, over_cold), "cold_cap", "evicted")
+
+
+def make_room(store: OpenStore) -> Iterator[News]:
+    """The disk is full: give up the ballast, so that rows can be deleted, then a tenth of it."""
+    upkeep.drop_ballast(store.root)
+    upkeep.trim_quarantine(store.root, max_bytes=0)
+    usage = usage_of(store)
+    tiers = dict(store.index.places())
+    warm = [one for one in store.index.candidates() if tiers.get(one.id) == "warm"]
+    excess = max(int(usage.warm_bytes * FREED_WHEN_FULL), 1)
+    yield _dropped(store, _chosen(store, warm, excess), "full", "evicted")
+
+
+def scrub(store: OpenStore, period_s: float, should_stop: Callable[[], bool]) -> Iterator[News]:
+    """Read the next slots to find damage before they are wanted; all of them once a week.
+
+    `period_s` is how often this is called. It ends when requests come.
+    """
+    places = [place.id for place in store.index.places() if place.tier == "warm"]
+    places.sort()
+    left_bytes = int(usage_of(store).warm_bytes * period_s / SCRUB_PERIOD_S) + 1
+    left_bytes = min(left_bytes, MAX_SCRUB_BYTES)
+    later = [slot_id for slot_id in places if slot_id > store.scrubbed_to]
+    for slot_id in later or places:
+        if left_bytes <= 0 or should_stop():
+            return
+        try:
+            num_bytes = verify(slot_path(store.root, slot_id)).num_bytes
+            store.counts["scrubbed_bytes"] += num_bytes
+            left_bytes -= num_bytes
+        except (SlotDamaged, SlotMissing):
+            if not store.is_cold(slot_id):
+                yield Gone(store.drop_bad(slot_id), "damaged")
+        store.scrubbed_to = slot_id
+
+
+def tidy(store: OpenStore) -> Iterator[News]:
+    """Unfinished files of the dead, old quarantine, old rows, the ballast, the WAL."""
+    now_s = store.clock().wall_s
+    upkeep.sweep_temp(store.root)
+    upkeep.trim_quarantine(store.root, now_s=now_s)
+    upkeep.keep_ballast(store.root)
+    store.records.trim(now_s - _REMEMBERED_S).result()
+    Conversations(store.database).forget_idle(now_s - _REMEMBERED_S).result()
+    store.database.checkpoint().result()
+    yield from ()
+
+
+def sweep_orphans(store: OpenStore, should_stop: Callable[[], bool]) -> Iterator[News]:
+    """Put rows and files in agreement again, as at boot."""
+    with store.moving:
+        now_s = store.clock().wall_s
+        Recovery(store.root, store.database, store.cold, now_s, should_stop).run()
+    yield from ()
+
+
+def _evict_warm(store: OpenStore, excess: int, why: str) -> Iterator[News]:
+    tiers = dict(store.index.places())
+    candidates = store.index.candidates()
+    if store.cold is None:
+        yield _dropped(store, _chosen(store, candidates, excess), why, "evicted")
+        return
+    # Demoting a slot takes nothing from cold ones that continue it: only warm children count.
+    warm = [one for one in candidates if tiers.get(one.id) == "warm"]
+    children = Counter(one.parent for one in warm)
+    leaves_first = [msgspec.structs.replace(one, num_children=children[one.id]) for one in warm]
+    yield from _demoted(store, _chosen(store, leaves_first, excess))
+
+
+def _chosen(store: OpenStore, candidates: Iterable[Candidate], excess: int) -> tuple[str, ...]:
+    return choose(candidates, excess, store.clock().wall_s)
+
+
+def _whole_subtrees(over: Iterable[Candidate]) -> list[str]:
+    """Those of which everything that continues them goes as well; children come first."""
+    gone: list[str] = []
+    num_gone_children: Counter[str | None] = Counter()
+    for one in over:
+        if num_gone_children[one.id] == one.num_children:
+            gone.append(one.id)
+            num_gone_children[one.parent] += 1
+    return gone
+
+
+def _dropped(store: OpenStore, ids: Sequence[str], why: str, reason: MissReason) -> Gone:
+    gone = store.drop(ids) if ids else ()
+    store.counts[f"evicted_{why}"] += len(gone)
+    return Gone(gone, reason)
+
+
+def _demoted(store: OpenStore, ids: Sequence[str]) -> Iterator[News]:
+    """Move slots to the cold store, one by one; what is damaged goes altogether."""
+    for slot_id in ids:
+        try:
+            store.demote(slot_id)
+            yield Demoted((slot_id,))
+        except (SlotDamaged, SlotMissing):
+            yield Gone(store.drop_bad(slot_id), "damaged")

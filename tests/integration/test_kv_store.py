@@ -1,0 +1,274 @@
+"""The KV store in a server: whatever happens to it, requests are answered; caps and times hold."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.compaction import chains, compact
+from runtime.errors import LoadFailed
+from runtime.housekeeping import Limits, News, expire, keep_within_caps, scrub, tidy, usage_of
+from runtime.kv_store import KvStore
+from runtime.open_store import OpenStore
+from runtime.supervisor import Supervisor
+from runtime.types import CacheParams, CacheUse, TokenPrompt
+from tests.asking import ask, supervising_with_store, worker_of
+from tests.tiny_models import write_model
+from tests.waiting import until
+
+NUM_TOKENS = 1500
+UNLIMITED = resource.RLIM_INFINITY
+LIMITS = Limits(None, 10**9, 0.0)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "m")
+    write_model(folder / "other", seed=1)
+    write_model(folder / "wide", head_dim=64)
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path, models: Path) -> Path:
+    (tmp_path / "models").symlink_to(models)
+    return tmp_path
+
+
+def serving(home: Path, **settings: Any) -> Any:
+    return supervising_with_store(home, **({"kv_disk": True} | settings))
+
+
+def prompt(seed: int, num_tokens: int = NUM_TOKENS) -> TokenPrompt:
+    return TokenPrompt(token_ids=tuple(9 + (seed + i * 7919) % 400 for i in range(num_tokens)))
+
+
+async def reused(
+    supervisor: Supervisor, tokens: TokenPrompt, model: str = "m", **cache: Any
+) -> CacheUse:
+    wish = CacheParams(**cache)
+    done = await ask(supervisor, tokens, model=model, max_tokens=2, cache=wish)
+    return done.finished.usage.cache
+
+
+async def saved(kv: KvStore, num_tokens: int = NUM_TOKENS) -> OpenStore:
+    """Wait until the store has acknowledged so many tokens."""
+
+    def is_there() -> bool:
+        store = kv.store
+        return store is not None and stored_tokens(store) >= num_tokens
+
+    await until(is_there, f"{num_tokens} tokens are saved: {kv.status}")
+    assert kv.store is not None
+    return kv.store
+
+
+def stored_tokens(store: OpenStore, tier: str = "warm") -> int:
+    return sum(total.num_tokens for total in store.index.totals() if total.tier == tier)
+
+
+def is_kept(use: CacheUse) -> bool:
+    """It came from the disk, on demand or while nothing ran."""
+    return use.tier in ("warm", "hot") and use.num_tokens >= NUM_TOKENS - 1
+
+
+def files(home: Path) -> list[Path]:
+    return sorted((home / "kv" / "slots").rglob("*.safetensors"))
+
+
+async def repeat(kv: KvStore, work: Callable[[OpenStore], Iterable[News]], is_done: Any) -> None:
+    """Do a chore until it had its effect."""
+    async with asyncio.timeout(10):
+        while not is_done():
+            await kv.chore(work)
+
+
+# Trouble
+
+
+async def test_the_directory_is_deleted_while_it_is_used(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        await saved(kv)
+        shutil.rmtree(home / "kv")
+        assert (await reused(supervisor, prompt(1))).tier == "hot"
+        assert (await reused(supervisor, prompt(2))).tier == "none"
+        await until(lambda: kv.status.state == "degraded", "it is noticed")
+        await until(lambda: kv.status.state == "ok", "it is made anew")
+        await reused(supervisor, prompt(3))
+        await saved(kv)
+    async with serving(home) as (supervisor, kv):
+        assert is_kept(await reused(supervisor, prompt(3)))
+
+
+async def test_a_full_disk_degrades_the_cache_and_nothing_else(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        await saved(kv)
+        pid = worker_of(supervisor).pid
+        assert pid is not None
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, UNLIMITED))
+        assert (await reused(supervisor, prompt(2))).tier == "none"
+        await until(lambda: kv.status.reason == "full", "it is noticed")
+        assert (await reused(supervisor, prompt(2))).tier == "hot"
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (UNLIMITED, UNLIMITED))
+        await until(lambda: kv.status.state == "ok", "it is tried again")
+
+
+async def test_a_store_that_cannot_be_opened(home: Path):
+    (home / "kv").write_text("no directory")
+    async with serving(home) as (supervisor, kv):
+        assert (await reused(supervisor, prompt(1))).tier == "none"
+        assert (await reused(supervisor, prompt(1))).tier == "hot"
+        assert kv.status.state == "degraded"
+        (home / "kv").unlink()
+        await until(lambda: kv.status.state == "ok", "it is opened after all", 20)
+
+
+async def test_slots_cannot_be_written(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        await saved(kv)
+        (home / "kv" / "slots").rename(home / "kv" / "aside")
+        (home / "kv" / "slots").write_text("no directory")
+        assert (await reused(supervisor, prompt(2))).tier == "none"
+        await until(lambda: kv.status.state == "degraded", "it is noticed")
+        (home / "kv" / "slots").unlink()
+        (home / "kv" / "aside").rename(home / "kv" / "slots")
+        await until(lambda: kv.status.state == "ok", "it is tried again", 20)
+
+
+@pytest.mark.parametrize("damage", ["corrupt", "missing"])
+async def test_a_lost_index_is_rebuilt_from_the_slots(home: Path, damage: str):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+    index = home / "kv" / "index.db"
+    if damage == "corrupt":
+        index.write_bytes(b"\xff" * 40_000)
+    else:
+        index.unlink()
+    async with serving(home) as (supervisor, kv):
+        await saved(kv)
+        assert is_kept(await reused(supervisor, prompt(1)))
+
+
+async def test_damaged_slots_are_a_miss_and_put_aside(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+    for path in files(home):
+        data = bytearray(path.read_bytes())
+        data[-100] ^= 1
+        path.write_bytes(data)
+    async with serving(home) as (supervisor, kv):
+        use = await reused(supervisor, prompt(1))
+        assert use.tier == "none"
+        store = kv.store
+        assert store is not None
+        await until(lambda: store.counts["quarantined"], "it is put aside")
+        await saved(kv)
+    async with serving(home) as (supervisor, kv):
+        assert is_kept(await reused(supervisor, prompt(1)))
+
+
+# Chores
+
+
+async def test_what_is_not_used_leaves_the_disk_in_time(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), "other", ttl_s=0.1)
+        await saved(kv)
+        await reused(supervisor, prompt(2))
+        store = await saved(kv, 2 * NUM_TOKENS)
+        await repeat(kv, lambda s: expire(s, LIMITS), lambda: stored_tokens(store) < 2 * NUM_TOKENS)
+        assert store.counts["evicted_expired"] > 0
+        assert len(files(home)) == len(store.index.places())
+        assert (await reused(supervisor, prompt(1), "other")).tier == "none"
+
+
+async def test_the_cap_counts_everything_over_all_models(home: Path):
+    cap = 2_000_000
+    async with serving(home, cache_max_bytes=cap) as (supervisor, kv):
+        for model in ("m", "other"):
+            for seed in range(3):
+                await reused(supervisor, prompt(seed), model)
+        store = await saved(kv)
+        await until(lambda: store.counts["evicted_cap"], "something is evicted")
+        limits = Limits(cap, 0, 0.0)
+        await kv.chore(lambda s: keep_within_caps(s, limits))
+        assert usage_of(store).fast_bytes <= cap
+        assert sum(path.stat().st_blocks * 512 for path in files(home)) <= cap
+
+
+async def test_unused_slots_rest_in_the_cold_store_and_come_back(home: Path):
+    cold = home / "cold"
+    async with serving(home, cold_store=str(cold)) as (supervisor, kv):
+        await reused(supervisor, prompt(1), ttl_s=0.1)
+        store = await saved(kv)
+        limits = Limits(None, 10**9, 1e6)
+        await repeat(kv, lambda s: expire(s, limits), lambda: not stored_tokens(store))
+        assert stored_tokens(store, "cold") >= NUM_TOKENS
+        assert not files(home)
+        assert list(cold.rglob("*.zst"))
+    async with serving(home, cold_store=str(cold)) as (supervisor, kv):
+        use = await reused(supervisor, prompt(1), ttl_s=0.1)
+        assert (use.tier, use.num_tokens) == ("cold", NUM_TOKENS - 1)
+        store = await saved(kv, NUM_TOKENS - 1)
+        assert stored_tokens(store, "cold") < 10, "the answer was not asked for"
+        await repeat(kv, lambda s: expire(s, limits), lambda: not stored_tokens(store))
+        await repeat(kv, lambda s: expire(s, LIMITS), lambda: not store.index.places())
+
+
+async def test_long_chains_become_short_and_are_still_found(home: Path):
+    tokens = prompt(1, 2000).token_ids
+    turns = [TokenPrompt(token_ids=tokens[:end]) for end in range(60, 1300, 60)]
+    async with serving(home) as (supervisor, kv):
+        for turn in turns:
+            await reused(supervisor, turn)
+        store = await saved(kv, 1200)
+        (chain,) = [c for c in chains(store.index.all_slots()) if len(c) > 16]
+        await kv.chore(lambda s: compact(s, kv.loaded_models(), lambda: False))
+        assert len(list(chains(store.index.all_slots()))) == 1, "a worker still knows them"
+        await reused(supervisor, prompt(2), "other")
+        await kv.chore(lambda s: compact(s, kv.loaded_models(), lambda: False))
+        assert not list(chains(store.index.all_slots()))
+        assert store.counts["compacted"] >= len(chain)
+        assert len(files(home)) == len(store.index.places())
+        use = await reused(supervisor, TokenPrompt(token_ids=tokens[:1300]))
+        assert use.num_tokens >= len(turns[-1].token_ids) - 1
+
+
+async def test_scrubbing_finds_damage_before_it_is_wanted(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        store = await saved(kv)
+        path = files(home)[0]
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        await repeat(
+            kv, lambda s: scrub(s, 1e9, lambda: False), lambda: store.counts["quarantined"]
+        )
+        await kv.chore(tidy)
+        assert kv.status.state == "ok"
+
+
+# Quantised KV
+
+
+async def test_quantised_kv_survives_too_and_is_not_mixed_up(home: Path):
+    for bits, is_known in ((8, False), (8, True), (None, False), (8, True)):
+        async with serving(home, kv_bits=bits) as (supervisor, _):
+            assert is_kept(await reused(supervisor, prompt(1), "wide")) is is_known
+
+
+async def test_heads_that_cannot_be_quantised_are_refused_at_load(home: Path):
+    async with serving(home, kv_bits=4) as (supervisor, _):
+        with pytest.raises(LoadFailed, match="groups of 64, and this model's heads have 16"):
+            await reused(supervisor, prompt(1))
