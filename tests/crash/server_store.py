@@ -1,0 +1,79 @@
+"""What has to hold of a server's store whatever happened to the server."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from runtime.open_store import OpenStore, open_store
+from store import upkeep
+from store.disk import disk_bytes
+from store.recovery import Recovery
+from store.slots import read_header, slot_path, verify
+from tests.running_server import RunningServer
+
+
+def kill(server: RunningServer) -> None:
+    """The server and nobody else; its workers notice."""
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+
+
+def durable_tokens(server: RunningServer, session_id: str) -> int:
+    """How many tokens of this conversation the store has acknowledged: they survive anything."""
+    query = {"conversation": session_id}
+    answer = server.request("GET", "/admin/cache/chain", params=query)
+    assert answer.status_code in (200, 404), answer.text
+    return answer.json()["leaves"][-1] if answer.status_code == 200 else 0
+
+
+def stored_tokens(server: RunningServer) -> int:
+    """Tokens whose KV is on disk, each slot counted once."""
+    stats = server.get("/admin/cache/stats").json()
+    return sum(tier["num_tokens"] for tier in stats["tiers"])
+
+
+def check_store(root: Path) -> int:
+    """Nobody has the store open: index and disk agree, every byte is as written; slots there are.
+
+    A first recovery may have work left by a kill, a second one has none.
+    """
+    store = open_store(root, None)
+    try:
+        _recover(store)
+        assert not _recover(store), "a second recovery found work"
+        rows = {row.header.id: row for row in store.index.all_slots()}
+        paths = {path.stem: path for path in upkeep.slot_files(root)}
+        assert rows.keys() == paths.keys()
+        for name, row in rows.items():
+            assert verify(slot_path(root, name)).header == read_header(paths[name]) == row.header
+            assert row.disk_bytes == disk_bytes(paths[name])
+            assert row.header.parent is None or row.header.parent in rows
+        assert not list(root.rglob(".tmp-*"))
+        assert not store.index.condemned()
+        _check_modes(root)
+        assert store.database.check()
+        return len(rows)
+    finally:
+        store.close()
+
+
+def _recover(store: OpenStore) -> bool:
+    recovery = Recovery(store.root, store.database, store.cold, store.clock().wall_s)
+    return recovery.run().has_changed
+
+
+def _check_modes(root: Path) -> None:
+    for path in (root, *root.rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def sql_dump(root: Path) -> str:
+    with sqlite3.connect(f"file:{root}/index.db?mode=ro", uri=True) as connection:
+        return "\n".join(connection.iterdump())
+
+
+def cache_of(answer: dict[str, Any]) -> dict[str, Any]:
+    return answer["hearth"]["cache"]
