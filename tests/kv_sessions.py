@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from runtime.kv.blocks import HashChain
-from runtime.kv.ground import Ground
+from runtime.kv.ground import Caches, Ground
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.tiers import Tiers
 from runtime.kv.trail import Trail
@@ -52,14 +52,19 @@ def known(header: SlotHeader, **changes: Any) -> KnownSlot:
 
 
 class Session:
-    """`root` is None without a disk. Blocks of 16 tokens, slices of 32."""
+    """`root` is None without a disk. Slices of 32 tokens."""
 
     def __init__(
-        self, model: LoadedModel, root: Path | None = None, *, hot_bytes: int = 1 << 30
+        self,
+        model: Caches,
+        root: Path | None = None,
+        *,
+        hot_bytes: int = 1 << 30,
+        block_size: int = BLOCK_TOKENS,
     ) -> None:
         self.model = model
         self.root = root
-        self.chain = HashChain(b"secret", b"model", block_size=BLOCK_TOKENS)
+        self.chain = HashChain(b"secret", b"model", block_size=block_size)
         self.news: queue.SimpleQueue[SlotRead | WriteFailed] = queue.SimpleQueue()
         self.reports: list[SlotBad | SlotsUsed | SlotsWanted] = []
         self.written: list[tuple[WriteJob, StagedSlot]] = []
@@ -125,6 +130,7 @@ class Session:
         return logits
 
     def forward(self, token_ids: Sequence[int], kv: list[Any]) -> mx.array:
+        assert isinstance(self.model, LoadedModel)
         with mx.stream(self.model.stream):
             logits = self.model.model(mx.array(list(token_ids))[None], cache=kv)
             mx.eval(logits, [cache.state for cache in kv])

@@ -66,7 +66,8 @@ def go_on(session: Session, position: int, kv: list[Any] | None = None, start: i
 
 
 def before(folder: Path, family: str) -> dict[str, Any]:
-    session = Session(load(write_model(folder / "model", family)), folder / "store")
+    model = load(write_model(folder / "model", family))
+    session = Session(model, folder / "store")
     copies: dict[int, list[Any]] = {}
     needs_state = session.tiers.needs_state
     trail = session.trail(SAID[:PROMPT_TOKENS], boundaries=BOUNDARIES if needs_state else ())
@@ -74,11 +75,11 @@ def before(folder: Path, family: str) -> dict[str, Any]:
     for end in (*BOUNDARIES, PROMPT_TOKENS - 1):
         part = session.trail(SAID[: end + 1], boundaries=trail.boundaries)
         session.compute(part, kv, max(copies, default=0))
-        copies[end] = session.model.copy_kv(kv)
+        copies[end] = model.copy_kv(kv)
     session.answer(trail, kv, SAID[PROMPT_TOKENS:])
-    copies[END] = session.model.copy_kv(kv)
+    copies[END] = model.copy_kv(kv)
     logits: dict[str, mx.array] = {}
-    last = session.model.copy_kv(copies[BOUNDARIES[-1]])
+    last = model.copy_kv(copies[BOUNDARIES[-1]])
     for position in POSITIONS:
         logits |= go_on(session, position, copies[position], position).logits
     if needs_state:

@@ -1,0 +1,253 @@
+"""Never wrong: whatever happens to conversations, what is taken up is what was computed for them.
+
+Nothing here is a model: the KV of a token is a hash of all tokens up to it, in real layer caches,
+so a single wrong row or state shows. Seeds decide what happens; each names its failure.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import pytest
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+
+from runtime.kv.trail import Trail
+from runtime.wire import KnownSlot
+from store import slots
+from store.slots import slot_path
+from store.types import class_of
+from tests.kv_sessions import Session, known
+
+WINDOW, HEADS = 8, 2
+ROOT = b"nothing yet"
+
+
+@dataclass
+class Hashing:
+    """Layer caches, and what fills them."""
+
+    is_hybrid: bool
+    stream: mx.Stream = field(default_factory=lambda: mx.default_stream(mx.cpu))
+
+    def new_kv(self) -> list[Any]:
+        if not self.is_hybrid:
+            return [KVCache(), CacheList(KVCache(), KVCache())]
+        return [KVCache(), CacheList(ArraysCache(1), KVCache()), RotatingKVCache(WINDOW)]
+
+    def compute(self, kv: list[Any], ids: list[int], start: int, end: int) -> None:
+        for leaf in leaves(kv):
+            if isinstance(leaf, ArraysCache):
+                leaf[0] = rows(ids, end - 1, end)
+            else:
+                leaf.update_and_fetch(rows(ids, start, end), rows(ids, start, end))
+        mx.eval([cache.state for cache in kv])
+
+    def check(self, kv: list[Any], ids: list[int], num_tokens: int) -> None:
+        """These caches hold exactly the first tokens."""
+        for leaf in leaves(kv):
+            if not num_tokens:
+                assert leaf.empty()
+            elif isinstance(leaf, ArraysCache):
+                assert mx.array_equal(leaf[0], rows(ids, num_tokens - 1, num_tokens))
+            else:
+                assert leaf.offset == num_tokens
+                start, held = 0, (leaf.keys, leaf.values)
+                if isinstance(leaf, RotatingKVCache):
+                    start = max(0, num_tokens - WINDOW)
+                    held = tuple(leaf._temporal_order(one) for one in held)
+                for one in held:
+                    end = num_tokens if isinstance(leaf, KVCache) else one.shape[2]
+                    first = 0 if isinstance(leaf, KVCache) else end - (num_tokens - start)
+                    assert mx.array_equal(one[..., first:end, :], rows(ids, start, num_tokens))
+
+
+def leaves(kv: list[Any]) -> list[Any]:
+    return [leaf for one in kv for leaf in (one.caches if isinstance(one, CacheList) else [one])]
+
+
+@lru_cache(maxsize=100_000)
+def digest(ids: tuple[int, ...]) -> bytes:
+    parent = digest(ids[:-1]) if ids else ROOT
+    return blake2b(parent + bytes(ids[-1:]), digest_size=16).digest()
+
+
+def rows(ids: list[int], start: int, end: int) -> mx.array:
+    """`[1, heads, tokens, 4]`."""
+    for length in range(0, start, 200):
+        digest(tuple(ids[:length]))
+    data = array("I", b"".join(digest(tuple(ids[: i + 1])) for i in range(start, end)))
+    one = mx.array(data.tolist(), mx.uint32).reshape(1, 1, end - start, 4)
+    return mx.concatenate([one + head for head in range(HEADS)], axis=1)
+
+
+@dataclass
+class Asked:
+    """A request on its way: waiting, then computing."""
+
+    trail: Trail
+    output: list[int]
+    kv: list[Any] | None = None
+    num_computed: int = 0
+
+
+class Replay:
+    """Requests, evictions, deletions, damage and restarts as a seed decides."""
+
+    def __init__(self, seed: int, root: Path) -> None:
+        self.dice = random.Random(seed)
+        self.root = root
+        self.model = Hashing(is_hybrid=seed % 2 == 1)
+        self.said: list[list[int]] = [[]]
+        self.asked: list[Asked] = []
+        self.published: dict[str, KnownSlot] = {}
+        self.num_reused = 0
+        self.num_published = 0
+        self.session = self.start()
+
+    def start(self) -> Session:
+        hot_bytes = self.dice.choice([1, 20_000, 100_000, 1 << 30])
+        self.num_taken = 0
+        session = Session(self.model, self.root, hot_bytes=hot_bytes, block_size=4)
+        session.tiers.learn(list(self.published.values()))
+        return session
+
+    def step(self) -> None:
+        dice = self.dice
+        chosen = dice.choices(
+            [self.ask, self.advance, self.publish, self.lose, self.spoil, self.restart],
+            weights=[20, 60, 8, 3, 1, 2],
+        )[0]
+        chosen()
+        self.session.check()
+
+    def ask(self) -> None:
+        dice = self.dice
+        if len(self.asked) == 4:
+            return
+        old = dice.choice(self.said[-30:])
+        kept = len(old) if dice.random() < 0.6 else dice.randint(0, len(old))
+        prompt = [*old[:kept][:250], *dice.choices(range(3), k=dice.randint(1, 30))]
+        num = len(prompt)
+        trail = self.session.trail(
+            prompt,
+            mode=dice.choices(["full", "prefix", "off"], weights=[8, 1, 1])[0],
+            prefix_end=dice.randint(0, num - 1),
+        )
+        trail.boundaries = (max(1, trail.prefix_end), *([num - 1] if num > 1 else []))
+        if dice.random() < 0.1:
+            trail.ttl_s, trail.ttl_class = 0.0, class_of(0.0)
+        self.session.tiers.begin(trail)
+        self.asked.append(Asked(trail, dice.choices(range(3), k=dice.randint(1, 12))))
+
+    def advance(self) -> None:
+        if not self.asked:
+            return
+        one = self.dice.choice(self.asked)
+        if one.trail.is_waiting:
+            self.wait(one)
+        elif self.dice.random() < 0.03:
+            self.session.tiers.release(one.trail)
+            self.asked.remove(one)
+        elif one.kv is None:
+            one.kv, one.num_computed = self.session.tiers.restore(one.trail)
+            self.model.check(one.kv, one.trail.token_ids, one.num_computed)
+            self.num_reused += one.num_computed
+        else:
+            self.compute(one)
+
+    def wait(self, one: Asked) -> None:
+        if self.dice.random() < 0.1:
+            self.session.tiers.give_up(one.trail)
+        else:
+            self.session.hear()
+
+    def compute(self, one: Asked) -> None:
+        ids, start = one.trail.token_ids, one.num_computed
+        assert one.kv is not None
+        last = len(ids) - 1
+        end = min([start + 32, last, *(b for b in one.trail.boundaries if start < b < last)])
+        if end > start:
+            self.model.compute(one.kv, ids, start, end)
+            one.num_computed = end
+        self.session.tiers.on_prefill(one.trail, one.kv, (start, end), 0.001)
+        if end == last:
+            whole = [*ids, *one.output]
+            for at in range(last, len(whole)):
+                self.model.compute(one.kv, whole, at, at + 1)
+            self.session.tiers.on_finished(one.trail, one.output, one.kv)
+            self.said.append(whole)
+            self.asked.remove(one)
+
+    def publish(self) -> None:
+        """What the server does with staged slots."""
+        staged = self.session.written[self.num_taken :]
+        self.num_taken += len(staged)
+        for job, one in staged:
+            header = job.header
+            if header.parent is not None and header.parent not in self.published:
+                self.session.tiers.on_gone([header.id], "evicted")
+                continue
+            slots.publish(one)
+            self.published[header.id] = known(header)
+            self.session.tiers.on_saved([header.id])
+            self.num_published += 1
+
+    def lose(self) -> None:
+        """A janitor removes a slot that has no children."""
+        parents = {one.parent for one in self.published.values()}
+        able = [slot_id for slot_id in self.published if slot_id not in parents]
+        if able:
+            gone = self.dice.choice(able)
+            del self.published[gone]
+            self.session.tiers.on_gone([gone], "expired")
+            slot_path(self.root, gone).unlink(missing_ok=True)
+
+    def spoil(self) -> None:
+        """A bit of a file flips, but not between its verification and its loading."""
+        if self.published and not any(one.trail.is_waiting for one in self.asked):
+            path = slot_path(self.root, self.dice.choice(list(self.published)))
+            data = bytearray(path.read_bytes())
+            data[self.dice.randrange(len(data))] ^= 1 << self.dice.randrange(8)
+            path.write_bytes(data)
+
+    def restart(self) -> None:
+        """A crash, or an end; the index may hold twice what was computed while it was read."""
+        if self.dice.random() < 0.7:
+            self.session.finish()
+            self.publish()
+        else:
+            self.session.finish()
+        self.asked.clear()
+        self.session = self.start()
+        if self.published and self.dice.random() < 0.3:
+            one = self.dice.choice(list(self.published.values()))
+            self.session.tiers.learn([msgspec.structs.replace(one, tier="cold"), one])
+
+
+def replay(seed: int, root: Path, num_steps: int) -> Replay:
+    one = Replay(seed, root)
+    for _ in range(num_steps):
+        one.step()
+    one.session.finish()
+    return one
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_taken_up_is_what_was_computed(seed: int, tmp_path: Path):
+    one = replay(seed, tmp_path, 400)
+    assert one.num_reused > 0
+    assert one.num_published > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_what_is_taken_up_is_what_was_computed_for_long(seed: int, tmp_path: Path):
+    replay(seed, tmp_path, 4000)
