@@ -32,12 +32,12 @@ PATIENCE_S = 10.0
 _REQUEST = GenerateRequest(request_id="r", model="m", prompt=TokenPrompt(token_ids=()))
 
 
-def load(path: Path) -> LoadedModel:
+def load(path: Path, kv_bits: int | None = None) -> LoadedModel:
     nbytes = (path / "model.safetensors").stat().st_size
     spec = ModelSpec(
         id="m", path=str(path), context=4096, model_type="", nbytes=nbytes, created_s=1
     )
-    return models.load(spec, lambda _: None)
+    return models.load(spec, lambda _: None, kv_bits)
 
 
 def known(header: SlotHeader, **changes: Any) -> KnownSlot:

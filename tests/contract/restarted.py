@@ -1,4 +1,4 @@
-"""`python -m tests.contract.restarted before|after DIR FAMILY…`: the two lives of one store.
+"""`python -m tests.contract.restarted before|after DIR CASE…`: the two lives of one store.
 
 `before` runs a conversation, keeps it on disk, and goes on from several positions with the caches
 that it still has. `after` is another process, which has nothing but the files. Both write the
@@ -20,7 +20,7 @@ from mlx_lm.models.cache import trim_prompt_cache
 
 from runtime.wire import KnownSlot
 from tests.kv_sessions import Session, load
-from tests.tiny_models import write_model
+from tests.tiny_models import FAMILIES, write_model
 
 PROMPT_TOKENS, OUTPUT_TOKENS, NEW_TOKENS, SAID_TOKENS = 150, 21, 50, 3
 END = PROMPT_TOKENS + OUTPUT_TOKENS
@@ -29,6 +29,13 @@ POSITIONS = (*BOUNDARIES, PROMPT_TOKENS - 1, END)
 """Inside a block before a window of 32 has wrapped, a block's border after it, inside a block, the
 same prompt again, and the next turn, for which a window has turned token by token."""
 BETWEEN = 100
+CASES: dict[str, tuple[str, int | None]] = {
+    **{family: (family, None) for family in FAMILIES},
+    "qwen3 in 4 bits": ("qwen3", 4),
+    "qwen3 in 8 bits": ("qwen3", 8),
+    "gemma3_text in 8 bits": ("gemma3_text", 8),
+}
+"""Each family's model with the KV that it has, and some with quantised KV."""
 
 
 def ids(seed: int, num_tokens: int) -> list[int]:
@@ -66,7 +73,9 @@ def go_on(session: Session, position: int, kv: list[Any] | None = None, start: i
 
 
 def before(folder: Path, family: str) -> dict[str, Any]:
-    model = load(write_model(folder / "model", family))
+    name, bits = CASES[family]
+    changes = {"head_dim": 64} if bits else {}
+    model = load(write_model(folder / "model", name, **changes), bits)
     session = Session(model, folder / "store")
     copies: dict[int, list[Any]] = {}
     needs_state = session.tiers.needs_state
@@ -94,7 +103,7 @@ def before(folder: Path, family: str) -> dict[str, Any]:
 
 
 def after(folder: Path, family: str) -> dict[str, Any]:
-    model = load(folder / "model")
+    model = load(folder / "model", CASES[family][1])
     known = msgspec.json.decode((folder / "slots.json").read_bytes(), type=list[KnownSlot])
     uses: dict[str, Any] = {}
     logits: dict[str, mx.array] = {}

@@ -10,12 +10,12 @@ from typing import Any, cast
 import mlx.core as mx
 import pytest
 
-from tests.contract.restarted import BETWEEN, BOUNDARIES, END, POSITIONS
-from tests.tiny_models import FAMILIES
+from tests.contract.restarted import BETWEEN, BOUNDARIES, CASES, END, POSITIONS
 
 TIMEOUT_S = 110
 NEEDS_STATE = {
     "gemma3_text",
+    "gemma3_text in 8 bits",
     "gpt_oss",
     "lfm2",
     "qwen3_next",
@@ -52,12 +52,12 @@ def bits(array: mx.array) -> tuple[Any, ...]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lives")
     for life in ("before", "after"):
-        command = [sys.executable, "-m", "tests.contract.restarted", life, str(folder), *FAMILIES]
+        command = [sys.executable, "-m", "tests.contract.restarted", life, str(folder), *CASES]
         subprocess.run(command, check=True, timeout=TIMEOUT_S)
     return folder
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=CASES)
 def lives(request: pytest.FixtureRequest, folder: Path) -> Lives:
     said: dict[str, Any] = {}
     for life in ("before", "after"):
