@@ -1,39 +1,55 @@
-"""`python -m ops.bench`: run the benchmarks, print a table, write a JSON report."""
+"""`python -m ops.bench`: run the benchmarks, print tables, write a JSON report."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import tempfile
 from pathlib import Path
 
 import msgspec
 
-from ops.bench import engine
+from ops.bench import engine, kv
 from ops.bench.processes import Environment, bare, environment, hearth
 from runtime.embedded import HEARTH_TINY
 
 _REPORT = Path(__file__).parent / "report.json"
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Report(msgspec.Struct):
-    """One run."""
+    """One run. A part that was not asked for is what an earlier run left."""
 
     environment: Environment
     model: str
     rounds: int
-    engine: engine.Figures
+    engine: engine.Figures | None = None
+    kv: kv.KvFigures | None = None
 
 
-async def run(model: Path, rounds: int) -> Report:
-    """The whole report."""
-    env = environment()
-    async with bare(model) as opponent, hearth(model) as server:
-        figures = await engine.measure(server, opponent, rounds)
-    return Report(env, model.name, rounds, figures)
+async def run(report: Report, model: Path, parts: list[str]) -> None:
+    """Measure the parts into the report."""
+    async with bare(model) as opponent:
+        if "engine" in parts:
+            async with hearth(model) as server:
+                report.engine = await engine.measure(server, opponent, report.rounds)
+        if "kv" in parts:
+            with tempfile.TemporaryDirectory() as home:
+                job = kv.Run(model, Path(home), opponent, report.rounds, kv_bytes_per_token(model))
+                report.kv = await kv.measure(job)
 
 
-def print_table(figures: engine.Figures) -> None:
-    """The report for people."""
+def kv_bytes_per_token(model: Path) -> int:
+    """What one token takes in the KV of a model whose layers are all alike."""
+    config = json.loads((model / "config.json").read_text())
+    heads = config["num_key_value_heads"] * config["head_dim"]
+    dtype = config.get("torch_dtype") or config.get("dtype", "float32")
+    return 2 * config["num_hidden_layers"] * heads * _ITEM_BYTES[dtype]
+
+
+def print_engine(figures: engine.Figures) -> None:
+    """The engine's part for people."""
     print("\nstreams   decode tok/s ours / bare    ratio (min..max)   server CPU per token")
     for row in figures.decode:
         rates = f"{row.ours_tokens_per_s:9.1f} / {row.bare_tokens_per_s:9.1f}"
@@ -50,15 +66,45 @@ def print_table(figures: engine.Figures) -> None:
         print(f"  {quiet.p50}/{quiet.p99}   {busy.p50}/{busy.p99}   {kept}")
 
 
+def print_kv(figures: kv.KvFigures) -> None:
+    """The KV part for people."""
+    print(
+        "\n tokens   cold ms   times faster than cold: retry, follow-up, restart, from disk, kill"
+    )
+    for row in figures.reuse:
+        times = (row.retry_ms, row.follow_up_ms, row.restart_ms, row.disk_ms, row.killed_ms)
+        ratios = "  ".join(f"{row.over_cold(figure):6.1f}" for figure in times)
+        print(f"{row.num_tokens:7d}   {row.cold_ms:7.0f}   {ratios}")
+    print("\n tokens   ms: follow-up, mlx-lm's resident cache, restart, from disk, sibling, edit")
+    for row in figures.reuse:
+        times = (row.follow_up_ms, row.resident_ms, row.restart_ms, row.disk_ms)
+        rest = f"{row.sibling_ms:8.0f}  {row.edit_ms:8.0f}"
+        print(f"{row.num_tokens:7d}   {'  '.join(f'{one:7.1f}' for one in times)}  {rest}")
+    for row in figures.restore:
+        speeds = f"{row.restore_mb_per_s:.0f} of {row.read_mb_per_s:.0f} MB/s"
+        print(f"restore of {row.num_tokens} tokens: {speeds} plain read, {row.ratio:.2f}")
+    print(f"decode with writes behind it: {figures.decode_with_writes:.3f} of without")
+    print(f"write amplification over 40 turns: {figures.write_amplification:.3f}")
+
+
 def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", default=["engine", "kv"], help="engine, kv")
     parser.add_argument("--model", type=Path, default=HEARTH_TINY, help="a model directory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, default=_REPORT)
     arguments = parser.parse_args()
-    report = asyncio.run(run(arguments.model.resolve(), arguments.rounds))
-    print_table(report.engine)
+    model = arguments.model.resolve()
+    report = Report(environment(), model.name, arguments.rounds)
+    if arguments.json.exists():
+        old = msgspec.json.decode(arguments.json.read_bytes(), type=Report)
+        report.engine, report.kv = old.engine, old.kv
+    asyncio.run(run(report, model, arguments.parts))
+    if report.engine is not None and "engine" in arguments.parts:
+        print_engine(report.engine)
+    if report.kv is not None and "kv" in arguments.parts:
+        print_kv(report.kv)
     arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
 
 

@@ -25,7 +25,9 @@ _PATIENCE_S, _SETTLED_S = 120.0, 0.3
 class Reuse(msgspec.Struct):
     """Times to the first token for one length of prompt, in ms, medians over rounds.
 
-    `resident` is mlx-lm continuing its own cache in memory with the same follow-up.
+    `resident` is mlx-lm continuing its own cache in memory with the same follow-up. `restart` is
+    the follow-up as soon as a restarted server is ready, `killed` the same after `kill -9`, `disk`
+    that of a server that brings nothing back unasked.
     """
 
     num_tokens: int
@@ -36,6 +38,7 @@ class Reuse(msgspec.Struct):
     sibling_ms: float
     edit_ms: float
     restart_ms: float
+    disk_ms: float
     killed_ms: float
 
     def over_cold(self, figure_ms: float) -> float:
@@ -117,13 +120,15 @@ async def _one_length(run: Run, num_tokens: int, seeds: Iterator[int]) -> tuple[
     resident_s = await run.opponent.resume(first, new(FOLLOW_UP))
     read_bytes_per_s = _plain_read(home, since=before)
     async with hearth(model, home) as server:
-        restarted = await _ask(server, first + new(FOLLOW_UP))
+        restart = await _ask(server, first + new(FOLLOW_UP))
         second = new(num_tokens)
         await _ask(server, second)
         await _settled(home)
         os.kill(server.pid, signal.SIGKILL)
     async with hearth(model, home) as server:
         killed = await _ask(server, second + new(FOLLOW_UP))
+    async with hearth(model, home, prewarm_share=0) as server:
+        restarted = await _ask(server, first + new(FOLLOW_UP))
     row = Reuse(
         num_tokens=num_tokens,
         cold_ms=_ms(cold),
@@ -132,7 +137,8 @@ async def _one_length(run: Run, num_tokens: int, seeds: Iterator[int]) -> tuple[
         resident_ms=round(resident_s * 1000, 1),
         sibling_ms=_ms(sibling),
         edit_ms=_ms(edit),
-        restart_ms=_ms(restarted),
+        restart_ms=_ms(restart),
+        disk_ms=_ms(restarted),
         killed_ms=_ms(killed),
     )
     num_bytes = restarted.cache.cached_tokens * run.kv_bytes_per_token

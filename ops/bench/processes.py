@@ -89,7 +89,9 @@ class Hearth:
 
 
 @contextlib.asynccontextmanager
-async def hearth(model: Path, home: Path | None = None) -> AsyncGenerator[Hearth]:
+async def hearth(
+    model: Path, home: Path | None = None, **settings: float
+) -> AsyncGenerator[Hearth]:
     """Start `hearth serve` on a free port with `model`, and wait until it is ready.
 
     With a `home` of its own it finds what an earlier one left there.
@@ -99,9 +101,9 @@ async def hearth(model: Path, home: Path | None = None) -> AsyncGenerator[Hearth
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as temporary:
         folder = home or Path(temporary)
-        (folder / "hearth.toml").write_text(
-            f'default_model = "bench"\n[models.bench]\npath = "{model}"\n'
-        )
+        lines = [f"{key} = {value}" for key, value in settings.items()]
+        lines += ['default_model = "bench"', "[models.bench]", f'path = "{model}"']
+        (folder / "hearth.toml").write_text("\n".join(lines) + "\n")
         start = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "api", "serve", "--port", str(port), "--home", str(folder)),
