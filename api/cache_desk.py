@@ -23,8 +23,9 @@ from runtime.inventory import (
     StatsView,
     VerifyView,
 )
-from runtime.open_store import OpenStore, open_store
+from runtime.open_store import OpenStore
 from runtime.settings import Settings
+from runtime.store_opening import open_store
 from runtime.wire import SlotStaged
 from store.errors import StoreError, StoreLocked
 from store.recovery import Recovery

@@ -44,7 +44,7 @@ class Jobs:
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
             timezone=UTC,
         )
-        self._jobs = _jobs(Limits.of(settings), lambda: not is_idle(), kv)
+        self._jobs = _jobs(Limits.of(settings), lambda: kv.is_stopping or not is_idle(), kv)
 
     def start(self) -> None:
         """Do everything once soon after boot, then each on its schedule."""

@@ -104,7 +104,8 @@ def merge(store: OpenStore, chain: Sequence[SlotRow]) -> Gone:
     store.unlink(places)
     store.counts["compacted"] += len(chain)
     store.counts["written_bytes"] += staged.num_bytes
-    store.records.count({"written_bytes": staged.num_bytes}, store.clock().wall_s)
+    store.wear.add(staged.num_bytes, header.created_s)
+    store.records.count({"written_bytes": staged.num_bytes}, header.created_s)
     return Gone(tuple(old), "evicted")
 
 

@@ -10,6 +10,7 @@ from runtime.wire import (
     Heartbeat,
     KnownSlot,
     KvCounts,
+    KvNews,
     KvOptions,
     SlotBad,
     Slots,
@@ -21,6 +22,7 @@ from runtime.wire import (
     SlotsUsed,
     SlotsWanted,
     StoreTrouble,
+    WritesPaused,
 )
 from store.types import SlotRow
 
@@ -28,7 +30,6 @@ MAX_SLOTS = 2000
 """Slots in one frame: a worker must not be kept from its requests for long."""
 
 KvEvent = SlotStaged | SlotBad | SlotsUsed | SlotsWanted | StoreTrouble
-KvNews = Slots | SlotsSaved | SlotsPromoted | SlotsDemoted | SlotsGone
 
 
 class KvDesk(Protocol):
@@ -103,6 +104,9 @@ class KvChannel:
     def tell_demoted(self, ids: Sequence[str]) -> None:
         if ids:
             self._tell(SlotsDemoted(ids=tuple(ids)))
+
+    def tell_rest(self, seconds: float) -> None:
+        self._tell(WritesPaused(seconds=seconds))
 
     def tell_gone(self, ids: Sequence[str], reason: MissReason) -> None:
         if ids:

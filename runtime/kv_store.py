@@ -15,8 +15,8 @@ import psutil
 import structlog
 
 from runtime import kv_sizes
-from runtime.housekeeping import Limits, News, keep_within_caps, make_room
 from runtime.errors import StoreUnavailable
+from runtime.housekeeping import Limits, News, keep_within_caps, make_room
 from runtime.kv_channel import MAX_SLOTS, KvChannel, KvEvent
 from runtime.open_store import Demoted, Gone, OpenStore, Published
 from runtime.settings import Settings
@@ -115,16 +115,27 @@ class KvStore:
         store = self._life.store
         return KvFigures(models, dict(store.counts) if store is not None else {}, self._tiers)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether long work is to come to its end."""
+        return self._life.stopping.is_set()
+
     def loaded_models(self) -> frozenset[bytes]:
         """The model hashes of the workers there are."""
         return frozenset(channel.kv.model_hash for channel in list(self._channels))
 
     async def chore(self, work: Callable[[OpenStore], Iterable[News]]) -> None:
-        """Do long work in the thread for it, then tell the workers what changed."""
-        if self._life.stopping.is_set():
-            return
-        for news in await self._life.attempt(lambda store: list(work(store)), "chore") or ():
-            self._tell(news)
+        """Do long work in the thread for it, and tell the workers what changes as it does."""
+        loop, stopping = asyncio.get_running_loop(), self._life.stopping
+
+        def run(store: OpenStore) -> None:
+            for news in work(store):
+                loop.call_soon_threadsafe(self._tell, news)
+                if stopping.is_set():
+                    return
+
+        if not stopping.is_set():
+            await self._life.attempt(run, "chore")
 
     async def tend(self, work: Callable[[OpenStore, Callable[[Gone], None]], T]) -> T:
         """Do what somebody asked for, in a thread; what it reports as gone the workers are told.
@@ -193,6 +204,7 @@ class KvStore:
         self._channels.add(channel)
         if channel.has_disk:
             self._life.spawn(self._stream(channel))
+            self._rest([channel])
 
     def leave(self, channel: KvChannel) -> None:
         """A worker is gone."""
@@ -237,8 +249,20 @@ class KvStore:
             slots = [staged for _, staged in group]
             published = await self._life.attempt(lambda store, s=slots: store.publish(s))
             self._announce(published or Published((), tuple(channels)), channels)
+            self._rest(self._channels)
             if self._capper is None or self._capper.done():
                 self._capper = self._life.spawn(self._cap())
+
+    def _rest(self, channels: Iterable[KvChannel]) -> None:
+        """Spare the disk when enough was written today."""
+        store = self._life.store
+        if store is None:
+            return
+        rest_s = store.wear.rest_s(self._settings.kv_daily_write_bytes, store.clock().wall_s)
+        if rest_s:
+            _log.warning("writes_rest", seconds=round(rest_s))
+            for channel in channels:
+                channel.tell_rest(rest_s)
 
     async def _cap(self) -> None:
         """Writes may have exceeded a cap; several at a time are looked at together."""

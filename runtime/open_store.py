@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 
-from migrations.run import upgrade
 from runtime import identity
 from runtime.types import MissReason, ModelSpec
+from runtime.wear import Wear
 from runtime.wire import SlotStaged
-from store import ownership, upkeep
+from store import upkeep
 from store.clock import Clock, now
-from store.cold import ColdDirectory, ColdStore, open_cold
+from store.cold import ColdStore
 from store.conversations import Conversations
 from store.database import Database
 from store.disk import disk_bytes
-from store.errors import IndexDamaged, SlotDamaged, SlotMissing, StoreError, StoreLocked, StoreLost
+from store.errors import IndexDamaged, SlotDamaged, SlotMissing, StoreError, StoreLost
 from store.index import SlotIndex
-from store.opening import open_database
 from store.ownership import Ownership
 from store.records import Records
 from store.slots import StagedSlot, publish_all, read_header, remove, slot_path
@@ -74,6 +73,7 @@ class OpenStore:
         self.records = Records(database)
         self.moving = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self.wear = Wear()
         self.scrubbed_to = ""
         """Up to this slot, in order of ids, everything was read to find damage."""
         self._owned = owned
@@ -206,6 +206,7 @@ class OpenStore:
         self.counts["published_slots"] += len(saved)
         self.counts["published_bytes"] += num_bytes
         self.counts["written_bytes"] += num_bytes
+        self.wear.add(num_bytes, used_s)
         with suppress(StoreError):
             if saved:
                 figures = {"published_bytes": num_bytes, "written_bytes": num_bytes}
@@ -351,41 +352,6 @@ class _Memo:
 
     def put(self, stamp: FileStamp, digest: bytes) -> None:
         self._records.put_digest(stamp, digest, self._clock().wall_s)
-
-
-def open_store(
-    root: Path,
-    cold_store: str | None,
-    secret: bytes | None = None,
-    make_room: Callable[[], bool] | None = None,
-) -> OpenStore:
-    """Make or open the store at `root` and own it. `secret` is used where there is none yet.
-
-    Raises:
-        StoreLocked: another server owns it.
-        StoreTooNew, StoreFull, StoreFailed: it cannot be used.
-    """
-    owned = ownership.take(root, secret=secret)
-    if not owned.is_owner:
-        owned.close()
-        raise StoreLocked(f"another server owns {root}")
-    try:
-        upkeep.prepare(root)
-        cold = _cold(root, cold_store)
-        room = make_room or (lambda: upkeep.drop_ballast(root))
-        database = open_database(root / INDEX, upgrade, room)
-    except StoreError:
-        owned.close()
-        raise
-    return OpenStore(owned, database, cold)
-
-
-def _cold(root: Path, where: str | None) -> ColdStore | None:
-    if where is None:
-        return None
-    if "://" in where:
-        return open_cold(root, where)
-    return ColdDirectory(Path(where).expanduser())
 
 
 def _discard(path: Path) -> None:

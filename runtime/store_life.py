@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from runtime.open_store import OpenStore, open_store
+from runtime.open_store import OpenStore
 from runtime.settings import Settings
+from runtime.store_opening import open_store
 from store.errors import StoreError
 from store.recovery import Recovery
 

@@ -102,6 +102,12 @@ class SlotsGone(Struct, frozen=True, tag="gone"):
     reason: MissReason
 
 
+class WritesPaused(Struct, frozen=True, tag="paused"):
+    """Enough was written today: only pinned KV goes to disk in the next `seconds`."""
+
+    seconds: float
+
+
 class Submit(Struct, frozen=True, tag="submit"):
     request: GenerateRequest
 
@@ -114,9 +120,10 @@ class Stop(Struct, frozen=True, tag="stop"):
     """Finish nothing more, give memory back, exit 0."""
 
 
-Command = (
-    Load | Submit | Abort | Stop | Slots | SlotsSaved | SlotsPromoted | SlotsDemoted | SlotsGone
-)
+KvNews = Slots | SlotsSaved | SlotsPromoted | SlotsDemoted | SlotsGone | WritesPaused
+"""What the store tells a worker."""
+
+Command = Load | Submit | Abort | Stop | KvNews
 
 
 class Hello(Struct, frozen=True, tag="hello"):

@@ -166,6 +166,11 @@ class Tiers:
         """These slots came from the cold store and can be read."""
         self._restorer.on_promoted(slot_ids)
 
+    def rest(self, seconds: float) -> None:
+        """Write nothing but what is pinned for so long."""
+        if self._writer is not None:
+            self._writer.rest(seconds)
+
     def on_demoted(self, slot_ids: Sequence[str]) -> None:
         """These slots went to the cold store."""
         for slot_id in slot_ids:

@@ -61,6 +61,7 @@ class SlotWriter:
         self._wake = threading.Condition()
         self._is_closing = False
         self._paused_until_s = 0.0
+        self._resting_until_s = 0.0
         self.pause_s = PAUSE_AFTER_ERROR_S
         self.idle = threading.Event()
         self.num_queued_bytes = 0
@@ -72,6 +73,8 @@ class SlotWriter:
         with self._wake:
             if time.monotonic() < self._paused_until_s:
                 dropped.append(WriteFailed(job.header.id, "paused"))
+            elif time.monotonic() < self._resting_until_s and job.header.ttl_class != "pinned":
+                dropped.append(WriteFailed(job.header.id, "budget"))
             else:
                 self._jobs.append(job)
                 self.num_queued_bytes += job.nbytes
@@ -81,6 +84,10 @@ class SlotWriter:
             self.num_dropped += len(dropped)
         for failure in dropped:
             self._on_failed(failure)
+
+    def rest(self, seconds: float) -> None:
+        """Take nothing but what is pinned for so long: enough was written today."""
+        self._resting_until_s = time.monotonic() + seconds
 
     def run(self) -> None:
         """Write until closed and empty."""

@@ -26,11 +26,13 @@ from runtime.wire import (
     Chunks,
     Event,
     KvCounts,
+    KvNews,
     Slots,
     SlotsDemoted,
     SlotsGone,
     SlotsPromoted,
     SlotsSaved,
+    WritesPaused,
 )
 from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
 from runtime.worker.logprobs import token_logprobs
@@ -55,7 +57,7 @@ class Quit:
     """Leave the loop."""
 
 
-News = SlotRead | WriteFailed | Slots | SlotsSaved | SlotsPromoted | SlotsDemoted | SlotsGone
+News = SlotRead | WriteFailed | KvNews
 Arrival = SequenceGroup | AbortRequest | Quit | News
 
 
@@ -178,6 +180,8 @@ class Engine:
                 tiers.on_saved(ids)
             case SlotsPromoted(ids=ids):
                 tiers.on_promoted(ids)
+            case WritesPaused(seconds=seconds):
+                tiers.rest(seconds)
             case SlotsDemoted(ids=ids):
                 tiers.on_demoted(ids)
             case SlotsGone(ids=ids, reason=reason):
@@ -219,7 +223,6 @@ class Engine:
             return
         seconds = time.perf_counter() - start
         group.prefill_s += seconds
-        self._scheduler.on_prefill(plan.end - plan.start, seconds, num_running)
         self._keep_prefill(plan, seconds)
         if group.num_remaining_tokens:
             progress = PrefillProgress(

@@ -7,7 +7,8 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from runtime.open_store import OpenStore, open_store
+from runtime.open_store import OpenStore
+from runtime.store_opening import open_store
 from store import upkeep
 from store.disk import disk_bytes
 from store.recovery import Recovery

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -134,7 +136,7 @@ def other_weights(model: Path) -> None:
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def change_of(store: Path) -> set[str]:
+def slots_in(store: Path) -> set[str]:
     return {path.name for path in (store / "slots").rglob("*.safetensors")}
 
 
@@ -156,4 +158,26 @@ def test_a_ttl_of_zero_leaves_nothing_on_disk(tmp_path: Path):
         conversation = Conversation(num_sentences=30)
         conversation.ask(server)
         assert conversation.ask(server).tier == "hot"
-    assert change_of(tmp_path / "kv") == set()
+    assert slots_in(tmp_path / "kv") == set()
+
+
+def test_jobs_end_what_nobody_uses_and_metrics_say_so(tmp_path: Path):
+    config = CONFIG + "kv_ttl_s = 0.5\n"
+    with running(tmp_path, config=config) as server:
+        reply = Conversation(num_sentences=30).ask(server)
+        assert server.figure("hearth_cache_requests_total", tier="none") == 1
+        assert server.figure("hearth_cache_misses_total", reason="first_seen") == 1
+        wait_for(server, lambda: server.figure("hearth_kv_scrubbed_bytes_total") > 0)
+        computed = server.figure("hearth_kv_computed_tokens_total", model="hearth-tiny")
+        assert computed in (0, reply.num_prompt_tokens - 1, reply.num_prompt_tokens)
+        assert server.figure("hearth_kv_write_amplification") >= 1.0
+    with running(tmp_path, "--preload", "", config=config) as server:
+        wait_for(server, lambda: server.figure("hearth_kv_evictions_total", reason="expired") > 0)
+    assert slots_in(tmp_path / "kv") == set()
+
+
+def wait_for(server: RunningServer, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Ask again and again."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, server.get("/metrics").text

@@ -259,6 +259,18 @@ async def test_scrubbing_finds_damage_before_it_is_wanted(home: Path):
         assert kv.status.state == "ok"
 
 
+async def test_when_enough_was_written_today_the_disk_rests(home: Path):
+    async with serving(home, kv_daily_write_bytes=100_000) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        store = await saved(kv)
+        num_tokens = stored_tokens(store)
+        await reused(supervisor, prompt(2))
+        await until(lambda: kv.figures().models["m"].num_unwritten, "slots are not written")
+        assert (await reused(supervisor, prompt(2))).tier == "hot"
+        assert stored_tokens(store) == num_tokens
+        assert kv.status.state == "ok"
+
+
 # Quantised KV
 
 

@@ -1,0 +1,46 @@
+"""Opening the store: whose it is, its index, its cold store."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from migrations.run import upgrade
+from runtime.open_store import INDEX, OpenStore
+from store import ownership, upkeep
+from store.cold import ColdDirectory, ColdStore, open_cold
+from store.errors import StoreError, StoreLocked
+from store.opening import open_database
+
+
+def open_store(root: Path, cold_store: str | None, secret: bytes | None = None) -> OpenStore:
+    """Make or open the store at `root` and own it. `secret` is used where there is none yet.
+
+    Raises:
+        StoreLocked: another server owns it.
+        StoreTooNew, StoreFull, StoreFailed: it cannot be used.
+    """
+    owned = ownership.take(root, secret=secret)
+    if not owned.is_owner:
+        owned.close()
+        raise StoreLocked(f"another server owns {root}")
+    try:
+        upkeep.prepare(root)
+        cold = _cold(root, cold_store)
+        database = open_database(root / INDEX, upgrade, lambda: upkeep.drop_ballast(root))
+    except StoreError:
+        owned.close()
+        raise
+    store = OpenStore(owned, database, cold)
+    with suppress(StoreError):
+        now_s = store.clock().wall_s
+        store.wear.add(store.records.counters(now_s).get("written_bytes", 0.0), now_s)
+    return store
+
+
+def _cold(root: Path, where: str | None) -> ColdStore | None:
+    if where is None:
+        return None
+    if "://" in where:
+        return open_cold(root, where)
+    return ColdDirectory(Path(where).expanduser())

@@ -1,0 +1,95 @@
+"""The pure parts of keeping the store in order: budgets, what exceeds a cap, what is merged."""
+
+from typing import Any
+
+import pytest
+
+from runtime.compaction import MAX_CHAIN, chains
+from runtime.housekeeping import excess_bytes
+from runtime.kv_sizes import cache_budget, hot_budget, queue_budget
+from runtime.wear import Wear
+from store.types import SlotRow
+from store.upkeep import DiskRoom
+from tests.store_samples import NOW_S, chain, row
+
+GB = 1 << 30
+ROOMY = DiskRoom(1000 * GB, 500 * GB)
+
+
+@pytest.mark.parametrize(
+    ("memory", "weights", "expected"),
+    [(64 * GB, 16 * GB, 12 * GB), (16 * GB, 15 * GB, GB // 4), (8 * GB, 9 * GB, GB // 4)],
+)
+def test_hot_budget(memory: int, weights: int, expected: int):
+    assert hot_budget(memory, weights) == expected
+
+
+def test_other_budgets():
+    assert queue_budget(16 * GB) == 16 * GB // 20
+    assert queue_budget(512 * GB) == 2 * GB
+    assert queue_budget(GB // 2) == GB // 16
+    assert cache_budget(400 * GB, 0) == 100 * GB - (100 * GB - 100_000_000_000)
+    assert cache_budget(40 * GB, 40 * GB) == 20 * GB
+
+
+@pytest.mark.parametrize(
+    ("used", "cap", "room", "expected"),
+    [
+        (100, 100, ROOMY, 0),
+        (101, 100, ROOMY, 11),
+        (0, 100, DiskRoom(1000 * GB, 49 * GB), GB),
+        (0, 100, DiskRoom(8 * GB, GB), 0),  # nobody keeps 10 GB free of 8
+    ],
+)
+def test_excess(used: int, cap: int, room: DiskRoom, expected: int):
+    assert excess_bytes(used, cap, room) == expected
+
+
+def test_wear_counts_days_apart():
+    wear = Wear()
+    wear.add(60.0, NOW_S)
+    assert wear.rest_s(100, NOW_S) == 0.0
+    wear.add(60.0, NOW_S + 60)
+    rest_s = wear.rest_s(100, NOW_S + 60)
+    assert (NOW_S + 60 + rest_s) % 86_400 == 0
+    assert wear.rest_s(100, NOW_S + 86_400) == 0.0
+    wear.add(60.0, NOW_S + 86_400)
+    assert wear.rest_s(100, NOW_S + 86_400) == 0.0
+
+
+def numbers(found: list[SlotRow]) -> list[str]:
+    return [one.header.id for one in found]
+
+
+def test_a_long_chain_of_small_slots_is_found_whole():
+    long, short = chain(*range(1, MAX_CHAIN + 2)), chain(*range(100, 100 + MAX_CHAIN))
+    assert [numbers(found) for found in chains([*long, *short])] == [numbers(long)]
+
+
+def test_a_chain_ends_at_branches_pins_state_large_slots_and_the_cold_store():
+    size = MAX_CHAIN + 5
+    changes: list[dict[str, Any]] = [
+        {"is_pinned": True},
+        {"has_state": True},
+        {"tier": "cold"},
+        {"end": 512 + 3000},
+    ]
+    for change in changes:
+        first = row(1, **change)
+        rest = [row(2, first.header, start=first.header.end, end=first.header.end + 512)]
+        for number in range(3, size):
+            rest.append(row(number, rest[-1].header))
+        assert [numbers(found) for found in chains([first, *rest])] == [numbers(rest)]
+    rows = chain(*range(1, size))
+    branch = row(1000, rows[1].header)
+    assert [numbers(found) for found in chains([*rows, branch])] == [numbers(rows[2:])]
+
+
+def test_a_short_end_that_nobody_continues_may_be_cut_off():
+    first = row(1)
+    for lost, is_in in ((64, True), (65, False)):
+        rest = [row(2, first.header, start=512 - lost, end=1024)]
+        for number in range(3, MAX_CHAIN + 5):
+            rest.append(row(number, rest[-1].header))
+        (found,) = chains([first, *rest])
+        assert (found[0] is first) is is_in
