@@ -223,6 +223,7 @@ class Engine:
             return
         seconds = time.perf_counter() - start
         group.prefill_s += seconds
+        self._scheduler.on_prefill(plan.end - plan.start, seconds, num_running)
         self._keep_prefill(plan, seconds)
         if group.num_remaining_tokens:
             progress = PrefillProgress(
