@@ -110,7 +110,14 @@ async def _decode(
 
 async def _decode_ours(server: Hearth, width: int, seeds: Iterator[int]) -> tuple[float, int]:
     streams = await _streams(server, width, SHORT_PROMPT, DECODE_TOKENS, seeds)
-    return sum(s.rate for s in streams), sum(s.num_tokens for s in streams)
+    return together(streams), sum(s.num_tokens for s in streams)
+
+
+def together(streams: list[Stream]) -> float:
+    """Tokens per second of all streams while all of them run."""
+    since = max(stream.arrivals_s[0] for stream in streams)
+    until = min(stream.arrivals_s[-1] for stream in streams)
+    return sum(stream.num_arrivals(since, until) - 1 for stream in streams) / (until - since)
 
 
 async def _decode_bare(opponent: Bare, width: int, seeds: Iterator[int]) -> float:

@@ -223,8 +223,9 @@ class Engine:
             return
         seconds = time.perf_counter() - start
         group.prefill_s += seconds
-        self._scheduler.on_prefill(plan.end - plan.start, seconds, num_running)
         self._keep_prefill(plan, seconds)
+        taken_s = time.perf_counter() - start
+        self._scheduler.on_prefill(plan.end - plan.start, taken_s, num_running)
         if group.num_remaining_tokens:
             progress = PrefillProgress(
                 num_done=group.num_computed_tokens, num_total=group.num_prefill_tokens

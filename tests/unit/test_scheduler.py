@@ -123,24 +123,21 @@ def test_a_slow_model_still_gets_one_grid_cell_per_slice():
     scheduler = new_scheduler(block_s=0.0)
     scheduler.add(new_group(5000))
     carry_out(scheduler, scheduler.plan(1), seconds=100.0, num_running=1)
-    scheduler.on_decode(100.0)
+    scheduler.on_decode(125.0)
     scheduler.on_decode(0.001)
     for _ in range(100):
         scheduler.on_decode(0.001)
     assert slice_of(scheduler.plan(1))[1:] == (256, 288)
 
 
-def test_after_a_slice_decode_gets_as_much_time_as_it_took():
+def test_after_a_slice_decode_gets_a_quarter_more_time_than_it_took():
     scheduler = new_scheduler()
     scheduler.add(new_group(5000))
     carry_out(scheduler, scheduler.plan(2), seconds=0.25, num_running=2)
     for _ in range(5):
         assert scheduler.plan(2) == StepPlan(None, decode=True)
         scheduler.on_decode(0.0625)
-        if scheduler.plan(2).prefill:
-            break
-    else:
-        pytest.fail("prefill never got its turn back")
+    assert scheduler.plan(2).prefill
     assert scheduler.plan(2).decode
 
 
