@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
+import structlog
 
 from runtime import kv_sizes
 from runtime.kv.eviction import choose
@@ -20,7 +21,7 @@ from runtime.types import MissReason
 from store import upkeep
 from store.conversations import Conversations
 from store.disk import disk_bytes
-from store.errors import SlotDamaged, SlotMissing
+from store.errors import SlotDamaged, SlotMissing, StoreError
 from store.recovery import Recovery
 from store.slots import slot_path, verify
 from store.temp_names import slot_id_of
@@ -36,6 +37,8 @@ SCRUB_PERIOD_S = 7 * 86_400.0
 MAX_SCRUB_BYTES = 1 << 30
 _MAX_FLOOR_SHARE = 0.1
 _REMEMBERED_S = 90 * 86_400.0
+
+_log = structlog.stdlib.get_logger("hearth.store")
 
 
 class Limits(NamedTuple):
@@ -178,7 +181,7 @@ def _evict_warm(store: OpenStore, excess: int, why: str) -> Iterator[News]:
     warm = [one for one in candidates if tiers.get(one.id) == "warm"]
     children = Counter(one.parent for one in warm)
     leaves_first = [msgspec.structs.replace(one, num_children=children[one.id]) for one in warm]
-    yield from _demoted(store, _chosen(store, leaves_first, excess))
+    yield from _demoted(store, _chosen(store, leaves_first, excess), otherwise=why)
 
 
 def _chosen(store: OpenStore, candidates: Iterable[Candidate], excess: int) -> tuple[str, ...]:
@@ -202,11 +205,19 @@ def _dropped(store: OpenStore, ids: Sequence[str], why: str, reason: MissReason)
     return Gone(gone, reason)
 
 
-def _demoted(store: OpenStore, ids: Sequence[str]) -> Iterator[News]:
-    """Move slots to the cold store, one by one; what is damaged goes altogether."""
-    for slot_id in ids:
+def _demoted(store: OpenStore, ids: Sequence[str], otherwise: str | None = None) -> Iterator[News]:
+    """Move slots to the cold store, one by one; what is damaged goes altogether.
+
+    Where the cold store fails the rest stays, or goes for the reason `otherwise`.
+    """
+    for number, slot_id in enumerate(ids):
         try:
             store.demote(slot_id)
             yield Demoted((slot_id,))
         except (SlotDamaged, SlotMissing):
             yield Gone(store.drop_bad(slot_id), "damaged")
+        except StoreError as error:
+            _log.warning("cold_store_fails", why=str(error), num_left=len(ids) - number)
+            if otherwise is not None:
+                yield _dropped(store, ids[number:], otherwise, "evicted")
+            return

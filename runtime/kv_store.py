@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
@@ -40,6 +41,9 @@ _OPEN_PATIENCE_S = 3.0
 _MAX_GROUP = 64
 _TOUCH_S = 1.0
 _CAP_S = 1.0
+_MAKE_ROOM_S = 30.0
+"""A disk that others fill is no reason to throw everything away at once."""
+
 _GAUGES = {"hot_bytes": 0, "num_runs": 0, "num_queued_bytes": 0}
 _TROUBLES = frozenset({"full", "failed"})
 
@@ -77,7 +81,7 @@ class KvStore:
         self._used: dict[str, None] = {}
         self._publisher: asyncio.Task[None] | None = None
         self._toucher: asyncio.Task[None] | None = None
-        self._roomer: asyncio.Task[None] | None = None
+        self._made_room_s = -_MAKE_ROOM_S
         self._capper: asyncio.Task[None] | None = None
 
     @property
@@ -168,8 +172,9 @@ class KvStore:
             channel.tell_gone([row.header.id for row in rows or ()], "evicted")
 
     def on_full(self) -> None:
-        if self._roomer is None or self._roomer.done():
-            self._roomer = self._life.spawn(self.chore(make_room))
+        if time.monotonic() - self._made_room_s > _MAKE_ROOM_S:
+            self._made_room_s = time.monotonic()
+            self._life.spawn(self.chore(make_room))
 
     # The desk of the channels
 

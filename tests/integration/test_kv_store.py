@@ -225,6 +225,21 @@ async def test_unused_slots_rest_in_the_cold_store_and_come_back(home: Path):
         await repeat(kv, lambda s: expire(s, LIMITS), lambda: not store.index.places())
 
 
+async def test_the_cap_holds_when_the_cold_store_fails(home: Path):
+    (home / "cold").write_text("no directory")
+    cap = 1_500_000
+    async with serving(home, cache_max_bytes=cap, cold_store=str(home / "cold")) as (
+        supervisor,
+        kv,
+    ):
+        for seed in range(3):
+            assert (await reused(supervisor, prompt(seed))).tier == "none"
+        store = await saved(kv, 1)
+        await until(lambda: store.counts["evicted_cap"], "something is evicted")
+        await until(lambda: usage_of(store).fast_bytes <= cap, "the cap holds")
+        assert kv.status.state == "ok"
+
+
 async def test_long_chains_become_short_and_are_still_found(home: Path):
     tokens = prompt(1, 2000).token_ids
     turns = [TokenPrompt(token_ids=tokens[:end]) for end in range(60, 1300, 60)]
