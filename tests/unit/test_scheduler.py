@@ -1,6 +1,5 @@
 """What the next engine step does: whose slice, how long, and decode in between."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
