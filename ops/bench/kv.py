@@ -162,11 +162,9 @@ def _ms(stream: Stream) -> float:
 
 
 def _medians(rows: list[Reuse]) -> Reuse:
-    medians = {
-        name: round(statistics.median(float(getattr(row, name)) for row in rows), 1)
-        for name in Reuse.__struct_fields__[1:]
-    }
-    return Reuse(rows[0].num_tokens, **medians)
+    columns: Iterator[tuple[float, ...]] = zip(*map(msgspec.structs.astuple, rows), strict=True)
+    num_tokens, *times = (round(statistics.median(column), 1) for column in columns)
+    return Reuse(int(num_tokens), *times)
 
 
 def _slots(home: Path) -> list[Path]:
