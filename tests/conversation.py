@@ -31,7 +31,7 @@ class Reply:
 
 @dataclass
 class Conversation:
-    """Grows by a turn with each question; about 15 tokens a sentence."""
+    """Grows by a turn with each question; about 27 tokens a sentence."""
 
     num_sentences: int
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])

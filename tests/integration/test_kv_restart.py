@@ -32,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def conversation(home: Path) -> Conversation:
     """8k tokens that a server has answered and saved, before it was killed."""
-    conversation = Conversation(num_sentences=500)
+    conversation = Conversation(num_sentences=300)
     with running(home, config=CONFIG) as server:
         first = conversation.ask(server)
         assert first.num_prompt_tokens >= 8000
@@ -168,8 +168,8 @@ def test_jobs_end_what_nobody_uses_and_metrics_say_so(tmp_path: Path):
         assert server.figure("hearth_cache_requests_total", tier="none") == 1
         assert server.figure("hearth_cache_misses_total", reason="first_seen") == 1
         wait_for(server, lambda: server.figure("hearth_kv_scrubbed_bytes_total") > 0)
-        computed = server.figure("hearth_kv_computed_tokens_total", model="hearth-tiny")
-        assert computed in (0, reply.num_prompt_tokens - 1, reply.num_prompt_tokens)
+        computed = "hearth_kv_computed_tokens_total"
+        wait_for(server, lambda: server.figure(computed) == reply.num_prompt_tokens - 1)
         assert server.figure("hearth_kv_write_amplification") >= 1.0
     with running(tmp_path, "--preload", "", config=config) as server:
         wait_for(server, lambda: server.figure("hearth_kv_evictions_total", reason="expired") > 0)
