@@ -80,7 +80,7 @@ def kill_again_and_again(home: Path, num_kills: int, seed: int) -> list[Agent]:
 
 
 def test_killed_at_random_moments(tmp_path: Path):
-    kill_again_and_again(tmp_path, 3, seed=1)
+    kill_again_and_again(tmp_path, 2, seed=1)
 
 
 @pytest.mark.soak
