@@ -17,7 +17,7 @@ from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.trail import Trail
 from runtime.types import CacheTier, CacheUse, MissReason
 from runtime.wire import SlotBad, SlotsUsed, SlotsWanted
-from store.errors import SlotDamaged, StoreError
+from store.errors import SlotDamaged, SlotMissing, StoreError
 from store.types import SlotHeader
 
 _MAX_PEEKS = 8
@@ -196,11 +196,13 @@ class Restorer:
         return said == known and hashes == (run.block_hashes, run.end_hash)
 
     def _on_damaged(self, run: Run, error: StoreError, trails: Sequence[Trail]) -> None:
-        self._ground.counts.num_damaged += 1
+        # A file that is gone was evicted or deleted a moment ago, and the news is on its way.
+        is_gone = isinstance(error, SlotMissing)
+        self._ground.counts.num_damaged += not is_gone
         for trail in trails:
-            trail.reason = "damaged"
+            trail.reason = "evicted" if is_gone else "damaged"
         self._report(SlotBad(id=self._hot[run].id, reason=error.reason, message=str(error)))
-        self._ground.forget(run, "damaged")
+        self._ground.forget(run, "evicted" if is_gone else "damaged")
 
     def give_up(self, trail: Trail) -> None:
         """Reading takes longer than prefill would; go on with what is in memory."""

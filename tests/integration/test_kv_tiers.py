@@ -120,7 +120,7 @@ def test_what_precedes_a_damaged_slot_is_used(stored: Stored):
 def test_a_missing_file_is_a_miss(stored: Stored):
     slot_path(stored.root, stored.prompt.id).unlink()
     session = stored.session()
-    assert reused(check_right(session, TURN_2)) == (0, "none", "damaged")
+    assert reused(check_right(session, TURN_2)) == (0, "none", "evicted")
     assert [type(one) for one in session.reports] == [SlotBad]
 
 
