@@ -21,7 +21,23 @@ from runtime.kv.restore import Restorer
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteFailed
 from runtime.types import MissReason
-from runtime.wire import KnownSlot, KvCounts, SlotBad, SlotsUsed, SlotsWanted
+from runtime.wire import (
+    KnownSlot,
+    KvCounts,
+    KvNews,
+    SlotBad,
+    Slots,
+    SlotsDemoted,
+    SlotsGone,
+    SlotsPromoted,
+    SlotsSaved,
+    SlotsUsed,
+    SlotsWanted,
+    WritesPaused,
+)
+
+TierNews = SlotRead | WriteFailed | KvNews
+"""What the tiers are told from elsewhere, through the engine's inbox."""
 
 
 class Tiers:
@@ -142,7 +158,27 @@ class Tiers:
         """Nobody wants the answer any more."""
         self._restorer.release(trail)
 
-    # The server's news
+    # What the server and the tiers' own threads tell
+
+    def hear(self, news: TierNews) -> None:
+        """Take in what happened elsewhere."""
+        match news:
+            case SlotRead():
+                self._restorer.on_read(news)
+            case WriteFailed():
+                self.on_write_failed(news)
+            case Slots(slots=slots):
+                self.learn(slots)
+            case SlotsSaved(ids=ids):
+                self.on_saved(ids)
+            case SlotsPromoted(ids=ids):
+                self.on_promoted(ids)
+            case WritesPaused(seconds=seconds):
+                self.rest(seconds)
+            case SlotsDemoted(ids=ids):
+                self.on_demoted(ids)
+            case SlotsGone(ids=ids, reason=reason):
+                self.on_gone(ids, reason)
 
     def learn(self, slots: Sequence[KnownSlot]) -> None:
         """Slots that are on disk, parents before children."""

@@ -40,9 +40,10 @@ from runtime.wire import (
     Submit,
 )
 from runtime.worker import model as models
+from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
 from runtime.worker.connection import Sender, commands
 from runtime.worker.decode import warm_decode
-from runtime.worker.engine import AbortRequest, Arrival, Engine, EngineTainted, Link, Quit
+from runtime.worker.engine import Engine, EngineTainted
 from runtime.worker.intake import Intake
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler

@@ -5,13 +5,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from runtime.kv.reader import SlotRead
 from runtime.kv.tiers import Tiers
-from runtime.kv.writer import WriteFailed
 from runtime.types import (
     Chunk,
     Failed,
@@ -21,19 +17,8 @@ from runtime.types import (
     TokenLogprobs,
     Usage,
 )
-from runtime.wire import (
-    Accepted,
-    Chunks,
-    Event,
-    KvCounts,
-    KvNews,
-    Slots,
-    SlotsDemoted,
-    SlotsGone,
-    SlotsPromoted,
-    SlotsSaved,
-    WritesPaused,
-)
+from runtime.wire import Accepted, Chunks, KvCounts
+from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
 from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
 from runtime.worker.logprobs import token_logprobs
 from runtime.worker.model import LoadedModel
@@ -44,28 +29,6 @@ from runtime.worker.template import Template
 _MAX_FAILURES = 2
 _RESTORE_POLL_S = 0.05
 _TAINTED = ("[METAL]", "[metal::", "CUDA", "cuda")
-
-
-@dataclass(frozen=True, slots=True)
-class AbortRequest:
-    """Stop working for this request, if it is here."""
-
-    request_id: str
-
-
-class Quit:
-    """Leave the loop."""
-
-
-News = SlotRead | WriteFailed | KvNews
-Arrival = SequenceGroup | AbortRequest | Quit | News
-
-
-class Link(NamedTuple):
-    """The engine's two ends: what arrives, from any thread, and where its events go."""
-
-    inbox: queue.SimpleQueue[Arrival]
-    emit: Callable[[Event], None]
 
 
 class EngineTainted(Exception):
@@ -165,27 +128,7 @@ class Engine:
             case Quit():
                 self._is_running = False
             case _:
-                self._hear(arrival)
-
-    def _hear(self, news: News) -> None:
-        tiers = self._tiers
-        match news:
-            case SlotRead():
-                tiers.on_read(news)
-            case WriteFailed():
-                tiers.on_write_failed(news)
-            case Slots(slots=slots):
-                tiers.learn(slots)
-            case SlotsSaved(ids=ids):
-                tiers.on_saved(ids)
-            case SlotsPromoted(ids=ids):
-                tiers.on_promoted(ids)
-            case WritesPaused(seconds=seconds):
-                tiers.rest(seconds)
-            case SlotsDemoted(ids=ids):
-                tiers.on_demoted(ids)
-            case SlotsGone(ids=ids, reason=reason):
-                tiers.on_gone(ids, reason)
+                self._tiers.hear(arrival)
 
     def _expire(self, now: float) -> None:
         for group in [g for g in self._groups.values() if g.deadline_s <= now]:

@@ -1,0 +1,33 @@
+"""What reaches the engine from other threads, and where its events go."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runtime.kv.tiers import TierNews
+from runtime.wire import Event
+from runtime.worker.sequence import SequenceGroup
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """Stop working for this request, if it is here."""
+
+    request_id: str
+
+
+class Quit:
+    """Leave the loop."""
+
+
+Arrival = SequenceGroup | AbortRequest | Quit | TierNews
+
+
+class Link(NamedTuple):
+    """The engine's two ends: what arrives, from any thread, and where its events go."""
+
+    inbox: queue.SimpleQueue[Arrival]
+    emit: Callable[[Event], None]
