@@ -305,7 +305,7 @@ class KvStore:
         if bad.reason in ("damaged", "missing"):
             ids = await self._life.attempt(lambda store: store.drop_bad(bad.id))
             if ids is not None:
-                self._tell(Gone(ids, "damaged"))
+                self._tell(Gone(ids, "damaged" if bad.reason == "damaged" else "evicted"))
                 self.on_slots()
 
     async def _promote(self, channel: KvChannel, ids: tuple[str, ...]) -> None:
