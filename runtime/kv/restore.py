@@ -183,6 +183,8 @@ class Restorer:
                 kv = pack.unpack(read.header.layout, loaded, self._ground.layout, run.num_tokens)
                 mx.eval(kv.arrays)
         except (RuntimeError, ValueError, OSError) as error:
+            if not read.path.exists():
+                raise SlotMissing(f"{read.path} has just left") from error
             raise SlotDamaged(f"it cannot be loaded: {error}") from error
         self._hot.attach(run, kv)
         self._ground.counts.num_restored_bytes += read.num_bytes
