@@ -7,10 +7,12 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import msgspec
 import structlog
 
+from api import stock_exchange
 from api.cache_desk import CacheDesk, opened_desk
 from runtime.errors import HearthError
 from runtime.inventory import ConversationView, StatsView
@@ -27,13 +29,13 @@ def run(settings: Settings, arguments: argparse.Namespace) -> int:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
     with opened_desk(settings) as desk:
-        answer = _act(desk, arguments)
+        answer = _act(desk, settings, arguments)
     text = msgspec.json.encode(answer).decode() if arguments.as_json else _text(answer)
     sys.stdout.write(text + "\n")
     return 0
 
 
-def _act(desk: CacheDesk, arguments: argparse.Namespace) -> object:
+def _act(desk: CacheDesk, settings: Settings, arguments: argparse.Namespace) -> object:
     match arguments.action:
         case "ls":
             return desk.conversations(arguments.of_model)
@@ -41,6 +43,10 @@ def _act(desk: CacheDesk, arguments: argparse.Namespace) -> object:
             return _remove(desk, arguments)
         case "stats":
             return desk.stats()
+        case "export":
+            return stock_exchange.export(desk, settings, arguments)
+        case "import":
+            return stock_exchange.import_(desk, settings, arguments)
         case _:
             return desk.verify()
 
@@ -58,7 +64,7 @@ def _remove(desk: CacheDesk, arguments: argparse.Namespace) -> object:
 
 def _text(answer: object) -> str:
     if isinstance(answer, list):
-        return _table(answer)
+        return _table(cast("list[ConversationView]", answer))
     if isinstance(answer, StatsView):
         return _stats(answer)
     return "\n".join(f"{name}: {value}" for name, value in msgspec.to_builtins(answer).items())

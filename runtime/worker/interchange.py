@@ -1,0 +1,171 @@
+"""`python -m runtime.worker.interchange`: one export or import, told as a line of JSON on stdin.
+
+It answers with a line of JSON on stdout. After an import it waits for the end of stdin: as long as
+it lives nobody takes the files that it staged for those of a dead process.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+
+from runtime.kv import layers, pack, stock_file
+from runtime.kv.blocks import HashChain
+from runtime.kv.commit import RUN_TOKENS
+from runtime.kv.layers import KvLayout, UnsupportedCache
+from runtime.stock_jobs import Export, Import, Job, Outcome
+from runtime.wire import SlotStaged
+from runtime.worker import model as models
+from runtime.worker.model import LoadedModel
+from store.errors import StoreError
+from store.slots import slot_path, stage
+from store.types import TTL_S, SlotHeader
+
+_CHECKED_TOKENS = 256
+_MAX_DEVIATION = 0.05
+
+
+def run(job: Job) -> Outcome:
+    """Do it; what cannot be done is the outcome's `error`."""
+    try:
+        if isinstance(job, Export):
+            paths = [Path(path) for path in job.paths]
+            file = Path(job.file)
+            return Outcome(stock_file.write(file, paths, job.leaves, job.model, job.model_path))
+        return _import(job)
+    except UnsupportedCache as error:
+        return Outcome(0, error=f"layer caches of the class {error} cannot be exchanged")
+    except (StoreError, ValueError, RuntimeError, OSError) as error:
+        return Outcome(0, error=str(error))
+
+
+def _import(job: Import) -> Outcome:
+    stock = stock_file.read(Path(job.file))
+    if stock.model_hash is not None and stock.model_hash != job.model_hash.hex():
+        raise ValueError(f"it was computed by another model than {job.spec.id} is now")
+    model = models.load(job.spec, lambda _: None, job.kv_bits)
+    layout = layers.layout_of(model.new_kv())
+    if layers.layout_of(stock.kv) != layout:
+        raise ValueError(f"its layer caches are not those of {job.spec.id}")
+    token_ids = _token_ids(job, model, stock)
+    _check(model, layout, stock.kv, token_ids)
+    return Outcome(len(token_ids), _stage(job, layout, stock.kv, token_ids))
+
+
+def _token_ids(job: Import, model: LoadedModel, stock: stock_file.StockFile) -> list[int]:
+    """What was cached: as the file says, as was given, or as mlx-lm's `cache_prompt` makes it."""
+    held = stock_file.num_tokens(stock.kv)
+    candidates: list[list[int]] = []
+    if stock.token_ids is not None:
+        candidates.append(stock.token_ids)
+    if job.token_ids is not None:
+        candidates.append(list(job.token_ids))
+    if job.prompt is not None:
+        candidates += _tokenized(model.tokenizer, job.prompt)
+    if not candidates:
+        raise ValueError("it does not say its tokens: give --prompt-file or --tokens")
+    for token_ids in candidates:
+        if held is None or len(token_ids) == held:
+            return token_ids
+    found = ", ".join(str(len(one)) for one in candidates)
+    raise ValueError(f"it holds {held} tokens, and the given prompt has {found}")
+
+
+def _tokenized(tokenizer: Any, prompt: str) -> list[list[int]]:
+    ways = [list(tokenizer.encode(prompt))]
+    if tokenizer.has_chat_template:
+        message = [{"role": "user", "content": prompt}]
+        ways.insert(
+            0,
+            list(
+                tokenizer.apply_chat_template(
+                    message, add_generation_prompt=False, continue_final_message=True
+                )
+            ),
+        )
+    return ways
+
+
+def _check(model: LoadedModel, layout: KvLayout, kv: Sequence[Any], token_ids: list[int]) -> None:
+    """Compute the beginning again: KV of another model or prompt never gets in.
+
+    Raises:
+        ValueError: it differs by more than kernels do.
+    """
+    end = min(len(token_ids), _CHECKED_TOKENS)
+    fresh = model.new_kv()
+    with mx.stream(model.stream):
+        model.prefill(token_ids[:end], fresh)
+        pairs = zip(layers.cut(kv, layout, 0, end), layers.cut(fresh, layout, 0, end), strict=True)
+        for theirs, ours in pairs:
+            if theirs.dtype == mx.uint32 or not theirs.size:
+                continue
+            if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+                raise ValueError("its tensors are not those of the model")
+            a, b = theirs.astype(mx.float32), ours.astype(mx.float32)
+            allowed = _MAX_DEVIATION * mx.linalg.norm(b) + 1e-6
+            if (mx.linalg.norm(a - b) > allowed).item():
+                raise ValueError("it is not what this model computes for this prompt")
+
+
+def _stage(
+    job: Import, layout: KvLayout, kv: Sequence[Any], token_ids: list[int]
+) -> tuple[SlotStaged, ...]:
+    chain = HashChain(job.secret, job.model_hash, block_size=job.block_size)
+    hashes, root, now_s = chain.block_hashes(token_ids), Path(job.root), time.time()
+    staged: list[SlotStaged] = []
+    parent: str | None = None
+    start = 0
+    for run in stock_file.cut_runs(kv, layout, len(token_ids), RUN_TOKENS):
+        end = min(start + RUN_TOKENS, len(token_ids))
+        size = job.block_size
+        last = hashes[end // size - 1] if end >= size else chain.root
+        end_hash = chain.end_hash(last, token_ids[end - end % size : end])
+        name = blake2b(b"import" + end_hash + start.to_bytes(8, "little"), digest_size=16)
+        header = SlotHeader(
+            id=name.hexdigest(),
+            model=job.model_hash,
+            parent=parent,
+            start=start,
+            end=end,
+            block_size=size,
+            block_hashes=tuple(hashes[start // size : end // size]),
+            end_hash=end_hash,
+            layout=pack.pack_layout(layout, run),
+            has_state=run.state is not None,
+            recompute_ms=0.0,
+            created_s=now_s,
+            ttl_class="extended",
+            ttl_s=TTL_S["extended"],
+        )
+        if not slot_path(root, header.id).exists():
+            slot = stage(root, header, array("I", token_ids[start:end]), pack.pack(run))
+            path = str(slot.path)
+            staged.append(SlotStaged(header=header, path=path, num_bytes=slot.num_bytes))
+        parent, start = header.id, end
+    return tuple(staged)
+
+
+def main() -> None:
+    """Read the job, do it, say what came of it, wait to be let go."""
+    os.umask(0o077)  # the file tells as much as the prompt
+    job = msgspec.json.decode(sys.stdin.readline(), type=Export | Import)
+    sys.stdout.write(msgspec.json.encode(run(job)).decode() + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

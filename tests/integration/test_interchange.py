@@ -1,0 +1,167 @@
+"""Conversations travel to stock mlx-lm and back, as files that either of them wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
+from mlx_lm.utils import load
+
+from runtime.kv.stock_file import read
+from tests.running_server import COMPLETIONS, ROOT, RunningServer, environment, running
+from tests.tiny_models import TEXT, write_model
+
+FAMILIES = ("qwen3", "gemma3_text", "lfm2")
+PROMPT = " ".join([TEXT] * 8)
+MORE = " the kettle hums on and the rain falls"
+
+
+def cache(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`hearth cache …`."""
+    return subprocess.run(
+        [sys.executable, "-m", "api", "cache", *arguments, "--json"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment({"HEARTH_HOME": str(home)} | variables),
+        timeout=60,
+    )
+
+
+def done(home: Path, *arguments: str, **variables: str) -> Any:
+    outcome = cache(home, *arguments, **variables)
+    assert outcome.returncode == 0, outcome.stderr
+    return json.loads(outcome.stdout)
+
+
+def complete(server: RunningServer, prompt: str | list[int], model: str) -> Any:
+    body = {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0}
+    response = server.post(COMPLETIONS, body | {"session_id": f"of {model}"})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.fixture(scope="module")
+def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("families")
+    for family in FAMILIES:
+        write_model(folder / family, family)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Path:
+    """Every family has answered and saved one prompt."""
+    home = tmp_path_factory.mktemp("home")
+    config = f'models_dir = "{models_dir}"\ndefault_model = "qwen3"\npreload = []\n'
+    with running(home, config=config) as server:
+        for family in FAMILIES:
+            complete(server, PROMPT, family)
+    return home
+
+
+def logits(model: Any, token_ids: list[int], kv: list[Any]) -> mx.array:
+    out = model(mx.array(token_ids)[None], cache=kv)[:, -1]
+    mx.eval(out)
+    return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mlx_lm_continues_what_we_exported(
+    home: Path, models_dir: Path, tmp_path: Path, family: str
+):
+    file = tmp_path / "cache.safetensors"
+    said = done(home, "export", f"of {family}", str(file))
+    assert said["model"] == family
+    kv, metadata = load_prompt_cache(str(file), return_metadata=True)
+    assert metadata["model"] == str(models_dir / family)
+    model, tokenizer, *_ = load(str(models_dir / family))
+    # What is stored: the prompt, and what was answered to it.
+    prompt = tokenizer.encode(PROMPT)
+    assert said["num_tokens"] >= len(prompt)
+    stock = read(file)
+    assert stock.token_ids is not None
+    assert stock.token_ids[: len(prompt)] == prompt
+    assert len(stock.token_ids) == said["num_tokens"]
+    fresh = make_prompt_cache(model)
+    for start in range(0, len(stock.token_ids), 64):
+        logits(model, stock.token_ids[start : start + 64], fresh)
+    for token_ids in ([7, 8, 9], [10]):
+        ours, theirs = logits(model, token_ids, kv), logits(model, token_ids, fresh)
+        assert mx.allclose(ours, theirs, rtol=1e-3, atol=1e-3).item()
+        assert ours.argmax().item() == theirs.argmax().item()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "lfm2"])
+def test_we_continue_our_own_file_in_another_home(
+    home: Path, models_dir: Path, tmp_path: Path, family: str
+):
+    file = tmp_path / "cache.safetensors"
+    num_tokens = done(home, "export", f"of {family}", str(file))["num_tokens"]
+    other = tmp_path / "other"
+    config = f'models_dir = "{models_dir}"\ndefault_model = "{family}"\n'
+    with running(other, config=config) as server:
+        port = str(server.port)
+        said = done(other, "import", str(file), "--model", family, HEARTH_PORT=port)
+        assert (said["num_tokens"], said["num_new_slots"]) == (num_tokens, 1)
+        again = done(other, "import", str(file), "--model", family, HEARTH_PORT=port)
+        assert again["num_new_slots"] == 0
+        token_ids = read(file).token_ids
+        assert token_ids is not None
+        answer = complete(server, [*token_ids, 7, 8, 9], family)["hearth"]["cache"]
+        assert answer["tier"] != "none"
+        assert answer["cached_tokens"] == num_tokens
+
+
+def test_we_continue_what_mlx_lm_wrote(models_dir: Path, tmp_path: Path):
+    """Its `cache_prompt` says no tokens, so the prompt's text is given."""
+    file, text = tmp_path / "theirs.safetensors", tmp_path / "prompt.txt"
+    text.write_text(PROMPT)
+    flags = ("--model", str(models_dir / "qwen3"), "--prompt", PROMPT)
+    subprocess.run(
+        [sys.executable, "-m", "mlx_lm", "cache_prompt", *flags, "--prompt-cache-file", str(file)],
+        check=True,
+        capture_output=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    config = f'models_dir = "{models_dir}"\ndefault_model = "qwen3"\npreload = []\n'
+    home = tmp_path / "home"
+    with running(home, config=config) as server:
+        port = {"HEARTH_PORT": str(server.port)}
+        given = ("import", str(file), "--model", "qwen3")
+        refused = cache(home, *given, **port)
+        assert refused.returncode == 1
+        assert "--prompt-file" in refused.stderr
+        num_tokens = done(home, *given, "--prompt-file", str(text), **port)["num_tokens"]
+        messages = [{"role": "user", "content": PROMPT + MORE}]
+        body = {"model": "qwen3", "messages": messages, "max_tokens": 4}
+        answer = server.post("/v1/chat/completions", body).json()["hearth"]["cache"]
+        assert num_tokens - 4 <= answer["cached_tokens"] <= num_tokens
+
+
+def test_kv_of_another_model_or_prompt_never_gets_in(models_dir: Path, home: Path, tmp_path: Path):
+    file = tmp_path / "theirs.safetensors"
+    model, tokenizer, *_ = load(str(models_dir / "qwen3"))
+    token_ids = tokenizer.encode(PROMPT)
+    kv = make_prompt_cache(model)
+    logits(model, token_ids, kv)
+    save_prompt_cache(str(file), kv)
+    wrong = tmp_path / "tokens.json"
+    wrong.write_text(json.dumps(token_ids[::-1]))
+    outcome = cache(home, "import", str(file), "--model", "qwen3", "--tokens", str(wrong))
+    assert "not what this model computes" in outcome.stderr
+    wrong.write_text(json.dumps(token_ids[:-1]))
+    outcome = cache(home, "import", str(file), "--model", "qwen3", "--tokens", str(wrong))
+    assert f"holds {len(token_ids)} tokens" in outcome.stderr
+    wrong.write_text(json.dumps(token_ids))
+    outcome = cache(home, "import", str(file), "--model", "lfm2", "--tokens", str(wrong))
+    assert "layer caches are not those" in outcome.stderr
+    assert done(home, "import", str(file), "--model", "qwen3", "--tokens", str(wrong))
