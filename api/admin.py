@@ -17,7 +17,7 @@ from litestar.params import FromQuery, JSONBody
 
 from api.deps import Gate
 from runtime.errors import NotLocal
-from runtime.inventory import (
+from runtime.inventory_views import (
     ChainView,
     ConversationView,
     PublishedView,

@@ -15,7 +15,7 @@ import structlog
 from api import stock_exchange
 from api.cache_desk import CacheDesk, opened_desk
 from runtime.errors import HearthError
-from runtime.inventory import ConversationView, StatsView
+from runtime.inventory_views import ConversationView, StatsView
 from runtime.settings import Settings
 
 _SHOWN_ID = 12

@@ -14,10 +14,10 @@ import msgspec
 
 from runtime.catalog import Catalog
 from runtime.errors import HearthError, StoreUnavailable, UnknownModel
-from runtime.inventory import (
+from runtime.inventory import Inventory
+from runtime.inventory_views import (
     ChainView,
     ConversationView,
-    Inventory,
     PublishedView,
     RemovalView,
     StatsView,

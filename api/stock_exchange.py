@@ -12,7 +12,8 @@ from runtime.catalog import Catalog
 from runtime.errors import HearthError, InterchangeFailed, UnknownModel
 from runtime.identity import model_hash
 from runtime.settings import Settings
-from runtime.stock_jobs import Export, Import, done
+from runtime.stock_jobs import Export, Import
+from runtime.stock_process import done
 from store.ownership import SECRET
 
 

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
-
 import msgspec
 
-from runtime.blas import blas_environment
-from runtime.errors import InterchangeFailed
 from runtime.types import ModelSpec
 from runtime.wire import SlotStaged
 
@@ -49,34 +41,3 @@ class Outcome(msgspec.Struct, frozen=True):
     num_tokens: int
     slots: tuple[SlotStaged, ...] = ()
     error: str | None = None
-
-
-@contextmanager
-def done(job: Job, cpu_blas: str) -> Generator[Outcome]:
-    """Do a job; what it staged stays as long as the block lasts.
-
-    Raises:
-        InterchangeFailed: it could not be done.
-    """
-    environment = dict(os.environ) | blas_environment(cpu_blas, os.environ)
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", "runtime.worker.interchange"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment | {"HF_HUB_OFFLINE": "1"},
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdin.write(msgspec.json.encode(job) + b"\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            last = process.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
-            raise InterchangeFailed(f"The conversion ended without a result: {' '.join(last)}")
-        outcome = msgspec.json.decode(line, type=Outcome)
-        if outcome.error is not None:
-            process.stdin.close()
-            raise InterchangeFailed(f"{job.file} cannot be exchanged: {outcome.error}.", "file")
-        yield outcome

@@ -12,7 +12,6 @@ from typing import NamedTuple, cast
 
 from typing_extensions import override
 
-from runtime.blas import blas_environment
 from runtime.errors import ContextTooLong, InvalidRequest, RequestRejected
 from runtime.settings import Settings
 from runtime.wire import (
@@ -82,7 +81,7 @@ async def spawn(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
-            env=_environment(cpu_blas),
+            env=worker_environment(cpu_blas),
         )
     except OSError:
         ours.close()
@@ -122,7 +121,7 @@ def rejection(event: Rejected) -> RequestRejected:
     return InvalidRequest(event.message, event.param)
 
 
-def _environment(cpu_blas: str) -> dict[str, str]:
+def worker_environment(cpu_blas: str) -> dict[str, str]:
     """The server's own, with a fast BLAS preloaded and no way to the network's model hub."""
-    environment = dict(os.environ) | blas_environment(cpu_blas, os.environ)
+    environment = dict(os.environ) | blasworker_environment(cpu_blas, os.environ)
     return environment | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

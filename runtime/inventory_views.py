@@ -1,0 +1,81 @@
+"""What `hearth cache` shows of a store, as JSON and as text."""
+
+from __future__ import annotations
+
+from runtime.types import Struct
+from store.types import Tier
+
+
+class ConversationView(Struct, frozen=True):
+    """A line of `hearth cache ls`. Times are wall-clock seconds; `model` is its label.
+
+    `is_durable` says that its latest turn is on disk to the end.
+    """
+
+    id: str
+    model: str
+    model_hash: str
+    num_tokens: int
+    num_turns: int
+    num_slots: int
+    disk_bytes: int
+    tier: str
+    last_used_s: float
+    is_pinned: bool
+    is_durable: bool
+    is_named: bool
+
+
+class TierView(Struct, frozen=True):
+    """What one model holds in one tier."""
+
+    model: str
+    model_hash: str
+    tier: Tier
+    num_slots: int
+    num_tokens: int
+    disk_bytes: int
+
+
+class StatsView(Struct, frozen=True):
+    """`hearth cache stats`. `counters` are sums since the store was made, by name."""
+
+    root: str
+    tiers: tuple[TierView, ...]
+    num_conversations: int
+    quarantine_bytes: int
+    free_bytes: int
+    counters: dict[str, float]
+
+
+class VerifyView(Struct, frozen=True):
+    """`hearth cache verify`: what was read; what was damaged or missing is gone now."""
+
+    num_verified: int
+    verified_bytes: int
+    num_damaged: int
+    num_unread: int
+
+
+class RemovalView(Struct, frozen=True):
+    """`hearth cache rm`: what is gone. `is_cut` says that the index's log holds no trace either."""
+
+    num_conversations: int
+    num_slots: int
+    is_cut: bool
+
+
+class ChainView(Struct, frozen=True):
+    """The slot files that hold a conversation's first tokens, each with where to leave it."""
+
+    model: str
+    model_hash: str
+    paths: tuple[str, ...]
+    leaves: tuple[int, ...]
+
+
+class PublishedView(Struct, frozen=True):
+    """What became of slots that were staged outside of the server."""
+
+    num_saved: int
+    num_refused: int

@@ -1,0 +1,44 @@
+"""The process that exchanges KV with stock mlx-lm, from outside: mlx is never imported here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import msgspec
+
+from runtime.errors import InterchangeFailed
+from runtime.stock_jobs import Job, Outcome
+from runtime.worker_link import worker_environment
+
+
+@contextmanager
+def done(job: Job, cpu_blas: str) -> Generator[Outcome]:
+    """Do a job; what it staged stays as long as the block lasts.
+
+    Raises:
+        InterchangeFailed: it could not be done.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "runtime.worker.interchange"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=worker_environment(cpu_blas),
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(msgspec.json.encode(job) + b"\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            last = process.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise InterchangeFailed(f"The conversion ended without a result: {' '.join(last)}")
+        outcome = msgspec.json.decode(line, type=Outcome)
+        if outcome.error is not None:
+            process.stdin.close()
+            raise InterchangeFailed(f"{job.file} cannot be exchanged: {outcome.error}.", "file")
+        yield outcome

@@ -1,0 +1,203 @@
+"""`hearth cache` over a running server and without one; what is deleted leaves no trace."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import upkeep
+from store.ownership import take
+from tests.conversation import CODE, Conversation, wait_until_saved
+from tests.crash.server_store import sql_dump
+from tests.running_server import ROOT, RunningServer, environment, running
+
+SHARED = "zebra canary"
+SECRET = "quartz 90210 umbrella"
+CANARY = f"{SHARED} {SECRET}"
+ANSWER_CANARY = "velvet-onyx-41"
+SESSION = "session-canary-4417"
+CONFIG = 'default_model = "hearth-tiny"\n'
+
+
+def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "api", "cache", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment({"HEARTH_HOME": str(home)} | variables),
+        timeout=60,
+    )
+
+
+def asked(home: Path, *arguments: str, **variables: str) -> Any:
+    outcome = run(home, *arguments, "--json", **variables)
+    assert outcome.returncode == 0, outcome.stderr
+    return json.loads(outcome.stdout)
+
+
+def spoken(server: RunningServer, session_id: str | None, text: str) -> Conversation:
+    """Two turns of a conversation that begins with `text`."""
+    conversation = Conversation(num_sentences=20)
+    conversation.messages[0]["content"] = f"{text}. {conversation.messages[0]['content']}"
+    for _ in range(2):
+        reply = conversation.ask(server, **({"session_id": session_id} if session_id else {}))
+        assert CODE in reply.text
+    return conversation
+
+
+def token_runs(conversation_text: str) -> list[bytes]:
+    """Any four consecutive token ids of the text, as slots hold them."""
+    from mlx_lm.utils import load_tokenizer
+
+    from runtime.embedded import HEARTH_TINY
+
+    token_ids = load_tokenizer(HEARTH_TINY).encode(f"Note {conversation_text} note")[2:-2]
+    windows = [token_ids[i : i + 4] for i in range(len(token_ids) - 3)]
+    assert windows
+    return [struct.pack("<4I", *window) for window in windows]
+
+
+def holders(root: Path, needles: list[bytes]) -> set[str]:
+    """The files below `root` with any of these bytes in their names or contents."""
+    found: set[str] = set()
+    for path in root.rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        if any(needle in content or needle in path.name.encode() for needle in needles):
+            found.add(path.name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[RunningServer]:
+    with running(home, config=CONFIG) as server:
+        yield server
+        assert "Traceback" not in server.stderr
+
+
+def test_a_canary_is_in_its_slots_alone_and_nowhere_once_it_is_deleted(
+    home: Path, server: RunningServer
+):
+    port = {"HEARTH_PORT": str(server.port)}
+    root = home / "kv"
+    other = spoken(server, "other", "Something else entirely")
+    spoken(server, SESSION, CANARY)
+    sibling = spoken(server, None, SHARED)
+    wait_until_saved(server, 1000)
+    tokens = token_runs(SECRET)
+    texts = [CANARY.encode(), SESSION.encode(), ANSWER_CANARY.encode()]
+    assert holders(root, tokens), "the canary has to be there to begin with"
+    assert not [name for name in holders(root, tokens) if not name.endswith(".safetensors")]
+    assert not holders(root, texts)
+    said = server.stderr + server.get("/metrics").text + sql_dump(root)
+    assert not [one for one in (CANARY, SESSION, ANSWER_CANARY) if one in said]
+    (damaged, *_) = upkeep.slot_files(root)
+    (root / "quarantine").mkdir(mode=0o700, exist_ok=True)
+    (root / "quarantine" / f"1-{damaged.name}").write_bytes(b"".join(tokens))
+
+    view = next(v for v in asked(home, "ls", **port) if v["id"] == key_of(home, SESSION))
+    names = slots_of(server, SESSION) - slots_of(server, "other")
+    assert holders(root, [*names])
+    removed = asked(home, "rm", SESSION, **port)
+    assert removed["num_conversations"] == 1
+    assert removed["is_cut"]
+    assert not holders(root, [*tokens, *texts, *names, bytes.fromhex(view["id"])])
+    assert other.ask(server, session_id="other").tier == "hot"
+    assert CODE in sibling.ask(server).text
+
+
+def slots_of(server: RunningServer, session_id: str) -> set[bytes]:
+    query = {"conversation": session_id}
+    chain = server.request("GET", "/admin/cache/chain", params=query).json()
+    return {Path(path).stem.encode() for path in chain["paths"]}
+
+
+def key_of(home: Path, session_id: str) -> str:
+    """What stands for a session id in listings."""
+    with take(home / "kv") as owned:
+        return owned.keyed_hash("conversation", session_id.encode()).hex()
+
+
+def test_a_listing_says_what_there_is(home: Path, server: RunningServer):
+    port = {"HEARTH_PORT": str(server.port)}
+    views = asked(home, "ls", **port)
+    named = [view for view in views if view["is_named"]]
+    assert named
+    for view in named:
+        assert view["model"] == "hearth-tiny"
+        assert (view["tier"], view["is_durable"], view["is_pinned"]) == ("warm", True, False)
+        assert view["num_tokens"] > 0
+        assert view["disk_bytes"] > 4096
+    table = run(home, "ls", **port).stdout
+    assert "DURABLE" in table.splitlines()[0]
+    assert named[0]["id"][:12] in table
+    assert asked(home, "ls", "--model", "nothing", **port) == []
+    stats = asked(home, "stats", **port)
+    assert sum(tier["num_tokens"] for tier in stats["tiers"]) > 0
+    verified = asked(home, "verify", **port)
+    assert (verified["num_damaged"], verified["num_unread"]) == (0, 0)
+    assert verified["num_verified"] == sum(tier["num_slots"] for tier in stats["tiers"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("rm",), "Say what to delete"),
+        (("rm", "no such thing"), "hearth cache ls"),
+        (("rm", "--model", "nothing"), "does not exist"),
+        (("export", "file"), "Say what to export"),
+        (("import", "/nowhere/file", "--model", "hearth-tiny"), "cannot be exchanged"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_a_remedy(
+    home: Path, server: RunningServer, arguments: tuple[str, ...], complaint: str
+):
+    outcome = run(home, *arguments, HEARTH_PORT=str(server.port))
+    assert outcome.returncode == 1
+    assert complaint in outcome.stderr
+
+
+def test_the_wrong_port_is_said(home: Path, server: RunningServer):
+    outcome = run(home, "ls", HEARTH_PORT="1")
+    assert outcome.returncode == 1
+    assert "--port" in outcome.stderr
+
+
+def test_other_machines_and_pages_are_refused(server: RunningServer):
+    for host in ("evil.example", "evil.example:80", "[2001:db8::1]:80"):
+        answer = server.request("GET", "/admin/cache", headers={"host": host})
+        assert answer.status_code == 403
+        assert answer.json()["error"]["code"] == "not_local"
+    answer = server.request("DELETE", "/admin/cache/conversations", params={"conversation": "x"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["param"] == "conversation"
+
+
+def test_everything_goes_also_without_a_server(tmp_path: Path):
+    with running(tmp_path, config=CONFIG) as server:
+        spoken(server, SESSION, CANARY)
+        path = next(iter(upkeep.slot_files(tmp_path / "kv")))
+    root = tmp_path / "kv"
+    (root / "index.db.aside-1").write_bytes(b"".join(token_runs(SECRET)))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert asked(tmp_path, "verify")["num_damaged"] >= 1
+    assert holders(root, token_runs(SECRET))
+    assert asked(tmp_path, "rm", "--all")["is_cut"]
+    assert not holders(root, token_runs(SECRET))
+    assert list(upkeep.slot_files(root)) == []
+    assert asked(tmp_path, "ls") == []
