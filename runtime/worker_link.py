@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 
 from typing_extensions import override
 
+from runtime.blas import blas_environment
 from runtime.errors import ContextTooLong, InvalidRequest, RequestRejected
 from runtime.settings import Settings
 from runtime.wire import (
@@ -123,5 +124,5 @@ def rejection(event: Rejected) -> RequestRejected:
 
 def worker_environment(cpu_blas: str) -> dict[str, str]:
     """The server's own, with a fast BLAS preloaded and no way to the network's model hub."""
-    environment = dict(os.environ) | blasworker_environment(cpu_blas, os.environ)
+    environment = dict(os.environ) | blas_environment(cpu_blas, os.environ)
     return environment | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
