@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conversation import CODE, Conversation, Reply
+from tests.conversation import CODE, Conversation, Reply, wait_until_saved
 from tests.crash.server_store import check_store, durable_tokens, kill
 from tests.running_server import RunningServer, running
 
@@ -69,9 +69,16 @@ def run_and_kill(home: Path, agents: list[Agent], seconds: float) -> None:
 def kill_again_and_again(home: Path, num_kills: int, seed: int) -> list[Agent]:
     chance = random.Random(seed)
     agents = [Agent(f"agent {i}", Conversation(num_sentences=60 * (i + 1))) for i in range(2)]
+    with running(home, config=CONFIG) as server:
+        for agent in agents:
+            agent.turn(server)
+            wait_until_saved(server, agent.num_prompt_tokens)
+            agent.num_durable = durable_tokens(server, agent.name)
+            assert agent.num_durable > 0
+            agent.is_after_kill = True
+        kill(server)
     for _ in range(num_kills):
         run_and_kill(home, agents, chance.uniform(0.08, 1.2))
-    assert any(agent.num_durable for agent in agents), "nothing was ever acknowledged"
     with running(home, config=CONFIG) as server:
         for agent in agents:
             agent.turn(server)
