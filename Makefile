@@ -4,6 +4,7 @@ PYTHON ?= python3
 MLX ?= cpu
 ARGS ?=
 TESTS ?=
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,8 +31,8 @@ setup: $(READY)  ## make .venv and install what the lock file names (MLX=cuda fo
 serve: $(READY)  ## serve on http://127.0.0.1:8420 (ARGS="--port 9000 --home DIR")
 	@exec $(BIN)/hearth serve $(ARGS)
 
-test: $(READY)  ## run the tests (TESTS="tests/unit -k name" for some)
-	@$(BIN)/python -m pytest -q $(TESTS)
+test: $(READY)  ## run the tests, JOBS=2 files at a time (TESTS="tests/unit -k name" for some)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(TESTS)
 
 check: $(READY)  ## linter, format, types, import borders, house gauges
 	$(BIN)/ruff check

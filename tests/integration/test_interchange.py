@@ -100,7 +100,7 @@ def test_mlx_lm_continues_what_we_exported(
         assert ours.argmax().item() == theirs.argmax().item()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("lfm2", marks=pytest.mark.soak)])
 def test_we_continue_our_own_file_in_another_home(
     home: Path, models_dir: Path, tmp_path: Path, family: str
 ):

@@ -109,6 +109,7 @@ def test_everything_is_private_and_says_nothing_of_the_prompt(
         assert CODE.encode() not in content
 
 
+@pytest.mark.soak
 def test_weights_replaced_in_place_never_match(tmp_path: Path, models_dir: Path):
     model = tmp_path / "models" / "tiny"
     shutil.copytree(models_dir / "tiny", model)

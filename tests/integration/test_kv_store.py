@@ -289,6 +289,7 @@ async def test_when_enough_was_written_today_the_disk_rests(home: Path):
 # Quantised KV
 
 
+@pytest.mark.soak
 async def test_quantised_kv_survives_too_and_is_not_mixed_up(home: Path):
     for bits, is_known in ((8, False), (8, True), (None, False), (8, True)):
         async with serving(home, kv_bits=bits) as (supervisor, _):
