@@ -1,5 +1,7 @@
 """Messages to the text and the token ids that the model reads."""
 
+from typing import Any
+
 import pytest
 from mlx_lm.utils import load_tokenizer
 
@@ -15,7 +17,8 @@ HELLO = Message(role="user", text="hello")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
     directory = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(directory)
-    return Template(load_tokenizer(directory))
+    tokenizer: Any = load_tokenizer(directory)
+    return Template(tokenizer)
 
 
 def test_messages_are_rendered_up_to_where_the_model_answers(template: Template):
