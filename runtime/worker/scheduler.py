@@ -2,7 +2,7 @@
 
 Decode and prefill share the one mlx thread. While sequences decode, a slice is kept short enough
 not to be felt, and after each slice decode gets more time than the slice took, so
-running streams keep at least half of their rate however long the prompt is.
+running streams should keep half of their rate however long the prompt is (ops/bench measures it).
 """
 
 from __future__ import annotations
