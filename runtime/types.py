@@ -8,6 +8,7 @@ import msgspec
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
+Priority = Literal["interactive", "default", "background"]
 CacheMode = Literal["full", "prefix", "off"]
 CacheTier = Literal["none", "hot", "warm", "cold"]
 MissReason = Literal[
@@ -36,8 +37,24 @@ class ToolCall(Struct, frozen=True):
     arguments: str
 
 
+class Image(Struct, frozen=True):
+    """A picture inside a message, encoded in `data`, or at `url` and still to be fetched.
+
+    `at` counts the characters of the message's text before it; `field` names it in errors.
+    """
+
+    at: int
+    field: str
+    data: bytes = b""
+    url: str | None = None
+
+
 class Message(Struct, frozen=True):
-    """One turn, already free of its protocol: the text parts of a content list are joined."""
+    """One turn, already free of its protocol: the text parts of a content list are joined.
+
+    `loaded_tools` names deferred tools whose definition the model is given here. After a message
+    with `keep_s` the client set a cache breakpoint: what is before it is worth that many seconds.
+    """
 
     role: Role
     text: str = ""
@@ -45,14 +62,54 @@ class Message(Struct, frozen=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    is_error: bool = False
+    images: tuple[Image, ...] = ()
+    loaded_tools: tuple[str, ...] = ()
+    keep_s: float | None = None
 
 
 class Tool(Struct, frozen=True):
-    """A function the model may call. `parameters` is its JSON schema as JSON text."""
+    """A function the model may call. `parameters` is its JSON schema as JSON text.
+
+    A strict tool's arguments must follow the schema, a free-form tool takes one text, and a
+    deferred one is not shown until a message loads it. `keep_s` is as in `Message`.
+    """
 
     name: str
     description: str | None = None
     parameters: str = "{}"
+    is_strict: bool = False
+    is_freeform: bool = False
+    is_deferred: bool = False
+    keep_s: float | None = None
+
+
+class ToolChoice(Struct, frozen=True):
+    """Whether tools may or must be called; `name` is the one that must be."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None
+    is_parallel: bool = True
+
+
+class Thinking(Struct, frozen=True):
+    """How much the model is to think; None leaves it to its template.
+
+    After `budget_tokens` tokens the reasoning is closed and the answer begins.
+    """
+
+    is_enabled: bool | None = None
+    effort: str | None = None
+    budget_tokens: int | None = None
+
+
+class Constraint(Struct, frozen=True):
+    """What the answer's text must be: `text` is a JSON schema, a regular expression or a grammar
+    in Lark's notation; a `json_object` needs none.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "lark"]
+    text: str = "{}"
 
 
 class SamplingParams(Struct, frozen=True):
@@ -90,7 +147,8 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
-    enable_thinking: bool | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    thinking: Thinking = Thinking()
     template_kwargs: str = "{}"
 
 
@@ -124,12 +182,22 @@ class CacheParams(Struct, frozen=True):
 
 
 class GenerateRequest(Struct, frozen=True):
-    """What every protocol asks of the engine. `deadline_s` counts from the submission."""
+    """What every protocol asks of the engine. `deadline_s` counts from the submission.
+
+    `count` only counts the prompt's tokens, `prefill` only computes its KV; both finish without
+    an answer. `client` is the family of the program that asks, as its headers tell it, and
+    `keep_alive_s` how long the model stays loaded afterwards (0: not at all, negative: for ever).
+    """
 
     request_id: str
     model: str
     prompt: Prompt
+    work: Literal["generate", "count", "prefill"] = "generate"
+    priority: Priority = "default"
+    client: str = ""
+    keep_alive_s: float | None = None
     sampling: SamplingParams = SamplingParams()
+    constraint: Constraint | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     num_choices: int = 1
@@ -168,6 +236,13 @@ class CacheUse(Struct, frozen=True):
     at: int = 0
 
 
+class PromptChange(Struct, frozen=True):
+    """A rule that changed a prompt before the model saw it, and how many places it changed."""
+
+    rule: str
+    num_places: int = 1
+
+
 class Usage(Struct, frozen=True):
     """Token counts of a choice and where its time went. Counts include special tokens."""
 
@@ -177,6 +252,7 @@ class Usage(Struct, frozen=True):
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     cache: CacheUse = CacheUse()
+    prompt_changes: tuple[PromptChange, ...] = ()
 
     @property
     def num_cached_tokens(self) -> int:
@@ -203,19 +279,30 @@ class ReasoningDelta(Struct, frozen=True, tag="r", array_like=True):
 
 
 class ToolCallDelta(Struct, frozen=True, tag="c", array_like=True):
-    """One whole tool call; `call_index` counts the calls of this choice from 0."""
+    """A piece of a tool call; `call_index` counts the calls of this choice from 0.
+
+    The first piece of a call has its `id` and `name`; the `arguments` of all pieces, joined, are
+    the JSON text. A call is complete when the next one, text, or the end follows.
+    """
 
     index: int
     call_index: int
-    call: ToolCall
+    arguments: str
+    id: str | None = None
+    name: str | None = None
 
 
 class Finished(Struct, frozen=True, tag="f", array_like=True):
-    """The last chunk of a choice."""
+    """The last chunk of a choice. `stop` is the stop string that ended it.
+
+    `notes` are machine-readable remarks, `malformed_tool_call` for one.
+    """
 
     index: int
     reason: FinishReason
     usage: Usage
+    stop: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Failed(Struct, frozen=True, tag="x", array_like=True):

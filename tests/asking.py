@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from api.draft import Draft
 from runtime.catalog import Catalog
 from runtime.generation import Generation
 from runtime.kv_store import KvStore
@@ -60,7 +61,11 @@ class Answer:
 
     @property
     def calls(self) -> list[ToolCall]:
-        return [c.call for c in self.chunks if isinstance(c, ToolCallDelta)]
+        draft = Draft()
+        for chunk in self.chunks:
+            if isinstance(chunk, ToolCallDelta):
+                draft.add(chunk)
+        return draft.calls
 
     @property
     def logprobs(self) -> list[TokenLogprobs]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from litestar import Response, post
 from litestar.di import NamedDependency
@@ -13,6 +12,7 @@ from msgspec import UNSET
 from api.body import HttpRequest
 from api.cache_header import cache_header
 from api.deps import Gate
+from api.draft import Draft, collect
 from api.errors import documented
 from api.openai.convert import chat_to_generate
 from api.openai.frame import (
@@ -31,13 +31,13 @@ from api.openai.frame import (
 )
 from api.openai.schemas import (
     AssistantMessage,
+    CalledFunction,
     CalledTool,
     ChatChoice,
     ChatCompletion,
     ChatRequest,
     ChunkChoice,
     Delta,
-    FunctionCall,
 )
 from api.record import Tally
 from api.sse import EventStream, open_stream, whole
@@ -45,10 +45,8 @@ from runtime.errors import HearthError
 from runtime.types import (
     Chunk,
     Finished,
-    FinishReason,
     ReasoningDelta,
     TextDelta,
-    TokenLogprobs,
     ToolCallDelta,
 )
 
@@ -70,14 +68,14 @@ async def chat_completions(
         has_usage = data.stream_options is not None and bool(data.stream_options.include_usage)
         stream = ChatStream(frame, answer.tally, has_usage=has_usage)
         return await open_stream(request, answer, stream, gate.settings.keep_alive_s)
-    choices = [_ChatDraft() for _ in range(answer.num_choices)]
-    await whole(request, answer, lambda chunk: _add(choices, chunk))
+    drafts = [Draft() for _ in range(answer.num_choices)]
+    await whole(request, answer, lambda chunk: collect(drafts, chunk))
     return Response(
         ChatCompletion(
             id=frame.id,
             created=frame.created,
             model=frame.model,
-            choices=[draft.choice(index) for index, draft in enumerate(choices)],
+            choices=[_choice(draft, index) for index, draft in enumerate(drafts)],
             usage=usage_of(answer.tally),
             system_fingerprint=FINGERPRINT,
             hearth=hearth_of(answer.tally),
@@ -131,60 +129,32 @@ def _chunk_choice(chunk: Chunk) -> ChunkChoice | None:
                 chunk.index, Delta(reasoning_content=chunk.text), chat_logprobs(chunk.logprobs)
             )
         case ToolCallDelta():
-            return ChunkChoice(
-                chunk.index, Delta(tool_calls=[_called_tool(chunk, chunk.call_index)])
-            )
+            return ChunkChoice(chunk.index, Delta(tool_calls=[_called_tool(chunk)]))
         case Finished():
             return ChunkChoice(chunk.index, Delta(), finish_reason=chunk.reason)
         case _:
             return None
 
 
-def _called_tool(chunk: ToolCallDelta, index: int | None = None) -> CalledTool:
-    call = chunk.call
-    return CalledTool(
-        id=call.id,
-        function=FunctionCall(call.name, call.arguments),
-        index=UNSET if index is None else index,
+def _called_tool(chunk: ToolCallDelta) -> CalledTool:
+    if chunk.id is None:
+        return CalledTool(index=chunk.call_index, function=CalledFunction(chunk.arguments))
+    function = CalledFunction(chunk.arguments, chunk.name or "")
+    return CalledTool(id=chunk.id, type="function", function=function, index=chunk.call_index)
+
+
+def _choice(draft: Draft, index: int) -> ChatChoice:
+    calls = [
+        CalledTool(id=call.id, type="function", function=CalledFunction(call.arguments, call.name))
+        for call in draft.calls
+    ]
+    return ChatChoice(
+        index=index,
+        message=AssistantMessage(
+            content=None if calls and not draft.text else draft.text,
+            reasoning_content=draft.reasoning if draft.reasonings else UNSET,
+            tool_calls=calls or UNSET,
+        ),
+        finish_reason=draft.finish_reason,
+        logprobs=chat_logprobs(draft.logprobs),
     )
-
-
-@dataclass(slots=True)
-class _ChatDraft:
-    """A choice that is still being written."""
-
-    texts: list[str] = field(default_factory=list[str])
-    reasoning: list[str] = field(default_factory=list[str])
-    tool_calls: list[CalledTool] = field(default_factory=list[CalledTool])
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason = "stop"
-
-    def choice(self, index: int) -> ChatChoice:
-        """The choice as it stands."""
-        text = "".join(self.texts)
-        return ChatChoice(
-            index=index,
-            message=AssistantMessage(
-                content=None if self.tool_calls and not text else text,
-                reasoning_content="".join(self.reasoning) if self.reasoning else UNSET,
-                tool_calls=self.tool_calls or UNSET,
-            ),
-            finish_reason=self.finish_reason,
-            logprobs=chat_logprobs(self.logprobs),
-        )
-
-
-def _add(drafts: Sequence[_ChatDraft], chunk: Chunk) -> None:
-    match chunk:
-        case TextDelta():
-            drafts[chunk.index].texts.append(chunk.text)
-            drafts[chunk.index].logprobs += chunk.logprobs
-        case ReasoningDelta():
-            drafts[chunk.index].reasoning.append(chunk.text)
-            drafts[chunk.index].logprobs += chunk.logprobs
-        case ToolCallDelta():
-            drafts[chunk.index].tool_calls.append(_called_tool(chunk))
-        case Finished():
-            drafts[chunk.index].finish_reason = chunk.reason
-        case _:
-            pass

@@ -25,6 +25,7 @@ from runtime.types import (
     ModelSpec,
     Role,
     SamplingParams,
+    Thinking,
     Tool,
     ToolCall,
 )
@@ -56,14 +57,14 @@ def chat_to_generate(
     _refuse_unserved(data)
     if data.top_logprobs is not None and not data.logprobs:
         refuse("top_logprobs", "needs logprobs: set `logprobs` to true.")
-    enable_thinking, template_kwargs = _template_arguments(data)
+    thinking, template_kwargs = _template_arguments(data)
     return GenerateRequest(
         request_id=request_id,
         model=spec.id,
         prompt=ChatPrompt(
             messages=_messages(data.messages),
             tools=() if data.tool_choice == "none" else _tools(data.tools or ()),
-            enable_thinking=enable_thinking,
+            thinking=thinking,
             template_kwargs=template_kwargs,
         ),
         sampling=_sampling(data),
@@ -211,21 +212,20 @@ def _schema_text(raw: msgspec.Raw, path: str) -> str:
     return text
 
 
-def _template_arguments(data: ChatRequest) -> tuple[bool | None, str]:
+def _template_arguments(data: ChatRequest) -> tuple[Thinking, str]:
     """Whether the model may think, and what else the template is given, as a JSON object."""
     kwargs: Raws = dict(data.chat_template_kwargs or {})
     for name in RESERVED_TEMPLATE_KWARGS:
         if name in kwargs:
             refuse(f"chat_template_kwargs.{name}", "cannot be set by a request: leave it out.")
-    enable_thinking = _thinking_flag(kwargs.pop("enable_thinking", None))
-    if data.reasoning_effort is not None:
-        if enable_thinking is None:
-            enable_thinking = data.reasoning_effort != "none"
-        effort = msgspec.Raw(msgspec.json.encode(data.reasoning_effort))
-        kwargs.setdefault("reasoning_effort", effort)
+    is_enabled = _thinking_flag(kwargs.pop("enable_thinking", None))
+    effort = data.reasoning_effort
+    if is_enabled is None and effort is not None:
+        is_enabled = effort != "none"
     if data.enable_thinking is not None:
-        enable_thinking = data.enable_thinking
-    return enable_thinking, msgspec.json.encode(kwargs).decode(errors="replace")
+        is_enabled = data.enable_thinking
+    template_kwargs = msgspec.json.encode(kwargs).decode(errors="replace")
+    return Thinking(is_enabled=is_enabled, effort=effort), template_kwargs
 
 
 def _thinking_flag(raw: msgspec.Raw | None) -> bool | None:

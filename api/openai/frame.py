@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -102,7 +103,7 @@ def error_event(error: HearthError) -> bytes:
     return b"data: " + encode(envelope_of(error)) + b"\n\n"
 
 
-def chat_logprobs(entries: tuple[TokenLogprobs, ...]) -> ChatLogprobs | None:
+def chat_logprobs(entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
     """Log probabilities in chat's form; None when there are none."""
     return ChatLogprobs([_entry(entry) for entry in entries]) if entries else None
 

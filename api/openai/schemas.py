@@ -206,12 +206,19 @@ class ChatLogprobs(Body):
     content: list[TokenEntry]
 
 
-class CalledTool(Body):
-    """A tool call; `index` is given in streams only."""
+class CalledFunction(Body):
+    """What is called and how; in a stream only the first piece of a call has its name."""
 
-    id: str
-    function: FunctionCall
-    type: Literal["function"] = "function"
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CalledTool(Body):
+    """A tool call; streams give its `index`, and `id` and `type` with the first piece only."""
+
+    function: CalledFunction
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
     index: int | UnsetType = UNSET
 
 

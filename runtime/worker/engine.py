@@ -119,6 +119,9 @@ class Engine:
             case AbortRequest(request_id=request_id):
                 if request_id in self._groups:
                     self._drop(self._groups[request_id])
+            case SequenceGroup() if arrival.request.work == "count":
+                self._emit(_accepted(arrival))
+                self._items += [_counted(sequence) for sequence in arrival.sequences]
             case SequenceGroup():
                 self._tiers.set_idle(is_idle=False)
                 self._groups[arrival.request.request_id] = arrival
@@ -176,6 +179,10 @@ class Engine:
             self._items.append((group.request.request_id, progress))
             return
         self._scheduler.remove(group)
+        if group.request.work == "prefill":
+            for sequence in group.sequences:
+                self._finish(sequence, "stop", group.kv)
+            return
         group.decode_started_s = time.perf_counter()
         self._decoder.insert(group)
 
@@ -317,6 +324,11 @@ def _accepted(group: SequenceGroup) -> Accepted:
         num_prompt_tokens=group.num_prompt_tokens,
         cache=group.trail.use,
     )
+
+
+def _counted(sequence: Sequence) -> tuple[str, Chunk]:
+    finished = Finished(index=sequence.index, reason="stop", usage=_usage(sequence))
+    return sequence.group.request.request_id, finished
 
 
 def _usage(sequence: Sequence) -> Usage:

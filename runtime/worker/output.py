@@ -148,7 +148,15 @@ class OutputParser:
             return [self._delta(NORMAL, raw)]
         chunks: list[Chunk] = []
         for call in calls:
-            chunks.append(ToolCallDelta(index=self._index, call_index=self._num_calls, call=call))
+            chunks.append(
+                ToolCallDelta(
+                    index=self._index,
+                    call_index=self._num_calls,
+                    arguments=call.arguments,
+                    id=call.id,
+                    name=call.name,
+                )
+            )
             self._num_calls += 1
         return chunks
 

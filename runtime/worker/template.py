@@ -169,8 +169,10 @@ def _template_kwargs(prompt: ChatPrompt) -> dict[str, object]:
     if reserved := _OWN_KWARGS & given.keys():
         name = min(reserved)
         raise InvalidRequest(f"{name!r} is not yours to set.", f"chat_template_kwargs.{name}")
-    if prompt.enable_thinking is not None:
-        given["enable_thinking"] = prompt.enable_thinking
+    if prompt.thinking.is_enabled is not None:
+        given["enable_thinking"] = prompt.thinking.is_enabled
+    if prompt.thinking.effort is not None:
+        given.setdefault("reasoning_effort", prompt.thinking.effort)
     return given | {"tokenize": False}
 
 

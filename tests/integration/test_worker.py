@@ -20,6 +20,7 @@ from runtime.types import (
     Prompt,
     SamplingParams,
     TextPrompt,
+    Thinking,
     TokenPrompt,
     Tool,
 )
@@ -81,6 +82,27 @@ async def test_usage_counts_the_tokens_of_prompt_and_answer(
     assert said.finished.usage.num_cached_tokens < said.finished.usage.num_prompt_tokens
     assert said.finished.usage.prefill_ms > 0
     assert said.finished.usage.decode_ms > 0
+
+
+async def test_counting_says_what_a_request_would_cost_and_computes_nothing(
+    supervisor: Supervisor,
+):
+    prompt = TokenPrompt(token_ids=(61, 62, 63, 64, 65))
+    counted = await ask(supervisor, prompt, work="count")
+    said = await ask(supervisor, prompt, max_tokens=1)
+    usage = counted.finished.usage
+    assert usage.num_prompt_tokens == said.finished.usage.num_prompt_tokens > 3
+    assert (counted.text, usage.num_output_tokens, usage.prefill_ms) == ("", 0, 0.0)
+    assert said.finished.usage.num_cached_tokens == 0
+
+
+async def test_what_was_only_prefilled_is_there_when_it_is_asked_for(supervisor: Supervisor):
+    prompt = TokenPrompt(token_ids=tuple(range(20, 60)))
+    prefilled = await ask(supervisor, prompt, work="prefill")
+    said = await ask(supervisor, prompt, max_tokens=2, ignore_eos=True)
+    assert prefilled.text == ""
+    assert prefilled.finished.usage.prefill_ms > 0
+    assert said.finished.usage.num_cached_tokens == 39
 
 
 async def test_a_prompt_of_one_token_is_answered(supervisor: Supervisor):
@@ -251,7 +273,7 @@ async def test_reasoning_is_told_apart_from_the_answer(
 async def test_a_prompt_that_opens_the_thinking_starts_in_reasoning(
     supervisor: Supervisor, tokenizer: Tokenizer
 ):
-    prompt = ChatPrompt(messages=HELLO, enable_thinking=True)
+    prompt = ChatPrompt(messages=HELLO, thinking=Thinking(is_enabled=True))
     said = await ask(supervisor, prompt, sampling=saying(tokenizer, f"let me</think> see{EOS}"))
     assert (said.reasoning, said.text) == ("let me", "see")
 

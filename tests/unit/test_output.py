@@ -31,7 +31,7 @@ def told(chunks: list[Chunk]) -> tuple[str, str, list[tuple[int, str, str]]]:
     text = "".join(c.text for c in chunks if isinstance(c, TextDelta))
     reasoning = "".join(c.text for c in chunks if isinstance(c, ReasoningDelta))
     calls = [c for c in chunks if isinstance(c, Call)]
-    return text, reasoning, [(c.call_index, c.call.name, c.call.arguments) for c in calls]
+    return text, reasoning, [(c.call_index, c.name or "", c.arguments) for c in calls]
 
 
 def parse(pieces: list[str], dialect: Dialect = MARKED, **fields: Any) -> list[Chunk]:
@@ -127,7 +127,7 @@ def test_arguments_that_are_text_stay_as_they_are_and_ids_are_kept():
     call = '[{"name": "f", "arguments": "{ }", "id": "c1"}]'
     (chunk,) = parse([call], dialect, tool_names={"f"})
     assert isinstance(chunk, Call)
-    assert (chunk.call.id, chunk.call.arguments) == ("c1", "{ }")
+    assert (chunk.id, chunk.arguments) == ("c1", "{ }")
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyError, TypeError, AttributeError, SyntaxError])

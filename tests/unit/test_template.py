@@ -6,7 +6,7 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from runtime.errors import InvalidRequest
-from runtime.types import ChatPrompt, Message, TextPrompt, TokenPrompt, Tool, ToolCall
+from runtime.types import ChatPrompt, Message, TextPrompt, Thinking, TokenPrompt, Tool, ToolCall
 from runtime.worker.template import Template
 from tests.tiny_models import write_tokenizer
 
@@ -42,7 +42,8 @@ def test_messages_are_rendered_up_to_where_the_model_answers(template: Template)
 def test_thinking_is_on_only_when_asked_for(
     template: Template, enable_thinking: bool | None, kwargs: str, thinks: bool
 ):
-    prompt = ChatPrompt(messages=(HELLO,), enable_thinking=enable_thinking, template_kwargs=kwargs)
+    thinking = Thinking(is_enabled=enable_thinking)
+    prompt = ChatPrompt(messages=(HELLO,), thinking=thinking, template_kwargs=kwargs)
     assert template.render(prompt).endswith("assistant\n<think>\n") == thinks
     assert template.starts_in_reasoning(template.token_ids(prompt)) == thinks
 

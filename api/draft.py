@@ -1,0 +1,67 @@
+"""`Draft`: one choice of an answer, put together from its chunks, free of any protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from runtime.types import (
+    Chunk,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprobs,
+    ToolCall,
+    ToolCallDelta,
+)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A choice that is still being written; give every chunk of the answer to `collect`."""
+
+    texts: list[str] = field(default_factory=list[str])
+    reasonings: list[str] = field(default_factory=list[str])
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    finished: Finished | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.reasonings)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.finished.reason if self.finished is not None else "stop"
+
+    def add(self, chunk: Chunk) -> None:
+        """Take up a chunk of this choice; one that says nothing changes nothing."""
+        match chunk:
+            case TextDelta():
+                self.texts.append(chunk.text)
+                self.logprobs += chunk.logprobs
+            case ReasoningDelta():
+                self.reasonings.append(chunk.text)
+                self.logprobs += chunk.logprobs
+            case ToolCallDelta(id=None):
+                last = self.calls[-1]
+                arguments = last.arguments + chunk.arguments
+                self.calls[-1] = ToolCall(id=last.id, name=last.name, arguments=arguments)
+            case ToolCallDelta(id=str(call_id)):
+                call = ToolCall(id=call_id, name=chunk.name or "", arguments=chunk.arguments)
+                self.calls.append(call)
+            case Finished():
+                self.finished = chunk
+            case _:
+                pass
+
+
+def collect(drafts: Sequence[Draft], chunk: Chunk) -> None:
+    """Give a chunk to the choice it belongs to."""
+    if isinstance(chunk, TextDelta | ReasoningDelta | ToolCallDelta | Finished):
+        drafts[chunk.index].add(chunk)
