@@ -32,6 +32,8 @@ class Answer:
         self._source: Source = generations[0] if len(generations) == 1 else _Merged(generations)
         self._meter = meter
         self.tally = Tally(num_choices=generations[0].request.num_choices)
+        self.num_prompt_tokens = 0
+        """Of all prompts together, once they were accepted."""
 
     @property
     def num_choices(self) -> int:
@@ -54,8 +56,8 @@ class Answer:
         Raises:
             HearthError: one of them was refused, cancelled, or its worker failed.
         """
-        for generation in self._generations:
-            await generation.accepted()
+        counts = [await generation.accepted() for generation in self._generations]
+        self.num_prompt_tokens = sum(counts)
 
     async def next_chunks(self, timeout_s: float | None = None) -> list[Chunk] | None:
         """All chunks that have arrived, at least one; [] after the last one, None on timeout."""
@@ -74,7 +76,7 @@ class Answer:
         for chunk in chunks:
             match chunk:
                 case Finished():
-                    self.tally.add(chunk.index, chunk.usage)
+                    self.tally.add(chunk)
                     self._meter.finished(chunk.usage)
                 case PrefillProgress() | Failed():
                     pass

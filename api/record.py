@@ -8,7 +8,7 @@ from typing import cast
 
 from litestar.types import Scope
 
-from runtime.types import Usage
+from runtime.types import Finished, Usage
 
 
 @dataclass(slots=True)
@@ -20,10 +20,14 @@ class Tally:
     num_reasoning_tokens: int = 0
     first_token_s: float | None = None
     """From the submission to the first piece of the answer; None before it."""
+    notes: list[str] = field(default_factory=list[str])
+    """Machine-readable remarks on the answer, each once."""
     _prompts: dict[int, Usage] = field(default_factory=dict[int, Usage])
 
-    def add(self, index: int, usage: Usage) -> None:
-        """Count a finished choice. `index` counts over all prompts, choice by choice."""
+    def add(self, finished: Finished) -> None:
+        """Count a finished choice, whose `index` counts over all prompts, choice by choice."""
+        index, usage = finished.index, finished.usage
+        self.notes += [note for note in finished.notes if note not in self.notes]
         self.num_output_tokens += usage.num_output_tokens
         self.num_reasoning_tokens += usage.num_reasoning_tokens
         # Choices share one prefill, so the least any of them found in the cache was found there.

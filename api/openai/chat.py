@@ -14,6 +14,7 @@ from api.cache_header import cache_header
 from api.deps import Gate
 from api.draft import Draft, collect
 from api.errors import documented
+from api.hearth_info import hearth_of
 from api.openai.convert import chat_to_generate
 from api.openai.frame import (
     DONE,
@@ -25,7 +26,6 @@ from api.openai.frame import (
     encode,
     error_event,
     hearth_field,
-    hearth_of,
     usage_event,
     usage_of,
 )

@@ -12,6 +12,7 @@ from api.body import HttpRequest
 from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import documented
+from api.hearth_info import hearth_of
 from api.openai.convert import completion_to_generate
 from api.openai.frame import (
     DONE,
@@ -22,7 +23,6 @@ from api.openai.frame import (
     encode,
     error_event,
     hearth_field,
-    hearth_of,
     usage_event,
     usage_of,
 )

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 import msgspec
 
 from api.errors import envelope_of
+from api.hearth_info import hearth_of
 from api.openai.schemas import (
     AlternativeToken,
-    CacheInfo,
     ChatLogprobs,
     CompletionTokensDetails,
-    HearthInfo,
     PromptTokensDetails,
     TokenEntry,
     Usage,
@@ -22,7 +21,7 @@ from api.openai.schemas import (
 from api.record import Tally
 from api.version import VERSION
 from runtime.errors import HearthError
-from runtime.types import CacheUse, TokenLogprob, TokenLogprobs
+from runtime.types import TokenLogprob, TokenLogprobs
 
 FINGERPRINT = f"hearth-{VERSION}"
 DONE = b"data: [DONE]\n\n"
@@ -63,22 +62,6 @@ def usage_of(tally: Tally) -> Usage:
         total_tokens=tally.num_prompt_tokens + tally.num_output_tokens,
         prompt_tokens_details=PromptTokensDetails(tally.num_cached_tokens),
         completion_tokens_details=CompletionTokensDetails(tally.num_reasoning_tokens),
-    )
-
-
-def hearth_of(tally: Tally) -> HearthInfo:
-    """What became of the prompt: of several, the one of which least was reused."""
-    usage = tally.least_cached
-    cache = usage.cache if usage is not None else CacheUse()
-    return HearthInfo(
-        CacheInfo(
-            tier=cache.tier,
-            cached_tokens=tally.num_cached_tokens,
-            restore_ms=round(cache.restore_ms, 3),
-            prefill_ms=round(usage.prefill_ms, 3) if usage is not None else 0.0,
-            reason=cache.reason,
-            at=cache.at,
-        )
     )
 
 

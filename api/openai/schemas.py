@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from runtime.types import CacheMode, CacheTier, FinishReason, MissReason
+from api.hearth_info import HearthInfo
+from runtime.types import CacheMode, FinishReason
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -170,26 +171,6 @@ class Usage(Body):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
-
-
-class CacheInfo(Body):
-    """What was reused, from which tier, and why no more: `reason` is null when all was.
-
-    `at` is the position from which on tokens were computed. Times are in ms.
-    """
-
-    tier: CacheTier
-    cached_tokens: int
-    restore_ms: float
-    prefill_ms: float
-    reason: MissReason | None
-    at: int
-
-
-class HearthInfo(Body):
-    """What Hearth says of an answer beyond OpenAI's API."""
-
-    cache: CacheInfo
 
 
 class AlternativeToken(Body):
