@@ -25,6 +25,7 @@ from api.openai.models import get_model, list_models
 from api.version import VERSION
 from runtime.catalog import Catalog
 from runtime.errors import SettingsError, UnknownModel
+from runtime.history import History
 from runtime.kv_store import KvStore
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
@@ -66,10 +67,12 @@ def create_app(
     metrics = Metrics(supervisor.status, kv.figures)
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle)
     gate = Gate(settings, catalog, supervisor, kv, metrics)
+    history = History(settings.home)
 
     @asynccontextmanager
     async def supervised(_: Litestar) -> AsyncGenerator[None]:
         kv.start()
+        history.start()
         await supervisor.start()
         jobs.start()
         try:
@@ -78,6 +81,7 @@ def create_app(
             jobs.stop()
             await supervisor.stop()
             await kv.stop()
+            await history.close()
 
     app = Litestar(
         route_handlers=[
@@ -91,7 +95,10 @@ def create_app(
             health.metrics,
             *admin.HANDLERS,
         ],
-        dependencies={"gate": Provide(lambda: gate, use_cache=True, sync_to_thread=False)},
+        dependencies={
+            "gate": Provide(lambda: gate, use_cache=True, sync_to_thread=False),
+            "history": Provide(lambda: history, use_cache=True, sync_to_thread=False),
+        },
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[supervised],
         request_class=HttpRequest,

@@ -10,6 +10,7 @@ from litestar.di import NamedDependency
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from api.deps import Gate
+from runtime.history import History
 
 
 class Live(msgspec.Struct, gc=False):
@@ -30,13 +31,16 @@ class Readiness(msgspec.Struct, gc=False):
     """`ready` once every model to be loaded at boot was dealt with.
 
     `cache` says whether KV is kept on disk: `degraded` for `cache_reason`, `off` when that was
-    asked for. Requests are answered all the same.
+    asked for. `history` says the same of what clients asked the server to remember. Requests that
+    need neither are answered all the same.
     """
 
     status: Literal["ready", "loading"]
     models: list[ModelState]
     cache: Literal["ok", "opening", "degraded", "off"] = "ok"
     cache_reason: str | None = None
+    history: Literal["ok", "opening", "degraded"] = "ok"
+    history_reason: str | None = None
 
 
 @get(["/health/live", "/health", "/"], tags=["Health"], sync_to_thread=False)
@@ -56,13 +60,21 @@ def live_head() -> None:
 
 
 @get("/health/ready", tags=["Health"], sync_to_thread=False)
-def ready(gate: NamedDependency[Gate]) -> Response[Readiness]:
+def ready(gate: NamedDependency[Gate], history: NamedDependency[History]) -> Response[Readiness]:
     """200 when requests need not wait for a model to load, else 503."""
     models = [ModelState(one.spec.id, one.state, one.last_error) for one in gate.status()]
     is_ready = gate.is_ready
     status = 200 if is_ready else 503
     cache = gate.cache_status
-    readiness = Readiness("ready" if is_ready else "loading", models, cache.state, cache.reason)
+    kept = history.status
+    readiness = Readiness(
+        status="ready" if is_ready else "loading",
+        models=models,
+        cache=cache.state,
+        cache_reason=cache.reason,
+        history=kept.state,
+        history_reason=kept.reason,
+    )
     return Response(readiness, status_code=status)
 
 

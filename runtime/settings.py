@@ -70,6 +70,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     `kv_daily_write_bytes` in a day only pinned KV is. Unused KV leaves the disk after `kv_ttl_s`
     unless the request says; 0 writes nothing. It moves to `cold_store` (a directory or an
     `s3://` address) where there is one, which may take `cold_max_bytes`, for `cold_ttl_s`.
+
+    What clients ask the server to remember lies in `history.sqlite3` in `home`. It takes
+    `history_max_bytes` at most, and goes when it was not used for `history_ttl_s`.
     """
 
     home: Path
@@ -108,6 +111,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     cold_store: str | None = None
     cold_max_bytes: Positive = 100_000_000_000
     cold_ttl_s: Lifetime = 30 * 86_400.0
+    history_max_bytes: Positive = 4_000_000_000
+    history_ttl_s: Seconds = 30 * 86_400.0
 
     wired: Literal["off", "on"] = "off"
     cpu_blas: str = "auto"

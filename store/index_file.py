@@ -1,7 +1,7 @@
-"""The index's file: how a connection to it is made, whose it is, and moving a bad one aside.
+"""A database's file: how a connection to it is made, whose it is, and moving a bad one aside.
 
 Below SQLite 3.51.3 two connections that write or checkpoint can corrupt a WAL database, so exactly
-one connection per store ever may: the one `connect_writer` makes, under the store's lock.
+one connection per file ever may: the one `connect_writer` makes, under the store's lock.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from urllib.parse import quote
 from store.disk import PRIVATE_FILE, sync_directories
 from store.disk import reported as system_reported
 from store.errors import IndexDamaged, StoreFailed, StoreTooNew
+from store.file_kinds import INDEX, FileKind
 from store.sqlite_errors import reported
-from store.tables import APPLICATION_ID, SCHEMA_VERSION
 
 BUSY_TIMEOUT_MS = 5000
 JOURNAL_LIMIT_BYTES = 8 << 20
@@ -39,12 +39,8 @@ _BOTH = (
     Pragma("cell_size_check", "ON", 1),
 )
 _READER = (*_BOTH, Pragma("query_only", "ON", 1))
-# The first two shape the file and must come before its first page.
 _WRITER = (
-    Pragma("auto_vacuum", "INCREMENTAL", 2),
-    Pragma("application_id", str(APPLICATION_ID), APPLICATION_ID),
     Pragma("journal_mode", "WAL", "wal"),
-    Pragma("synchronous", "NORMAL", 1),
     Pragma("cache_size", "-32768", -32768),
     Pragma("foreign_keys", "ON", 1),
     Pragma("wal_autocheckpoint", "500", 500),
@@ -56,7 +52,9 @@ _WRITER = (
 )
 
 
-def connect_writer(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> sqlite3.Connection:
+def connect_writer(
+    path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS, kind: FileKind = INDEX
+) -> sqlite3.Connection:
     """The one connection that writes; makes the file (0600) where there is none.
 
     Raises:
@@ -65,13 +63,23 @@ def connect_writer(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> sqlite
     """
     make_private_file(path)
     with reported():
-        return _connect(path, "rw", _WRITER, busy_timeout_ms)
+        return _connect(path, "rw", _writer_pragmas(kind), busy_timeout_ms)
 
 
 def connect_reader(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> sqlite3.Connection:
     """A connection that cannot write. Raises as `connect_writer`."""
     with reported():
         return _connect(path, "ro", _READER, busy_timeout_ms)
+
+
+def _writer_pragmas(kind: FileKind) -> tuple[Pragma, ...]:
+    """The first two shape the file and must come before its first page."""
+    return (
+        Pragma("auto_vacuum", "INCREMENTAL", 2),
+        Pragma("application_id", str(kind.application_id), kind.application_id),
+        *_WRITER,
+        Pragma("synchronous", "FULL", 2) if kind.is_synced else Pragma("synchronous", "NORMAL", 1),
+    )
 
 
 def _connect(
@@ -111,7 +119,7 @@ def make_private_file(path: Path) -> None:
             os.close(fd)
 
 
-def check_identity(path: Path) -> None:
+def check_identity(path: Path, kind: FileKind = INDEX) -> None:
     """Look, without changing a byte, whether this release may open the file.
 
     Raises:
@@ -126,17 +134,17 @@ def check_identity(path: Path) -> None:
         application_id = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         num_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if application_id != APPLICATION_ID and num_tables:
+    if application_id != kind.application_id and num_tables:
         raise IndexDamaged(f"{path.name} belongs to another program")
-    if version > SCHEMA_VERSION:
+    if version > kind.version:
         raise StoreTooNew(
-            f"{path} has schema {version}; this release knows {SCHEMA_VERSION}. "
+            f"{path} has schema {version}; this release knows {kind.version}. "
             "Start the release that wrote it, or name another directory."
         )
 
 
 def move_aside(path: Path) -> Path:
-    """Rename the index and what belongs to it to `….aside-N`, never deleting. Returns that name."""
+    """Rename the file and what belongs to it to `….aside-N`, never deleting. Returns that name."""
     number = 1
     while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
         number += 1

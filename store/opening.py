@@ -1,4 +1,4 @@
-"""Opening the index: whose file it is, whether it is sound, and its schema."""
+"""Opening a database: whose file it is, whether it is sound, and its schema."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlalchemy.pool import StaticPool
 
 from store.database import Database, engine_of, is_sound, refuse_more_room
 from store.errors import IndexDamaged, StoreError
+from store.file_kinds import INDEX, FileKind
 from store.index_file import BUSY_TIMEOUT_MS, check_identity, connect_writer, move_aside
 from store.sqlite_errors import reported
 
@@ -25,8 +26,9 @@ def open_database(
     migrate: Migrate,
     make_room: Callable[[], bool] = refuse_more_room,
     busy_timeout_ms: int = BUSY_TIMEOUT_MS,
+    kind: FileKind = INDEX,
 ) -> Database:
-    """Open the index for writing, and bring it to this release's schema by `migrate`.
+    """Open a database for writing, and bring it to this release's schema by `migrate`.
 
     A damaged or foreign file is moved aside and a new one made; `needs_rebuild` tells. The caller
     holds the store's lock. `make_room` is called in the writer's thread when the disk is full, and
@@ -39,12 +41,12 @@ def open_database(
     moved: Path | None = None
     is_new = not path.exists()
     try:
-        writer = _open_writer(path, migrate, busy_timeout_ms)
+        writer = _open_writer(path, migrate, busy_timeout_ms, kind)
     except IndexDamaged as error:
         moved = move_aside(path)
         is_new = True
-        log.warning("index_set_aside", error=str(error), moved_to=moved.name)
-        writer = _open_writer(path, migrate, busy_timeout_ms)
+        log.warning("database_set_aside", path=str(path), error=str(error), moved_to=moved.name)
+        writer = _open_writer(path, migrate, busy_timeout_ms, kind)
     return Database(path, writer, make_room, needs_rebuild=is_new, moved_aside=moved)
 
 
@@ -54,9 +56,11 @@ def open_read_only(path: Path) -> Database:
     return Database(path)
 
 
-def _open_writer(path: Path, migrate: Migrate, busy_timeout_ms: int) -> Connection:
-    check_identity(path)
-    engine = engine_of(lambda: connect_writer(path, busy_timeout_ms), "BEGIN IMMEDIATE", StaticPool)
+def _open_writer(path: Path, migrate: Migrate, busy_timeout_ms: int, kind: FileKind) -> Connection:
+    check_identity(path, kind)
+    engine = engine_of(
+        lambda: connect_writer(path, busy_timeout_ms, kind), "BEGIN IMMEDIATE", StaticPool
+    )
     with reported():
         writer = engine.connect()
     try:
@@ -81,7 +85,10 @@ def _was_left_open(connection: Connection) -> bool:
 
 
 def _mark_open(connection: Connection) -> None:
+    """The history's migration makes the row; the index's has more to say and comes without."""
+    if connection.exec_driver_sql("UPDATE store_state SET is_open = 1").rowcount:
+        return
     connection.exec_driver_sql(
         "INSERT INTO store_state (id, is_open, wall_s, monotonic_s, boot_id)"
-        " VALUES (1, 1, 0.0, 0.0, '') ON CONFLICT (id) DO UPDATE SET is_open = 1"
+        " VALUES (1, 1, 0.0, 0.0, '')"
     )

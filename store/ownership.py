@@ -19,7 +19,7 @@ import structlog
 
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE, make_directory, new_file, sync_directories
 from store.disk import reported as system_reported
-from store.errors import StoreFailed
+from store.errors import StoreFailed, StoreLocked
 
 LOCK = "LOCK"
 SECRET = "secret"  # noqa: S105
@@ -117,10 +117,7 @@ def take(
 
 def make_root(root: Path, list_mounts: Callable[[], Iterable[Mount]]) -> None:
     """Make the directory, or see to it that only we can look into it. Raises StoreFailed."""
-    with system_reported(root):
-        kind = _filesystem_of(root.resolve(), list_mounts())
-    if kind in _NETWORK:
-        raise StoreFailed(f"{root} is on a network ({kind}), where SQLite's WAL is not safe")
+    _refuse_network(root, list_mounts)
     with system_reported(root):
         if root.exists():
             _refuse_strangers(root)
@@ -130,6 +127,40 @@ def make_root(root: Path, list_mounts: Callable[[], Iterable[Mount]]) -> None:
             if (root / name).exists():
                 _refuse_strangers(root / name)
                 (root / name).chmod(PRIVATE_FILE)
+
+
+def make_home(home: Path, list_mounts: Callable[[], Iterable[Mount]] = mounts) -> None:
+    """Make the directory of a database if it is missing; one that exists keeps its permissions.
+
+    Raises:
+        StoreFailed: it lies on a network, or the system refuses.
+    """
+    _refuse_network(home, list_mounts)
+    if not home.is_dir():
+        make_directory(home)
+
+
+def hold(path: Path) -> int:
+    """A descriptor that locks the file `path` until it is closed; the file stays for ever.
+
+    Raises:
+        StoreLocked: another process holds it.
+        StoreFailed: the system refuses.
+    """
+    with system_reported(path):
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(path, flags, PRIVATE_FILE)
+        if _try_lock(lock):
+            return lock
+        os.close(lock)
+    raise StoreLocked(f"another server owns {path.parent}")
+
+
+def _refuse_network(path: Path, list_mounts: Callable[[], Iterable[Mount]]) -> None:
+    with system_reported(path):
+        kind = _filesystem_of(path.resolve(), list_mounts())
+    if kind in _NETWORK:
+        raise StoreFailed(f"{path} is on a network ({kind}), where SQLite's WAL is not safe")
 
 
 def _refuse_strangers(path: Path) -> None:

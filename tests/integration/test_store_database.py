@@ -15,7 +15,6 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine
 
 from migrations.run import downgrade, upgrade
-from store import index_file
 from store.database import Database
 from store.errors import (
     IndexDamaged,
@@ -27,7 +26,7 @@ from store.errors import (
 )
 from store.index import SlotIndex
 from store.opening import open_database, open_read_only
-from store.tables import SCHEMA_VERSION, Table
+from store.tables import APPLICATION_ID, SCHEMA_VERSION, Table
 from tests.store_samples import MODEL, chain, opened
 
 
@@ -76,7 +75,7 @@ def test_a_setting_that_does_not_take_is_an_error(tmp_path: Path):
     path = tmp_path / "index.db"
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE t (a)")
-        other.execute(f"PRAGMA application_id = {index_file.APPLICATION_ID}")
+        other.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     with pytest.raises(StoreFailed, match="auto_vacuum"):
         open_database(path, upgrade)
 

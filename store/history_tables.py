@@ -1,0 +1,92 @@
+"""The history's tables: what clients asked the server to keep, text included.
+
+A file of its own, so that the index stays free of text. Bodies are JSON texts whose shape belongs
+to whoever writes them; here they are opaque. `migrations/history/` makes these tables.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+APPLICATION_ID = 0x48525459
+"""What SQLite's header says of the file: `HRTY`."""
+
+SCHEMA_VERSION = 1
+"""SQLite's user_version; it goes up with every migration."""
+
+
+class HistoryTable(DeclarativeBase):
+    """What all tables of the history hang on."""
+
+
+class Agent(HistoryTable):
+    """An agent. `session` names its KV; it is another one after every reset.
+
+    `num_bytes` is what its turns take; `config` is JSON.
+    """
+
+    __tablename__ = "agents"
+    __table_args__ = (Index("agents_by_use", "last_used_s"),)
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    session: Mapped[str] = mapped_column(unique=True)
+    config: Mapped[bytes]
+    created_s: Mapped[float]
+    last_used_s: Mapped[float]
+    ttl_s: Mapped[float | None]
+    is_pinned: Mapped[bool]
+    num_turns: Mapped[int]
+    num_bytes: Mapped[int]
+
+
+class Turn(HistoryTable):
+    """What one generate added: the client's new messages and the answer. `number` is from 1."""
+
+    __tablename__ = "turns"
+    __table_args__ = (Index("turns_by_agent", "agent_number", "number", unique=True),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    agent_number: Mapped[int] = mapped_column(ForeignKey("agents.number", ondelete="CASCADE"))
+    number: Mapped[int]
+    request_id: Mapped[str]
+    model: Mapped[str]
+    finish_reason: Mapped[str]
+    num_prompt_tokens: Mapped[int]
+    num_cached_tokens: Mapped[int]
+    num_output_tokens: Mapped[int]
+    num_bytes: Mapped[int]
+    created_s: Mapped[float]
+
+
+class TurnMessage(HistoryTable):
+    """One message of a turn, in order from 0; `body` is JSON."""
+
+    __tablename__ = "turn_messages"
+    __table_args__ = (Index("turn_messages_by_turn", "turn_id", "position", unique=True),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    turn_id: Mapped[int] = mapped_column(ForeignKey("turns.id", ondelete="CASCADE"))
+    position: Mapped[int]
+    body: Mapped[bytes]
+
+
+class LeftSession(HistoryTable):
+    """A session whose history is gone and whose KV must follow: what is deleted stays deleted."""
+
+    __tablename__ = "left_sessions"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    session: Mapped[str] = mapped_column(primary_key=True)
+    left_s: Mapped[float]
+
+
+class HistoryState(HistoryTable):
+    """One row: whether a server has this file open."""
+
+    __tablename__ = "store_state"
+    __table_args__ = (CheckConstraint("id = 1", name="store_state_single"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    is_open: Mapped[bool]

@@ -1,0 +1,255 @@
+"""The history's own database: its schema, and every way its file can be bad or missing."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, create_engine
+
+from migrations.run import downgrade_history, upgrade_history
+from runtime.errors import StoreUnavailable
+from runtime.history import FILE, LOCK, History
+from store import ownership
+from store.database import Database
+from store.errors import IndexDamaged, StoreTooNew
+from store.file_kinds import HISTORY
+from store.history_tables import HistoryTable
+from store.opening import open_database
+from tests.waiting import until
+
+INSERT = "INSERT INTO left_sessions VALUES (?, 0.0)"
+
+
+def put(session: str):
+    return lambda connection: connection.exec_driver_sql(INSERT, (session,)).rowcount
+
+
+def sessions(connection: Connection) -> set[str]:
+    return {one for (one,) in connection.exec_driver_sql("SELECT session FROM left_sessions")}
+
+
+def schema(connection: Connection) -> set[tuple[str, str]]:
+    rows = connection.exec_driver_sql(
+        "SELECT name, sql FROM sqlite_master WHERE sql NOT NULL AND name NOT LIKE 'sqlite_%'"
+    )
+    return {(name, "".join(sql.split())) for name, sql in rows}
+
+
+def opened(home: Path) -> Database:
+    return open_database(home / FILE, upgrade_history, kind=HISTORY)
+
+
+@asynccontextmanager
+async def living(home: Path) -> AsyncGenerator[History]:
+    history = History(home)
+    history.start()
+    try:
+        yield history
+    finally:
+        await history.close()
+
+
+async def until_ok(history: History) -> None:
+    await until(lambda: history.status.state == "ok", "the history works again")
+
+
+def all_bytes(home: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in home.iterdir() if path.is_file())
+
+
+def test_the_migrations_make_the_tables_that_the_code_knows(tmp_path: Path):
+    with closing(opened(tmp_path)) as database, database.reading() as connection:
+        migrated = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(migrated, HistoryTable.metadata) == []
+        made = schema(connection)
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection:
+        HistoryTable.metadata.create_all(connection)
+        known = schema(connection)
+    engine.dispose()
+    assert {one for one in made if one[0] != "alembic_version"} == known
+
+
+def test_the_schema_goes_down_and_up_again(tmp_path: Path):
+    with closing(opened(tmp_path)) as database:
+        before = database.read(schema)
+        database.submit(lambda connection: downgrade_history(connection, 0)).result()
+        assert {name for name, _ in database.read(schema)} == {"alembic_version"}
+        database.submit(upgrade_history).result()
+        assert database.read(schema) == before
+
+
+def test_commits_are_synced_and_the_files_are_private(tmp_path: Path):
+    with closing(opened(tmp_path)) as database:
+        database.submit(put("a")).result()
+        for path in tmp_path.iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        synchronous = database.submit(
+            lambda connection: connection.exec_driver_sql("PRAGMA synchronous").scalar()
+        )
+        assert synchronous.result() == 2
+
+
+async def test_what_was_written_is_there_after_the_next_start(tmp_path: Path):
+    async with living(tmp_path) as history:
+        assert await history.write(put("a")) == 1
+        assert history.status.state == "ok"
+    async with living(tmp_path) as history:
+        assert await history.read(sessions) == {"a"}
+    assert stat.S_IMODE((tmp_path / LOCK).stat().st_mode) == 0o600
+
+
+async def test_a_second_server_is_refused_until_the_first_leaves(tmp_path: Path):
+    async with living(tmp_path) as first:
+        await first.write(put("a"))
+        async with living(tmp_path) as second:
+            with pytest.raises(StoreUnavailable, match="another server"):
+                await second.write(put("b"))
+            assert (second.status.state, second.status.reason) == ("degraded", "locked")
+            await first.close()
+            await until_ok(second)
+            await second.write(put("b"))
+            assert await second.read(sessions) == {"a", "b"}
+
+
+@pytest.mark.parametrize("content", [b"no database" * 900, b"SQLite format 3\x00" + b"\xff" * 8000])
+async def test_a_file_that_is_no_database_is_set_aside(tmp_path: Path, content: bytes):
+    (tmp_path / FILE).write_bytes(content)
+    async with living(tmp_path) as history:
+        await history.write(put("a"))
+        assert history.status.state == "ok"
+    assert (tmp_path / f"{FILE}.aside-1").read_bytes() == content
+
+
+async def test_an_index_is_no_history(tmp_path: Path):
+    with closing(sqlite3.connect(tmp_path / FILE)) as other:
+        other.execute("CREATE TABLE slots (a)")
+        other.execute(f"PRAGMA application_id = {0x48525448}")
+    async with living(tmp_path) as history:
+        assert await history.read(sessions) == set()
+    assert (tmp_path / f"{FILE}.aside-1").exists()
+
+
+async def test_damage_after_a_kill_is_found_at_the_start_and_set_aside(tmp_path: Path):
+    async with living(tmp_path) as history:
+        for number in range(200):
+            await history.write(put(f"{number:03d}" * 60))
+    with closing(sqlite3.connect(tmp_path / FILE)) as other:
+        other.execute("UPDATE store_state SET is_open = 1")
+        other.commit()
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray((tmp_path / FILE).read_bytes())
+    middle = len(data) // 4096 // 2 * 4096
+    data[middle : middle + 8192] = bytes(8192)
+    (tmp_path / FILE).write_bytes(data)
+    async with living(tmp_path) as history:
+        assert await history.read(sessions) == set()
+        await history.write(put("a"))
+    assert (tmp_path / f"{FILE}.aside-1").exists()
+
+
+async def test_a_newer_schema_is_never_touched(tmp_path: Path):
+    async with living(tmp_path) as history:
+        await history.write(put("a"))
+    with closing(sqlite3.connect(tmp_path / FILE)) as other:
+        other.execute(f"PRAGMA user_version = {HISTORY.version + 1}")
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(StoreTooNew):
+        opened(tmp_path)
+    async with living(tmp_path) as history:
+        with pytest.raises(StoreUnavailable, match="schema"):
+            await history.read(sessions)
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+async def test_a_file_that_was_removed_is_noticed_and_made_anew(tmp_path: Path):
+    async with living(tmp_path) as history:
+        await history.write(put("a"))
+        (tmp_path / FILE).unlink()
+        with pytest.raises(StoreUnavailable, match="removed"):
+            await history.write(put("b"))
+        assert history.status.reason == "lost"
+        await until_ok(history)
+        await history.write(put("c"))
+        assert await history.read(sessions) == {"c"}
+
+
+async def test_a_home_that_cannot_be_made_degrades_and_mends(tmp_path: Path):
+    home = tmp_path / "home"
+    home.write_text("in the way")
+    async with living(home) as history:
+        with pytest.raises(StoreUnavailable):
+            await history.read(sessions)
+        assert history.status.state == "degraded"
+        home.unlink()
+        await until_ok(history)
+        assert await history.read(sessions) == set()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(tmp_path: Path):
+    def limited(num_pages: int):
+        text = f"PRAGMA max_page_count = {num_pages}"
+        return lambda connection: connection.exec_driver_sql(text).scalar()
+
+    async with living(tmp_path) as history:
+        await history.write(put("a"))
+        await history.write(limited(1))
+        with pytest.raises(StoreUnavailable, match="full"):
+            await history.write(put("b" * 100_000))
+        assert history.status.reason == "full"
+        assert await history.read(sessions) == {"a"}
+        await until_ok(history)
+        await history.write(limited(100_000))
+        await history.write(put("c"))
+
+
+async def test_what_the_work_raises_is_raised_and_undone(tmp_path: Path):
+    def work(connection: Connection) -> None:
+        put("a")(connection)
+        raise ValueError("no")
+
+    async with living(tmp_path) as history:
+        with pytest.raises(ValueError, match="no"):
+            await history.write(work)
+        assert await history.read(sessions) == set()
+        assert history.status.state == "ok"
+
+
+async def test_tidying_leaves_no_byte_of_what_was_deleted(tmp_path: Path):
+    async with living(tmp_path) as history:
+        await history.write(put("confidential" * 50))
+        await history.tidy()
+        assert b"confidential" in (tmp_path / FILE).read_bytes()
+        await history.write(
+            lambda connection: connection.exec_driver_sql("DELETE FROM left_sessions").rowcount
+        )
+        await history.tidy()
+        assert b"confidential" not in all_bytes(tmp_path)
+
+
+def test_the_lock_goes_with_its_descriptor(tmp_path: Path):
+    os.close(ownership.hold(tmp_path / LOCK))
+    os.close(ownership.hold(tmp_path / LOCK))
+
+
+def test_damage_seen_while_reading_is_reported(tmp_path: Path):
+    with closing(opened(tmp_path)) as database:
+        for number in range(20):
+            database.submit(put(f"{number:03d}" * 600)).result()
+        database.checkpoint().result()
+        data = bytearray((tmp_path / FILE).read_bytes())
+        data[8 * 4096 : -1] = bytes(len(data) - 8 * 4096 - 1)
+        with (tmp_path / FILE).open("r+b") as file:
+            file.write(data)
+        with pytest.raises(IndexDamaged):
+            database.read(sessions)
