@@ -1,0 +1,1 @@
+"""Anthropic's protocol: messages, token counts and models."""
