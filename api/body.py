@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import msgspec
 from litestar import Request
@@ -14,6 +14,8 @@ from typing_extensions import override
 
 from api.errors import ClientLeft, InvalidJson, WrongContentType
 from runtime.errors import InvalidRequest
+
+T = TypeVar("T")
 
 _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>.*)`$")
 _JSON_NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
@@ -61,6 +63,21 @@ def _decoder(body_type: type[object]) -> msgspec.json.Decoder[object]:
     return msgspec.json.Decoder(body_type)
 
 
+def decoded_at(raw: msgspec.Raw, kind: type[T], path: str) -> T:
+    """A part of a body that was kept as it is written until its type was known.
+
+    Raises:
+        InvalidRequest: it is not of that type; `param` is the field's path in the whole body.
+        InvalidJson: it is not even JSON, which was not looked at so far.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        _refuse_field(str(error), path)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidJson(f"{path}: {error}") from None
+
+
 def _decoded(body: bytes, body_type: type[object]) -> object:
     try:
         return _decoder(body_type).decode(body)
@@ -72,10 +89,10 @@ def _decoded(body: bytes, body_type: type[object]) -> object:
         raise InvalidJson(f"it is nested too deeply ({len(body)} bytes)") from None
 
 
-def _refuse_field(complaint: str) -> NoReturn:
+def _refuse_field(complaint: str, root: str = "") -> NoReturn:
     """Turn a complaint such as "Expected `str`, got `int` - at `$.messages[2].role`" around."""
     at = _PATH.search(complaint)
-    path = at["path"].removeprefix(".") if at else ""
+    path = (root + (at["path"] if at else "")).removeprefix(".")
     problem = complaint[: at.start()] if at else complaint
     if missing := _MISSING.match(complaint):
         field = f"{path}.{missing['field']}".removeprefix(".")

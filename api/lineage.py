@@ -1,0 +1,47 @@
+"""Who asks, and which conversation a request belongs to, as far as its client says so.
+
+The first name that is given counts, from the most to the least precise: ids in the body
+(`session_id`, `conversation_id`, `thread_id`, `chat_id`), ids in headers (in the order of
+`SESSION_HEADERS`), then what several conversations may share (`prompt_cache_key`, `user`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+SESSION_HEADERS = (
+    "x-session-id",
+    "thread-id",
+    "session-id",
+    "session_id",
+    "x-session-affinity",
+    "x-conversation-id",
+)
+"""Codex sends `thread-id` and `session-id`; sub-threads of a session have their own thread."""
+
+MAX_CHARS = 256
+
+
+class Caller(NamedTuple):
+    """The program that asks: its family, and the conversation's name in its headers."""
+
+    client: str = ""
+    session: str | None = None
+
+    def session_id(self, ids: Iterable[str | None], fallbacks: Iterable[str | None]) -> str | None:
+        """The conversation's name: of `ids`, of the headers, of `fallbacks`; None without any.
+
+        One that is longer than 256 characters is replaced by its digest.
+        """
+        given = next((one for one in (*ids, self.session, *fallbacks) if one), None)
+        if given is None or len(given) <= MAX_CHARS:
+            return given
+        return hashlib.blake2b(given.encode(errors="replace"), digest_size=16).hexdigest()
+
+
+def caller_of(headers: Mapping[str, str]) -> Caller:
+    """Who sent these headers."""
+    session = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
+    return Caller(session=session)

@@ -1,0 +1,82 @@
+"""The content of a message: a text, or a list of parts, in the shapes of chat and of responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from api.images import image_of
+from api.openai.fields import Body
+from api.openai.refusal import refuse
+from runtime.types import Image
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
+
+
+class ImageUrl(Body):
+    """Where a picture is: a `data:` or `https:` address."""
+
+    url: str | None = None
+
+
+class ContentPart(Body):
+    """One part of a message's content: text, a refusal or a picture."""
+
+    type: str = "text"
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | ImageUrl | None = None
+
+
+Content = str | list[ContentPart] | None
+
+
+class Read(NamedTuple):
+    """What a content says: its texts joined by newlines, and the pictures in between."""
+
+    text: str
+    images: tuple[Image, ...]
+
+
+def read(content: Content, path: str) -> Read:
+    """The text and the pictures of a content.
+
+    Raises:
+        InvalidRequest: a part is of an unknown type or lacks what it is about.
+    """
+    if content is None or isinstance(content, str):
+        return Read(content or "", ())
+    return _read_parts(content, path)
+
+
+def _read_parts(parts: Sequence[ContentPart], path: str) -> Read:
+    texts: list[str] = []
+    images: list[Image] = []
+    for i, part in enumerate(parts):
+        if part.type in IMAGE_PARTS:
+            at = len("\n".join(texts))
+            images.append(image_of(_url(part, f"{path}[{i}]"), at, f"{path}[{i}]"))
+        else:
+            texts.append(_part_text(part, f"{path}[{i}]"))
+    return Read("\n".join(texts), tuple(images))
+
+
+def _url(part: ContentPart, path: str) -> str:
+    given = part.image_url
+    url = given.url if isinstance(given, ImageUrl) else given
+    if url is None:
+        refuse(path, "has no image_url: give the picture's address or a data: URL.")
+    return url
+
+
+def _part_text(part: ContentPart, path: str) -> str:
+    text = part.refusal if part.type == "refusal" else part.text
+    if part.type not in TEXT_PARTS and part.type != "refusal":
+        refuse(
+            path,
+            f"is a part of type {part.type[:64]!r}, which is not supported: send text or images.",
+        )
+    if text is None:
+        refuse(f"{path}.text", "is missing: give the part's text.")
+    return text

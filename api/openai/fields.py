@@ -1,0 +1,88 @@
+"""Fields that several of OpenAI's requests share, and the bounds of their values."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from runtime.types import CacheMode
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Name = Annotated[str, Meta(min_length=1)]
+
+Raws = dict[str, msgspec.Raw]
+
+
+class Body(msgspec.Struct, gc=False):
+    """Base of what goes over HTTP as JSON."""
+
+
+class SamplingFields(Body, kw_only=True):
+    """How tokens are chosen and what becomes of the KV, in every request for an answer.
+
+    `session_id`, `cache_mode` and `ttl` (seconds on disk; 0: none) are Hearth's own; the other
+    ids name the conversation as well, see `api/lineage.py`.
+    """
+
+    session_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    conversation_id: str | None = None
+    thread_id: str | None = None
+    chat_id: str | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    cache_mode: CacheMode | None = None
+    ttl: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Fraction | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    ignore_eos: bool | None = None
+    model: str | None = None
+
+
+class ReasoningFields(Body):
+    """`reasoning`: OpenAI's `effort` and `summary`, and the switches other servers know."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    enabled: bool | None = None
+    max_tokens: Count | None = None
+
+
+class ThinkingFields(Body):
+    """`thinking` as an object: `type` is `enabled`, `disabled` or `adaptive`."""
+
+    type: str | None = None
+    enabled: bool | None = None
+    budget_tokens: Count | None = None
+    effort: str | None = None
+
+
+class FunctionDefinition(Body):
+    """A function the model may call; `parameters` is a JSON schema and kept as it is written."""
+
+    name: Name
+    description: str | None = None
+    parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Body):
+    """A JSON schema that an answer must follow; `schema` is kept as it is written."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw | None = None
+    strict: bool | None = None

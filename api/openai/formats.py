@@ -1,0 +1,43 @@
+"""What form an answer must have: `response_format` of chat, `text.format` of responses."""
+
+from __future__ import annotations
+
+import msgspec
+
+from api.openai.fields import JsonSchemaFormat
+from api.openai.refusal import refuse
+from runtime.types import Constraint
+
+ANYTHING = "{}"
+
+
+def constraint_of(kind: str, schema: JsonSchemaFormat | None, path: str) -> Constraint | None:
+    """The constraint that a format of this kind stands for; None where any text will do.
+
+    Raises:
+        InvalidRequest: there is no such kind, or its schema is missing or no schema.
+    """
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Constraint(kind="json_object")
+    if kind != "json_schema":
+        known = "text, json_object or json_schema"
+        refuse(path, f"of type {kind[:64]!r} is not supported: use {known}.")
+    if schema is None or schema.schema is None:
+        refuse(path, 'of type "json_schema" needs a schema: give `name` and `schema`.')
+    return Constraint(kind="json_schema", text=schema_text(schema.schema, f"{path}.schema"))
+
+
+def schema_text(raw: msgspec.Raw, path: str) -> str:
+    """A JSON schema as text; null is one that allows anything.
+
+    Raises:
+        InvalidRequest: it is no object.
+    """
+    text = bytes(raw).decode(errors="replace")
+    if text == "null":
+        return ANYTHING
+    if not text.startswith("{"):
+        refuse(path, "must be a JSON schema, that is an object.")
+    return text

@@ -1,0 +1,209 @@
+"""Input items turned into messages: what belongs to one turn of the assistant becomes one message.
+
+Ids are never shown to the model, they change from turn to turn; nor is anything but content.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from api.body import decoded_at
+from api.openai.content import ContentPart, read
+from api.openai.fields import Body
+from api.openai.refusal import refuse
+from api.openai.response_schemas import (
+    CallItem,
+    CallOutputItem,
+    CustomCallItem,
+    ItemHead,
+    MessageItem,
+    ReasoningItem,
+)
+from api.openai.response_tools import ToolNames
+from runtime.types import Image, Message, Role, ToolCall
+
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+SEAL = "hearth1:"
+"""Begins the `encrypted_content` that we can read; it is encoded and not secret."""
+
+_MAX_SEALED_BYTES = 64 * 1024 * 1024
+
+
+class Item(NamedTuple):
+    """An input item as it is written, and where it stands; one from the history says so."""
+
+    raw: msgspec.Raw
+    path: str
+
+
+class Transcript(NamedTuple):
+    """The messages, and which items had no effect."""
+
+    messages: tuple[Message, ...]
+    ignored: tuple[str, ...]
+
+
+class FreeformArguments(Body):
+    """How a model writes the call of a custom tool."""
+
+    input: str
+
+
+def seal(reasoning: str) -> str:
+    """The reasoning as `encrypted_content`, which a client sends back without reading it."""
+    return SEAL + base64.b64encode(zlib.compress(reasoning.encode(errors="replace"))).decode()
+
+
+def unseal(sealed: str) -> str | None:
+    """The reasoning inside; None when it is not ours or damaged."""
+    if not sealed.startswith(SEAL):
+        return None
+    try:
+        packed = base64.b64decode(sealed.removeprefix(SEAL), validate=True)
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(packed, _MAX_SEALED_BYTES)
+        return text.decode() if unpacker.eof else None
+    except (binascii.Error, zlib.error, UnicodeDecodeError):
+        return None
+
+
+def freeform_arguments(text: str) -> str:
+    """The text of a custom tool as the arguments that a model writes."""
+    return msgspec.json.encode(FreeformArguments(text)).decode()
+
+
+def freeform_input(arguments: str) -> str:
+    """The text that arguments carry; they themselves where the model wrote no object."""
+    try:
+        return msgspec.json.decode(arguments, type=FreeformArguments).input
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return arguments
+
+
+def head_of(item: Item) -> ItemHead:
+    """Type, role and id of an item; its type is told where the client left it out.
+
+    Raises:
+        InvalidRequest: it is no item.
+    """
+    head = decoded_at(item.raw, ItemHead, item.path)
+    if head.type is None:
+        head.type = "item_reference" if head.role is None and head.id is not None else "message"
+    return head
+
+
+def transcript(items: Iterable[Item], names: ToolNames) -> Transcript:
+    """The items as messages.
+
+    Raises:
+        InvalidRequest: an item of a known type is malformed; `param` is its path.
+    """
+    writer = _Writer(names)
+    for item in items:
+        writer.add(item)
+    writer.end_turn()
+    return Transcript(tuple(writer.messages), tuple(writer.ignored))
+
+
+class _Writer:
+    """Writes messages; the assistant's current turn is open until something else follows."""
+
+    def __init__(self, names: ToolNames) -> None:
+        self.messages: list[Message] = []
+        self.ignored: list[str] = []
+        self._names = names
+        self._reasonings: list[str] = []
+        self._texts: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._images: tuple[Image, ...] = ()
+
+    def add(self, item: Item) -> None:
+        kind = head_of(item).type
+        match kind:
+            case "message":
+                self._add_message(decoded_at(item.raw, MessageItem, item.path), item.path)
+            case "function_call":
+                call = decoded_at(item.raw, CallItem, item.path)
+                self._add_call(call.call_id, call.name, call.namespace, call.arguments)
+            case "custom_tool_call":
+                custom = decoded_at(item.raw, CustomCallItem, item.path)
+                arguments = freeform_arguments(custom.input)
+                self._add_call(custom.call_id, custom.name, custom.namespace, arguments)
+            case "function_call_output" | "custom_tool_call_output":
+                self._add_output(decoded_at(item.raw, CallOutputItem, item.path), item.path)
+            case "reasoning":
+                self._add_reasoning(decoded_at(item.raw, ReasoningItem, item.path), item.path)
+            case _:
+                self.ignored.append(f"{item.path}: {(kind or '')[:64]}")
+
+    def end_turn(self) -> None:
+        """Close the assistant's turn, if one is open."""
+        if not (self._reasonings or self._texts or self._calls):
+            return
+        reasoning = "".join(self._reasonings) if self._reasonings else None
+        self.messages.append(
+            Message(
+                role="assistant",
+                text="".join(self._texts),
+                reasoning=reasoning,
+                tool_calls=tuple(self._calls),
+                images=self._images,
+            )
+        )
+        self._reasonings, self._texts, self._calls, self._images = [], [], [], ()
+
+    def _add_message(self, item: MessageItem, path: str) -> None:
+        role = ROLES.get(item.role)
+        if role is None:
+            refuse(
+                f"{path}.role",
+                f"is {item.role[:64]!r}, which is not a known role: use one of {', '.join(ROLES)}.",
+            )
+        content = read(item.content, f"{path}.content")
+        if role != "assistant":
+            self.end_turn()
+            self.messages.append(Message(role=role, text=content.text, images=content.images))
+            return
+        if self._texts and not self._calls:
+            self.end_turn()
+        self._texts.append(content.text)
+        self._images += content.images
+
+    def _add_call(self, call_id: str, name: str, namespace: str | None, arguments: str) -> None:
+        flat = self._names.flat(name, namespace)
+        self._calls.append(ToolCall(id=call_id, name=flat, arguments=arguments))
+
+    def _add_output(self, item: CallOutputItem, path: str) -> None:
+        self.end_turn()
+        output = read(item.output, f"{path}.output")
+        self.messages.append(
+            Message(role="tool", text=output.text, tool_call_id=item.call_id, images=output.images)
+        )
+
+    def _add_reasoning(self, item: ReasoningItem, path: str) -> None:
+        if self._texts or self._calls:
+            self.end_turn()
+        sealed = item.encrypted_content
+        opened = unseal(sealed) if sealed is not None else None
+        if opened is None and sealed is not None and not (item.content or item.summary):
+            self.ignored.append(f"{path}.encrypted_content: not written by this server")
+            return
+        self._reasonings.append(opened if opened is not None else _readable(item, path))
+
+
+def _readable(item: ReasoningItem, path: str) -> str:
+    """The reasoning's content where it is there, else its summary."""
+    parts: list[ContentPart] = item.content or item.summary or []
+    field = "content" if item.content else "summary"
+    return read(parts, f"{path}.{field}").text

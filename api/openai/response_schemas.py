@@ -1,0 +1,164 @@
+"""What clients of the Responses API send. Unknown fields are ignored, null means not given.
+
+Input items and tools are kept as they are written until their type is known: there are many more
+types than are served, and a client may send any of them back.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from api.openai.content import Content, ContentPart
+from api.openai.fields import Body, Count, Name, Raws, ReasoningFields, SamplingFields
+from api.openai.thinking import Budget, ThinkingField
+
+
+class FormatFields(Body):
+    """`text.format`: its type, and the schema where it is `json_schema`."""
+
+    type: str = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw | None = None
+    strict: bool | None = None
+
+
+class TextFields(Body):
+    """`text`: the form of the answer. `verbosity` is echoed only."""
+
+    format: FormatFields | None = None
+    verbosity: str | None = None
+
+
+class ChosenTool(Body):
+    """One tool named by `tool_choice`."""
+
+    type: str = "function"
+    name: str | None = None
+    namespace: str | None = None
+
+
+class ToolChoiceFields(Body):
+    """`tool_choice` as an object: a tool that must be called, or those that may be."""
+
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    mode: str | None = None
+    tools: list[ChosenTool] | None = None
+
+
+class ResponseRequest(SamplingFields, kw_only=True):
+    """The body of `POST /v1/responses` and `/v1/responses/input_tokens`.
+
+    The thinking switches, `top_k`, `min_p`, `seed` and what belongs to the KV go beyond OpenAI's.
+    """
+
+    input: str | list[msgspec.Raw] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    include: list[str] | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: str | ToolChoiceFields | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextFields | None = None
+    reasoning: ReasoningFields | None = None
+    truncation: str | None = None
+    max_output_tokens: Count | None = None
+    max_tool_calls: Count | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    metadata: Raws | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    safety_identifier: str | None = None
+    conversation: msgspec.Raw | None = None
+    prompt: msgspec.Raw | None = None
+    enable_thinking: bool | None = None
+    thinking: ThinkingField | None = None
+    thinking_budget: Budget | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: Raws | None = None
+    extra_body: Raws | None = None
+
+
+# Input items
+
+
+class ItemHead(Body):
+    """What tells one item from another. A message may leave its type out, a reference too."""
+
+    type: str | None = None
+    role: str | None = None
+    id: str | None = None
+
+
+class MessageItem(Body):
+    role: str
+    content: Content = None
+
+
+class CallItem(Body):
+    """A call of a function that the model made; `arguments` is JSON text."""
+
+    call_id: Name
+    name: Name
+    arguments: str = "{}"
+    namespace: str | None = None
+
+
+class CustomCallItem(Body):
+    """A call of a custom tool; `input` is any text."""
+
+    call_id: Name
+    name: Name
+    input: str = ""
+    namespace: str | None = None
+
+
+class CallOutputItem(Body):
+    """What a call gave."""
+
+    call_id: Name
+    output: Content = None
+
+
+class ReasoningItem(Body):
+    """What the model thought. `encrypted_content` is ours, or another server's and unreadable."""
+
+    summary: list[ContentPart] | None = None
+    content: list[ContentPart] | None = None
+    encrypted_content: str | None = None
+
+
+# Tools
+
+
+class ToolHead(Body):
+    type: str = "function"
+    name: str | None = None
+
+
+class GrammarFields(Body):
+    """What a custom tool's input must look like: `text`, or a `grammar` in `lark` or `regex`."""
+
+    type: str = "text"
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class CustomTool(Body):
+    name: Name
+    description: str | None = None
+    format: GrammarFields | None = None
+
+
+class NamespaceTool(Body):
+    """Tools that share a namespace; a call of one is given back with it."""
+
+    name: Name
+    tools: list[msgspec.Raw]
+    description: str | None = None

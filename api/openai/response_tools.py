@@ -1,0 +1,274 @@
+"""The tools of a Responses request: which the model is shown, and under which names.
+
+A model knows flat names only, so a tool of a namespace is shown as `namespace__name`; `ToolNames`
+leads back. Tools that would run on OpenAI's servers are left out and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from api.body import decoded_at
+from api.openai.fields import FunctionDefinition
+from api.openai.formats import schema_text
+from api.openai.refusal import refuse
+from api.openai.response_schemas import (
+    ChosenTool,
+    CustomTool,
+    GrammarFields,
+    NamespaceTool,
+    ToolChoiceFields,
+    ToolHead,
+)
+from runtime.types import Tool, ToolChoice
+
+INPUT = "input"
+"""The one argument by which a model is asked for a custom tool's text."""
+
+_MODES = ("auto", "none", "required")
+_OWN_TYPES = ("function", "custom", "namespace")
+
+
+class ToolRef(NamedTuple):
+    """A tool as the client knows it."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+class ToolNames:
+    """From the names that the model uses to the client's and back."""
+
+    def __init__(self, by_flat_name: Mapping[str, ToolRef]) -> None:
+        self._refs = by_flat_name
+        self._flat = {(ref.namespace, ref.name): flat for flat, ref in by_flat_name.items()}
+
+    def ref(self, flat_name: str) -> ToolRef:
+        """What the client calls the tool; one that it did not offer keeps its name."""
+        return self._refs.get(flat_name) or ToolRef(flat_name)
+
+    def flat(self, name: str, namespace: str | None) -> str:
+        """What the model calls it, also where the tool is no longer offered."""
+        return self._flat.get((namespace, name)) or _flat_name(name, namespace)
+
+
+class Offer(NamedTuple):
+    """The tools that are served, how the answer repeats them, and which were left out."""
+
+    tools: tuple[Tool, ...]
+    names: ToolNames
+    echo: tuple[msgspec.Raw, ...]
+    ignored: tuple[str, ...]
+
+
+class Choice(NamedTuple):
+    """Which of the tools are shown, and whether one must be called."""
+
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+
+
+class FunctionEcho(msgspec.Struct, tag_field="type", tag="function"):
+    """A function tool in the answer: every field is there."""
+
+    name: str
+    description: str | None
+    parameters: msgspec.Raw | None
+    strict: bool
+
+
+def offered(raws: Sequence[msgspec.Raw]) -> Offer:
+    """The tools of a request.
+
+    Raises:
+        InvalidRequest: a function or custom tool is described wrongly.
+    """
+    reader = _Reader()
+    for i, raw in enumerate(raws):
+        reader.add(raw, f"tools[{i}]")
+    names = ToolNames(reader.refs)
+    return Offer(tuple(reader.tools), names, tuple(reader.echo), tuple(reader.ignored))
+
+
+class _Reader:
+    """Collects tools, namespaces opened."""
+
+    def __init__(self) -> None:
+        self.tools: list[Tool] = []
+        self.refs: dict[str, ToolRef] = {}
+        self.echo: list[msgspec.Raw] = []
+        self.ignored: list[str] = []
+
+    def add(self, raw: msgspec.Raw, path: str) -> None:
+        kind = decoded_at(raw, ToolHead, path).type
+        match kind:
+            case "function":
+                function = decoded_at(raw, FunctionDefinition, path)
+                self._keep(_function(function, path), ToolRef(function.name))
+                self.echo.append(_function_echo(function))
+            case "custom":
+                custom = decoded_at(raw, CustomTool, path)
+                self._keep(_custom(custom, path), ToolRef(custom.name, is_custom=True))
+                self.echo.append(raw)
+            case "namespace":
+                self._open(decoded_at(raw, NamespaceTool, path), path)
+                self.echo.append(raw)
+            case _:
+                self.ignored.append(f"{path}: {kind[:64]}")
+
+    def _open(self, space: NamespaceTool, path: str) -> None:
+        """Keep the tools of a namespace; the first one carries the description of all."""
+        about = space.description
+        for i, raw in enumerate(space.tools):
+            where = f"{path}.tools[{i}]"
+            kind = decoded_at(raw, ToolHead, where).type
+            if kind == "function":
+                function = decoded_at(raw, FunctionDefinition, where)
+                tool, ref = _function(function, where), ToolRef(function.name, space.name)
+            elif kind == "custom":
+                custom = decoded_at(raw, CustomTool, where)
+                tool, ref = _custom(custom, where), ToolRef(custom.name, space.name, True)
+            else:
+                self.ignored.append(f"{where}: {kind[:64]}")
+                continue
+            about = self._keep(_described(tool, about), ref)
+
+    def _keep(self, tool: Tool, ref: ToolRef) -> None:
+        flat = _flat_name(ref.name, ref.namespace)
+        number = 1
+        while flat in self.refs:
+            number += 1
+            flat = f"{_flat_name(ref.name, ref.namespace)}_{number}"
+        self.refs[flat] = ref
+        self.tools.append(msgspec.structs.replace(tool, name=flat))
+
+
+def _flat_name(name: str, namespace: str | None) -> str:
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _described(tool: Tool, about: str | None) -> Tool:
+    if not about:
+        return tool
+    description = "\n\n".join(text for text in (about, tool.description) if text)
+    return msgspec.structs.replace(tool, description=description)
+
+
+def _function(function: FunctionDefinition, path: str) -> Tool:
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=schema_text(function.parameters, f"{path}.parameters"),
+        is_strict=bool(function.strict),
+    )
+
+
+def _function_echo(function: FunctionDefinition) -> msgspec.Raw:
+    parameters = None if bytes(function.parameters) == b"null" else function.parameters
+    echo = FunctionEcho(function.name, function.description, parameters, bool(function.strict))
+    return msgspec.Raw(msgspec.json.encode(echo))
+
+
+def _custom(custom: CustomTool, path: str) -> Tool:
+    """A tool of one text. A regular expression goes into the schema, a grammar is described."""
+    text: dict[str, str] = {"type": "string"}
+    description = custom.description
+    form = custom.format or GrammarFields()
+    if form.type == "grammar":
+        definition = _definition(form, f"{path}.format")
+        if form.syntax == "regex":
+            text["pattern"] = definition
+        else:
+            about = f"The {INPUT} must follow this Lark grammar:\n{definition}"
+            description = "\n\n".join(part for part in (description, about) if part)
+    elif form.type != "text":
+        refuse(f"{path}.format.type", f"is {form.type[:64]!r}: use text or grammar.")
+    schema = {
+        "type": "object",
+        "properties": {INPUT: text},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    return Tool(
+        name=custom.name,
+        description=description,
+        parameters=msgspec.json.encode(schema).decode(),
+        is_strict="pattern" in text,
+        is_freeform=True,
+    )
+
+
+def _definition(form: GrammarFields, path: str) -> str:
+    if form.syntax not in ("lark", "regex"):
+        refuse(f"{path}.syntax", 'must be "lark" or "regex".')
+    if not form.definition:
+        refuse(f"{path}.definition", "is missing: give the grammar.")
+    return form.definition
+
+
+# The choice
+
+
+def chosen(field: str | ToolChoiceFields | None, offer: Offer, *, is_parallel: bool) -> Choice:
+    """What `tool_choice` means for these tools.
+
+    Raises:
+        InvalidRequest: it is of no known form, or asks for a tool that is not served.
+    """
+    if field is None or isinstance(field, str):
+        mode = field or "auto"
+        _check_mode(mode, offer.tools, "tool_choice")
+        tools = () if mode == "none" else offer.tools
+        return Choice(tools, _choice(mode, is_parallel=is_parallel))
+    if field.type == "allowed_tools":
+        return _allowed(field, offer, is_parallel=is_parallel)
+    name = _served(ChosenTool(field.type, field.name, field.namespace), offer, "tool_choice")
+    return Choice(offer.tools, ToolChoice(mode="required", name=name, is_parallel=is_parallel))
+
+
+def _allowed(field: ToolChoiceFields, offer: Offer, *, is_parallel: bool) -> Choice:
+    """Only some of the tools: the others are not shown."""
+    names = {
+        _served(one, offer, f"tool_choice.tools[{i}]")
+        for i, one in enumerate(field.tools or ())
+        if one.type in _OWN_TYPES or field.mode == "required"
+    }
+    tools = tuple(tool for tool in offer.tools if tool.name in names)
+    mode = field.mode or "auto"
+    _check_mode(mode, tools, "tool_choice.mode")
+    return Choice(tools, _choice(mode, is_parallel=is_parallel))
+
+
+def _served(tool: ChosenTool, offer: Offer, path: str) -> str:
+    """The flat name of a tool that is asked for."""
+    if tool.type not in _OWN_TYPES:
+        refuse(
+            path,
+            f"asks for the hosted tool {tool.type[:64]!r}, which does not exist here: "
+            "choose a function or a custom tool.",
+        )
+    flat = offer.names.flat(tool.name or "", tool.namespace)
+    if flat not in {one.name for one in offer.tools}:
+        refuse(path, f"names {(tool.name or '')[:64]!r}, which is not among the tools.")
+    return flat
+
+
+def _check_mode(mode: str, tools: Sequence[Tool], path: str) -> None:
+    if mode not in _MODES:
+        refuse(path, f"is {mode[:64]!r}: use one of {', '.join(_MODES)}, or name a tool.")
+    if mode == "required" and not tools:
+        refuse(path, "requires a call, but there is no tool that can be called here.")
+
+
+def _choice(mode: str, *, is_parallel: bool) -> ToolChoice:
+    match mode:
+        case "required":
+            return ToolChoice(mode="required", is_parallel=is_parallel)
+        case "none":
+            return ToolChoice(mode="none", is_parallel=is_parallel)
+        case _:
+            return ToolChoice(is_parallel=is_parallel)

@@ -1,0 +1,68 @@
+"""Fields of a request that say how tokens are chosen and where its KV belongs."""
+
+from __future__ import annotations
+
+from api.lineage import Caller
+from api.openai.fields import SamplingFields
+from api.openai.refusal import refuse
+from runtime.types import CacheParams, SamplingParams
+
+MAX_STOPS = 16
+
+
+def sampling_of(data: SamplingFields) -> SamplingParams:
+    """How the next token is chosen.
+
+    Raises:
+        InvalidRequest: `logit_bias` has a key that is no token id.
+    """
+    return SamplingParams(
+        temperature=data.temperature,
+        top_p=data.top_p,
+        top_k=None if data.top_k is None else max(data.top_k, 0),
+        min_p=data.min_p,
+        seed=None if data.seed is None else data.seed & (2**63 - 1),
+        repetition_penalty=data.repetition_penalty,
+        presence_penalty=data.presence_penalty,
+        frequency_penalty=data.frequency_penalty,
+        logit_bias=_logit_bias(data.logit_bias or {}),
+    )
+
+
+def cache_of(data: SamplingFields, caller: Caller) -> CacheParams:
+    """What the request wishes of the KV cache, and which conversation it belongs to."""
+    ids = (data.session_id, data.conversation_id, data.thread_id, data.chat_id)
+    session_id = caller.session_id(ids, (data.prompt_cache_key, data.user))
+    return CacheParams(mode=data.cache_mode or "full", ttl_s=data.ttl, session_id=session_id)
+
+
+def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
+    """The strings that end an answer.
+
+    Raises:
+        InvalidRequest: there are too many, or one is empty.
+    """
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        refuse("stop", f"has {len(stops)} entries, at most {MAX_STOPS} are served.")
+    if "" in stops:
+        refuse("stop", "must not contain an empty string: remove it.")
+    return stops
+
+
+def num_choices(n: int | None, limit: int) -> int:
+    """How many answers are wanted.
+
+    Raises:
+        InvalidRequest: more than `limit`.
+    """
+    if n is not None and n > limit:
+        refuse("n", f"is {n}, at most {limit} choices are served.")
+    return n or 1
+
+
+def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    for key in biases:
+        if not (key.isascii() and key.isdigit() and len(key) <= 9):
+            refuse("logit_bias", f"has the key {key[:32]!r}: its keys must be token ids.")
+    return tuple((int(key), bias) for key, bias in biases.items())

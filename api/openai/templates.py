@@ -1,0 +1,23 @@
+"""`chat_template_kwargs`: what a client hands to the model's template by itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from api.openai.fields import Raws
+from api.openai.refusal import refuse
+
+# The worker gives these to the template itself; a client must not take their place.
+RESERVED = ("messages", "conversation", "tools", "tokenize", "chat_template")
+
+
+def template_kwargs(kwargs: Raws) -> str:
+    """The arguments as one JSON object.
+
+    Raises:
+        InvalidRequest: one of them is not the client's to set.
+    """
+    for name in RESERVED:
+        if name in kwargs:
+            refuse(f"chat_template_kwargs.{name}", "cannot be set by a request: leave it out.")
+    return msgspec.json.encode(kwargs).decode(errors="replace")
