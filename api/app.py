@@ -15,7 +15,7 @@ from litestar.types import ASGIApp
 from api import admin, health
 from api.body import HttpRequest
 from api.deps import Gate
-from api.errors import EXCEPTION_HANDLERS
+from api.errors import ErrorDesk
 from api.jobs import Jobs
 from api.log import RequestLog, configure_logging
 from api.metrics import Metrics
@@ -99,7 +99,7 @@ def create_app(
             "gate": Provide(lambda: gate, use_cache=True, sync_to_thread=False),
             "history": Provide(lambda: history, use_cache=True, sync_to_thread=False),
         },
-        exception_handlers=EXCEPTION_HANDLERS,
+        exception_handlers=ErrorDesk(()).handlers,
         lifespan=[supervised],
         request_class=HttpRequest,
         request_max_body_size=settings.max_body_bytes,

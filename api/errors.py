@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -11,6 +12,7 @@ from litestar import MediaType, Request, Response
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.openapi import ResponseSpec
+from litestar.types import Scope
 
 from api.record import record_of
 from runtime.errors import (
@@ -136,30 +138,105 @@ def status_of(error: HearthError) -> Status:
     return _BY_CODE.get(error.code, UNEXPECTED)
 
 
-def envelope_of(error: HearthError) -> ErrorEnvelope:
-    """The error as OpenAI's clients know it."""
-    param = error.param if isinstance(error, RequestRejected) else None
-    return ErrorEnvelope(ErrorBody(error.message, status_of(error).type, param, error.code))
+class Refusal(NamedTuple):
+    """What a client is going to be told, before a protocol puts it in its own words.
+
+    `status` and `type` are OpenAI's; `error` is what it is about, unless it was met before any
+    handler. `headers` belong to every protocol.
+    """
+
+    status: int
+    type: str
+    message: str
+    code: str
+    param: str | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
+    error: HearthError | None = None
 
 
-def _on_hearth_error(
-    request: Request[None, None, State], error: HearthError
-) -> Response[ErrorEnvelope]:
-    status = status_of(error).status
+ErrorWriter = Callable[[Refusal, str], Response[Any]]
+"""Turns a refusal, and the id of the request it belongs to, into a protocol's own answer."""
+
+
+def refusal_of(error: HearthError) -> Refusal:
+    """What a client is told of this error."""
+    status, type_name = status_of(error)
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
     elif status == 503:
         headers["retry-after"] = "1"
-    return _response(request, status, envelope_of(error), headers)
+    param = error.param if isinstance(error, RequestRejected) else None
+    return Refusal(status, type_name, error.message, error.code, param, headers, error)
 
 
-def _on_http_exception(
-    request: Request[None, None, State], error: HTTPException
-) -> Response[ErrorEnvelope]:
+def envelope_of(error: HearthError) -> ErrorEnvelope:
+    """The error as OpenAI's clients know it."""
+    return _openai_envelope(refusal_of(error))
+
+
+def openai_error(refusal: Refusal, _: str) -> Response[ErrorEnvelope]:
+    """The refusal in OpenAI's words."""
+    return Response(
+        _openai_envelope(refusal),
+        status_code=refusal.status,
+        headers=dict(refusal.headers),
+        media_type=MediaType.JSON,
+    )
+
+
+def _openai_envelope(refusal: Refusal) -> ErrorEnvelope:
+    return ErrorEnvelope(ErrorBody(refusal.message, refusal.type, refusal.param, refusal.code))
+
+
+AnyRequest = Request[None, None, State]
+
+
+class ErrorDesk:
+    """Answers every exception, in the words of the protocol that the client speaks.
+
+    `others` are the protocols beside OpenAI's: whether a request is theirs, and how they write.
+    """
+
+    def __init__(self, others: Sequence[tuple[Callable[[Scope], bool], ErrorWriter]]) -> None:
+        self._others = others
+
+    @property
+    def handlers(self) -> dict[int | type[Exception], Callable[..., Response[Any]]]:
+        """What Litestar calls for each kind of exception."""
+        return {
+            HearthError: self._on_hearth_error,
+            HTTPException: self._on_http_exception,
+            Exception: self._on_unexpected,
+        }
+
+    def _answer(self, request: AnyRequest, refusal: Refusal) -> Response[Any]:
+        record = record_of(request.scope)
+        record.error_code = refusal.code
+        for is_theirs, write in self._others:
+            if is_theirs(request.scope):
+                return write(refusal, record.request_id)
+        return openai_error(refusal, record.request_id)
+
+    def _on_hearth_error(self, request: AnyRequest, error: HearthError) -> Response[Any]:
+        return self._answer(request, refusal_of(error))
+
+    def _on_http_exception(self, request: AnyRequest, error: HTTPException) -> Response[Any]:
+        if error.status_code >= 500:
+            return self._on_unexpected(request, error)
+        return self._answer(request, _of_http_exception(request, error))
+
+    def _on_unexpected(self, request: AnyRequest, error: Exception) -> Response[Any]:
+        error_id = record_of(request.scope).request_id
+        log.error("unexpected error", error_id=error_id, exc_info=error)
+        message = (
+            f"Something went wrong inside Hearth; its log has the details under id {error_id}."
+        )
+        return self._answer(request, Refusal(*UNEXPECTED, message, HearthError.code))
+
+
+def _of_http_exception(request: AnyRequest, error: HTTPException) -> Refusal:
     status = error.status_code
-    if status >= 500:
-        return _on_unexpected(request, error)
     where = f"{request.method} {request.scope['path'][:128]}"
     allowed = ", ".join(sorted((error.headers or {}).get("allow", "").split(", ")))
     limit = request.app.request_max_body_size
@@ -169,32 +246,5 @@ def _on_http_exception(
         413: f"The body is too large: at most {limit} bytes are read (max_body_bytes).",
     }.get(status, f"{error.detail}.")
     code = _ROUTE_CODES.get(status, "invalid_request")
-    envelope = ErrorEnvelope(ErrorBody(message, "invalid_request_error", None, code))
-    return _response(request, status, envelope, {"allow": allowed} if status == 405 else {})
-
-
-def _on_unexpected(
-    request: Request[None, None, State], error: Exception
-) -> Response[ErrorEnvelope]:
-    error_id = record_of(request.scope).request_id
-    log.error("unexpected error", error_id=error_id, exc_info=error)
-    message = f"Something went wrong inside Hearth; its log has the details under id {error_id}."
-    body = ErrorBody(message, UNEXPECTED.type, None, HearthError.code)
-    return _response(request, UNEXPECTED.status, ErrorEnvelope(body), {})
-
-
-def _response(
-    request: Request[None, None, State],
-    status: int,
-    envelope: ErrorEnvelope,
-    headers: dict[str, str],
-) -> Response[ErrorEnvelope]:
-    record_of(request.scope).error_code = envelope.error.code
-    return Response(envelope, status_code=status, headers=headers, media_type=MediaType.JSON)
-
-
-EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[..., Response[ErrorEnvelope]]] = {
-    HearthError: _on_hearth_error,
-    HTTPException: _on_http_exception,
-    Exception: _on_unexpected,
-}
+    headers = {"allow": allowed} if status == 405 else {}
+    return Refusal(status, "invalid_request_error", message, code, headers=headers)
