@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from api.clients import client_family
+
 SESSION_HEADERS = (
     "x-session-id",
     "thread-id",
@@ -18,8 +20,12 @@ SESSION_HEADERS = (
     "session_id",
     "x-session-affinity",
     "x-conversation-id",
+    "x-claude-code-session-id",
 )
 """Codex sends `thread-id` and `session-id`; sub-threads of a session have their own thread."""
+
+AGENT_HEADER = "x-claude-code-agent-id"
+"""Claude Code's sub-agents run beside the main loop, in its session; each has a name of its own."""
 
 MAX_CHARS = 256
 
@@ -44,4 +50,6 @@ class Caller(NamedTuple):
 def caller_of(headers: Mapping[str, str]) -> Caller:
     """Who sent these headers."""
     session = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
-    return Caller(session=session)
+    if session is not None and (agent := headers.get(AGENT_HEADER)):
+        session = f"{session}/{agent}"
+    return Caller(client_family(headers), session)
