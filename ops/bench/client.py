@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,10 +39,15 @@ class Stream:
         """Tokens per second after the first one."""
         return (self.num_tokens - 1) / (self.arrivals_s[-1] - self.arrivals_s[0])
 
-    def gaps_s(self, since: float, until: float) -> list[float]:
-        """Times between arrivals, of those that end inside the window."""
-        pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
-        return [b - a for a, b in pairs if since <= b <= until]
+    def gaps_s(self, span: range) -> list[float]:
+        """How long each arrival of the span came after the one before it."""
+        arrivals = self.arrivals_s
+        return [arrivals[i] - arrivals[i - 1] for i in span if 0 < i < len(arrivals)]
+
+    def span(self, since: float, until: float) -> range:
+        """The numbers of the arrivals inside the window."""
+        arrivals = self.arrivals_s
+        return range(bisect.bisect_left(arrivals, since), bisect.bisect_right(arrivals, until))
 
     def num_arrivals(self, since: float, until: float) -> int:
         return sum(since <= arrival <= until for arrival in self.arrivals_s)

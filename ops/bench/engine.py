@@ -146,28 +146,32 @@ async def _ttft(
 
 
 async def _stall(server: Hearth, seeds: Iterator[int]) -> Stall:
-    """Running streams before and while a long prompt prefills, and that prompt alone."""
+    """A long prompt alone, four streams alone, and the same four while a long prompt prefills.
+
+    A step takes longer the longer the streams are, so the same tokens of both runs are compared.
+    """
     alone = await _one(server, STALL_PROMPT, 2, seeds)
-    running = [
-        asyncio.create_task(_one(server, SHORT_PROMPT, STALL_TOKENS, seeds))
-        for _ in range(STALL_STREAMS)
-    ]
+    bodies = [_body(SHORT_PROMPT, STALL_TOKENS, seeds) for _ in range(STALL_STREAMS)]
+    quiet = await asyncio.gather(*(stream_completion(server.port, body) for body in bodies))
+    running = [asyncio.create_task(stream_completion(server.port, body)) for body in bodies]
     await asyncio.sleep(1.0)
     long = await _one(server, STALL_PROMPT, 2, seeds)
-    streams = await asyncio.gather(*running)
-    began = max(s.arrivals_s[0] for s in streams)
-    since, until = long.sent_s, long.arrivals_s[0]
-    quiet_rate = sum(s.num_arrivals(began, since) for s in streams) / (since - began)
-    busy_rate = sum(s.num_arrivals(since, until) for s in streams) / (until - since)
-    quiet = [gap for s in streams for gap in s.gaps_s(began, since)]
-    busy = [gap for s in streams for gap in s.gaps_s(since, until)]
+    busy = await asyncio.gather(*running)
+    spans = [stream.span(long.sent_s, long.arrivals_s[0]) for stream in busy]
+    quiet_gaps = _gaps_in(quiet, spans)
+    busy_gaps = _gaps_in(busy, spans)
     return Stall(
-        quiet_gap_ms=_gaps(quiet),
-        busy_gap_ms=_gaps(busy),
-        decode_kept=round(busy_rate / quiet_rate, 3),
+        quiet_gap_ms=_gaps(quiet_gaps),
+        busy_gap_ms=_gaps(busy_gaps),
+        decode_kept=round(sum(quiet_gaps) / sum(busy_gaps), 3),
         prefill_stretched=round(long.ttft_s / alone.ttft_s, 2),
         alone_ttft_ms=round(alone.ttft_s * 1000, 1),
     )
+
+
+def _gaps_in(streams: list[Stream], spans: list[range]) -> list[float]:
+    pairs = zip(streams, spans, strict=True)
+    return [gap for stream, span in pairs for gap in stream.gaps_s(span)]
 
 
 def _gaps(gaps: list[float]) -> Gaps:
@@ -188,10 +192,13 @@ async def _streams(
 
 
 async def _one(server: Hearth, num_prompt: int, num_output: int, seeds: Iterator[int]) -> Stream:
-    body = {
+    return await stream_completion(server.port, _body(num_prompt, num_output, seeds))
+
+
+def _body(num_prompt: int, num_output: int, seeds: Iterator[int]) -> dict[str, object]:
+    return {
         "prompt": prompt(num_prompt, next(seeds)),
         "max_tokens": num_output,
         "temperature": 0,
         "ignore_eos": True,
     }
-    return await stream_completion(server.port, body)
