@@ -58,7 +58,8 @@ class Resident(Struct, frozen=True):
 class Terms(Struct, frozen=True):
     """The policy's constants; a swap's seconds are those of the model that wants in.
 
-    Half of a model's chance to be used again is gone after `reuse_half_life_s` of idleness.
+    A request rises by a class for each `raise_after_s` that it waits. Half of a model's chance to
+    be used again is gone after `reuse_half_life_s` of idleness.
     """
 
     quantum_factor: float = 4.0
@@ -66,7 +67,6 @@ class Terms(Struct, frozen=True):
     max_quantum_s: float = 120.0
     linger_share: float = 0.5
     max_linger_s: float = 10.0
-    session_s: float = 30.0
     raise_after_s: float = 60.0
     reuse_half_life_s: float = 600.0
 
@@ -80,7 +80,10 @@ class Terms(Struct, frozen=True):
 
 
 class Scene(Struct, frozen=True):
-    """Everything a plan depends on. `needs` knows every model that waits or is resident."""
+    """Everything a plan depends on. `needs` knows every model that waits or is resident.
+
+    A request whose model may not load now (it backs off, say) is left out of `waiting`.
+    """
 
     waiting: tuple[Waiting, ...]
     residents: tuple[Resident, ...]
@@ -161,8 +164,14 @@ class _Planning:
 
     def _rank(self, one: Waiting) -> int:
         """The class of a request; waiting raises it."""
-        raised = int((self._now_s - one.since_s) // self._terms.raise_after_s)
-        return max(_RANKS[one.priority] - max(raised, 0), 0)
+        return _RANKS[one.priority] - sum(end_s <= self._now_s for end_s in self._raises(one))
+
+    def _raises(self, one: Waiting) -> list[float]:
+        """When a request rises by a class."""
+        return [
+            one.since_s + number * self._terms.raise_after_s
+            for number in range(1, _RANKS[one.priority] + 1)
+        ]
 
     def _targets(self) -> tuple[list[_Target], frozenset[str]]:
         """The models that wait for room, and those that what is pinned keeps out."""
@@ -171,7 +180,7 @@ class _Planning:
             resident = self._residents.get(one.model)
             if resident is None or resident.state == "leaving":
                 by_model.setdefault(one.model, []).append(one)
-        pinned = [one for one in self._residents.values() if one.is_pinned]
+        pinned = [one for one in _staying(self._residents.values()) if one.is_pinned]
         room = self._scene.room.without(one.reserved_bytes for one in pinned)
         blocked = {model for model in by_model if not room.holds(self._need(model).num_bytes)}
         targets = [_target(of, self._rank(of[0])) for m, of in by_model.items() if m not in blocked]
@@ -182,7 +191,7 @@ class _Planning:
 
         A target that waits keeps its claim, so that nobody behind it takes what becomes free.
         """
-        staying = {m: one for m, one in self._residents.items() if one.state != "leaving"}
+        staying = {one.model: one for one in _staying(self._residents.values())}
         is_free = self._scene.room.without(one.reserved_bytes for one in self._residents.values())
         since_s = min((one.since_s for one in targets if one.since_s is not None), default=None)
         claims: list[int] = []
@@ -213,7 +222,9 @@ class _Planning:
         found: list[_Candidate] = []
         for resident in staying:
             awaited = [one for one in self._waiting if one.model == resident.model]
-            if resident.is_pinned or (resident.state == "loading" and awaited):
+            if resident.is_pinned:
+                continue
+            if resident.state == "loading" and (awaited or since_s is None):
                 continue
             is_in_use = self._is_in_use(resident, awaited, is_background=since_s is None)
             if since_s is None and is_in_use:
@@ -284,9 +295,8 @@ class _Planning:
     def _wake_s(self, grants: frozenset[str]) -> float | None:
         """The next moment at which time alone changes something: an end, or a class raised."""
         for one in self._waiting:
-            if one.request_id not in grants and self._rank(one) > 0:
-                num_raised = (self._now_s - one.since_s) // self._terms.raise_after_s + 1
-                self._wakes.append(one.since_s + num_raised * self._terms.raise_after_s)
+            if one.request_id not in grants:
+                self._wakes += [end_s for end_s in self._raises(one) if end_s > self._now_s]
         return min(self._wakes, default=None)
 
     def _need(self, model: str) -> Need:
@@ -295,6 +305,10 @@ class _Planning:
 
 def _model(resident: Resident) -> str:
     return resident.model
+
+
+def _staying(residents: Iterable[Resident]) -> list[Resident]:
+    return [one for one in residents if one.state != "leaving"]
 
 
 def _target(waiting: Sequence[Waiting], rank: int) -> _Target:
