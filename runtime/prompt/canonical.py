@@ -1,0 +1,104 @@
+"""Canonical form: a chain of digests that tells which conversation a request continues.
+
+What clients change on the way is left out of an assistant's turn: thinking, ids, whitespace, how
+arguments are written. Everybody else's words count to the letter. The digests are keyed with the
+store's secret, so that they cannot be used to guess what was said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import cast
+
+import msgspec
+
+from runtime.types import Message, ToolCall
+
+DIGEST_BYTES = 16
+_THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_pack = msgspec.msgpack.Encoder().encode
+
+
+class Canon:
+    """Digests under one secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def digest(self, *parts: object) -> bytes:
+        """16 bytes that name these values."""
+        return blake2b(_pack(parts), digest_size=DIGEST_BYTES, key=self._secret).digest()
+
+    def chain(self, root: bytes, messages: Sequence[Message]) -> list[bytes]:
+        """One digest for each message: of it and of everything before it, from `root` on."""
+        links: list[bytes] = []
+        before = root
+        for number, message in enumerate(messages):
+            before = self.advance(before, canonical(message, messages[:number]))
+            links.append(before)
+        return links
+
+    def advance(self, before: bytes, form: tuple[object, ...]) -> bytes:
+        """The digest of a conversation that `before` names and that goes on with this turn."""
+        return self.digest(before, form)
+
+    def conversation(self, session_id: str) -> str:
+        """What stands for a session id in the names of files, as the store's rows have it."""
+        key = blake2b(
+            session_id.encode(), digest_size=DIGEST_BYTES, key=self._secret, person=b"conversation"
+        )
+        return key.hexdigest()
+
+
+def canonical(message: Message, before: Sequence[Message] = ()) -> tuple[object, ...]:
+    """A message without what clients change; `before` are the messages that precede it."""
+    if message.role == "assistant":
+        return answer(message.text, message.tool_calls)
+    return (
+        message.role,
+        message.text,
+        message.name,
+        message.is_error,
+        _call_number(message, before),
+        message.loaded_tools,
+        [(image.at, image.data, image.url) for image in message.images],
+    )
+
+
+def answer(text: str, calls: Sequence[ToolCall]) -> tuple[object, ...]:
+    """An assistant's turn as a client shows it."""
+    visible = "".join(_THOUGHT.sub("", text, count=1).split())
+    return ("assistant", visible, [(call.name, _arguments(call.arguments)) for call in calls])
+
+
+def _call_number(message: Message, before: Sequence[Message]) -> int | None:
+    """Which call of the last turn that made any a tool's result answers; ids are not stable."""
+    if message.tool_call_id is None:
+        return None
+    for earlier in reversed(before):
+        if earlier.tool_calls:
+            ids = [call.id for call in earlier.tool_calls]
+            return ids.index(message.tool_call_id) if message.tool_call_id in ids else -1
+    return -1
+
+
+def _arguments(text: str) -> str:
+    """JSON in one spelling; what is none, without its whitespace."""
+    try:
+        return json.dumps(_plain(json.loads(text)), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return "".join(text.split())
+
+
+def _plain(value: object) -> object:
+    """Numbers as JavaScript writes them: 1.0 is 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_plain(one) for one in cast("list[object]", value)]
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in cast("dict[str, object]", value).items()}
+    return value

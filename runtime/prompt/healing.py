@@ -1,0 +1,203 @@
+"""Healing: a turn that a client gives back changed is read as the very tokens that were generated.
+
+What a turn was is found by the canonical form of the whole conversation up to it. The text that
+follows it is rendered anew; where it begins is found by a sentinel in the turn's place, and taken
+only when everything around it agrees. Otherwise nothing is healed: it costs time, never a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from runtime.prompt import canonical
+from runtime.types import ChatPrompt, Chunk, Message, Struct, TextDelta, ToolCall, ToolCallDelta
+
+SENTINEL = "hearth7c1e94d2splice"
+
+
+class Turn(Struct, frozen=True, array_like=True):
+    """A generated turn: the tokens from `start`, where its parent turn ends, to its own end.
+
+    `key` names the conversation up to it. `ends` are positions at which messages end, `prefix_end`
+    where tools and system prompt do. `given` names what was moved to the end of its prompt.
+    """
+
+    key: bytes
+    parent: bytes
+    start: int
+    token_ids: bytes
+    ends: tuple[int, ...] = ()
+    prefix_end: int = 0
+    given: tuple[bytes, ...] = ()
+
+
+class Known(NamedTuple):
+    """A conversation's beginning as the model knows it: its last turn's key, and all its tokens."""
+
+    key: bytes
+    token_ids: list[int]
+    ends: tuple[int, ...]
+    prefix_end: int
+    given: tuple[bytes, ...]
+    num_turns: int
+
+
+class Lineage(NamedTuple):
+    """Where a request stands: what its answer will be noted with.
+
+    `key` names the conversation up to the question; the rest is as in `Turn`.
+    """
+
+    key: bytes
+    parent: bytes = b""
+    start: int = 0
+    ends: tuple[int, ...] = ()
+    prefix_end: int = 0
+    given: tuple[bytes, ...] = ()
+
+
+@dataclass(slots=True)
+class Spoken:
+    """An answer as the client sees it, taken up chunk by chunk."""
+
+    texts: list[str] = field(default_factory=list[str])
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+
+    def add(self, chunk: Chunk) -> None:
+        if isinstance(chunk, TextDelta):
+            self.texts.append(chunk.text)
+        elif isinstance(chunk, ToolCallDelta):
+            if chunk.id is not None or not self.calls:
+                self.calls.append(ToolCall(id="", name=chunk.name or "", arguments=""))
+            last = self.calls[-1]
+            arguments = last.arguments + chunk.arguments
+            self.calls[-1] = msgspec.structs.replace(last, arguments=arguments)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.calls and not "".join(self.texts).strip()
+
+    def form(self) -> tuple[object, ...]:
+        """Its canonical form."""
+        return canonical.answer("".join(self.texts), self.calls)
+
+
+class Renderer(Protocol):
+    """A template, as far as it is needed here."""
+
+    def render(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> str: ...
+
+
+class Spliced(NamedTuple):
+    """A prompt of which the messages up to `index` are tokens already.
+
+    `text` is the whole rendering with the sentinel, of which everything from `rest_at` on follows
+    those tokens; `prompt` is what it was rendered from.
+    """
+
+    prompt: ChatPrompt
+    text: str
+    rest_at: int
+
+
+def splice(renderer: Renderer, prompt: ChatPrompt, index: int, end: str) -> Spliced | None:
+    """Find where the text goes on after message `index`, a turn that ended with the marker `end`.
+
+    None when the template does not show it beyond doubt.
+
+    Raises:
+        InvalidRequest: the template refuses these messages.
+    """
+    marked = marked_prompt(prompt, index)
+    text = renderer.render(marked)
+    head = _up_to(marked, index)
+    if text.count(SENTINEL) != 1 or not end:
+        return None
+    at = text.index(SENTINEL)
+    before = renderer.render(head, opens_answer=False)
+    if at < len(before) or not text.startswith(before):
+        return None
+    closing = _closing(renderer, marked, index)
+    at += len(SENTINEL)
+    rest = _rest_at(text, at, closing, end) if closing is not None else None
+    return Spliced(marked, text, rest) if rest is not None else None
+
+
+def marked_prompt(prompt: ChatPrompt, index: int) -> ChatPrompt:
+    """The prompt with the sentinel in message `index`, and without thoughts up to it."""
+    messages = [
+        msgspec.structs.replace(message, reasoning=None) if number <= index else message
+        for number, message in enumerate(prompt.messages)
+    ]
+    messages[index] = _with_sentinel(messages[index])
+    return msgspec.structs.replace(prompt, messages=tuple(messages))
+
+
+def _with_sentinel(message: Message) -> Message:
+    if not message.tool_calls:
+        return msgspec.structs.replace(message, text=SENTINEL)
+    *calls, last = message.tool_calls
+    last = msgspec.structs.replace(last, arguments=f'{{"x": "{SENTINEL}"}}')
+    return msgspec.structs.replace(message, tool_calls=(*calls, last))
+
+
+def _up_to(prompt: ChatPrompt, index: int) -> ChatPrompt:
+    return msgspec.structs.replace(prompt, messages=prompt.messages[:index])
+
+
+def _closing(renderer: Renderer, prompt: ChatPrompt, index: int) -> str | None:
+    """What the template puts behind such a turn's last word."""
+    question = Message(role="user", text="x")
+    small = msgspec.structs.replace(prompt, messages=(question, prompt.messages[index]), tools=())
+    text = renderer.render(small, opens_answer=False)
+    return text.rpartition(SENTINEL)[2] if SENTINEL in text else None
+
+
+def _rest_at(text: str, at: int, closing: str, end: str) -> int | None:
+    """Where what follows the turn's end begins, the end's marker being in the closing or next."""
+    inside = closing.find(end)
+    if inside >= 0:
+        closing = closing[: inside + len(end)]
+        return at + len(closing) if text.startswith(closing, at) else None
+    if text.startswith(closing + end, at):
+        return at + len(closing) + len(end)
+    return None
+
+
+def worth_marking(num_messages: int, first: int, limit: int) -> list[int]:
+    """Messages from `first` on whose ends are worth a boundary: dense at the end, then sparser."""
+    chosen: list[int] = []
+    step = 1
+    number = num_messages - 1
+    while number >= first and len(chosen) < limit:
+        chosen.append(number)
+        number -= step
+        if len(chosen) > 2:
+            step *= 2
+    return chosen[::-1]
+
+
+def num_common_characters(one: str, other: str) -> int:
+    """How long the common beginning of two texts is."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high - 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def thinned(positions: Sequence[int], pinned: Sequence[int], limit: int) -> tuple[int, ...]:
+    """At most `limit` positions: all pinned ones, then from the end on, the gaps growing."""
+    rest = sorted(set(positions) - set(pinned))
+    room = max(limit - len(set(pinned)), 1)
+    kept = worth_marking(len(rest), 0, room)
+    return tuple(sorted({rest[number] for number in kept} | set(pinned)))

@@ -1,0 +1,35 @@
+"""Thinking: how a request's wish becomes the switches that a model's template understands."""
+
+from __future__ import annotations
+
+from runtime.types import Thinking
+
+SWITCHES = ("enable_thinking", "thinking")
+EFFORT = "reasoning_effort"
+OFF = frozenset({"none", "off", "disabled"})
+_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def switches(
+    wish: Thinking, responds: frozenset[str], given: frozenset[str] = frozenset()
+) -> dict[str, object]:
+    """The template arguments for a wish.
+
+    `responds` are those switches on which the template's text depends, `given` those that the
+    client has set itself: an effort of its own stays, on and off follow the wish.
+    """
+    is_enabled, effort = wish.is_enabled, wish.effort
+    if effort is not None and effort.lower() in OFF:
+        is_enabled, effort = False if is_enabled is None else is_enabled, None
+    chosen: dict[str, object] = {}
+    if is_enabled is None and effort is not None and not given & set(SWITCHES):
+        is_enabled = True
+    if is_enabled is not None:
+        chosen = {name: is_enabled for name in SWITCHES if name in responds}
+        if not chosen and EFFORT not in responds:
+            chosen = {SWITCHES[0]: is_enabled}
+    if is_enabled is False and not chosen:
+        effort = "low"
+    if effort is not None and EFFORT not in given:
+        chosen[EFFORT] = _EFFORTS.get(effort.lower(), effort)
+    return chosen
