@@ -248,11 +248,16 @@ class Engine:
         if kv is not None:
             self._keep(sequence, kv)
         request_id = group.request.request_id
-        for chunk in sequence.output.finish(sequence.detokenizer.finish()):
+        output = sequence.output
+        for chunk in output.finish(sequence.detokenizer.finish(), is_cut=reason != "stop"):
             self._items.append((request_id, chunk))
-        if reason == "stop" and sequence.output.num_tool_calls:
-            reason = "tool_calls"
-        finished = Finished(index=sequence.index, reason=reason, usage=_usage(sequence))
+        finished = Finished(
+            index=sequence.index,
+            reason=output.reason(reason),
+            usage=_usage(sequence),
+            stop=output.stopped_by,
+            notes=output.notes,
+        )
         self._items.append((request_id, finished))
         owner = self._groups.get(request_id)
         if owner is not None and owner.is_finished:

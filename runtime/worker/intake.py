@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.blocks import HashChain
 from runtime.kv.trail import Trail
-from runtime.types import ChatPrompt, GenerateRequest
+from runtime.types import ChatPrompt, GenerateRequest, Prompt
+from runtime.worker.dialects.calls import RequestTools
 from runtime.worker.output import Dialect, OutputParser
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.template import Template
@@ -84,14 +85,14 @@ class Intake:
 
     def _sequence(self, group: SequenceGroup, index: int) -> Sequence:
         prompt = group.request.prompt
-        tools = prompt.tools if isinstance(prompt, ChatPrompt) else ()
         is_chat = isinstance(prompt, ChatPrompt)
         output = OutputParser(
             self.dialect if is_chat else Dialect(),
             index=index,
             stop=group.request.stop,
-            tool_names=frozenset(tool.name for tool in tools),
+            tools=_callable_tools(prompt),
             starts_in_reasoning=is_chat and self.template.starts_in_reasoning(group.token_ids),
+            may_be_orphan=not self.template.has_closed_reasoning(group.token_ids),
         )
         return Sequence(
             group=group,
@@ -99,3 +100,10 @@ class Intake:
             output=output,
             detokenizer=self.template.detokenizer(group.token_ids),
         )
+
+
+def _callable_tools(prompt: Prompt) -> RequestTools:
+    """The tools whose calls are calls; deferred ones among them, a message may have loaded them."""
+    if not isinstance(prompt, ChatPrompt) or prompt.tool_choice.mode == "none":
+        return RequestTools.of(())
+    return RequestTools.of(prompt.tools, is_parallel=prompt.tool_choice.is_parallel)

@@ -21,7 +21,8 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
 from runtime.types import ModelSpec
-from runtime.worker.output import Dialect
+from runtime.worker.dialects.dialect import Dialect
+from runtime.worker.dialects.upstream import dialect_of
 
 _LOAD_GROUP_BYTES = 256 * 1024 * 1024
 _WARM_TOKENS = 32
@@ -95,7 +96,7 @@ def load(
         is_batchable=all(hasattr(cache, "merge") for cache in caches),
         stream=stream,
         weights_bytes=weights_bytes,
-        dialect=_dialect(tokenizer),
+        dialect=dialect_of(tokenizer),
         kv_bits=kv_bits,
     )
 
@@ -176,13 +177,3 @@ def _vocab_size(model: Any, stream: mx.Stream) -> int:
         logits = model(mx.array([[0]]), cache=make_prompt_cache(model))
         mx.eval(logits)
     return logits.shape[-1]
-
-
-def _dialect(tokenizer: Any) -> Dialect:
-    return Dialect(
-        think_start=tokenizer.think_start or "",
-        think_end=tokenizer.think_end or "",
-        tool_start=tokenizer.tool_call_start or "",
-        tool_end=tokenizer.tool_call_end or "",
-        parse_tool_call=tokenizer.tool_parser,
-    )

@@ -1,37 +1,36 @@
 """Generated text to chunks: answer, reasoning, tool calls, and where a stop string ends it all.
 
-Knows mlx-lm's `TextStateMachine` and its tool parsers.
+Knows mlx-lm's `TextStateMachine`.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Iterable
 
-from runtime.types import Chunk, ReasoningDelta, TextDelta, TokenLogprobs, ToolCall, ToolCallDelta
+from runtime.types import Chunk, FinishReason, ReasoningDelta, TextDelta, TokenLogprobs
+from runtime.worker.dialects.calls import CallReader, RequestTools
+from runtime.worker.dialects.dialect import (
+    ANSWER,
+    HEADER,
+    NORMAL,
+    REASONING,
+    START,
+    STOP,
+    TOOL,
+    Dialect,
+    transitions,
+)
+
+__all__ = ["Dialect", "OutputParser"]
 
 # The package re-exports a function under the module's name.
 _TextStateMachine = importlib.import_module("mlx_lm.generate").TextStateMachine
 
-NORMAL, REASONING, TOOL = "normal", "reasoning", "tool"
+ORPHAN = "orphan_think_end"
+"""Text that was already said turned out to be reasoning: its block closed, but never opened."""
 
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How a model marks its reasoning and its tool calls; empty strings mean it has no marker.
-
-    `parse_tool_call(text, tools)` returns one call or a list of them, as mlx-lm's parsers do.
-    """
-
-    think_start: str = ""
-    think_end: str = ""
-    tool_start: str = ""
-    tool_end: str = ""
-    parse_tool_call: Callable[[str, Any], Any] | None = None
+_NO_TOOLS = RequestTools.of(())
 
 
 class OutputParser:
@@ -39,7 +38,9 @@ class OutputParser:
 
     Stop strings end the answer, not the reasoning, and are not part of it. Blank lines around
     reasoning and before a tool call belong to the template and are dropped. A tool call that
-    cannot be understood is given to the client as the text it was.
+    cannot be understood is given to the client as the text it was; `notes` say why. In a
+    constrained answer nothing but stop strings is a mark. With `may_be_orphan` the prompt said
+    nothing about reasoning: a block may close that was not opened.
     """
 
     def __init__(
@@ -48,25 +49,41 @@ class OutputParser:
         *,
         index: int,
         stop: tuple[str, ...] = (),
-        tool_names: frozenset[str] = frozenset(),
+        tools: RequestTools = _NO_TOOLS,
         starts_in_reasoning: bool = False,
+        may_be_orphan: bool = True,
+        is_constrained: bool = False,
     ) -> None:
         self._dialect = dialect
         self._index = index
-        self._tool_names = tool_names
+        self._has_tools = bool(tools.by_name)
+        self._calls = CallReader(dialect, tools, index)
+        self._stop = stop
+        self._stopped_by: str | None = None
         self._is_stopped = False
-        self._num_calls = 0
-        self._tool_text = ""
+        self._is_broken = False
+        self._has_spoken = False
         self._held = ""
-        self._skips_blank = bool(tool_names) or starts_in_reasoning
+        self._header = ""
+        self._skips_blank = self._has_tools or starts_in_reasoning
+        self._may_be_orphan = may_be_orphan
+        self._is_constrained = is_constrained
         self._logprobs: list[TokenLogprobs] = []
-        machine = _TextStateMachine(_transitions(dialect, stop, bool(tool_names)))
-        self._state = machine.make_state(REASONING if starts_in_reasoning else NORMAL)
+        self._notes: list[str] = []
+        self._machine = _TextStateMachine(transitions(dialect, stop, has_tools=self._has_tools))
+        self._state = self._machine.make_state(
+            REASONING if starts_in_reasoning else dialect.initial
+        )
 
     @property
     def is_stopped(self) -> bool:
-        """A stop string ended the answer."""
+        """The answer ended before the model ended it: by a stop string, or with its one call."""
         return self._is_stopped
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._stopped_by
 
     @property
     def is_reasoning(self) -> bool:
@@ -74,7 +91,18 @@ class OutputParser:
 
     @property
     def num_tool_calls(self) -> int:
-        return self._num_calls
+        return self._calls.num_calls
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Machine-readable remarks on what was odd."""
+        return (*self._notes, *self._calls.notes)
+
+    def reason(self, given: FinishReason) -> FinishReason:
+        """Why the answer ended: a call that broke off is no clean end."""
+        if given != "stop" or not self.num_tool_calls:
+            return given
+        return "length" if self._is_broken else "tool_calls"
 
     def feed(self, text: str, logprobs: TokenLogprobs | None = None) -> list[Chunk]:
         """The chunks that one token's stable text completes."""
@@ -82,17 +110,15 @@ class OutputParser:
             self._logprobs.append(logprobs)
         if not text or self._is_stopped:
             return []
-        before = self._state[0]
-        self._state, segments = _TextStateMachine.split(self._state, text)
         chunks: list[Chunk] = []
-        for state, segment in segments:
-            chunks += self._enter(before, state) if state != before else ()
-            before = state
-            chunks += self._say(state, segment)
+        for piece in self._pieces(text):
+            chunks += self._advance(piece)
+            if self._is_stopped:
+                break
         return chunks
 
-    def finish(self, text: str = "") -> list[Chunk]:
-        """The chunks of the held-back rest, at the end of the sequence."""
+    def finish(self, text: str = "", *, is_cut: bool = False) -> list[Chunk]:
+        """The chunks of the held-back rest. `is_cut` says that the model did not end by itself."""
         chunks = self.feed(text)
         if self._is_stopped:
             return chunks
@@ -100,32 +126,88 @@ class OutputParser:
         self._state, rest, _ = _TextStateMachine.flush(self._state)
         chunks += self._say(state, rest)
         if state == TOOL:
-            chunks += self._finish_call(is_closed=False)
-        if self._logprobs or (state == NORMAL and self._held):
-            chunks.append(self._delta(state, self._held if state == NORMAL else ""))
+            is_closed = self._dialect.calls_end_with_turn and not is_cut
+            chunks += self._finish_calls(is_closed=is_closed)
+        if state == HEADER and (self._dialect.shows_headers or not self._has_spoken):
+            chunks += self._say_header()
+        if self._logprobs or (state != REASONING and self._held):
+            chunks.append(self._delta(state, "" if state == REASONING else self._held))
         return chunks
 
-    def _enter(self, old: str, new: str | None) -> list[Chunk]:
+    def _pieces(self, text: str) -> Iterable[str]:
+        """The text whole, or by character where what was read decides what the next mark means."""
+        if self._is_constrained and self._state[0] != ANSWER:
+            return text
+        if self._has_tools:
+            _, segments = _TextStateMachine.split(self._state, text)
+            if any(state == TOOL for state, _ in segments):
+                return text
+        return (text,)
+
+    def _advance(self, piece: str) -> list[Chunk]:
+        before = self._state[0]
+        self._state, segments = _TextStateMachine.split(self._state, piece)
+        chunks: list[Chunk] = []
+        for state, segment in segments:
+            if state != before:
+                chunks += self._enter(before, state)
+                if self._is_stopped:
+                    break
+            before = state
+            chunks += self._say(state, segment)
+        return chunks
+
+    def _enter(self, old: str, new: str) -> list[Chunk]:
         """What leaving state `old` for `new` says."""
+        if old == TOOL and self._calls.in_string:
+            self._state = self._machine.make_state(TOOL)
+            return list(self._calls.feed(self._dialect.tool_end))
+        if old == START and new == NORMAL and self._has_spoken:
+            if not self._may_be_orphan:
+                return self._say(NORMAL, self._dialect.think_end)
+            self._notes.append(ORPHAN)
         held, self._held = self._held, ""
         self._skips_blank = True
-        if new is None:
+        if new.startswith(STOP):
             self._is_stopped = True
+            self._stopped_by = self._stop[int(new.removeprefix(STOP))]
             return [self._delta(NORMAL, held)] if held else []
-        return self._finish_call(is_closed=True) if old == TOOL else []
+        if old == TOOL:
+            return self._finish_calls(is_closed=True)
+        if old == HEADER:
+            header = self._say_header() if self._dialect.shows_headers else []
+            self._header = ""
+            return header
+        return []
 
-    def _say(self, state: str | None, text: str) -> list[Chunk]:
-        if state is None or not text:
+    def _say(self, state: str, text: str) -> list[Chunk]:
+        if not text:
             return []
         if state == TOOL:
-            self._tool_text += text
+            deltas = self._calls.feed(text)
+            self._is_stopped = self._calls.has_extra
+            return list(deltas)
+        if state == HEADER:
+            self._header += text
             return []
         if self._skips_blank:
             text = text.lstrip()
             self._skips_blank = not text
-        if state == REASONING or self._tool_names:
+        if state == REASONING or (self._has_tools and state != ANSWER):
             text = self._hold_blank_end(text)
-        return [self._delta(state, text)] if text else []
+        if not text:
+            return []
+        if state != REASONING:
+            self._has_spoken |= not text.isspace()
+            self._begin_answer(state)
+        return [self._delta(state, text)]
+
+    def _begin_answer(self, state: str) -> None:
+        """From the first text of a constrained answer on, it is all answer."""
+        if not self._is_constrained or state == ANSWER:
+            return
+        buffered = self._state[3]
+        self._state, _ = _TextStateMachine.split(self._machine.make_state(ANSWER), buffered)
 
     def _hold_blank_end(self, text: str) -> str:
         """Trailing blanks wait for what follows: text needs them, a marker does not."""
@@ -134,64 +216,23 @@ class OutputParser:
         self._held = text[len(body) :]
         return body
 
+    def _say_header(self) -> list[Chunk]:
+        text, self._header = self._header, ""
+        return [self._delta(NORMAL, text)] if text.strip() else []
+
     def _delta(self, state: str, text: str) -> Chunk:
         logprobs, self._logprobs = tuple(self._logprobs), []
         kind = ReasoningDelta if state == REASONING else TextDelta
         return kind(index=self._index, text=text, logprobs=logprobs)
 
-    def _finish_call(self, *, is_closed: bool) -> list[Chunk]:
-        text, self._tool_text = self._tool_text, ""
-        calls = self._parse(text)
-        if calls is None:
-            raw = self._dialect.tool_start + text + (self._dialect.tool_end if is_closed else "")
-            self._skips_blank = False
-            return [self._delta(NORMAL, raw)]
-        chunks: list[Chunk] = []
-        for call in calls:
-            chunks.append(
-                ToolCallDelta(
-                    index=self._index,
-                    call_index=self._num_calls,
-                    arguments=call.arguments,
-                    id=call.id,
-                    name=call.name,
-                )
-            )
-            self._num_calls += 1
-        return chunks
-
-    def _parse(self, text: str) -> list[ToolCall] | None:
-        """The calls in `text`, or None when it is no call to a tool of this request."""
-        parse = self._dialect.parse_tool_call
-        if parse is None:
-            return None
-        try:
-            parsed = parse(text, None)
-            found = cast("list[Any]", parsed if isinstance(parsed, list) else [parsed])
-            calls = [_tool_call(item) for item in found]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, SyntaxError):
-            return None
-        return calls if all(call.name in self._tool_names for call in calls) else None
-
-
-def _tool_call(parsed: Any) -> ToolCall:
-    arguments = parsed.get("arguments", {})
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    call_id = parsed.get("id") or f"call_{uuid.uuid4().hex[:24]}"
-    return ToolCall(id=str(call_id), name=str(parsed["name"]), arguments=arguments)
-
-
-def _transitions(
-    dialect: Dialect, stop: tuple[str, ...], has_tools: bool
-) -> dict[str, list[tuple[str, str | None]]]:
-    edges: dict[str, list[tuple[str, str | None]]] = {NORMAL: [(word, None) for word in stop]}
-    if dialect.think_end:
-        edges[NORMAL].append((dialect.think_start, REASONING))
-        edges[REASONING] = [(dialect.think_end, NORMAL)]
-    if dialect.tool_start and has_tools:
-        edges[NORMAL].append((dialect.tool_start, TOOL))
-        edges[TOOL] = [(dialect.tool_end, NORMAL)] if dialect.tool_end else []
-        if dialect.think_end:
-            edges[REASONING].append((dialect.tool_start, TOOL))
-    return edges
+    def _finish_calls(self, *, is_closed: bool) -> list[Chunk]:
+        section = self._calls.close(is_closed=is_closed)
+        self._is_broken |= section.is_broken
+        self._is_stopped = self._calls.is_full and is_closed
+        if not section.text:
+            return list(section.deltas)
+        self._skips_blank = False
+        text = section.text
+        if not section.deltas and section.is_raw:
+            text = self._dialect.tool_start + text + (self._dialect.tool_end if is_closed else "")
+        return [*section.deltas, self._delta(NORMAL, text)]

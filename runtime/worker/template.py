@@ -24,6 +24,7 @@ from runtime.worker.detokenizer import (
 )
 
 _THINK_TAIL_TOKENS = 64
+_THINK_END_TAIL_TOKENS = 8
 _OWN_KWARGS = frozenset(
     {"chat_template", "continue_final_message", "conversation", "documents", "tools"}
 )
@@ -133,6 +134,12 @@ class Template:
             return False
         tail = token_ids[-_THINK_TAIL_TOKENS:]
         return tokenizer.rfind_think_start(tail) > tokenizer.rfind_think_end(tail)
+
+    def has_closed_reasoning(self, token_ids: list[int]) -> bool:
+        """The prompt ends with a thinking block that is closed already."""
+        tokenizer = self._tokenizer
+        tail = token_ids[-_THINK_END_TAIL_TOKENS:]
+        return tokenizer.has_thinking and tokenizer.rfind_think_end(tail) >= 0
 
     def detokenizer(self, context: Sequence[int]) -> Detokenizer:
         """A fresh detokenizer for text that follows `context`."""

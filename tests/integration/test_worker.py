@@ -283,7 +283,7 @@ async def test_a_tool_call_is_taken_apart(supervisor: Supervisor, tokenizer: Tok
     sampling = saying(tokenizer, f"let me see<tool_call>{TOOL_CALL}</tool_call>{EOS}")
     said = await ask(supervisor, prompt, sampling=sampling)
     (call,) = said.calls
-    assert (call.name, call.arguments) == ("look", '{"at": 7}')
+    assert (call.name, call.arguments) == ("look", '{"at":7}')
     assert call.id.startswith("call_")
     assert said.text == "let me see"
     assert said.finished.reason == "tool_calls"
@@ -296,6 +296,7 @@ async def test_a_call_of_an_unknown_tool_is_text(supervisor: Supervisor, tokeniz
     assert said.calls == []
     assert said.text == f"<tool_call>{TOOL_CALL}</tool_call>"
     assert said.finished.reason == "stop"
+    assert said.finished.notes == ("unknown_tool",)
 
 
 async def test_a_plain_completion_is_not_taken_apart(supervisor: Supervisor, tokenizer: Tokenizer):

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.types import Chunk, ReasoningDelta, TextDelta, TokenLogprob, TokenLogprobs
+from runtime.types import Chunk, ReasoningDelta, TextDelta, TokenLogprob, TokenLogprobs, Tool
 from runtime.types import ToolCallDelta as Call
-from runtime.worker.output import Dialect, OutputParser
+from runtime.worker.dialects.calls import RequestTools
+from runtime.worker.dialects.dialect import Dialect
+from runtime.worker.output import OutputParser
 
 
 def parse_json(text: str, tools: Any) -> Any:
@@ -24,6 +26,10 @@ MARKED = Dialect(
     parse_tool_call=parse_json,
 )
 LOOK = '<tool_call>\n{"name": "look", "arguments": {"at": 7}}\n</tool_call>'
+
+
+def tools(*names: str) -> RequestTools:
+    return RequestTools.of(tuple(Tool(name=name) for name in names))
 
 
 def told(chunks: list[Chunk]) -> tuple[str, str, list[tuple[int, str, str]]]:
@@ -66,22 +72,22 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, str, list[tuple[int, str, str]
     ("one two", {"stop": ("two", "one t")}, ("", "", [])),
     ("aaab", {"stop": ("aab",)}, ("a", "", [])),
     ("<think>STOP</think>no STOP", {"stop": ("STOP",)}, ("no ", "STOP", [])),
-    (LOOK, {"tool_names": {"look"}}, ("", "", [(0, "look", '{"at": 7}')])),
-    (f"see\n\n{LOOK}\n", {"tool_names": {"look"}}, ("see", "", [(0, "look", '{"at": 7}')])),
+    (LOOK, {"tools": tools("look")}, ("", "", [(0, "look", '{"at": 7}')])),
+    (f"see\n\n{LOOK}\n", {"tools": tools("look")}, ("see", "", [(0, "look", '{"at": 7}')])),
     (
         f"<think>hm\n{LOOK}{LOOK}",
-        {"tool_names": {"look"}},
+        {"tools": tools("look")},
         ("", "hm", [(0, "look", '{"at": 7}'), (1, "look", '{"at": 7}')]),
     ),
-    (f"a{LOOK}b", {"tool_names": {"look"}}, ("ab", "", [(0, "look", '{"at": 7}')])),
-    ("see  \n", {"tool_names": {"look"}}, ("see  \n", "", [])),
-    ("see \nSTOP", {"tool_names": {"look"}, "stop": ("STOP",)}, ("see \n", "", [])),
-    (LOOK, {"tool_names": {"other"}}, (LOOK, "", [])),
+    (f"a{LOOK}b", {"tools": tools("look")}, ("ab", "", [(0, "look", '{"at": 7}')])),
+    ("see  \n", {"tools": tools("look")}, ("see  \n", "", [])),
+    ("see \nSTOP", {"tools": tools("look"), "stop": ("STOP",)}, ("see \n", "", [])),
+    (LOOK, {"tools": tools("other")}, (LOOK, "", [])),
     (LOOK, {}, (LOOK, "", [])),
-    (LOOK[:-12], {"tool_names": {"look"}}, ("", "", [(0, "look", '{"at": 7}')])),
-    ("<tool_call>{", {"tool_names": {"look"}}, ("<tool_call>{", "", [])),
-    ("<tool_call>[]</tool_call>x", {"tool_names": {"look"}}, ("x", "", [])),
-    ("<tool_call>7</tool_call>x", {"tool_names": {"a"}}, ("<tool_call>7</tool_call>x", "", [])),
+    (LOOK[:-12], {"tools": tools("look")}, ("", "", [(0, "look", '{"at": 7}')])),
+    ("<tool_call>{", {"tools": tools("look")}, ("<tool_call>{", "", [])),
+    ("<tool_call>[]</tool_call>x", {"tools": tools("a")}, ("<tool_call>[]</tool_call>x", "", [])),
+    ("<tool_call>7</tool_call>x", {"tools": tools("a")}, ("<tool_call>7</tool_call>x", "", [])),
 ]
 
 
@@ -125,7 +131,7 @@ def test_arguments_that_are_text_stay_as_they_are_and_ids_are_kept():
         tool_start="[", tool_end="]", parse_tool_call=lambda text, tools: json.loads(text)
     )
     call = '[{"name": "f", "arguments": "{ }", "id": "c1"}]'
-    (chunk,) = parse([call], dialect, tool_names={"f"})
+    (chunk,) = parse([call], dialect, tools=tools("f"))
     assert isinstance(chunk, Call)
     assert (chunk.id, chunk.arguments) == ("c1", "{ }")
 
@@ -136,7 +142,7 @@ def test_a_parser_that_fails_gives_the_text_back(error: type[Exception]):
         raise error(text)
 
     dialect = Dialect(tool_start="[", tool_end="]", parse_tool_call=fail)
-    assert told(parse(["a[b]c"], dialect, tool_names={"f"})) == ("a[b]c", "", [])
+    assert told(parse(["a[b]c"], dialect, tools=tools("f"))) == ("a[b]c", "", [])
 
 
 def test_every_log_probability_comes_with_the_text_it_belongs_to():

@@ -1,0 +1,84 @@
+"""`Dialect`: the marks of one model's reasoning and tool calls, and the states they lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+START = "start"
+NORMAL = "normal"
+REASONING = "reasoning"
+TOOL = "tool"
+ANSWER = "answer"
+"""A constrained answer has begun: nothing in it is a mark any more."""
+HEADER = "header"
+"""Between two messages of a dialect that has several in one turn."""
+STOP = "stop "
+"""Prefix of the states that a stop string leads to; its number follows."""
+
+Edges = Mapping[str, tuple[tuple[str, str], ...]]
+ToolCallParser = Callable[[str, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a model marks its reasoning and its tool calls; empty strings mean it has no marker.
+
+    `name` is upstream's name of the tool parser, or `harmony`. `parse_tool_call(text, tools)`
+    returns one call or a list of them, as mlx-lm's parsers do. `dropped` are marks that say
+    nothing, `edges` the transitions of a dialect whose turn has several messages.
+    """
+
+    think_start: str = ""
+    think_end: str = ""
+    tool_start: str = ""
+    tool_end: str = ""
+    parse_tool_call: ToolCallParser | None = None
+    name: str = ""
+    dropped: tuple[str, ...] = ()
+    edges: Edges = field(default_factory=dict[str, tuple[tuple[str, str], ...]])
+    initial: str = START
+
+    @property
+    def calls_end_with_turn(self) -> bool:
+        """A tool call has no mark of its own for its end, or one that ends the whole turn."""
+        return bool(self.tool_start) and (not self.tool_end or self.name == "harmony")
+
+    @property
+    def shows_headers(self) -> bool:
+        """What stands between two messages and is no known mark is text."""
+        return self.name == "harmony"
+
+
+def transitions(
+    dialect: Dialect, stop: tuple[str, ...], *, has_tools: bool
+) -> dict[str, list[tuple[str, str]]]:
+    """State -> (mark, next state) for mlx-lm's `TextStateMachine`."""
+    stops = [(word, f"{STOP}{i}") for i, word in enumerate(stop)]
+    edges: dict[str, list[tuple[str, str]]] = {
+        START: list(stops),
+        NORMAL: list(stops),
+        ANSWER: list(stops),
+        REASONING: [],
+        TOOL: [],
+        HEADER: [],
+    }
+    edges |= {target: [] for _, target in stops}
+    if dialect.edges:
+        for state, more in dialect.edges.items():
+            edges[state] += [(mark, target) for mark, target in more]
+        edges[TOOL] += [(dialect.tool_end, HEADER)] if dialect.tool_end else []
+        return edges
+    if dialect.think_end:
+        edges[START] += [(dialect.think_start, REASONING), (dialect.think_end, NORMAL)]
+        edges[NORMAL].append((dialect.think_start, REASONING))
+        edges[REASONING].append((dialect.think_end, NORMAL))
+    for mark in dialect.dropped:
+        edges[START].append((mark, START))
+        edges[NORMAL].append((mark, NORMAL))
+    if dialect.tool_start and has_tools:
+        for state in (START, NORMAL, REASONING) if dialect.think_end else (START, NORMAL):
+            edges[state].append((dialect.tool_start, TOOL))
+        edges[TOOL] += [(dialect.tool_end, NORMAL)] if dialect.tool_end else []
+    return edges
