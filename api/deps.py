@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
+import msgspec
 from litestar.types import Scope
 
 from api.answer import Answer
 from api.metrics import Metrics
 from api.record import record_of
 from runtime.catalog import Catalog
-from runtime.errors import UnknownModel
+from runtime.errors import ContextTooLong, UnknownModel
 from runtime.generation import Generation
 from runtime.inventory import Inventory
 from runtime.kv_store import KvStore
@@ -96,6 +97,20 @@ class Gate:
     def status(self) -> tuple[ModelStatus, ...]:
         """Every model that can be named."""
         return self._supervisor.status()
+
+    async def count(self, request: GenerateRequest) -> int:
+        """The exact number of tokens of the request's prompt, also where it does not fit.
+
+        Raises:
+            HearthError: the prompt is refused for something else, or its worker failed.
+        """
+        generation = self._supervisor.submit(msgspec.structs.replace(request, work="count"))
+        try:
+            return await generation.accepted()
+        except ContextTooLong as error:
+            return error.num_tokens
+        finally:
+            generation.abort()
 
     def submit(self, scope: Scope, requests: Sequence[GenerateRequest]) -> Answer:
         """Submit requests for one model, to be answered together. The answer must be closed.

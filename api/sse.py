@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from litestar import Litestar, Request, Response
 from litestar.response.base import ASGIResponse
@@ -47,21 +47,40 @@ class Renderer(Protocol):
         ...
 
 
+class Pace(NamedTuple):
+    """How long a client waits for the headers, and then between two signs of life, in seconds."""
+
+    patience_s: float
+    keep_alive_s: float
+
+
+async def _nothing() -> None:
+    """There is nothing to settle."""
+
+
 async def open_stream(
-    request: HttpRequest, answer: Answer, renderer: Renderer, keep_alive_s: float
+    request: HttpRequest,
+    answer: Answer,
+    renderer: Renderer,
+    pace: float | Pace,
+    settle: Callable[[], Awaitable[object]] = _nothing,
 ) -> EventStream:
     """A response that streams the answer, once it was accepted or the client has waited enough.
 
-    Until then a refusal is raised, so that it has a proper HTTP status.
+    Until then a refusal is raised, so that it has a proper HTTP status. `settle` is awaited after
+    the last chunk and before the client is told that the answer is complete; a pace given as one
+    number is both.
 
     Raises:
         HearthError: the request was refused, its worker failed, or the client left.
     """
+    patience_s, keep_alive_s = pace if isinstance(pace, Pace) else (pace, pace)
     with ExitStack() as unless_opened:
         unless_opened.callback(answer.close)
-        is_accepted = await unless_left(request.receive, _is_accepted(answer, keep_alive_s))
+        is_accepted = await unless_left(request.receive, _is_accepted(answer, patience_s))
         unless_opened.pop_all()
-    events = _events(answer, renderer, keep_alive_s, record_of(request.scope))
+    events = _events(answer, renderer, keep_alive_s, settle)
+    events = _recorded(events, renderer, record_of(request.scope))
     headers = planned_cache_header(answer.planned_cache) if is_accepted else {}
     return EventStream(events, answer.close, headers)
 
@@ -73,7 +92,7 @@ async def whole(request: HttpRequest, answer: Answer, take: Callable[[Chunk], ob
         HearthError: the request was refused, it failed, or the client left.
     """
     try:
-        await unless_left(request.receive, _take_all(answer, take))
+        await unless_left(request.receive, take_all(answer, take))
     finally:
         answer.close()
 
@@ -110,7 +129,8 @@ async def _is_accepted(answer: Answer, timeout_s: float) -> bool:
     return True
 
 
-async def _take_all(answer: Answer, take: Callable[[Chunk], object]) -> None:
+async def take_all(answer: Answer, take: Callable[[Chunk], object]) -> None:
+    """Give every chunk of the answer to `take`, whether a client is there or not."""
     await answer.accepted()
     while chunks := await answer.next_chunks():
         for chunk in chunks:
@@ -120,26 +140,38 @@ async def _take_all(answer: Answer, take: Callable[[Chunk], object]) -> None:
 
 
 async def _events(
-    answer: Answer, renderer: Renderer, keep_alive_s: float, record: RequestRecord
+    answer: Answer,
+    renderer: Renderer,
+    keep_alive_s: float,
+    settle: Callable[[], Awaitable[object]],
 ) -> AsyncIterator[bytes]:
     """All that is sent, with a sign of life whenever nothing else was for `keep_alive_s`."""
+    patience_s = 0.0
+    while not await _is_accepted(answer, patience_s):
+        yield renderer.sign_of_life(answer.phase)
+        patience_s = keep_alive_s
+    if opening := renderer.opening():
+        yield opening
+    now_s = asyncio.get_running_loop().time
+    due_s = now_s() + keep_alive_s
+    while (chunks := await answer.next_chunks(max(0.0, due_s - now_s()))) != []:
+        events = _rendered(renderer, chunks or ())
+        if not events and now_s() >= due_s:
+            events = renderer.sign_of_life(answer.phase)
+        if events:
+            yield events
+            due_s = now_s() + keep_alive_s
+    await settle()
+    yield renderer.closing()
+
+
+async def _recorded(
+    events: AsyncIterator[bytes], renderer: Renderer, record: RequestRecord
+) -> AsyncIterator[bytes]:
+    """The same, ended by the error that ended it."""
     try:
-        patience_s = 0.0
-        while not await _is_accepted(answer, patience_s):
-            yield renderer.sign_of_life(answer.phase)
-            patience_s = keep_alive_s
-        if opening := renderer.opening():
-            yield opening
-        now_s = asyncio.get_running_loop().time
-        due_s = now_s() + keep_alive_s
-        while (chunks := await answer.next_chunks(max(0.0, due_s - now_s()))) != []:
-            events = _rendered(renderer, chunks or ())
-            if not events and now_s() >= due_s:
-                events = renderer.sign_of_life(answer.phase)
-            if events:
-                yield events
-                due_s = now_s() + keep_alive_s
-        yield renderer.closing()
+        async for event in events:
+            yield event
     except HearthError as error:
         record.error_code = error.code
         yield renderer.failure(error)

@@ -88,10 +88,11 @@ def error_event(error: HearthError) -> bytes:
 
 def chat_logprobs(entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
     """Log probabilities in chat's form; None when there are none."""
-    return ChatLogprobs([_entry(entry) for entry in entries]) if entries else None
+    return ChatLogprobs([token_entry(entry) for entry in entries]) if entries else None
 
 
-def _entry(entry: TokenLogprobs) -> TokenEntry:
+def token_entry(entry: TokenLogprobs) -> TokenEntry:
+    """The log probabilities of one token."""
     chosen = entry.chosen
     return TokenEntry(
         token=chosen.token,
