@@ -1,0 +1,422 @@
+"""Every dialect of tool calls that mlx-lm reads, and harmony: whole, cut, cut off, garbled."""
+
+import importlib
+import json
+import pkgutil
+from dataclasses import dataclass
+from typing import Any
+
+import mlx_lm.tool_parsers
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.types import Chunk, ReasoningDelta, TextDelta, Tool
+from runtime.types import ToolCallDelta as Call
+from runtime.worker.dialects import harmony
+from runtime.worker.dialects.calls import RequestTools
+from runtime.worker.dialects.dialect import Dialect
+from runtime.worker.dialects.json_value import JsonObject
+from runtime.worker.output import OutputParser
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "when": {"type": "object"},
+    },
+}
+WEATHER = Tool(name="get_weather", parameters=json.dumps(SCHEMA))
+SAY = Tool(name="say", is_freeform=True)
+CITY = {"city": "Zürich <West>", "days": 3}
+CITY_JSON = '{"city": "Zürich <West>", "days": 3}'
+K3 = "<|open|>{}<|sep|>{}<|close|>{}<|sep|>"
+
+
+def dialect(name: str) -> Dialect:
+    if name == "harmony":
+        return harmony.dialect()
+    module: Any = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+    return Dialect(
+        think_start="<think>",
+        think_end="</think>",
+        tool_start=module.tool_call_start,
+        tool_end=module.tool_call_end,
+        parse_tool_call=module.parse_tool_call,
+        name=name,
+    )
+
+
+def glm_call(prefix: str = "") -> str:
+    return (
+        f"<{prefix}tool_call>get_weather\n<{prefix}arg_key>city</{prefix}arg_key>\n"
+        f"<{prefix}arg_value>Zürich <West></{prefix}arg_value>\n"
+        f"<{prefix}arg_key>days</{prefix}arg_key>\n<{prefix}arg_value>3</{prefix}arg_value>\n"
+        f"</{prefix}tool_call>"
+    )
+
+
+SPOKEN: dict[str, str] = {
+    "function_gemma": "<start_function_call>call:get_weather{city:<escape>Zürich <West><escape>,"
+    "days:3}<end_function_call>",
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Zürich <West><|"|>,days:3}<tool_call|>',
+    "glm47": glm_call(),
+    "laguna": glm_call(),
+    "longcat": glm_call("longcat_"),
+    "json_tools": '<tool_call>\n{"name": "get_weather", "arguments": '
+    + CITY_JSON
+    + "}\n</tool_call>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    f"<|tool_call_argument_begin|>{CITY_JSON}<|tool_call_end|><|tool_calls_section_end|>",
+    "kimi_k3": "<|open|>tools<|sep|>"
+    + K3.format(
+        'call tool="get_weather" index="1"',
+        K3.format('argument key="city" type="string"', "Zürich <West>", "argument")
+        + K3.format('argument key="days" type="number"', "3", "argument"),
+        "call",
+    )
+    + "<|close|>tools<|sep|>",
+    "minicpm5": '<function name="get_weather"><param name="city"><![CDATA[Zürich <West>]]></param>'
+    '<param name="days">3</param></function>',
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich '
+    '<West></parameter>\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+    "mistral": f"[TOOL_CALLS]get_weather[ARGS]{CITY_JSON}",
+    "muse_spark": '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter '
+    'name="city">Zürich <West></atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls>",
+    "pythonic": '<|tool_call_start|>[get_weather(city="Zürich <West>", days=3)]<|tool_call_end|>',
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich <West>\n"
+    "</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    f"{CITY_JSON}<|call|>",
+}
+STREAMED = ("json_tools", "kimi_k2", "mistral", "harmony")
+
+
+@dataclass(frozen=True)
+class Told:
+    text: str
+    reasoning: str
+    calls: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    reason: str
+
+
+def told(
+    pieces: list[str],
+    spoken: Dialect,
+    *tools: Tool,
+    is_cut: bool = False,
+    is_parallel: bool = True,
+    **fields: Any,
+) -> Told:
+    given = RequestTools.of(tools or (WEATHER,), is_parallel=is_parallel)
+    parser = OutputParser(spoken, index=0, tools=given, **fields)
+    chunks: list[Chunk] = []
+    for piece in pieces:
+        chunks += parser.feed(piece)
+        if parser.is_stopped:
+            break
+    chunks += parser.finish(is_cut=is_cut)
+    calls: list[tuple[str, str]] = []
+    for chunk in chunks:
+        if isinstance(chunk, Call) and chunk.id is not None:
+            assert chunk.call_index == len(calls)
+            calls.append((chunk.name or "", chunk.arguments))
+        elif isinstance(chunk, Call):
+            assert chunk.call_index == len(calls) - 1
+            calls[-1] = (calls[-1][0], calls[-1][1] + chunk.arguments)
+    return Told(
+        "".join(c.text for c in chunks if isinstance(c, TextDelta)),
+        "".join(c.text for c in chunks if isinstance(c, ReasoningDelta)),
+        tuple(calls),
+        parser.notes,
+        parser.reason("length" if is_cut else "stop"),
+    )
+
+
+def test_the_table_has_every_dialect_of_the_pinned_version():
+    upstream = {module.name for module in pkgutil.iter_modules(mlx_lm.tool_parsers.__path__)}
+    assert upstream | {"harmony"} == set(SPOKEN)
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_a_call_is_read(name: str):
+    said = told([SPOKEN[name]], dialect(name))
+    ((called, arguments),) = said.calls
+    assert called == "get_weather"
+    assert json.loads(arguments) == CITY
+    assert (said.text, said.notes, said.reason) == ("", (), "tool_calls")
+    assert told(list(SPOKEN[name]), dialect(name)) == said
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_arguments_that_are_json_come_as_they_are_written_and_while_they_are(name: str):
+    parser = OutputParser(dialect(name), index=0, tools=RequestTools.of((WEATHER,)))
+    seen: list[str] = []
+    for character in SPOKEN[name]:
+        seen += [c.arguments for c in parser.feed(character) if isinstance(c, Call)]
+    assert "".join(seen) == CITY_JSON
+    assert seen[0] == ""
+    assert max(len(piece) for piece in seen) <= 2
+
+
+@given(data=st.data())
+def test_how_a_turn_is_cut_does_not_matter(data: st.DataObject):
+    name = data.draw(st.sampled_from(sorted(SPOKEN)))
+    turn = data.draw(st.sampled_from(TURNS)).replace("CALL", SPOKEN[name])
+    if name == "harmony":
+        turn = f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{SPOKEN[name]}"
+    turn = turn[: data.draw(st.integers(0, len(turn)))]
+    is_cut, is_parallel = data.draw(st.booleans()), data.draw(st.booleans())
+    ends = sorted(data.draw(st.lists(st.integers(0, len(turn)), max_size=9)))
+    pieces = [turn[a:b] for a, b in zip([0, *ends], [*ends, len(turn)], strict=True)]
+    fields: dict[str, Any] = {"is_cut": is_cut, "is_parallel": is_parallel, "stop": ("STOP",)}
+    assert told(pieces, dialect(name), **fields) == told([turn], dialect(name), **fields)
+
+
+TURNS = (
+    "CALL",
+    "I look.\n\nCALL",
+    "CALLCALL",
+    "<think>\nhm CALL",
+    "<think>hm</think>\n\nCALL\nDone. STOP here",
+)
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_two_calls_are_two_and_with_parallel_calls_off_one(name: str):
+    turn = SPOKEN[name] * 2
+    if name == "mistral":
+        turn = SPOKEN[name] + SPOKEN[name].removeprefix("[TOOL_CALLS]")
+    if name == "harmony":
+        turn = f"{SPOKEN[name]}<|start|>assistant{SPOKEN[name]}"
+    assert len(told([turn], dialect(name)).calls) == 2
+    alone = told([turn], dialect(name), is_parallel=False)
+    assert (len(alone.calls), alone.text, alone.reason) == (1, "", "tool_calls")
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_a_call_of_a_tool_that_is_not_there_is_text(name: str):
+    said = told([SPOKEN[name]], dialect(name), Tool(name="other"))
+    assert (said.text, said.calls) == (SPOKEN[name], ())
+    assert (said.notes, said.reason) == (("unknown_tool",), "stop")
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("name", sorted(set(SPOKEN) - set(STREAMED)))
+def test_a_call_that_breaks_off_is_text_and_says_so(name: str, is_cut: bool):
+    turn = SPOKEN[name]
+    broken = turn[: turn.index("Zürich") + 3]
+    said = told([broken], dialect(name), is_cut=is_cut)
+    assert (said.text, said.calls) == (broken, ())
+    assert said.notes in (("unclosed_tool_call",), ("unknown_tool",))
+    assert said.reason == ("length" if is_cut else "stop")
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("name", STREAMED)
+def test_a_streamed_call_that_breaks_off_is_never_a_clean_end(name: str, is_cut: bool):
+    turn = SPOKEN[name]
+    said = told([turn[: turn.index("West") + 2]], dialect(name), is_cut=is_cut)
+    assert said.calls == (("get_weather", '{"city": "Zürich <We'),)
+    assert said.notes[0] in ("unclosed_tool_call", "malformed_tool_call")
+    assert said.reason == "length"
+
+
+@pytest.mark.parametrize("name", sorted(set(SPOKEN) - {"mistral", "harmony", "kimi_k2"}))
+def test_a_whole_call_without_its_last_mark_is_repaired(name: str):
+    spoken = dialect(name)
+    said = told([SPOKEN[name].removesuffix(spoken.tool_end)], spoken)
+    assert [json.loads(arguments) for _, arguments in said.calls] == [CITY]
+    assert (said.text, said.notes, said.reason) == ("", ("repaired_tool_call",), "tool_calls")
+
+
+@pytest.mark.parametrize("name", sorted(SPOKEN))
+def test_garbage_between_the_marks_is_text(name: str):
+    spoken = dialect(name)
+    garbled = f"{spoken.tool_start} 7 garbage, text {spoken.tool_end}"
+    said = told([garbled], spoken, Tool(name="7"))
+    assert (said.text, said.calls) == (garbled, ())
+    assert said.notes == ("malformed_tool_call",)
+    assert said.reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "notes"),
+    [
+        ('{"name":"get_weather","arguments":{"city":"a\nb"}}', '{"city":"a\\nb"}', True),
+        ('{"name":"get_weather","arguments":{"city":"a"}', '{"city":"a"}', True),
+        ('{"name":"get_weather","arguments":{"city":"a"}}}', '{"city":"a"}', True),
+        ('{"name":"get_weather","parameters":{"city":"a"}}', '{"city": "a"}', True),
+        ('{"arguments":{"city":"a"},"name":"get_weather"}', '{"city": "a"}', False),
+        ('{"name":"get_weather","arguments":"{\\"city\\": 1}"}', '{"city": 1}', False),
+        ('{"name":"get_weather"}', "{}", False),
+        ('{"name":"get_weather","arguments":{"city":"</tool_call>"}}', None, False),
+        ('{"name":"get_weather","arguments":{"city":"\\ud83d"}}', '{"city":"\\ud83d"}', False),
+        ('{"arguments":{"city":"\\ud83d"},"name":"get_weather"}', '{"city": "\\ud83d"}', False),
+    ],
+)
+def test_odd_json_calls(body: str, arguments: str | None, notes: bool):
+    said = told([f"<tool_call>{body}</tool_call>"], dialect("json_tools"))
+    assert said.calls == (("get_weather", arguments or '{"city":"</tool_call>"}'),)
+    assert said.notes == (("repaired_tool_call",) if notes else ())
+    assert (said.text, said.reason) == ("", "tool_calls")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"name":"get_weather","arguments":7}',
+        '{"name":"get_weather","arguments":"no json"}',
+        '{"name":"get_weather","arguments":[]}',
+        '{"name":["get_weather"],"arguments":{}}',
+        '[{"name":"get_weather","arguments":{}},7]',
+        '{"arguments":{"city":NaN},"name":"get_weather"}',
+    ],
+)
+def test_json_that_is_no_call_is_text(body: str):
+    turn = f"<tool_call>{body}</tool_call>"
+    said = told([turn], dialect("json_tools"))
+    assert (said.text, said.calls, said.notes) == (turn, (), ("malformed_tool_call",))
+
+
+def test_arguments_that_turn_out_to_be_no_json_are_said_whole_and_noted():
+    said = told(
+        ['<tool_call>{"name":"get_weather","arguments":{"city":nope}}</tool_call>Next'],
+        dialect("json_tools"),
+    )
+    assert said.calls == (("get_weather", '{"city":nope}}'),)
+    assert (said.text, said.notes) == ("Next", ("malformed_tool_call",))
+    assert said.reason == "length"
+
+
+@pytest.mark.parametrize("value", ['"*** Begin"', '{"input":"*** Begin"}', '{"patch":"*** Begin"}'])
+def test_a_free_form_tool_takes_one_text(value: str):
+    turn = '<tool_call>{"name":"say","arguments":' + value + "}</tool_call>"
+    said = told([turn], dialect("json_tools"), SAY)
+    assert said.calls == (("say", '{"input": "*** Begin"}'),)
+
+
+def test_a_free_form_call_in_harmony_is_the_text_itself():
+    turn = "<|channel|>commentary to=functions.say<|message|>*** Begin\nx = 1<|call|>"
+    assert told([turn], dialect("harmony"), SAY).calls == (
+        ("say", '{"input": "*** Begin\\nx = 1"}'),
+    )
+
+
+HARMONY_TURNS = [
+    ("<|channel|>final<|message|>Hi.", ("Hi.", "")),
+    (
+        "<|channel|>analysis<|message|>a  b<|end|><|start|>assistant<|channel|>final<|message|>c",
+        ("c", "a  b"),
+    ),
+    (
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary<|message|>"
+            "I look.<|end|><|start|>assistant<|channel|>final<|message|>b"
+        ),
+        ("I look.b", "a"),
+    ),
+    ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", ("b", "a")),
+    ("<|channel|>odd<|message|>b<|end|>", ("<|channel|>odd<|message|>b<|end|>", "")),
+    ("plain", ("plain", "")),
+]
+
+
+@pytest.mark.parametrize(("turn", "expected"), HARMONY_TURNS)
+def test_channels_are_told_apart(turn: str, expected: tuple[str, str]):
+    for pieces in ([turn], list(turn)):
+        said = told(pieces, dialect("harmony"))
+        assert (said.text, said.reasoning) == expected
+
+
+@pytest.mark.parametrize(
+    ("turn", "may_be_orphan", "expected"),
+    [
+        ("\n</think>\nyes", False, ("yes", ())),
+        ("\n</think>\nyes", True, ("yes", ())),
+        ("hm\n</think>\nyes", True, ("hmyes", ("orphan_think_end",))),
+        ("the </think> tag", False, ("the </think> tag", ())),
+        ("a<think>b</think>the </think> tag", True, ("athe </think> tag", ())),
+    ],
+)
+def test_a_block_that_closes_without_having_opened(
+    turn: str, may_be_orphan: bool, expected: tuple[str, tuple[str, ...]]
+):
+    for pieces in ([turn], list(turn)):
+        said = told(pieces, dialect("glm47"), may_be_orphan=may_be_orphan)
+        assert (said.text, said.notes) == expected
+
+
+@pytest.mark.parametrize(
+    ("turn", "expected"),
+    [
+        ('{"a": "<think>x</think> <tool_call>{}</tool_call>"}', None),
+        ('<think>hm</think>\n{"a": "</think>"}', '{"a": "</think>"}'),
+        ('\n{"a": "STOP"}', '{"a": "'),
+    ],
+)
+def test_in_a_constrained_answer_only_stop_strings_are_marks(turn: str, expected: str | None):
+    for pieces in ([turn], list(turn)):
+        said = told(pieces, dialect("json_tools"), is_constrained=True, stop=("STOP",))
+        assert said.text == (expected or turn)
+        assert said.calls == ()
+
+
+# JSON, character by character
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    value=st.dictionaries(st.text(max_size=5), VALUES, max_size=4),
+    indent=st.sampled_from([None, 1]),
+    ascii_only=st.booleans(),
+    data=st.data(),
+)
+def test_a_json_object_is_said_as_it_is(
+    value: dict[str, Any], indent: int | None, ascii_only: bool, data: st.DataObject
+):
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
+    reader = JsonObject()
+    end = data.draw(st.integers(0, len(text)))
+    first, nothing = reader.feed(text[:end])
+    second, rest = reader.feed(text[end:] + "} rest")
+    assert (first + second, nothing, rest) == (text, "", "} rest")
+    assert reader.is_done
+    assert not reader.is_broken
+    assert not reader.is_repaired
+
+
+@given(
+    text=st.text('{}[]:,"\\ua1-+.eE truefalsn\n', max_size=12).map(lambda text: "{" + text),
+)
+def test_what_is_read_to_its_end_is_json_and_what_is_json_is_read(text: str):
+    reader = JsonObject()
+    said, rest = reader.feed(text)
+    if reader.is_done:
+        json.loads(said)
+        return
+    assert reader.is_broken == bool(rest)
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 01}', '{"a": 1.}', '{"a" 1}', '{"a": 1,}', "{1: 2}", '{"a": [1}']
+)
+def test_what_is_no_json_breaks(text: str):
+    reader = JsonObject()
+    reader.feed(text)
+    assert reader.is_broken
+    assert not reader.is_done
