@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from datetime import UTC, datetime
 
 import msgspec
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from store.database import Database
@@ -25,6 +25,8 @@ _MODEL_COLUMNS = (
     Model.peak_bytes,
     Model.last_used_s,
 )
+_LATEST_LOAD = 0.3
+_PEAK_LEFT = 0.95
 
 
 class Records:
@@ -36,6 +38,18 @@ class Records:
     def put_model(self, row: ModelRow) -> Future[None]:
         """Remember a model; what the row leaves None keeps the value it had."""
         return self._database.submit(lambda connection: _put_model(connection, row))
+
+    def measured(
+        self, model: bytes, *, load_ms: float | None = None, peak_bytes: int | None = None
+    ) -> Future[bool]:
+        """Take one run of a known model into its figures; False when there is no such model.
+
+        `load_ms` becomes a moving average, `peak_bytes` a highest value that fades when it is not
+        reached again.
+        """
+        return self._database.submit(
+            lambda connection: _measured(connection, model, load_ms, peak_bytes)
+        )
 
     def models(self) -> list[ModelRow]:
         """All models, the latest used first."""
@@ -90,6 +104,26 @@ def _put_model(connection: Connection, row: ModelRow) -> None:
         del known["layout"]
     statement = insert(Model).values(values)
     connection.execute(statement.on_conflict_do_update(index_elements=["hash"], set_=known))
+
+
+def _measured(
+    connection: Connection, model: bytes, load_ms: float | None, peak_bytes: int | None
+) -> bool:
+    row = connection.execute(select(Model.load_ms, Model.peak_bytes).filter_by(hash=model)).first()
+    if row is None:
+        return False
+    old_ms, old_bytes = row
+    if load_ms is None:
+        load_ms = old_ms
+    elif old_ms is not None:
+        load_ms = old_ms + _LATEST_LOAD * (load_ms - old_ms)
+    if peak_bytes is None:
+        peak_bytes = old_bytes
+    elif old_bytes is not None:
+        peak_bytes = max(peak_bytes, int(old_bytes * _PEAK_LEFT))
+    figures = {"load_ms": load_ms, "peak_bytes": peak_bytes}
+    connection.execute(update(Model).filter_by(hash=model).values(figures))
+    return True
 
 
 def _models(connection: Connection) -> list[ModelRow]:

@@ -103,7 +103,11 @@ class SlotPlace(NamedTuple):
 
 
 class ModelRow(Struct, frozen=True):
-    """What is remembered of a model, by its model hash. None means never measured."""
+    """What is remembered of a model, by its model hash. None means never measured.
+
+    `load_ms` is what it took lately to have the model ready, from the decision on; `peak_bytes`
+    the most memory that a run used, weights included, the hot tier not.
+    """
 
     hash: bytes
     label: str
