@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 APPLICATION_ID = 0x48525459
 """What SQLite's header says of the file: `HRTY`."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -80,6 +80,37 @@ class LeftSession(HistoryTable):
 
     session: Mapped[str] = mapped_column(primary_key=True)
     left_s: Mapped[float]
+
+
+class Response(HistoryTable):
+    """A stored response without its items. `previous_id` is the one it goes on from."""
+
+    __tablename__ = "responses"
+    __table_args__ = (Index("responses_by_use", "last_used_s"),)
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    previous_id: Mapped[str | None]
+    body: Mapped[bytes]
+    created_s: Mapped[float]
+    last_used_s: Mapped[float]
+
+
+class ResponseItem(HistoryTable):
+    """One item that went into a response or came out of it, in order from 0; `body` is JSON."""
+
+    __tablename__ = "response_items"
+    __table_args__ = (
+        Index("response_items_by_id", "id"),
+        Index("response_items_by_response", "response_number", "position", unique=True),
+    )
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    response_number: Mapped[int] = mapped_column(ForeignKey("responses.number", ondelete="CASCADE"))
+    position: Mapped[int]
+    id: Mapped[str]
+    is_output: Mapped[bool]
+    body: Mapped[bytes]
 
 
 class HistoryState(HistoryTable):

@@ -1,38 +1,20 @@
-"""`GET /v1/models` and `/v1/models/{id}`."""
+"""The list of models in OpenAI's form."""
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from collections.abc import Iterable
 
-from litestar import get
-from litestar.di import NamedDependency
-from litestar.params import FromPath
-
-from api.deps import Gate
-from api.errors import documented
 from api.openai.schemas import ModelCard, ModelList
 from runtime.supervisor import ModelStatus
 
 
-@get("/v1/models", tags=["OpenAI"], sync_to_thread=False)
-def list_models(gate: NamedDependency[Gate]) -> ModelList:
-    """Every model that a request can name."""
-    return ModelList([_card(status) for status in gate.status()])
+def model_list(statuses: Iterable[ModelStatus]) -> ModelList:
+    """All models."""
+    return ModelList([model_card(status) for status in statuses])
 
 
-@get(
-    "/v1/models/{model_id:path}",
-    tags=["OpenAI"],
-    sync_to_thread=False,
-    responses=documented(ModelCard),
-)
-def get_model(model_id: FromPath[PurePosixPath], gate: NamedDependency[Gate]) -> ModelCard:
-    """One model, by its name or an alias."""
-    spec = gate.spec(str(model_id).removeprefix("/"))
-    return next(_card(status) for status in gate.status() if status.spec.id == spec.id)
-
-
-def _card(status: ModelStatus) -> ModelCard:
+def model_card(status: ModelStatus) -> ModelCard:
+    """One model."""
     spec = status.spec
     return ModelCard(
         id=spec.id,

@@ -33,15 +33,15 @@ class TextFields(Body):
     verbosity: str | None = None
 
 
-class ChosenTool(Body):
+class ChosenTool(Body, omit_defaults=True):
     """One tool named by `tool_choice`."""
 
-    type: str = "function"
+    type: str
     name: str | None = None
     namespace: str | None = None
 
 
-class ToolChoiceFields(Body):
+class ToolChoiceFields(Body, omit_defaults=True):
     """`tool_choice` as an object: a tool that must be called, or those that may be."""
 
     type: str
