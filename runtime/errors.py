@@ -93,6 +93,22 @@ class Overloaded(RequestRejected):
         self.retry_after_s = retry_after_s
 
 
+class ModelTooLarge(RequestRejected):
+    """The model can never fit into the memory that models may use; sizes in bytes."""
+
+    code = "model_too_large"
+
+    def __init__(self, model: str, num_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"The model {model} needs {num_bytes / 1e9:.2f} GB of memory, but models may use "
+            f"{limit_bytes / 1e9:.2f} GB in all (memory_budget). Choose a smaller model, shorten "
+            "its context, or raise the budget.",
+            "model",
+        )
+        self.num_bytes = num_bytes
+        self.limit_bytes = limit_bytes
+
+
 class WorkerError(HearthError):
     """The model's process failed, through no fault of the request."""
 

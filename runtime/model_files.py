@@ -5,6 +5,7 @@ Knows the file names of the Hugging Face format and the layout of its cache, whi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -18,11 +19,17 @@ from runtime.settings import ModelSettings, SamplingSettings
 from runtime.types import ModelSpec, SamplingParams
 
 FALLBACK_CONTEXT = 4096
+_SCALE_BITS = 0.5
+"""Quantised values share a scale and an offset of 16 bits, 64 of them each."""
+
 _SANE_CONTEXTS = range(128, 2**31)
 _GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
 Json = Mapping[str, object]
+
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+"""Name, inode, size and time of change of every file that matters to a load."""
 
 
 class BrokenModel(Exception):
@@ -55,9 +62,21 @@ def read_spec(
         model_type=model_type,
         nbytes=nbytes,
         created_s=created_s,
+        kv_bytes_per_token=_kv_bytes_per_token(config, settings.kv_bits),
         sampling=settings.sampling.over(_sampling(path)),
         aliases=aliases,
     )
+
+
+def fingerprint(path: str) -> Fingerprint:
+    """The state of a model's files; without those that cannot be looked at."""
+    found: list[tuple[str, int, int, int]] = []
+    for pattern in ("*.safetensors", "*.json"):
+        for file in Path(path).glob(pattern):
+            with contextlib.suppress(OSError):
+                status = file.stat()
+                found.append((file.name, status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(sorted(found))
 
 
 def model_directories(folder: Path) -> Iterator[Path]:
@@ -159,6 +178,34 @@ def _context(path: Path, config: Json) -> int:
     )
     sane = [one for one in limits if isinstance(one, int) and one in _SANE_CONTEXTS]
     return min(sane, default=FALLBACK_CONTEXT)
+
+
+def _kv_bytes_per_token(config: Json, kv_bits: int | None) -> int | None:
+    """What a token takes in all layers if each keeps keys and values of every token.
+
+    A compressed cache (one latent vector per layer) is counted as such.
+    """
+    text_config = _table(config.get("text_config"))
+
+    def number(*keys: str) -> int | None:
+        values = (config.get(key, text_config.get(key)) for key in keys)
+        return next((one for one in values if isinstance(one, int) and one > 0), None)
+
+    layers, heads = number("num_hidden_layers", "n_layer"), number("num_attention_heads", "n_head")
+    width, latent = number("hidden_size", "n_embd"), number("kv_lora_rank")
+    if layers is None or heads is None or width is None:
+        return None
+    if latent is not None:
+        values = latent + (number("qk_rope_head_dim") or 0)
+    else:
+        values = (
+            2 * (number("num_key_value_heads") or heads) * (number("head_dim") or width // heads)
+        )
+    dtype = config.get("torch_dtype", config.get("dtype", text_config.get("dtype")))
+    bits = 32 if dtype == "float32" else 16
+    if kv_bits is not None:
+        return int(layers * values * (kv_bits + _SCALE_BITS) / 8)
+    return layers * values * bits // 8
 
 
 def _sampling(path: Path) -> SamplingParams:

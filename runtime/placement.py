@@ -1,10 +1,32 @@
-"""Placement decides, purely, which loaded models must leave so that another one fits."""
+"""Placement, purely: how much memory a model takes, whether it can fit, who shrinks for whom.
+
+Memory is admitted by what was promised, not by what the allocator says at the moment: each model
+that has a process holds a reservation for its weights, the KV of running requests, the peak of a
+prefill and the least hot tier. What is left over is lent to the hot tiers and comes back first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from runtime.errors import ModelTooLarge
+from runtime.kv_sizes import MIN_HOT_BYTES
 from runtime.types import Struct
+
+WORKING_SET_SHARE = 0.85
+"""Of what the device recommends to use at most."""
+
+MEMORY_SHARE = 0.65
+"""Of the machine's memory, where the device says nothing: the rest is for everybody else."""
+
+RUNNING_CONTEXT_SHARE = 0.25
+"""Requests that run at one time are expected to fill so much of one context together."""
+
+_PROCESS_BYTES = 256 << 20
+_PREFILL_SHARE = 0.1
+_MIN_PREFILL_BYTES = 2 << 30
+_READ_BYTES_PER_S = 1e9
+_START_S = 3.0
 
 
 class Need(Struct, frozen=True):
@@ -38,6 +60,77 @@ class Room(Struct, frozen=True):
     def holds(self, num_bytes: int) -> bool:
         """One more model of that size fits."""
         return num_bytes <= self.num_bytes and (self.num_models is None or self.num_models >= 1)
+
+
+class Profile(Struct, frozen=True):
+    """What is known of a model before it is loaded. None is what nobody measured or can tell.
+
+    `peak_bytes` is the most that former runs used, weights included, the hot tier not; `load_ms`
+    what it took to have it in another's place.
+    """
+
+    weights_bytes: int
+    context: int
+    kv_bytes_per_token: int | None = None
+    peak_bytes: int | None = None
+    load_ms: float | None = None
+
+
+def memory_budget(memory_bytes: int, working_set_bytes: int | None = None) -> int:
+    """What all models together may take, where nobody said; `working_set_bytes` is the device's."""
+    if working_set_bytes is not None:
+        return int(working_set_bytes * WORKING_SET_SHARE)
+    return int(memory_bytes * MEMORY_SHARE)
+
+
+def reservation(profile: Profile, min_hot_bytes: int = MIN_HOT_BYTES) -> int:
+    """The least memory that a model needs to be served.
+
+    Without a measured peak a prefill is taken to need a tenth of the weights, or 2 GiB, but never
+    more than half of them. A peak counts only where it exceeds the KV that is expected: the runs
+    that were measured may have been short.
+    """
+    weights_bytes = profile.weights_bytes
+    kv_bytes = int((profile.kv_bytes_per_token or 0) * profile.context * RUNNING_CONTEXT_SHARE)
+    if profile.peak_bytes is None:
+        floor_bytes = min(_MIN_PREFILL_BYTES, weights_bytes // 2)
+        work_bytes = kv_bytes + max(int(weights_bytes * _PREFILL_SHARE), floor_bytes)
+    else:
+        work_bytes = max(profile.peak_bytes - weights_bytes, kv_bytes)
+    return weights_bytes + work_bytes + _PROCESS_BYTES + min_hot_bytes
+
+
+def need(profile: Profile, min_hot_bytes: int = MIN_HOT_BYTES) -> Need:
+    """What the swap policy is told of a model."""
+    swap_s = profile.weights_bytes / _READ_BYTES_PER_S + _START_S
+    if profile.load_ms is not None:
+        swap_s = profile.load_ms / 1000
+    return Need(num_bytes=reservation(profile, min_hot_bytes), swap_s=swap_s)
+
+
+def check_fits(model: str, needed: Need, room: Room) -> None:
+    """See that a model fits when it is alone.
+
+    Raises:
+        ModelTooLarge: it never will.
+    """
+    if needed.num_bytes > room.num_bytes:
+        raise ModelTooLarge(model, needed.num_bytes, room.num_bytes)
+
+
+def hot_budgets(wishes: Mapping[str, int], spare_bytes: int) -> dict[str, int]:
+    """How large the hot tier of each loaded model may be, by its model; wishes are in bytes.
+
+    `spare_bytes` is what the reservations leave of the budget, each with its least hot tier. It
+    is lent in proportion to what each wishes beyond that; a model that arrives takes its share.
+    """
+    beyond = {model: max(wish - MIN_HOT_BYTES, 0) for model, wish in wishes.items()}
+    total = sum(beyond.values())
+    lent = min(max(spare_bytes, 0), total)
+    return {
+        model: min(MIN_HOT_BYTES, wishes[model]) + (more * lent // total if total else 0)
+        for model, more in beyond.items()
+    }
 
 
 class Resident(Struct, frozen=True):

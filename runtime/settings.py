@@ -61,6 +61,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     Times are seconds. `prefill_slice` is in tokens; None lets the device decide. `preload` names
     the models to load at boot; None means the default model.
 
+    All loaded models together reserve `memory_budget` bytes at most; None means 65 % of the
+    machine's memory, or 85 % of what a device recommends. At most `max_loaded_models` are loaded
+    at a time; None leaves that to the memory.
+
     The KV cache. `kv_disk = false` keeps KV in memory only, else it lies in `kv_dir` (`kv` in
     `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free). A
     model keeps `hot_bytes` in memory (a quarter of what its weights leave), of which a share of
@@ -89,6 +93,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_queue: Positive = 256
     max_choices: Positive = 16
     max_batch: Positive = 32
+    memory_budget: Positive | None = None
+    max_loaded_models: Positive | None = None
     request_deadline_s: Seconds = 600.0
     keep_alive_s: Seconds = 10.0
     wedge_timeout_s: Seconds = 60.0

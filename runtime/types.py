@@ -318,7 +318,8 @@ Chunk = PrefillProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished 
 class ModelSpec(Struct, frozen=True):
     """A model that can be named: where its weights are and how it is to be run.
 
-    `context` is the largest number of tokens of prompt and answer together.
+    `context` is the largest number of tokens of prompt and answer together. `kv_bytes_per_token`
+    is None where the configuration does not tell it; layers that keep less are counted in full.
     """
 
     id: str
@@ -327,5 +328,6 @@ class ModelSpec(Struct, frozen=True):
     model_type: str
     nbytes: int
     created_s: int
+    kv_bytes_per_token: int | None = None
     sampling: SamplingParams = SamplingParams()
     aliases: tuple[str, ...] = ()

@@ -34,6 +34,30 @@ def test_the_context_is_the_smallest_sane_limit(
     assert read_spec("a", path, ModelSettings(context=100)).context == 100
 
 
+SHAPE = {"num_hidden_layers": 10, "num_attention_heads": 8, "hidden_size": 1024}
+
+
+@pytest.mark.parametrize(
+    ("config", "kv_bits", "expected"),
+    [
+        (SHAPE, None, 10 * 2 * 8 * 128 * 2),
+        (SHAPE | {"num_key_value_heads": 2}, None, 10 * 2 * 2 * 128 * 2),
+        (SHAPE | {"num_key_value_heads": 2, "head_dim": 64}, None, 10 * 2 * 2 * 64 * 2),
+        (SHAPE | {"torch_dtype": "float32"}, None, 10 * 2 * 8 * 128 * 4),
+        (SHAPE, 8, 10 * 2 * 8 * 128 * 17 // 16),
+        ({"text_config": SHAPE}, None, 10 * 2 * 8 * 128 * 2),
+        (SHAPE | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}, None, 10 * (512 + 64) * 2),
+        (SHAPE | {"hidden_size": None}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_what_a_token_takes_is_told_by_the_shape(
+    tmp_path: Path, config: dict[str, object], kv_bits: int | None, expected: int | None
+):
+    path = make_model(tmp_path / "a", {"model_type": "x"} | config)
+    assert read_spec("a", path, ModelSettings(kv_bits=kv_bits)).kv_bytes_per_token == expected
+
+
 def test_sampling_comes_from_the_makers_unless_configured(tmp_path: Path):
     given = {
         "do_sample": True,

@@ -68,6 +68,8 @@ def test_every_simple_key_is_a_variable_and_a_flag(load: Load, tmp_path: Path):
         "allow_download": ("true", True),
         "request_deadline_s": ("1.5", 1.5),
         "max_queue": ("7", 7),
+        "memory_budget": ("24000000000", 24_000_000_000),
+        "max_loaded_models": ("2", 2),
         "log_level": ("debug", "debug"),
     }
     for key, (text, value) in values.items():
