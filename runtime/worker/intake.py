@@ -13,8 +13,8 @@ from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.blocks import HashChain
 from runtime.kv.trail import Trail
 from runtime.types import ChatPrompt, GenerateRequest, Prompt
-from runtime.worker.dialects.calls import RequestTools
-from runtime.worker.output import Dialect, OutputParser
+from runtime.worker.dialects.tools import RequestTools
+from runtime.worker.output import Dialect, OutputParser, ReasoningBlock
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.template import Template
 from store.types import class_of
@@ -91,8 +91,7 @@ class Intake:
             index=index,
             stop=group.request.stop,
             tools=_callable_tools(prompt),
-            starts_in_reasoning=is_chat and self.template.starts_in_reasoning(group.token_ids),
-            may_be_orphan=not self.template.has_closed_reasoning(group.token_ids),
+            reasoning=self._reasoning_block(group.token_ids) if is_chat else "unsaid",
         )
         return Sequence(
             group=group,
@@ -100,6 +99,12 @@ class Intake:
             output=output,
             detokenizer=self.template.detokenizer(group.token_ids),
         )
+
+    def _reasoning_block(self, token_ids: list[int]) -> ReasoningBlock:
+        """How the prompt leaves its thinking block."""
+        if self.template.starts_in_reasoning(token_ids):
+            return "open"
+        return "closed" if self.template.has_closed_reasoning(token_ids) else "unsaid"
 
 
 def _callable_tools(prompt: Prompt) -> RequestTools:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from typing import Literal
 
 from runtime.types import Chunk, FinishReason, ReasoningDelta, TextDelta, TokenLogprobs
-from runtime.worker.dialects.calls import CallReader, RequestTools
+from runtime.worker.dialects.calls import CallReader
 from runtime.worker.dialects.dialect import (
     ANSWER,
     HEADER,
@@ -21,14 +22,17 @@ from runtime.worker.dialects.dialect import (
     Dialect,
     transitions,
 )
+from runtime.worker.dialects.tools import RequestTools
 
-__all__ = ["Dialect", "OutputParser"]
+__all__ = ["Dialect", "OutputParser", "ReasoningBlock"]
 
 # The package re-exports a function under the module's name.
 _TextStateMachine = importlib.import_module("mlx_lm.generate").TextStateMachine
 
 ORPHAN = "orphan_think_end"
 """Text that was already said turned out to be reasoning: its block closed, but never opened."""
+
+ReasoningBlock = Literal["open", "closed", "unsaid"]
 
 _NO_TOOLS = RequestTools.of(())
 
@@ -39,8 +43,8 @@ class OutputParser:
     Stop strings end the answer, not the reasoning, and are not part of it. Blank lines around
     reasoning and before a tool call belong to the template and are dropped. A tool call that
     cannot be understood is given to the client as the text it was; `notes` say why. In a
-    constrained answer nothing but stop strings is a mark. With `may_be_orphan` the prompt said
-    nothing about reasoning: a block may close that was not opened.
+    constrained answer nothing but stop strings is a mark. `reasoning` says how the prompt left its
+    block; where it said nothing, one may close that was not opened.
     """
 
     def __init__(
@@ -50,8 +54,7 @@ class OutputParser:
         index: int,
         stop: tuple[str, ...] = (),
         tools: RequestTools = _NO_TOOLS,
-        starts_in_reasoning: bool = False,
-        may_be_orphan: bool = True,
+        reasoning: ReasoningBlock = "unsaid",
         is_constrained: bool = False,
     ) -> None:
         self._dialect = dialect
@@ -65,14 +68,14 @@ class OutputParser:
         self._has_spoken = False
         self._held = ""
         self._header = ""
-        self._skips_blank = self._has_tools or starts_in_reasoning
-        self._may_be_orphan = may_be_orphan
+        self._skips_blank = self._has_tools or reasoning == "open"
+        self._may_be_orphan = reasoning == "unsaid"
         self._is_constrained = is_constrained
         self._logprobs: list[TokenLogprobs] = []
         self._notes: list[str] = []
         self._machine = _TextStateMachine(transitions(dialect, stop, has_tools=self._has_tools))
         self._state = self._machine.make_state(
-            REASONING if starts_in_reasoning else dialect.initial
+            REASONING if reasoning == "open" else dialect.initial
         )
 
     @property

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from runtime.types import Chunk, ReasoningDelta, TextDelta, Tool
 from runtime.types import ToolCallDelta as Call
 from runtime.worker.dialects import harmony
-from runtime.worker.dialects.calls import RequestTools
 from runtime.worker.dialects.dialect import Dialect
-from runtime.worker.dialects.json_value import JsonObject
+from runtime.worker.dialects.tools import RequestTools
 from runtime.worker.output import OutputParser
 
 SCHEMA = {
@@ -333,20 +332,20 @@ def test_channels_are_told_apart(turn: str, expected: tuple[str, str]):
 
 
 @pytest.mark.parametrize(
-    ("turn", "may_be_orphan", "expected"),
+    ("turn", "block", "expected"),
     [
-        ("\n</think>\nyes", False, ("yes", ())),
-        ("\n</think>\nyes", True, ("yes", ())),
-        ("hm\n</think>\nyes", True, ("hmyes", ("orphan_think_end",))),
-        ("the </think> tag", False, ("the </think> tag", ())),
-        ("a<think>b</think>the </think> tag", True, ("athe </think> tag", ())),
+        ("\n</think>\nyes", "closed", ("yes", ())),
+        ("\n</think>\nyes", "unsaid", ("yes", ())),
+        ("hm\n</think>\nyes", "unsaid", ("hmyes", ("orphan_think_end",))),
+        ("the </think> tag", "closed", ("the </think> tag", ())),
+        ("a<think>b</think>the </think> tag", "unsaid", ("athe </think> tag", ())),
     ],
 )
 def test_a_block_that_closes_without_having_opened(
-    turn: str, may_be_orphan: bool, expected: tuple[str, tuple[str, ...]]
+    turn: str, block: str, expected: tuple[str, tuple[str, ...]]
 ):
     for pieces in ([turn], list(turn)):
-        said = told(pieces, dialect("glm47"), may_be_orphan=may_be_orphan)
+        said = told(pieces, dialect("glm47"), reasoning=block)
         assert (said.text, said.notes) == expected
 
 
@@ -363,60 +362,3 @@ def test_in_a_constrained_answer_only_stop_strings_are_marks(turn: str, expected
         said = told(pieces, dialect("json_tools"), is_constrained=True, stop=("STOP",))
         assert said.text == (expected or turn)
         assert said.calls == ()
-
-
-# JSON, character by character
-
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(
-    value=st.dictionaries(st.text(max_size=5), VALUES, max_size=4),
-    indent=st.sampled_from([None, 1]),
-    ascii_only=st.booleans(),
-    data=st.data(),
-)
-def test_a_json_object_is_said_as_it_is(
-    value: dict[str, Any], indent: int | None, ascii_only: bool, data: st.DataObject
-):
-    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
-    reader = JsonObject()
-    end = data.draw(st.integers(0, len(text)))
-    first, nothing = reader.feed(text[:end])
-    second, rest = reader.feed(text[end:] + "} rest")
-    assert (first + second, nothing, rest) == (text, "", "} rest")
-    assert reader.is_done
-    assert not reader.is_broken
-    assert not reader.is_repaired
-
-
-@given(
-    text=st.text('{}[]:,"\\ua1-+.eE truefalsn\n', max_size=12).map(lambda text: "{" + text),
-)
-def test_what_is_read_to_its_end_is_json_and_what_is_json_is_read(text: str):
-    reader = JsonObject()
-    said, rest = reader.feed(text)
-    if reader.is_done:
-        json.loads(said)
-        return
-    assert reader.is_broken == bool(rest)
-    with pytest.raises(json.JSONDecodeError):
-        json.loads(text)
-
-
-@pytest.mark.parametrize(
-    "text", ['{"a": 01}', '{"a": 1.}', '{"a" 1}', '{"a": 1,}', "{1: 2}", '{"a": [1}']
-)
-def test_what_is_no_json_breaks(text: str):
-    reader = JsonObject()
-    reader.feed(text)
-    assert reader.is_broken
-    assert not reader.is_done

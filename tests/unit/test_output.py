@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from runtime.types import Chunk, ReasoningDelta, TextDelta, TokenLogprob, TokenLogprobs, Tool
 from runtime.types import ToolCallDelta as Call
-from runtime.worker.dialects.calls import RequestTools
 from runtime.worker.dialects.dialect import Dialect
+from runtime.worker.dialects.tools import RequestTools
 from runtime.worker.output import OutputParser
 
 
@@ -62,7 +62,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, str, list[tuple[int, str, str]
     ("hello  world \n", {}, ("hello  world \n", "", [])),
     ("  hello", {}, ("  hello", "", [])),
     ("<think>\na b\n</think>\n\nyes", {}, ("yes", "a b", [])),
-    ("a b\n</think>\n\nyes", {"starts_in_reasoning": True}, ("yes", "a b", [])),
+    ("a b\n</think>\n\nyes", {"reasoning": "open"}, ("yes", "a b", [])),
     ("<think>a  \n b", {}, ("", "a  \n b", [])),
     ("<think>\n\n</think>\n\nyes", {}, ("yes", "", [])),
     ("a<think>b</think>c", {}, ("ac", "b", [])),

@@ -14,6 +14,7 @@ from typing import Any, cast
 from runtime.types import Tool, ToolCall, ToolCallDelta
 from runtime.worker.dialects.dialect import Dialect
 from runtime.worker.dialects.streams import Argued, CallStream, Opened, Piece, form_of
+from runtime.worker.dialects.tools import FREEFORM_ARGUMENT, RequestTools, schema_of
 
 UNCLOSED = "unclosed_tool_call"
 MALFORMED = "malformed_tool_call"
@@ -21,17 +22,6 @@ UNKNOWN = "unknown_tool"
 REPAIRED = "repaired_tool_call"
 EXTRA = "extra_tool_call"
 """A further call than the request allows; it was dropped."""
-
-FREEFORM_ARGUMENT = "input"
-FREEFORM_SCHEMA = json.dumps(
-    {
-        "type": "object",
-        "properties": {FREEFORM_ARGUMENT: {"type": "string"}},
-        "required": [FREEFORM_ARGUMENT],
-        "additionalProperties": False,
-    }
-)
-"""What a tool that takes one text looks like to the model."""
 
 # Where a call cut off before its mark of the end is whole all the same: it ends with one of these.
 _INNER_ENDS: Mapping[str, tuple[str, ...]] = {
@@ -54,38 +44,6 @@ _GLM_LIKE = frozenset({"glm47", "laguna"})
 
 class UnknownTool(ValueError):
     """The call is well-formed, but its name is none of the request's tools."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTools:
-    """The tools of a request as its calls are checked against, made once per request."""
-
-    by_name: Mapping[str, Tool]
-    definitions: list[dict[str, Any]]
-    is_parallel: bool = True
-
-    @classmethod
-    def of(cls, tools: tuple[Tool, ...], *, is_parallel: bool = True) -> RequestTools:
-        """The tools that may be called; parsers find the arguments' types in `definitions`."""
-        definitions = [
-            {"type": "function", "function": {"name": tool.name, "parameters": schema_of(tool)}}
-            for tool in tools
-        ]
-        return cls({tool.name: tool for tool in tools}, definitions, is_parallel)
-
-    @property
-    def streamed_names(self) -> frozenset[str]:
-        """Those whose arguments are said as they are written."""
-        return frozenset(name for name, tool in self.by_name.items() if not tool.is_freeform)
-
-
-def schema_of(tool: Tool) -> dict[str, Any]:
-    """The JSON schema of a tool's arguments; `{}` where it has none that is an object."""
-    try:
-        schema = json.loads(FREEFORM_SCHEMA if tool.is_freeform else tool.parameters)
-    except ValueError:
-        return {}
-    return cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
 
 
 @dataclass(slots=True)

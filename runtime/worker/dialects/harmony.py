@@ -59,7 +59,7 @@ def dialect() -> Dialect:
     )
 
 
-def parse_tool_call(text: str, tools: Any = None) -> dict[str, Any]:  # noqa: ARG001
+def parse_tool_call(text: str, tools: Any = None) -> dict[str, object]:  # noqa: ARG001
     """`functions.name <|constrain|>json<|message|>{...}`, what follows `to=`.
 
     Raises:
