@@ -13,15 +13,17 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
 from api import admin, health
+from api.anthropic.errors import anthropic_error, speaks_anthropic
+from api.anthropic.messages import count_tokens, messages
 from api.body import HttpRequest
 from api.deps import Gate
 from api.errors import ErrorDesk
 from api.jobs import Jobs
 from api.log import RequestLog, configure_logging
 from api.metrics import Metrics
+from api.models import get_model, list_models
 from api.openai.chat import chat_completions
 from api.openai.completions import completions
-from api.openai.models import get_model, list_models
 from api.version import VERSION
 from runtime.catalog import Catalog
 from runtime.errors import SettingsError, UnknownModel
@@ -87,6 +89,8 @@ def create_app(
         route_handlers=[
             chat_completions,
             completions,
+            messages,
+            count_tokens,
             list_models,
             get_model,
             health.live,
@@ -99,7 +103,7 @@ def create_app(
             "gate": Provide(lambda: gate, use_cache=True, sync_to_thread=False),
             "history": Provide(lambda: history, use_cache=True, sync_to_thread=False),
         },
-        exception_handlers=ErrorDesk(()).handlers,
+        exception_handlers=ErrorDesk([(speaks_anthropic, anthropic_error)]).handlers,
         lifespan=[supervised],
         request_class=HttpRequest,
         request_max_body_size=settings.max_body_bytes,

@@ -94,6 +94,11 @@ class Gate:
         """
         return self._catalog.resolve(name) if name else self._catalog.default()
 
+    def is_loaded(self, spec: ModelSpec) -> bool:
+        """Whether a request need not wait for the model to be loaded."""
+        states = (one.state for one in self.status() if one.spec.id == spec.id)
+        return next(states, "cold") in ("ready", "busy")
+
     def status(self) -> tuple[ModelStatus, ...]:
         """Every model that can be named."""
         return self._supervisor.status()

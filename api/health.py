@@ -50,7 +50,7 @@ def live() -> Live:
 
 
 @head(
-    ["/health/live", "/health", "/"],
+    ["/health/live", "/health", "/", "/api/hello"],
     tags=["Health"],
     media_type=MediaType.TEXT,
     sync_to_thread=False,

@@ -79,12 +79,13 @@ class RequestLog:
             return
         record = RequestRecord(_request_id(scope))
         scope.setdefault("state", {})["record"] = record
-        header = (b"x-request-id", record.request_id.encode())
+        # Anthropic's clients know the id by the second name.
+        headers = [(name, record.request_id.encode()) for name in (b"x-request-id", b"request-id")]
 
         async def recorded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message["headers"], header]
+                message["headers"] = [*message["headers"], *headers]
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=record.request_id):

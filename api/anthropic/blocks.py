@@ -1,0 +1,150 @@
+"""Content blocks as clients send them. A type that is not here is skipped and reported."""
+
+from __future__ import annotations
+
+import msgspec
+
+from api.anthropic.schemas import EMPTY_OBJECT, Body, CacheControl, Content
+from api.body import decoded_at
+from api.images import image_of
+from api.refusal import refuse
+from runtime.types import Image
+
+
+class AnyBlock(Body):
+    type: str
+
+
+class TextBlock(Body):
+    text: str
+    cache_control: CacheControl | None = None
+
+
+class ThinkingBlock(Body):
+    thinking: str = ""
+    signature: str | None = None
+
+
+class ToolUseBlock(Body):
+    id: str
+    name: str
+    input: msgspec.Raw = EMPTY_OBJECT
+    cache_control: CacheControl | None = None
+
+
+class ToolResultBlock(Body):
+    tool_use_id: str
+    content: Content | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class Source(Body):
+    """Where a picture or document is: `base64`, `url`, `text`, `content` or `file`."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
+class ImageBlock(Body):
+    source: Source
+    cache_control: CacheControl | None = None
+
+
+class DocumentBlock(Body):
+    source: Source
+    title: str | None = None
+    context: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class SearchResultBlock(Body):
+    content: list[TextBlock]
+    source: str = ""
+    title: str = ""
+    cache_control: CacheControl | None = None
+
+
+class ToolReferenceBlock(Body):
+    tool_name: str
+    cache_control: CacheControl | None = None
+
+
+Block = (
+    TextBlock
+    | ThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ToolReferenceBlock
+)
+
+KINDS: dict[str, type[Block]] = {
+    "text": TextBlock,
+    "thinking": ThinkingBlock,
+    "tool_use": ToolUseBlock,
+    "tool_result": ToolResultBlock,
+    "image": ImageBlock,
+    "document": DocumentBlock,
+    "search_result": SearchResultBlock,
+    "tool_reference": ToolReferenceBlock,
+}
+
+
+def block_at(raw: msgspec.Raw, path: str) -> Block | str:
+    """The block, or the name of its type when that is not known.
+
+    Raises:
+        InvalidRequest: it is no block, or lacks what its type needs; `param` is the field's path.
+    """
+    kind = decoded_at(raw, AnyBlock, path).type
+    block_type = KINDS.get(kind)
+    return kind if block_type is None else decoded_at(raw, block_type, path)
+
+
+def picture_at(block: ImageBlock, at: int, path: str) -> Image:
+    """The picture in a block; `at` is its place in the text.
+
+    Raises:
+        InvalidRequest: it is in a place that cannot be read, or damaged.
+    """
+    source = block.source
+    if source.type not in ("base64", "url"):
+        refuse(
+            f"{path}.source",
+            f"is of type {source.type[:64]!r}: send the image itself (base64) or its url.",
+        )
+    if source.type == "url":
+        url = source.url
+    else:
+        url = f"data:{source.media_type};base64,{source.data}" if source.data else None
+    if not url:
+        missing = "url" if source.type == "url" else "data"
+        refuse(f"{path}.source.{missing}", "is missing: it is required.")
+    return image_of(url, at, path)
+
+
+def document_text(block: DocumentBlock, path: str) -> str:
+    """A document as text.
+
+    Raises:
+        InvalidRequest: it is no plain text.
+    """
+    source = block.source
+    if source.type != "text" or source.data is None:
+        refuse(
+            path,
+            f"is a document of type {(source.media_type or source.type)[:64]!r}, which is not "
+            "supported: send its text, as a text block or as a source of type 'text'.",
+        )
+    return "\n".join(part for part in (block.title, block.context, source.data) if part)
+
+
+def search_result_text(block: SearchResultBlock) -> str:
+    """A search result as text."""
+    texts = (text.text for text in block.content)
+    return "\n".join(part for part in (block.title, block.source, *texts) if part)

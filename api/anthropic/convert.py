@@ -1,0 +1,284 @@
+"""Anthropic's requests, checked and turned into the runtime's own; a refusal names its field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from api.anthropic.breakpoints import Breakpoints
+from api.anthropic.schemas import (
+    ContextEdit,
+    ContextManagement,
+    CountRequest,
+    MessagesRequest,
+    Metadata,
+    OutputFormat,
+    ThinkingField,
+    ToolChoiceField,
+    ToolDefinition,
+)
+from api.anthropic.transcript import Transcript
+from api.images import refuse_unseen
+from api.lineage import Caller
+from api.refusal import refuse
+from runtime.settings import Settings
+from runtime.types import (
+    CacheParams,
+    ChatPrompt,
+    Constraint,
+    GenerateRequest,
+    Message,
+    ModelSpec,
+    SamplingParams,
+    Thinking,
+    Tool,
+    ToolChoice,
+)
+
+MAX_STOPS = 64
+MAX_IGNORED = 32
+CHOICES: dict[str, Literal["auto", "none", "required"]] = {
+    "auto": "auto",
+    "any": "required",
+    "tool": "required",
+    "none": "none",
+}
+# They change nothing in an answer by themselves, so that nobody need be told.
+SILENT_FIELDS = frozenset({"anthropic_version", "betas", "diagnostics", "inference_geo", "speed"})
+
+
+class Asked(NamedTuple):
+    """A request in the runtime's terms, and what its answer must know of it.
+
+    `has_breakpoints` says that the client uses prompt caching, `shows_thinking` that it wants to
+    read the thoughts; `ignored` names the fields that had no effect.
+    """
+
+    request: GenerateRequest
+    ignored: tuple[str, ...] = ()
+    has_breakpoints: bool = False
+    shows_thinking: bool = True
+
+
+class Door(NamedTuple):
+    """What a request is turned around with."""
+
+    spec: ModelSpec
+    settings: Settings
+    caller: Caller = Caller()
+    field_names: Iterable[str] = ()
+    """All names in the body, unknown ones too."""
+
+
+def messages_to_generate(data: MessagesRequest, request_id: str, door: Door) -> Asked:
+    """The request as the runtime understands it.
+
+    Raises:
+        InvalidRequest: a field cannot be served; `param` is its path.
+    """
+    asked = count_to_generate(data, request_id, door)
+    output_format, path = _format(data)
+    request = msgspec.structs.replace(
+        asked.request,
+        work="prefill" if data.max_tokens == 0 else "generate",
+        sampling=SamplingParams(
+            temperature=data.temperature,
+            top_p=data.top_p,
+            top_k=None if data.top_k is None else max(data.top_k, 0),
+        ),
+        constraint=_constraint(output_format, path),
+        max_tokens=data.max_tokens or None,
+        stop=_stop(data.stop_sequences or ()),
+        cache=CacheParams(
+            mode=data.cache_mode or "full",
+            ttl_s=data.ttl,
+            session_id=door.caller.session_id((data.session_id,), (_session(data.metadata),)),
+        ),
+    )
+    return asked._replace(request=request)
+
+
+def count_to_generate(data: CountRequest, request_id: str, door: Door) -> Asked:
+    """A request that only counts the prompt's tokens, of the very prompt that would be answered.
+
+    Raises:
+        InvalidRequest: a field cannot be served; `param` is its path.
+    """
+    if not data.messages:
+        refuse("messages", "must not be empty: at least one message is required.")
+    breakpoints = Breakpoints()
+    tools = _tools(data.tools or (), breakpoints)
+    transcript = Transcript(breakpoints)
+    transcript.add_system(data.system, "system")
+    for i, turn in enumerate(data.messages):
+        transcript.add(turn, f"messages[{i}]")
+    if not transcript.messages:
+        refuse("messages", "have no content that is known here: say something in them.")
+    refuse_unseen(transcript.messages, door.spec)
+    keep_s = breakpoints.keep_s(data.cache_control, "")
+    request = GenerateRequest(
+        request_id=request_id,
+        model=door.spec.id,
+        work="count",
+        client=door.caller.client,
+        prompt=ChatPrompt(
+            messages=_kept(transcript.messages, keep_s),
+            tools=tools,
+            tool_choice=_tool_choice(data.tool_choice, tools),
+            thinking=_thinking(data),
+        ),
+        deadline_s=door.settings.request_deadline_s,
+    )
+    ignored = [
+        *_unknown_fields(door.field_names),
+        *_unserved(data),
+        *transcript.ignored,
+    ]
+    return Asked(
+        request=request,
+        ignored=tuple(ignored[:MAX_IGNORED]),
+        has_breakpoints=breakpoints.count > 0,
+        shows_thinking=data.thinking is None or data.thinking.display != "omitted",
+    )
+
+
+def _kept(messages: Sequence[Message], keep_s: float | None) -> tuple[Message, ...]:
+    """The messages, the last of them kept at least that long."""
+    if keep_s is None:
+        return tuple(messages)
+    *earlier, last = messages
+    longest = max(keep_s, last.keep_s or 0.0)
+    return (*earlier, msgspec.structs.replace(last, keep_s=longest))
+
+
+def _tools(definitions: Sequence[ToolDefinition], breakpoints: Breakpoints) -> tuple[Tool, ...]:
+    return tuple(
+        _tool(definition, f"tools[{i}]", breakpoints) for i, definition in enumerate(definitions)
+    )
+
+
+def _tool(definition: ToolDefinition, path: str, breakpoints: Breakpoints) -> Tool:
+    if definition.type not in (None, "custom"):
+        refuse(
+            path,
+            f"is {definition.name[:64] or 'a tool'!r} of type {definition.type[:64]!r}, which "
+            "Anthropic's own servers run or define: leave it out, or give a tool of your own with "
+            "an input_schema.",
+        )
+    if not definition.name:
+        refuse(f"{path}.name", "is missing: it is required.")
+    return Tool(
+        name=definition.name,
+        description=definition.description,
+        parameters=_schema(definition.input_schema, f"{path}.input_schema"),
+        is_strict=bool(definition.strict),
+        is_deferred=bool(definition.defer_loading),
+        keep_s=breakpoints.keep_s(definition.cache_control, path),
+    )
+
+
+def _schema(raw: msgspec.Raw, path: str) -> str:
+    text = bytes(raw).decode(errors="replace")
+    if text == "null":
+        return "{}"
+    if not text.startswith("{"):
+        refuse(path, "must be a JSON schema, that is an object.")
+    return text
+
+
+def _tool_choice(given: ToolChoiceField | None, tools: Sequence[Tool]) -> ToolChoice:
+    if given is None:
+        return ToolChoice()
+    mode = CHOICES.get(given.type)
+    if mode is None:
+        refuse("tool_choice.type", f"is {given.type[:64]!r}: use one of {', '.join(CHOICES)}.")
+    if mode == "required" and not tools:
+        refuse("tool_choice", "needs tools: give them, or leave it out.")
+    return ToolChoice(
+        mode=mode,
+        name=_chosen(given, tools) if given.type == "tool" else None,
+        is_parallel=not given.disable_parallel_tool_use,
+    )
+
+
+def _chosen(given: ToolChoiceField, tools: Sequence[Tool]) -> str:
+    if given.name is None or all(tool.name != given.name for tool in tools):
+        refuse("tool_choice.name", "must be the name of one of the tools.")
+    return given.name
+
+
+def _thinking(data: CountRequest) -> Thinking:
+    """Without `thinking` there is none, as in Anthropic's API."""
+    effort = data.output_config.effort if data.output_config is not None else None
+    match data.thinking:
+        case None | ThinkingField(type="disabled"):
+            return Thinking(is_enabled=False)
+        case ThinkingField(type="enabled", budget_tokens=budget):
+            return Thinking(is_enabled=True, effort=effort, budget_tokens=budget)
+        case ThinkingField(type="adaptive"):
+            return Thinking(is_enabled=True, effort=effort)
+        case _:
+            return Thinking(effort=effort)
+
+
+def _format(data: CountRequest) -> tuple[OutputFormat | None, str]:
+    """What the answer's text must be, and where that is said."""
+    if data.output_config is not None and data.output_config.format is not None:
+        return data.output_config.format, "output_config.format"
+    return data.output_format, "output_format"
+
+
+def _constraint(given: OutputFormat | None, path: str) -> Constraint | None:
+    if given is None:
+        return None
+    if given.type != "json_schema":
+        refuse(f"{path}.type", f"is {given.type[:64]!r}: the only one is 'json_schema'.")
+    return Constraint(kind="json_schema", text=_schema(given.schema, f"{path}.schema"))
+
+
+def _stop(stops: Sequence[str]) -> tuple[str, ...]:
+    if len(stops) > MAX_STOPS:
+        refuse("stop_sequences", f"has {len(stops)} entries, at most {MAX_STOPS} are served.")
+    if "" in stops:
+        refuse("stop_sequences", "must not contain an empty string: remove it.")
+    return tuple(stops)
+
+
+class _ClaudeCodeUser(msgspec.Struct, gc=False):
+    session_id: str | None = None
+
+
+def _session(metadata: Metadata | None) -> str | None:
+    """The conversation's name in `metadata.user_id`: Claude Code writes JSON, or `…_session_…`."""
+    if metadata is None or metadata.user_id is None:
+        return None
+    user_id = metadata.user_id
+    try:
+        return msgspec.json.decode(user_id, type=_ClaudeCodeUser).session_id or user_id
+    except (msgspec.DecodeError, RecursionError):
+        return user_id.rpartition("_session_")[2]
+
+
+def _unknown_fields(names: Iterable[str]) -> list[str]:
+    known = {*MessagesRequest.__struct_fields__, *SILENT_FIELDS}
+    return sorted(name[:64] for name in names if name not in known)
+
+
+def _unserved(data: CountRequest) -> list[str]:
+    """Known fields that have no effect here."""
+    unserved = [
+        f"context_management.edits[{i}] ({edit.type[:64]})"
+        for i, edit in enumerate(_edits(data.context_management))
+        if edit.keep is None or bytes(edit.keep) != b'"all"'
+    ]
+    if data.thinking is not None and data.thinking.type not in ("enabled", "adaptive", "disabled"):
+        unserved.append(f"thinking ({data.thinking.type[:64]})")
+    if data.messages[-1].role == "assistant":
+        unserved.append("messages[-1] (the answer begins anew instead of continuing it)")
+    return unserved
+
+
+def _edits(given: ContextManagement | None) -> Sequence[ContextEdit]:
+    return given.edits or () if given is not None else ()

@@ -1,0 +1,106 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import msgspec
+from litestar import Response, post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
+
+from api.anthropic.convert import Asked, Door, count_to_generate, messages_to_generate
+from api.anthropic.frame import Frame, stop_of, usage_of
+from api.anthropic.schemas import CountRequest, MessageAnswer, MessagesRequest, TokenCount
+from api.anthropic.stream import Blocks, MessageStream, answered
+from api.body import HttpRequest
+from api.cache_header import cache_header
+from api.deps import Gate
+from api.errors import documented
+from api.hearth_info import hearth_of
+from api.lineage import caller_of
+from api.record import Tally, record_of
+from api.sse import EventStream, Pace, open_stream, unless_left, whole
+from runtime.errors import ContextTooLong
+from runtime.types import Chunk, Finished, ModelSpec
+
+MAX_SILENCE_S = 15.0
+
+
+@post("/v1/messages", status_code=200, tags=["Anthropic"], responses=documented(MessageAnswer))
+async def messages(
+    data: JSONBody[MessagesRequest], request: HttpRequest, gate: NamedDependency[Gate]
+) -> Response[MessageAnswer] | EventStream:
+    """Continue a conversation; with `stream`, as server-sent events."""
+    spec = gate.spec(data.model)
+    frame = Frame(data.model or spec.id)
+    asked = messages_to_generate(data, frame.id, await _door(request, gate, spec))
+    is_loaded = gate.is_loaded(spec)
+    answer = gate.submit(request.scope, [asked.request])
+    if data.stream:
+        stream = MessageStream(frame, answer, asked, record_of(request.scope).request_id)
+        keep_alive_s = min(gate.settings.keep_alive_s, MAX_SILENCE_S)
+        # Who waits for a model to load hears so at once; otherwise a refusal gets its status.
+        patience_s = keep_alive_s if is_loaded else 0.0
+        return await open_stream(request, answer, stream, Pace(patience_s, keep_alive_s))
+    content = _Content()
+    await whole(request, answer, content.take)
+    return Response(
+        content.message(frame, asked, answer.tally),
+        headers=cache_header(answer.tally.least_cached),
+    )
+
+
+@post(
+    "/v1/messages/count_tokens",
+    status_code=200,
+    tags=["Anthropic"],
+    responses=documented(TokenCount),
+)
+async def count_tokens(
+    data: JSONBody[CountRequest], request: HttpRequest, gate: NamedDependency[Gate]
+) -> TokenCount:
+    """How many tokens the same request to `/v1/messages` would have, rendered by the model."""
+    spec = gate.spec(data.model)
+    asked = count_to_generate(
+        data, record_of(request.scope).request_id, await _door(request, gate, spec)
+    )
+    answer = gate.submit(request.scope, [asked.request])
+    try:
+        await unless_left(request.receive, answer.accepted())
+    except ContextTooLong as error:
+        return TokenCount(error.num_tokens)
+    finally:
+        answer.close()
+    return TokenCount(answer.num_prompt_tokens)
+
+
+async def _door(request: HttpRequest, gate: Gate, spec: ModelSpec) -> Door:
+    names = msgspec.json.decode(await request.body(), type=dict[str, msgspec.Raw])
+    return Door(spec, gate.settings, caller_of(request.headers), names)
+
+
+class _Content:
+    """A whole answer while it is put together."""
+
+    def __init__(self) -> None:
+        self._blocks = Blocks()
+        self._finished: Finished | None = None
+
+    def take(self, chunk: Chunk) -> None:
+        """Take up a chunk."""
+        if isinstance(chunk, Finished):
+            self._finished = chunk
+        else:
+            self._blocks.take(chunk)
+
+    def message(self, frame: Frame, asked: Asked, tally: Tally) -> MessageAnswer:
+        """The message that it became."""
+        reason, stop = stop_of(self._finished, asked)
+        return MessageAnswer(
+            id=frame.id,
+            model=frame.model,
+            content=[answered(block, asked) for block in self._blocks.finish()],
+            usage=usage_of(tally, asked),
+            stop_reason=reason,
+            stop_sequence=stop,
+            hearth=hearth_of(tally, asked.ignored),
+        )

@@ -1,0 +1,33 @@
+"""The signature of a thinking block: the thoughts themselves, so that they come back whole.
+
+Clients return it untouched even where the thoughts were not shown or were shortened. It proves
+nothing, and needs not: whoever could forge it writes the prompt anyway.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+
+_PREFIX = "hearth1."
+MAX_BYTES = 1 << 22
+
+
+def sign(reasoning: str) -> str:
+    """The signature of these thoughts."""
+    packed = zlib.compress(reasoning.encode(errors="replace"))
+    return _PREFIX + base64.b64encode(packed).decode()
+
+
+def reasoning_in(signature: str) -> str | None:
+    """The thoughts that were signed; None when the signature is not ours or damaged."""
+    if not signature.startswith(_PREFIX):
+        return None
+    unpacker = zlib.decompressobj()
+    try:
+        packed = base64.b64decode(signature.removeprefix(_PREFIX), validate=True)
+        reasoning = unpacker.decompress(packed, MAX_BYTES)
+        return reasoning.decode() if unpacker.eof else None
+    except (binascii.Error, zlib.error, UnicodeDecodeError, ValueError):
+        return None

@@ -1,0 +1,209 @@
+"""An answer as the events of Anthropic's stream, or as the blocks of a whole message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from api.answer import Answer
+from api.anthropic.convert import Asked
+from api.anthropic.errors import error_answer
+from api.anthropic.frame import Frame, encode, planned_usage, stop_of, usage_of
+from api.anthropic.schemas import (
+    EMPTY_OBJECT,
+    ContentAnswer,
+    MessageAnswer,
+    TextAnswer,
+    ThinkingAnswer,
+    ToolUseAnswer,
+)
+from api.anthropic.signature import sign
+from api.errors import refusal_of
+from api.hearth_info import hearth_of
+from runtime.errors import HearthError
+from runtime.types import Chunk, Finished, ReasoningDelta, TextDelta, ToolCallDelta
+
+Kind = Literal["thinking", "text", "tool_use"]
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+
+class Block:
+    """One content block while it is written."""
+
+    def __init__(self, kind: Kind, index: int, call: ToolCallDelta | None = None) -> None:
+        self.kind: Kind = kind
+        self.index = index
+        self.call = call
+        self.pieces: list[str] = []
+
+    @property
+    def content(self) -> str:
+        return "".join(self.pieces)
+
+
+class Blocks:
+    """Sorts chunks into blocks, in the order in which the model wrote them."""
+
+    def __init__(self) -> None:
+        self.done: list[Block] = []
+        self.open: Block | None = None
+
+    def take(self, chunk: Chunk) -> tuple[Block | None, str]:
+        """The block that this chunk begins, None when it goes on with the open one, and its text.
+
+        What was open before is then the last one of `done`.
+        """
+        match chunk:
+            case ReasoningDelta(text=text) if text:
+                return self._go_on("thinking"), self._add(text)
+            case TextDelta(text=text) if text:
+                return self._go_on("text"), self._add(text)
+            case ToolCallDelta(id=None, arguments=text):
+                return None, self._add(text)
+            case ToolCallDelta(arguments=text):
+                return self._begin("tool_use", chunk), self._add(text)
+            case _:
+                return None, ""
+
+    def finish(self) -> list[Block]:
+        """All blocks, none of which is open any longer."""
+        if self.open is not None:
+            self.done.append(self.open)
+            self.open = None
+        return self.done
+
+    def _go_on(self, kind: Kind) -> Block | None:
+        return None if self.open is not None and self.open.kind == kind else self._begin(kind)
+
+    def _begin(self, kind: Kind, call: ToolCallDelta | None = None) -> Block:
+        self.open = Block(kind, len(self.finish()), call)
+        return self.open
+
+    def _add(self, text: str) -> str:
+        if self.open is not None:
+            self.open.pieces.append(text)
+        return text
+
+
+def answered(block: Block, asked: Asked) -> ContentAnswer:
+    """A block of a whole message."""
+    match block:
+        case Block(kind="thinking"):
+            thinking = block.content if asked.shows_thinking else ""
+            return ThinkingAnswer(thinking, sign(block.content))
+        case Block(call=ToolCallDelta() as call):
+            return ToolUseAnswer(call.id or "", call.name or "", _input(block.content))
+        case _:
+            return TextAnswer(block.content)
+
+
+def _input(arguments: str) -> msgspec.Raw:
+    """A call's arguments as an object; what is none is still shown to whoever must repair it."""
+    try:
+        msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return msgspec.Raw(encode({"arguments": arguments}) if arguments else bytes(EMPTY_OBJECT))
+    return msgspec.Raw(arguments.encode())
+
+
+class MessageStream:
+    """An answer as events: its start, its blocks one after another, its end."""
+
+    def __init__(self, frame: Frame, answer: Answer, asked: Asked, request_id: str) -> None:
+        self._frame = frame
+        self._answer = answer
+        self._asked = asked
+        self._request_id = request_id
+        self._blocks = Blocks()
+        self._finished: Finished | None = None
+
+    def opening(self) -> bytes:
+        """The message without content, and what its prompt costs."""
+        message = MessageAnswer(
+            id=self._frame.id,
+            model=self._frame.model,
+            content=[],
+            usage=planned_usage(self._answer, self._asked),
+        )
+        return _event("message_start", message=message)
+
+    def chunks(self, chunks: Sequence[Chunk]) -> bytes:
+        """The deltas, and the borders of blocks where they are."""
+        return b"".join(self._written(chunk) for chunk in chunks)
+
+    def sign_of_life(self, phase: str) -> bytes:
+        """A ping, which is what clients' idle timers count; what it waits for is for people."""
+        return f": {phase}\n\n".encode() + PING
+
+    def failure(self, error: HearthError) -> bytes:
+        """An error event; nothing follows it."""
+        answer = error_answer(refusal_of(error), self._request_id)
+        return b"event: error\ndata: " + encode(answer) + b"\n\n"
+
+    def closing(self) -> bytes:
+        """The end of the last block, how the answer ended and what it cost."""
+        tally = self._answer.tally
+        reason, stop = stop_of(self._finished, self._asked)
+        last = self._blocks.open
+        end = _event(
+            "message_delta",
+            delta={"stop_reason": reason, "stop_sequence": stop},
+            usage=usage_of(tally, self._asked),
+            hearth=hearth_of(tally, self._asked.ignored),
+        )
+        return (self._closed(last) if last is not None else b"") + end + _STOP
+
+    def _written(self, chunk: Chunk) -> bytes:
+        if isinstance(chunk, Finished):
+            self._finished = chunk
+            return b""
+        before = self._blocks.open
+        new, text = self._blocks.take(chunk)
+        block = self._blocks.open
+        events = b""
+        if new is not None:
+            events = (self._closed(before) if before is not None else b"") + _opened(new)
+        return events + (self._delta(block, text) if block is not None and text else b"")
+
+    def _delta(self, block: Block, text: str) -> bytes:
+        match block.kind:
+            case "thinking" if not self._asked.shows_thinking:
+                return b""
+            case "thinking":
+                return _delta(block, b'"thinking_delta","thinking":', text)
+            case "tool_use":
+                return _delta(block, b'"input_json_delta","partial_json":', text)
+            case "text":
+                return _delta(block, b'"text_delta","text":', text)
+
+    def _closed(self, block: Block) -> bytes:
+        stop = _event("content_block_stop", index=block.index)
+        if block.kind != "thinking":
+            return stop
+        return _delta(block, b'"signature_delta","signature":', sign(block.content)) + stop
+
+
+def _opened(block: Block) -> bytes:
+    """The start of a block; behind the first one stands a ping, as in Anthropic's own streams."""
+    match block:
+        case Block(kind="thinking"):
+            content: ContentAnswer = ThinkingAnswer("", "")
+        case Block(call=ToolCallDelta() as call):
+            content = ToolUseAnswer(call.id or "", call.name or "", EMPTY_OBJECT)
+        case _:
+            content = TextAnswer("")
+    start = _event("content_block_start", index=block.index, content_block=content)
+    return start + PING if block.index == 0 else start
+
+
+def _delta(block: Block, head: bytes, text: str) -> bytes:
+    start = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+    return start % block.index + b'"delta":{"type":' + head + encode(text) + b"}}\n\n"
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return f"event: {kind}\ndata: ".encode() + encode({"type": kind, **fields}) + b"\n\n"

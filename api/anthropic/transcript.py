@@ -1,0 +1,182 @@
+"""Anthropic's turns as the runtime's messages: one turn may become several, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from api.anthropic.blocks import (
+    KINDS,
+    Block,
+    DocumentBlock,
+    ImageBlock,
+    SearchResultBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolReferenceBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    block_at,
+    document_text,
+    picture_at,
+    search_result_text,
+)
+from api.anthropic.breakpoints import Breakpoints
+from api.anthropic.schemas import Content, InputMessage
+from api.anthropic.signature import reasoning_in
+from api.refusal import refuse
+from runtime.types import Image, Message, Role, ToolCall
+
+
+@dataclass(slots=True)
+class _Said:
+    """A run of blocks that becomes one message."""
+
+    texts: list[str] = field(default_factory=list[str])
+    reasonings: list[str] = field(default_factory=list[str])
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    images: list[Image] = field(default_factory=list[Image])
+    loaded_tools: list[str] = field(default_factory=list[str])
+    keep_s: float | None = None
+
+    def message(self, role: Role, between: str = "\n") -> Message:
+        return Message(
+            role=role,
+            text=between.join(self.texts),
+            reasoning="\n".join(self.reasonings) or None,
+            tool_calls=tuple(self.calls),
+            images=tuple(self.images),
+            loaded_tools=tuple(self.loaded_tools),
+            keep_s=self.keep_s,
+        )
+
+
+class Transcript:
+    """Give it the system prompt and every turn in their order; `messages` is what they became.
+
+    `ignored` names what was skipped because nobody here knows it.
+    """
+
+    def __init__(self, breakpoints: Breakpoints) -> None:
+        self.messages: list[Message] = []
+        self.ignored: list[str] = []
+        self._breakpoints = breakpoints
+
+    def add_system(self, content: Content | None, path: str) -> None:
+        """A system prompt, a message for each of its blocks.
+
+        Raises:
+            InvalidRequest: a block does not belong there.
+        """
+        for block, at in self._blocks(content, path):
+            said = _Said()
+            self._say(said, block, at)
+            message = said.message("system")
+            if message.text or message.images:
+                self.messages.append(message)
+
+    def add(self, turn: InputMessage, path: str) -> None:
+        """One turn.
+
+        Raises:
+            InvalidRequest: its role is unknown, or a block does not belong into it.
+        """
+        match turn.role:
+            case "user":
+                self._add_user(turn.content, f"{path}.content")
+            case "assistant":
+                self._add_assistant(turn.content, f"{path}.content")
+            case "system" | "developer":
+                self.add_system(turn.content, f"{path}.content")
+            case _:
+                refuse(
+                    f"{path}.role",
+                    f"is {turn.role[:64]!r}, which is not a known role: use user, assistant or "
+                    "system.",
+                )
+
+    def _add_user(self, content: Content | None, path: str) -> None:
+        said, is_said = _Said(), False
+        results = 0
+        for block, at in self._blocks(content, path):
+            if isinstance(block, ToolResultBlock):
+                if is_said:
+                    self.messages.append(said.message("user"))
+                said, is_said = _Said(), False
+                self.messages.append(self._result(block, at))
+                results += 1
+            else:
+                self._say(said, block, at)
+                is_said = True
+        if is_said or not results:
+            self.messages.append(said.message("user"))
+
+    def _result(self, block: ToolResultBlock, path: str) -> Message:
+        said = _Said()
+        for inner, at in self._blocks(block.content, f"{path}.content"):
+            self._say(said, inner, at)
+        self._breakpoints.meet(block.cache_control, path, said)
+        return msgspec.structs.replace(
+            said.message("tool"), tool_call_id=block.tool_use_id, is_error=bool(block.is_error)
+        )
+
+    def _add_assistant(self, content: Content | None, path: str) -> None:
+        said = _Said()
+        for block, at in self._blocks(content, path):
+            match block:
+                case ThinkingBlock():
+                    self._think(said, block, at)
+                case ToolUseBlock():
+                    said.calls.append(_call(block, at))
+                    self._breakpoints.meet(block.cache_control, at, said)
+                case _:
+                    self._say(said, block, at)
+        # What a model wrote in pieces is one text, as it was when it wrote it.
+        self.messages.append(said.message("assistant", between=""))
+
+    def _think(self, said: _Said, block: ThinkingBlock, path: str) -> None:
+        signed = reasoning_in(block.signature) if block.signature else None
+        if reasoning := signed or block.thinking:
+            said.reasonings.append(reasoning)
+        elif block.signature:
+            self.ignored.append(f"{path}.signature")
+
+    def _say(self, said: _Said, block: Block, path: str) -> None:
+        match block:
+            case TextBlock(text=text):
+                said.texts.append(text)
+            case ImageBlock():
+                said.images.append(picture_at(block, len("\n".join(said.texts)), path))
+            case DocumentBlock():
+                said.texts.append(document_text(block, path))
+            case SearchResultBlock():
+                said.texts.append(search_result_text(block))
+            case ToolReferenceBlock(tool_name=name):
+                said.loaded_tools.append(name)
+            case _:
+                name = next(name for name, kind in KINDS.items() if isinstance(block, kind))
+                refuse(path, f"is a {name} block, which has no meaning there: leave it out.")
+        self._breakpoints.meet(block.cache_control, path, said)
+
+    def _blocks(self, content: Content | None, path: str) -> Sequence[tuple[Block, str]]:
+        """The blocks of a content and their paths; a text is one block of text."""
+        if content is None or isinstance(content, str):
+            return [(TextBlock(content), path)] if content else []
+        found: list[tuple[Block, str]] = []
+        for i, raw in enumerate(content):
+            at = f"{path}[{i}]"
+            block = block_at(raw, at)
+            if isinstance(block, str):
+                self.ignored.append(f"{at} ({block[:64]})")
+            else:
+                found.append((block, at))
+        return found
+
+
+def _call(block: ToolUseBlock, path: str) -> ToolCall:
+    arguments = bytes(block.input).decode(errors="replace")
+    if not arguments.startswith("{"):
+        refuse(f"{path}.input", "must be an object: the arguments of the call.")
+    return ToolCall(id=block.id, name=block.name, arguments=arguments)
