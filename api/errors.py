@@ -17,17 +17,32 @@ from litestar.types import Scope
 from api.record import record_of
 from runtime.errors import (
     Aborted,
+    AgentChanged,
+    AgentExists,
     ContextTooLong,
+    Forbidden,
     HearthError,
     InterchangeFailed,
     InvalidRequest,
     LoadFailed,
+    ModelTooLarge,
+    ModelUnavailable,
+    NoRoom,
     NotLocal,
     Overloaded,
+    PoisonRequest,
+    Preempted,
+    QueueTimeout,
     RequestRejected,
+    RequestTimeout,
+    ShuttingDown,
     StoreUnavailable,
+    TurnConflict,
+    Unauthorized,
+    UnknownAgent,
     UnknownConversation,
     UnknownModel,
+    UnknownRequest,
     WorkerDied,
     WorkerError,
     WorkerWedged,
@@ -83,21 +98,39 @@ class Status(NamedTuple):
 
 
 UNEXPECTED = Status(500, "server_error")
+MAX_RETRY_AFTER_S = 60
+"""Some clients give up when they are told to wait for longer."""
+
 STATUSES: dict[type[HearthError], Status] = {
     InvalidRequest: Status(400, "invalid_request_error"),
     InvalidJson: Status(400, "invalid_request_error"),
     ContextTooLong: Status(400, "invalid_request_error"),
     InterchangeFailed: Status(400, "invalid_request_error"),
     NotLocal: Status(403, "permission_error"),
+    Unauthorized: Status(401, "authentication_error"),
+    Forbidden: Status(403, "permission_error"),
     UnknownModel: Status(404, "invalid_request_error"),
     UnknownConversation: Status(404, "invalid_request_error"),
+    UnknownAgent: Status(404, "invalid_request_error"),
+    AgentExists: Status(409, "invalid_request_error"),
+    AgentChanged: Status(409, "invalid_request_error"),
+    TurnConflict: Status(409, "invalid_request_error"),
+    RequestTimeout: Status(408, "invalid_request_error"),
     WrongContentType: Status(415, "invalid_request_error"),
+    UnknownRequest: Status(404, "invalid_request_error"),
+    ModelTooLarge: Status(400, "invalid_request_error"),
+    PoisonRequest: Status(500, "server_error"),
     Overloaded: Status(429, "rate_limit_error"),
+    ShuttingDown: Status(503, "server_error"),
+    QueueTimeout: Status(503, "server_error"),
+    NoRoom: Status(503, "server_error"),
+    Preempted: Status(503, "server_error"),
     ClientLeft: Status(499, "client_left"),
     WorkerError: Status(503, "server_error"),
     LoadFailed: Status(503, "server_error"),
     WorkerDied: Status(503, "server_error"),
     WorkerWedged: Status(503, "server_error"),
+    ModelUnavailable: Status(503, "server_error"),
     Aborted: Status(503, "server_error"),
     StoreUnavailable: Status(503, "server_error"),
 }
@@ -135,7 +168,7 @@ def documented(answer: type[msgspec.Struct]) -> dict[int, ResponseSpec]:
 
 def status_of(error: HearthError) -> Status:
     """Where this error stands in the table; a class without an entry is unexpected."""
-    return _BY_CODE.get(error.code, UNEXPECTED)
+    return _BY_CODE.get(error.code) or STATUSES.get(type(error), UNEXPECTED)
 
 
 class Refusal(NamedTuple):
@@ -162,8 +195,12 @@ def refusal_of(error: HearthError) -> Refusal:
     """What a client is told of this error."""
     status, type_name = status_of(error)
     headers: dict[str, str] = {}
-    if isinstance(error, Overloaded):
-        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, PoisonRequest | ModelTooLarge):
+        headers["x-should-retry"] = "false"
+    elif isinstance(error, Overloaded | WorkerError):
+        headers["retry-after"] = str(min(error.retry_after_s, MAX_RETRY_AFTER_S))
+    elif isinstance(error, Unauthorized):
+        headers["www-authenticate"] = 'Bearer realm="Hearth", Basic realm="Hearth"'
     elif status == 503:
         headers["retry-after"] = "1"
     param = error.param if isinstance(error, RequestRejected) else None
@@ -209,6 +246,10 @@ class ErrorDesk:
             HTTPException: self._on_http_exception,
             Exception: self._on_unexpected,
         }
+
+    def refuse(self, request: AnyRequest, error: HearthError) -> Response[Any]:
+        """The answer to a request that does not get as far as a handler."""
+        return self._answer(request, refusal_of(error))
 
     def _answer(self, request: AnyRequest, refusal: Refusal) -> Response[Any]:
         record = record_of(request.scope)

@@ -65,6 +65,65 @@ class UnknownConversation(RequestRejected):
     code = "conversation_not_found"
 
 
+class UnknownAgent(RequestRejected):
+    """There is no agent of that id, or none any more."""
+
+    code = "agent_not_found"
+
+    def __init__(self, agent_id: str) -> None:
+        super().__init__(
+            f"There is no agent {agent_id[:64]!r}. GET /v1/agents lists those there are.", "id"
+        )
+
+
+class AgentExists(RequestRejected):
+    """An agent of that id was made before."""
+
+    code = "agent_exists"
+
+
+class TurnConflict(RequestRejected):
+    """The agent is not at the turn that the client expects."""
+
+    code = "turn_conflict"
+
+
+class AgentChanged(RequestRejected):
+    """The agent was reset while the request waited or ran; nothing of it was kept."""
+
+    code = "agent_changed"
+
+
+class Unauthorized(RequestRejected):
+    """It needs a key, and there is none or it is not known."""
+
+    code = "invalid_api_key"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key`."
+        )
+
+
+class Forbidden(RequestRejected):
+    """That client may not have that; `code` says why."""
+
+    code = "forbidden"
+
+    def __init__(self, message: str, code: str = "forbidden") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RequestTimeout(RequestRejected):
+    """The client stopped in the middle of its request."""
+
+    code = "request_timeout"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"Nothing more of the request arrived for {limit_s:g} s; send it again.")
+
+
 class NotLocal(RequestRejected):
     """Only this machine's own programs may ask for that."""
 
@@ -93,6 +152,27 @@ class Overloaded(RequestRejected):
         self.retry_after_s = retry_after_s
 
 
+class ShuttingDown(Overloaded):
+    """The server is stopping; another one may take its place."""
+
+    code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("The server is stopping.", retry_after_s=5)
+
+
+class QueueTimeout(Overloaded):
+    """The request waited for as long as it may, and its model did not come."""
+
+    code = "queue_timeout"
+
+
+class NoRoom(Overloaded):
+    """What is pinned leaves no room for the model."""
+
+    code = "no_room"
+
+
 class ModelTooLarge(RequestRejected):
     """The model can never fit into the memory that models may use; sizes in bytes."""
 
@@ -109,16 +189,48 @@ class ModelTooLarge(RequestRejected):
         self.limit_bytes = limit_bytes
 
 
+class Preempted(Overloaded):
+    """The model had to leave before the answer was complete."""
+
+    code = "preempted"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model {model} had to leave before the answer was complete.")
+
+
+class UnknownRequest(RequestRejected):
+    """No request of that id is open."""
+
+    code = "request_not_found"
+
+
+class PoisonRequest(HearthError):
+    """Two processes died of this very request; it is not served again for a while."""
+
+    code = "poison_request"
+
+
 class WorkerError(HearthError):
     """The model's process failed, through no fault of the request."""
 
     code = "model_error"
+    retry_after_s = 1
 
 
 class LoadFailed(WorkerError):
     """The model could not be loaded."""
 
     code = "model_load_failed"
+
+
+class ModelUnavailable(WorkerError):
+    """The model failed too often to be tried again now; worth a retry after `retry_after_s`."""
+
+    code = "model_unavailable"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class WorkerDied(WorkerError):

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from typing import Protocol
 
-from runtime.errors import Aborted, HearthError
+from runtime.errors import Aborted, HearthError, WorkerError
 from runtime.types import CacheUse, Chunk, Failed, Finished, GenerateRequest, PrefillProgress
+
+
+class Owner(Protocol):
+    """Who is told what becomes of a generation; none of it may await."""
+
+    def aborted(self, generation: Generation) -> None:
+        """Nobody wants it any more; wherever it is, it is to be taken out."""
+        ...
+
+    def lost(self, generation: Generation, error: WorkerError) -> bool:
+        """Its worker is gone; whether it waits for another one, instead of failing."""
+        ...
+
+    def spoke(self, generation: Generation) -> None:
+        """The client is told the first thing that cannot be taken back."""
+        ...
+
+    def ended(self, generation: Generation) -> None:
+        """No further chunk will arrive, however it ended."""
+        ...
 
 
 class Generation:
@@ -18,13 +38,15 @@ class Generation:
     of times, and from code that must not await.
     """
 
-    def __init__(self, request: GenerateRequest, on_abort: Callable[[Generation], None]) -> None:
+    def __init__(self, request: GenerateRequest, owner: Owner) -> None:
         self.request = request
         self.phase = "queued"
         """What it waits for, in words for people: `queued`, `loading 40 %`, `prefill 512/4096`."""
         self.cache = CacheUse()
         """What is going to be reused, as far as it is known when the worker takes the request."""
-        self._on_abort = on_abort
+        self.has_spoken = False
+        """Something was delivered that cannot be taken back."""
+        self._owner = owner
         self._deadline_s = time.monotonic() + request.deadline_s
         self._accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._chunks: list[Chunk] = []
@@ -68,7 +90,7 @@ class Generation:
         """Give up the request: it is cancelled wherever it is and no further chunk arrives."""
         if self.is_finished:
             return
-        self._on_abort(self)
+        self._owner.aborted(self)
         self.fail(Aborted("The request was cancelled."))
 
     # What follows is the supervisor's side.
@@ -81,9 +103,9 @@ class Generation:
 
     def push(self, chunk: Chunk) -> None:
         """Deliver a chunk from the worker."""
+        if self.is_finished:
+            return
         match chunk:
-            case _ if self.is_finished:
-                return
             case PrefillProgress(num_done=done, num_total=total):
                 self.phase = f"prefill {done}/{total}"
             case Finished():
@@ -94,9 +116,19 @@ class Generation:
                 pass
         self._chunks.append(chunk)
         self._arrived.set()
+        if not self.has_spoken and not isinstance(chunk, PrefillProgress):
+            self.has_spoken = True
+            self._owner.spoke(self)
+        if self.is_finished:
+            self._owner.ended(self)
 
     def fail(self, error: HearthError) -> None:
-        """End the request with an error: raised by `accepted()`, or the last chunk after it."""
+        """End the request with an error: raised by `accepted()`, or the last chunk after it.
+
+        When it is its worker that failed, the owner may have it wait for another one instead.
+        """
+        if self.is_finished or (isinstance(error, WorkerError) and self._owner.lost(self, error)):
+            return
         if self._accepted.done():
             self.push(Failed(code=error.code, message=error.message))
             return
@@ -104,3 +136,4 @@ class Generation:
         self._accepted.set_exception(error)
         self._accepted.exception()  # a client that left never asks; that is no "never retrieved"
         self._arrived.set()
+        self._owner.ended(self)

@@ -14,11 +14,12 @@ from msgspec import Meta
 
 from runtime.checked_tables import KeyPath, Origin, convert_table, kinds_of
 from runtime.errors import SettingsError
-from runtime.types import SamplingParams, Struct
+from runtime.types import Priority, SamplingParams, Struct
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(gt=0, le=2**48)]
 Seconds = Annotated[float, Meta(gt=0, le=365 * 86_400)]
+KeepAlive = Annotated[float, Meta(ge=-1e9, le=10 * 365 * 86_400)]
 Lifetime = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400)]
 KvBits = Annotated[int, Meta(ge=4, le=8, multiple_of=4)]
 
@@ -41,6 +42,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     Exactly one of `path` (a directory) and `repo` (a repository in the Hugging Face cache), or
     neither when NAME is already a directory in `models_dir` or a cached repository.
+    `keep_alive_s` is how long it stays loaded unused (0: not at all, negative: for ever); a
+    `pinned` one is loaded at boot and stays. `priority` is that of its requests that name none.
     """
 
     path: Path | None = None
@@ -48,6 +51,10 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     aliases: tuple[str, ...] = ()
     context: Positive | None = None
     kv_bits: KvBits | None = None
+    keep_alive_s: KeepAlive | None = None
+    pinned: bool = False
+    prewarm: tuple[str, ...] = ()
+    priority: Priority | None = None
     sampling: SamplingSettings = SamplingSettings()
 
     def __post_init__(self) -> None:
@@ -64,6 +71,16 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     All loaded models together reserve `memory_budget` bytes at most; None means 65 % of the
     machine's memory, or 85 % of what a device recommends. At most `max_loaded_models` are loaded
     at a time; None leaves that to the memory.
+
+    A request waits `max_wait_s` for its model at most. `max_queue` requests may be open, of one
+    model `max_queue_per_model` (None: as many as in all). A model that nobody uses for
+    `model_keep_alive_s` is unloaded (0: at once, negative: never).
+
+    Who may ask. `[api_keys]` maps a tenant's name to the digest of its key, `admin_key` is one for
+    /admin; `hearth key` makes both. Without keys only this machine can ask. A `host` that others
+    can reach needs `allow_remote` and a key. `allowed_hosts` are further names of this server,
+    `allowed_origins` the web pages (`https://name:port`) that may ask it. A client that does not
+    go on sending its request for `send_timeout_s` is cut off.
 
     The KV cache. `kv_disk = false` keeps KV in memory only, else it lies in `kv_dir` (`kv` in
     `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free). A
@@ -89,8 +106,18 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     aliases: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     models: dict[str, ModelSettings] = msgspec.field(default_factory=dict[str, ModelSettings])
 
+    api_keys: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    admin_key: str | None = None
+    allow_remote: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    send_timeout_s: Seconds = 30.0
+
     max_body_bytes: Positive = 64 * 1024 * 1024
     max_queue: Positive = 256
+    max_queue_per_model: Positive | None = None
+    max_wait_s: Seconds = 600.0
+    model_keep_alive_s: KeepAlive = 900.0
     max_choices: Positive = 16
     max_batch: Positive = 32
     memory_budget: Positive | None = None
@@ -101,6 +128,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_timeout_s: Seconds = 10.0
     load_timeout_s: Seconds = 600.0
     stop_timeout_s: Seconds = 30.0
+    spare_worker: bool = True
     prefill_slice: Positive | None = None
     prefill_block_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 250.0
 

@@ -125,7 +125,7 @@ class Supervisor:
         if cache.ttl_s is None:
             cache = msgspec.structs.replace(cache, ttl_s=self._settings.kv_ttl_s)
         request = msgspec.structs.replace(request, sampling=sampling, cache=cache)
-        generation = Generation(request, self._abort)
+        generation = Generation(request, self)
         self._waiting.append((spec, generation))
         self._dispatch()
         return generation
@@ -143,7 +143,21 @@ class Supervisor:
     def _num_open(self) -> int:
         return len(self._waiting) + sum(w.num_running for w in self._workers.values())
 
-    def _abort(self, generation: Generation) -> None:
+    # The owner of the generations
+
+    def lost(self, generation: Generation, error: WorkerError) -> bool:
+        """No second try."""
+        del generation, error
+        return False
+
+    def spoke(self, generation: Generation) -> None:
+        """Nothing follows from that."""
+
+    def ended(self, generation: Generation) -> None:
+        """The worker tells that it has nothing to do."""
+
+    def aborted(self, generation: Generation) -> None:
+        """Neither wait for it nor work for it."""
         self._waiting = [(spec, other) for spec, other in self._waiting if other is not generation]
         for worker in self._workers.values():
             worker.abort(generation)
@@ -226,7 +240,7 @@ class Supervisor:
     def _tell_phases(self) -> None:
         for position, (spec, generation) in enumerate(self._waiting, 1):
             worker = self._workers.get(spec.id)
-            if worker is not None and worker.state in ("starting", "loading"):
+            if worker is not None and worker.state in ("starting", "loading", "warming"):
                 generation.phase = f"loading {worker.load_fraction * 100:.0f} %"
             else:
                 generation.phase = f"queued {position}"
@@ -264,9 +278,9 @@ def _state(worker: WorkerProcess | None, record: _Record) -> ModelState:
     if worker is None:
         return "failed" if record.is_unloadable else "cold"
     match worker.state:
-        case "starting" | "loading":
+        case "starting" | "loading" | "warming":
             return "loading"
         case "ready":
             return "busy" if worker.num_running else "ready"
-        case "stopping" | "stopped":
+        case "flushing" | "stopping" | "stopped":
             return "stopping"
