@@ -1,39 +1,120 @@
-"""The pulse of a worker: decides, purely, from its heartbeats whether it still gets anywhere."""
+"""The pulse of a worker: decides, purely, from what it sends whether it still gets anywhere."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from runtime.settings import Settings
+from runtime.types import Struct
 from runtime.wire import Heartbeat
+
+LOADING = frozenset({"starting", "loading", "warming"})
+_SMOOTHING = 0.2
+_DECODE_FLOOR_S = 15.0
+_FLOOR_FACTORS: Mapping[str, float] = {"prefill": 10.0, "decode": 50.0}
+"""How many of its own average steps a phase may take before it is held to be stuck."""
+
+
+class Limits(Struct, frozen=True):
+    """How long a worker may be silent, and be in one step of a phase, in seconds.
+
+    A slice of prefill and a step of decode may take longer when they usually do. While a model
+    loads neither silence nor a heartbeat counts, only progress: reading holds the interpreter.
+    """
+
+    silent_s: float
+    prefill_s: float
+    decode_s: float
+    restore_s: float
+    load_s: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        """Decode steps are short, so little is waited for them.
+
+        A load that does not move for a fifth of its time is not going to end in time.
+        """
+        return cls(
+            silent_s=settings.heartbeat_timeout_s,
+            prefill_s=settings.wedge_timeout_s,
+            decode_s=min(settings.wedge_timeout_s, _DECODE_FLOOR_S),
+            restore_s=settings.wedge_timeout_s,
+            load_s=settings.load_timeout_s / 5,
+        )
+
+
+class Complaint(NamedTuple):
+    """What is wrong, as the rest of a sentence about the model.
+
+    A worker that is silent will not hear either.
+    """
+
+    text: str
+    is_silent: bool
 
 
 class Pulse:
     """Times are seconds of one monotonic clock.
 
-    A worker is in trouble when it has sent nothing for `silent_s`, or was busy all the time and
-    did not finish a step for `stuck_s`.
+    A worker is in trouble when it has sent nothing for too long, or was busy all the time and
+    did not finish a step.
     """
 
-    def __init__(self, *, silent_s: float, stuck_s: float, now_s: float) -> None:
-        self._silent_s = silent_s
-        self._stuck_s = stuck_s
+    def __init__(self, limits: Limits, now_s: float) -> None:
+        self._limits = limits
         self._heard_s = now_s
         self._moved_s = now_s
-        self._step = -1
+        self._steps_s: dict[str, float] = {}
+        self._phase = "starting"
         self.last: Heartbeat | None = None
+
+    @property
+    def step_s(self) -> Mapping[str, float]:
+        """The moving average of what a step takes, by phase; what was never seen is missing."""
+        return self._steps_s
 
     def beat(self, heartbeat: Heartbeat, now_s: float) -> None:
         """A heartbeat arrived."""
+        last, self.last = self.last, heartbeat
         self._heard_s = now_s
-        if heartbeat.step != self._step or not heartbeat.is_busy:
+        num_steps = heartbeat.step - last.step if last is not None else 0
+        was_busy = last is not None and last.is_busy and heartbeat.is_busy
+        if last is not None and was_busy and num_steps > 0:
+            self._learn(last.phase, (now_s - self._moved_s) / num_steps)
+        is_at_rest = not was_busy and heartbeat.phase not in LOADING
+        if num_steps or is_at_rest or heartbeat.phase != self._phase:
             self._moved_s = now_s
-        self._step = heartbeat.step
-        self.last = heartbeat
+        self._phase = heartbeat.phase
 
-    def complaint(self, now_s: float) -> str | None:
-        """What is wrong, as the rest of a sentence about the model; None when nothing is."""
-        silent_s = now_s - self._heard_s
-        if silent_s > self._silent_s:
-            return f"gave no sign of life for {silent_s:.1f} s"
+    def moved(self, phase: str, now_s: float) -> None:
+        """Something else than a heartbeat shows progress: that of a load."""
+        self._phase = phase
+        self._heard_s = self._moved_s = now_s
+
+    def complaint(self, now_s: float) -> Complaint | None:
+        """What is wrong; None when nothing is."""
         stuck_s = now_s - self._moved_s
-        if stuck_s > self._stuck_s and self.last is not None:
-            return f"made no progress in {self.last.phase} for {stuck_s:.1f} s"
+        if self._phase in LOADING:
+            if stuck_s <= self._limits.load_s:
+                return None
+            return Complaint(f"made no progress in {self._phase} for {stuck_s:.1f} s", False)
+        silent_s = now_s - self._heard_s
+        if silent_s > self._limits.silent_s:
+            return Complaint(f"gave no sign of life for {silent_s:.1f} s", True)
+        is_busy = self.last is not None and self.last.is_busy
+        if is_busy and stuck_s > self.limit_s(self._phase):
+            return Complaint(f"made no progress in {self._phase} for {stuck_s:.1f} s", False)
         return None
+
+    def limit_s(self, phase: str) -> float:
+        """How long one step of this phase may take now."""
+        floor_s = {
+            "decode": self._limits.decode_s,
+            "restore": self._limits.restore_s,
+        }.get(phase, self._limits.prefill_s)
+        return max(floor_s, _FLOOR_FACTORS.get(phase, 0.0) * self._steps_s.get(phase, 0.0))
+
+    def _learn(self, phase: str, seconds: float) -> None:
+        average = self._steps_s.get(phase, seconds)
+        self._steps_s[phase] = average + _SMOOTHING * (seconds - average)

@@ -66,7 +66,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be configured. Every key but the tables is also `HEARTH_` + the key.
 
     Times are seconds. `prefill_slice` is in tokens; None lets the device decide. `preload` names
-    the models to load at boot; None means the default model.
+    the models to load at boot; None means the default model. With `spare_worker` a process waits
+    for the next model, unless memory is tight (about 150 MB).
 
     All loaded models together reserve `memory_budget` bytes at most; None means 65 % of the
     machine's memory, or 85 % of what a device recommends. At most `max_loaded_models` are loaded

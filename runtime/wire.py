@@ -117,7 +117,12 @@ class Abort(Struct, frozen=True, tag="abort"):
 
 
 class Stop(Struct, frozen=True, tag="stop"):
-    """Finish nothing more, give memory back, exit 0."""
+    """Finish nothing more, write what is queued, give memory back, exit 0.
+
+    `exit_s` bounds each of two: the end of the running step, and the exit after the flush.
+    """
+
+    exit_s: float = 20.0
 
 
 KvNews = Slots | SlotsSaved | SlotsPromoted | SlotsDemoted | SlotsGone | WritesPaused
@@ -136,6 +141,10 @@ class LoadProgress(Struct, frozen=True, tag="load_progress"):
     """Share of the weights that is in memory, 0 to 1."""
 
     fraction: float
+
+
+class Warming(Struct, frozen=True, tag="warming"):
+    """The weights are in memory; kernels are being compiled."""
 
 
 class Ready(Struct, frozen=True, tag="ready"):
@@ -193,13 +202,33 @@ class KvCounts(Struct, frozen=True):
 
 
 class Heartbeat(Struct, frozen=True, tag="beat"):
-    """Sent every second. `step` counts engine steps: busy and not stepping means wedged."""
+    """Sent every second. `step` counts engine steps: busy and not stepping means wedged.
+
+    The bytes are the allocator's: in use, kept for reuse, and the most that ever were in use.
+    """
 
     step: int
     is_busy: bool
     phase: str
     active_bytes: int = 0
+    cache_bytes: int = 0
+    peak_bytes: int = 0
     kv: KvCounts | None = None
+
+
+class Flushing(Struct, frozen=True, tag="flushing"):
+    """It was told to stop and computes nothing more; so many bytes of KV are still to be written.
+
+    Sent again as they become fewer.
+    """
+
+    num_bytes: int
+
+
+class Flushed(Struct, frozen=True, tag="flushed"):
+    """The flush is over and memory is being given back; so many bytes were left unwritten."""
+
+    num_unwritten_bytes: int
 
 
 class SlotStaged(Struct, frozen=True, tag="staged"):
@@ -240,12 +269,15 @@ class StoreTrouble(Struct, frozen=True, tag="trouble"):
 Event = (
     Hello
     | LoadProgress
+    | Warming
     | Ready
     | LoadError
     | Accepted
     | Rejected
     | Chunks
     | Heartbeat
+    | Flushing
+    | Flushed
     | SlotStaged
     | SlotBad
     | SlotsUsed

@@ -1,4 +1,4 @@
-"""`WorkerProcess`: one child process on the server's side, from spawn to burial.
+"""`WorkerProcess`: one worker on the server's side, from its start to its end.
 
 It belongs to the event loop. A generation handed to it always ends: finished, refused, or failed
 the moment the process is gone.
@@ -7,27 +7,32 @@ the moment the process is gone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Literal
 
 import msgspec
 import structlog
 
+from runtime.child import Child
 from runtime.errors import LoadFailed, WorkerDied, WorkerError, WorkerWedged
 from runtime.generation import Generation
 from runtime.kv_channel import KvChannel
-from runtime.pulse import Pulse
+from runtime.obituary import Obituary
+from runtime.open_work import OpenWork, fail_all
+from runtime.pulse import Complaint, Limits, Pulse
 from runtime.settings import Settings
+from runtime.spare import Spares
+from runtime.stopping import MARGIN_S, flush_budget_s, term_grace_s
 from runtime.types import ModelSpec
 from runtime.wire import (
     Abort,
     Accepted,
     Chunks,
     Event,
+    Flushed,
+    Flushing,
     Heartbeat,
     Hello,
     Load,
@@ -42,63 +47,90 @@ from runtime.wire import (
     Stop,
     StoreTrouble,
     Submit,
+    Warming,
 )
-from runtime.worker_link import Link, cause_of_death, rejection, spawn, worker_options
+from runtime.worker_clock import WorkerClock
+from runtime.worker_link import worker_options
 
-State = Literal["starting", "loading", "ready", "stopping", "stopped"]
+State = Literal["starting", "loading", "warming", "ready", "flushing", "stopping", "stopped"]
+"""`stopped`: nothing more comes of it. The process may still have to be ended; see `gone()`."""
 
 _log = structlog.get_logger("hearth.worker")
-_STDERR_LINES = 200
 _REAP_S = 0.03
-_STACKS_S = 0.1
-_TERM_GRACE_S = 5.0
-_LAST_WORDS_S = 5.0
+_STACKS_S = 0.2
+_SOFT_S = 5.0
 
 
 class WorkerProcess:
     """One worker: `start()`, then `submit()` and `abort()` while it is ready, then `stop()`.
 
-    `on_change` is called after every change of `state`, of the load progress, and when the last
-    generation has left. Once stopped it stays stopped; `error` then says why, unless it was asked.
+    `on_change` is called after every change of `state`, of the load progress, when the last
+    generation has left, when the process is gone, and when its memory was looked for. Once stopped
+    it stays stopped; `error` then says why, unless it was asked. `spares` may have a process.
     """
 
     def __init__(
-        self, settings: Settings, kv: KvChannel, on_change: Callable[[WorkerProcess], None]
+        self,
+        settings: Settings,
+        kv: KvChannel,
+        on_change: Callable[[WorkerProcess], None],
+        spares: Spares | None = None,
     ) -> None:
         self.spec: ModelSpec = kv.spec
         self.state: State = "starting"
         self.load_fraction = 0.0
         self.ready: Ready | None = None
         self.error: WorkerError | None = None
-        self.last_used_s = time.monotonic()
-        self.pulse = _new_pulse(settings)
+        self.flushing_bytes = 0
+        """KV that it still has to write before it leaves."""
+        self.pulse = Pulse(Limits.of(settings), time.monotonic())
+        self.clock = WorkerClock()
+        """What its start and its end cost, as far as they got."""
+        self.obituary = Obituary(settings.home / "crashes", self.spec.id)
+        """Its crash record and whether its memory came back, some time after it is gone."""
         self._settings = settings
         self._kv = kv
         self._on_change = on_change
-        self._generations: dict[str, Generation] = {}
-        self._process: asyncio.subprocess.Process | None = None
-        self._link: Link | None = None
+        self._spares = spares
+        self._work = OpenWork(lambda: on_change(self))
+        self._child: Child | None = None
         self._is_up = asyncio.Event()
-        self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
-        self._term_grace_s = min(_TERM_GRACE_S, settings.stop_timeout_s)
+        self._is_buried = asyncio.Event()
+        self._leave_by_s = 0.0
+        self._term_grace_s = term_grace_s(settings.stop_timeout_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+        return self._child.pid if self._child is not None else None
 
     @property
     def num_running(self) -> int:
         """Generations it works for."""
-        return len(self._generations)
+        return len(self._work)
+
+    @property
+    def last_used_s(self) -> float:
+        """When its last generation left, on the monotonic clock."""
+        return self._work.last_used_s
 
     @property
     def stderr_tail(self) -> str:
         """The last lines it printed, stacks of a wedged worker among them."""
-        return "\n".join(self._stderr)
+        return "\n".join(self._child.output) if self._child is not None else ""
+
+    @property
+    def is_gone(self) -> bool:
+        """Its process has ended, or never was."""
+        return self._child is None or self._child.returncode is not None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that its allocator ever held, as it said last."""
+        return self.pulse.last.peak_bytes if self.pulse.last is not None else 0
 
     async def start(self) -> None:
-        """Spawn the process and have it load the model.
+        """Take or spawn a process and have it load the model.
 
         Raises:
             WorkerError: it could not be started, died, was stopped, or could not load the model.
@@ -106,7 +138,8 @@ class WorkerProcess:
         try:
             await self._exec()
             if self.state == "stopping":  # asked to leave while it was being spawned
-                await self.stop()
+                self._ask_to_leave()
+                await self._leave()
             async with asyncio.timeout(self._settings.load_timeout_s):
                 await self._is_up.wait()
         except TimeoutError:
@@ -116,62 +149,62 @@ class WorkerProcess:
             )
         except OSError as error:
             self._die(LoadFailed(f"The worker for {self.spec.id} did not start: {error}"))
+        finally:
+            if self._spares is not None:
+                self._spares.rest()
         if self.state != "ready":
             raise self.error or WorkerDied(f"The worker for {self.spec.id} was stopped.")
 
     def submit(self, generation: Generation) -> None:
         """Hand over a generation; the worker must be ready."""
         request = generation.request
-        self._generations[request.request_id] = generation
+        self._work.add(generation)
         rest = msgspec.structs.replace(request, deadline_s=generation.remaining_s)
         self._send(Submit(request=rest))
 
     def abort(self, generation: Generation) -> None:
         """Stop working for a generation; one that is not here is ignored."""
-        request_id = generation.request.request_id
-        if request_id in self._generations:
-            self._send(Abort(request_id=request_id))
-            self._forget(request_id)
+        if self._work.remove(generation):
+            self._send(Abort(request_id=generation.request.request_id))
 
     async def stop(self) -> None:
-        """Ask it to leave, and after a while make it leave; returns when the process is gone."""
-        self._set_state("stopping")
-        self._send(Stop())
-        await self._reap(self._settings.stop_timeout_s)
+        """Ask it to leave, and after a while make it leave; returns when the process is gone.
+
+        It takes `stopping.stop_bound_s` at most. Called again it only waits.
+        """
+        if self.state not in ("flushing", "stopping", "stopped"):
+            self._set_state("flushing" if self.state == "ready" else "stopping")
+            self._ask_to_leave()
+        await self._leave()
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
-        self._signal(signal.SIGKILL)
+        """End it at once, whatever it does, and whatever is being done about it."""
+        self._set_state("stopping")
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
 
     async def gone(self) -> None:
-        """Wait until the process has ended; a stopped worker's does, if need be by force."""
-        if self._process is not None:
-            await self._process.wait()
+        """Wait until the process has ended and a crash is on record.
+
+        A stopped worker's process ends, if need be by force.
+        """
+        if self._child is not None:
+            await self._is_buried.wait()
 
     # Events of the link
 
     def on_event(self, event: Event) -> None:
         """A message from the worker."""
         match event:
-            case Chunks(items=items):
-                for request_id, chunk in items:
-                    if (generation := self._generations.get(request_id)) is not None:
-                        generation.push(chunk)
-                        if generation.is_finished:
-                            self._forget(request_id)
-            case Accepted(request_id=request_id):
-                if (generation := self._generations.get(request_id)) is not None:
-                    generation.phase = "prefill"
-                    generation.accept(event.num_prompt_tokens, event.cache)
-            case Rejected(request_id=request_id):
-                if (generation := self._generations.get(request_id)) is not None:
-                    generation.fail(rejection(event))
-                    self._forget(request_id)
+            case Chunks() | Accepted() | Rejected():
+                self._work.on_event(event)
             case Heartbeat():
                 self.pulse.beat(event, time.monotonic())
                 self._kv.on_beat(event)
             case SlotStaged() | SlotBad() | SlotsUsed() | SlotsWanted() | StoreTrouble():
                 self._kv.on_event(event)
+            case Flushing() | Flushed():
+                self._on_leave_event(event)
             case _:
                 self._on_load_event(event)
 
@@ -179,155 +212,186 @@ class WorkerProcess:
         """The worker closed its end: it is dead or about to be."""
         self._spawn(self._bury())
 
-    def _on_load_event(self, event: Hello | LoadProgress | Ready | LoadError) -> None:
+    def _on_load_event(self, event: Hello | LoadProgress | Warming | Ready | LoadError) -> None:
+        now_s = time.monotonic()
         match event:
             case Hello():
+                self.pulse.moved("loading", now_s)
+                self.clock.said_hello(now_s)
                 self._set_state("loading")
             case LoadProgress(fraction=fraction):
+                self.pulse.moved("loading", now_s)
                 self.load_fraction = fraction
                 self._on_change(self)
+            case Warming():
+                self.pulse.moved("warming", now_s)
+                self.clock.read_weights(now_s)
+                self._set_state("warming")
             case Ready():
                 self.ready = event
-                self.pulse = _new_pulse(self._settings)  # loading may take longer than a step may
+                self.pulse.moved("idle", now_s)
+                self.clock.became_ready(now_s)
                 self._set_state("ready")
                 self._is_up.set()
             case LoadError(message=message):
                 self._die(LoadFailed(f"The model {self.spec.id} cannot be loaded: {message}"))
 
-    def _forget(self, request_id: str) -> None:
-        del self._generations[request_id]
-        self.last_used_s = time.monotonic()
-        if not self._generations:
+    def _on_leave_event(self, event: Flushing | Flushed) -> None:
+        now_s = time.monotonic()
+        if isinstance(event, Flushing):
+            if not self.clock.is_flushing:
+                self._leave_by_s = now_s + flush_budget_s(event.num_bytes) + MARGIN_S
+                self.clock.began_flush(now_s)
+            self.flushing_bytes = event.num_bytes
             self._on_change(self)
+            return
+        self.flushing_bytes = 0
+        self.clock.flushed(now_s)
+        self._leave_by_s = now_s + self._settings.stop_timeout_s + MARGIN_S
+        if event.num_unwritten_bytes:
+            lost = event.num_unwritten_bytes
+            _log.warning("KV left unwritten", model=self.spec.id, pid=self.pid, num_bytes=lost)
+        self._set_state("stopping")
 
     # Life and death
 
     async def _exec(self) -> None:
+        self.clock.began(time.monotonic())
         options = asyncio.create_task(self._kv.options())  # beside the process's imports
+        was_spare = False
         try:
-            blas = self._settings.cpu_blas
-            self._process, self._link = await spawn(blas, self.on_event, self.on_disconnect)
+            if self._spares is not None:
+                self._child, was_spare = await self._spares.take()
+            else:
+                self._child = await Child.start(self._settings.cpu_blas)
         except OSError:
             options.cancel()
             raise
-        self._spawn(self._read_output(self._process))
+        child = self._child
+        child.model = self.spec.id
+        _log.info("worker started", model=self.spec.id, pid=self.pid, spare=was_spare)
+        self.pulse = Pulse(Limits.of(self._settings), time.monotonic())
+        child.listen(self.on_event, self.on_disconnect)
+        self._spawn(self._conclude(child))
         self._spawn(self._watch())
-        _log.info("worker started", model=self.spec.id, pid=self.pid)
         kv = await options
-        self._link.send(Load(spec=self.spec, options=worker_options(self._settings), kv=kv))
-        self._kv.open(self._link.send)
+        child.send(Load(spec=self.spec, options=worker_options(self._settings), kv=kv))
+        self.clock.sent_load(time.monotonic(), was_spare=was_spare)
+        self._kv.open(child.send)
 
     async def _bury(self) -> None:
         """Fail what is open, with the cause of death when the kernel tells it at once."""
-        assert self._process is not None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_REAP_S):
-                await self._process.wait()
-        was_asked = self.state == "stopping"
-        cause = "was stopped" if was_asked else cause_of_death(self._process.returncode)
+        assert self._child is not None
+        await self._child.wait(_REAP_S)
+        self._ended(self._child.returncode)
+        if not await self._child.wait(self._term_grace_s):
+            await self._child.end(self._term_grace_s)
+
+    def _ended(self, returncode: int | None) -> None:
+        """Its process has ended, or its connection did."""
+        if self.state == "stopped":
+            return
+        was_asked = self.state in ("flushing", "stopping")
+        cause = "was stopped" if was_asked else self.obituary.cause(returncode)
         log = _log.error if self.state == "ready" else _log.info
         log("worker ended", model=self.spec.id, pid=self.pid, cause=cause)
         self._die(WorkerDied(f"The process of the model {self.spec.id} {cause}."))
-        await self._reap(self._term_grace_s)
 
     def _die(self, error: WorkerError) -> None:
         """The end of it, whatever came first: remember why, fail what is open."""
         if self.state == "stopped":
             return
-        if self.state != "stopping":
+        if self.state not in ("flushing", "stopping"):
             self.error = error
-        generations, self._generations = self._generations, {}
+            self.obituary.lost(error, self.pulse.last, self.num_running)
+        generations = self._work.take_all()
         self._set_state("stopped")
         self._is_up.set()
-        for generation in generations.values():
-            generation.fail(error)
-        if self._link is not None:
-            self._link.close()
+        fail_all(generations, error)
+        if self._child is not None:
+            self._child.close()
         self._kv.close()
 
     async def _watch(self) -> None:
         """Replace a worker that gives no sign of life, or is busy and does not step."""
         settings = self._settings
         period_s = min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4)
-        while self.state in ("starting", "loading", "ready"):
+        while self.state in ("starting", "loading", "warming", "ready"):
+            self._sample()
             await asyncio.sleep(period_s)
-            complaint = self.pulse.complaint(time.monotonic())
-            # Importing and reading weights hold the interpreter for long; they have a limit.
-            if complaint and self.state == "ready":
-                _log.error("worker wedged", model=self.spec.id, pid=self.pid, why=complaint)
-                await self._put_down(
-                    WorkerWedged(f"The model {self.spec.id} {complaint}; it is being replaced.")
-                )
+            if complaint := self.pulse.complaint(time.monotonic()):
+                await self._replace(complaint)
 
-    async def _put_down(self, error: WorkerError) -> None:
+    async def _replace(self, complaint: Complaint) -> None:
+        _log.error("worker wedged", model=self.spec.id, pid=self.pid, why=complaint.text)
+        error = WorkerWedged(f"The model {self.spec.id} {complaint.text}; it is being replaced.")
+        await self._put_down(error, soft_s=0.0 if complaint.is_silent else _SOFT_S)
+
+    async def _put_down(self, error: WorkerError, soft_s: float = 0.0) -> None:
         """Ask for its stacks, fail its requests at once, then end it, softly first."""
-        self._signal(signal.SIGUSR1)
-        self._die(error)
-        await asyncio.sleep(_STACKS_S)
-        self._signal(signal.SIGTERM)
-        await self._reap(self._term_grace_s)
-
-    async def _reap(self, grace_s: float) -> None:
-        """Wait for the exit; after `grace_s` seconds make it happen."""
-        if self._process is None:
+        if self._child is None:
             return
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._process.wait()
-        except TimeoutError:
-            _log.warning("worker killed", model=self.spec.id, pid=self.pid)
-            self.kill()
-            await self._process.wait()
-        await self._hear_out()
-        self._die(WorkerDied(f"The process of the model {self.spec.id} was stopped."))
+        self._child.signal(signal.SIGUSR1)
+        self._child.signal(signal.SIGCONT)
+        self._die(error)  # the end of file asks it to leave
+        await asyncio.sleep(_STACKS_S)
+        if not await self._child.wait(min(soft_s, self._settings.stop_timeout_s)):
+            await self._child.end(self._term_grace_s)
 
-    async def _hear_out(self) -> None:
-        """Read what the process sent before it ended: slots that it wrote last, above all."""
-        if self._link is not None and self.state != "stopped":
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS_S):
-                    await self._link.closed.wait()
+    def _ask_to_leave(self) -> None:
+        self._sample()
+        now_s = time.monotonic()
+        self.clock.asked_to_leave(now_s)
+        self._leave_by_s = now_s + self._settings.stop_timeout_s + MARGIN_S
+        self._send(Stop(exit_s=self._settings.stop_timeout_s))
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+    async def _leave(self) -> None:
+        """Wait for the exit as long as the phases of the end may take; then make it happen."""
+        if self._child is None:
+            return
+        while self.state != "stopped" and (left_s := self._leave_by_s - time.monotonic()) > 0:
+            if await self._child.wait(min(left_s, 1.0)):
+                break
+        if self.state != "stopped" and not await self._child.wait(0):
+            await self._child.end(self._term_grace_s)
+        await self.gone()
+
+    async def _conclude(self, child: Child) -> None:
+        """When the process has ended: hear it out, keep the record, see to its memory."""
+        await child.wait()
+        self.clock.exited(time.monotonic())
+        await child.hear_out()
+        self._ended(child.returncode)
+        await self.obituary.keep(child)
+        self._is_buried.set()
+        self._on_change(self)
+        if await self.obituary.check_memory(was_asked=self.error is None):
+            self._on_change(self)
+
+    def _sample(self) -> None:
+        if self._child is not None and self._child.pid is not None:
+            self.obituary.sample(self._child.pid, self.pulse.last)
 
     def _set_state(self, state: State) -> None:
-        # What a worker reports while it is made to leave changes nothing any more.
-        is_leaving = self.state == "stopped" or (self.state == "stopping" and state != "stopped")
-        if state != self.state and not is_leaving:
+        if _may_follow(state, self.state):
             self.state = state
             self._on_change(self)
 
     # Plumbing
 
     def _send(self, command: Submit | Abort | Stop) -> None:
-        if self._link is not None:
-            self._link.send(command)
+        if self._child is not None:
+            self._child.send(command)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _read_output(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while True:
-            try:
-                line = await process.stdout.readline()
-            except ValueError:  # a line longer than the reader's buffer, which dropped it
-                continue
-            if not line:
-                return
-            text = line.decode(errors="replace").rstrip()
-            self._stderr.append(text)
-            _log.debug("worker says", model=self.spec.id, pid=process.pid, line=text)
 
-
-def _new_pulse(settings: Settings) -> Pulse:
-    return Pulse(
-        silent_s=settings.heartbeat_timeout_s,
-        stuck_s=settings.wedge_timeout_s,
-        now_s=time.monotonic(),
-    )
+def _may_follow(state: State, before: State) -> bool:
+    """What a worker reports while it is made to leave changes nothing any more."""
+    order = ("flushing", "stopping", "stopped")
+    if before in order:
+        return state in order and order.index(state) > order.index(before)
+    return state != before

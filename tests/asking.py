@@ -99,7 +99,12 @@ async def supervising_with_store(
     home: Path, **settings: Any
 ) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
     """The same, with the store that belongs to it."""
-    fields: dict[str, Any] = {"preload": (), "stop_timeout_s": 5.0, "kv_disk": False} | settings
+    fields: dict[str, Any] = {
+        "preload": (),
+        "stop_timeout_s": 5.0,
+        "kv_disk": False,
+        "spare_worker": False,
+    } | settings
     chosen = Settings(home=home, **fields)
     kv = KvStore(chosen)
     supervisor = Supervisor(chosen, Catalog(chosen, hub_cache=home / "hub"), kv)

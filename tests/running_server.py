@@ -98,7 +98,9 @@ def free_port() -> int:
 def environment(changes: Mapping[str, str]) -> dict[str, str]:
     """The test's environment without any of our own variables, but with these."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
-    return kept | {"HF_HUB_OFFLINE": "1"} | dict(changes)
+    # Tests count workers; the spare has tests of its own.
+    defaults = {"HF_HUB_OFFLINE": "1", "HEARTH_SPARE_WORKER": "false"}
+    return kept | defaults | dict(changes)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from runtime.wire import (
     Stop,
     StoreTrouble,
     Submit,
+    Warming,
 )
 from runtime.worker import model as models
 from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
@@ -45,6 +46,7 @@ from runtime.worker.connection import Sender, commands
 from runtime.worker.decode import warm_decode
 from runtime.worker.engine import Engine, EngineTainted
 from runtime.worker.intake import Intake
+from runtime.worker.leaving import Deadline, flush
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.template import Template
@@ -53,6 +55,7 @@ from store.slots import StagedSlot
 
 EXIT_TAINTED = 75
 _EXIT_GRACE_S = 20.0
+_LEAVING = frozenset({"flushing", "stopping"})
 
 
 class Worker:
@@ -68,6 +71,8 @@ class Worker:
         self._writer: tuple[SlotWriter, threading.Thread] | None = None
         self._phase = "starting"
         self._is_quitting = False
+        self._is_heard = True
+        self._deadline = Deadline()
 
     def run(self) -> int:
         """The mlx thread: load, then step until told to stop; the exit status."""
@@ -91,7 +96,9 @@ class Worker:
             traceback.print_exc()
             return EXIT_TAINTED
         del engine
-        self._flush()
+        self._phase = "flushing"
+        # Without a server nobody would publish what is written now.
+        flush(self._writer if self._is_heard else None, self._sender.send, self._deadline)
         self._release()
         self._sender.close()
         sending.join(_EXIT_GRACE_S)
@@ -106,6 +113,7 @@ class Worker:
         model = models.load(spec, self._on_load_progress, command.kv.kv_bits)
         load_s = time.perf_counter() - start
         self._phase = "warming"
+        self._sender.send(Warming())
         warm_s = models.warm(model, lambda tokens, kv: warm_decode(model, tokens, kv))
         template = Template(model.tokenizer)
         scheduler = Scheduler(
@@ -180,10 +188,13 @@ class Worker:
                 case Abort(request_id=request_id):
                     self._inbox.put(AbortRequest(request_id))
                     self._intake.put(command)
-                case Stop():
+                case Stop(exit_s=exit_s):
+                    self._deadline.phase_s = exit_s
                     break
                 case _:
                     self._inbox.put(command)
+        else:
+            self._is_heard = False
         self._quit()
 
     def _admit(self, intake: Intake) -> None:
@@ -199,7 +210,7 @@ class Worker:
                 self._sender.send(_rejected(request_id, error))
                 continue
             except Exception as error:  # whatever a template does, the next request is admitted
-                traceback.print_exc()
+                _print_without_text(error)
                 refusal = InvalidRequest(f"The prompt cannot be read: {type(error).__name__}.")
                 self._sender.send(_rejected(request_id, refusal))
                 continue
@@ -207,25 +218,16 @@ class Worker:
 
     def _quit(self) -> None:
         """The server asked for it, or is gone: end gracefully, and in any case end."""
-        timer = threading.Timer(_EXIT_GRACE_S, os._exit, (0,))
-        timer.daemon = True
-        timer.start()
+        self._deadline.set()
         self._is_quitting = True
         self._load.put(None)
         self._intake.put(None)
         self._inbox.put(Quit())
 
-    def _flush(self) -> None:
-        """Write what is queued; the server publishes it as long as it listens."""
-        self._phase = "flushing"
-        if self._writer is not None:
-            writer, thread = self._writer
-            writer.close()
-            thread.join(_EXIT_GRACE_S / 2)
-
     def _release(self) -> None:
         """Give memory back before exit: a hard end can strand wired memory on macOS."""
         self._phase = "stopping"
+        self._deadline.set()
         self._engine = None
         gc.collect()
         mx.synchronize()
@@ -233,14 +235,18 @@ class Worker:
 
     def _heartbeat(self) -> Heartbeat:
         engine = self._engine
-        if engine is None:
-            return Heartbeat(step=0, is_busy=False, phase=self._phase)
+        step, is_busy, phase, kv = 0, False, self._phase, None
+        if engine is not None:
+            step, is_busy, kv = engine.num_steps, engine.is_busy, engine.kv_counts
+            phase = phase if phase in _LEAVING else engine.phase
         return Heartbeat(
-            step=engine.num_steps,
-            is_busy=engine.is_busy,
-            phase=engine.phase,
+            step=step,
+            is_busy=is_busy,
+            phase=phase,
             active_bytes=mx.get_active_memory(),
-            kv=engine.kv_counts,
+            cache_bytes=mx.get_cache_memory(),
+            peak_bytes=mx.get_peak_memory(),
+            kv=kv,
         )
 
 
@@ -256,6 +262,12 @@ def _rejected(request_id: str, error: RequestRejected) -> Rejected:
         num_tokens=num_tokens,
         context=context,
     )
+
+
+def _print_without_text(error: Exception) -> None:
+    """Where it was raised: its message may quote the prompt, and what is printed is kept."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    print(f"{frames}{type(error).__name__}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _thread(name: str, run: Callable[[], None]) -> threading.Thread:

@@ -76,16 +76,19 @@ COMMANDS: list[wire.Command] = [
     wire.Load(spec=SPEC, options=wire.WorkerOptions(wired="on", max_batch=2)),
     *(wire.Submit(request=request) for request in REQUESTS),
     wire.Abort(request_id="1"),
-    wire.Stop(),
+    wire.Stop(exit_s=5.0),
 ]
 EVENTS: list[wire.Event] = [
     wire.Hello(pid=1),
     wire.LoadProgress(fraction=0.5),
+    wire.Warming(),
     wire.Ready(load_ms=1.0, warm_ms=2.0, weights_bytes=3, is_batchable=True),
     wire.LoadError(message="no"),
     wire.Accepted(request_id="1", num_prompt_tokens=9),
     wire.Rejected(request_id="1", code="c", message="m", param="p", num_tokens=1, context=2),
-    wire.Heartbeat(step=1, is_busy=True, phase="decode", active_bytes=2**40),
+    wire.Heartbeat(step=1, is_busy=True, phase="decode", active_bytes=2**40, peak_bytes=2**41),
+    wire.Flushing(num_bytes=2**33),
+    wire.Flushed(num_unwritten_bytes=0),
     wire.Chunks(
         items=(
             ("1", PrefillProgress(num_done=1, num_total=2)),

@@ -1,0 +1,62 @@
+"""What a process takes of the machine's memory, and whether all of it came back after its end."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import psutil
+
+from runtime.types import Struct
+
+RETURN_S = 15.0
+_RETURNED_SHARE = 0.7
+_NOISE_BYTES = 512 * 1024 * 1024
+"""Other programs take and give that much within seconds; what is smaller cannot be judged."""
+
+
+class Departure(Struct, frozen=True):
+    """The end of a worker. `freed_bytes` is how much more memory was available afterwards.
+
+    `is_clean`: it left by itself when it was asked to. `is_memory_suspect`: what it held did not
+    come back, which a hard end of a process with much wired memory can cause on macOS.
+    """
+
+    is_clean: bool
+    footprint_bytes: int
+    freed_bytes: int
+    is_memory_suspect: bool
+
+
+def has_returned(footprint_bytes: int, freed_bytes: int) -> bool:
+    """Whether the memory of a process that took so much can be taken to be free again."""
+    if footprint_bytes < _NOISE_BYTES:
+        return True
+    return freed_bytes >= footprint_bytes * _RETURNED_SHARE - _NOISE_BYTES / 2
+
+
+def footprint_bytes(pid: int, allocated_bytes: int) -> int:
+    """What a process takes: resident pages, or what its allocator holds if that is more.
+
+    Metal's buffers are no resident pages.
+    """
+    resident = 0
+    with contextlib.suppress(psutil.Error):
+        resident = psutil.Process(pid).memory_info().rss
+    return max(resident, allocated_bytes)
+
+
+def available_bytes() -> int:
+    """What a program could take now without making others swap."""
+    return psutil.virtual_memory().available
+
+
+def num_oom_kills() -> int:
+    """How many processes the kernel has ended for lack of memory; 0 where it does not say."""
+    try:
+        text = Path("/proc/vmstat").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(found.group(1)) if found else 0
