@@ -1,0 +1,164 @@
+"""The swap policy at work for hours of simulated time: nobody starves, nothing thrashes."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ops.bench.swap_policies import (
+    TWO_MODELS,
+    Case,
+    Row,
+    agents,
+    bursts,
+    classes,
+    helper,
+    max_wait,
+    models,
+    ours,
+    ping_pong,
+    row,
+)
+from ops.bench.swap_simulation import Agent, IllegalMove, Model, Workload, quantile, simulate
+from runtime.placement import Room
+from runtime.swap import Plan, Scene
+
+HOUR_S = 3600.0
+OURS = "cohort + quantum + linger"
+SEEDS = (0, 1)
+PING_PONG = Case("ping-pong", 8.0, ping_pong())
+HELPER = Case("helper", 8.0, helper())
+
+
+@pytest.fixture(scope="module")
+def helped() -> Row:
+    return row(HELPER, OURS, SEEDS)
+
+
+def test_three_busy_agents_and_a_helper_share_without_starving_or_thrashing(helped: Row):
+    starving = row(HELPER, "starve", SEEDS)
+    assert starving.waits["B"].p50_s == 2 * HOUR_S
+    assert helped.waits["B"].p95_s <= 100.0
+    assert helped.done_per_h >= starving.done_per_h * 2 / 3
+
+
+def test_two_agents_that_take_turns_get_a_fifth_more_done_than_by_draining():
+    drained, shared = (row(PING_PONG, policy, SEEDS) for policy in ("drain", OURS))
+    assert shared.done_per_h >= 1.2 * drained.done_per_h
+    assert shared.loads_per_h <= 0.5 * drained.loads_per_h
+
+
+def test_the_naive_rule_livelocks_where_ours_does_not(helped: Row):
+    naive = row(HELPER, "max wait 20 s", SEEDS)
+    assert naive.done_per_h < helped.done_per_h / 3
+    assert naive.loading_share > 0.8
+    dear = Case("ping-pong", 25.0, ping_pong(25.0))
+    assert row(dear, "max wait 20 s", SEEDS).done_per_h == 0.0
+    assert row(dear, OURS, SEEDS).done_per_h > 150.0
+
+
+def test_models_that_fit_together_are_loaded_once_and_nobody_waits():
+    case = Case("both fit", 8.0, helper(room=TWO_MODELS))
+    result = simulate(case.workload, ours, 2 * HOUR_S)
+    assert result.num_loads == 2
+    late = [turn for turn in result.turns if turn.since_s > 20.0]
+    assert all(turn.started_s == turn.since_s for turn in late)
+
+
+def test_a_burst_is_served_in_one_residency():
+    result = simulate(bursts(), ours, 2 * HOUR_S)
+    crowds = [turn for turn in result.turns if turn.agent.model == "B"]
+    assert len(crowds) == 12 * 12
+    assert all(turn.finished_s is not None for turn in crowds)
+    assert result.num_loads <= 2 * 12 + 1
+    assert quantile([turn.started_s - turn.since_s for turn in crowds if turn.started_s], 1) < 120
+
+
+def test_classes_order_who_waits_and_none_of_them_starves():
+    shares = row(Case("classes", 8.0, classes()), OURS, SEEDS).waits
+    assert shares["B"].p95_s < shares["A"].p95_s < shares["C"].p95_s
+    assert shares["C"].max_s < 300.0
+
+
+def test_a_flood_of_urgent_work_for_others_does_not_starve_a_patient_one():
+    crowd = (*agents("A", 6, priority="interactive"), *agents("C", 6, priority="interactive"))
+    workload = Workload(models(8.0, "ABC"), (*crowd, *agents("B", 1)), Room(num_bytes=1))
+    result = simulate(workload, ours, 2 * HOUR_S)
+    patient = [turn for turn in result.turns if turn.agent.model == "B"]
+    assert sum(turn.finished_s is not None for turn in patient) > 20
+    waited = [(turn.started_s or result.end_s) - turn.since_s for turn in patient]
+    assert max(waited) < 300.0
+
+
+def test_no_request_sees_its_model_come_and_go_but_under_the_naive_rule():
+    assert simulate(helper(), ours, 2 * HOUR_S).num_betrayed == 0
+    assert simulate(helper(25.0), max_wait(20.0), 2 * HOUR_S).num_betrayed > 100
+
+
+def test_a_run_is_repeatable():
+    first, second = (simulate(helper(), ours, HOUR_S, seed=3).turns for _ in range(2))
+    assert first == second
+    assert first != simulate(helper(), ours, HOUR_S, seed=4).turns
+
+
+def hasty(scene: Scene) -> Plan:
+    """Unload whatever is there as soon as anything waits."""
+    ready = [one.model for one in scene.residents if one.state == "ready"]
+    plan = ours(scene)
+    return Plan(unloads=tuple(ready)) if scene.waiting and ready else plan
+
+
+def early(scene: Scene) -> Plan:
+    """Grant what waits before its model is there."""
+    return Plan(grants=tuple(one.request_id for one in scene.waiting))
+
+
+@pytest.mark.parametrize("policy", [hasty, early])
+def test_the_simulation_finds_a_policy_that_breaks_the_rules(policy):
+    with pytest.raises(IllegalMove):
+        simulate(helper(), policy, HOUR_S)
+
+
+names = st.sampled_from("ABCD")
+spans = st.tuples(st.floats(0.1, 10.0), st.floats(10.0, 40.0))
+people = st.builds(
+    Agent,
+    name=st.just(""),
+    model=names,
+    priority=st.sampled_from(["interactive", "default", "background"]),
+    start_s=st.floats(0.0, 200.0),
+    num_turns=st.integers(1, 6),
+    service_s=spans,
+    tool_s=spans,
+    pause_s=spans,
+    pause_share=st.just(0.2),
+    patience_s=st.none() | st.floats(0.5, 100.0),
+)
+kinds = st.tuples(st.integers(1, 5), st.floats(0.5, 30.0), st.integers(1, 4))
+workloads = st.builds(
+    lambda crowd, shapes, extra, limit: Workload(
+        tuple(
+            Model(name, num_bytes=size, load_s=load_s, batch=batch)
+            for name, (size, load_s, batch) in zip("ABCD", shapes, strict=True)
+        ),
+        tuple(agent._replace(name=f"{agent.model}{i}") for i, agent in enumerate(crowd)),
+        Room(num_bytes=max(size for size, _, _ in shapes) + extra, num_models=limit),
+    ),
+    crowd=st.lists(people, min_size=1, max_size=10),
+    shapes=st.tuples(kinds, kinds, kinds, kinds),
+    extra=st.integers(0, 6),
+    limit=st.none() | st.integers(1, 3),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(workload=workloads, seed=st.integers(0, 3))
+def test_every_turn_of_finitely_many_is_served_or_given_up(workload: Workload, seed: int):
+    """Whatever the agents do; a move against the rules would raise."""
+    result = simulate(workload, ours, math.inf, seed)
+    assert result.num_betrayed == 0
+    assert len(result.turns) == sum(agent.num_turns or 0 for agent in workload.agents)
+    for turn in result.turns:
+        assert turn.is_given_up or turn.finished_s is not None
+        assert not (turn.is_given_up and turn.granted_s is not None)
