@@ -1,12 +1,15 @@
 """The swap policy, move by move: who is served, who loads, who leaves and when."""
 
-import itertools
+import random
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtime.placement import Need, Room
 from runtime.swap import Plan, Resident, Scene, Terms, Waiting, plan
+from runtime.types import Priority
 
 TERMS = Terms()
 ONE = Room(num_bytes=10)
@@ -210,12 +213,55 @@ def test_nobody_takes_the_room_that_another_one_waits_for():
     assert decide(waiting, residents, b=10, c=2).loads == ()
 
 
-def test_the_order_inside_a_scene_changes_nothing():
-    waiting = [waits("b1", 50.0), waits("c1", 50.0), waits("a1", 99.0)]
-    residents = [ready("a", 5, last_finished_s=1.0), ready("d", 5, last_finished_s=1.0)]
-    plans = {
-        msgspec.json.encode(msgspec.structs.replace(decide(list(w), list(r)), closed=frozenset()))
-        for w in itertools.permutations(waiting)
-        for r in itertools.permutations(residents)
-    }
-    assert len(plans) == 1
+times = st.floats(0.0, 300.0)
+classes: st.SearchStrategy[Priority] = st.sampled_from(["interactive", "default", "background"])
+requests = st.lists(st.tuples(st.sampled_from("abcde"), times, classes), max_size=8).map(
+    lambda drawn: [waits(f"{m}{i}", since_s, p) for i, (m, since_s, p) in enumerate(drawn)]
+)
+processes = st.lists(
+    st.builds(
+        Resident,
+        model=st.sampled_from("abcde"),
+        state=st.sampled_from(["loading", "ready", "leaving"]),
+        reserved_bytes=st.integers(1, 10),
+        ready_since_s=times,
+        num_running=st.integers(0, 2),
+        last_finished_s=st.none() | times,
+        is_pinned=st.booleans(),
+        cohort=st.frozensets(st.sampled_from([f"{m}{i}" for m in "abc" for i in range(4)])),
+    ),
+    max_size=4,
+    unique_by=lambda one: one.model,
+)
+rooms = st.builds(Room, num_bytes=st.integers(5, 30), num_models=st.none() | st.integers(1, 4))
+
+
+@settings(deadline=None, max_examples=300)
+@given(waiting=requests, residents=processes, room=rooms, dice=st.randoms())
+def test_whatever_the_scene_no_move_is_against_the_rules(
+    waiting: list[Waiting], residents: list[Resident], room: Room, dice: random.Random
+):
+    result = decide(waiting, residents, now_s=300.0, room=room)
+    by_model = {one.model: one for one in residents}
+    model_of = {one.request_id: one.model for one in waiting}
+    assert len(set(result.grants)) == len(result.grants)
+    assert all(by_model[model_of[one]].state == "ready" for one in result.grants)
+    for model in result.unloads:
+        one, awaited = by_model[model], {r for r, m in model_of.items() if m == model}
+        assert one.state != "leaving"
+        assert not one.is_pinned
+        assert not (one.state == "ready" and one.num_running)
+        assert not (one.state == "loading" and awaited)
+        assert not (one.state == "ready" and awaited & one.cohort)
+        assert not awaited or model in result.closed
+        assert not awaited & set(result.grants)
+    left = room.without(one.reserved_bytes for one in residents)
+    for model in result.loads:
+        assert model not in by_model
+        assert left.holds(10)
+        left = left.without([10])
+    assert result.wake_s is None or result.wake_s > 300.0
+
+    dice.shuffle(waiting)
+    dice.shuffle(residents)
+    assert decide(waiting, residents, now_s=300.0, room=room) == result

@@ -137,18 +137,22 @@ people = st.builds(
 )
 kinds = st.tuples(st.integers(1, 5), st.floats(0.5, 30.0), st.integers(1, 4))
 workloads = st.builds(
-    lambda crowd, shapes, extra, limit: Workload(
+    lambda crowd, shapes, extra, limit, has_pin: Workload(
         tuple(
-            Model(name, num_bytes=size, load_s=load_s, batch=batch)
+            Model(name, size, load_s=load_s, batch=batch, is_pinned=has_pin and name == "A")
             for name, (size, load_s, batch) in zip("ABCD", shapes, strict=True)
         ),
         tuple(agent._replace(name=f"{agent.model}{i}") for i, agent in enumerate(crowd)),
-        Room(num_bytes=max(size for size, _, _ in shapes) + extra, num_models=limit),
+        Room(
+            num_bytes=max(size for size, _, _ in shapes) + has_pin * shapes[0][0] + extra,
+            num_models=None if limit is None else limit + has_pin,
+        ),
     ),
     crowd=st.lists(people, min_size=1, max_size=10),
     shapes=st.tuples(kinds, kinds, kinds, kinds),
     extra=st.integers(0, 6),
     limit=st.none() | st.integers(1, 3),
+    has_pin=st.booleans(),
 )
 
 
