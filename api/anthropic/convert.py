@@ -271,7 +271,7 @@ def _unserved(data: CountRequest) -> list[str]:
     unserved = [
         f"context_management.edits[{i}] ({edit.type[:64]})"
         for i, edit in enumerate(_edits(data.context_management))
-        if edit.keep is None or bytes(edit.keep) != b'"all"'
+        if bytes(edit.keep) != b'"all"'
     ]
     if data.thinking is not None and data.thinking.type not in ("enabled", "adaptive", "disabled"):
         unserved.append(f"thinking ({data.thinking.type[:64]})")

@@ -87,7 +87,7 @@ class ContextEdit(Body):
     """An edit of the context that the client leaves to the server."""
 
     type: str = ""
-    keep: msgspec.Raw | None = None
+    keep: msgspec.Raw = EMPTY_OBJECT
 
 
 class ContextManagement(Body):

@@ -1,0 +1,456 @@
+"""What becomes of a Messages request: exact messages, tools, choices, limits and refusals."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.anthropic.blocks import ImageBlock, Source, picture_at
+from api.anthropic.convert import Asked, Door, count_to_generate, messages_to_generate
+from api.anthropic.schemas import CountRequest, MessagesRequest
+from api.anthropic.signature import MAX_BYTES, reasoning_in, sign
+from api.lineage import Caller
+from runtime.errors import InvalidRequest
+from runtime.settings import Settings
+from runtime.types import (
+    CacheParams,
+    ChatPrompt,
+    Constraint,
+    Image,
+    Message,
+    ModelSpec,
+    SamplingParams,
+    Thinking,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+
+SPEC = ModelSpec(id="m", path="/m", context=4096, model_type="qwen3", nbytes=1, created_s=0)
+USER = {"role": "user", "content": "hi"}
+EPHEMERAL = {"type": "ephemeral"}
+HOUR = {"type": "ephemeral", "ttl": "1h"}
+NOBODY = Caller()
+LOOK: dict[str, Any] = {"name": "look", "input_schema": {"type": "object"}}
+
+
+def asked(caller: Caller = NOBODY, **fields: Any) -> Asked:
+    body = {"messages": [USER], "max_tokens": 9} | fields
+    data = msgspec.json.decode(json.dumps(body), type=MessagesRequest)
+    door = Door(SPEC, Settings(home=Path("/nowhere")), caller, body)
+    return messages_to_generate(data, "msg_1", door)
+
+
+def prompt_of(**fields: Any) -> ChatPrompt:
+    prompt = asked(**fields).request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def messages_of(*turns: Any, **fields: Any) -> list[Message]:
+    return list(prompt_of(messages=list(turns), **fields).messages)
+
+
+def text(said: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": said, **fields}
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def refused(**fields: Any) -> tuple[str | None, str]:
+    with pytest.raises(InvalidRequest) as caught:
+        asked(**fields)
+    return caught.value.param, caught.value.message
+
+
+# Messages
+
+
+def test_a_text_is_the_same_as_one_block_of_it() -> None:
+    plain = messages_of(USER, {"role": "assistant", "content": "yes"}, system="Be kind.")
+    blocks = messages_of(user(text("hi")), assistant(text("yes")), system=[text("Be kind.")])
+    assert plain == blocks
+    assert plain == [
+        Message(role="system", text="Be kind."),
+        Message(role="user", text="hi"),
+        Message(role="assistant", text="yes"),
+    ]
+
+
+def test_each_system_block_is_a_message_of_its_own_and_empty_ones_are_none() -> None:
+    system = [text("x-anthropic-billing-header: cc_version=1;"), text(""), text("Be kind.")]
+    assert messages_of(USER, system=system)[:-1] == [
+        Message(role="system", text="x-anthropic-billing-header: cc_version=1;"),
+        Message(role="system", text="Be kind."),
+    ]
+    for nothing in ("", [], None):
+        assert messages_of(USER, system=nothing) == [Message(role="user", text="hi")]
+
+
+def test_a_system_message_stays_where_it_is_said() -> None:
+    turns = [USER, {"role": "system", "content": [text("Date: today", cache_control=EPHEMERAL)]}]
+    kept = Message(role="system", text="Date: today", keep_s=300.0)
+    assert messages_of(*turns) == [Message(role="user", text="hi"), kept]
+
+
+def test_texts_of_a_user_are_lines_and_those_of_an_assistant_one_text() -> None:
+    turns = [user(text("a"), text("b")), assistant(text("c"), text("d"))]
+    assert [message.text for message in messages_of(*turns)] == ["a\nb", "cd"]
+
+
+def test_a_tool_round_trip_keeps_ids_and_the_arguments_as_they_were_written() -> None:
+    body = (
+        b'{"messages":[{"role":"assistant","content":[{"type":"text","text":"Well."},'
+        b'{"type":"tool_use","id":"toolu_1","name":"look","input":{"b" : 1.50, "a":"\\u00e4"}}]},'
+        b'{"role":"user","content":[{"type":"tool_result","tool_use_id":"toolu_1",'
+        b'"content":"nothing","is_error":true},{"type":"text","text":"And?"}]}]}'
+    )
+    data = msgspec.json.decode(body, type=CountRequest)
+    prompt = count_to_generate(data, "c", Door(SPEC, Settings(home=Path("/n")))).request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    call = ToolCall(id="toolu_1", name="look", arguments='{"b" : 1.50, "a":"\\u00e4"}')
+    assert prompt.messages == (
+        Message(role="assistant", text="Well.", tool_calls=(call,)),
+        Message(role="tool", text="nothing", tool_call_id="toolu_1", is_error=True),
+        Message(role="user", text="And?"),
+    )
+
+
+def test_tool_results_keep_their_order_and_what_is_said_between_them() -> None:
+    def result(name: str, content: Any) -> dict[str, Any]:
+        return {"type": "tool_result", "tool_use_id": name, "content": content}
+
+    turn = user(result("2", [text("x"), text("y")]), text("wait"), result("1", None))
+    assert messages_of(turn) == [
+        Message(role="tool", text="x\ny", tool_call_id="2"),
+        Message(role="user", text="wait"),
+        Message(role="tool", tool_call_id="1"),
+    ]
+
+
+def test_a_tool_reference_loads_its_tool_where_it_stands() -> None:
+    content = [{"type": "tool_reference", "tool_name": name} for name in ("WebFetch", "Monitor")]
+    turn = user({"type": "tool_result", "tool_use_id": "t", "content": content})
+    assert messages_of(turn) == [
+        Message(role="tool", tool_call_id="t", loaded_tools=("WebFetch", "Monitor"))
+    ]
+
+
+def test_thoughts_come_back_from_their_signature_though_they_were_not_shown() -> None:
+    thoughts = "First é,\nthen 😀."
+    for shown in ("", thoughts, "a summary"):
+        block = {"type": "thinking", "thinking": shown, "signature": sign(thoughts)}
+        (message,) = messages_of(assistant(block, text("Done.")))
+        assert message == Message(role="assistant", text="Done.", reasoning=thoughts)
+    shown_only = {"type": "thinking", "thinking": "hm", "signature": "EqQBCg=="}
+    assert messages_of(assistant(shown_only))[0].reasoning == "hm"
+    foreign = asked(messages=[assistant(shown_only | {"thinking": ""}, text("x")), USER])
+    assert foreign.ignored == ("messages[0].content[0].signature",)
+
+
+@pytest.mark.parametrize(
+    "damaged", ["", "hearth1.", "hearth1.!", "hearth1.aGVq", sign("thought")[:-6], "x" + sign("t")]
+)
+def test_a_damaged_signature_has_no_thoughts(damaged: str) -> None:
+    assert reasoning_in(damaged) is None
+
+
+def test_a_signature_cannot_swell_without_bound() -> None:
+    assert reasoning_in(sign("x" * MAX_BYTES)) == "x" * MAX_BYTES
+    assert reasoning_in(sign("x" * (MAX_BYTES + 1))) is None
+
+
+def test_what_nobody_knows_is_skipped_and_named() -> None:
+    turns = [
+        user({"type": "container_upload", "file_id": "f", "content": {"a": 1}}, text("hi")),
+        assistant({"type": "redacted_thinking", "data": "ab"}, {"type": "server_tool_use"}),
+        USER,
+    ]
+    given = asked(messages=turns, safeguards=[{"type": "x"}], betas=["b"], anthropic_version="v")
+    assert given.ignored == (
+        "safeguards",
+        "messages[0].content[0] (container_upload)",
+        "messages[1].content[0] (redacted_thinking)",
+        "messages[1].content[1] (server_tool_use)",
+    )
+    assert isinstance(given.request.prompt, ChatPrompt)
+    assert given.request.prompt.messages[0] == Message(role="user", text="hi")
+
+
+def test_text_documents_and_search_results_are_text() -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "Once."}
+    document = {"type": "document", "source": source, "title": "Tale", "citations": {}}
+    result = {"type": "search_result", "source": "s", "title": "t", "content": [text("c")]}
+    assert messages_of(user(document, result))[0].text == "Tale\nOnce.\nt\ns\nc"
+
+
+# Pictures
+
+
+def test_a_picture_is_refused_by_name_for_a_model_that_reads_text_only() -> None:
+    data = base64.b64encode(b"png").decode()
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    param, message = refused(messages=[user(text("what?"), image)])
+    assert param == "messages[0].content[1]"
+    assert "reads text only" in message
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text("see"), image]}
+    assert refused(messages=[user(result)])[0] == "messages[0].content[0].content[1]"
+
+
+def test_a_picture_is_its_bytes_or_where_they_are() -> None:
+    data = base64.b64encode(b"\x89PNG").decode()
+    inside = ImageBlock(Source("base64", "image/png", data))
+    assert picture_at(inside, 3, "f") == Image(at=3, field="f", data=b"\x89PNG")
+    outside = ImageBlock(Source("url", url="https://example.org/a.png"))
+    assert picture_at(outside, 0, "f") == Image(at=0, field="f", url="https://example.org/a.png")
+
+
+@pytest.mark.parametrize(
+    ("source", "param"),
+    [
+        ({"type": "base64", "media_type": "image/png", "data": "%"}, "[0]"),
+        ({"type": "base64", "media_type": "image/png"}, "[0].source.data"),
+        ({"type": "url"}, "[0].source.url"),
+        ({"type": "url", "url": "file:///etc/passwd"}, "[0]"),
+        ({"type": "file", "file_id": "file_1"}, "[0].source"),
+    ],
+)
+def test_a_picture_that_cannot_be_had_is_refused(source: Any, param: str) -> None:
+    field, _ = refused(messages=[user({"type": "image", "source": source})])
+    assert field == f"messages[0].content{param}"
+
+
+# Tools, choices, thinking, form
+
+
+def test_tools_are_functions_with_their_schema_as_it_was_written() -> None:
+    schema = b'{"type": "object",  "properties": {"b": {}, "a": {}}}'
+    body = b'{"messages":[{"role":"user","content":"x"}],"tools":[{"name":"look","input_schema":'
+    data = msgspec.json.decode(body + schema + b"}]}", type=CountRequest)
+    prompt = count_to_generate(data, "c", Door(SPEC, Settings(home=Path("/n")))).request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.tools == (Tool(name="look", parameters=schema.decode()),)
+
+
+def test_a_tool_says_whether_it_is_strict_deferred_or_the_end_of_what_is_cached() -> None:
+    tool = LOOK | {"type": "custom", "description": "Look", "eager_input_streaming": True}
+    tool |= {"strict": True, "defer_loading": True, "cache_control": HOUR, "input_examples": []}
+    assert prompt_of(tools=[tool]).tools == (
+        Tool(
+            name="look",
+            description="Look",
+            parameters='{"type": "object"}',
+            is_strict=True,
+            is_deferred=True,
+            keep_s=3600.0,
+        ),
+    )
+
+
+def test_a_tool_that_anthropic_runs_is_refused_by_name() -> None:
+    tool = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    param, message = refused(tools=[LOOK, tool])
+    assert param == "tools[1]"
+    assert "web_search" in message
+    assert "web_search_20250305" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, ToolChoice()),
+        ({"type": "auto"}, ToolChoice()),
+        ({"type": "auto", "disable_parallel_tool_use": True}, ToolChoice(is_parallel=False)),
+        ({"type": "any"}, ToolChoice(mode="required")),
+        ({"type": "tool", "name": "look"}, ToolChoice(mode="required", name="look")),
+        ({"type": "none"}, ToolChoice(mode="none")),
+    ],
+)
+def test_tool_choices(given: Any, expected: ToolChoice) -> None:
+    prompt = prompt_of(tools=[LOOK], tool_choice=given)
+    assert prompt.tool_choice == expected
+    assert prompt.tools  # even where none may be called: they are part of the cached prefix
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Thinking(is_enabled=False)),
+        ({"thinking": {"type": "disabled"}}, Thinking(is_enabled=False)),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 2048}},
+            Thinking(is_enabled=True, budget_tokens=2048),
+        ),
+        (
+            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
+            Thinking(is_enabled=True, effort="high"),
+        ),
+    ],
+)
+def test_thinking_is_off_unless_it_is_asked_for(given: Any, expected: Thinking) -> None:
+    assert prompt_of(**given).thinking == expected
+
+
+def test_thoughts_are_shown_unless_they_are_to_be_left_out() -> None:
+    assert asked().shows_thinking
+    assert asked(thinking={"type": "adaptive", "display": "summarized"}).shows_thinking
+    assert not asked(thinking={"type": "adaptive", "display": "omitted"}).shows_thinking
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+        {"output_format": {"type": "json_schema", "schema": {"type": "object"}}},
+    ],
+)
+def test_a_schema_for_the_answer_is_a_constraint(fields: Any) -> None:
+    constraint = asked(**fields).request.constraint
+    assert constraint == Constraint(kind="json_schema", text='{"type": "object"}')
+
+
+def test_limits_and_sampling_are_handed_on() -> None:
+    request = asked(
+        temperature=0.5, top_p=0.9, top_k=-1, stop_sequences=["a", "b"], cache_mode="prefix", ttl=7
+    ).request
+    assert request.sampling == SamplingParams(temperature=0.5, top_p=0.9, top_k=0)
+    assert (request.max_tokens, request.stop, request.work) == (9, ("a", "b"), "generate")
+    assert request.cache == CacheParams(mode="prefix", ttl_s=7.0)
+    warming = asked(max_tokens=0).request
+    assert (warming.work, warming.max_tokens) == ("prefill", None)
+
+
+def test_context_edits_are_named_unless_they_keep_everything() -> None:
+    keep_all = {"type": "clear_thinking_20251015", "keep": "all"}
+    clear = {"type": "clear_tool_uses_20250919"}
+    assert asked(context_management={"edits": [keep_all]}).ignored == ()
+    assert asked(context_management={"edits": [keep_all, clear]}).ignored == (
+        "context_management.edits[1] (clear_tool_uses_20250919)",
+    )
+
+
+# Whose conversation
+
+
+@pytest.mark.parametrize(
+    ("user_id", "expected"),
+    [
+        ('{"device_id": "d", "account_uuid": "", "session_id": "s-1"}', "s-1"),
+        ("user_0a_account__session_5f2c", "5f2c"),
+        ("me", "me"),
+        ("{", "{"),
+    ],
+)
+def test_the_session_in_the_metadata(user_id: str, expected: str) -> None:
+    given = asked(metadata={"user_id": user_id})
+    assert given.request.cache.session_id == expected
+
+
+def test_a_session_in_the_body_comes_before_one_in_the_headers_and_in_the_metadata() -> None:
+    caller = Caller("claude-code", "s1/a7")
+    fields = {"metadata": {"user_id": "me"}}
+    by_header = asked(caller, **fields).request
+    assert (by_header.client, by_header.cache.session_id) == ("claude-code", "s1/a7")
+    by_body = asked(caller, session_id="mine", **fields).request
+    assert by_body.cache.session_id == "mine"
+
+
+# Breakpoints
+
+
+def test_breakpoints_become_how_long_what_is_before_them_is_kept() -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text("r")]}
+    given = asked(
+        tools=[LOOK | {"cache_control": HOUR}],
+        system=[text("a"), text("b", cache_control=EPHEMERAL)],
+        messages=[
+            user(text("c", cache_control={"type": "ephemeral", "ttl": "5m"}), text("d")),
+            user(result | {"cache_control": HOUR}),
+        ],
+    )
+    assert isinstance(given.request.prompt, ChatPrompt)
+    assert [tool.keep_s for tool in given.request.prompt.tools] == [3600.0]
+    assert [m.keep_s for m in given.request.prompt.messages] == [None, 300.0, 300.0, 3600.0]
+    assert given.has_breakpoints
+    assert not asked().has_breakpoints
+
+
+def test_a_breakpoint_at_the_top_stands_behind_the_last_message() -> None:
+    turns = [USER, {"role": "assistant", "content": "x"}, USER]
+    kept = [message.keep_s for message in messages_of(*turns, cache_control=HOUR)]
+    assert kept == [None, None, 3600.0]
+
+
+def test_four_breakpoints_are_served_and_a_fifth_is_refused() -> None:
+    system = [text("s", cache_control=EPHEMERAL) for _ in range(4)]
+    assert asked(system=system).has_breakpoints
+    fifth = [user(text("u", cache_control=EPHEMERAL))]
+    param, message = refused(system=system, messages=fifth)
+    assert param == "messages[0].content[0].cache_control"
+    assert "a maximum of 4 blocks with cache_control may be provided" in message
+    assert refused(system=system, cache_control=EPHEMERAL)[0] == "cache_control"
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": ""}]}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text"),
+        ({"messages": [user({"text": "x"})]}, "messages[0].content[0].type"),
+        ({"messages": [user("x")]}, "messages[0].content[0]"),
+        ({"messages": [user(text(["x"]))]}, "messages[0].content[0].text"),  # pyright: ignore[reportArgumentType]
+        ({"messages": [user({"type": "tool_result"})]}, "messages[0].content[0].tool_use_id"),
+        (
+            {"messages": [user({"type": "tool_use", "id": "1", "name": "n"})]},
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [assistant({"type": "tool_result", "tool_use_id": "1"})]},
+            "messages[0].content[0]",
+        ),
+        ({"messages": [user({"type": "thinking", "thinking": "x"})]}, "messages[0].content[0]"),
+        (
+            {"messages": [assistant({"type": "tool_use", "id": "1", "name": "n", "input": []})]},
+            "messages[0].content[0].input",
+        ),
+        (
+            {"messages": [user({"type": "document", "source": {"type": "url", "url": "u"}})]},
+            "messages[0].content[0]",
+        ),
+        ({"system": [{"type": "thinking", "thinking": ""}]}, "system[0]"),
+        ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [LOOK | {"input_schema": [1]}]}, "tools[0].input_schema"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
+        ({"output_format": {"type": "regex"}}, "output_format.type"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": 1}}},
+            "output_config.format.schema",
+        ),
+        ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_its_path(fields: Any, param: str) -> None:
+    field, message = refused(**fields)
+    assert field == param, message
+    assert message.startswith(param)
