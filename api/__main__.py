@@ -26,7 +26,7 @@ _HELP = {
     "log_level": "debug, info, warning or error",
     "log_format": "console or json",
 }
-_TABLES = ("aliases", "models")
+_TABLES = ("aliases", "api_keys", "models")
 _FLAGS = ("config", *(name for name in Settings.__struct_fields__ if name not in _TABLES))
 
 
@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "version":
         sys.stdout.write(f"hearth {version('hearth')}\n")
         return 0
+    if command == "key":
+        return _make_key()
     repo = arguments.pop("repo")
     flags = {name: value for name, value in arguments.items() if value is not None}
     try:
@@ -50,6 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 # Each command imports what it needs: together that takes longer than most of them run.
+
+
+def _make_key() -> int:
+    from runtime.keys import digest_of, new_key  # noqa: PLC0415
+
+    key = new_key()
+    print(f"key for the client, shown only now: {key}")
+    print(f'line for hearth.toml, [api_keys]:   NAME = "{digest_of(key)}"')
+    return 0
 
 
 def _pull(repo: str) -> int:
@@ -88,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="look for what is wrong with the setup")
     cache = commands.add_parser("cache", help="look at what was kept of conversations, delete it")
     add_commands(cache, _add_settings)
+    commands.add_parser("key", help="make an API key and the digest that stands for it")
     commands.add_parser("version", help="print the version")
     for command in (serve, doctor):
         _add_settings(command)

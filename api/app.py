@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+import structlog
 from litestar import Litestar
 from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
@@ -13,24 +14,31 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
 from api import admin, health
+from api.agents import handlers as agent_handlers
+from api.agents.open import open_agents
 from api.anthropic.errors import anthropic_error, speaks_anthropic
 from api.anthropic.messages import count_tokens, messages
 from api.body import HttpRequest
 from api.deps import Gate
 from api.errors import ErrorDesk
-from api.jobs import Jobs
+from api.guard import Guard, rules_of
+from api.jobs import Chore, Jobs
 from api.log import RequestLog, configure_logging
 from api.metrics import Metrics
 from api.models import get_model, list_models
 from api.openai.chat import chat_completions
 from api.openai.completions import completions
+from api.patience import PatientReceive
 from api.version import VERSION
 from runtime.catalog import Catalog
 from runtime.errors import SettingsError, UnknownModel
 from runtime.history import History
+from runtime.keys import digest_of, new_key, write_admin_token
 from runtime.kv_store import KvStore
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
+
+log = structlog.stdlib.get_logger("hearth.app")
 
 
 class House(NamedTuple):
@@ -67,9 +75,12 @@ def create_app(
 ) -> ASGIApp:
     """The server as an ASGI application; its lifespan starts and stops supervisor and store."""
     metrics = Metrics(supervisor.status, kv.figures)
-    jobs = Jobs(kv, settings, lambda: supervisor.is_idle)
     gate = Gate(settings, catalog, supervisor, kv, metrics)
     history = History(settings.home)
+    agents, janitor = open_agents(gate, history)
+    chores = [Chore("agents", 60.0, janitor.run)]
+    jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
+    desk = ErrorDesk([(speaks_anthropic, anthropic_error)])
 
     @asynccontextmanager
     async def supervised(_: Litestar) -> AsyncGenerator[None]:
@@ -97,20 +108,33 @@ def create_app(
             health.live_head,
             health.ready,
             health.metrics,
+            *agent_handlers.HANDLERS,
             *admin.HANDLERS,
         ],
         dependencies={
             "gate": Provide(lambda: gate, use_cache=True, sync_to_thread=False),
+            "agents": Provide(lambda: agents, use_cache=True, sync_to_thread=False),
             "history": Provide(lambda: history, use_cache=True, sync_to_thread=False),
         },
-        exception_handlers=ErrorDesk([(speaks_anthropic, anthropic_error)]).handlers,
+        exception_handlers=desk.handlers,
         lifespan=[supervised],
         request_class=HttpRequest,
         request_max_body_size=settings.max_body_bytes,
         openapi_config=_openapi(),
         logging_config=None,
     )
-    return RequestLog(app, metrics)
+    patient = PatientReceive(app, settings.send_timeout_s)
+    return RequestLog(Guard(patient, rules_of(settings, _token_digest(settings)), desk), metrics)
+
+
+def _token_digest(settings: Settings) -> str:
+    """Of a new key for the operator's own programs, in a file where they find it."""
+    try:
+        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return digest_of(write_admin_token(settings.home))
+    except OSError as error:
+        log.warning("no admin token", reason=f"{settings.home} cannot be written: {error.strerror}")
+        return digest_of(new_key())
 
 
 def _openapi() -> OpenAPIConfig:

@@ -21,6 +21,7 @@ import uvloop
 from typing_extensions import override
 
 from api.doorway import Doorway
+from api.patience import PatientProtocol
 from runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class _Server(uvicorn.Server):
 async def _run(settings: Settings, doorway: Doorway, listener: socket.socket) -> None:
     config = uvicorn.Config(
         doorway,
-        http="httptools",
+        http=PatientProtocol,
         ws="none",
         lifespan="on",
         interface="asgi3",

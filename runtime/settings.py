@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from runtime.checked_tables import KeyPath, Origin, convert_table, kinds_of
 from runtime.errors import SettingsError
+from runtime.prompt.switches import PromptSwitches, switched_off
 from runtime.types import Priority, SamplingParams, Struct
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -56,6 +57,7 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     prewarm: tuple[str, ...] = ()
     priority: Priority | None = None
     sampling: SamplingSettings = SamplingSettings()
+    prompt_rules: PromptSwitches = PromptSwitches()
 
     def __post_init__(self) -> None:
         if self.path is not None and self.repo is not None:
@@ -106,6 +108,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     allow_download: bool = False
     aliases: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     models: dict[str, ModelSettings] = msgspec.field(default_factory=dict[str, ModelSettings])
+    prompt_rules: PromptSwitches = PromptSwitches()
 
     api_keys: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     admin_key: str | None = None
@@ -158,6 +161,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         """How many bits a value of this model's KV takes; None is the model's own dtype."""
         own = self.models.get(model)
         return own.kv_bits if own is not None and own.kv_bits else self.kv_bits
+
+    def prompt_rules_off(self, model: str) -> tuple[str, ...]:
+        """What is not done to the prompts of this model."""
+        own = self.models.get(model, ModelSettings()).prompt_rules
+        return switched_off(own, self.prompt_rules)
 
     @property
     def kv_root(self) -> Path:

@@ -1,0 +1,189 @@
+"""Who may ask at all: host names, origins, keys. Decided purely by `judge`, enforced by `Guard`.
+
+A page in a browser on this machine can reach loopback, under a name that its owner made resolve
+there; so names and origins are checked even where no key is asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import socket
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from litestar import Request
+from litestar.datastructures import Headers
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+
+from api.errors import ErrorDesk
+from runtime.errors import Forbidden, SettingsError, Unauthorized
+from runtime.keys import ANYONE, Caller, Keyring, is_digest
+from runtime.settings import Settings
+
+OPEN_PATHS = frozenset({"/health", "/health/live"})
+_ADMIN = "/admin"
+
+
+class Rules(NamedTuple):
+    """What is let in. `hosts` are names without a port; addresses need not be listed."""
+
+    hosts: frozenset[str]
+    origins: frozenset[str]
+    any_address: bool
+    keyring: Keyring
+
+
+def rules_of(settings: Settings, token_digest: str) -> Rules:
+    """The settings' rules; `token_digest` is of the operator's own key on this machine.
+
+    Raises:
+        SettingsError: other machines would be let in without a key, or a digest is none.
+    """
+    for name, digest in {**settings.api_keys, "admin_key": settings.admin_key or ""}.items():
+        if digest and not is_digest(digest):
+            raise SettingsError(
+                f"The key {name!r} must be given as a digest (sha256:…): `hearth key` makes one."
+            )
+    is_local = is_loopback_name(settings.host)
+    if not is_local and not (settings.allow_remote and settings.api_keys):
+        raise SettingsError(
+            f"host = {settings.host!r} lets other machines in. That needs allow_remote = true and "
+            "at least one key in [api_keys] (`hearth key` makes one); or use host = 127.0.0.1."
+        )
+    own = {"localhost", settings.host.lower(), *(name.lower() for name in settings.allowed_hosts)}
+    if not is_local:
+        name = socket.gethostname().lower()
+        own |= {name, f"{name.partition('.')[0]}.local"}
+    admins = (token_digest, *((settings.admin_key,) if settings.admin_key else ()))
+    return Rules(
+        hosts=frozenset(own),
+        origins=frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins),
+        any_address=not is_local,
+        keyring=Keyring(settings.api_keys, admins),
+    )
+
+
+def judge(path: str, headers: Mapping[str, str], rules: Rules) -> Caller:
+    """Who it is that asks for `path`. `headers` are looked up in lower case.
+
+    Raises:
+        Forbidden: under that name, from that page, or with that key it is not to be had.
+        Unauthorized: it needs a key, and there is none or it is unknown.
+    """
+    host = headers.get("host", "")
+    if host and not _is_own(_name_of(host), rules):
+        raise Forbidden(
+            f"This server does not go by the name {host[:128]!r}. Use its address, or add the "
+            "name to allowed_hosts.",
+            "host_not_allowed",
+        )
+    _check_origin(headers, host, rules)
+    caller = _caller(headers, rules.keyring)
+    if caller is None:
+        if rules.keyring.is_required and path not in OPEN_PATHS:
+            raise Unauthorized
+        return ANYONE
+    is_admin_path = path == _ADMIN or path.startswith(f"{_ADMIN}/")
+    if is_admin_path and rules.keyring.is_required and not caller.is_admin:
+        raise Forbidden("That needs the admin key.", "admin_key_needed")
+    return caller
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether nobody but this machine can reach a server that listens there."""
+    if host.lower() == "localhost":
+        return True
+    address = _address(host)
+    return address is not None and address.is_loopback
+
+
+def _check_origin(headers: Mapping[str, str], host: str, rules: Rules) -> None:
+    origin = headers.get("origin")
+    if origin is None:
+        is_foreign = headers.get("sec-fetch-site") == "cross-site"
+        if is_foreign and headers.get("sec-fetch-mode") != "navigate":
+            raise Forbidden("Pages of other sites may not ask this server.", "origin_not_allowed")
+        return
+    is_same = urlsplit(origin).netloc.lower() == host.lower() != ""
+    if not is_same and origin.lower() not in rules.origins:
+        raise Forbidden(
+            f"Pages of {origin[:128]!r} may not ask this server; allowed_origins can let them.",
+            "origin_not_allowed",
+        )
+
+
+def _caller(headers: Mapping[str, str], keyring: Keyring) -> Caller | None:
+    """Whose key was given; a key that is wrong is as good as none only where none is needed.
+
+    Raises:
+        Unauthorized: a key is needed, and the one given is not known.
+    """
+    key = _key_of(headers)
+    if not key:
+        return None
+    caller = keyring.find(key)
+    if caller is None and keyring.is_required:
+        raise Unauthorized
+    return caller
+
+
+def _key_of(headers: Mapping[str, str]) -> str:
+    scheme, _, rest = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return rest.strip()
+    if scheme.lower() == "basic":  # what a browser sends after it asked its user
+        try:
+            return base64.b64decode(rest, validate=True).decode().partition(":")[2]
+        except ValueError:
+            return ""
+    return headers.get("x-api-key", "")
+
+
+def _is_own(name: str, rules: Rules) -> bool:
+    if name in rules.hosts:
+        return True
+    address = _address(name)
+    return address is not None and (rules.any_address or address.is_loopback)
+
+
+def _name_of(host: str) -> str:
+    """The host without its port, and an IPv6 address without its brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.rpartition(":")[0].lower() if host.count(":") == 1 else host.lower()
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+class Guard:
+    """The ASGI layer that lets in whom the rules let in; `scope["state"]["caller"]` says who."""
+
+    def __init__(self, app: ASGIApp, rules: Rules, desk: ErrorDesk) -> None:
+        self._app = app
+        self._rules = rules
+        self._desk = desk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the application's lifespan."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            caller = judge(scope["path"], _headers(scope), self._rules)
+        except (Forbidden, Unauthorized) as error:
+            answer = self._desk.refuse(Request(scope, receive, send), error)
+            await answer.to_asgi_response(app=None, request=Request(scope))(scope, receive, send)
+            return
+        scope["state"]["caller"] = caller
+        await self._app(scope, receive, send)
+
+
+def _headers(scope: HTTPScope) -> Mapping[str, str]:
+    return Headers.from_scope(scope)

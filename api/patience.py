@@ -1,0 +1,87 @@
+"""Clients that never finish their request: they are cut off, so that they hold nothing open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from runtime.errors import RequestTimeout
+
+HEAD_TIMEOUT_S = 30.0
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """Uvicorn's protocol, that closes a connection whose request head does not arrive in time.
+
+    Between two requests the keep-alive timeout counts, as ever.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    @override
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._deadline is None:
+            self._wait()
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._relax()
+        super().on_headers_complete()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relax()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._deadline = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def _relax(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        transport: Any = self.transport
+        if transport is not None and not transport.is_closing():
+            transport.close()
+
+
+class PatientReceive:
+    """`receive` for a body that must go on arriving: each piece within `timeout_s` seconds."""
+
+    def __init__(self, app: ASGIApp, timeout_s: float) -> None:
+        self._app = app
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the application's lifespan."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_whole = False
+
+        async def patient_receive() -> Any:
+            nonlocal is_whole
+            if is_whole:  # what follows is only the client's leaving
+                return await receive()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    message: HTTPReceiveMessage | Any = await receive()
+            except TimeoutError:
+                raise RequestTimeout(self._timeout_s) from None
+            is_whole = not message.get("more_body", False)
+            return message
+
+        await self._app(scope, patient_receive, send)

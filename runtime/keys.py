@@ -1,0 +1,82 @@
+"""API keys: kept as digests, compared in constant time, each the name of a tenant.
+
+A key is 32 random bytes, so a plain SHA-256 of it cannot be guessed back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+_PREFIX = "sha256:"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_ADMIN_FILE = "admin.token"
+
+
+class Caller(NamedTuple):
+    """Who asks. Callers of different `tenant` never see what the other's prompts left behind."""
+
+    tenant: str = ""
+    is_admin: bool = False
+
+
+ANYONE = Caller()
+
+
+def new_key() -> str:
+    """A key that nobody can guess."""
+    return f"hearth-{secrets.token_urlsafe(32)}"
+
+
+def digest_of(key: str) -> str:
+    """What stands for the key in the configuration."""
+    return _PREFIX + hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """Whether this is something that `digest_of` gave."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+class Keyring:
+    """All keys that open something. `tenants` maps a name to its digest."""
+
+    def __init__(self, tenants: Mapping[str, str], admin_digests: tuple[str, ...]) -> None:
+        admins = [(digest, Caller(is_admin=True)) for digest in admin_digests]
+        self._known = [(digest, Caller(name)) for name, digest in tenants.items()] + admins
+        self.is_required = bool(tenants)
+
+    def find(self, key: str) -> Caller | None:
+        """Whose key this is; it takes the same time whichever of them it is, or none."""
+        digest = digest_of(key)
+        found = None
+        for known, caller in self._known:
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found
+
+
+def write_admin_token(home: Path) -> str:
+    """A new key for the operator's own programs on this machine, in a file that only they read."""
+    token = new_key()
+    temporary = home / f"{_ADMIN_FILE}.new"
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token)
+    temporary.replace(home / _ADMIN_FILE)
+    return token
+
+
+def read_admin_token(home: Path) -> str | None:
+    """The key that the server running in `home` wrote; None where there is none to be read."""
+    try:
+        return (home / _ADMIN_FILE).read_text().strip() or None
+    except OSError:
+        return None

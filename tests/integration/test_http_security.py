@@ -1,0 +1,120 @@
+"""Who is let in, over HTTP: keys, host names, pages of other sites, clients that never finish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import stat
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from runtime.keys import digest_of, read_admin_token
+from tests.running_server import CHAT, RunningServer, running, started
+from tests.waiting import until
+
+KEY, ADMIN = "alice-key", "the-admin-key"
+CONFIG = f"""
+admin_key = "{digest_of(ADMIN)}"
+send_timeout_s = 1
+preload = []
+[api_keys]
+alice = "{digest_of(KEY)}"
+"""
+BODY = {"model": "hearth-tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]:
+    with running(tmp_path_factory.mktemp("home"), config=CONFIG) as server:
+        asyncio.run(until(lambda: is_administered(server), "the store is open"))
+        yield server
+
+
+def is_administered(server: RunningServer) -> bool:
+    return ask(server, "/admin/cache", **{"x-api-key": ADMIN}).status_code == 200
+
+
+def ask(server: RunningServer, path: str, **headers: str) -> httpx.Response:
+    return server.request("GET", path, headers=headers)
+
+
+def test_without_a_key_nothing_but_liveness_is_told(server: RunningServer):
+    assert ask(server, "/health/live").status_code == 200
+    for path in ("/v1/models", "/metrics", "/schema", "/admin/cache", "/nowhere"):
+        answer = ask(server, path)
+        assert answer.status_code == 401, path
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert "Basic" in answer.headers["www-authenticate"]
+
+
+def test_a_refusal_is_in_the_words_of_the_protocol(server: RunningServer):
+    answer = server.request("POST", "/v1/messages", json={})
+    assert answer.status_code == 401
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "authentication_error"
+
+
+def test_a_key_opens_the_protocols_but_not_the_administration(server: RunningServer):
+    assert ask(server, "/v1/models", authorization=f"Bearer {KEY}").status_code == 200
+    assert ask(server, "/v1/models", **{"x-api-key": KEY}).status_code == 200
+    refused = ask(server, "/admin/cache", **{"x-api-key": KEY})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_key_needed")
+    assert ask(server, "/admin/cache", **{"x-api-key": ADMIN}).status_code == 200
+
+
+def test_the_operators_own_programs_find_a_key_that_only_they_can_read(server: RunningServer):
+    token = read_admin_token(server.home)
+    assert token is not None
+    assert ask(server, "/admin/cache", **{"x-api-key": token}).status_code == 200
+    mode = (server.home / "admin.token").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o600
+
+
+def test_keys_are_neither_in_the_log_nor_in_the_answers(server: RunningServer):
+    for secret in (KEY, ADMIN, "wrong-key-canary"):
+        ask(server, f"/nowhere/{secret[:2]}", authorization=f"Bearer {secret}")
+    assert not [s for s in (KEY, ADMIN, "wrong-key-canary") if s in server.stderr]
+
+
+def test_other_names_and_other_sites_are_refused_even_with_a_key(server: RunningServer):
+    keyed = {"x-api-key": KEY}
+    assert ask(server, "/v1/models", host="evil.example", **keyed).status_code == 403
+    assert ask(server, "/v1/models", origin="https://evil.example", **keyed).status_code == 403
+    answer = ask(server, "/v1/models", origin=server.url, **keyed)
+    assert answer.status_code == 200
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_form_of_a_web_page_cannot_post(server: RunningServer):
+    headers = {"x-api-key": KEY, "content-type": "text/plain"}
+    answer = server.request("POST", CHAT, content=json.dumps(BODY), headers=headers)
+    assert answer.status_code == 415
+
+
+def read_all(connection: socket.socket) -> bytes:
+    pieces: list[bytes] = []
+    while piece := connection.recv(65536):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def test_a_client_that_stops_in_its_body_is_told_so_and_cut_off(server: RunningServer):
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\n"
+        "content-type: application/json\r\ncontent-length: 1000\r\nconnection: close\r\n\r\n{"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(head.encode())
+        answer = read_all(connection)
+    assert b" 408 " in answer.split(b"\r\n", 1)[0]
+    assert b"request_timeout" in answer
+
+
+def test_a_server_for_other_machines_does_not_start_without_keys(tmp_path: Path):
+    with started(tmp_path, config='host = "0.0.0.0"') as server:
+        assert server.process.wait(30) == 2
+        assert "allow_remote" in server.stderr
