@@ -111,6 +111,8 @@ STATUSES: dict[type[HearthError], Status] = {
     Forbidden: Status(403, "permission_error"),
     UnknownModel: Status(404, "invalid_request_error"),
     UnknownConversation: Status(404, "invalid_request_error"),
+    UnknownResponse: Status(404, "invalid_request_error"),
+    UnknownPrevious: Status(400, "invalid_request_error"),
     UnknownAgent: Status(404, "invalid_request_error"),
     AgentExists: Status(409, "invalid_request_error"),
     AgentChanged: Status(409, "invalid_request_error"),

@@ -124,6 +124,32 @@ class RequestTimeout(RequestRejected):
         super().__init__(f"Nothing more of the request arrived for {limit_s:g} s; send it again.")
 
 
+class UnknownResponse(RequestRejected):
+    """No response of that id is stored."""
+
+    code = "response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"There is no response {response_id[:80]!r}: it was not stored, was deleted, or was "
+            "not used for too long.",
+            "response_id",
+        )
+
+
+class UnknownPrevious(RequestRejected):
+    """The response that is to be gone on from is not stored, or not all it goes on from is."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"Previous response with id {response_id[:80]!r} not found: it was not stored, was "
+            "deleted, or was not used for too long. Send the whole input instead.",
+            "previous_response_id",
+        )
+
+
 class NotLocal(RequestRejected):
     """Only this machine's own programs may ask for that."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import UNSET
 
+from api.answer import Answer
 from api.hearth_info import hearth_of
 from api.openai.response_convert import ENCRYPTED, Plan
 from api.openai.response_events import Event, OutputWriter, Shape
@@ -25,7 +26,6 @@ from api.openai.response_output import (
     TextEcho,
 )
 from api.openai.response_schemas import FormatFields, ResponseRequest, ToolChoiceFields
-from api.record import Tally
 from runtime.errors import Aborted, HearthError
 from runtime.types import Chunk, ModelSpec
 
@@ -42,7 +42,7 @@ def new_response_id() -> str:
 class Reply:
     """One response: what its request said, what is written so far, how it ends."""
 
-    def __init__(self, data: ResponseRequest, plan: Plan, spec: ModelSpec, tally: Tally) -> None:
+    def __init__(self, data: ResponseRequest, plan: Plan, spec: ModelSpec, answer: Answer) -> None:
         has_summary = data.reasoning is not None and bool(
             data.reasoning.summary or data.reasoning.generate_summary
         )
@@ -50,20 +50,31 @@ class Reply:
         self.writer = OutputWriter(Shape(plan.offer.names, has_summary, is_sealed))
         self.remarks: list[str] = list(plan.ignored)
         """What had no effect, for `hearth.ignored`."""
-        self._tally = tally
+        self.answer = answer
+        self._tally = answer.tally
         self._keeps_kv = plan.request.cache.mode == "full"
         self._begun = _begun(data, plan, spec)
+        self._ended: ResponseResource | None = None
 
     @property
     def id(self) -> str:
         return self._begun.id
+
+    @property
+    def is_to_be_stored(self) -> bool:
+        return self._begun.store
 
     def begun(self, status: Status = "in_progress") -> ResponseResource:
         """The response before there is any of it."""
         return msgspec.structs.replace(self._begun, status=status)
 
     def ended(self) -> ResponseResource:
-        """The response when all chunks were written."""
+        """The response when all chunks were written; the same one whenever it is asked for."""
+        if self._ended is None:
+            self._ended = self._made()
+        return self._ended
+
+    def _made(self) -> ResponseResource:
         finished = self.writer.finished
         is_cut = finished is not None and finished.reason == "length"
         return msgspec.structs.replace(
@@ -91,6 +102,7 @@ class Reply:
         """It cannot be kept, so it must not say that it was."""
         self._begun = msgspec.structs.replace(self._begun, store=False)
         self.remarks.append(f"store: {why}")
+        self._ended = None
 
     def _usage(self) -> ResponseUsage:
         tally = self._tally

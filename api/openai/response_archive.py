@@ -1,0 +1,170 @@
+"""Stored responses as the protocol knows them: kept whole, found again, gone on from."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from api.body import decoded_at
+from api.openai.fields import Raws
+from api.openai.response_items import Item, head_of
+from api.openai.response_output import ResponseResource
+from api.openai.response_schemas import ItemHead
+from runtime.errors import InvalidRequest, UnknownPrevious, UnknownResponse
+from runtime.history import History
+from store import response_rows
+from store.history_room import Room, make_room
+from store.response_rows import ItemRow, ResponseRow
+
+NULL = msgspec.Raw(b"null")
+ID_KINDS = {
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "function_call_output": "fco",
+    "custom_tool_call_output": "cto",
+    "reasoning": "rs",
+}
+
+
+class Stored(NamedTuple):
+    """A response with its own input."""
+
+    resource: ResponseResource
+    input: list[msgspec.Raw]
+
+
+class Archive:
+    """The stored responses of a server, of which at most `max_bytes` are kept."""
+
+    def __init__(self, history: History, max_bytes: int) -> None:
+        self._history = history
+        self._max_bytes = max_bytes
+
+    async def past(self, previous_id: str | None) -> list[Item]:
+        """All items that went into and came out of the responses up to that one.
+
+        Raises:
+            UnknownPrevious: it, or one that it goes on from, is not stored.
+            StoreUnavailable: the history cannot be read.
+        """
+        if previous_id is None:
+            return []
+        chain = await self._history.read(lambda c: response_rows.chain(c, previous_id))
+        if chain.missing is not None:
+            raise UnknownPrevious(chain.missing)
+        return [
+            Item(msgspec.Raw(row.body), f"previous_response_id: item {i}")
+            for i, row in enumerate(chain.items)
+        ]
+
+    async def resolved(self, items: Sequence[Item]) -> list[Item]:
+        """The items, each reference replaced by what it refers to.
+
+        Raises:
+            InvalidRequest: an item is malformed, or refers to nothing that is stored.
+            StoreUnavailable: the history cannot be read.
+        """
+        heads = [head_of(item) for item in items]
+        wanted = [head.id for head in heads if head.type == "item_reference" and head.id]
+        if not wanted:
+            return list(items)
+        found = await self._history.read(lambda c: response_rows.find_items(c, wanted))
+        resolved: list[Item] = []
+        for item, head in zip(items, heads, strict=True):
+            body = found.get(head.id or "")
+            if head.type != "item_reference":
+                resolved.append(item)
+            elif body is None:
+                raise InvalidRequest(
+                    f"{item.path} refers to the item {(head.id or '')[:80]!r}, which is not "
+                    "stored: send the item itself.",
+                    item.path,
+                )
+            else:
+                resolved.append(Item(msgspec.Raw(body), item.path))
+        return resolved
+
+    async def keep(self, resource: ResponseResource, items: Sequence[Item]) -> None:
+        """Store a response whole, with its own input.
+
+        Raises:
+            StoreUnavailable: it was not stored.
+        """
+        row, rows = _rows(resource, items)
+        size = len(row.body) + sum(len(one.body) for one in rows)
+        now_s = time.time()
+
+        def put(connection: Connection) -> None:
+            if row.previous_id is not None:
+                response_rows.touch(connection, row.previous_id, now_s)
+            make_room(connection, Room(self._max_bytes, size, row.previous_id or ""), now_s)
+            response_rows.put(connection, row, rows, now_s)
+
+        await self._history.write(put)
+
+    async def find(self, response_id: str) -> Stored:
+        """A response and its own input.
+
+        Raises:
+            UnknownResponse: it is not stored.
+            StoreUnavailable: the history cannot be read.
+        """
+        found = await self._history.read(lambda c: response_rows.get(c, response_id))
+        if found is None:
+            raise UnknownResponse(response_id)
+        row, items = found
+        resource = msgspec.json.decode(row.body, type=ResponseResource)
+        output = [msgspec.Raw(item.body) for item in items if item.is_output]
+        given = [msgspec.Raw(item.body) for item in items if not item.is_output]
+        return Stored(msgspec.structs.replace(resource, output=output), given)
+
+    async def remove(self, response_id: str) -> None:
+        """Delete a response; no byte of it is left.
+
+        Raises:
+            UnknownResponse: it is not stored.
+            StoreUnavailable: it could not be deleted.
+        """
+        now_s = time.time()
+        if not await self._history.write(lambda c: response_rows.remove(c, response_id, now_s)):
+            raise UnknownResponse(response_id)
+        await self._history.tidy()
+
+
+def _rows(resource: ResponseResource, items: Sequence[Item]) -> tuple[ResponseRow, list[ItemRow]]:
+    body = msgspec.json.encode(msgspec.structs.replace(resource, output=[]))
+    row = ResponseRow(resource.id, resource.previous_response_id, body, float(resource.created_at))
+    made = [
+        ItemRow(msgspec.json.decode(raw, type=ItemHead).id or "", bytes(raw), is_output=True)
+        for raw in resource.output
+    ]
+    return row, [*(_given(item) for item in items), *made]
+
+
+def _given(item: Item) -> ItemRow:
+    """An item of the input in its full form: with an id and a type, a message's text as a part."""
+    head = head_of(item)
+    kind = head.type or "message"
+    item_id = head.id or f"{ID_KINDS.get(kind, 'item')}_{secrets.token_hex(16)}"
+    fields = decoded_at(item.raw, Raws, item.path)
+    fields["type"], fields["id"] = _raw(kind), _raw(item_id)
+    if kind in ID_KINDS and kind != "reasoning":
+        fields.setdefault("status", _raw("completed"))
+    if kind == "message" and bytes(fields.get("content", NULL)).startswith(b'"'):
+        fields["content"] = _text_part(fields["content"], head.role)
+    return ItemRow(item_id, msgspec.json.encode(fields), is_output=False)
+
+
+def _text_part(text: msgspec.Raw, role: str | None) -> msgspec.Raw:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return _raw([{"type": kind, "text": text}])
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

@@ -1,0 +1,167 @@
+"""Responses that are being made, and what becomes of them: made later, stored, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+import structlog
+
+from api.openai.response_archive import Archive, Stored
+from api.openai.response_convert import Plan
+from api.openai.response_items import Item
+from api.openai.response_output import ResponseErrorBody, ResponseResource
+from api.openai.response_stream import Reply
+from api.sse import take_all
+from runtime.errors import Aborted, HearthError, StoreUnavailable
+from runtime.types import ChatPrompt, GenerateRequest, Message
+
+log = structlog.stdlib.get_logger("hearth.responses")
+
+UNDERWAY = ("queued", "in_progress")
+INTERRUPTED = ResponseErrorBody("interrupted", "The server was stopped while it was being made.")
+TURNS_AT_ONCE = 4
+
+
+class ResponseDesk:
+    """Knows every reply while somebody still works on it."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        self._replies: weakref.WeakValueDictionary[str, Reply] = weakref.WeakValueDictionary()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, reply: Reply) -> None:
+        """A reply is being made; it can be cancelled for as long as somebody holds it."""
+        self._replies[reply.id] = reply
+
+    async def settle(self, reply: Reply, items: Sequence[Item]) -> None:
+        """Store a complete reply with its own input. One that cannot be stored says so itself."""
+        if not reply.is_to_be_stored:
+            return
+        try:
+            await self.archive.keep(reply.ended(), items)
+        except StoreUnavailable as error:
+            log.warning("response_not_stored", reason=error.message)
+            reply.unstored(error.code)
+
+    async def start(self, reply: Reply, items: Sequence[Item]) -> ResponseResource:
+        """Make a reply in the background.
+
+        Raises:
+            StoreUnavailable: it could not be found later, so it is not begun.
+        """
+        queued = reply.begun("queued")
+        try:
+            await self.archive.keep(queued, items)
+        except StoreUnavailable:
+            reply.answer.close()
+            raise
+        task = asyncio.create_task(self._make(reply, items))
+        self._tasks[reply.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(reply.id, None))
+        return queued
+
+    async def find(self, response_id: str) -> Stored:
+        """A stored response as it is now.
+
+        Raises:
+            UnknownResponse: it is not stored.
+            StoreUnavailable: the history cannot be read.
+        """
+        stored = await self.archive.find(response_id)
+        if stored.resource.status not in UNDERWAY:
+            return stored
+        if response_id in self._tasks:
+            now = msgspec.structs.replace(stored.resource, status="in_progress")
+        else:
+            now = msgspec.structs.replace(stored.resource, status="failed", error=INTERRUPTED)
+        return stored._replace(resource=now)
+
+    async def cancel(self, response_id: str) -> ResponseResource:
+        """End a response that is being made; one that is complete stays as it is.
+
+        Raises:
+            UnknownResponse: it is neither being made nor stored.
+            StoreUnavailable: the history cannot be read.
+        """
+        reply = self._replies.get(response_id)
+        task = self._tasks.get(response_id)
+        if reply is not None and reply.writer.finished is None:
+            reply.answer.close()
+            if task is None:
+                return reply.failed(Aborted("The response was cancelled."))
+        if task is not None:
+            await asyncio.wait((task,))
+        return (await self.find(response_id)).resource
+
+    async def close(self) -> None:
+        """Wait for what is made in the background, which has been ended by now."""
+        while tasks := list(self._tasks.values()):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _make(self, reply: Reply, items: Sequence[Item]) -> None:
+        try:
+            await take_all(reply.answer, reply.writer.add)
+            resource = reply.ended()
+        except HearthError as error:
+            resource = reply.failed(error)
+        finally:
+            reply.answer.close()
+        try:
+            await self.archive.keep(resource, items)
+        except StoreUnavailable as error:
+            log.warning("response_not_stored", reason=error.message)
+
+
+async def fitted(
+    plan: Plan, context: int, count: Callable[[GenerateRequest], Awaitable[int]]
+) -> tuple[Plan, int]:
+    """A plan whose prompt leaves room for an answer, and how many whole old turns that took.
+
+    What stands before the first turn stays, and so does the last turn: where these alone are too
+    long the plan is refused later. Turns go by several at once, so that the next request of the
+    same conversation still finds its prefix.
+    """
+    num_tokens = await count(plan.request)
+    if num_tokens < context:
+        return plan, 0
+    wanted = plan.request.max_tokens or context // 8
+    most = context - max(1, min(wanted, context // 2))
+    head, turns = _turns(_prompt(plan).messages)
+    low, high = 1, len(turns) - 1
+    while low < high:
+        middle = (low + high) // 2
+        is_enough = await count(_without(plan, head, turns[middle:]).request) <= most
+        low, high = (low, middle) if is_enough else (middle + 1, high)
+    num_dropped = max(0, min(-(-low // TURNS_AT_ONCE) * TURNS_AT_ONCE, len(turns) - 1))
+    return _without(plan, head, turns[num_dropped:]), num_dropped
+
+
+def _prompt(plan: Plan) -> ChatPrompt:
+    prompt = plan.request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def _turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
+    """What precedes the first message of the user, and then turn by turn."""
+    head: list[Message] = []
+    turns: list[list[Message]] = []
+    for message in messages:
+        if message.role == "user":
+            turns.append([message])
+        elif turns:
+            turns[-1].append(message)
+        else:
+            head.append(message)
+    return head, turns
+
+
+def _without(plan: Plan, head: Sequence[Message], turns: Sequence[Sequence[Message]]) -> Plan:
+    """The plan with these turns only."""
+    messages = (*head, *(message for turn in turns for message in turn))
+    prompt = msgspec.structs.replace(_prompt(plan), messages=messages)
+    return plan._replace(request=msgspec.structs.replace(plan.request, prompt=prompt))

@@ -1,0 +1,212 @@
+"""`/v1/responses` and what belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.exceptions import MethodNotAllowedException
+from litestar.params import FromPath, JSONBody, Parameter
+
+from api.body import HttpRequest
+from api.cache_header import cache_header
+from api.deps import Gate
+from api.errors import ErrorBody, ErrorEnvelope, documented
+from api.lineage import caller_of
+from api.openai.refusal import refuse
+from api.openai.response_convert import Plan, check, items_of, plan_of
+from api.openai.response_desk import ResponseDesk, fitted
+from api.openai.response_items import Item
+from api.openai.response_output import DeletedResponse, InputTokens, ItemList, ResponseResource
+from api.openai.response_schemas import ItemHead, ResponseRequest
+from api.openai.response_stream import Reply, ResponsesStream, new_response_id
+from api.sse import EventStream, Pace, open_stream, unless_left, whole
+from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.types import ModelSpec
+
+MAX_PATIENCE_S = 1.0
+"""A model that is loaded accepts within that; one that must be loaded shows signs of life."""
+
+MAX_KEEP_ALIVE_S = 15.0
+NO_WEBSOCKET = "Responses are not served over websockets here: send POST /v1/responses instead."
+
+
+@post(
+    ["/v1/responses", "/responses"],
+    status_code=200,
+    tags=["OpenAI"],
+    responses=documented(ResponseResource),
+)
+async def create_response(
+    data: JSONBody[ResponseRequest],
+    request: HttpRequest,
+    gate: NamedDependency[Gate],
+    responses: NamedDependency[ResponseDesk],
+) -> Response[ResponseResource] | EventStream:
+    """Answer some input; with `stream`, as server-sent events, with `background`, later."""
+    with _naming_input():
+        spec, new, plan = await _planned(data, request, gate, responses)
+        remarks: list[str] = []
+        if data.truncation == "auto":
+            work = fitted(plan, spec.context, gate.count)
+            plan, num_dropped = await unless_left(request.receive, work)
+            remarks = [f"truncated_turns:{num_dropped}"] if num_dropped else []
+        answer = gate.submit(request.scope, [plan.request])
+        answer.tally.notes.extend(remarks)
+        reply = Reply(data, plan, spec, answer)
+        responses.begin(reply)
+        if data.background:
+            return Response(await responses.start(reply, new))
+        if data.stream:
+            return await _streamed(request, gate, responses, reply, new)
+        await whole(request, answer, reply.writer.add)
+        await responses.settle(reply, new)
+        return Response(reply.ended(), headers=cache_header(answer.tally.least_cached))
+
+
+@post(
+    ["/v1/responses/input_tokens", "/responses/input_tokens"],
+    status_code=200,
+    tags=["OpenAI"],
+    responses=documented(InputTokens),
+)
+async def count_input_tokens(
+    data: JSONBody[ResponseRequest],
+    request: HttpRequest,
+    gate: NamedDependency[Gate],
+    responses: NamedDependency[ResponseDesk],
+) -> InputTokens:
+    """The exact number of tokens that this request would have."""
+    with _naming_input():
+        _, _, plan = await _planned(data, request, gate, responses)
+        return InputTokens(await unless_left(request.receive, gate.count(plan.request)))
+
+
+@get(
+    ["/v1/responses/{response_id:str}", "/responses/{response_id:str}"],
+    tags=["OpenAI"],
+    responses=documented(ResponseResource),
+)
+async def get_response(
+    response_id: FromPath[str],
+    responses: NamedDependency[ResponseDesk],
+    stream: bool = False,
+) -> ResponseResource:
+    """A stored response."""
+    if stream:
+        refuse("stream", "is not supported for a stored response: leave it out.")
+    return (await responses.find(response_id)).resource
+
+
+@delete(
+    ["/v1/responses/{response_id:str}", "/responses/{response_id:str}"],
+    status_code=200,
+    tags=["OpenAI"],
+    responses=documented(DeletedResponse),
+)
+async def delete_response(
+    response_id: FromPath[str], responses: NamedDependency[ResponseDesk]
+) -> DeletedResponse:
+    """Delete a stored response with its items. Responses that go on from it cannot any more."""
+    await responses.archive.remove(response_id)
+    return DeletedResponse(response_id)
+
+
+@post(
+    ["/v1/responses/{response_id:str}/cancel", "/responses/{response_id:str}/cancel"],
+    status_code=200,
+    tags=["OpenAI"],
+    responses=documented(ResponseResource),
+)
+async def cancel_response(
+    response_id: FromPath[str], responses: NamedDependency[ResponseDesk]
+) -> ResponseResource:
+    """End a response that is being made, in the background or not."""
+    return await responses.cancel(response_id)
+
+
+@get(
+    ["/v1/responses/{response_id:str}/input_items", "/responses/{response_id:str}/input_items"],
+    tags=["OpenAI"],
+    responses=documented(ItemList),
+)
+async def list_input_items(
+    response_id: FromPath[str],
+    responses: NamedDependency[ResponseDesk],
+    limit: Annotated[int, Parameter(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> ItemList:
+    """The items of a stored response's own input, a page at a time."""
+    stored = await responses.find(response_id)
+    raws = stored.input if order == "asc" else stored.input[::-1]
+    ids = [msgspec.json.decode(raw, type=ItemHead).id for raw in raws]
+    start = ids.index(after) + 1 if after in ids else 0
+    page = ids[start : start + limit]
+    return ItemList(
+        data=raws[start : start + limit],
+        first_id=page[0] if page else None,
+        last_id=page[-1] if page else None,
+        has_more=start + limit < len(ids),
+    )
+
+
+@get(["/v1/responses", "/responses"], tags=["OpenAI"], sync_to_thread=False)
+def no_websocket(request: HttpRequest) -> Response[ErrorEnvelope]:
+    """426 for a client that tries a websocket, which then falls back to POST."""
+    if "upgrade" not in request.headers:
+        raise MethodNotAllowedException(headers={"allow": "POST"})
+    body = ErrorBody(NO_WEBSOCKET, "invalid_request_error", None, "upgrade_not_supported")
+    return Response(ErrorEnvelope(body), status_code=426, headers={"allow": "POST"})
+
+
+async def _planned(
+    data: ResponseRequest, request: HttpRequest, gate: Gate, responses: ResponseDesk
+) -> tuple[ModelSpec, list[Item], Plan]:
+    """The model, the request's own items, and what is to be done with the whole conversation."""
+    check(data)
+    spec = gate.spec(data.model)
+    new = await responses.archive.resolved(items_of(data))
+    past = await responses.archive.past(data.previous_response_id)
+    caller = caller_of(request.headers)
+    plan = plan_of(data, [*past, *new], new_response_id(), spec, caller, gate.settings)
+    return spec, new, plan
+
+
+async def _streamed(
+    request: HttpRequest, gate: Gate, responses: ResponseDesk, reply: Reply, new: list[Item]
+) -> EventStream:
+    keep_alive_s = min(gate.settings.keep_alive_s, MAX_KEEP_ALIVE_S)
+    pace = Pace(min(keep_alive_s, MAX_PATIENCE_S), keep_alive_s)
+    stream = ResponsesStream(reply)
+    return await open_stream(
+        request, reply.answer, stream, pace, lambda: responses.settle(reply, new)
+    )
+
+
+@contextmanager
+def _naming_input() -> Generator[None]:
+    """What the runtime says of messages is about the field `input`."""
+    try:
+        yield
+    except ContextTooLong as error:
+        raise ContextTooLong(error.num_tokens, error.context, "input") from error
+    except InvalidRequest as error:
+        if error.param not in ("messages", "prompt"):
+            raise
+        raise InvalidRequest(error.message, "input") from error
+
+
+HANDLERS = (
+    create_response,
+    count_input_tokens,
+    get_response,
+    delete_response,
+    cancel_response,
+    list_input_items,
+    no_websocket,
+)
