@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NamedTuple
@@ -32,10 +32,24 @@ class Job(NamedTuple):
     is_for_idle: bool = False
 
 
+class Chore(NamedTuple):
+    """Something else that is done now and then, on the event loop; it raises nothing."""
+
+    name: str
+    every_s: float
+    run: Callable[[], Awaitable[None]]
+
+
 class Jobs:
     """`is_idle` says whether no request is open: some work waits for that."""
 
-    def __init__(self, kv: KvStore, settings: Settings, is_idle: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        kv: KvStore,
+        settings: Settings,
+        is_idle: Callable[[], bool],
+        chores: Sequence[Chore] = (),
+    ) -> None:
         self._kv = kv
         self._is_idle = is_idle
         self._scheduler = AsyncIOScheduler(
@@ -45,18 +59,19 @@ class Jobs:
             timezone=UTC,
         )
         self._jobs = _jobs(Limits.of(settings), lambda: kv.is_stopping or not is_idle(), kv)
+        self._chores = chores
 
     def start(self) -> None:
         """Do everything once soon after boot, then each on its schedule."""
         logging.getLogger("apscheduler").setLevel(logging.WARNING)
-        for number, job in enumerate(self._jobs):
+        of_the_store = [Chore(one.name, one.every_s, partial(self._run, one)) for one in self._jobs]
+        for number, chore in enumerate([*of_the_store, *self._chores]):
             first = datetime.now(UTC) + timedelta(seconds=_AT_BOOT_S + number)
             self._scheduler.add_job(  # pyright: ignore[reportUnknownMemberType]
-                self._run,
+                chore.run,
                 "interval",
-                args=[job],
-                seconds=job.every_s,
-                id=job.name,
+                seconds=chore.every_s,
+                id=chore.name,
                 next_run_time=first,
             )
         self._scheduler.start()

@@ -12,13 +12,12 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 from typing_extensions import override
 
-from api.answer import Answer
 from api.body import HttpRequest
 from api.cache_header import planned_cache_header
 from api.errors import ClientLeft, GenerationFailed
 from api.record import RequestRecord, record_of
 from runtime.errors import HearthError
-from runtime.types import Chunk, Failed
+from runtime.types import CacheUse, Chunk, Failed
 
 T = TypeVar("T")
 
@@ -47,6 +46,22 @@ class Renderer(Protocol):
         ...
 
 
+class Streamed(Protocol):
+    """What can be sent as it is made; `Answer` is one, and says what each of these does."""
+
+    @property
+    def phase(self) -> str: ...
+
+    @property
+    def planned_cache(self) -> CacheUse: ...
+
+    async def accepted(self) -> None: ...
+
+    async def next_chunks(self, timeout_s: float | None = None) -> list[Chunk] | None: ...
+
+    def close(self) -> None: ...
+
+
 class Pace(NamedTuple):
     """How long a client waits for the headers, and then between two signs of life, in seconds."""
 
@@ -60,7 +75,7 @@ async def _nothing() -> None:
 
 async def open_stream(
     request: HttpRequest,
-    answer: Answer,
+    answer: Streamed,
     renderer: Renderer,
     pace: float | Pace,
     settle: Callable[[], Awaitable[object]] = _nothing,
@@ -85,7 +100,7 @@ async def open_stream(
     return EventStream(events, answer.close, headers)
 
 
-async def whole(request: HttpRequest, answer: Answer, take: Callable[[Chunk], object]) -> None:
+async def whole(request: HttpRequest, answer: Streamed, take: Callable[[Chunk], object]) -> None:
     """Give every chunk of the answer to `take`; returns after the last one.
 
     Raises:
@@ -120,7 +135,7 @@ async def _departure(receive: Receive) -> None:
         pass
 
 
-async def _is_accepted(answer: Answer, timeout_s: float) -> bool:
+async def _is_accepted(answer: Streamed, timeout_s: float) -> bool:
     try:
         async with asyncio.timeout(timeout_s):
             await answer.accepted()
@@ -129,7 +144,7 @@ async def _is_accepted(answer: Answer, timeout_s: float) -> bool:
     return True
 
 
-async def take_all(answer: Answer, take: Callable[[Chunk], object]) -> None:
+async def take_all(answer: Streamed, take: Callable[[Chunk], object]) -> None:
     """Give every chunk of the answer to `take`, whether a client is there or not."""
     await answer.accepted()
     while chunks := await answer.next_chunks():
@@ -140,7 +155,7 @@ async def take_all(answer: Answer, take: Callable[[Chunk], object]) -> None:
 
 
 async def _events(
-    answer: Answer,
+    answer: Streamed,
     renderer: Renderer,
     keep_alive_s: float,
     settle: Callable[[], Awaitable[object]],

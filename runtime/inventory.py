@@ -55,6 +55,16 @@ class Inventory:
         views = [_view(entry, labels) for entry in self._entries()]
         return [view for view in views if model is None or model in (view.model, view.model_hash)]
 
+    def of_sessions(self, names: Sequence[str]) -> dict[str, list[ConversationView]]:
+        """The conversations with these session ids, each with every model it had, by session id."""
+        keys = {self.store.conversation_key(name): name for name in names}
+        found = self.store.database.read(lambda c: listing.named(c, list(keys)))
+        labels = self._labels()
+        views: dict[str, list[ConversationView]] = {name: [] for name in names}
+        for entry in found:
+            views[keys[bytes.fromhex(entry.id)]].append(_view(entry, labels))
+        return views
+
     def stats(self) -> StatsView:
         """Sums and counters."""
         labels = self._labels()

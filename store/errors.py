@@ -61,3 +61,9 @@ class StoreTooNew(StoreError):
     """A later version of this software wrote this index; it is left as it is."""
 
     reason = "too_new"
+
+
+class HistoryFull(StoreError):
+    """The history takes all that it may, and only what is pinned or in use is left of it."""
+
+    reason = "history_full"

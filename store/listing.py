@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, text
 
 from store.types import SlotPlace, Struct
 
@@ -14,8 +17,8 @@ SELECT lower(hex(c.key)), m.hash, l.name, c.num_tokens, c.num_turns,
 FROM conversations c JOIN models m ON m.id = c.model_id LEFT JOIN slots l ON l.id = c.leaf_id
   LEFT JOIN conversation_slots cs ON cs.conversation_id = c.id
   LEFT JOIN slots s ON s.id = cs.slot_id
-GROUP BY c.id
 """
+_EACH = "GROUP BY c.id"
 _CHAINS = """
 WITH RECURSIVE chain (leaf, slot) AS (
   SELECT id, id FROM slots WHERE num_children = 0
@@ -75,11 +78,23 @@ class Link(Struct, frozen=True):
 def entries(connection: Connection) -> list[Entry]:
     """Everything there is, the latest used first."""
     found = [
-        Entry(**dict(zip(Entry.__struct_fields__, row, strict=True)))
-        for query in (_NAMED, _CHAINS)
+        _entry(row)
+        for query in (_NAMED + _EACH, _CHAINS)
         for row in connection.execute(text(query))
     ]
     return sorted(found, key=lambda one: (-one.last_used_s, one.id))
+
+
+def named(connection: Connection, keys: Sequence[bytes]) -> list[Entry]:
+    """The conversations of these keys with all their models, the latest used first."""
+    query = text(f"{_NAMED} WHERE c.key IN :keys {_EACH}")
+    query = query.bindparams(bindparam("keys", expanding=True))
+    found = [_entry(row) for row in connection.execute(query, {"keys": list(keys)})]
+    return sorted(found, key=lambda one: -one.last_used_s)
+
+
+def _entry(row: Row[Any]) -> Entry:
+    return Entry(**dict(zip(Entry.__struct_fields__, row, strict=True)))
 
 
 def way_to(connection: Connection, leaf: str) -> list[Link]:

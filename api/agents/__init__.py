@@ -1,0 +1,1 @@
+"""Agents: named, server-side histories that outlive models, restarts and kills."""

@@ -1,0 +1,50 @@
+"""`AgentBook`: agents in the history, as the desk, the generates and the janitor all need them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from runtime.errors import UnknownAgent
+from runtime.history import History
+from store import agent_rows, history_room
+from store.agent_rows import AgentRow
+from store.history_room import Room
+
+T = TypeVar("T")
+
+
+class AgentBook:
+    """Every call may raise StoreUnavailable."""
+
+    def __init__(self, history: History, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.read = history.read
+        self.write = history.write
+        self.tidy = history.tidy
+
+    async def row(self, agent_id: str) -> AgentRow:
+        """One agent. Raises UnknownAgent."""
+        row = await self.read(lambda connection: agent_rows.get(connection, agent_id))
+        if row is None:
+            raise UnknownAgent(agent_id)
+        return row
+
+    async def add(self, work: Callable[[Connection], T], num_bytes: int, keep: str) -> T:
+        """Write what takes about `num_bytes`; for that others may go, but not the agent `keep`."""
+        room = Room(self._max_bytes, num_bytes, keep)
+
+        def run(connection: Connection) -> T:
+            history_room.make_room(connection, room, time.time())
+            return work(connection)
+
+        return await self.write(run)
+
+
+def new_session(agent_id: str) -> str:
+    """What names an agent's KV from now on: never used before, so that nothing old is found."""
+    return f"agent:{agent_id}:{secrets.token_hex(8)}"

@@ -1,0 +1,229 @@
+"""Agents' requests and rows, turned into the runtime's types and back into what clients read."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from api.agents.schemas import (
+    AgentConfig,
+    HistoryMessage,
+    TurnUsage,
+    TurnView,
+)
+from api.draft import Draft
+from api.openai.fields import Raws
+from api.openai.frame import chat_logprobs
+from api.openai.refusal import refuse
+from api.openai.schemas import (
+    AssistantMessage,
+    CalledFunction,
+    CalledTool,
+    ChatChoice,
+    ChatRequest,
+)
+from runtime.errors import StoreUnavailable
+from runtime.types import ChatPrompt, GenerateRequest, Image, Message
+from store.agent_rows import TurnRow
+
+OF_A_GENERATE = frozenset({"messages", "stream", "stream_options", "n", "id", "turn"})
+_encode = msgspec.json.Encoder().encode
+_message_decoder = msgspec.json.Decoder(Message)
+_raws_decoder = msgspec.json.Decoder(Raws)
+
+
+class Sent(NamedTuple):
+    """A body's fields as they were written; those in `cleared` were null."""
+
+    given: Raws
+    cleared: frozenset[str]
+
+
+def sent_fields(body: bytes, kind: type[msgspec.Struct]) -> Sent:
+    """The fields of a body that was found valid, as far as `kind` knows them."""
+    found = _raws_decoder.decode(body)
+    known = {name: found[name] for name in kind.__struct_fields__ if name in found}
+    cleared = frozenset(name for name, raw in known.items() if bytes(raw) == b"null")
+    return Sent({name: raw for name, raw in known.items() if name not in cleared}, cleared)
+
+
+# An agent's config
+
+
+def config_of(sent: Sent, before: bytes = b"{}") -> bytes:
+    """The config that these fields make of an earlier one, as JSON; null takes a field away."""
+    known = _raws_decoder.decode(before)
+    kept = {name: raw for name, raw in known.items() if name not in sent.cleared}
+    config = kept | {name: raw for name, raw in sent.given.items() if name not in OF_A_GENERATE}
+    return _encode(config)
+
+
+def read_config(config: bytes) -> AgentConfig:
+    """A stored config."""
+    return msgspec.json.decode(config, type=AgentConfig)
+
+
+def metadata_of(config: bytes) -> msgspec.Raw | None:
+    """What the client keeps with the agent."""
+    return _raws_decoder.decode(config).get("metadata")
+
+
+def shown_config(config: bytes) -> Raws:
+    """What of a config has no field of its own in an agent's view."""
+    own = {"name", "model", "ttl", "pinned", "metadata"}
+    return {name: raw for name, raw in _raws_decoder.decode(config).items() if name not in own}
+
+
+# A generate
+
+
+def chat_of(config: bytes, sent: Sent) -> ChatRequest:
+    """A generate as a chat request of its new messages; the agent's config fills what it lacks.
+
+    Raises:
+        InvalidRequest: it asks for several answers.
+    """
+    known = _raws_decoder.decode(config)
+    merged = {name: raw for name, raw in known.items() if name in ChatRequest.__struct_fields__}
+    merged |= {name: raw for name, raw in sent.given.items() if name != "expected_turn"}
+    merged.setdefault("messages", msgspec.Raw(b"[]"))
+    chat = msgspec.json.decode(_encode(merged), type=ChatRequest)
+    if chat.n not in (None, 1):
+        refuse("n", "must be 1: a history goes on in one way only.")
+    return chat
+
+
+def probe_of(config: bytes) -> ChatRequest:
+    """A chat request that is refused if the config cannot be served."""
+    message = msgspec.Raw(b'[{"role":"user","content":"?"}]')
+    return chat_of(config, Sent({"messages": message}, frozenset()))
+
+
+def with_history(
+    request: GenerateRequest, system: str | None, history: Sequence[Message]
+) -> tuple[GenerateRequest, tuple[Message, ...]]:
+    """The request with everything that was said before, and its new messages by themselves.
+
+    Raises:
+        InvalidRequest: a tool result answers a call that nobody made.
+    """
+    prompt = request.prompt
+    assert isinstance(prompt, ChatPrompt), "a chat request has a chat prompt"
+    new = prompt.messages
+    _check_results(history, new)
+    opening = (Message(role="system", text=system),) if system else ()
+    whole = msgspec.structs.replace(prompt, messages=(*opening, *history, *new))
+    return msgspec.structs.replace(request, prompt=whole), new
+
+
+def _check_results(history: Sequence[Message], new: Sequence[Message]) -> None:
+    known = {call.id for message in history for call in message.tool_calls}
+    for index, message in enumerate(new):
+        known |= {call.id for call in message.tool_calls}
+        call_id = message.tool_call_id
+        if message.role == "tool" and call_id is not None and call_id not in known:
+            refuse(
+                f"messages[{index}].tool_call_id",
+                f"is {call_id[:64]!r}, but no tool call of this agent has that id.",
+            )
+
+
+def choice_of(draft: Draft) -> ChatChoice:
+    """The answer as the choice of a chat completion."""
+    said = _message_view(answer_of(draft))
+    return ChatChoice(
+        index=0,
+        message=AssistantMessage(
+            content=None if draft.calls and not draft.text else draft.text,
+            reasoning_content=said.reasoning_content,
+            tool_calls=said.tool_calls,
+        ),
+        finish_reason=draft.finish_reason,
+        logprobs=chat_logprobs(draft.logprobs),
+    )
+
+
+def answer_of(draft: Draft) -> Message:
+    """What was generated, to the letter."""
+    return Message(
+        role="assistant",
+        text=draft.text,
+        reasoning=draft.reasoning if draft.reasonings else None,
+        tool_calls=tuple(draft.calls),
+    )
+
+
+# What is stored
+
+
+def packed(message: Message) -> bytes:
+    """A message as it is stored."""
+    return _encode(message)
+
+
+def unpacked(body: bytes) -> Message:
+    """A stored message.
+
+    Raises:
+        StoreUnavailable: it is damaged.
+    """
+    try:
+        return _message_decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise StoreUnavailable(f"A message of the history is damaged: {error}.") from error
+
+
+def turn_view(row: TurnRow) -> TurnView:
+    """A turn as clients read it."""
+    return TurnView(
+        turn=row.number,
+        request_id=row.request_id,
+        model=row.model,
+        created_at=row.created_s,
+        finish_reason=row.finish_reason,
+        usage=TurnUsage(row.num_prompt_tokens, row.num_cached_tokens, row.num_output_tokens),
+        messages=[_message_view(unpacked(body)) for body in row.bodies],
+    )
+
+
+def _message_view(message: Message) -> HistoryMessage:
+    calls = [
+        CalledTool(id=call.id, type="function", function=CalledFunction(call.arguments, call.name))
+        for call in message.tool_calls
+    ]
+    return HistoryMessage(
+        role=message.role,
+        content=_parts(message) if message.images else message.text,
+        reasoning_content=UNSET if message.reasoning is None else message.reasoning,
+        tool_calls=calls or UNSET,
+        tool_call_id=UNSET if message.tool_call_id is None else message.tool_call_id,
+        name=UNSET if message.name is None else message.name,
+    )
+
+
+def _parts(message: Message) -> list[Raws]:
+    """Text and images in their order."""
+    parts: list[Raws] = []
+    done = 0
+    for image in message.images:
+        parts += _text_part(message.text[done : image.at])
+        url = msgspec.Raw(_encode({"url": _url(image)}))
+        parts.append({"type": msgspec.Raw(b'"image_url"'), "image_url": url})
+        done = image.at
+    return parts + _text_part(message.text[done:])
+
+
+def _text_part(text: str) -> list[Raws]:
+    if not text:
+        return []
+    return [{"type": msgspec.Raw(b'"text"'), "text": msgspec.Raw(_encode(text))}]
+
+
+def _url(image: Image) -> str:
+    if image.url is not None:
+        return image.url
+    return f"data:application/octet-stream;base64,{base64.b64encode(image.data).decode()}"

@@ -1,0 +1,194 @@
+"""`AgentDesk`: making, changing, forking, resetting and deleting agents, and looking at them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from sqlalchemy import Connection
+
+from api.agents import convert
+from api.agents.book import AgentBook, new_session
+from api.agents.convert import Sent
+from api.agents.kv import AgentKv
+from api.agents.lanes import Lanes
+from api.agents.schemas import AgentDeleted, AgentList, AgentView, HistoryPage, KvView
+from api.deps import Gate
+from api.openai.convert import chat_to_generate
+from api.openai.refusal import refuse
+from runtime.errors import AgentChanged, AgentExists, UnknownAgent, UnknownModel
+from store import agent_rows
+from store.agent_rows import AgentRow, Page
+
+
+class AgentDesk:
+    """All agents of this server. Every call may raise StoreUnavailable."""
+
+    def __init__(self, gate: Gate, book: AgentBook, lanes: Lanes, kv: AgentKv) -> None:
+        self._gate = gate
+        self._settings = gate.settings
+        self._book = book
+        self._lanes = lanes
+        self._kv = kv
+
+    async def create(self, agent_id: str | None, sent: Sent) -> AgentView:
+        """Make an agent.
+
+        Raises:
+            AgentExists: there is one of that id.
+            InvalidRequest, UnknownModel: it could never generate.
+        """
+        row = self._new_row(agent_id, convert.config_of(sent))
+        is_new = await self._book.add(
+            lambda connection: agent_rows.create(connection, row), len(row.config), row.id
+        )
+        if not is_new:
+            raise _exists(row.id)
+        return await self._view(row)
+
+    async def listing(self, after: str | None, limit: int) -> AgentList:
+        """A page of agents, the newest first."""
+        rows = await self._book.read(lambda c: agent_rows.listing(c, after, limit + 1))
+        shown = rows[:limit]
+        kv = await self._kv.views([row.session for row in shown])
+        views = [self._seen(row, kv[row.session]) for row in shown]
+        return AgentList(views, has_more=len(rows) > limit)
+
+    async def view(self, agent_id: str) -> AgentView:
+        """One agent, with its config. Raises UnknownAgent."""
+        return await self._view(await self._book.row(agent_id))
+
+    async def change(self, agent_id: str, sent: Sent) -> AgentView:
+        """Give an agent other fields; what runs goes on as it began.
+
+        Raises:
+            UnknownAgent: there is none.
+            InvalidRequest, UnknownModel: it could never generate.
+        """
+        before = await self._book.row(agent_id)
+        self._new_row(agent_id, convert.config_of(sent, before.config))
+
+        def work(connection: Connection) -> AgentRow | None:
+            known = agent_rows.get(connection, agent_id)
+            if known is None:
+                return None
+            row = _described(known._replace(config=convert.config_of(sent, known.config)))
+            return row if agent_rows.change(connection, row) else None
+
+        row = await self._book.add(work, len(before.config), agent_id)
+        if row is None:
+            raise UnknownAgent(agent_id)
+        return await self._view(row)
+
+    async def remove(self, agent_id: str) -> AgentDeleted:
+        """Delete an agent, its history and its KV; what runs or waits for it ends.
+
+        Raises UnknownAgent.
+        """
+        self._lanes.end_all(agent_id, UnknownAgent(agent_id))
+        row = await self._book.write(lambda c: agent_rows.remove(c, agent_id, time.time()))
+        if row is None:
+            raise UnknownAgent(agent_id)
+        await self._book.tidy()
+        is_gone = await self._kv.remove(row.session)
+        return AgentDeleted(agent_id, "deleted" if is_gone else "pending")
+
+    async def reset(self, agent_id: str) -> AgentView:
+        """Delete an agent's history and KV and keep the agent; what runs or waits ends.
+
+        Raises UnknownAgent.
+        """
+        self._lanes.end_all(agent_id, AgentChanged("The agent was reset; nothing was kept."))
+        session = new_session(agent_id)
+        left = await self._book.write(lambda c: agent_rows.reset(c, agent_id, session, time.time()))
+        if left is None:
+            raise UnknownAgent(agent_id)
+        await self._book.tidy()
+        await self._kv.remove(left)
+        return await self.view(agent_id)
+
+    async def fork(
+        self, agent_id: str, copy_id: str | None, turn: int | None, sent: Sent
+    ) -> AgentView:
+        """Make an agent that has the first turns of another: all of them, unless `turn` says.
+
+        Raises:
+            UnknownAgent, AgentExists, InvalidRequest, UnknownModel: as they say.
+        """
+        source = await self._book.row(agent_id)
+        num_turns = source.num_turns if turn is None else turn
+        if num_turns > source.num_turns:
+            refuse("turn", f"is {num_turns}, but the agent has {source.num_turns} turns.")
+        row = self._new_row(copy_id, convert.config_of(sent, source.config))
+        is_new = await self._book.add(
+            lambda connection: agent_rows.fork(connection, source.session, row, num_turns),
+            source.num_bytes + len(row.config),
+            agent_id,
+        )
+        if not is_new:
+            raise _exists(row.id)
+        return await self.view(row.id)
+
+    async def history(self, agent_id: str, page: Page) -> HistoryPage:
+        """A page of an agent's turns. Raises UnknownAgent."""
+        row = await self._book.row(agent_id)
+        one_more = page._replace(limit=page.limit + 1)
+        found = await self._book.read(lambda c: agent_rows.turns(c, row.session, one_more))
+        views = [convert.turn_view(turn) for turn in found[: page.limit]]
+        return HistoryPage(views, has_more=len(found) > page.limit)
+
+    # Rows and views
+
+    def _new_row(self, agent_id: str | None, config: bytes) -> AgentRow:
+        """Raises InvalidRequest, UnknownModel where an agent of this config could not generate."""
+        chat = convert.probe_of(config)
+        chat_to_generate(chat, "probe", self._gate.spec(chat.model), self._settings)
+        agent_id = agent_id or f"agent-{secrets.token_hex(12)}"
+        now_s = time.time()
+        return _described(AgentRow(agent_id, new_session(agent_id), config, now_s, now_s))
+
+    async def _view(self, row: AgentRow) -> AgentView:
+        kv = await self._kv.views([row.session])
+        view = self._seen(row, kv[row.session])
+        view.config = convert.shown_config(row.config)
+        return view
+
+    def _seen(self, row: AgentRow, kv: list[KvView]) -> AgentView:
+        config = convert.read_config(row.config)
+        model = self._model(config.model)
+        current = next((one for one in kv if one.model == model), KvView(model, "none", 0))
+        ttl_s = row.ttl_s or self._settings.history_ttl_s
+        return AgentView(
+            id=row.id,
+            name=config.name,
+            model=model,
+            status=current.status,
+            tokens=current.tokens,
+            turns=row.num_turns,
+            bytes=row.num_bytes,
+            created_at=row.created_s,
+            last_used_at=row.last_used_s,
+            ttl=ttl_s,
+            expires_at=None if row.is_pinned else row.last_used_s + ttl_s,
+            pinned=row.is_pinned,
+            queued=self._lanes.num_places(row.id),
+            models=kv,
+            metadata=convert.metadata_of(row.config),
+        )
+
+    def _model(self, name: str | None) -> str:
+        """The model an agent would use; the name it was given where there is none of it now."""
+        try:
+            return self._gate.spec(name).id
+        except UnknownModel:
+            return name or ""
+
+
+def _described(row: AgentRow) -> AgentRow:
+    """The row with what its config says of lifetime and pin."""
+    config = convert.read_config(row.config)
+    return row._replace(ttl_s=config.ttl, is_pinned=bool(config.pinned))
+
+
+def _exists(agent_id: str) -> AgentExists:
+    return AgentExists(f"There is an agent {agent_id!r} already: choose another id.", "id")

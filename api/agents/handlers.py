@@ -1,0 +1,182 @@
+"""`/v1/agents`: histories on the server, to which clients send new messages only."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from litestar import Response, delete, get, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody
+
+from api.agents import convert
+from api.agents.convert import sent_fields
+from api.agents.generates import Wish
+from api.agents.open import Agents
+from api.agents.schemas import (
+    AgentCompletion,
+    AgentConfig,
+    AgentCreate,
+    AgentDeleted,
+    AgentFork,
+    AgentGenerate,
+    AgentList,
+    AgentMark,
+    AgentView,
+    HistoryPage,
+)
+from api.agents.stream import AgentStream
+from api.answer import Answer
+from api.body import HttpRequest
+from api.cache_header import cache_header
+from api.deps import Gate
+from api.errors import documented
+from api.hearth_info import hearth_of
+from api.openai.frame import FINGERPRINT, Frame, usage_of
+from api.openai.refusal import refuse
+from api.sse import EventStream, open_stream, whole
+from runtime.types import GenerateRequest
+from store.agent_rows import Page
+
+MAX_PAGE = 1000
+TAGS = ["Agents"]
+
+
+@post("/v1/agents", status_code=201, tags=TAGS)
+async def create_agent(
+    data: JSONBody[AgentCreate], request: HttpRequest, agents: NamedDependency[Agents]
+) -> AgentView:
+    """Make an agent."""
+    sent = sent_fields(await request.body(), AgentConfig)
+    return await agents.desk.create(data.id, sent)
+
+
+@get("/v1/agents", tags=TAGS)
+async def list_agents(
+    agents: NamedDependency[Agents], after: FromQuery[str | None] = None, limit: FromQuery[int] = 20
+) -> AgentList:
+    """Agents, the newest first, each with the state of its KV."""
+    return await agents.desk.listing(after, _checked(limit))
+
+
+@get("/v1/agents/{agent_id:str}", tags=TAGS)
+async def get_agent(agent_id: FromPath[str], agents: NamedDependency[Agents]) -> AgentView:
+    """One agent."""
+    return await agents.desk.view(agent_id)
+
+
+@patch("/v1/agents/{agent_id:str}", tags=TAGS)
+async def change_agent(
+    agent_id: FromPath[str],
+    data: JSONBody[AgentConfig],
+    request: HttpRequest,
+    agents: NamedDependency[Agents],
+) -> AgentView:
+    """Change the fields that are sent; null takes one away. What runs goes on as it began."""
+    del data
+    return await agents.desk.change(agent_id, sent_fields(await request.body(), AgentConfig))
+
+
+@delete("/v1/agents/{agent_id:str}", status_code=200, tags=TAGS)
+async def delete_agent(agent_id: FromPath[str], agents: NamedDependency[Agents]) -> AgentDeleted:
+    """Delete an agent with its history and its KV. What runs or waits for it ends with 404."""
+    return await agents.desk.remove(agent_id)
+
+
+@post("/v1/agents/{agent_id:str}/reset", status_code=200, tags=TAGS)
+async def reset_agent(agent_id: FromPath[str], agents: NamedDependency[Agents]) -> AgentView:
+    """Delete an agent's history and KV, keep the agent. What runs or waits ends with 409."""
+    return await agents.desk.reset(agent_id)
+
+
+@post("/v1/agents/{agent_id:str}/fork", status_code=201, tags=TAGS)
+async def fork_agent(
+    agent_id: FromPath[str],
+    data: JSONBody[AgentFork],
+    request: HttpRequest,
+    agents: NamedDependency[Agents],
+) -> AgentView:
+    """Make another agent with this one's turns, or its first `turn` of them."""
+    sent = sent_fields(await request.body(), AgentConfig)
+    return await agents.desk.fork(agent_id, data.id, data.turn, sent)
+
+
+@get("/v1/agents/{agent_id:str}/history", tags=TAGS)
+async def agent_history(
+    agent_id: FromPath[str],
+    agents: NamedDependency[Agents],
+    after: FromQuery[int | None] = None,
+    limit: FromQuery[int] = 20,
+    order: FromQuery[Literal["asc", "desc"]] = "asc",
+) -> HistoryPage:
+    """An agent's turns, a page at a time."""
+    page = Page(after, _checked(limit), is_newest_first=order == "desc")
+    return await agents.desk.history(agent_id, page)
+
+
+@post(
+    "/v1/agents/{agent_id:str}/generate",
+    status_code=200,
+    tags=TAGS,
+    responses=documented(AgentCompletion),
+)
+async def generate(
+    agent_id: FromPath[str],
+    data: JSONBody[AgentGenerate],
+    request: HttpRequest,
+    agents: NamedDependency[Agents],
+    gate: NamedDependency[Gate],
+) -> Response[AgentCompletion] | EventStream:
+    """Answer new messages and keep both; with `stream`, as server-sent events."""
+    frame = Frame("agentcmpl", "")
+    turn = agents.generates.begin(
+        agent_id,
+        Wish(
+            request_id=frame.id,
+            sent=sent_fields(await request.body(), AgentGenerate),
+            expected_turn=data.expected_turn,
+            submit=partial(_submit, gate, request),
+        ),
+    )
+    if data.stream:
+        has_usage = data.stream_options is not None and bool(data.stream_options.include_usage)
+        stream = AgentStream(turn, frame, has_usage=has_usage)
+        return await open_stream(request, turn, stream, gate.settings.keep_alive_s)
+    await whole(request, turn, lambda _: None)
+    tally = turn.answer.tally
+    return Response(
+        AgentCompletion(
+            id=frame.id,
+            created=frame.created,
+            model=turn.plan.model,
+            choices=[convert.choice_of(turn.draft)],
+            usage=usage_of(tally),
+            system_fingerprint=FINGERPRINT,
+            hearth=hearth_of(tally),
+            agent=AgentMark(agent_id, turn.plan.base + 1),
+        ),
+        headers=cache_header(tally.least_cached),
+    )
+
+
+def _submit(gate: Gate, request: HttpRequest, wanted: GenerateRequest) -> Answer:
+    return gate.submit(request.scope, [wanted])
+
+
+def _checked(limit: int) -> int:
+    if not 1 <= limit <= MAX_PAGE:
+        refuse("limit", f"is {limit}: it must be from 1 to {MAX_PAGE}.")
+    return limit
+
+
+HANDLERS = [
+    create_agent,
+    list_agents,
+    get_agent,
+    change_agent,
+    delete_agent,
+    reset_agent,
+    fork_agent,
+    agent_history,
+    generate,
+]

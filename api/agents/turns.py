@@ -1,0 +1,158 @@
+"""`AgentTurn`: one generate, from its place in the agent's lane to its place in the history.
+
+To `api/sse` it is an answer like any other. Its last chunk is passed on only after the turn is in
+the history, so what a client saw end is kept; what breaks off before that leaves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import NamedTuple
+
+from api.agents.lanes import Lanes
+from api.answer import Answer
+from api.draft import Draft
+from runtime.errors import HearthError, Overloaded
+from runtime.types import CacheUse, Chunk, GenerateRequest, Message
+
+
+class Plan(NamedTuple):
+    """What a generate is to do, once it is its turn. `base` is the turn it continues from."""
+
+    agent_id: str
+    session: str
+    base: int
+    model: str
+    new_messages: tuple[Message, ...]
+    request: GenerateRequest
+
+
+class Steps(NamedTuple):
+    """How a turn is planned, submitted and kept; all may raise HearthError."""
+
+    plan: Callable[[], Coroutine[None, None, Plan]]
+    submit: Callable[[GenerateRequest], Answer]
+    keep: Callable[[Plan, Draft], Coroutine[None, None, None]]
+
+
+class AgentTurn:
+    """Joins the lane when it is made; `close()` must be called whatever happens."""
+
+    def __init__(self, lanes: Lanes, agent_id: str, steps: Steps, patience_s: float) -> None:
+        self.draft = Draft()
+        self._lanes = lanes
+        self._agent_id = agent_id
+        self._steps = steps
+        self._patience_s = patience_s
+        self._plan: Plan | None = None
+        self._answer: Answer | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._error: HearthError | None = None
+        self._place = lanes.join(agent_id, self)
+
+    @property
+    def plan(self) -> Plan:
+        """What it does; known once it was accepted."""
+        assert self._plan is not None, "the turn has not begun"
+        return self._plan
+
+    @property
+    def answer(self) -> Answer:
+        """What it became; known once it was accepted."""
+        assert self._answer is not None, "the turn has not begun"
+        return self._answer
+
+    @property
+    def phase(self) -> str:
+        """What it waits for, in words for people."""
+        if self._answer is not None:
+            return self._answer.phase
+        return f"queued behind {self._lanes.num_before(self._agent_id, self._place)} of this agent"
+
+    @property
+    def planned_cache(self) -> CacheUse:
+        """What the prompt is about to reuse, once it was accepted."""
+        return self.answer.planned_cache
+
+    async def accepted(self) -> None:
+        """Wait for the lane, then for the worker. May be cancelled and called again.
+
+        Raises:
+            HearthError: it was refused, ended, or waited for too long.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+            self._starting.add_done_callback(_notice)
+        try:
+            await asyncio.shield(self._starting)
+        except HearthError as error:
+            raise self._error or error from error
+        except asyncio.CancelledError:
+            if self._error is not None:
+                raise self._error from None
+            raise
+
+    async def next_chunks(self, timeout_s: float | None = None) -> list[Chunk] | None:
+        """As `Answer.next_chunks`; the end of the answer comes after it was kept.
+
+        Raises:
+            HearthError: it was ended, or could not be kept.
+        """
+        chunks = await self.answer.next_chunks(timeout_s)
+        if self._error is not None:
+            raise self._error
+        for chunk in chunks or ():
+            self.draft.add(chunk)
+        if chunks and self.draft.finished is not None:
+            await self._keep()
+        return chunks
+
+    def end(self, error: HearthError) -> None:
+        """Give up with this error, unless it is being kept already."""
+        if self._keeping is None and self._error is None:
+            self._error = error
+            self._abandon()
+
+    def close(self) -> None:
+        """Give up what is not finished and let the next begin; any number of times."""
+        self._abandon()
+        if self._keeping is None or self._keeping.done():
+            self._lanes.leave(self._agent_id, self._place)
+        else:
+            self._keeping.add_done_callback(lambda _: self.close())
+
+    def _abandon(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+        if self._answer is not None:
+            self._answer.close()
+
+    async def _start(self) -> None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._place.is_first.wait()
+        except TimeoutError:
+            raise Overloaded(
+                f"The agent was busy with earlier requests for {self._patience_s:g} s."
+            ) from None
+        self._plan = await self._steps.plan()
+        self._answer = self._steps.submit(self._plan.request)
+        await self._answer.accepted()
+
+    async def _keep(self) -> None:
+        """Once begun it is finished, whether somebody still waits or not."""
+        if self._keeping is None:
+            keeping = self._steps.keep(self.plan, self.draft)
+            self._keeping = asyncio.create_task(keeping)
+            self._keeping.add_done_callback(_notice)
+            await asyncio.shield(self._keeping)
+
+
+def _notice(task: asyncio.Task[None]) -> None:
+    """A client that left never asks how it went; that is no "never retrieved"."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,489 @@
+"""Agents over HTTP: only new messages are sent, and only new tokens are computed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents import AGENTS, SYSTEM, Agent
+from tests.conversation import CODE
+from tests.running_server import RunningServer, events_of, running, streaming
+from tests.waiting import until
+
+FILLER = " ".join(f"On day {day} the river was calm." for day in range(40))
+SLACK = 12
+"""Tokens around a new message: its role, its end, and where the answer is opened."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running(tmp_path_factory.mktemp("agents")) as server:
+        yield server
+        assert "Traceback" not in server.stderr
+
+
+def refusal(response: Any, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+# Remembering
+
+
+def test_an_agent_recalls_what_was_said_turns_before(tiny: RunningServer):
+    agent = Agent.made(tiny, system="You are helpful.")
+    agent.say(f"The code word is {CODE}. {FILLER}")
+    agent.say("Hello!")
+    answer = agent.say()
+    assert CODE in answer.text
+    assert answer.turn == 3
+    assert agent.view()["turns"] == 3
+
+
+def test_each_turn_computes_its_new_tokens_only(tiny: RunningServer):
+    agent = Agent.made(tiny)
+    before = agent.say(FILLER)
+    for _ in range(3):
+        answer = agent.say()
+        known = before.num_prompt_tokens + before.num_output_tokens
+        assert answer.num_prompt_tokens > known
+        assert answer.num_computed_tokens <= answer.num_prompt_tokens - known + SLACK
+        assert CODE in answer.text
+        before = answer
+
+
+def test_the_history_is_what_was_sent_and_answered_in_order(tiny: RunningServer):
+    agent = Agent.made(tiny)
+    answers = [agent.say(f"Hello {number}!") for number in range(3)]
+    turns = agent.turns()
+    assert [turn["turn"] for turn in turns] == [1, 2, 3]
+    for number, (turn, answer) in enumerate(zip(turns, answers, strict=True)):
+        sent, got = turn["messages"]
+        assert sent == {"role": "user", "content": f"Hello {number}!"}
+        assert got["content"] == answer.text
+        assert turn["finish_reason"] == answer.finish_reason
+        assert turn["usage"]["prompt_tokens"] == answer.num_prompt_tokens
+
+
+def test_the_history_comes_in_pages_in_both_directions(tiny: RunningServer):
+    agent = Agent.made(tiny)
+    for _ in range(3):
+        agent.say("Hello!", max_tokens=2)
+    path = f"{agent.path}/history"
+    page = tiny.get(f"{path}?limit=2").json()
+    assert [turn["turn"] for turn in page["data"]] == [1, 2]
+    assert page["has_more"]
+    rest = tiny.get(f"{path}?limit=2&after=2").json()
+    assert [turn["turn"] for turn in rest["data"]] == [3]
+    assert not rest["has_more"]
+    latest = tiny.get(f"{path}?limit=1&order=desc").json()
+    assert [turn["turn"] for turn in latest["data"]] == [3]
+    assert [turn["turn"] for turn in agent.turns(order="desc", after=3)] == [2, 1]
+    assert refusal(tiny.get(f"{path}?limit=0"), 400)["param"] == "limit"
+
+
+def test_a_streamed_turn_is_kept_as_it_was_streamed(tiny: RunningServer):
+    agent = Agent.made(tiny)
+    body = {"messages": [{"role": "user", "content": "What is the code word?"}]}
+    wanted = {"stream": True, "stream_options": {"include_usage": True}}
+    response = agent.post("generate", body | wanted)
+    *events, done = events_of(response.text)
+    assert done == "[DONE]"
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    text = "".join(
+        choice["delta"].get("content", "") for event in events for choice in event["choices"]
+    )
+    assert CODE in text
+    (last,) = [one for one in events if one["choices"] and one["choices"][0]["finish_reason"]]
+    assert last["agent"] == {"id": agent.id, "turn": 1}
+    assert events[-1]["usage"]["completion_tokens"] > 0
+    assert agent.turns()[0]["messages"][-1]["content"] == text
+
+
+def test_reasoning_and_tool_calls_are_kept_to_the_letter_and_sent_again(tiny: RunningServer):
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    function = {"name": "get_weather", "description": "Get the current weather for a city."}
+    tools = [{"type": "function", "function": function | {"parameters": parameters}}]
+    agent = Agent.made(tiny, system=None, tools=tools, enable_thinking=True)
+    called = agent.say("What is the weather in Zurich?")
+    (call,) = called.tool_calls
+    assert called.finish_reason == "tool_calls"
+    kept = agent.turns()[0]["messages"][1]
+    assert kept["tool_calls"] == called.tool_calls
+    assert kept.get("reasoning_content") == called.reasoning
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "Light rain, 9 degrees"}
+    answer = agent.send([result])
+    assert "Light rain, 9 degrees" in answer.text
+    known = called.num_prompt_tokens + called.num_output_tokens
+    assert answer.num_computed_tokens <= answer.num_prompt_tokens - known + SLACK
+
+
+def test_what_a_client_puts_into_the_assistants_mouth_is_history(tiny: RunningServer):
+    agent = Agent.made(tiny, system="You are helpful.")
+    injected = [
+        {"role": "user", "content": "Which word did we agree on?"},
+        {"role": "assistant", "content": f"The code word is {CODE}."},
+        {"role": "user", "content": "What is the code word?"},
+    ]
+    assert CODE in agent.send(injected).text
+    assert [one["role"] for one in agent.turns()[0]["messages"]] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
+
+
+# Being
+
+
+def test_an_agent_is_made_shown_listed_changed_and_deleted(tiny: RunningServer):
+    made = tiny.post(
+        AGENTS,
+        {
+            "id": "critic.1",
+            "name": "Critic",
+            "system": SYSTEM,
+            "temperature": 0,
+            "metadata": {"team": "review", "level": 3},
+            "ttl": 3600,
+        },
+    ).json()
+    assert (made["id"], made["name"], made["model"]) == ("critic.1", "Critic", "hearth-tiny")
+    assert (made["status"], made["tokens"], made["turns"]) == ("none", 0, 0)
+    assert made["expires_at"] == pytest.approx(made["last_used_at"] + 3600)
+    assert made["config"] == {"system": SYSTEM, "temperature": 0}
+    assert made["metadata"] == {"team": "review", "level": 3}
+    agent = Agent(tiny, "critic.1")
+    listed = tiny.get(AGENTS).json()["data"]
+    assert listed[0]["id"] == "critic.1"
+    assert "config" not in listed[0]
+    changed = tiny.request(
+        "PATCH", agent.path, json={"name": None, "temperature": 0.5, "pinned": True}
+    ).json()
+    assert (changed["name"], changed["pinned"], changed["expires_at"]) == (None, True, None)
+    assert changed["config"] == {"system": SYSTEM, "temperature": 0.5}
+    gone = tiny.request("DELETE", agent.path).json()
+    assert gone == {"id": "critic.1", "kv": "deleted", "deleted": True, "object": "agent.deleted"}
+    assert refusal(tiny.get(agent.path), 404)["code"] == "agent_not_found"
+    assert refusal(tiny.request("DELETE", agent.path), 404)["code"] == "agent_not_found"
+
+
+def test_the_listing_comes_in_pages(tiny: RunningServer):
+    ids = [Agent.made(tiny).id for _ in range(3)]
+    first = tiny.get(f"{AGENTS}?limit=2").json()
+    assert [one["id"] for one in first["data"]] == [ids[2], ids[1]]
+    assert first["has_more"]
+    rest = tiny.get(f"{AGENTS}?limit=1&after={ids[1]}").json()
+    assert [one["id"] for one in rest["data"]] == [ids[0]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"id": "../x"}, "id"),
+        ({"id": ""}, "id"),
+        ({"model": "no-such-model"}, "model"),
+        ({"temperature": 3}, "temperature"),
+        ({"ttl": 0}, "ttl"),
+        ({"stop": [""]}, "stop"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"system": 5}, "system"),
+        ({"pinned": "yes"}, "pinned"),
+    ],
+)
+def test_a_field_that_cannot_be_served_is_named(
+    tiny: RunningServer, fields: dict[str, Any], param: str
+):
+    status = 404 if param == "model" else 400
+    assert refusal(tiny.post(AGENTS, fields), status)["param"] == param
+
+
+def test_an_id_is_given_once(tiny: RunningServer):
+    agent = Agent.made(tiny)
+    error = refusal(tiny.post(AGENTS, {"id": agent.id}), 409)
+    assert (error["code"], error["param"]) == ("agent_exists", "id")
+    assert refusal(agent.post("fork", {"id": agent.id}), 409)["code"] == "agent_exists"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({}, "messages"),
+        ({"messages": [{"role": "clown", "content": "?"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "?"}], "n": 2}, "n"),
+        (
+            {"messages": [{"role": "tool", "tool_call_id": "call_x", "content": "?"}]},
+            "messages[0].tool_call_id",
+        ),
+        ({"messages": [{"role": "user", "content": "?"}], "expected_turn": -1}, "expected_turn"),
+    ],
+)
+def test_a_refused_generate_names_the_field_and_leaves_no_trace(
+    tiny: RunningServer, body: dict[str, Any], param: str
+):
+    agent = Agent.made(tiny)
+    assert refusal(agent.post("generate", body), 400)["param"] == param
+    assert agent.turns() == []
+
+
+def test_a_prompt_that_no_longer_fits_is_refused_with_both_numbers(tiny: RunningServer):
+    agent = Agent.made(tiny)
+    agent.say("Hello!")
+    body = {"messages": [{"role": "user", "content": "calm river " * 40_000}]}
+    assert refusal(agent.post("generate", body), 400)["code"] == "context_length_exceeded"
+    assert len(agent.turns()) == 1
+
+
+def test_a_client_that_missed_a_turn_is_told_both_numbers(tiny: RunningServer):
+    agent = Agent.made(tiny)
+    agent.say("Hello!", expected_turn=0)
+    body = {"messages": [{"role": "user", "content": "?"}], "expected_turn": 0}
+    error = refusal(agent.post("generate", body), 409)
+    assert (error["code"], error["param"]) == ("turn_conflict", "expected_turn")
+    assert "is 0, but the agent has 1 turns" in error["message"]
+    assert len(agent.turns()) == 1
+
+
+def test_an_agent_that_nobody_made_is_not_found(tiny: RunningServer):
+    agent = Agent(tiny, "nobody")
+    body = {"messages": [{"role": "user", "content": "?"}]}
+    for response in (
+        agent.post("generate", body),
+        agent.post("generate", body | {"stream": True}),
+        agent.post("fork", {}),
+        agent.post("reset", {}),
+        tiny.get(f"{agent.path}/history"),
+        tiny.request("PATCH", agent.path, json={"name": "x"}),
+    ):
+        error = refusal(response, 404)
+        assert (error["code"], error["param"]) == ("agent_not_found", "id")
+
+
+# Branching and beginning anew
+
+
+def test_a_fork_goes_its_own_way_from_the_turn_it_was_made_at(tiny: RunningServer):
+    agent = Agent.made(tiny, system="You are helpful.")
+    first = agent.say(f"The code word is {CODE}. {FILLER}")
+    second = agent.say("Hello!")
+    early, late = agent.fork(turn=1), agent.fork(id="fork-of-all", temperature=0.1)
+    assert len(early.turns()) == 1
+    assert late.view()["config"]["temperature"] == 0.1
+    assert late.turns() == agent.turns()
+    for fork, parent in ((early, first), (late, second)):
+        answer = fork.say()
+        known = parent.num_prompt_tokens + parent.num_output_tokens
+        assert CODE in answer.text
+        assert answer.num_computed_tokens <= answer.num_prompt_tokens - known + SLACK
+    assert len(agent.turns()) == 2
+    error = refusal(agent.post("fork", {"turn": 3}), 400)
+    assert (error["param"], "has 2 turns" in error["message"]) == ("turn", True)
+
+
+def test_a_reset_agent_has_forgotten_and_goes_on(tiny: RunningServer):
+    agent = Agent.made(tiny, system="You are helpful.")
+    agent.say(f"The code word is {CODE}. {FILLER}")
+    view = agent.post("reset", {}).json()
+    assert (view["turns"], view["bytes"], view["status"]) == (0, 0, "none")
+    assert agent.turns() == []
+    answer = agent.say()
+    assert CODE not in answer.text
+    assert answer.turn == 1
+
+
+def test_deleting_an_agent_leaves_no_byte_of_what_was_said(tiny: RunningServer):
+    secret = "confidential-harbour-99"
+    agent = Agent.made(tiny, system=f"You are helpful. {secret}-system")
+    agent.say(f"The password is {secret}.")
+    held = list(tiny.home.glob("history.sqlite3*"))
+    assert any(secret.encode() in path.read_bytes() for path in held)
+    tiny.request("DELETE", agent.path)
+    assert not any(secret.encode() in path.read_bytes() for path in held if path.exists())
+    assert secret not in tiny.stderr
+
+
+# At the same time
+
+
+async def test_generates_of_one_agent_are_answered_in_the_order_of_their_arrival(
+    tiny: RunningServer,
+):
+    agent = Agent.made(tiny)
+    async with tiny.client() as client:
+
+        async def ask(number: int) -> int:
+            body = {"messages": [{"role": "user", "content": f"Hello {number}!"}]}
+            response = await client.post(f"{agent.path}/generate", json=body)
+            return response.json()["agent"]["turn"]
+
+        tasks: list[asyncio.Task[int]] = []
+        for number in range(5):
+            tasks.append(asyncio.create_task(ask(number)))
+            await until(lambda n=number: agent.view()["queued"] + len(agent.turns()) > n, "queued")
+        assert await asyncio.gather(*tasks) == [1, 2, 3, 4, 5]
+    contents = [turn["messages"][0]["content"] for turn in agent.turns()]
+    assert contents == [f"Hello {number}!" for number in range(5)]
+
+
+LONG = {
+    "messages": [{"role": "user", "content": "Hello!"}],
+    "ignore_eos": True,
+    "max_tokens": 100_000,
+}
+
+
+async def test_a_stream_whose_client_leaves_is_not_in_the_history(tiny: RunningServer):
+    agent = Agent.made(tiny)
+    agent.say("Hello!")
+    async with streaming(tiny, f"{agent.path}/generate", LONG) as stream:
+        for _ in range(5):
+            await stream.next_event()
+    await until(lambda: agent.view()["queued"] == 0, "the agent is free")
+    assert len(agent.turns()) == 1
+    assert agent.say().turn == 2
+
+
+async def test_one_that_waits_can_be_cancelled_and_the_next_goes_on(tiny: RunningServer):
+    agent = Agent.made(tiny)
+    async with streaming(tiny, f"{agent.path}/generate", LONG) as running_one:
+        await running_one.next_event()
+        async with tiny.client() as client:
+            path = f"{agent.path}/generate"
+            body = {"messages": [{"role": "user", "content": "Hello!"}]}
+            cancelled = asyncio.create_task(client.post(path, json=body))
+            await until(lambda: agent.view()["queued"] == 2, "one waits")
+            third = asyncio.create_task(client.post(path, json=body))
+            await until(lambda: agent.view()["queued"] == 3, "two wait")
+            cancelled.cancel()
+            await until(lambda: agent.view()["queued"] == 2, "one has left")
+            await running_one.response.aclose()
+            answer = await third
+            assert answer.json()["agent"]["turn"] == 1
+    assert len(agent.turns()) == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "code"), [("delete", "agent_not_found"), ("reset", "agent_changed")]
+)
+async def test_deleting_and_resetting_end_what_runs_and_what_waits(
+    tiny: RunningServer, action: str, code: str
+):
+    agent = Agent.made(tiny)
+    async with tiny.client() as client, streaming(tiny, f"{agent.path}/generate", LONG) as stream:
+        await stream.next_event()
+        body = {"messages": [{"role": "user", "content": "Hello!"}]}
+        waiting = asyncio.create_task(client.post(f"{agent.path}/generate", json=body))
+        await until(lambda: agent.view()["queued"] == 2, "one waits")
+        if action == "delete":
+            done = await client.delete(agent.path)
+        else:
+            done = await client.post(f"{agent.path}/reset")
+        assert done.status_code == 200, done.text
+        assert (await stream.rest())[-1]["error"]["code"] == code
+        assert refusal(await waiting, 404 if action == "delete" else 409)["code"] == code
+    if action == "reset":
+        assert agent.turns() == []
+        assert agent.say("Hello!").turn == 1
+
+
+async def test_what_is_changed_during_a_generate_counts_from_the_next_on(tiny: RunningServer):
+    agent = Agent.made(tiny, max_tokens=40, ignore_eos=True)
+    body = {"messages": [{"role": "user", "content": "Hello!"}]}
+    async with streaming(tiny, f"{agent.path}/generate", body) as stream:
+        await stream.next_event()
+        changed = tiny.request("PATCH", agent.path, json={"max_tokens": 3})
+        assert changed.json()["config"]["max_tokens"] == 3
+        await stream.rest()
+    agent.say("Hello!")
+    assert [turn["usage"]["completion_tokens"] for turn in agent.turns()] == [40, 3]
+
+
+# Over restarts and models
+
+
+def test_after_a_restart_an_agent_goes_on_where_it_was(tmp_path: Path):
+    with running(tmp_path) as server:
+        agent = Agent.made(server, id="lasting", name="Lasting", pinned=True)
+        agent.say(FILLER)
+        before = agent.say()
+        fork = agent.fork()
+        turns = agent.turns()
+    with running(tmp_path) as server:
+        agent, fork = agent.on(server), fork.on(server)
+        assert agent.turns() == turns
+        view = agent.view()
+        assert (view["name"], view["pinned"], view["turns"]) == ("Lasting", True, 2)
+        assert view["status"] in ("warm", "hot")
+        known = before.num_prompt_tokens + before.num_output_tokens
+        for one in (agent, fork):
+            answer = one.say()
+            assert CODE in answer.text
+            assert answer.num_computed_tokens <= answer.num_prompt_tokens - known + SLACK
+
+
+def test_a_model_can_be_changed_and_changed_back_and_each_keeps_its_kv(
+    tmp_path: Path, models_dir: Path
+):
+    config = f'models_dir = "{models_dir}"\ndefault_model = "hearth-tiny"\n'
+    with running(tmp_path, config=config) as server:
+        agent = Agent.made(server)
+        agent.say(FILLER)
+        before = agent.say()
+        assert server.request("PATCH", agent.path, json={"model": "tiny"}).json()["model"] == "tiny"
+        agent.say("Hello!", max_tokens=4)
+        view = agent.view()
+        assert {one["model"] for one in view["models"]} <= {"tiny", "hearth-tiny"}
+        server.request("PATCH", agent.path, json={"model": "hearth-tiny"})
+        answer = agent.say()
+        known = before.num_prompt_tokens + before.num_output_tokens
+        assert CODE in answer.text
+        assert answer.num_cached_tokens >= known - SLACK
+        assert [turn["model"] for turn in agent.turns()] == [
+            "hearth-tiny",
+            "hearth-tiny",
+            "tiny",
+            "hearth-tiny",
+        ]
+        once = agent.say("Hello!", model="tiny", max_tokens=4)
+        assert once.turn == 5
+        assert agent.view()["model"] == "hearth-tiny"
+
+
+def test_without_a_history_only_agents_are_refused(tmp_path: Path):
+    home = tmp_path / "home"
+    (home / "history.sqlite3").mkdir(parents=True)
+    with running(home) as server:
+        error = refusal(server.post(AGENTS, {}), 503)
+        assert error["code"] == "store_unavailable"
+        body = {"messages": [{"role": "user", "content": "?"}], "stream": True}
+        assert refusal(server.post(f"{AGENTS}/x/generate", body), 503)["code"] == error["code"]
+        ready = server.get("/health/ready")
+        assert ready.status_code == 200
+        assert (ready.json()["history"], ready.json()["cache"]) == ("degraded", "ok")
+        chat = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
+        assert server.post("/v1/chat/completions", chat).status_code == 200
+
+
+def test_the_least_recently_used_make_room_and_the_pinned_stay(tmp_path: Path):
+    config = "history_max_bytes = 400000\n"
+    with running(tmp_path, config=config) as server:
+        pinned = Agent.made(server, pinned=True)
+        old, new = Agent.made(server), Agent.made(server)
+        for agent in (pinned, old, new):
+            agent.say("calm " * 2000, max_tokens=1)
+        big = {"messages": [{"role": "user", "content": "calm"}], "max_tokens": 1}
+        server.request("PATCH", new.path, json={"metadata": {"note": "x" * 330_000}})
+        ids = {one["id"] for one in server.get(AGENTS).json()["data"]}
+        assert old.id not in ids
+        assert {pinned.id, new.id} <= ids
+        error = refusal(server.post(AGENTS, {"metadata": {"note": "x" * 390_000}}), 503)
+        assert "history_max_bytes" in error["message"]
+        assert new.post("generate", big).status_code in (200, 503)
+        assert len(json.dumps(pinned.turns())) > 10_000
