@@ -19,13 +19,17 @@ _LENGTH = struct.Struct("<I")
 
 
 class WorkerOptions(Struct, frozen=True):
-    """What a worker needs of the settings. `prefill_block_ms` bounds how long decode may wait."""
+    """What a worker needs of the settings. `prefill_block_ms` bounds how long decode may wait.
+
+    `prompt_rules_off` names the rules for prompts that are switched off.
+    """
 
     wired: Literal["off", "on"] = "off"
     max_batch: int = 32
     prefill_slice: int | None = None
     prefill_block_ms: float = 250.0
     heartbeat_s: float = 1.0
+    prompt_rules_off: tuple[str, ...] = ()
 
 
 class KvOptions(Struct, frozen=True):
@@ -196,6 +200,7 @@ class KvCounts(Struct, frozen=True):
     restore_s: float = 0.0
     num_damaged: int = 0
     num_unwritten: int = 0
+    num_healed_turns: int = 0
     exact_key_rejected_by_model_lcp: int = 0
     hybrid_trim_miss: int = 0
     vlm_retreat: int = 0

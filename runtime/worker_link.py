@@ -95,14 +95,15 @@ async def spawn(
     return Spawned(process, link)
 
 
-def worker_options(settings: Settings) -> WorkerOptions:
-    """What a worker needs of the settings."""
+def worker_options(settings: Settings, model: str) -> WorkerOptions:
+    """What the worker of this model needs of the settings."""
     return WorkerOptions(
         wired=settings.wired,
         max_batch=settings.max_batch,
         prefill_slice=settings.prefill_slice,
         prefill_block_ms=settings.prefill_block_ms,
         heartbeat_s=min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4),
+        prompt_rules_off=settings.prompt_rules_off(model),
     )
 
 

@@ -275,7 +275,9 @@ class WorkerProcess:
         self._spawn(self._conclude(child))
         self._spawn(self._watch())
         kv = await options
-        child.send(Load(spec=self.spec, options=worker_options(self._settings), kv=kv))
+        child.send(
+            Load(spec=self.spec, options=worker_options(self._settings, self.spec.id), kv=kv)
+        )
         self.clock.sent_load(time.monotonic(), was_spare=was_spare)
         self._kv.open(child.send)
 

@@ -107,12 +107,13 @@ class Committer:
         return run
 
     def _held(self, trail: Trail, run: Run) -> Held:
+        ttl_class, ttl_s = trail.worth(run.end)
         return Held(
             id=os.urandom(16).hex(),
             last_used_s=time.time(),
             recompute_ms=run.num_tokens * self._ground.rates.prefill_s_per_token * 1000,
-            ttl_class=trail.ttl_class,
-            ttl_s=trail.ttl_s,
+            ttl_class=ttl_class,
+            ttl_s=ttl_s,
         )
 
     def _write(self, trail: Trail) -> None:

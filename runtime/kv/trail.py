@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from runtime.kv.prefix import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
-from store.types import TTL_S, TtlClass
+from store.types import TTL_S, TtlClass, class_of
 
 
 @dataclass(eq=False, slots=True)
@@ -14,8 +14,9 @@ class Trail:
     """Created by intake, owned by the tiers.
 
     `prefix_end` is where the system prompt and tools end, `boundaries` are positions at which the
-    state of layers that cannot be sliced is worth keeping. `leaf` holds the last of the first
-    `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more than that.
+    state of layers that cannot be sliced is worth keeping. What is before a position of `keeps` is
+    worth that many seconds on disk, if that is longer than `ttl_s`. `leaf` holds the last of the
+    first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more.
     """
 
     token_ids: list[int] = field(default_factory=list[int])
@@ -26,6 +27,7 @@ class Trail:
     session_id: str | None = None
     prefix_end: int = 0
     boundaries: tuple[int, ...] = ()
+    keeps: tuple[tuple[int, float], ...] = ()
 
     leaf: Run | None = None
     num_kept: int = 0
@@ -44,6 +46,13 @@ class Trail:
         """It waits for slots to be read."""
         return bool(self.waiting)
 
+    def worth(self, end: int) -> tuple[TtlClass, float | None]:
+        """How long the tokens that end there are to be kept: longer where a client said so."""
+        wished = max((keep_s for at, keep_s in self.keeps if at >= end), default=0.0)
+        if not self.ttl_s or wished <= self.ttl_s:
+            return self.ttl_class, self.ttl_s
+        return class_of(wished), wished
+
     def fork(self) -> Trail:
         """The same place in the tree, for another sequence that goes on from here."""
         return Trail(
@@ -54,6 +63,7 @@ class Trail:
             ttl_s=self.ttl_s,
             session_id=self.session_id,
             prefix_end=self.prefix_end,
+            keeps=self.keeps,
             leaf=self.leaf,
             num_kept=self.num_kept,
             use=self.use,

@@ -49,10 +49,12 @@ class Known(NamedTuple):
 class Lineage(NamedTuple):
     """Where a request stands: what its answer will be noted with.
 
-    `key` names the conversation up to the question; the rest is as in `Turn`.
+    `key` names the conversation up to the question, `folder` where its turns lie; the rest is as in
+    `Turn`.
     """
 
     key: bytes
+    folder: str
     parent: bytes = b""
     start: int = 0
     ends: tuple[int, ...] = ()
@@ -93,7 +95,7 @@ class Renderer(Protocol):
 
 
 class Spliced(NamedTuple):
-    """A prompt of which the messages up to `index` are tokens already.
+    """A prompt of which the messages up to `number` are tokens already.
 
     `text` is the whole rendering with the sentinel, of which everything from `rest_at` on follows
     those tokens; `prompt` is what it was rendered from.
@@ -101,6 +103,7 @@ class Spliced(NamedTuple):
 
     prompt: ChatPrompt
     text: str
+    number: int
     rest_at: int
 
 
@@ -124,7 +127,7 @@ def splice(renderer: Renderer, prompt: ChatPrompt, index: int, end: str) -> Spli
     closing = _closing(renderer, marked, index)
     at += len(SENTINEL)
     rest = _rest_at(text, at, closing, end) if closing is not None else None
-    return Spliced(marked, text, rest) if rest is not None else None
+    return Spliced(marked, text, index, rest) if rest is not None else None
 
 
 def marked_prompt(prompt: ChatPrompt, index: int) -> ChatPrompt:

@@ -24,6 +24,7 @@ from runtime.kv.ground import Ground
 from runtime.kv.reader import SlotReader
 from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
+from runtime.prompt.canonical import Canon
 from runtime.wire import (
     Abort,
     Heartbeat,
@@ -42,6 +43,7 @@ from runtime.wire import (
 )
 from runtime.worker import model as models
 from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
+from runtime.worker.compose import Composer
 from runtime.worker.connection import Sender, commands
 from runtime.worker.decode import warm_decode
 from runtime.worker.engine import Engine, EngineTainted
@@ -50,11 +52,13 @@ from runtime.worker.leaving import Deadline, flush
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.template import Template
+from runtime.worker.turns import TurnStore, open_turns
 from runtime.worker.wired import set_wired
 from store.slots import StagedSlot
 
 EXIT_TAINTED = 75
 _EXIT_GRACE_S = 20.0
+_TURNS_GRACE_S = 2.0
 _LEAVING = frozenset({"flushing", "stopping"})
 
 
@@ -69,6 +73,7 @@ class Worker:
         self._intake: queue.SimpleQueue[Submit | Abort | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._writer: tuple[SlotWriter, threading.Thread] | None = None
+        self._turns: tuple[TurnStore, threading.Thread] | None = None
         self._phase = "starting"
         self._is_quitting = False
         self._is_heard = True
@@ -99,6 +104,7 @@ class Worker:
         self._phase = "flushing"
         # Without a server nobody would publish what is written now.
         flush(self._writer if self._is_heard else None, self._sender.send, self._deadline)
+        self._close_turns()
         self._release()
         self._sender.close()
         sending.join(_EXIT_GRACE_S)
@@ -115,7 +121,8 @@ class Worker:
         self._phase = "warming"
         self._sender.send(Warming())
         warm_s = models.warm(model, lambda tokens, kv: warm_decode(model, tokens, kv))
-        template = Template(model.tokenizer)
+        off = frozenset(options.prompt_rules_off)
+        template = Template(model.tokenizer, tools_first="tools_first" not in off)
         scheduler = Scheduler(
             max_batch=options.max_batch,
             max_slice=options.prefill_slice or models.best_slice(),
@@ -126,9 +133,19 @@ class Worker:
         tiers = self._tiers(model, chain, kv)
         link = Link(self._inbox, self._sender.send)
         self._engine = engine = Engine(model, template, scheduler, tiers, link)
-        intake = Intake(
-            template, model.dialect, spec.context, model.vocab_size, chain, tiers.needs_state
+        turns = open_turns(kv)
+        self._turns = turns, _thread("turns", turns.run)
+        composer = Composer(
+            template=template,
+            turns=turns,
+            canon=Canon(kv.secret),
+            counts=tiers.counts,
+            context=spec.context,
+            needs_state=tiers.needs_state,
+            eos_token_ids=model.eos_token_ids,
+            rules_off=off,
         )
+        intake = Intake(composer, model.dialect, model.vocab_size, chain)
         _thread("intake", lambda: self._admit(intake))
         self._sender.send(
             Ready(
@@ -223,6 +240,12 @@ class Worker:
         self._load.put(None)
         self._intake.put(None)
         self._inbox.put(Quit())
+
+    def _close_turns(self) -> None:
+        if self._turns is not None:
+            turns, thread = self._turns
+            turns.close()
+            thread.join(_TURNS_GRACE_S)
 
     def _release(self) -> None:
         """Give memory back before exit: a hard end can strand wired memory on macOS."""

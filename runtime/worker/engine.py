@@ -229,8 +229,7 @@ class Engine:
         if request.top_logprobs is not None:
             logprobs = token_logprobs(token, request.top_logprobs, self._template.token_text)
         text = sequence.detokenizer.add(token.token_id)
-        for chunk in sequence.output.feed(text, logprobs):
-            self._items.append((request.request_id, chunk))
+        self._say(sequence, sequence.output.feed(text, logprobs))
         if sequence.output.is_stopped:
             self._finish(sequence, "stop", token.kv or self._decoder.take(sequence))
         elif token.is_last:
@@ -249,8 +248,9 @@ class Engine:
             self._keep(sequence, kv)
         request_id = group.request.request_id
         output = sequence.output
-        for chunk in output.finish(sequence.detokenizer.finish(), is_cut=reason != "stop"):
-            self._items.append((request_id, chunk))
+        self._say(sequence, output.finish(sequence.detokenizer.finish(), is_cut=reason != "stop"))
+        if sequence.answer is not None and reason == "stop" and output.stopped_by is None:
+            sequence.answer.end(sequence.output_token_ids)
         finished = Finished(
             index=sequence.index,
             reason=output.reason(reason),
@@ -262,6 +262,13 @@ class Engine:
         owner = self._groups.get(request_id)
         if owner is not None and owner.is_finished:
             self._drop(owner)
+
+    def _say(self, sequence: Sequence, chunks: list[Chunk]) -> None:
+        request_id = sequence.group.request.request_id
+        for chunk in chunks:
+            self._items.append((request_id, chunk))
+            if sequence.answer is not None:
+                sequence.answer.add(chunk)
 
     def _keep(self, sequence: Sequence, kv: list[Any]) -> None:
         group = sequence.group
@@ -346,6 +353,7 @@ def _usage(sequence: Sequence) -> Usage:
         prefill_ms=group.prefill_s * 1000,
         decode_ms=(time.perf_counter() - started) * 1000 if started else 0.0,
         cache=group.trail.use,
+        prompt_changes=sequence.prompt_changes,
     )
 
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.blocks import HashChain
 from runtime.kv.trail import Trail
-from runtime.types import ChatPrompt, GenerateRequest, Prompt
+from runtime.types import ChatPrompt, GenerateRequest, Prompt, TextPrompt
+from runtime.worker.compose import Composed, Composer
 from runtime.worker.dialects.tools import RequestTools
 from runtime.worker.output import Dialect, OutputParser, ReasoningBlock
 from runtime.worker.sequence import Sequence, SequenceGroup
-from runtime.worker.template import Template
+from runtime.worker.turns import Answer
 from store.types import class_of
 
 
@@ -24,12 +25,14 @@ from store.types import class_of
 class Intake:
     """What a request is checked against. `context` is in tokens."""
 
-    template: Template
+    composer: Composer
     dialect: Dialect
-    context: int
     vocab_size: int
     chain: HashChain
-    needs_state: bool
+
+    @property
+    def context(self) -> int:
+        return self.composer.context
 
     def admit(self, request: GenerateRequest) -> SequenceGroup:
         """The request, ready for prefill.
@@ -38,7 +41,8 @@ class Intake:
             ContextTooLong: the prompt leaves no room for an answer.
             InvalidRequest: the prompt is empty, the template refuses it, or ids are out of range.
         """
-        token_ids = self.template.token_ids(request.prompt)
+        composed = self._compose(request)
+        token_ids = composed.token_ids
         self._check(request, token_ids)
         room = self.context - len(token_ids)
         group = SequenceGroup(
@@ -47,25 +51,34 @@ class Intake:
             num_prompt_tokens=len(token_ids),
             max_tokens=min(request.max_tokens or room, room),
             deadline_s=time.monotonic() + request.deadline_s,
-            trail=self._trail(request, token_ids),
+            trail=self._trail(request, composed),
         )
-        group.sequences = [self._sequence(group, i) for i in range(request.num_choices)]
+        group.sequences = [self._sequence(group, i, composed) for i in range(request.num_choices)]
         return group
 
-    def _trail(self, request: GenerateRequest, token_ids: list[int]) -> Trail:
+    def _compose(self, request: GenerateRequest) -> Composed:
+        template, prompt = self.composer.template, request.prompt
+        if isinstance(prompt, ChatPrompt):
+            return self.composer.compose(request, prompt)
+        if isinstance(prompt, TextPrompt):
+            least = template.num_tokens_at_least(prompt.text, self.context)
+            if least > self.context:
+                raise ContextTooLong(least, self.context, "prompt")
+        return Composed(template.token_ids(prompt))
+
+    def _trail(self, request: GenerateRequest, composed: Composed) -> Trail:
         wish = request.cache
         trail = Trail(
-            token_ids=token_ids,
-            block_hashes=self.chain.block_hashes(token_ids),
+            token_ids=composed.token_ids,
+            block_hashes=self.chain.block_hashes(composed.token_ids),
             mode=wish.mode,
             session_id=wish.session_id,
+            prefix_end=composed.prefix_end,
+            boundaries=composed.boundaries,
+            keeps=composed.keeps,
         )
         if wish.ttl_s is not None:
             trail.ttl_s, trail.ttl_class = wish.ttl_s, class_of(wish.ttl_s)
-        if isinstance(request.prompt, ChatPrompt) and (self.needs_state or wish.mode == "prefix"):
-            boundaries = self.template.boundaries(request.prompt, token_ids)
-            trail.prefix_end = boundaries[0]
-            trail.boundaries = tuple(sorted(set(boundaries) - {0}))
         return trail
 
     def _check(self, request: GenerateRequest, token_ids: list[int]) -> None:
@@ -83,7 +96,8 @@ class Intake:
                     f"Token id {token_id} is not in 0..{self.vocab_size - 1}.", "logit_bias"
                 )
 
-    def _sequence(self, group: SequenceGroup, index: int) -> Sequence:
+    def _sequence(self, group: SequenceGroup, index: int, composed: Composed) -> Sequence:
+        template = self.composer.template
         prompt = group.request.prompt
         is_chat = isinstance(prompt, ChatPrompt)
         output = OutputParser(
@@ -97,14 +111,26 @@ class Intake:
             group=group,
             index=index,
             output=output,
-            detokenizer=self.template.detokenizer(group.token_ids),
+            detokenizer=template.detokenizer(group.token_ids),
+            answer=self._answer(group, composed),
+            prompt_changes=composed.changes,
         )
+
+    def _answer(self, group: SequenceGroup, composed: Composed) -> Answer | None:
+        """Where the answer is noted, unless it is not to be recognised."""
+        composer = self.composer
+        if composed.lineage is None or group.request.work != "generate":
+            return None
+        is_durable = group.request.cache.ttl_s != 0
+        ids = tuple(group.token_ids)
+        return Answer(composer.turns, composer.canon, composed.lineage, ids, is_durable)
 
     def _reasoning_block(self, token_ids: list[int]) -> ReasoningBlock:
         """How the prompt leaves its thinking block."""
-        if self.template.starts_in_reasoning(token_ids):
+        template = self.composer.template
+        if template.starts_in_reasoning(token_ids):
             return "open"
-        return "closed" if self.template.has_closed_reasoning(token_ids) else "unsaid"
+        return "closed" if template.has_closed_reasoning(token_ids) else "unsaid"
 
 
 def _callable_tools(prompt: Prompt) -> RequestTools:

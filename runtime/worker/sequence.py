@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.kv.trail import Trail
-from runtime.types import GenerateRequest
+from runtime.types import Chunk, GenerateRequest, PromptChange
 
 if TYPE_CHECKING:
     from runtime.worker.detokenizer import Detokenizer
     from runtime.worker.output import OutputParser
+
+
+class Noted(Protocol):
+    """An answer that is written down, so that it is known when a client gives it back changed."""
+
+    def add(self, chunk: Chunk) -> None: ...
+
+    def end(self, output_ids: list[int]) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -22,6 +30,8 @@ class Sequence:
     output: OutputParser
     detokenizer: Detokenizer
     output_token_ids: list[int] = field(default_factory=list[int])
+    answer: Noted | None = None
+    prompt_changes: tuple[PromptChange, ...] = ()
     num_failures: int = 0
     num_reasoning_tokens: int = 0
     is_finished: bool = False

@@ -5,29 +5,39 @@ Knows mlx-lm's `TokenizerWrapper` by the few attributes below.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
 
 import jinja2
-import msgspec
 
 from runtime.errors import InvalidRequest
-from runtime.kv.prefix import num_common
-from runtime.types import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt, Tool
+from runtime.prompt.healing import num_common_characters
+from runtime.prompt.thinking import switches
+from runtime.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from runtime.worker.detokenizer import (
     Detokenizer,
     PlainDetokenizer,
     StreamDetokenizer,
     token_bytes,
 )
+from runtime.worker.probe import Probe
+from runtime.worker.template_input import (
+    shown_tools,
+    template_kwargs,
+    template_message,
+    template_tool,
+)
 
 _THINK_TAIL_TOKENS = 64
 _THINK_END_TAIL_TOKENS = 8
-_OWN_KWARGS = frozenset(
-    {"chat_template", "continue_final_message", "conversation", "documents", "tools"}
-)
+_LONG_CHARACTERS = 8
+"""Characters per token of the context beyond which a text is looked at piece by piece."""
+_PIECE_CHARACTERS = 1 << 16
+_SEAM_TOKENS = 64
+"""By which cutting a piece out might have raised the count of its tokens, generously."""
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -58,14 +68,60 @@ class ChatTokenizer(Protocol):
     def rfind_think_end(self, tokens: Sequence[int], start: int | None = None) -> int: ...
 
 
-class Template:
-    """Renders and tokenizes prompts for one model, and makes its detokenizers."""
+class Marked(NamedTuple):
+    """Text as tokens, and for each marked character how many tokens end at or before it."""
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    token_ids: list[int]
+    positions: list[int]
+
+
+class Template:
+    """Renders and tokenizes prompts for one model, and makes its detokenizers.
+
+    With `tools_first` tools that a template writes right after the system text are written before
+    it: they change less often than what names directories and dates.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, *, tools_first: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._tools_first = tools_first
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend = backend
         self._is_byte_level = backend is not None and _is_byte_level(backend)
+        self.probe = Probe(lambda prompt, opens: self._rendered(prompt, {}, opens_answer=opens))
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Names tokenizer and template: with others the same messages are other tokens."""
+        vocabulary = self._backend.to_str() if self._backend is not None else repr(self._tokenizer)
+        template = str(getattr(self._tokenizer, "chat_template", None))
+        return blake2b(f"{vocabulary}\0{template}".encode(), digest_size=16).digest()
+
+    def num_tokens_at_least(self, text: str, limit: int) -> int:
+        """A count of tokens that this text exceeds or meets; soon known where it exceeds `limit`.
+
+        A text far too long need not be tokenized whole, which takes a second for each megabyte.
+        """
+        if self._backend is None or len(text) <= limit * _LONG_CHARACTERS:
+            return 0
+        normalizer = self._backend.normalizer
+        is_as_long = normalizer is None or (type(normalizer).__name__ == "NFC" and text.isascii())
+        if is_as_long and (least := len(text) // self._max_token_characters) > limit:
+            return least
+        num_tokens = start = 0
+        while start < len(text) and num_tokens <= limit:
+            end = text.rfind("\n", start, start + _PIECE_CHARACTERS) + 1
+            end = end if end > start else start + _PIECE_CHARACTERS
+            piece = self.encode(text[start:end]).token_ids
+            num_tokens += max(len(piece) - _SEAM_TOKENS, 0)
+            start = end
+        return num_tokens
+
+    @cached_property
+    def _max_token_characters(self) -> int:
+        """No token stands for more characters than this."""
+        assert self._backend is not None
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids.
@@ -79,22 +135,58 @@ class Template:
             case TextPrompt(text=text):
                 return self._tokenizer.encode(text)
             case ChatPrompt():
-                text = self.render(prompt)
-                if not _is_encodable(text):
-                    message = "The messages contain half a surrogate pair, which is no character."
-                    raise InvalidRequest(message, "messages")
-                return self._tokenizer.encode(text, add_special_tokens=False)
+                return self.encode(self.render(prompt)).token_ids
+
+    def encode(self, text: str, at: Sequence[int] = ()) -> Marked:
+        """A rendered text, with marks at these characters.
+
+        Raises:
+            InvalidRequest: half a surrogate pair is in it.
+        """
+        if not _is_encodable(text):
+            message = "The messages contain half a surrogate pair, which is no character."
+            raise InvalidRequest(message, "messages")
+        if self._backend is None or not at:
+            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+            return Marked(token_ids, [self._num_agreeing(token_ids, text[:mark]) for mark in at])
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        found = (encoding.char_to_token(mark) if mark < len(text) else None for mark in at)
+        return Marked(encoding.ids, [len(encoding.ids) if n is None else n for n in found])
+
+    def _num_agreeing(self, token_ids: list[int], text: str) -> int:
+        shorter = self._tokenizer.encode(text, add_special_tokens=False)
+        pairs = zip(shorter, token_ids, strict=False)
+        return next((i for i, (one, other) in enumerate(pairs) if one != other), len(shorter))
 
     def render(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> str:
-        """The conversation as the text that the model reads, up to where it is to answer."""
+        """The conversation as the text that the model reads, up to where it is to answer.
+
+        Raises:
+            InvalidRequest: the model has no chat template, or it refuses these messages.
+        """
+        given = template_kwargs(prompt)
+        wish = switches(prompt.thinking, self.probe.responds, frozenset(given))
+        text = self._rendered(prompt, wish, opens_answer=opens_answer)
+        return self._with_tools_first(text, prompt) if self._tools_first else text
+
+    def _rendered(
+        self, prompt: ChatPrompt, more: Mapping[str, object], *, opens_answer: bool
+    ) -> str:
         if not self._tokenizer.has_chat_template:
             message = "This model has no chat template; use /v1/completions instead."
             raise InvalidRequest(message, "messages")
-        kwargs = _template_kwargs(prompt) | {"add_generation_prompt": opens_answer}
+        kwargs = {
+            **template_kwargs(prompt),
+            **more,
+            "tokenize": False,
+            "add_generation_prompt": opens_answer,
+        }
         try:
             return self._renderer(kwargs)(
-                [_template_message(message) for message in prompt.messages],
-                tools=[_template_tool(tool) for tool in prompt.tools] or None,
+                [template_message(message) for message in prompt.messages],
+                tools=[template_tool(tool) for tool in shown_tools(prompt)] or None,
                 **kwargs,
             )
         except _TEMPLATE_ERRORS as error:
@@ -102,22 +194,44 @@ class Template:
                 f"The model's chat template refuses these messages: {error}", "messages"
             ) from error
 
-    def boundaries(self, prompt: ChatPrompt, token_ids: list[int]) -> tuple[int, int]:
-        """Where tools and system prompt end in these tokens, and where the last turn ends before
-        the answer is opened; 0 where the template does not say.
-        """
-        head = tuple(itertools.takewhile(lambda m: m.role == "system", prompt.messages))
-        prefix = msgspec.structs.replace(prompt, messages=head)
-        return self._agreeing(prefix, token_ids), self._agreeing(prompt, token_ids)
+    def _with_tools_first(self, text: str, prompt: ChatPrompt) -> str:
+        tools, first = shown_tools(prompt), next(iter(prompt.messages), None)
+        if not tools or first is None or first.role != "system":
+            return text
+        head = self.probe.tools_after_system(tools, prompt.template_kwargs)
+        if head is None or not text.startswith(head.before):
+            return text
+        start = len(head.before)
+        end = text.find(head.tools, start)
+        system = text[start:end]
+        if end < 0 or system.strip() != first.text.strip():
+            return text
+        after = text[end + len(head.tools) :]
+        return f"{head.before}{head.tools.strip()}\n\n{system}{after}"
 
-    def _agreeing(self, prompt: ChatPrompt, token_ids: list[int]) -> int:
-        """How many of the tokens this shorter prompt, in which no answer is opened, renders to."""
+    def ends_of(self, prompt: ChatPrompt, text: str, messages: Sequence[int]) -> list[int]:
+        """Up to which character the text of this prompt is that of the messages up to each."""
+        return [self._num_shared(prompt, text, number + 1) for number in messages]
+
+    def end_of_head(self, prompt: ChatPrompt, text: str) -> int:
+        """Up to which character the text is that of tools and the system prompt alone."""
+        heads = (m.role == "system" for m in prompt.messages)
+        num_head = next((i for i, is_head in enumerate(heads) if not is_head), 0)
+        if not num_head and not shown_tools(prompt):
+            return 0
+        return self._num_shared(prompt, text, num_head)
+
+    def _num_shared(self, prompt: ChatPrompt, text: str, num_messages: int) -> int:
+        shorter = ChatPrompt(
+            messages=prompt.messages[:num_messages],
+            tools=prompt.tools,
+            thinking=prompt.thinking,
+            template_kwargs=prompt.template_kwargs,
+        )
         try:
-            text = self.render(prompt, opens_answer=False)
+            return num_common_characters(self.render(shorter, opens_answer=False), text)
         except InvalidRequest:
             return 0
-        shorter = self._tokenizer.encode(text, add_special_tokens=False)
-        return num_common(shorter, 0, token_ids, 0)
 
     def _renderer(self, kwargs: dict[str, object]) -> Callable[..., str]:
         wrapper = self._tokenizer
@@ -169,50 +283,3 @@ def _is_byte_level(backend: Any) -> bool:
         return False
     parts: list[Mapping[str, object]] = [decoder, *decoder.get("decoders", [])]
     return any(part.get("type") == "ByteLevel" for part in parts)
-
-
-def _template_kwargs(prompt: ChatPrompt) -> dict[str, object]:
-    given: dict[str, object] = json.loads(prompt.template_kwargs)
-    if reserved := _OWN_KWARGS & given.keys():
-        name = min(reserved)
-        raise InvalidRequest(f"{name!r} is not yours to set.", f"chat_template_kwargs.{name}")
-    if prompt.thinking.is_enabled is not None:
-        given["enable_thinking"] = prompt.thinking.is_enabled
-    if prompt.thinking.effort is not None:
-        given.setdefault("reasoning_effort", prompt.thinking.effort)
-    return given | {"tokenize": False}
-
-
-def _template_message(message: Message) -> dict[str, object]:
-    rendered: dict[str, object] = {"role": message.role, "content": message.text}
-    if message.reasoning is not None:
-        rendered["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        rendered["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        rendered["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        rendered["name"] = message.name
-    return rendered
-
-
-def _arguments(text: str) -> Any:
-    # Most templates iterate over a mapping; text that is none is shown as it is.
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _template_tool(tool: Tool) -> dict[str, object]:
-    function: dict[str, object] = {"name": tool.name, "parameters": json.loads(tool.parameters)}
-    if tool.description is not None:
-        function["description"] = tool.description
-    return {"type": "function", "function": function}

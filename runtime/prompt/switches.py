@@ -1,0 +1,35 @@
+"""Switches of what is done to prompts, for all models and for each."""
+
+from __future__ import annotations
+
+from runtime.types import Struct
+
+
+class PromptSwitches(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[prompt_rules]`: what may be done to prompts so that they stay cacheable; all is on.
+
+    `billing_header` and `cch_nonce` strip telemetry. `current_date`, `current_time`, `git_status`,
+    `message_id` and `run_stats` move such lines from the early prompt to its end. `tools_first`
+    writes tools before the system text where the template allows. `healed_turn` puts the tokens of
+    generated turns back.
+    """
+
+    billing_header: bool | None = None
+    cch_nonce: bool | None = None
+    current_date: bool | None = None
+    current_time: bool | None = None
+    git_status: bool | None = None
+    message_id: bool | None = None
+    run_stats: bool | None = None
+    tools_first: bool | None = None
+    healed_turn: bool | None = None
+
+
+def switched_off(own: PromptSwitches, shared: PromptSwitches) -> tuple[str, ...]:
+    """What is off for a model: by its own word, or else by that for all."""
+    given = {name: (getattr(own, name), getattr(shared, name)) for name in own.__struct_fields__}
+    return tuple(
+        name
+        for name, (ours, theirs) in given.items()
+        if (ours if ours is not None else theirs) is False
+    )

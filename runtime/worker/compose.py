@@ -1,0 +1,255 @@
+"""Compose: a chat request becomes token ids, with where they may be cut and taken up again.
+
+Stabilise, arrange, heal, render, tokenize, in this order. Belongs to the intake thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.prompt.arrange import arrange
+from runtime.prompt.canonical import Canon
+from runtime.prompt.healing import (
+    SENTINEL,
+    Known,
+    Lineage,
+    Spliced,
+    splice,
+    thinned,
+    worth_marking,
+)
+from runtime.prompt.rules import rules_for
+from runtime.prompt.stabilise import place, stabilise
+from runtime.types import ChatPrompt, GenerateRequest, Message, PromptChange, ToolCall
+from runtime.worker.template import Template
+from runtime.worker.turns import UNNAMED, TurnStore
+
+MAX_BOUNDARIES = 8
+HEALED = "healed_turn"
+_PROBE = (
+    Message(role="user", text="a"),
+    Message(
+        role="assistant",
+        text="b",
+        reasoning="c",
+        tool_calls=(ToolCall(id="call00001", name="d", arguments='{"e": 1}'),),
+    ),
+    Message(role="tool", text="f", tool_call_id="call00001", name="d"),
+    Message(role="assistant", text="g", reasoning="h"),
+    Message(role="user", text="i"),
+)
+
+
+class HealingCounts(Protocol):
+    """Where it is counted how many turns were put back."""
+
+    num_healed_turns: int
+
+
+class Composed(NamedTuple):
+    """A prompt's tokens. Tools and system prompt end at `prefix_end`.
+
+    `boundaries` are worth a checkpoint; what is before a position of `keeps` is worth so many
+    seconds. `lineage` is None when the answer is not to be recognised.
+    """
+
+    token_ids: list[int]
+    prefix_end: int = 0
+    boundaries: tuple[int, ...] = ()
+    keeps: tuple[tuple[int, float], ...] = ()
+    changes: tuple[PromptChange, ...] = ()
+    lineage: Lineage | None = None
+
+
+class _Asked(NamedTuple):
+    """A request, stabilised and arranged, with the digests of its conversation."""
+
+    prompt: ChatPrompt
+    links: list[bytes]
+    moved: tuple[str, ...]
+    changes: tuple[PromptChange, ...]
+    session_id: str | None
+
+
+@dataclass(slots=True)
+class Composer:
+    """Composes for one model. `context` is in tokens; with `needs_state` boundaries matter."""
+
+    template: Template
+    turns: TurnStore
+    canon: Canon
+    counts: HealingCounts
+    context: int
+    needs_state: bool
+    eos_token_ids: frozenset[int] = frozenset()
+    rules_off: frozenset[str] = frozenset()
+
+    def compose(self, request: GenerateRequest, prompt: ChatPrompt) -> Composed:
+        """The prompt of a request.
+
+        Raises:
+            InvalidRequest: the template refuses it.
+            ContextTooLong: it cannot fit, however it is tokenized.
+        """
+        asked = self._asked(request, prompt)
+        if asked.links and (found := self.turns.find(asked.links[:-1])) is not None:
+            healed = self._healed(asked, *found)
+            if healed is not None:
+                return healed
+        placed = place(asked.prompt.messages, asked.moved)
+        fresh = self._fresh(
+            msgspec.structs.replace(asked.prompt, messages=placed),
+            has_head=self.needs_state or request.cache.mode == "prefix",
+        )
+        lineage = self._lineage(asked, fresh) if asked.links else None
+        return fresh._replace(changes=asked.changes, lineage=lineage)
+
+    def _asked(self, request: GenerateRequest, prompt: ChatPrompt) -> _Asked:
+        stable = stabilise(prompt.messages, rules_for(request.client, self.rules_off))
+        probe = self.template.probe
+        messages = arrange(stable.messages, probe.abilities, prompt.tools, probe.definition)
+        arranged = msgspec.structs.replace(prompt, messages=messages)
+        # Pictures are tokens that stand for something else: turns with them are not healed.
+        is_kept = request.cache.mode == "full" and HEALED not in self.rules_off
+        is_kept &= not any(m.images for m in messages)
+        links = self._links(arranged) if is_kept else []
+        session_id = request.cache.session_id
+        return _Asked(arranged, links, stable.moved, stable.changes, session_id)
+
+    def _links(self, prompt: ChatPrompt) -> list[bytes]:
+        """The conversation's digests, message by message, under this template and these tools."""
+        try:
+            shown = self._shown(prompt, _PROBE)
+        except InvalidRequest:
+            shown = self._shown(prompt, _PROBE[:1])
+        root = self.canon.digest(self.template.fingerprint, shown)
+        return self.canon.chain(root, prompt.messages)
+
+    def _shown(self, prompt: ChatPrompt, messages: tuple[Message, ...]) -> str:
+        small = msgspec.structs.replace(prompt, messages=messages)
+        return self.template.render(small, opens_answer=False)
+
+    def _lineage(self, asked: _Asked, composed: Composed, known: Known | None = None) -> Lineage:
+        start = len(known.token_ids) if known is not None else 0
+        return Lineage(
+            key=asked.links[-1],
+            folder=self._folder(asked),
+            parent=known.key if known is not None else b"",
+            start=start,
+            ends=tuple(end for end in composed.boundaries if end > start),
+            prefix_end=composed.prefix_end,
+            given=self._names(asked.moved),
+        )
+
+    def _folder(self, asked: _Asked) -> str:
+        """By the session's id, or else by how the conversation began, up to the first answer."""
+        if asked.session_id is not None:
+            return self.canon.conversation(asked.session_id)
+        roles = [message.role for message in asked.prompt.messages]
+        first = roles.index("assistant") if "assistant" in roles else len(roles)
+        return UNNAMED + asked.links[max(first - 1, 0)].hex()
+
+    def _names(self, moved: Sequence[str]) -> tuple[bytes, ...]:
+        return tuple(self.canon.digest(one) for one in moved)
+
+    # With turns of ours
+
+    def _healed(self, asked: _Asked, number: int, known: Known) -> Composed | None:
+        """The known tokens, and those of what follows message `number`; None when in doubt."""
+        new = [
+            text
+            for text, name in zip(asked.moved, self._names(asked.moved), strict=True)
+            if name not in known.given
+        ]
+        messages = place(asked.prompt.messages, new)
+        if any(SENTINEL in message.text for message in messages):
+            return None
+        prompt = msgspec.structs.replace(asked.prompt, messages=messages)
+        composed = self._continued(prompt, number, known)
+        if composed is None:
+            return None
+        self.counts.num_healed_turns += known.num_turns
+        change = PromptChange(rule=HEALED, num_places=known.num_turns)
+        lineage = self._lineage(asked, composed, known)
+        return composed._replace(changes=(*asked.changes, change), lineage=lineage)
+
+    def _continued(self, prompt: ChatPrompt, number: int, known: Known) -> Composed | None:
+        is_ended = known.token_ids[-1] in self.eos_token_ids
+        for end_id in known.token_ids[-1:] if is_ended else sorted(self.eos_token_ids):
+            seam, _ = self.template.token_text(end_id)
+            if (spliced := splice(self.template, prompt, number, seam)) is not None:
+                # A turn that we ended lacks the marker; it is part of what follows.
+                seen = known.token_ids[:-1] if is_ended else known.token_ids
+                return self._joined(spliced, seam, end_id, known._replace(token_ids=seen))
+        return None
+
+    def _joined(self, spliced: Spliced, seam: str, end_id: int, known: Known) -> Composed | None:
+        """The known tokens, the end marker, and the rest of the text."""
+        # The marker is tokenized with what follows it, as some tokens swallow blanks beside them.
+        text = seam + spliced.text[spliced.rest_at :]
+        if self.template.num_tokens_at_least(text, self.context) > self.context:
+            return None
+        offset = spliced.rest_at - len(seam)
+        marks = self._marks(spliced.prompt, spliced.text, spliced.number + 1)
+        marked = self.template.encode(text, [max(at - offset, len(seam)) for at in marks.values()])
+        if marked.token_ids[:1] != [end_id]:
+            return None
+        shift = len(known.token_ids)
+        token_ids = [*known.token_ids, *marked.token_ids]
+        if len(token_ids) >= self.context:
+            return None
+        positions = {
+            message: position + shift
+            for message, position in zip(marks, marked.positions, strict=True)
+        }
+        ends = [*known.ends, *positions.values()] if self.needs_state else []
+        return self._cut(spliced.prompt, token_ids, known.prefix_end, positions, ends)
+
+    # Without
+
+    def _fresh(self, prompt: ChatPrompt, *, has_head: bool) -> Composed:
+        text = self.template.render(prompt)
+        if (least := self.template.num_tokens_at_least(text, self.context)) > self.context:
+            raise ContextTooLong(least, self.context)
+        marks = self._marks(prompt, text, 0)
+        has_head |= any(tool.keep_s is not None for tool in prompt.tools)
+        head = self.template.end_of_head(prompt, text) if has_head else 0
+        marked = self.template.encode(text, [head, *marks.values()] if has_head or marks else [])
+        prefix_end, *positions = marked.positions or [0]
+        ends = positions if self.needs_state else []
+        by_message = dict(zip(marks, positions, strict=True))
+        return self._cut(prompt, marked.token_ids, prefix_end, by_message, ends)
+
+    def _marks(self, prompt: ChatPrompt, text: str, first: int) -> dict[int, int]:
+        """Messages from `first` on whose ends are wanted, and up to where the text is theirs."""
+        num_messages = len(prompt.messages)
+        wanted = {i for i in range(first, num_messages) if prompt.messages[i].keep_s is not None}
+        if self.needs_state:
+            wanted |= set(worth_marking(num_messages, first, MAX_BOUNDARIES - 1))
+        chosen = sorted(wanted)
+        return dict(zip(chosen, self.template.ends_of(prompt, text, chosen), strict=True))
+
+    def _cut(
+        self,
+        prompt: ChatPrompt,
+        token_ids: list[int],
+        prefix_end: int,
+        positions: dict[int, int],
+        ends: Sequence[int],
+    ) -> Composed:
+        keeps = [
+            (position, keep_s)
+            for message, position in positions.items()
+            if (keep_s := prompt.messages[message].keep_s) is not None
+        ]
+        tool_keeps = [tool.keep_s for tool in prompt.tools if tool.keep_s is not None]
+        if tool_keeps and prefix_end:
+            keeps.append((prefix_end, max(tool_keeps)))
+        pinned = sorted({position for position, _ in keeps} | {prefix_end} - {0})[:MAX_BOUNDARIES]
+        boundaries = thinned([end for end in ends if end], pinned, MAX_BOUNDARIES)
+        return Composed(token_ids, prefix_end, boundaries, tuple(sorted(keeps)))

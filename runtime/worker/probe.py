@@ -1,0 +1,152 @@
+"""What a chat template can do, found once per model by rendering small conversations with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from runtime.errors import InvalidRequest
+from runtime.prompt.arrange import Abilities
+from runtime.prompt.thinking import EFFORT, SWITCHES
+from runtime.types import ChatPrompt, Message, Role, Tool, ToolCall
+
+Render = Callable[[ChatPrompt, bool], str]
+"""A conversation as text; whether an answer is opened at its end."""
+
+_WORDS = ("qvone", "qvtwo", "qvthree", "qvfour")
+_SYSTEM, _USER = "qvsystem", "qvuser"
+_CALL = ToolCall(id="call00001", name="qvlook", arguments='{"at": 7}')
+_TOOL = Tool(name="qvlook", description="Look.", parameters='{"type": "object", "properties": {}}')
+_MAX_HEADS = 16
+
+
+class ToolsAfterSystem(NamedTuple):
+    """How a template writes tools right after the system text: what is before it, and the tools."""
+
+    before: str
+    tools: str
+
+
+class Probe:
+    """Asks a template; every answer is found once and kept."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._heads: dict[tuple[tuple[Tool, ...], str], ToolsAfterSystem | None] = {}
+
+    @cached_property
+    def abilities(self) -> Abilities:
+        """What is rendered in its place, and not refused or lost."""
+        late: list[tuple[Role, ...]] = [("user", "assistant", "system", "user"), ("user", "system")]
+        return Abilities(
+            system=self._shows(("system", "user")),
+            late_system=all(self._shows(roles) for roles in late),
+            users_in_a_row=self._shows(("user", "user")),
+            user_after_tool=self._shows(("user", "assistant", "tool", "user"))
+            or not self._shows(("user", "assistant", "tool")),
+        )
+
+    @cached_property
+    def responds(self) -> frozenset[str]:
+        """The switches for thinking on which the text depends."""
+        values: dict[str, tuple[object, object]] = dict.fromkeys(SWITCHES, (True, False))
+        values[EFFORT] = ("low", "high")
+        return frozenset(
+            name for name, (one, other) in values.items() if self._differs(name, one, other)
+        )
+
+    def definition(self, tool: Tool) -> str:
+        """A tool as the template writes it, or else as JSON."""
+        with_one = self._text(("user",), tools=(_TOOL,))
+        with_both = self._text(("user",), tools=(_TOOL, tool))
+        plain = definition_of(tool)
+        if with_one is None or with_both is None:
+            return plain
+        start = 0
+        while start < len(with_one) and with_one[start] == with_both[start]:
+            start += 1
+        written = with_both[start : start + len(with_both) - len(with_one)].strip(" ,\n")
+        is_whole = json.dumps(tool.name)[1:-1] in written and _is_balanced(written)
+        return written if is_whole else plain
+
+    def tools_after_system(self, tools: tuple[Tool, ...], kwargs: str) -> ToolsAfterSystem | None:
+        """How these tools follow the system text; None where they do not, or not right away."""
+        key = (tools, kwargs)
+        if key not in self._heads:
+            if len(self._heads) >= _MAX_HEADS:
+                self._heads.clear()
+            self._heads[key] = self._find_tools(tools, kwargs)
+        return self._heads[key]
+
+    def _find_tools(self, tools: tuple[Tool, ...], kwargs: str) -> ToolsAfterSystem | None:
+        words = (_SYSTEM, _USER)
+        with_tools = self._text(("system", "user"), words, tools, kwargs)
+        without = self._text(("system", "user"), words, (), kwargs)
+        if with_tools is None or without is None:
+            return None
+        before, found, after = with_tools.partition(_SYSTEM)
+        before_plain, _, after_plain = without.partition(_SYSTEM)
+        if not found or before != before_plain or not after.endswith(after_plain):
+            return None
+        text = after[: len(after) - len(after_plain)]
+        is_there = bool(text.strip()) and all(tool.name in text for tool in tools)
+        return ToolsAfterSystem(before, text) if is_there else None
+
+    def _differs(self, name: str, one: object, other: object) -> bool:
+        texts = [
+            self._text(("user",), kwargs=json.dumps({name: value}), opens_answer=True)
+            for value in (one, other)
+        ]
+        return None not in texts and texts[0] != texts[1]
+
+    def _shows(self, roles: Sequence[Role]) -> bool:
+        """Every message is in the text, in its place."""
+        text = self._text(roles)
+        if text is None:
+            return False
+        places = [text.find(word) for word in _WORDS[: len(roles)]]
+        return -1 not in places and places == sorted(places)
+
+    def _text(
+        self,
+        roles: Sequence[Role],
+        words: Sequence[str] = _WORDS,
+        tools: tuple[Tool, ...] = (),
+        kwargs: str = "{}",
+        *,
+        opens_answer: bool = False,
+    ) -> str | None:
+        has_result = "tool" in roles
+        messages = tuple(
+            _message(role, word, has_result=has_result)
+            for role, word in zip(roles, words, strict=False)
+        )
+        prompt = ChatPrompt(messages=messages, tools=tools, template_kwargs=kwargs)
+        try:
+            return self._render(prompt, opens_answer)
+        except InvalidRequest:
+            return None
+
+
+def definition_of(tool: Tool) -> str:
+    """A tool as JSON, in the form that most templates show."""
+    function: dict[str, object] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = json.loads(tool.parameters)
+    return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+
+
+def _message(role: Role, word: str, *, has_result: bool) -> Message:
+    if role == "tool":
+        return Message(role=role, text=word, tool_call_id=_CALL.id, name=_CALL.name)
+    if role == "assistant" and has_result:
+        return Message(role=role, text=word, tool_calls=(_CALL,))
+    return Message(role=role, text=word)
+
+
+def _is_balanced(text: str) -> bool:
+    """A piece that was cut out of JSON at the wrong places has an odd bracket."""
+    return all(text.count(one) == text.count(other) for one, other in ("{}", "[]"))

@@ -1,0 +1,269 @@
+"""Generated turns by the conversations they end, for healing: in memory, and in small files.
+
+A file holds token ids, so it is private like a slot, lies in a folder that only its conversation
+has, and is read when it is wanted: what was deleted is gone at once. Losing one costs time only.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from runtime.prompt.canonical import Canon
+from runtime.prompt.healing import Known, Lineage, Spoken, Turn
+from runtime.types import Chunk
+from runtime.wire import KvOptions
+from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
+
+TURNS = "turns"
+UNNAMED = "u-"
+"""What the folders of conversations begin with whose client gives no session id."""
+
+MAX_MEMORY_BYTES = 64 << 20
+MAX_DISK_BYTES = 256 << 20
+MAX_FILES = 50_000
+_CHECK_BYTES = 16
+_TEMPORARY = ".tmp-"
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Turn).decode
+
+
+@dataclass(slots=True)
+class _Folder:
+    """What one conversation has on disk."""
+
+    num_bytes: int = 0
+    paths: dict[bytes, Path] = field(default_factory=dict[bytes, Path])
+
+
+class TurnStore:
+    """`root` is this model's folder, None without a disk. `run` belongs to a thread of its own."""
+
+    def __init__(
+        self,
+        root: Path | None = None,
+        *,
+        max_memory_bytes: int = MAX_MEMORY_BYTES,
+        max_disk_bytes: int = MAX_DISK_BYTES,
+    ) -> None:
+        self._root = root
+        self._max_memory_bytes = max_memory_bytes
+        self._max_disk_bytes = max_disk_bytes
+        self._lock = threading.Lock()
+        self._memory: OrderedDict[bytes, Turn] = OrderedDict()
+        self._memory_bytes = 0
+        self._folders: OrderedDict[str, _Folder] = OrderedDict()
+        self._places: dict[bytes, Path] = {}
+        self._jobs: queue.SimpleQueue[tuple[Turn, str] | None] = queue.SimpleQueue()
+        self._learn()
+
+    def find(self, links: Sequence[bytes]) -> tuple[int, Known] | None:
+        """The last of a conversation's digests that ends in a turn of ours, and all its tokens."""
+        for number in range(len(links) - 1, -1, -1):
+            if (turns := self._way_to(links[number])) is None:
+                continue
+            token_ids = array("I")
+            for turn in turns:
+                token_ids.frombytes(turn.token_ids)
+            last = turns[-1]
+            return number, Known(
+                key=last.key,
+                token_ids=token_ids.tolist(),
+                ends=tuple(end for turn in turns for end in turn.ends),
+                prefix_end=turns[0].prefix_end,
+                given=last.given,
+                num_turns=len(turns),
+            )
+        return None
+
+    def put(self, turn: Turn, folder: str, *, is_durable: bool) -> None:
+        """Take a turn in; `folder` names its conversation in the file system."""
+        with self._lock:
+            self._remember(turn)
+        if is_durable and self._root is not None:
+            self._jobs.put((turn, folder))
+
+    def run(self) -> None:
+        """Write what comes until closed."""
+        while (job := self._jobs.get()) is not None:
+            self._write(*job)
+
+    def close(self) -> None:
+        """Let `run` end when everything is written."""
+        self._jobs.put(None)
+
+    # Reading
+
+    def _way_to(self, key: bytes) -> list[Turn] | None:
+        """A turn and all before it, the first one first; None when one of them is missing."""
+        turns: list[Turn] = []
+        expected: int | None = None
+        while True:
+            turn = self._get(key)
+            if turn is None or turn.key != key:
+                return None
+            if expected is not None and turn.start + len(turn.token_ids) // 4 != expected:
+                return None
+            turns.append(turn)
+            if not turn.start:
+                return turns[::-1]
+            key, expected = turn.parent, turn.start
+
+    def _get(self, key: bytes) -> Turn | None:
+        with self._lock:
+            turn, path = self._memory.get(key), self._places.get(key)
+        if turn is not None or path is None:
+            return turn
+        try:
+            data = path.read_bytes()
+            check, payload = data[:_CHECK_BYTES], data[_CHECK_BYTES:]
+            if check == _digest(payload):
+                return _decode(payload)
+        except (OSError, msgspec.DecodeError):
+            pass
+        with self._lock:
+            self._places.pop(key, None)
+        return None
+
+    def _remember(self, turn: Turn) -> None:
+        self._drop_from_memory(turn.key)
+        self._memory[turn.key] = turn
+        self._memory_bytes += len(turn.token_ids)
+        while self._memory_bytes > self._max_memory_bytes and len(self._memory) > 1:
+            self._drop_from_memory(next(iter(self._memory)))
+
+    def _drop_from_memory(self, key: bytes) -> None:
+        if (old := self._memory.pop(key, None)) is not None:
+            self._memory_bytes -= len(old.token_ids)
+
+    # Writing
+
+    def _write(self, turn: Turn, folder: str) -> None:
+        assert self._root is not None
+        payload = _encode(turn)
+        path = self._root / folder / turn.key.hex()
+        temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
+        try:
+            for directory in (self._root.parent, self._root, path.parent):
+                directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
+            flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
+                file.write(_digest(payload) + payload)
+            temporary.rename(path)
+        except OSError:
+            # It stays in memory; what ails the disk the slots' own writer reports.
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return
+        with self._lock:
+            if self._memory.get(turn.key) is turn:
+                self._drop_from_memory(turn.key)
+            self._note(folder, turn.key, path, len(payload) + _CHECK_BYTES)
+            gone = self._excess()
+        for one in gone:
+            _remove(one)
+
+    def _note(self, folder: str, key: bytes, path: Path, num_bytes: int) -> None:
+        held = self._folders.setdefault(folder, _Folder())
+        self._folders.move_to_end(folder)
+        if key not in held.paths:
+            held.num_bytes += num_bytes
+        held.paths[key] = path
+        self._places[key] = path
+
+    def _excess(self) -> list[Path]:
+        """The files of the conversations that were idle longest, until the caps hold."""
+        gone: list[Path] = []
+        num_bytes = sum(folder.num_bytes for folder in self._folders.values())
+        while len(self._folders) > 1 and (
+            num_bytes > self._max_disk_bytes or len(self._places) > MAX_FILES
+        ):
+            _, folder = self._folders.popitem(last=False)
+            num_bytes -= folder.num_bytes
+            for key, path in folder.paths.items():
+                self._places.pop(key, None)
+                gone.append(path)
+        return gone
+
+    def _learn(self) -> None:
+        """What is on disk from before, the folders that were used last at the end."""
+        if self._root is None or not self._root.is_dir():
+            return
+        with suppress(OSError):
+            folders = [one for one in self._root.iterdir() if one.is_dir()]
+            folders.sort(key=lambda folder: folder.stat().st_mtime)
+            for folder in folders:
+                for path in folder.iterdir():
+                    if path.name.startswith(_TEMPORARY):
+                        path.unlink(missing_ok=True)
+                    elif (key := _key_of(path.name)) is not None:
+                        self._note(folder.name, key, path, path.stat().st_size)
+
+
+def open_turns(options: KvOptions) -> TurnStore:
+    """The turns of the model that is loaded with these options."""
+    if options.root is None:
+        return TurnStore()
+    return TurnStore(Path(options.root) / TURNS / options.model_hash.hex())
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer that is being given: once the model has ended it, it becomes a turn."""
+
+    turns: TurnStore
+    canon: Canon
+    lineage: Lineage
+    prompt_ids: Sequence[int]
+    is_durable: bool
+    spoken: Spoken = field(default_factory=Spoken)
+
+    def add(self, chunk: Chunk) -> None:
+        """Something was said to the client."""
+        self.spoken.add(chunk)
+
+    def end(self, output_ids: Sequence[int]) -> None:
+        """All of it was said, with these tokens."""
+        if self.spoken.is_empty:
+            return
+        lineage = self.lineage
+        token_ids = array("I", self.prompt_ids[lineage.start :])
+        token_ids.extend(output_ids)
+        end = len(self.prompt_ids) + len(output_ids)
+        turn = Turn(
+            key=self.canon.advance(lineage.key, self.spoken.form()),
+            parent=lineage.parent,
+            start=lineage.start,
+            token_ids=token_ids.tobytes(),
+            ends=(*lineage.ends, end),
+            prefix_end=lineage.prefix_end,
+            given=lineage.given,
+        )
+        self.turns.put(turn, lineage.folder, is_durable=self.is_durable)
+
+
+def _key_of(name: str) -> bytes | None:
+    try:
+        return bytes.fromhex(name)
+    except ValueError:
+        return None
+
+
+def _digest(payload: bytes) -> bytes:
+    return blake2b(payload, digest_size=_CHECK_BYTES).digest()
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
