@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -14,10 +15,14 @@ from store.tables import SCHEMA_VERSION
 _INDEX = Path(__file__).parent
 _HISTORY = _INDEX / "history"
 
+_one_at_a_time = threading.Lock()
+"""Alembic keeps what it runs in a global: two databases must not be opened in it at once."""
+
 
 def upgrade(connection: Connection) -> None:
     """Bring the index to this release's schema; nothing happens where it is there already."""
-    command.upgrade(_config(connection, _INDEX), "head")
+    with _one_at_a_time:
+        command.upgrade(_config(connection, _INDEX), "head")
     connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
@@ -28,7 +33,8 @@ def downgrade(connection: Connection, version: int) -> None:
 
 def upgrade_history(connection: Connection) -> None:
     """Bring the history to this release's schema; nothing happens where it is there already."""
-    command.upgrade(_config(connection, _HISTORY), "head")
+    with _one_at_a_time:
+        command.upgrade(_config(connection, _HISTORY), "head")
     connection.exec_driver_sql(f"PRAGMA user_version = {history_tables.SCHEMA_VERSION}")
 
 
@@ -38,7 +44,8 @@ def downgrade_history(connection: Connection, version: int) -> None:
 
 
 def _downgrade(connection: Connection, scripts: Path, version: int) -> None:
-    command.downgrade(_config(connection, scripts), f"{version:04d}" if version else "base")
+    with _one_at_a_time:
+        command.downgrade(_config(connection, scripts), f"{version:04d}" if version else "base")
     connection.exec_driver_sql(f"PRAGMA user_version = {version}")
 
 

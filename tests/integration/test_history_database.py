@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine
 
-from migrations.run import downgrade_history, upgrade_history
+from migrations.run import downgrade_history, upgrade, upgrade_history
 from runtime.errors import StoreUnavailable
 from runtime.history import FILE, LOCK, History
 from store import ownership
@@ -85,6 +86,19 @@ def test_the_schema_goes_down_and_up_again(tmp_path: Path):
         assert {name for name, _ in database.read(schema)} == {"alembic_version"}
         database.submit(upgrade_history).result()
         assert database.read(schema) == before
+
+
+def test_index_and_history_can_be_opened_at_the_same_time(tmp_path: Path):
+    def open_and_close(number: int) -> None:
+        home = tmp_path / str(number)
+        home.mkdir()
+        if number % 2:
+            opened(home).close()
+        else:
+            open_database(home / "index.db", upgrade).close()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(open_and_close, range(32))) == [None] * 32
 
 
 def test_commits_are_synced_and_the_files_are_private(tmp_path: Path):
