@@ -35,7 +35,7 @@ KvEvent = SlotStaged | SlotBad | SlotsUsed | SlotsWanted | StoreTrouble
 class KvDesk(Protocol):
     """The store, as a channel sees it."""
 
-    async def options(self, spec: ModelSpec) -> KvOptions: ...
+    async def options(self, spec: ModelSpec, hot_bytes: int | None) -> KvOptions: ...
 
     def join(self, channel: KvChannel) -> None: ...
 
@@ -50,8 +50,9 @@ class KvChannel:
     First `options()`, then `open()` once the worker was told to load, then events, then `close()`.
     """
 
-    def __init__(self, desk: KvDesk, spec: ModelSpec) -> None:
+    def __init__(self, desk: KvDesk, spec: ModelSpec, hot_bytes: int | None = None) -> None:
         self.spec = spec
+        self._hot_bytes = hot_bytes
         self.kv = KvOptions()
         self.counts = KvCounts()
         self._desk = desk
@@ -64,7 +65,7 @@ class KvChannel:
 
     async def options(self) -> KvOptions:
         """What the worker is loaded with; always an answer, without a disk if need be."""
-        self.kv = await self._desk.options(self.spec)
+        self.kv = await self._desk.options(self.spec, self._hot_bytes)
         return self.kv
 
     def open(self, send: Callable[[KvNews], None]) -> None:

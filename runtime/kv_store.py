@@ -33,7 +33,7 @@ from runtime.wire import (
     StoreTrouble,
 )
 from store.errors import StoreError
-from store.types import SlotRow, Tier
+from store.types import ModelRow, SlotRow, Tier
 
 T = TypeVar("T")
 
@@ -102,9 +102,31 @@ class KvStore:
         """Publish what has arrived, then close; the workers are gone already."""
         await self._life.close()
 
-    def channel(self, spec: ModelSpec) -> KvChannel:
-        """A new worker's share."""
-        return KvChannel(self, spec)
+    def channel(self, spec: ModelSpec, hot_bytes: int | None = None) -> KvChannel:
+        """A new worker's share, whose hot tier may take `hot_bytes`; None leaves it to us."""
+        return KvChannel(self, spec, hot_bytes)
+
+    async def remembered(self) -> dict[str, ModelRow]:
+        """What former runs were measured to need, by model id; nothing while there is no store."""
+        rows = await self._life.attempt(lambda store: store.records.models()) or []
+        return {row.label: row for row in reversed(rows)}
+
+    def measured(
+        self, channel: KvChannel, *, load_ms: float | None = None, peak_bytes: int | None = None
+    ) -> None:
+        """Remember of a worker how long its start took, or what memory it used at most.
+
+        `peak_bytes` includes the weights, not the hot tier.
+        """
+        if channel.has_disk:
+            self._life.spawn(self._remember(channel.kv.model_hash, load_ms, peak_bytes))
+
+    async def _remember(self, model: bytes, load_ms: float | None, peak_bytes: int | None) -> None:
+        await self._life.attempt(
+            lambda store: store.records.measured(
+                model, load_ms=load_ms, peak_bytes=peak_bytes
+            ).result()
+        )
 
     async def refresh(self) -> None:
         """Count what is on disk, for `figures`."""
@@ -178,12 +200,13 @@ class KvStore:
 
     # The desk of the channels
 
-    async def options(self, spec: ModelSpec) -> KvOptions:
+    async def options(self, spec: ModelSpec, hot_bytes: int | None) -> KvOptions:
         """What a worker for this model is loaded with; without a disk when there is none now."""
         settings = self._settings
         own = settings.models.get(spec.id)
         memory_bytes = psutil.virtual_memory().total
-        hot_bytes = settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes)
+        if hot_bytes is None:
+            hot_bytes = settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes)
         hot_only = KvOptions(
             block_size=settings.block_size,
             hot_bytes=hot_bytes,

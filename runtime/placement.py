@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from runtime.errors import ModelTooLarge
 from runtime.kv_sizes import MIN_HOT_BYTES
-from runtime.types import Struct
+from runtime.types import ModelSpec, Struct
+from store.types import ModelRow
 
 WORKING_SET_SHARE = 0.85
 """Of what the device recommends to use at most."""
@@ -74,6 +75,17 @@ class Profile(Struct, frozen=True):
     kv_bytes_per_token: int | None = None
     peak_bytes: int | None = None
     load_ms: float | None = None
+
+    @classmethod
+    def of(cls, spec: ModelSpec, row: ModelRow | None) -> Profile:
+        """What the model's files say, and what the store remembers of its former runs."""
+        return cls(
+            weights_bytes=spec.nbytes,
+            context=spec.context,
+            kv_bytes_per_token=spec.kv_bytes_per_token,
+            peak_bytes=row.peak_bytes if row is not None else None,
+            load_ms=row.load_ms if row is not None else None,
+        )
 
 
 def memory_budget(memory_bytes: int, working_set_bytes: int | None = None) -> int:

@@ -17,6 +17,7 @@ from runtime.errors import LoadFailed
 from runtime.housekeeping import Limits, News, expire, keep_within_caps, scrub, tidy, usage_of
 from runtime.kv_store import KvStore
 from runtime.open_store import OpenStore
+from runtime.placement import Profile
 from runtime.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
 from tests.asking import ask, supervising_with_store, worker_of
@@ -300,3 +301,26 @@ async def test_heads_that_cannot_be_quantised_are_refused_at_load(home: Path):
     async with serving(home, kv_bits=4) as (supervisor, _):
         with pytest.raises(LoadFailed, match="groups of 64, and this model's heads have 16"):
             await reused(supervisor, prompt(1))
+
+
+async def test_what_runs_needed_is_remembered_over_restarts(home: Path):
+    for load_ms in (100.0, 200.0):
+        async with serving(home) as (supervisor, kv):
+            await ask(supervisor, prompt(1), model="m", max_tokens=2)
+            (channel,) = kv._channels
+            kv.measured(channel, load_ms=load_ms, peak_bytes=1000)
+    async with serving(home) as (supervisor, kv):
+        await ask(supervisor, prompt(1), model="m", max_tokens=2)
+        row = (await kv.remembered())["m"]
+        assert (row.load_ms, row.peak_bytes) == (130.0, 1000)
+        profile = Profile.of(supervisor.status()[0].spec, row)
+        assert (profile.load_ms, profile.peak_bytes) == (130.0, 1000)
+
+
+async def test_a_hot_tier_takes_what_it_is_given(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await ask(supervisor, prompt(1), model="m", max_tokens=2)
+        spec = supervisor.status()[0].spec
+        given, unsaid = kv.channel(spec, 12345), kv.channel(spec)
+        assert (await given.options()).hot_bytes == 12345
+        assert (await unsaid.options()).hot_bytes > 12345
