@@ -45,7 +45,7 @@ class Obituary:
         self._num_oom_kills = num_oom_kills()
         self._was_killed_for_memory = False
         self._lost: CrashRecord | None = None
-        self._returncode: int | None = None
+        self.returncode: int | None = None
         self.crash_id: str | None = None
         self.departure: Departure | None = None
 
@@ -86,7 +86,7 @@ class Obituary:
 
     async def keep(self, child: Child) -> None:
         """The process has ended and was heard out: write the record, if it was lost."""
-        self._returncode = child.returncode
+        self.returncode = child.returncode
         if self._lost is None:
             return
         record = self._record(self._lost, child)
@@ -98,7 +98,7 @@ class Obituary:
 
         False when it never took any that is worth a look.
         """
-        is_clean = was_asked and self._returncode == 0
+        is_clean = was_asked and self.returncode == 0
         footprint = self._memory.footprint
         deadline_s = time.monotonic() + RETURN_S
         while True:

@@ -28,11 +28,15 @@ class Deadline:
 
     def set(self, extra_s: float = 0.0) -> None:
         """A phase begins; it takes the place of the one before."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self.cancel()
         self._timer = threading.Timer(self.phase_s + extra_s, os._exit, (EXIT_OVERDUE,))
         self._timer.daemon = True
         self._timer.start()
+
+    def cancel(self) -> None:
+        """No phase is going on."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def flush(
