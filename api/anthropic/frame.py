@@ -10,7 +10,7 @@ from api.answer import Answer
 from api.anthropic.convert import Asked
 from api.anthropic.schemas import StopReason, Usage
 from api.record import Tally
-from runtime.types import CacheUse, Finished
+from runtime.types import Finished
 
 encode = msgspec.json.Encoder().encode
 
@@ -30,8 +30,13 @@ def usage_of(tally: Tally, asked: Asked) -> Usage:
 
 def planned_usage(answer: Answer, asked: Asked) -> Usage:
     """The counts of an answer that begins: what is about to be reused, and no output yet."""
-    plan: CacheUse = answer.planned_cache
-    return _usage(answer.num_prompt_tokens, plan.num_tokens, 0, asked)
+    num_cached = answer.planned_cache.num_tokens
+    return in_full(_usage(answer.num_prompt_tokens, num_cached, 0, asked))
+
+
+def in_full(usage: Usage) -> Usage:
+    """The usage of a message, which says more than that of a stream's end."""
+    return msgspec.structs.replace(usage, service_tier="standard")
 
 
 def _usage(num_prompt: int, num_cached: int, num_output: int, asked: Asked) -> Usage:
@@ -47,7 +52,6 @@ def _usage(num_prompt: int, num_cached: int, num_output: int, asked: Asked) -> U
         cache_creation_input_tokens=num_kept,
         cache_read_input_tokens=num_cached,
         output_tokens=num_output,
-        service_tier="standard",
     )
 
 

@@ -8,7 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from api.anthropic.convert import Asked, Door, count_to_generate, messages_to_generate
-from api.anthropic.frame import Frame, stop_of, usage_of
+from api.anthropic.frame import Frame, in_full, stop_of, usage_of
 from api.anthropic.schemas import CountRequest, MessageAnswer, MessagesRequest, TokenCount
 from api.anthropic.stream import Blocks, MessageStream, answered
 from api.body import HttpRequest
@@ -99,7 +99,7 @@ class _Content:
             id=frame.id,
             model=frame.model,
             content=[answered(block, asked) for block in self._blocks.finish()],
-            usage=usage_of(tally, asked),
+            usage=in_full(usage_of(tally, asked)),
             stop_reason=reason,
             stop_sequence=stop,
             hearth=hearth_of(tally, asked.ignored),

@@ -1,0 +1,401 @@
+"""`POST /v1/messages` on the wire: events, blocks, usage, and what clients were seen to need."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from typing import Any
+
+import pytest
+
+from api.anthropic.signature import reasoning_in
+from tests.messages_stream import (
+    COUNT,
+    MESSAGES,
+    ask,
+    check_order,
+    content_of,
+    events_in,
+    reading,
+    stream,
+)
+from tests.running_server import COMPLETIONS, RunningServer, streaming
+from tests.waiting import until
+
+USER = {"role": "user", "content": "hi 😀"}
+THINK = {"type": "enabled", "budget_tokens": 1024}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "name": name,
+        "description": description,
+        "input_schema": {"type": "object", "properties": {parameter: {"type": "string"}}},
+    }
+    for name, description, parameter in (
+        ("get_weather", "Get the current weather for a city.", "city"),
+        ("read_file", "Read a file from disk.", "path"),
+    )
+]
+CALL: dict[str, Any] = {
+    "model": "hearth-tiny",
+    "messages": [{"role": "user", "content": "What is the weather in Zurich?"}],
+    "tools": TOOLS,
+    "max_tokens": 100,
+}
+LONG: dict[str, Any] = {
+    "model": "tiny",
+    "prompt": "the fox",
+    "max_tokens": 3500,
+    "ignore_eos": True,
+}
+
+
+def words(num_words: int = 120) -> str:
+    """Text that nobody said before."""
+    return " ".join(secrets.token_hex(3) for _ in range(num_words))
+
+
+def num_prompt_tokens(usage: dict[str, int]) -> int:
+    cached = usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"]
+    return usage["input_tokens"] + cached
+
+
+# Events and blocks
+
+
+@pytest.mark.parametrize("thinking", [None, THINK])
+def test_a_stream_has_the_documented_order_and_says_what_the_whole_answer_says(
+    server: RunningServer, thinking: Any
+) -> None:
+    given = {"thinking": thinking, "temperature": 1, "top_k": 1, "max_tokens": 30}
+    whole, events = ask(server, **given), stream(server, **given)
+    assert content_of(events) == whole["content"]
+    kinds = [block["type"] for block in whole["content"]]
+    assert kinds[0] == ("text" if thinking is None else "thinking")
+    first, second, third = (event.name for event in events[:3])
+    assert (first, second, third) == ("message_start", "content_block_start", "ping")
+    delta = events[-2].data
+    assert delta["delta"]["stop_reason"] == whole["stop_reason"]
+    assert delta["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+@pytest.mark.parametrize("thinking", [None, THINK])
+def test_a_tool_call_is_a_block_whose_input_arrives_in_pieces(
+    server: RunningServer, thinking: Any
+) -> None:
+    given = CALL | {"thinking": thinking}
+    whole, events = ask(server, **given), stream(server, **given)
+    for content in (whole["content"], content_of(events)):
+        call = content[-1]
+        assert call.pop("id").startswith("call_")
+        assert call == {"type": "tool_use", "name": "get_weather", "input": {"city": "Zurich"}}
+        assert [block["type"] for block in content[:-1]] == (["thinking"] if thinking else [])
+    assert whole["stop_reason"] == events[-2].data["delta"]["stop_reason"] == "tool_use"
+    start = [event.data for event in events if event.name == "content_block_start"][-1]
+    assert start["content_block"]["input"] == {}
+    pieces = [
+        event.data["delta"]["partial_json"]
+        for event in events
+        if event.data.get("delta", {}).get("type") == "input_json_delta"
+    ]
+    assert "" not in pieces
+
+
+def test_thoughts_that_are_not_to_be_shown_come_back_by_their_signature(
+    server: RunningServer,
+) -> None:
+    shown = ask(server, **CALL, thinking=THINK)["content"][0]
+    hidden = THINK | {"display": "omitted"}
+    whole = ask(server, **CALL, thinking=hidden)
+    events = stream(server, **CALL, thinking=hidden)
+    for block in (whole["content"][0], content_of(events)[0]):
+        assert block["thinking"] == ""
+        assert reasoning_in(block["signature"]) == shown["thinking"]
+    names = [event.name for event in events if event.data.get("index") == 0]
+    assert names == ["content_block_start", "content_block_delta", "content_block_stop"]
+    counts = {
+        name: server.post(
+            COUNT, CALL | {"max_tokens": None, "messages": [*CALL["messages"], turn, USER]}
+        ).json()
+        for name, turn in (
+            ("hidden", {"role": "assistant", "content": whole["content"][:1]}),
+            ("shown", {"role": "assistant", "content": [shown]}),
+            ("without", {"role": "assistant", "content": []}),
+        )
+    }
+    assert counts["hidden"] == counts["shown"] != counts["without"]
+
+
+def test_an_answer_that_reaches_its_limit_says_so(server: RunningServer) -> None:
+    answer = ask(server, max_tokens=3)
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("max_tokens", None)
+    assert answer["usage"]["output_tokens"] == 3
+
+
+def test_a_stop_sequence_ends_the_answer_and_is_named(server: RunningServer) -> None:
+    text = ask(server, max_tokens=40)["content"][0]["text"]
+    stop = text[10:13]
+    for answer in (
+        ask(server, max_tokens=40, stop_sequences=["never to be seen", stop]),
+        stream(server, max_tokens=40, stop_sequences=[stop])[-2].data["delta"],
+    ):
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
+
+
+# Usage and cache
+
+
+def test_counts_are_disjoint_and_those_of_count_tokens(server: RunningServer) -> None:
+    system = [{"type": "text", "text": words()}]
+    asked: dict[str, Any] = {"system": system, "tools": TOOLS, "thinking": THINK}
+    counted = server.post(COUNT, asked | {"model": "tiny", "messages": [USER]}).json()
+    first, again = ask(server, **asked)["usage"], ask(server, **asked)["usage"]
+    assert counted == {"input_tokens": num_prompt_tokens(first)}
+    assert num_prompt_tokens(again) == num_prompt_tokens(first)
+    assert again["cache_read_input_tokens"] == counted["input_tokens"] - 1
+    assert again["cache_creation_input_tokens"] == 0
+    assert again["input_tokens"] == 1
+
+
+def test_with_a_breakpoint_what_was_computed_counts_as_written(server: RunningServer) -> None:
+    system = [{"type": "text", "text": words(), "cache_control": {"type": "ephemeral"}}]
+    first, again = (ask(server, system=system)["usage"] for _ in range(2))
+    assert first["input_tokens"] == again["input_tokens"] == 1
+    assert first["cache_creation_input_tokens"] > 100
+    assert again["cache_creation_input_tokens"] == 0
+    assert again["cache_read_input_tokens"] == num_prompt_tokens(first) - 1
+
+
+def test_a_stream_tells_its_counts_at_the_start_and_at_the_end(server: RunningServer) -> None:
+    asked: dict[str, Any] = {"system": words()}
+    ask(server, **asked)
+    events = stream(server, **asked)
+    start, end = events[0].data["message"]["usage"], events[-2].data["usage"]
+    assert (start.pop("output_tokens"), start.pop("service_tier")) == (0, "standard")
+    assert end.pop("output_tokens") > 0
+    assert start == end
+    assert end["cache_read_input_tokens"] > 100
+
+
+def test_what_was_reused_is_told_as_in_every_protocol(server: RunningServer) -> None:
+    asked: dict[str, Any] = {"system": words()}
+    body = {"model": "tiny", "messages": [USER], "max_tokens": 2} | asked
+    server.post(MESSAGES, body)
+    whole = server.post(MESSAGES, body)
+    cache = whole.json()["hearth"]["cache"]
+    assert (cache["tier"], cache["reason"]) == ("hot", None)
+    assert whole.json()["usage"]["cache_read_input_tokens"] == cache["cached_tokens"]
+    planned = f"tier=hot; cached={cache['cached_tokens']}"
+    assert whole.headers["x-hearth-cache"].startswith(planned)
+    streamed = server.post(MESSAGES, body | {"stream": True})
+    assert streamed.headers["x-hearth-cache"].startswith(planned)
+    assert stream(server, **asked)[-2].data["hearth"]["cache"]["tier"] == "hot"
+
+
+def test_neither_the_form_of_a_text_nor_breakpoints_change_the_prompt(
+    server: RunningServer,
+) -> None:
+    said = words()
+    breakpoint_ = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    forms: list[Any] = [
+        said,
+        [{"type": "text", "text": said}],
+        [{"type": "text", "text": said, **breakpoint_}],
+    ]
+    usages = [
+        ask(server, system=form, messages=[{"role": "user", "content": form}])["usage"]
+        for form in forms
+    ]
+    num_tokens = num_prompt_tokens(usages[0])
+    assert [usage["cache_read_input_tokens"] for usage in usages[1:]] == [num_tokens - 1] * 2
+
+
+def test_with_no_tokens_to_generate_a_prompt_is_only_prepared(server: RunningServer) -> None:
+    asked: dict[str, Any] = {"system": words()}
+    prepared = ask(server, **asked, max_tokens=0)
+    assert (prepared["content"], prepared["stop_reason"]) == ([], "max_tokens")
+    assert prepared["usage"]["output_tokens"] == 0
+    assert ask(server, **asked)["usage"]["cache_read_input_tokens"] > 100
+
+
+# Waiting and failing
+
+
+async def test_a_ping_comes_with_the_headers_while_a_model_loads(
+    narrow_server: RunningServer,
+) -> None:
+    async with reading(narrow_server, model=narrow_server.cold_model()) as answer:
+        first = await answer.next_event()
+        assert first is not None
+        assert first.name == "ping"
+        events = await answer.rest()
+    check_order(events)
+    assert any("loading" in comment for comment in answer.comments)
+    assert events[-1].name == "message_stop"
+
+
+async def test_pings_keep_a_stream_open_while_another_is_served(
+    narrow_server: RunningServer,
+) -> None:
+    async with streaming(narrow_server, COMPLETIONS, LONG) as first:
+        await first.next_event()
+        async with reading(narrow_server) as second:
+            while len(second.events) < 4:
+                assert await second.next_event()
+            assert {event.name for event in second.events} == {"message_start", "ping"}
+            await first.response.aclose()  # there is room for one
+            check_order(await second.rest())
+
+
+async def test_a_worker_that_dies_ends_its_streams_with_an_error_event(
+    narrow_server: RunningServer,
+) -> None:
+    async with reading(narrow_server, max_tokens=3500, stop_sequences=["\0"]) as answer:
+        while (event := await answer.next_event()) and event.name != "content_block_delta":
+            pass
+        os.kill(narrow_server.worker_pid(), signal.SIGKILL)
+        *_, last = await answer.rest()
+    assert last.name == "error"
+    assert last.data["error"]["type"] == "overloaded_error"
+    assert last.data["error"]["details"]["error_code"] == "model_crashed"
+    assert last.data["request_id"] == answer.response.headers["request-id"]
+
+
+async def test_a_worker_that_dies_fails_whole_answers_with_529_and_is_worth_a_retry(
+    narrow_server: RunningServer,
+) -> None:
+    assert narrow_server.post(MESSAGES, {"messages": [USER], "max_tokens": 2}).status_code == 200
+    running = {"name": "hearth_running", "model": "tiny"}
+    body = {"model": "tiny", "messages": [USER], "max_tokens": 3500}
+    async with narrow_server.client() as client:
+        answer = asyncio.create_task(client.post(MESSAGES, json=body))
+        await until(lambda: narrow_server.figure(**running) == 1, "the request runs")
+        os.kill(narrow_server.worker_pid(), signal.SIGKILL)
+        response = await answer
+    assert response.status_code == 529
+    assert response.json()["error"]["type"] == "overloaded_error"
+    assert response.headers["x-should-retry"] == "true"
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_prompt_that_is_too_long_is_an_event_once_the_headers_are_out(
+    narrow_server: RunningServer,
+) -> None:
+    turn = {"role": "user", "content": "fox " * 5000}
+    model = narrow_server.cold_model()
+    async with reading(narrow_server, model=model, messages=[turn]) as answer:
+        events = await answer.rest()
+    (error,) = [event for event in events if event.name != "ping"]
+    assert error.name == "error"
+    assert error.data["error"]["message"].startswith("prompt is too long: ")
+
+
+# Claude Code
+
+
+def claude_code(*turns: Any, **changes: Any) -> dict[str, Any]:
+    """A request in the shape that Claude Code sends, with text of our own."""
+    reminder = {"type": "text", "text": "Skills: none.", "cache_control": {"type": "ephemeral"}}
+    first = [
+        {"type": "text", "text": "<system-reminder>\nBranch: main\n</system-reminder>\n"},
+        {"type": "text", "text": "Read the file src/kettle/main.py."},
+    ]
+    deferred = {"name": "DeferredToolPlaceholder", "description": "More.", "defer_loading": True}
+    return {
+        "model": "hearth-tiny",
+        "messages": [
+            {"role": "user", "content": first},
+            {"role": "system", "content": [reminder]},
+            *turns,
+        ],
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.329.ec4;"},
+            {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
+            {
+                "type": "text",
+                "text": "Memory: ~/.memory/",
+                "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"},
+            },
+        ],
+        "tools": [*TOOLS, deferred | {"input_schema": {"type": "object", "properties": {}}}],
+        "metadata": {"user_id": '{"device_id":"d","account_uuid":"","session_id":"0f-1"}'},
+        "max_tokens": 200,
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+        "temperature": 0,
+        "stream": True,
+    } | changes
+
+
+HEADERS = {
+    "user-agent": "claude-cli/2.1.329 (external, sdk-cli)",
+    "authorization": "Bearer x",
+    "anthropic-version": "2023-06-01",
+    "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
+    "x-claude-code-session-id": "0f-1",
+    "x-stainless-timeout": "600",
+}
+
+
+def run(server: RunningServer, body: dict[str, Any], **headers: str) -> list[Any]:
+    response = server.request("POST", f"{MESSAGES}?beta=true", json=body, headers=HEADERS | headers)
+    assert response.status_code == 200, response.text
+    events = events_in(response.text)
+    check_order(events)
+    return events
+
+
+def test_an_agents_tool_turns_build_on_one_another(server: RunningServer) -> None:
+    events = run(server, claude_code())
+    usage = events[-2].data["usage"]
+    assert "ignored" not in events[-2].data["hearth"]
+    thoughts, *said = content_of(events)
+    assert (thoughts["type"], thoughts["thinking"]) == ("thinking", "")
+    assert reasoning_in(thoughts["signature"])
+    call = {
+        "type": "tool_use",
+        "id": "toolu_1",
+        "name": "read_file",
+        "input": {"path": "src/kettle/main.py"},
+    }
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "content": [{"type": "text", "text": "print('kettle')"}],
+        "cache_control": {"type": "ephemeral"},
+    }
+    turns = [
+        {"role": "assistant", "content": [thoughts, *said, call]},
+        {"role": "user", "content": [result]},
+    ]
+    second = claude_code(*turns)
+    # In a later request the reminder is a plain text, and no breakpoint stands behind it.
+    second["messages"][1]["content"] = "Skills: none."
+    reused = run(server, second)[-2].data["usage"]["cache_read_input_tokens"]
+    assert reused >= num_prompt_tokens(usage) + usage["output_tokens"] - 4  # its own words too
+
+
+def test_fields_and_blocks_of_tomorrow_are_ignored_and_named(server: RunningServer) -> None:
+    hologram = {"type": "hologram", "data": {"x": [1]}}
+    said = {"type": "text", "text": "hi", "glow": 3}
+    turn = {"role": "user", "content": [hologram, said], "mood": "good"}
+    answer = ask(
+        server,
+        messages=[turn],
+        safeguards=[{"type": "dangerous_tool_use"}],
+        mcp_servers=[],
+        service_tier="auto",
+        tools=[TOOLS[0] | {"eager_input_streaming": True, "allowed_callers": ["direct"]}],
+    )
+    assert answer["hearth"]["ignored"] == [
+        "mcp_servers",
+        "safeguards",
+        "messages[0].content[0] (hologram)",
+    ]
+
+
+@pytest.mark.parametrize("path", ["/", "/api/hello"])
+def test_what_clients_probe_is_there(server: RunningServer, path: str) -> None:
+    assert server.request("HEAD", path).status_code == 200
