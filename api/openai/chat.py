@@ -15,6 +15,7 @@ from api.deps import Gate
 from api.draft import Draft, collect
 from api.errors import documented
 from api.hearth_info import hearth_of
+from api.lineage import caller_of
 from api.openai.convert import chat_to_generate
 from api.openai.frame import (
     DONE,
@@ -39,6 +40,7 @@ from api.openai.schemas import (
     ChunkChoice,
     Delta,
 )
+from api.openai.tools import is_older_form
 from api.record import Tally
 from api.sse import EventStream, open_stream, whole
 from runtime.errors import HearthError
@@ -63,10 +65,13 @@ async def chat_completions(
     """Continue a conversation; with `stream`, as server-sent events."""
     spec = gate.spec(data.model)
     frame = Frame("chatcmpl", data.model or spec.id)
-    answer = gate.submit(request.scope, [chat_to_generate(data, frame.id, spec, gate.settings)])
+    caller = caller_of(request.headers)
+    generate = chat_to_generate(data, frame.id, spec, gate.settings, caller)
+    answer = gate.submit(request.scope, [generate])
+    is_older = is_older_form(data)
     if data.stream:
         has_usage = data.stream_options is not None and bool(data.stream_options.include_usage)
-        stream = ChatStream(frame, answer.tally, has_usage=has_usage)
+        stream = ChatStream(frame, answer.tally, has_usage=has_usage, is_older=is_older)
         return await open_stream(request, answer, stream, gate.settings.keep_alive_s)
     drafts = [Draft() for _ in range(answer.num_choices)]
     await whole(request, answer, lambda chunk: collect(drafts, chunk))
@@ -75,7 +80,9 @@ async def chat_completions(
             id=frame.id,
             created=frame.created,
             model=frame.model,
-            choices=[_choice(draft, index) for index, draft in enumerate(drafts)],
+            choices=[
+                _choice(draft, index, is_older=is_older) for index, draft in enumerate(drafts)
+            ],
             usage=usage_of(answer.tally),
             system_fingerprint=FINGERPRINT,
             hearth=hearth_of(answer.tally),
@@ -85,12 +92,18 @@ async def chat_completions(
 
 
 class ChatStream:
-    """An answer as a stream of `chat.completion.chunk` events."""
+    """An answer as a stream of `chat.completion.chunk` events.
 
-    def __init__(self, frame: Frame, tally: Tally, *, has_usage: bool) -> None:
+    With `is_older` the model calls functions, not tools, and one of them at most.
+    """
+
+    def __init__(
+        self, frame: Frame, tally: Tally, *, has_usage: bool, is_older: bool = False
+    ) -> None:
         self._head, self._tail = frame.around("chat.completion.chunk", has_usage=has_usage)
         self._tally = tally
         self._has_usage = has_usage
+        self._chunk_choice = _older_chunk_choice if is_older else _chunk_choice
 
     def opening(self) -> bytes:
         start = Delta(role="assistant", content="")
@@ -100,7 +113,9 @@ class ChatStream:
 
     def chunks(self, chunks: Sequence[Chunk]) -> bytes:
         return b"".join(
-            self._event(choice) for chunk in chunks if (choice := _chunk_choice(chunk)) is not None
+            self._event(choice)
+            for chunk in chunks
+            if (choice := self._chunk_choice(chunk)) is not None
         )
 
     def sign_of_life(self, phase: str) -> bytes:
@@ -136,6 +151,19 @@ def _chunk_choice(chunk: Chunk) -> ChunkChoice | None:
             return None
 
 
+def _older_chunk_choice(chunk: Chunk) -> ChunkChoice | None:
+    match chunk:
+        case ToolCallDelta(call_index=0):
+            call = CalledFunction(chunk.arguments, UNSET if chunk.id is None else chunk.name or "")
+            return ChunkChoice(chunk.index, Delta(function_call=call))
+        case ToolCallDelta():
+            return None
+        case Finished(reason="tool_calls"):
+            return ChunkChoice(chunk.index, Delta(), finish_reason="function_call")
+        case _:
+            return _chunk_choice(chunk)
+
+
 def _called_tool(chunk: ToolCallDelta) -> CalledTool:
     if chunk.id is None:
         return CalledTool(index=chunk.call_index, function=CalledFunction(chunk.arguments))
@@ -143,18 +171,20 @@ def _called_tool(chunk: ToolCallDelta) -> CalledTool:
     return CalledTool(id=chunk.id, type="function", function=function, index=chunk.call_index)
 
 
-def _choice(draft: Draft, index: int) -> ChatChoice:
+def _choice(draft: Draft, index: int, *, is_older: bool) -> ChatChoice:
     calls = [
         CalledTool(id=call.id, type="function", function=CalledFunction(call.arguments, call.name))
         for call in draft.calls
     ]
+    reason = draft.finish_reason
     return ChatChoice(
         index=index,
         message=AssistantMessage(
             content=None if calls and not draft.text else draft.text,
             reasoning_content=draft.reasoning if draft.reasonings else UNSET,
-            tool_calls=calls or UNSET,
+            tool_calls=UNSET if is_older else calls or UNSET,
+            function_call=calls[0].function if is_older and calls else UNSET,
         ),
-        finish_reason=draft.finish_reason,
+        finish_reason="function_call" if is_older and reason == "tool_calls" else reason,
         logprobs=chat_logprobs(draft.logprobs),
     )

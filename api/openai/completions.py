@@ -13,6 +13,7 @@ from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import documented
 from api.hearth_info import hearth_of
+from api.lineage import caller_of
 from api.openai.convert import completion_to_generate
 from api.openai.frame import (
     DONE,
@@ -59,7 +60,9 @@ async def completions(
     """Continue one or several prompts; with `stream`, as server-sent events."""
     spec = gate.spec(data.model)
     frame = Frame("cmpl", data.model or spec.id)
-    requests = completion_to_generate(data, frame.id, spec, gate.settings)
+    requests = completion_to_generate(
+        data, frame.id, spec, gate.settings, caller_of(request.headers)
+    )
     drafts = [_Draft(text) for text in _beginnings(requests, has_echo=bool(data.echo))]
     answer = gate.submit(request.scope, requests)
     if data.stream:

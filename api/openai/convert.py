@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
+from api.images import refuse_unseen
+from api.lineage import Caller
+from api.openai.content import read
+from api.openai.formats import constraint_of, refuse_unenforced
 from api.openai.prompts import listed_prompts
 from api.openai.refusal import refuse
-from api.openai.schemas import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    ContentPart,
-    SharedFields,
-    ToolDefinition,
-)
+from api.openai.sampling import cache_of, num_choices, sampling_of, stops_of
+from api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
+from api.openai.templates import template_kwargs
+from api.openai.thinking import Controls, all_said
+from api.openai.tools import chosen_tools
 from runtime.settings import Settings
 from runtime.types import (
-    CacheParams,
     ChatPrompt,
     GenerateRequest,
     Message,
     ModelSpec,
     Role,
-    SamplingParams,
-    Thinking,
-    Tool,
     ToolCall,
 )
 
@@ -38,48 +33,54 @@ ROLES: dict[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
-MAX_STOPS = 16
 DEFAULT_COMPLETION_TOKENS = 16
-# The worker gives these to the template itself; a client must not take their place.
-RESERVED_TEMPLATE_KWARGS = ("messages", "conversation", "tools", "tokenize", "chat_template")
-
-Raws = dict[str, msgspec.Raw]
+NOBODY = Caller()
 
 
 def chat_to_generate(
-    data: ChatRequest, request_id: str, spec: ModelSpec, settings: Settings
+    data: ChatRequest,
+    request_id: str,
+    spec: ModelSpec,
+    settings: Settings,
+    caller: Caller = NOBODY,
 ) -> GenerateRequest:
     """The request as the runtime understands it.
 
     Raises:
         InvalidRequest: a field cannot be served; `param` is its path.
     """
-    _refuse_unserved(data)
     if data.top_logprobs is not None and not data.logprobs:
         refuse("top_logprobs", "needs logprobs: set `logprobs` to true.")
-    thinking, template_kwargs = _template_arguments(data)
+    form = data.response_format
+    constraint = (
+        constraint_of(form.type, form.json_schema, "response_format") if form is not None else None
+    )
+    prompt = _chat_prompt(data)
+    refuse_unenforced(constraint, "response_format", prompt.tool_choice)
+    refuse_unseen(prompt.messages, spec)
     return GenerateRequest(
         request_id=request_id,
         model=spec.id,
-        prompt=ChatPrompt(
-            messages=_messages(data.messages),
-            tools=() if data.tool_choice == "none" else _tools(data.tools or ()),
-            thinking=thinking,
-            template_kwargs=template_kwargs,
-        ),
-        sampling=_sampling(data),
+        prompt=prompt,
+        client=caller.client,
+        sampling=sampling_of(data),
+        constraint=constraint,
         max_tokens=data.max_completion_tokens or data.max_tokens,
-        stop=_stop(data.stop),
-        num_choices=_num_choices(data.n, settings.max_choices),
+        stop=stops_of(data.stop),
+        num_choices=num_choices(data.n, settings.max_choices),
         top_logprobs=(data.top_logprobs or 0) if data.logprobs else None,
         ignore_eos=bool(data.ignore_eos),
         deadline_s=settings.request_deadline_s,
-        cache=_cache(data),
+        cache=cache_of(data, caller),
     )
 
 
 def completion_to_generate(
-    data: CompletionRequest, request_id: str, spec: ModelSpec, settings: Settings
+    data: CompletionRequest,
+    request_id: str,
+    spec: ModelSpec,
+    settings: Settings,
+    caller: Caller = NOBODY,
 ) -> list[GenerateRequest]:
     """One request of the runtime for each prompt, in their order.
 
@@ -101,28 +102,38 @@ def completion_to_generate(
             request_id=f"{request_id}-{index}",
             model=spec.id,
             prompt=prompt,
-            sampling=_sampling(data),
+            client=caller.client,
+            sampling=sampling_of(data),
             max_tokens=data.max_tokens or DEFAULT_COMPLETION_TOKENS,
-            stop=_stop(data.stop),
-            num_choices=_num_choices(data.n, settings.max_choices),
+            stop=stops_of(data.stop),
+            num_choices=num_choices(data.n, settings.max_choices),
             top_logprobs=data.logprobs,
             ignore_eos=bool(data.ignore_eos),
             deadline_s=settings.request_deadline_s,
-            cache=_cache(data),
+            cache=cache_of(data, caller),
         )
         for index, prompt in enumerate(prompts)
     ]
 
 
-def _refuse_unserved(data: ChatRequest) -> None:
-    if data.response_format is not None and data.response_format.type != "text":
-        refuse(
-            "response_format",
-            f"of type {data.response_format.type[:64]!r} is not supported yet: leave it out or "
-            'use {"type": "text"}.',
-        )
-    if data.tool_choice not in (None, "auto", "none"):
-        refuse("tool_choice", 'must be "auto" or "none": forcing a tool call is not supported yet.')
+def _chat_prompt(data: ChatRequest) -> ChatPrompt:
+    kwargs = dict(data.chat_template_kwargs or {})
+    own = Controls(
+        enable_thinking=data.enable_thinking,
+        thinking=data.thinking,
+        reasoning=data.reasoning,
+        reasoning_effort=data.reasoning_effort,
+        thinking_budget=data.thinking_budget,
+    )
+    thinking = all_said(own, kwargs, data.extra_body, data.metadata)
+    tools, choice = chosen_tools(data)
+    return ChatPrompt(
+        messages=_messages(data.messages),
+        tools=tools,
+        tool_choice=choice,
+        thinking=thinking,
+        template_kwargs=template_kwargs(kwargs),
+    )
 
 
 def _messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
@@ -138,33 +149,23 @@ def _message(message: ChatMessage, path: str) -> Message:
             f"{path}.role",
             f"is {message.role[:64]!r}, which is not a known role: use one of {', '.join(ROLES)}.",
         )
+    content = read(message.content, f"{path}.content")
     return Message(
         role=role,
-        text=_text(message.content, f"{path}.content"),
+        text=content.text,
         reasoning=message.reasoning_content or message.reasoning,
         tool_calls=_called_tools(message, path),
-        tool_call_id=message.tool_call_id,
+        tool_call_id=_answered_call(message),
         name=message.name,
+        images=content.images,
     )
 
 
-def _text(content: str | list[ContentPart] | None, path: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(_part_text(part, f"{path}[{i}]") for i, part in enumerate(content))
-
-
-def _part_text(part: ContentPart, path: str) -> str:
-    text = part.refusal if part.type == "refusal" else part.text
-    if part.type not in ("text", "input_text", "output_text", "refusal"):
-        refuse(
-            path,
-            f"is a part of type {part.type[:64]!r}, which is not supported yet: "
-            "send text parts only.",
-        )
-    if text is None:
-        refuse(f"{path}.text", "is missing: give the part's text.")
-    return text
+def _answered_call(message: ChatMessage) -> str | None:
+    """The call that a tool's message answers; the older form knows only the function's name."""
+    if message.role == "function" and message.tool_call_id is None and message.name:
+        return f"call_{message.name}"
+    return message.tool_call_id
 
 
 def _called_tools(message: ChatMessage, path: str) -> tuple[ToolCall, ...]:
@@ -181,97 +182,3 @@ def _called_tools(message: ChatMessage, path: str) -> tuple[ToolCall, ...]:
         )
         for i, call in enumerate(message.tool_calls or ())
     )
-
-
-def _tools(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
-    tools: list[Tool] = []
-    for i, definition in enumerate(definitions):
-        if definition.type != "function":
-            continue
-        function = definition.function
-        if function is None:
-            refuse(
-                f"tools[{i}].function", "is missing: describe the function by name and parameters."
-            )
-        tools.append(
-            Tool(
-                name=function.name,
-                description=function.description,
-                parameters=_schema_text(function.parameters, f"tools[{i}].function.parameters"),
-            )
-        )
-    return tuple(tools)
-
-
-def _schema_text(raw: msgspec.Raw, path: str) -> str:
-    text = bytes(raw).decode(errors="replace")
-    if text == "null":
-        return "{}"
-    if not text.startswith("{"):
-        refuse(path, "must be a JSON schema, that is an object.")
-    return text
-
-
-def _template_arguments(data: ChatRequest) -> tuple[Thinking, str]:
-    """Whether the model may think, and what else the template is given, as a JSON object."""
-    kwargs: Raws = dict(data.chat_template_kwargs or {})
-    for name in RESERVED_TEMPLATE_KWARGS:
-        if name in kwargs:
-            refuse(f"chat_template_kwargs.{name}", "cannot be set by a request: leave it out.")
-    is_enabled = _thinking_flag(kwargs.pop("enable_thinking", None))
-    effort = data.reasoning_effort
-    if is_enabled is None and effort is not None:
-        is_enabled = effort != "none"
-    if data.enable_thinking is not None:
-        is_enabled = data.enable_thinking
-    template_kwargs = msgspec.json.encode(kwargs).decode(errors="replace")
-    return Thinking(is_enabled=is_enabled, effort=effort), template_kwargs
-
-
-def _thinking_flag(raw: msgspec.Raw | None) -> bool | None:
-    if raw is None:
-        return None
-    try:
-        return msgspec.json.decode(raw, type=bool | None)
-    except msgspec.DecodeError:
-        refuse("chat_template_kwargs.enable_thinking", "must be true or false.")
-
-
-def _cache(data: SharedFields) -> CacheParams:
-    return CacheParams(mode=data.cache_mode or "full", ttl_s=data.ttl, session_id=data.session_id)
-
-
-def _sampling(data: SharedFields) -> SamplingParams:
-    return SamplingParams(
-        temperature=data.temperature,
-        top_p=data.top_p,
-        top_k=None if data.top_k is None else max(data.top_k, 0),
-        min_p=data.min_p,
-        seed=None if data.seed is None else data.seed & (2**63 - 1),
-        repetition_penalty=data.repetition_penalty,
-        presence_penalty=data.presence_penalty,
-        frequency_penalty=data.frequency_penalty,
-        logit_bias=_logit_bias(data.logit_bias or {}),
-    )
-
-
-def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    for key in biases:
-        if not (key.isascii() and key.isdigit() and len(key) <= 9):
-            refuse("logit_bias", f"has the key {key[:32]!r}: its keys must be token ids.")
-    return tuple((int(key), bias) for key, bias in biases.items())
-
-
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > MAX_STOPS:
-        refuse("stop", f"has {len(stops)} entries, at most {MAX_STOPS} are served.")
-    if "" in stops:
-        refuse("stop", "must not contain an empty string: remove it.")
-    return stops
-
-
-def _num_choices(n: int | None, limit: int) -> int:
-    if n is not None and n > limit:
-        refuse("n", f"is {n}, at most {limit} choices are served.")
-    return n or 1

@@ -6,7 +6,7 @@ import msgspec
 
 from api.openai.fields import JsonSchemaFormat
 from api.openai.refusal import refuse
-from runtime.types import Constraint
+from runtime.types import Constraint, ToolChoice
 
 ANYTHING = "{}"
 
@@ -41,3 +41,15 @@ def schema_text(raw: msgspec.Raw, path: str) -> str:
     if not text.startswith("{"):
         refuse(path, "must be a JSON schema, that is an object.")
     return text
+
+
+def refuse_unenforced(constraint: Constraint | None, path: str, choice: ToolChoice) -> None:
+    """Refuse what the model could not be held to.
+
+    Raises:
+        InvalidRequest: the answer must have a form, or a tool must be called.
+    """
+    if constraint is not None:
+        refuse(path, f"of type {constraint.kind} is not supported yet: leave it out.")
+    if choice.mode == "required":
+        refuse("tool_choice", 'must be "auto" or "none": forcing a call is not supported yet.')

@@ -10,7 +10,7 @@ import msgspec
 from api.images import refuse_unseen
 from api.lineage import Caller
 from api.openai.fields import JsonSchemaFormat
-from api.openai.formats import constraint_of
+from api.openai.formats import constraint_of, refuse_unenforced
 from api.openai.refusal import refuse
 from api.openai.response_items import Item, transcript
 from api.openai.response_schemas import FormatFields, ResponseRequest
@@ -86,13 +86,15 @@ def plan_of(
     if not messages:
         refuse("input", "must not be empty: send a text or at least one item.")
     refuse_unseen(messages, spec)
+    constraint = constraint_of(form.type, schema, "text.format")
+    refuse_unenforced(constraint, "text.format", choice.choice)
     request = GenerateRequest(
         request_id=request_id,
         model=spec.id,
         prompt=_prompt(data, messages, choice),
         client=caller.client,
         sampling=sampling_of(data),
-        constraint=constraint_of(form.type, schema, "text.format"),
+        constraint=constraint,
         max_tokens=data.max_output_tokens,
         top_logprobs=_top_logprobs(data),
         ignore_eos=bool(data.ignore_eos),

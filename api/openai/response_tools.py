@@ -174,7 +174,9 @@ def _function_echo(function: FunctionDefinition) -> msgspec.Raw:
 
 
 def _custom(custom: CustomTool, path: str) -> Tool:
-    """A tool of one text. A regular expression goes into the schema, a grammar is described."""
+    """A tool of one text. A regular expression goes into a strict schema, which holds the model
+    to it; a grammar is only described.
+    """
     text: dict[str, str] = {"type": "string"}
     description = custom.description
     form = custom.format or GrammarFields()
@@ -198,7 +200,7 @@ def _custom(custom: CustomTool, path: str) -> Tool:
         description=description,
         parameters=msgspec.json.encode(schema).decode(),
         is_strict="pattern" in text,
-        is_freeform=True,
+        is_freeform="pattern" not in text,
     )
 
 

@@ -8,17 +8,18 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.hearth_info import HearthInfo
-from runtime.types import CacheMode, FinishReason
-
-Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-
-
-class Body(msgspec.Struct, gc=False):
-    """Base of what goes over HTTP as JSON."""
-
+from api.openai.content import Content
+from api.openai.fields import (
+    Body,
+    Count,
+    FunctionDefinition,
+    JsonSchemaFormat,
+    Raws,
+    ReasoningFields,
+    SamplingFields,
+)
+from api.openai.thinking import Budget, ThinkingField
+from runtime.types import FinishReason
 
 # Requests
 
@@ -38,14 +39,6 @@ class HistoryToolCall(Body):
     type: str = "function"
 
 
-class ContentPart(Body):
-    """One part of a message's content. Only text is served so far."""
-
-    type: str = "text"
-    text: str | None = None
-    refusal: str | None = None
-
-
 class ChatMessage(Body):
     """One turn of the conversation.
 
@@ -54,21 +47,13 @@ class ChatMessage(Body):
     """
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: Content = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[HistoryToolCall] | None = None
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
-
-
-class FunctionDefinition(Body):
-    """A function the model may call; `parameters` is a JSON schema and kept as it is written."""
-
-    name: str
-    description: str | None = None
-    parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
 
 
 class ToolDefinition(Body):
@@ -78,10 +63,25 @@ class ToolDefinition(Body):
     function: FunctionDefinition | None = None
 
 
+class NamedFunction(Body):
+    """A function by its name."""
+
+    name: str
+
+
+class AllowedTools(Body):
+    """The tools that may be called; `mode` is `auto` or `required`."""
+
+    mode: str = "auto"
+    tools: list[NamedToolChoice] = msgspec.field(default_factory=list["NamedToolChoice"])
+
+
 class NamedToolChoice(Body):
-    """A tool that the model must call."""
+    """A tool that the model must call, or those it may call."""
 
     type: str = "function"
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class StreamOptions(Body):
@@ -91,44 +91,28 @@ class StreamOptions(Body):
 
 
 class ResponseFormat(Body):
-    """Only `text` is served so far."""
+    """What form the answer must have: `text`, `json_object` or `json_schema`."""
 
     type: str = "text"
+    json_schema: JsonSchemaFormat | None = None
 
 
-class SharedFields(Body, kw_only=True):
-    """What chat and completions have in common: how tokens are chosen, what becomes of the KV.
+class SharedFields(SamplingFields, kw_only=True):
+    """What chat and completions have in common beside how tokens are chosen."""
 
-    `session_id`, `cache_mode` and `ttl` (seconds on disk; 0: none) are Hearth's own.
-    """
-
-    session_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    cache_mode: CacheMode | None = None
-    ttl: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
-
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Fraction | None = None
-    seed: Seed | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     max_tokens: Count | None = None
     stop: str | list[str] | None = None
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool | None = None
-    model: str | None = None
 
 
 class ChatRequest(SharedFields, kw_only=True):
     """The body of `POST /v1/chat/completions`.
 
-    `enable_thinking`, `chat_template_kwargs`, `top_k`, `min_p`, `repetition_penalty` and
-    `ignore_eos` go beyond OpenAI's API.
+    `functions` and `function_call` are the older form of tools. The many ways to control thinking,
+    `chat_template_kwargs`, `top_k`, `min_p`, `repetition_penalty` and `ignore_eos` go beyond
+    OpenAI's API.
     """
 
     messages: list[ChatMessage]
@@ -137,10 +121,18 @@ class ChatRequest(SharedFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: str | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[FunctionDefinition] | None = None
+    function_call: str | NamedFunction | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
+    reasoning: ReasoningFields | None = None
     enable_thinking: bool | None = None
-    chat_template_kwargs: dict[str, msgspec.Raw] | None = None
+    thinking: ThinkingField | None = None
+    thinking_budget: Budget | None = None
+    chat_template_kwargs: Raws | None = None
+    metadata: Raws | None = None
+    extra_body: Raws | None = None
 
 
 class CompletionRequest(SharedFields, kw_only=True):
@@ -153,6 +145,8 @@ class CompletionRequest(SharedFields, kw_only=True):
 
 
 # Answers
+
+ChatFinish = FinishReason | Literal["function_call"]
 
 
 class PromptTokensDetails(Body):
@@ -204,16 +198,19 @@ class CalledTool(Body):
 
 
 class AssistantMessage(Body):
+    """`function_call` is there for a request with `functions`, `tool_calls` for one with tools."""
+
     content: str | None
     role: Literal["assistant"] = "assistant"
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[CalledTool] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
 class ChatChoice(Body):
     index: int
     message: AssistantMessage
-    finish_reason: FinishReason
+    finish_reason: ChatFinish
     logprobs: ChatLogprobs | None = None
 
 
@@ -235,13 +232,14 @@ class Delta(Body):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[CalledTool] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
 class ChunkChoice(Body):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinish | None = None
 
 
 class CompletionLogprobs(Body):

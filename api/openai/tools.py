@@ -1,0 +1,101 @@
+"""The tools of a chat request and which of them must be called, in the older form as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from api.openai.fields import FunctionDefinition
+from api.openai.formats import schema_text
+from api.openai.refusal import refuse
+from api.openai.schemas import ChatRequest, NamedFunction, NamedToolChoice, ToolDefinition
+from runtime.types import Tool, ToolChoice
+
+_MODES = ("auto", "none", "required")
+
+
+class Chosen(NamedTuple):
+    """The tools that the model is shown, and whether one of them must be called."""
+
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+
+
+def is_older_form(data: ChatRequest) -> bool:
+    """The request has functions and no tools, so its answer speaks of a function call."""
+    return bool(data.functions) and not data.tools
+
+
+def chosen_tools(data: ChatRequest) -> Chosen:
+    """What `tools` and `tool_choice` mean, or `functions` and `function_call`.
+
+    Raises:
+        InvalidRequest: one of them is malformed, or a tool is asked for that is not there.
+    """
+    is_parallel = data.parallel_tool_calls is not False
+    if is_older_form(data):
+        tools = [_tool(one, f"functions[{i}]") for i, one in enumerate(data.functions or ())]
+        return _chosen(tools, _older_choice(data.function_call), "function_call", False)
+    return _chosen(_tools(data.tools or ()), data.tool_choice, "tool_choice", is_parallel)
+
+
+def _older_choice(given: str | NamedFunction | None) -> str | NamedToolChoice | None:
+    return NamedToolChoice(function=given) if isinstance(given, NamedFunction) else given
+
+
+def _chosen(
+    tools: Sequence[Tool], given: str | NamedToolChoice | None, path: str, is_parallel: bool
+) -> Chosen:
+    if isinstance(given, NamedToolChoice) and given.type == "allowed_tools":
+        tools, given = _allowed(tools, given, path)
+    if isinstance(given, NamedToolChoice):
+        name = _named(tools, given, path)
+        return Chosen(tuple(tools), ToolChoice(mode="required", name=name, is_parallel=is_parallel))
+    if given == "none":
+        return Chosen((), ToolChoice(mode="none", is_parallel=is_parallel))
+    if given in (None, "auto"):
+        return Chosen(tuple(tools), ToolChoice(is_parallel=is_parallel))
+    if given != "required":
+        refuse(path, f"is {given[:64]!r}: use one of {', '.join(_MODES)}, or name a tool.")
+    if not tools:
+        refuse(path, "requires a call, but there is no tool to call: send `tools`.")
+    return Chosen(tuple(tools), ToolChoice(mode="required", is_parallel=is_parallel))
+
+
+def _allowed(tools: Sequence[Tool], given: NamedToolChoice, path: str) -> tuple[list[Tool], str]:
+    """Only some of the tools: the others are not shown."""
+    allowed = given.allowed_tools
+    if allowed is None:
+        refuse(f"{path}.allowed_tools", "is missing: give its mode and tools.")
+    places = enumerate(allowed.tools)
+    names = {_named(tools, one, f"{path}.allowed_tools.tools[{i}]") for i, one in places}
+    return [tool for tool in tools if tool.name in names], allowed.mode
+
+
+def _named(tools: Sequence[Tool], given: NamedToolChoice, path: str) -> str:
+    if given.type != "function" or given.function is None:
+        refuse(path, "must name a function: give its type and `function.name`.")
+    if given.function.name not in {tool.name for tool in tools}:
+        refuse(path, f"names {given.function.name[:64]!r}, which is not among the tools.")
+    return given.function.name
+
+
+def _tools(definitions: Sequence[ToolDefinition]) -> list[Tool]:
+    tools: list[Tool] = []
+    for i, definition in enumerate(definitions):
+        if definition.type != "function":
+            continue
+        if definition.function is None:
+            path = f"tools[{i}].function"
+            refuse(path, "is missing: describe the function by name and parameters.")
+        tools.append(_tool(definition.function, f"tools[{i}].function"))
+    return tools
+
+
+def _tool(function: FunctionDefinition, path: str) -> Tool:
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=schema_text(function.parameters, f"{path}.parameters"),
+        is_strict=bool(function.strict),
+    )
