@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from store import agent_rows
+from store import agent_rows, response_rows
 from store.errors import HistoryFull
 
 
@@ -26,6 +26,11 @@ FAMILIES = (
         "SELECT id, last_used_s FROM agents WHERE NOT is_pinned AND id != :keep"
         " ORDER BY last_used_s LIMIT 1",
         agent_rows.remove,
+    ),
+    Family(
+        "SELECT id, last_used_s FROM responses WHERE id != :keep"
+        " ORDER BY last_used_s, number DESC LIMIT 1",
+        response_rows.remove,
     ),
 )
 

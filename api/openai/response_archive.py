@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+import structlog
 from sqlalchemy import Connection
 
 from api.body import decoded_at
@@ -15,11 +16,14 @@ from api.openai.fields import Raws
 from api.openai.response_items import Item, head_of
 from api.openai.response_output import ResponseResource
 from api.openai.response_schemas import ItemHead
-from runtime.errors import InvalidRequest, UnknownPrevious, UnknownResponse
+from runtime.errors import InvalidRequest, StoreUnavailable, UnknownPrevious, UnknownResponse
 from runtime.history import History
+from runtime.settings import Settings
 from store import response_rows
 from store.history_room import Room, make_room
 from store.response_rows import ItemRow, ResponseRow
+
+log = structlog.stdlib.get_logger("hearth.responses")
 
 NULL = msgspec.Raw(b"null")
 ID_KINDS = {
@@ -40,11 +44,12 @@ class Stored(NamedTuple):
 
 
 class Archive:
-    """The stored responses of a server, of which at most `max_bytes` are kept."""
+    """The stored responses of a server: `history_max_bytes` and `history_ttl_s` bound them."""
 
-    def __init__(self, history: History, max_bytes: int) -> None:
+    def __init__(self, history: History, settings: Settings) -> None:
         self._history = history
-        self._max_bytes = max_bytes
+        self._max_bytes = settings.history_max_bytes
+        self._ttl_s = settings.history_ttl_s
 
     async def past(self, previous_id: str | None) -> list[Item]:
         """All items that went into and came out of the responses up to that one.
@@ -135,6 +140,15 @@ class Archive:
         if not await self._history.write(lambda c: response_rows.remove(c, response_id, now_s)):
             raise UnknownResponse(response_id)
         await self._history.tidy()
+
+    async def expire(self) -> None:
+        """Delete what was not used for too long; where the history fails, next time."""
+        before_s = time.time() - self._ttl_s
+        try:
+            if await self._history.write(lambda c: response_rows.remove_unused(c, before_s)):
+                await self._history.tidy()
+        except StoreUnavailable as error:
+            log.debug("expiry_waits", why=error.message)
 
 
 def _rows(resource: ResponseResource, items: Sequence[Item]) -> tuple[ResponseRow, list[ItemRow]]:
