@@ -28,6 +28,9 @@ from api.metrics import Metrics
 from api.models import get_model, list_models
 from api.openai.chat import chat_completions
 from api.openai.completions import completions
+from api.openai.response_archive import Archive
+from api.openai.response_desk import ResponseDesk
+from api.openai.responses import HANDLERS as RESPONSES
 from api.patience import PatientReceive
 from api.version import VERSION
 from runtime.catalog import Catalog
@@ -78,7 +81,11 @@ def create_app(
     gate = Gate(settings, catalog, supervisor, kv, metrics)
     history = History(settings.home)
     agents, janitor = open_agents(gate, history)
-    chores = [Chore("agents", 60.0, janitor.run)]
+    responses = ResponseDesk(Archive(history, settings))
+    chores = [
+        Chore("agents", 60.0, janitor.run),
+        Chore("responses", 60.0, responses.archive.expire),
+    ]
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
     desk = ErrorDesk([(speaks_anthropic, anthropic_error)])
 
@@ -93,6 +100,7 @@ def create_app(
         finally:
             jobs.stop()
             await supervisor.stop()
+            await responses.close()
             await kv.stop()
             await history.close()
 
@@ -100,6 +108,7 @@ def create_app(
         route_handlers=[
             chat_completions,
             completions,
+            *RESPONSES,
             messages,
             count_tokens,
             list_models,
@@ -114,6 +123,7 @@ def create_app(
         dependencies={
             "gate": Provide(lambda: gate, use_cache=True, sync_to_thread=False),
             "agents": Provide(lambda: agents, use_cache=True, sync_to_thread=False),
+            "responses": Provide(lambda: responses, use_cache=True, sync_to_thread=False),
             "history": Provide(lambda: history, use_cache=True, sync_to_thread=False),
         },
         exception_handlers=desk.handlers,
