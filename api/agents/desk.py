@@ -66,7 +66,7 @@ class AgentDesk:
             InvalidRequest, UnknownModel: it could never generate.
         """
         before = await self._book.row(agent_id)
-        self._new_row(agent_id, convert.config_of(sent, before.config))
+        wanted = self._new_row(agent_id, convert.config_of(sent, before.config))
 
         def work(connection: Connection) -> AgentRow | None:
             known = agent_rows.get(connection, agent_id)
@@ -75,7 +75,7 @@ class AgentDesk:
             row = _described(known._replace(config=convert.config_of(sent, known.config)))
             return row if agent_rows.change(connection, row) else None
 
-        row = await self._book.add(work, len(before.config), agent_id)
+        row = await self._book.add(work, len(wanted.config), agent_id)
         if row is None:
             raise UnknownAgent(agent_id)
         return await self._view(row)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -471,19 +470,27 @@ def test_without_a_history_only_agents_are_refused(tmp_path: Path):
         assert server.post("/v1/chat/completions", chat).status_code == 200
 
 
-def test_the_least_recently_used_make_room_and_the_pinned_stay(tmp_path: Path):
-    config = "history_max_bytes = 400000\n"
-    with running(tmp_path, config=config) as server:
-        pinned = Agent.made(server, pinned=True)
-        old, new = Agent.made(server), Agent.made(server)
-        for agent in (pinned, old, new):
-            agent.say("calm " * 2000, max_tokens=1)
-        big = {"messages": [{"role": "user", "content": "calm"}], "max_tokens": 1}
-        server.request("PATCH", new.path, json={"metadata": {"note": "x" * 330_000}})
-        ids = {one["id"] for one in server.get(AGENTS).json()["data"]}
-        assert old.id not in ids
-        assert {pinned.id, new.id} <= ids
-        error = refusal(server.post(AGENTS, {"metadata": {"note": "x" * 390_000}}), 503)
+def note(num_bytes: int) -> dict[str, Any]:
+    return {"metadata": {"note": "x" * num_bytes}}
+
+
+async def test_what_is_old_or_too_much_goes_and_what_is_pinned_stays(tmp_path: Path):
+    with running(tmp_path, config="history_max_bytes = 500000\n") as server:
+
+        def ids() -> set[str]:
+            return {one["id"] for one in server.get(AGENTS).json()["data"]}
+
+        pinned = Agent.made(server, pinned=True, ttl=0.2, **note(100_000))
+        old, new = Agent.made(server, **note(200_000)), Agent.made(server)
+        short = Agent.made(server, ttl=0.2)
+        pinned.say("Hello!", max_tokens=1)
+        assert server.request("PATCH", new.path, json=note(200_000)).status_code == 200
+        assert old.id not in ids()
+        assert {pinned.id, new.id} <= ids()
+        error = refusal(server.post(AGENTS, note(450_000)), 503)
+        assert error["code"] == "store_unavailable"
         assert "history_max_bytes" in error["message"]
-        assert new.post("generate", big).status_code in (200, 503)
-        assert len(json.dumps(pinned.turns())) > 10_000
+        assert {pinned.id, new.id} <= ids()
+        assert len(pinned.turns()) == 1
+        await until(lambda: short.id not in ids(), "the janitor came", timeout_s=30)
+        assert pinned.id in ids()

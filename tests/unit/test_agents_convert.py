@@ -1,0 +1,200 @@
+"""Agents' configs, merges and messages, by exact values."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.agents import convert
+from api.agents.convert import Sent
+from api.agents.schemas import AgentConfig, AgentGenerate
+from api.draft import Draft
+from runtime.errors import InvalidRequest, StoreUnavailable
+from runtime.types import (
+    ChatPrompt,
+    Finished,
+    GenerateRequest,
+    Image,
+    Message,
+    ReasoningDelta,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
+from store.agent_rows import TurnRow
+
+
+def sent(kind: type[msgspec.Struct] = AgentConfig, **fields: object) -> Sent:
+    return convert.sent_fields(json.dumps(fields).encode(), kind)
+
+
+def test_null_is_not_given_and_unknown_fields_are_left_out():
+    fields = sent(system="s", temperature=None, colour="red", id="x")
+    assert {name: bytes(raw) for name, raw in fields.given.items()} == {"system": b'"s"'}
+    assert fields.cleared == {"temperature"}
+
+
+def test_a_change_adds_replaces_and_takes_away():
+    before = convert.config_of(sent(system="s", temperature=0, max_tokens=5))
+    after = convert.config_of(sent(temperature=1, max_tokens=None, top_p=0.5), before)
+    assert json.loads(after) == {"system": "s", "temperature": 1, "top_p": 0.5}
+
+
+def test_what_is_of_one_generate_is_no_config():
+    config = convert.config_of(sent(stream=True, n=3, messages=[], temperature=0))
+    assert json.loads(config) == {"temperature": 0}
+
+
+def test_a_schema_keeps_its_spelling_so_that_the_prefix_stays():
+    body = b'{"tools":[{"type":"function","function":{"name":"f","parameters":{"b": 1,  "a":2}}}]}'
+    config = convert.config_of(convert.sent_fields(body, AgentConfig))
+    chat = convert.probe_of(config)
+    assert chat.tools is not None
+    assert chat.tools[0].function is not None
+    assert bytes(chat.tools[0].function.parameters) == b'{"b": 1,  "a":2}'
+
+
+def test_a_generate_says_what_differs_and_the_agent_the_rest():
+    config = convert.config_of(sent(temperature=0, max_tokens=5, model="m", ttl=60, name="n"))
+    wish = sent(AgentGenerate, messages=[{"role": "user", "content": "?"}], max_tokens=9)
+    chat = convert.chat_of(config, wish)
+    assert (chat.temperature, chat.max_tokens, chat.model, chat.ttl) == (0, 9, "m", 60)
+    assert [message.content for message in chat.messages] == ["?"]
+
+
+def test_several_answers_are_refused():
+    wish = sent(AgentGenerate, messages=[{"role": "user", "content": "?"}], n=2)
+    with pytest.raises(InvalidRequest) as caught:
+        convert.chat_of(b"{}", wish)
+    assert caught.value.param == "n"
+
+
+def request(*messages: Message) -> GenerateRequest:
+    return GenerateRequest(request_id="r", model="m", prompt=ChatPrompt(messages=messages))
+
+
+def test_the_prompt_is_system_then_history_then_what_is_new():
+    history = [Message(role="user", text="a"), Message(role="assistant", text="b")]
+    whole, new = convert.with_history(request(Message(role="user", text="c")), "s", history)
+    assert isinstance(whole.prompt, ChatPrompt)
+    assert [message.text for message in whole.prompt.messages] == ["s", "a", "b", "c"]
+    assert [message.text for message in new] == ["c"]
+    bare, _ = convert.with_history(request(Message(role="user", text="c")), None, [])
+    assert isinstance(bare.prompt, ChatPrompt)
+    assert [message.role for message in bare.prompt.messages] == ["user"]
+
+
+def test_a_tool_result_must_answer_a_call_of_the_history_or_before_it():
+    call = ToolCall(id="call_1", name="f", arguments="{}")
+    asked = Message(role="assistant", tool_calls=(call,))
+    result = Message(role="tool", text="r", tool_call_id="call_1")
+    convert.with_history(request(result), None, [asked])
+    convert.with_history(request(asked, result), None, [])
+    convert.with_history(request(Message(role="tool", text="r")), None, [])
+    with pytest.raises(InvalidRequest) as caught:
+        convert.with_history(request(Message(role="user"), result), None, [])
+    assert caught.value.param == "messages[1].tool_call_id"
+
+
+def test_an_answer_is_kept_as_its_chunks_said_it():
+    draft = Draft()
+    for chunk in (
+        ReasoningDelta(index=0, text="\nhm "),
+        ReasoningDelta(index=0, text="so\n"),
+        TextDelta(index=0, text=" yes\n"),
+        ToolCallDelta(index=0, call_index=0, arguments='{"a":', id="call_1", name="f"),
+        ToolCallDelta(index=0, call_index=0, arguments=" 1 }"),
+        Finished(index=0, reason="tool_calls", usage=Usage(num_prompt_tokens=3)),
+    ):
+        draft.add(chunk)
+    kept = convert.unpacked(convert.packed(convert.answer_of(draft)))
+    assert kept == Message(
+        role="assistant",
+        text=" yes\n",
+        reasoning="\nhm so\n",
+        tool_calls=(ToolCall(id="call_1", name="f", arguments='{"a": 1 }'),),
+    )
+    choice = convert.choice_of(draft)
+    assert choice.message.reasoning_content == "\nhm so\n"
+    assert choice.finish_reason == "tool_calls"
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(
+    st.builds(
+        Message,
+        role=st.sampled_from(["system", "user", "assistant", "tool"]),
+        text=texts,
+        reasoning=st.none() | texts,
+        tool_calls=st.lists(st.builds(ToolCall, id=texts, name=texts, arguments=texts)).map(tuple),
+        tool_call_id=st.none() | texts,
+        images=st.lists(
+            st.builds(Image, at=st.integers(0, 9), field=texts, data=st.binary(), url=st.none())
+        ).map(tuple),
+        loaded_tools=st.lists(texts).map(tuple),
+        keep_s=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    )
+)
+def test_every_message_comes_back_from_the_store_as_it_was(message: Message):
+    assert convert.unpacked(convert.packed(message)) == message
+
+
+def test_a_damaged_message_is_no_message():
+    with pytest.raises(StoreUnavailable):
+        convert.unpacked(bytes(20))
+
+
+def test_a_turn_is_shown_as_openai_would_have_it():
+    picture = Image(at=4, field="messages[0].content[1]", data=b"\x89PNG")
+    bodies = [
+        Message(role="user", text="see this", images=(picture,)),
+        Message(
+            role="assistant",
+            text="",
+            reasoning="",
+            tool_calls=(ToolCall(id="call_1", name="f", arguments="{}"),),
+        ),
+        Message(role="tool", text="r", tool_call_id="call_1"),
+    ]
+    row = TurnRow(2, "r", "m", "stop", 7, 5, 3, 1.5, tuple(map(convert.packed, bodies)))
+    assert json.loads(msgspec.json.encode(convert.turn_view(row))) == {
+        "turn": 2,
+        "request_id": "r",
+        "model": "m",
+        "created_at": 1.5,
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 7, "cached_tokens": 5, "completion_tokens": 3},
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "see "},
+                    {
+                        "type": "image_url",
+                        "image_url": {"url": "data:application/octet-stream;base64,iVBORw=="},
+                    },
+                    {"type": "text", "text": "this"},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": "",
+                "reasoning_content": "",
+                "tool_calls": [
+                    {
+                        "function": {"arguments": "{}", "name": "f"},
+                        "id": "call_1",
+                        "type": "function",
+                    }
+                ],
+            },
+            {"role": "tool", "content": "r", "tool_call_id": "call_1"},
+        ],
+    }
