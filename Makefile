@@ -14,7 +14,7 @@ LOCK_cuda := requirements-cuda.lock
 LOCK := $(LOCK_$(MLX))
 READY := $(VENV)/.ready-$(MLX)
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	--no-emit-index-url --no-emit-find-links --no-header pyproject.toml --extra dev
+	--no-emit-index-url --no-emit-find-links --no-header pyproject.toml --extra dev --extra vision
 
 ifeq ($(LOCK),)
 $(error MLX=$(MLX) is unknown: use MLX=cpu (default; on a Mac this is Metal) or MLX=cuda)
