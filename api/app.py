@@ -13,7 +13,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
-from api import admin, health
+from api import admin, crashes, health
 from api.agents import handlers as agent_handlers
 from api.agents.open import open_agents
 from api.anthropic.errors import anthropic_error, speaks_anthropic
@@ -119,6 +119,7 @@ def create_app(
             health.metrics,
             *agent_handlers.HANDLERS,
             *admin.HANDLERS,
+            *crashes.HANDLERS,
         ],
         dependencies={
             "gate": Provide(lambda: gate, use_cache=True, sync_to_thread=False),

@@ -150,6 +150,17 @@ class UnknownPrevious(RequestRejected):
         )
 
 
+class UnknownCrash(RequestRejected):
+    """No lost worker is on record under that id."""
+
+    code = "crash_not_found"
+
+    def __init__(self, crash_id: str) -> None:
+        super().__init__(
+            f"There is no crash record {crash_id[:64]!r}. GET /admin/crashes lists those there are."
+        )
+
+
 class NotLocal(RequestRejected):
     """Only this machine's own programs may ask for that."""
 

@@ -27,6 +27,7 @@ from runtime.process_memory import (
     has_returned,
     num_oom_kills,
 )
+from runtime.pulse import Pulse
 from runtime.wire import Heartbeat
 from runtime.worker_link import cause_of_death
 
@@ -69,7 +70,7 @@ class Obituary:
             return "was killed by the system, which was out of memory"
         return cause_of_death(returncode)
 
-    def lost(self, error: WorkerError, beat: Heartbeat | None, num_running: int) -> None:
+    def lost(self, error: WorkerError, pulse: Pulse, num_running: int) -> None:
         """It was lost, for this reason, with so many generations at work."""
         self._lost = CrashRecord(
             id=new_id(),
@@ -78,8 +79,8 @@ class Obituary:
             pid=0,
             code=error.code,
             message=error.message,
-            phase=beat.phase if beat is not None else "starting",
-            step=beat.step if beat is not None else 0,
+            phase=pulse.phase,
+            step=pulse.last.step if pulse.last is not None else 0,
             num_running=num_running,
             memory=self._memory,
         )

@@ -66,7 +66,8 @@ class Pulse:
         self._heard_s = now_s
         self._moved_s = now_s
         self._steps_s: dict[str, float] = {}
-        self._phase = "starting"
+        self.phase = "starting"
+        """What it does, as last heard."""
         self.last: Heartbeat | None = None
 
     @property
@@ -83,28 +84,28 @@ class Pulse:
         if last is not None and was_busy and num_steps > 0:
             self._learn(last.phase, (now_s - self._moved_s) / num_steps)
         is_at_rest = not was_busy and heartbeat.phase not in LOADING
-        if num_steps or is_at_rest or heartbeat.phase != self._phase:
+        if num_steps or is_at_rest or heartbeat.phase != self.phase:
             self._moved_s = now_s
-        self._phase = heartbeat.phase
+        self.phase = heartbeat.phase
 
     def moved(self, phase: str, now_s: float) -> None:
         """Something else than a heartbeat shows progress: that of a load."""
-        self._phase = phase
+        self.phase = phase
         self._heard_s = self._moved_s = now_s
 
     def complaint(self, now_s: float) -> Complaint | None:
         """What is wrong; None when nothing is."""
         stuck_s = now_s - self._moved_s
-        if self._phase in LOADING:
+        if self.phase in LOADING:
             if stuck_s <= self._limits.load_s:
                 return None
-            return Complaint(f"made no progress in {self._phase} for {stuck_s:.1f} s", False)
+            return Complaint(f"made no progress in {self.phase} for {stuck_s:.1f} s", False)
         silent_s = now_s - self._heard_s
         if silent_s > self._limits.silent_s:
             return Complaint(f"gave no sign of life for {silent_s:.1f} s", True)
         is_busy = self.last is not None and self.last.is_busy
-        if is_busy and stuck_s > self.limit_s(self._phase):
-            return Complaint(f"made no progress in {self._phase} for {stuck_s:.1f} s", False)
+        if is_busy and stuck_s > self.limit_s(self.phase):
+            return Complaint(f"made no progress in {self.phase} for {stuck_s:.1f} s", False)
         return None
 
     def limit_s(self, phase: str) -> float:

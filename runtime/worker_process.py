@@ -305,7 +305,7 @@ class WorkerProcess:
             return
         if self.state not in ("flushing", "stopping"):
             self.error = error
-            self.obituary.lost(error, self.pulse.last, self.num_running)
+            self.obituary.lost(error, self.pulse, self.num_running)
         generations = self._work.take_all()
         self._set_state("stopped")
         self._is_up.set()
