@@ -45,8 +45,10 @@ from runtime.worker import model as models
 from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
 from runtime.worker.compose import Composer
 from runtime.worker.connection import Sender, commands
+from runtime.worker.constraint import Constrainer
 from runtime.worker.decode import warm_decode
 from runtime.worker.engine import Engine, EngineTainted
+from runtime.worker.grammars import Grammars
 from runtime.worker.intake import Intake
 from runtime.worker.leaving import Deadline, flush
 from runtime.worker.model import LoadedModel
@@ -145,7 +147,9 @@ class Worker:
             eos_token_ids=model.eos_token_ids,
             rules_off=off,
         )
-        intake = Intake(composer, model.dialect, model.vocab_size, chain)
+        grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
+        constrainer = Constrainer(model.dialect, model.tokenizer, grammars)
+        intake = Intake(composer, model.dialect, model.vocab_size, chain, constrainer)
         _thread("intake", lambda: self._admit(intake))
         self._sender.send(
             Ready(

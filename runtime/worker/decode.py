@@ -18,7 +18,12 @@ import mlx.core as mx
 
 from runtime.types import SamplingParams
 from runtime.worker.model import LoadedModel
-from runtime.worker.sampler import make_logits_processors, make_sampler
+from runtime.worker.sampler import (
+    LogitsProcessor,
+    guided,
+    make_logits_processors,
+    make_sampler,
+)
 from runtime.worker.sequence import Sequence, SequenceGroup
 
 # The package re-exports a function under the module's name.
@@ -150,17 +155,15 @@ class _BatchLane:
         return list(self._by_uid.values())
 
     def insert(self, sequence: Sequence, token_ids: list[int], kv: list[Any]) -> None:
-        request, group = sequence.group.request, sequence.group
-        stop = _upstream.StopSequences(None if request.ignore_eos else self._eos)
+        group = sequence.group
+        stop = _upstream.StopSequences(self._eos if sequence.ends_at_eos else None)
         (uid,) = self._generator.insert(
             [[token_ids[-1]]],
             max_tokens=[group.max_tokens - sequence.num_output_tokens],
             caches=[kv],
             all_tokens=[list(token_ids[:-1])],
             samplers=[_sampler(sequence, self._vocab_size)],
-            logits_processors=[
-                make_logits_processors(request.sampling, num_prompt_tokens=group.num_prompt_tokens)
-            ],
+            logits_processors=[_processors(sequence)],
             stop_sequences=[stop],
         )
         self._by_uid[uid] = sequence
@@ -217,13 +220,10 @@ class _SoloLane:
         self._sequence = sequence
         self._tokens = list(token_ids)
         self._kv = self._model.copy_kv(kv) if others else kv
-        request, group = sequence.group.request, sequence.group
         self._sampler = _sampler(sequence, self._model.vocab_size)
-        self._processors = make_logits_processors(
-            request.sampling, num_prompt_tokens=group.num_prompt_tokens
-        )
+        self._processors = _processors(sequence)
         self._stop: frozenset[int] = (
-            frozenset() if request.ignore_eos else self._model.eos_token_ids
+            self._model.eos_token_ids if sequence.ends_at_eos else frozenset()
         )
         self._next = self._forward(mx.array([token_ids[-1]]))
 
@@ -267,6 +267,17 @@ def _sampler(sequence: Sequence, vocab_size: int) -> Any:
         choice=sequence.index,
         num_drawn=sequence.num_output_tokens,
     )
+
+
+def _processors(sequence: Sequence) -> list[LogitsProcessor]:
+    """The changes to a row's logits; its guide begins anew and catches up with what was said."""
+    group = sequence.group
+    num_prompt_tokens = group.num_prompt_tokens
+    processors = make_logits_processors(group.request.sampling, num_prompt_tokens=num_prompt_tokens)
+    if sequence.plan is not None:
+        sequence.guide = sequence.plan.start()
+        processors.append(guided(sequence.guide, num_prompt_tokens=num_prompt_tokens))
+    return processors
 
 
 def _int(token: mx.array) -> int:

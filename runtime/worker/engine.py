@@ -35,6 +35,10 @@ class EngineTainted(Exception):
     """The device reported an error; nothing this process computes can be trusted any more."""
 
 
+class ConstraintFailed(Exception):
+    """What a grammar allows could not be worked out; nothing unconstrained is said instead."""
+
+
 class Engine:
     """Prefill in slices, decode in batches, chunks out. The link's `emit` must not block."""
 
@@ -220,7 +224,10 @@ class Engine:
             return
         sequence.output_token_ids.append(token.token_id)
         request = sequence.group.request
-        if token.token_id in self._model.eos_token_ids and not request.ignore_eos:
+        if sequence.guide is not None and sequence.guide.failure is not None:
+            self._fail(sequence.group, ConstraintFailed(sequence.guide.failure))
+            return
+        if token.token_id in self._model.eos_token_ids and sequence.ends_at_eos:
             self._finish(sequence, "stop", token.kv)
             return
         if sequence.output.is_reasoning:

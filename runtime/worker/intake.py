@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.blocks import HashChain
 from runtime.kv.trail import Trail
+from runtime.prompt.thinking import EFFORT
 from runtime.types import ChatPrompt, GenerateRequest, Prompt, TextPrompt
 from runtime.worker.compose import Composed, Composer
+from runtime.worker.constraint import Constrainer, Demands, budget_of
 from runtime.worker.dialects.tools import RequestTools
 from runtime.worker.output import Dialect, OutputParser, ReasoningBlock
 from runtime.worker.sequence import Sequence, SequenceGroup
@@ -29,6 +31,7 @@ class Intake:
     dialect: Dialect
     vocab_size: int
     chain: HashChain
+    constrainer: Constrainer
 
     @property
     def context(self) -> int:
@@ -44,6 +47,7 @@ class Intake:
         composed = self._compose(request)
         token_ids = composed.token_ids
         self._check(request, token_ids)
+        demands = self._demands(request, token_ids)
         room = self.context - len(token_ids)
         group = SequenceGroup(
             request=request,
@@ -54,7 +58,22 @@ class Intake:
             trail=self._trail(request, composed),
         )
         group.sequences = [self._sequence(group, i, composed) for i in range(request.num_choices)]
+        for sequence in group.sequences:
+            sequence.plan = demands.plan
+            sequence.output.remark(demands.notes)
         return group
+
+    def _demands(self, request: GenerateRequest, token_ids: list[int]) -> Demands:
+        if request.work != "generate":
+            return Demands()
+        block, budget = self._reasoning_block(request.prompt, token_ids), None
+        if isinstance(request.prompt, ChatPrompt):
+            thinking = request.prompt.thinking
+            budget = thinking.budget_tokens
+            if budget is None and thinking.effort is not None:
+                has_switch = EFFORT in self.composer.template.probe.responds
+                budget = None if has_switch else budget_of(thinking.effort)
+        return self.constrainer.demands(request, block, budget)
 
     def _compose(self, request: GenerateRequest) -> Composed:
         template, prompt = self.composer.template, request.prompt
@@ -105,7 +124,8 @@ class Intake:
             index=index,
             stop=group.request.stop,
             tools=_callable_tools(prompt),
-            reasoning=self._reasoning_block(group.token_ids) if is_chat else "unsaid",
+            reasoning=self._reasoning_block(prompt, group.token_ids),
+            is_constrained=group.request.constraint is not None,
         )
         return Sequence(
             group=group,
@@ -125,9 +145,11 @@ class Intake:
         ids = tuple(group.token_ids)
         return Answer(composer.turns, composer.canon, composed.lineage, ids, is_durable)
 
-    def _reasoning_block(self, token_ids: list[int]) -> ReasoningBlock:
+    def _reasoning_block(self, prompt: Prompt, token_ids: list[int]) -> ReasoningBlock:
         """How the prompt leaves its thinking block."""
         template = self.composer.template
+        if not isinstance(prompt, ChatPrompt):
+            return "unsaid"
         if template.starts_in_reasoning(token_ids):
             return "open"
         return "closed" if template.has_closed_reasoning(token_ids) else "unsaid"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from typing import Literal
 
 from runtime.types import Chunk, FinishReason, ReasoningDelta, TextDelta, TokenLogprobs
 from runtime.worker.dialects.calls import CallReader
@@ -20,6 +19,7 @@ from runtime.worker.dialects.dialect import (
     STOP,
     TOOL,
     Dialect,
+    ReasoningBlock,
     transitions,
 )
 from runtime.worker.dialects.tools import RequestTools
@@ -31,8 +31,6 @@ _TextStateMachine = importlib.import_module("mlx_lm.generate").TextStateMachine
 
 ORPHAN = "orphan_think_end"
 """Text that was already said turned out to be reasoning: its block closed, but never opened."""
-
-ReasoningBlock = Literal["open", "closed", "unsaid"]
 
 _NO_TOOLS = RequestTools.of(())
 
@@ -100,6 +98,10 @@ class OutputParser:
     def notes(self) -> tuple[str, ...]:
         """Machine-readable remarks on what was odd."""
         return (*self._notes, *self._calls.notes)
+
+    def remark(self, notes: Iterable[str]) -> None:
+        """Add remarks from elsewhere."""
+        self._notes += notes
 
     def reason(self, given: FinishReason) -> FinishReason:
         """Why the answer ended: a call that broke off is no clean end."""

@@ -1,6 +1,7 @@
 """Sampling parameters to what BatchGenerator takes: a sampler and logits processors per row.
 
-Knows mlx-lm's `apply_top_k`. Order: logit bias, penalties, temperature, top-k, top-p, min-p, draw.
+Knows mlx-lm's `apply_top_k`. Order: logit bias, penalties, the guide's mask, temperature, top-k,
+top-p, min-p, draw.
 A row's result never depends on the other rows.
 """
 
@@ -12,11 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_top_k
 
 from runtime.types import SamplingParams
+from runtime.worker.guide import Guide
 
 Sampler = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
@@ -62,6 +65,34 @@ def make_logits_processors(
     if presence or frequency:
         processors.append(_occurrence(presence, frequency, num_prompt_tokens))
     return processors
+
+
+def guided(guide: Guide, *, num_prompt_tokens: int) -> LogitsProcessor:
+    """Leaves of one row's logits [1, vocab] what the guide allows; it must come last.
+
+    The guide needs the last token, so the host waits for it here: while it works out the mask the
+    device computes the row's next logits.
+    """
+    num_seen = num_prompt_tokens
+    shifts = mx.arange(32, dtype=mx.uint32)
+
+    def process(tokens: mx.array, logits: mx.array) -> mx.array:
+        nonlocal num_seen
+        mx.async_eval(logits)
+        guide.advance(cast("list[int]", tokens[num_seen:].tolist()))
+        num_seen = tokens.size
+        mask = guide.mask()
+        return logits if mask is None else _masked(logits, mask, shifts)
+
+    return process
+
+
+def _masked(logits: mx.array, mask: bytearray, shifts: mx.array) -> mx.array:
+    words = mx.array(cast("Any", memoryview(mask).cast("I")))
+    bits = ((words[:, None] >> shifts) & 1).reshape(-1)[: logits.shape[-1]]
+    # A bias may have sunk all that is allowed to minus infinity.
+    floor = mx.finfo(logits.dtype).min
+    return mx.where(bits.astype(mx.bool_), mx.maximum(logits, floor), -mx.inf)
 
 
 def _greedy(logprobs: mx.array) -> mx.array:

@@ -10,6 +10,7 @@ from runtime.types import Chunk, GenerateRequest, PromptChange
 
 if TYPE_CHECKING:
     from runtime.worker.detokenizer import Detokenizer
+    from runtime.worker.guide import Guide, GuidePlan
     from runtime.worker.output import OutputParser
 
 
@@ -32,6 +33,8 @@ class Sequence:
     output_token_ids: list[int] = field(default_factory=list[int])
     answer: Noted | None = None
     prompt_changes: tuple[PromptChange, ...] = ()
+    plan: GuidePlan | None = None
+    guide: Guide | None = None
     num_failures: int = 0
     num_reasoning_tokens: int = 0
     is_finished: bool = False
@@ -39,6 +42,12 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.output_token_ids)
+
+    @property
+    def ends_at_eos(self) -> bool:
+        """The end token ends it: a request that ignores it cannot ignore the end of a grammar."""
+        decides = self.plan is not None and self.plan.decides_end
+        return decides or not self.group.request.ignore_eos
 
 
 @dataclass(eq=False, slots=True)

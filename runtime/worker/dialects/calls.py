@@ -14,7 +14,7 @@ from typing import Any, cast
 from runtime.types import Tool, ToolCall, ToolCallDelta
 from runtime.worker.dialects.dialect import Dialect
 from runtime.worker.dialects.streams import Argued, CallStream, Opened, Piece, form_of
-from runtime.worker.dialects.tools import FREEFORM_ARGUMENT, RequestTools, schema_of
+from runtime.worker.dialects.tools import FREEFORM_ARGUMENT, RequestTools, properties_of, schema_of
 
 UNCLOSED = "unclosed_tool_call"
 MALFORMED = "malformed_tool_call"
@@ -225,7 +225,7 @@ def _is_invented(arguments: Any, tool: Tool, text: str) -> bool:
         isinstance(arguments, dict)
         and set(cast("dict[str, Any]", arguments)) == {"raw"}
         and "<arg_key>" not in text
-        and "raw" not in schema_of(tool).get("properties", {})
+        and "raw" not in properties_of(schema_of(tool))
     )
 
 

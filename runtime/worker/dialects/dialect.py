@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 START = "start"
 NORMAL = "normal"
@@ -16,6 +16,9 @@ HEADER = "header"
 """Between two messages of a dialect that has several in one turn."""
 STOP = "stop "
 """Prefix of the states that a stop string leads to; its number follows."""
+
+ReasoningBlock = Literal["open", "closed", "unsaid"]
+"""How a prompt leaves the thinking block of the answer."""
 
 Edges = Mapping[str, tuple[tuple[str, str], ...]]
 ToolCallParser = Callable[[str, Any], Any]

@@ -53,3 +53,9 @@ def schema_of(tool: Tool) -> Schema:
     except ValueError:
         return {}
     return cast("Schema", schema) if isinstance(schema, dict) else {}
+
+
+def properties_of(schema: Schema) -> Schema:
+    """The schemas of an object's members, by their names."""
+    found = schema.get("properties")
+    return cast("Schema", found) if isinstance(found, dict) else {}

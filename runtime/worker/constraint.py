@@ -1,0 +1,186 @@
+"""What a request demands of its output becomes a plan that every one of its sequences follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher
+
+from runtime.errors import InvalidRequest
+from runtime.types import ChatPrompt, GenerateRequest, Thinking, Tool
+from runtime.worker.dialects import forcing, harmony
+from runtime.worker.dialects.dialect import Dialect, ReasoningBlock
+from runtime.worker.grammars import Grammars, json_rule
+from runtime.worker.guide import GuidePlan
+
+ANSWER_FIELD = "response_format"
+NOT_ENFORCED = "strict_not_enforced"
+"""A strict tool of a model whose calls cannot be held to the whole of a schema."""
+
+_BUDGETS = {"minimal": 256, "low": 1024, "medium": 8192}
+_BLANK_LINES = ("\n", "\n\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """The plan of a request, if it needs one, and remarks for its client."""
+
+    plan: GuidePlan | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """A dialect's marks as tokens."""
+
+    think_start: tuple[int, ...]
+    think_end: tuple[int, ...]
+    next_message: tuple[int, ...]
+    answer_opening: tuple[int, ...]
+    trigger: tuple[int, ...]
+    gap: frozenset[int]
+
+    @classmethod
+    def of(cls, dialect: Dialect, tokenizer: Any) -> Marks:
+        """The marks as the tokenizer itself writes them."""
+
+        def ids(text: str) -> tuple[int, ...]:
+            return tuple(tokenizer.encode(text, add_special_tokens=False)) if text else ()
+
+        blank = (ids(text) for text in _BLANK_LINES)
+        is_harmony = dialect.name == harmony.NAME
+        return cls(
+            think_start=ids(dialect.think_start),
+            think_end=ids(dialect.think_end),
+            next_message=ids(harmony.NEXT_MESSAGE) if is_harmony else (),
+            answer_opening=ids(harmony.FINAL_START) if is_harmony else (),
+            trigger=ids(dialect.tool_start),
+            gap=frozenset(one[0] for one in blank if len(one) == 1),
+        )
+
+
+def budget_of(effort: str | None) -> int | None:
+    """How many tokens of thinking an effort is worth where the template has no switch for it."""
+    return None if effort is None else _BUDGETS.get(effort.lower())
+
+
+class Constrainer:
+    """Makes plans for one model. Belongs to the intake thread."""
+
+    def __init__(self, dialect: Dialect, tokenizer: Any, grammars: Grammars) -> None:
+        self._dialect = dialect
+        self._grammars = grammars
+        self._marks = Marks.of(dialect, tokenizer)
+
+    def demands(
+        self, request: GenerateRequest, reasoning: ReasoningBlock, budget: int | None
+    ) -> Demands:
+        """The plan for a request whose prompt left its thinking block like that, in which at most
+        `budget` tokens of thinking may come.
+
+        Raises:
+            InvalidRequest: a schema or a grammar cannot be enforced, or the model's dialect is none
+                that a call can be forced in.
+        """
+        prompt = request.prompt
+        answer = self._answer(request)
+        if not isinstance(prompt, ChatPrompt):
+            return Demands(self._plan(answer=answer) if answer is not None else None)
+        choice = prompt.tool_choice
+        tools = _choosable(prompt)
+        call, notes = self._call(prompt, tools, has_answer=answer is not None)
+        demands_call = choice.mode == "required"
+        if budget is None and answer is None and call is None:
+            return Demands(notes=notes)
+        plan = self._plan(
+            starts_in_reasoning=reasoning == "open",
+            may_think=reasoning == "unsaid" and _may_think(prompt.thinking),
+            budget=budget if self._marks.think_end else None,
+            answer=None if demands_call else answer,
+            call=call,
+            demands_call=demands_call,
+            is_parallel=choice.is_parallel,
+            gap=_is_json(request),
+        )
+        return Demands(plan, notes)
+
+    def _plan(self, *, gap: bool = False, may_think: bool = False, **fields: Any) -> GuidePlan:
+        marks, grammars = self._marks, self._grammars
+        return GuidePlan(
+            vocab_size=grammars.vocab_size,
+            eos=grammars.eos_token_ids,
+            think_start=marks.think_start,
+            think_end=marks.think_end,
+            may_think=may_think and bool(marks.think_start),
+            next_message=marks.next_message,
+            answer_opening=marks.answer_opening if "call" in fields else (),
+            trigger=marks.trigger,
+            gap=marks.gap if gap else frozenset(),
+            **fields,
+        )
+
+    def _answer(self, request: GenerateRequest) -> LLMatcher | None:
+        if request.constraint is None:
+            return None
+        return self._grammars.of_constraint(request.constraint, ANSWER_FIELD)
+
+    def _call(
+        self, prompt: ChatPrompt, tools: tuple[Tool, ...], *, has_answer: bool
+    ) -> tuple[LLMatcher | None, tuple[str, ...]]:
+        """What follows the opening of a call, where one is forced or must follow a schema."""
+        is_strict = any(tool.is_strict for tool in tools)
+        is_demanded = prompt.tool_choice.mode == "required"
+        if not tools or not (is_demanded or is_strict or has_answer):
+            return None, ()
+        if not forcing.can_force(self._dialect):
+            if is_demanded:
+                raise InvalidRequest(
+                    "This model's way to write tool calls cannot be forced: use "
+                    '"auto" and ask for the call in the prompt.',
+                    "tool_choice",
+                )
+            return None, (NOT_ENFORCED,) if is_strict else ()
+        for tool in tools:
+            self._check(prompt, tool)
+        rules = forcing.rest_of_call(self._dialect, tools, self._grammars.literal, json_rule)
+        matcher = self._grammars.of_lark("\n".join(["start: call", *rules]), "tools")
+        is_held = is_demanded or has_answer or len(self._marks.trigger) == 1
+        is_exact = all(forcing.is_exact(self._dialect, tool) for tool in tools if tool.is_strict)
+        notes = () if (is_exact and is_held) or not is_strict else (NOT_ENFORCED,)
+        return matcher, notes
+
+    def _check(self, prompt: ChatPrompt, tool: Tool) -> None:
+        """Find out which tool has a schema that cannot be enforced."""
+        if tool.is_strict:
+            field = f"tools[{prompt.tools.index(tool)}]"
+            rules = forcing.rest_of_call(self._dialect, [tool], self._grammars.literal, json_rule)
+            self._grammars.of_lark("\n".join(["start: call", *rules]), field)
+
+
+def _choosable(prompt: ChatPrompt) -> tuple[Tool, ...]:
+    """The tools that may be called.
+
+    Raises:
+        InvalidRequest: one must be called that is not there.
+    """
+    choice = prompt.tool_choice
+    if choice.mode == "none":
+        return ()
+    if choice.mode == "required" and not prompt.tools:
+        message = "A tool call is required, but there are no tools."
+        raise InvalidRequest(message, "tool_choice")
+    if choice.name is None:
+        return prompt.tools
+    named = tuple(tool for tool in prompt.tools if tool.name == choice.name)
+    if not named:
+        raise InvalidRequest(f"There is no tool {choice.name!r}.", "tool_choice")
+    return named
+
+
+def _may_think(thinking: Thinking) -> bool:
+    return thinking.is_enabled is not False
+
+
+def _is_json(request: GenerateRequest) -> bool:
+    return request.constraint is None or request.constraint.kind in ("json_object", "json_schema")

@@ -1,0 +1,187 @@
+"""Calls that a grammar can hold a model to: what a whole call looks like in its dialect.
+
+A dialect whose arguments are JSON takes any schema. One with a tag for each argument has the
+arguments in the schema's order, a text as it is and every other value as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from runtime.types import Tool
+from runtime.worker.dialects import harmony
+from runtime.worker.dialects.dialect import Dialect
+from runtime.worker.dialects.tools import Schema, properties_of, schema_of
+
+Literal = Callable[[str], str]
+"""Text to Lark that matches exactly this text."""
+JsonRule = Callable[[object], str]
+"""A JSON schema to Lark."""
+
+_TEXT_KEYS = frozenset({"type", "description", "title", "default", "examples", "$comment"})
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a call is written after its opening mark. `{name}` and `{key}` are filled in.
+
+    Without `argument` the arguments are one JSON object; else each is opened by it and closed by
+    `argument_end`.
+    """
+
+    opening: str
+    closing: str
+    argument: str = ""
+    argument_end: str = ""
+
+
+_FORMS: Mapping[str, CallForm] = {
+    "json_tools": CallForm('\n{{"name": {name_json}, "arguments": ', "}\n</tool_call>"),
+    "mistral": CallForm("{name}[ARGS]", ""),
+    "kimi_k2": CallForm(
+        "<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>",
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    "kimi_k3": CallForm(
+        '<|open|>call tool="{name}" index="1"<|sep|><|open|>json type="object"<|sep|>',
+        "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    ),
+    harmony.NAME: CallForm("functions.{name} <|constrain|>json<|message|>", ""),
+    "qwen3_coder": CallForm(
+        "\n<function={name}>\n",
+        "</function>\n</tool_call>",
+        "<parameter={key}>\n",
+        "\n</parameter>\n",
+    ),
+    "glm47": CallForm(
+        "{name}",
+        "</tool_call>",
+        "<arg_key>{key}</arg_key><arg_value>",
+        "</arg_value>",
+    ),
+    "longcat": CallForm(
+        "{name}\n",
+        "</longcat_tool_call>",
+        "<longcat_arg_key>{key}</longcat_arg_key>\n<longcat_arg_value>",
+        "</longcat_arg_value>\n",
+    ),
+    "minimax_m2": CallForm(
+        '\n<invoke name="{name}">\n',
+        "</invoke>\n</minimax:tool_call>",
+        '<parameter name="{key}">',
+        "</parameter>\n",
+    ),
+    "minicpm5": CallForm('"{name}">', "</function>", '<param name="{key}">', "</param>"),
+}
+
+
+def can_force(dialect: Dialect) -> bool:
+    """Calls in this dialect can be held to a grammar."""
+    return _form(dialect) is not None
+
+
+def is_exact(dialect: Dialect, tool: Tool) -> bool:
+    """A forced call follows the whole schema; tags leave what a text may be to the model."""
+    form = _form(dialect)
+    if form is None or not form.argument:
+        return form is not None
+    schema = schema_of(tool)
+    odd = {"anyOf", "oneOf", "allOf", "$ref", "patternProperties"} & schema.keys()
+    return not odd and all(_is_plain(one) for one in properties_of(schema).values())
+
+
+def rest_of_call(
+    dialect: Dialect, tools: Sequence[Tool], literal: Literal, json_rule: JsonRule
+) -> list[str]:
+    """Lark rules, the first named `call`, for what follows the opening mark of one call.
+
+    Raises:
+        KeyError: the dialect cannot be forced.
+    """
+    form = _form(dialect)
+    if form is None:
+        raise KeyError(dialect.name)
+    rules = [f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
+    for i, tool in enumerate(tools):
+        opening = form.opening.format(name=tool.name, name_json=json.dumps(tool.name))
+        parts = [literal(opening), f"arguments_{i}", literal(form.closing)]
+        rules.append(f"call_{i}: {' '.join(part for part in parts if part)}")
+        schema = schema_of(tool) if tool.is_strict or tool.is_freeform else _loose(tool, form)
+        if form.argument:
+            rules += _tagged(i, form, schema, literal, json_rule)
+        else:
+            rules.append(f"arguments_{i}: {json_rule(_object_of(schema))}")
+    return rules
+
+
+def _form(dialect: Dialect) -> CallForm | None:
+    return _FORMS.get(dialect.name)
+
+
+def _loose(tool: Tool, form: CallForm) -> Schema:
+    """What is demanded of a tool that is not strict: an object, or each tag at most once."""
+    if not form.argument:
+        return {"type": "object"}
+    return {**schema_of(tool), "additionalProperties": False}
+
+
+def _object_of(schema: Schema) -> Schema:
+    return schema if "type" in schema or "$ref" in schema else {"type": "object", **schema}
+
+
+def _is_plain(schema: object) -> bool:
+    """A text of any content, an enumeration, or no text at all."""
+    if not isinstance(schema, dict):
+        return True
+    known = cast("Schema", schema)
+    return not _is_text(known) or "enum" in known or not known.keys() - _TEXT_KEYS
+
+
+def _is_text(schema: object) -> bool:
+    return isinstance(schema, dict) and cast("dict[str, object]", schema).get("type") == "string"
+
+
+def _tagged(
+    i: int, form: CallForm, schema: Schema, literal: Literal, json_rule: JsonRule
+) -> list[str]:
+    """Rules for arguments with a tag each."""
+    required = schema.get("required")
+    needed = set(cast("list[str]", required)) if isinstance(required, list) else set[str]()
+    order: list[str] = []
+    rules: list[str] = []
+    for n, (key, value) in enumerate(properties_of(schema).items()):
+        name = f"argument_{i}_{n}"
+        order.append(name if key in needed else f"{name}?")
+        head = literal(form.argument.format(key=key))
+        rules += _argument(name, head, _with_definitions(value, schema), form, (literal, json_rule))
+    body = " ".join(order) or '""'
+    return [f"arguments_{i}: {body}", *rules]
+
+
+def _argument(
+    name: str, head: str, schema: object, form: CallForm, lark: tuple[Literal, JsonRule]
+) -> list[str]:
+    literal, json_rule = lark
+    values = _enumerated(schema)
+    if _is_text(schema) and values:
+        options = " | ".join(literal(str(value)) for value in values)
+        return [f"{name}: {head} ({options}) {literal(form.argument_end)}"]
+    if _is_text(schema):
+        suffix = json.dumps(form.argument_end)
+        return [f"{name}: {head} {name}_text", f"{name}_text[suffix={suffix}]: /(?s:.*)/"]
+    return [f"{name}: {head} {json_rule(schema)} {literal(form.argument_end)}"]
+
+
+def _enumerated(schema: object) -> list[object]:
+    values = cast("Schema", schema).get("enum") if isinstance(schema, dict) else None
+    return cast("list[object]", values) if isinstance(values, list) else []
+
+
+def _with_definitions(value: object, schema: Schema) -> object:
+    if not isinstance(value, dict):
+        return value
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    return {**shared, **cast("dict[str, object]", value)}
