@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -17,9 +17,10 @@ from runtime.errors import ContextTooLong, UnknownModel
 from runtime.generation import Generation
 from runtime.inventory import Inventory
 from runtime.kv_store import KvStore
+from runtime.model_status import ModelStatus
 from runtime.settings import Settings
 from runtime.store_life import KvStatus
-from runtime.supervisor import ModelStatus, Supervisor
+from runtime.supervisor import Supervisor
 from runtime.types import GenerateRequest, ModelSpec
 
 T = TypeVar("T")
@@ -63,6 +64,10 @@ class Gate:
             StoreUnavailable: there is no store, or it fails.
         """
         return await self._kv.tend(lambda store, on_gone: work(Inventory(store, on_gone)))
+
+    async def hot(self, slots: Mapping[bytes, Sequence[str]]) -> set[str]:
+        """Those of these slots, by model hash, that are in the memory of a worker now."""
+        return await self._kv.hot(slots)
 
     async def models_named(self, name: str) -> set[bytes]:
         """The model hashes of all KV that was computed under a name, or is of that model now.

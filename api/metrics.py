@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -12,7 +13,7 @@ from typing_extensions import override
 
 from api.kv_metrics import KvCollector
 from runtime.kv_store import KvFigures
-from runtime.supervisor import ModelStatus
+from runtime.model_status import ModelStatus
 from runtime.types import Usage
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -144,7 +145,8 @@ class _WorkerCollector(Collector):
         )
         starts = CounterMetricFamily("hearth_worker_starts", "Workers started", labels=["model"])
         crashes = CounterMetricFamily("hearth_worker_crashes", "Workers lost", labels=["model"])
-        for status in self._status():
+        statuses = self._status()
+        for status in statuses:
             model = [status.spec.id]
             running.add_metric(model, status.num_running)
             waiting.add_metric(model, status.num_waiting)
@@ -152,3 +154,17 @@ class _WorkerCollector(Collector):
             starts.add_metric(model, status.num_starts)
             crashes.add_metric(model, status.num_crashes)
         yield from (running, waiting, state, starts, crashes)
+        yield _swap_seconds(statuses)
+
+
+def _swap_seconds(statuses: Sequence[ModelStatus]) -> Metric:
+    parts = GaugeMetricFamily(
+        "hearth_swap_seconds",
+        "What it took lately to have a model leave and to have it back",
+        labels=["model", "part"],
+    )
+    for status in statuses:
+        if status.swap_cost is not None:
+            for part, milliseconds in msgspec.structs.asdict(status.swap_cost).items():
+                parts.add_metric([status.spec.id, part.removesuffix("_ms")], milliseconds / 1000)
+    return parts

@@ -1,81 +1,80 @@
-"""The supervisor owns the workers and the queue: every request gets its model or a clear error.
+"""The supervisor: every request gets its model or a clear error, whatever the workers do.
 
-It belongs to the event loop; every decision is made in one go, without an await between reading
-and acting.
+It belongs to the event loop. `Dispatch` decides; here are the processes, the clock, the catalog,
+and what the operator may ask for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Literal
+import time
+from collections import Counter
+from collections.abc import Coroutine, Mapping
+from itertools import count
 
 import msgspec
+import psutil
 import structlog
 
 from runtime import placement
+from runtime.calls import Call, Wish
 from runtime.catalog import Catalog
-from runtime.errors import HearthError, Overloaded, WorkerError
+from runtime.dispatch import Dispatch, Rules
+from runtime.errors import HearthError, ShuttingDown, UnknownModel, UnknownRequest, WorkerError
 from runtime.generation import Generation
 from runtime.kv_store import KvStore
+from runtime.lifecycle import HAS_PROCESS, ModelState, Transition
+from runtime.model_actor import Worker
+from runtime.model_status import ModelStatus, status_of
+from runtime.news import News
+from runtime.placement import Need, Profile, Room
 from runtime.settings import Settings
-from runtime.types import GenerateRequest, ModelSpec, Struct
+from runtime.spare import Spares
+from runtime.stopping import stop_bound_s
+from runtime.swap_cost import SwapCosts
+from runtime.types import GenerateRequest, ModelSpec, Priority
 from runtime.worker_process import WorkerProcess
 
 _log = structlog.get_logger("hearth.supervisor")
-_MAX_LOADED = 1
-
-ModelState = Literal["cold", "loading", "ready", "busy", "stopping", "failed"]
-
-
-class ModelStatus(Struct, frozen=True):
-    """What is known of one model. Counts are since the server started."""
-
-    spec: ModelSpec
-    state: ModelState
-    num_running: int = 0
-    num_waiting: int = 0
-    pid: int | None = None
-    num_starts: int = 0
-    num_crashes: int = 0
-    last_error: str | None = None
-    load_ms: float | None = None
-
-
-class _Record:
-    """What is remembered of a model beyond its processes."""
-
-    def __init__(self) -> None:
-        self.num_starts = 0
-        self.num_crashes = 0
-        self.is_unloadable = False
-        self.last_error: str | None = None
-        self.last_worker: WorkerProcess | None = None
+_SPAWN_S = 60.0
+_WEDGED_S = 30.0
+_CRASHED_S = 60.0
+_MARGIN_S = 10.0
+_FLUSH_BYTES = 2 << 30
+_TIMER_S = 0.001
 
 
 class Supervisor:
     """Takes requests for any model of the catalog and keeps the workers that serve them."""
 
     def __init__(self, settings: Settings, catalog: Catalog, kv: KvStore) -> None:
+        self.news: News[Transition] = News()
+        self.num_transitions: Counter[tuple[str, ModelState]] = Counter()
         self._settings = settings
         self._catalog = catalog
         self._kv = kv
-        self._workers: dict[str, WorkerProcess] = {}
-        self._records: dict[str, _Record] = {}
-        self._waiting: list[tuple[ModelSpec, Generation]] = []
+        self._spares = Spares(settings)
+        self._costs = SwapCosts()
+        self._workers: dict[WorkerProcess, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
         self._preloading: set[str] = set()
-        self._is_stopping = False
+        self._numbers = count()
+        self._dispatch = Dispatch(
+            rules_of(settings), self, _Memory(settings), self._keep_alive_s, time.monotonic
+        )
+        for model, own in settings.models.items():
+            self._dispatch.actor(model).is_pinned = own.pinned
 
     @property
     def is_ready(self) -> bool:
         """Every model to be preloaded is loaded, or has failed to."""
-        return not self._preloading and not self._is_stopping
+        return not self._preloading and not self._dispatch.is_stopping
 
     @property
     def is_idle(self) -> bool:
         """No request is open."""
-        return self._num_open == 0
+        return self._dispatch.num_open == 0
 
     async def start(self) -> None:
         """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
@@ -85,24 +84,28 @@ class Supervisor:
             if names is None
             else [self._catalog.resolve(name) for name in names]
         )
-        self._preloading = {spec.id for spec in specs[:_MAX_LOADED]}
-        for spec in specs[:_MAX_LOADED]:
-            self._load(spec)
+        specs += [one for one in self._catalog.models() if self._is_pinned(one.id)]
+        unique = {spec.id: spec for spec in specs}
+        self._preloading = set(unique)
+        self._spawn(self._preload(list(unique.values())))
 
     async def stop(self) -> None:
-        """Refuse what is new and what waits, then let the workers leave."""
-        self._is_stopping = True
-        waiting, self._waiting = self._waiting, []
-        for _, generation in waiting:
-            generation.fail(_stopping())
-        workers = list(self._workers.values())
-        await asyncio.gather(*(worker.stop() for worker in workers))
+        """Refuse what is new and what waits, then let the workers leave.
+
+        It takes as long as the slowest of them may (`stopping.stop_bound_s`).
+        """
+        self._dispatch.close()
+        await self._spares.stop()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def kill(self) -> None:
         """End every worker at once."""
-        for worker in self._workers.values():
+        self._dispatch.close()
+        self._spares.kill()
+        for worker in self._workers:
             worker.kill()
 
     def submit(self, request: GenerateRequest) -> Generation:
@@ -110,159 +113,222 @@ class Supervisor:
 
         Raises:
             UnknownModel: there is no such model.
-            Overloaded: the queue is full or the server is stopping.
+            RequestRejected: too much is open, the server is stopping, the model is too large.
+            PoisonRequest: workers died of this request.
         """
-        if self._is_stopping:
-            raise _stopping()
-        spec = self._catalog.resolve(request.model)
-        if self._num_open >= self._settings.max_queue:
-            raise Overloaded(
-                f"{self._num_open} requests are open, the limit (max_queue) is "
-                f"{self._settings.max_queue}."
-            )
-        sampling = request.sampling.over(spec.sampling)
+        if self._dispatch.is_stopping:
+            raise ShuttingDown
+        spec = self._resolve(request.model)
+        own = self._settings.models.get(spec.id)
         cache = request.cache
         if cache.ttl_s is None:
             cache = msgspec.structs.replace(cache, ttl_s=self._settings.kv_ttl_s)
-        request = msgspec.structs.replace(request, sampling=sampling, cache=cache)
-        generation = Generation(request, self)
-        self._waiting.append((spec, generation))
-        self._dispatch()
+        priority = request.priority
+        if priority == "default" and own is not None and own.priority is not None:
+            priority = own.priority
+        sampling = request.sampling.over(spec.sampling)
+        request = msgspec.structs.replace(
+            request, sampling=sampling, cache=cache, priority=priority
+        )
+        generation = Generation(request, self._dispatch)
+        self._dispatch.submit(self._call(spec, generation, request.request_id, priority))
         return generation
 
     def status(self) -> tuple[ModelStatus, ...]:
-        """Every model that can be named, in the catalog's order."""
-        return tuple(self._status(spec) for spec in self._catalog.models())
+        """Every model that can be named, in the catalog's order, then what else is loaded."""
+        specs = {spec.id: spec for spec in self._catalog.models()}
+        for actor in self._dispatch.actors.values():
+            if actor.spec is not None and actor.state in HAS_PROCESS:
+                specs.setdefault(actor.model, actor.spec)
+        return tuple(self._status(spec) for spec in specs.values())
+
+    def worker(self, model: str) -> Worker | None:
+        """The process of a model, if there is one."""
+        return self._dispatch.actor(model).worker
 
     def stderr_tail(self, model: str) -> str:
         """The last lines that the model's latest process to end printed."""
-        worker = self._record(model).last_worker
-        return worker.stderr_tail if worker is not None else ""
+        worker = self._dispatch.actor(model).last_worker
+        return worker.stderr_tail if isinstance(worker, WorkerProcess) else ""
 
-    @property
-    def _num_open(self) -> int:
-        return len(self._waiting) + sum(w.num_running for w in self._workers.values())
+    # What the operator may ask for
 
-    # The owner of the generations
+    def load(self, name: str) -> Wish:
+        """Have a model loaded as if a request named it; wait for `Wish.granted()`.
 
-    def lost(self, generation: Generation, error: WorkerError) -> bool:
-        """No second try."""
-        del generation, error
-        return False
-
-    def spoke(self, generation: Generation) -> None:
-        """Nothing follows from that."""
-
-    def ended(self, generation: Generation) -> None:
-        """The worker tells that it has nothing to do."""
-
-    def aborted(self, generation: Generation) -> None:
-        """Neither wait for it nor work for it."""
-        self._waiting = [(spec, other) for spec, other in self._waiting if other is not generation]
-        for worker in self._workers.values():
-            worker.abort(generation)
-        self._dispatch()
-
-    def _dispatch(self) -> None:
-        """Hand requests to workers that are ready; let the oldest of the others get its model.
-
-        Only the requests before the first one that must wait for another model pass.
+        Raises:
+            UnknownModel: there is no such model.
+            RequestRejected: it cannot be waited for now.
         """
-        while self._waiting:
-            spec, generation = self._waiting[0]
-            worker = self._workers.get(spec.id)
-            if worker is None:
-                self._make_room(spec)
-                break
-            if worker.state != "ready":
-                break
-            self._waiting.pop(0)
-            worker.submit(generation)
-        self._tell_phases()
+        return self._wish(self._resolve(name), "default")
 
-    def _make_room(self, spec: ModelSpec) -> None:
-        residents = [
-            placement.Resident(
-                model=worker.spec.id,
-                is_busy=worker.num_running > 0 or worker.state != "ready",
-                last_used_s=worker.last_used_s,
-            )
-            for worker in self._workers.values()
-        ]
-        victims = placement.victims(residents, _MAX_LOADED)
-        if victims == ():
-            self._load(spec)
-        for model in victims or ():
-            self._spawn(self._workers[model].stop())
+    def unload(self, name: str) -> ModelStatus:
+        """Have a model leave once its requests have ended. Raises UnknownModel."""
+        return self._take_away(name, "the operator unloads it")
 
-    def _load(self, spec: ModelSpec) -> None:
-        worker = WorkerProcess(self._settings, self._kv.channel(spec), self._on_change)
-        self._workers[spec.id] = worker
-        self._record(spec.id).num_starts += 1
-        self._spawn(self._run_load(worker))
+    def restart(self, name: str) -> Wish:
+        """Forget its failures, replace its process if it has one, and load it.
 
-    async def _run_load(self, worker: WorkerProcess) -> None:
-        model = worker.spec.id
-        try:
-            await worker.start()
-            self._record(model).is_unloadable = False
-        except WorkerError as error:
-            _log.error("model not loaded", model=model, error=error.message)
-        finally:
-            self._preloading.discard(model)
-            self._dispatch()
+        Raises:
+            UnknownModel: there is no such model.
+            RequestRejected: it cannot be waited for now.
+        """
+        spec = self._resolve(name)
+        self._dispatch.actor(spec.id).forgive(time.monotonic())
+        self._take_away(name, "the operator restarts it")
+        return self._wish(spec, "default")
+
+    def pin(self, name: str, *, is_pinned: bool) -> ModelStatus:
+        """Keep a model loaded once it is, whoever else wants room; or no longer.
+
+        Raises:
+            UnknownModel: there is no such model.
+        """
+        spec = self._resolve(name)
+        self._dispatch.actor(spec.id).is_pinned = is_pinned
+        self._dispatch.settle()
+        return self._status(spec)
+
+    def cancel(self, request_id: str) -> int:
+        """End a request, wherever it is; how many prompts of it were open.
+
+        Raises:
+            UnknownRequest: none is.
+        """
+        calls = self._dispatch.find(request_id)
+        for call in calls:
+            if call.generation is not None:
+                call.generation.abort()
+        if not calls:
+            raise UnknownRequest(f"No request {request_id[:80]!r} is open.")
+        return len(calls)
+
+    # The crew of the dispatch
+
+    def hire(self, spec: ModelSpec) -> WorkerProcess:
+        """A process for this model, which begins to load it."""
+        worker = WorkerProcess(
+            self._settings, self._kv.channel(spec), self._on_change, self._spares
+        )
+        self._workers[worker] = None
+        self._spawn(self._run(worker))
+        return worker
+
+    def dismiss(self, worker: Worker) -> None:
+        """Have it write what is worth keeping and leave."""
+        if isinstance(worker, WorkerProcess):
+            self._spawn(worker.stop())
+
+    def publish(self, transition: Transition) -> None:
+        """Count it, tell who listens, and see to it that what is pinned comes back."""
+        self.num_transitions[transition.model, transition.after] += 1
+        self._costs.observe(transition)
+        self.news.publish(transition)
+        holds_no_more = transition.before in ("backing_off", "failed")
+        if transition.after == "cold" and holds_no_more and self._is_pinned(transition.model):
+            self._spawn(self._reload(transition.model))
+
+    def wake_at(self, due_s: float | None) -> None:
+        """Settle again at that time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due_s is not None and due_s < float("inf"):
+            delay_s = max(due_s - time.monotonic(), 0.0) + _TIMER_S
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(delay_s, self._dispatch.settle)
+
+    # Inside
 
     def _on_change(self, worker: WorkerProcess) -> None:
-        model = worker.spec.id
-        if worker.state == "stopped" and self._workers.get(model) is worker:
-            del self._workers[model]
-            self._record(model).last_worker = worker
-            self._spawn(worker.gone())
-            if worker.error is not None:
-                self._bury(model, worker.error, was_loaded=worker.ready is not None)
-        if not self._is_stopping:
-            self._dispatch()
+        self._dispatch.on_change(worker.spec.id, worker)
 
-    def _bury(self, model: str, error: WorkerError, *, was_loaded: bool) -> None:
-        record = self._record(model)
-        record.last_error = error.message
-        record.num_crashes += 1
-        record.is_unloadable = not was_loaded
-        if not was_loaded:
-            self._fail_waiting(model, error)
+    async def _run(self, worker: WorkerProcess) -> None:
+        """One process from its start to its end."""
+        try:
+            await worker.start()
+            self._costs.started(worker.spec.id, worker.clock.start_cost)
+        except WorkerError as error:
+            log = _log.info if worker.error is None else _log.error
+            log("model not loaded", model=worker.spec.id, error=error.message)
+        await worker.gone()
+        if worker.error is None:
+            self._costs.left(worker.spec.id, worker.clock.leave_cost)
+        self._workers.pop(worker, None)
+        self._on_change(worker)
 
-    def _fail_waiting(self, model: str, error: HearthError) -> None:
-        failed = [g for spec, g in self._waiting if spec.id == model]
-        self._waiting = [(spec, g) for spec, g in self._waiting if spec.id != model]
-        for generation in failed:
-            generation.fail(error)
-
-    def _tell_phases(self) -> None:
-        for position, (spec, generation) in enumerate(self._waiting, 1):
-            worker = self._workers.get(spec.id)
-            if worker is not None and worker.state in ("starting", "loading", "warming"):
-                generation.phase = f"loading {worker.load_fraction * 100:.0f} %"
+    async def _preload(self, specs: list[ModelSpec]) -> None:
+        """One after the other, as long as there is room."""
+        for spec in specs:
+            if self._dispatch.fits(spec):
+                await self._try_load(spec)
             else:
-                generation.phase = f"queued {position}"
+                _log.warning("not preloaded: no room beside the others", model=spec.id)
+            self._preloading.discard(spec.id)
+        self._spares.want()
 
-    def _status(self, spec: ModelSpec) -> ModelStatus:
-        record = self._record(spec.id)
-        worker = self._workers.get(spec.id)
-        num_waiting = sum(waiting.id == spec.id for waiting, _ in self._waiting)
-        return ModelStatus(
-            spec=spec,
-            state=_state(worker, record),
-            num_running=worker.num_running if worker is not None else 0,
-            num_waiting=num_waiting,
-            pid=worker.pid if worker is not None else None,
-            num_starts=record.num_starts,
-            num_crashes=record.num_crashes,
-            last_error=record.last_error,
-            load_ms=worker.ready.load_ms if worker is not None and worker.ready else None,
+    async def _reload(self, model: str) -> None:
+        try:
+            await self._try_load(self._catalog.resolve(model))
+        except UnknownModel as error:
+            _log.warning("not loaded again", model=model, why=error.message)
+
+    async def _try_load(self, spec: ModelSpec) -> None:
+        try:
+            await self._wish(spec, "background").granted()
+        except HearthError as error:
+            _log.warning("not loaded", model=spec.id, why=error.message)
+
+    def _wish(self, spec: ModelSpec, priority: Priority) -> Wish:
+        wish = Wish()
+        self._dispatch.submit(self._call(spec, wish, f"load-{next(self._numbers)}", priority))
+        return wish
+
+    def _call(
+        self, spec: ModelSpec, job: Generation | Wish, request_id: str, priority: Priority
+    ) -> Call:
+        now_s = time.monotonic()
+        return Call(
+            spec,
+            job,
+            request_id=request_id,
+            priority=priority,
+            since_s=now_s,
+            until_s=now_s + self._settings.max_wait_s,
         )
 
-    def _record(self, model: str) -> _Record:
-        return self._records.setdefault(model, _Record())
+    def _take_away(self, name: str, reason: str) -> ModelStatus:
+        spec = self._resolve(name)
+        actor = self._dispatch.actor(spec.id)
+        actor.leave(reason, time.monotonic(), self._settings.stop_timeout_s)
+        self._dispatch.settle()
+        return self._status(spec)
+
+    def _resolve(self, name: str) -> ModelSpec:
+        """The catalog's word; what is loaded can be named even when it is gone from the disk."""
+        try:
+            return self._catalog.resolve(name)
+        except UnknownModel:
+            for actor in self._dispatch.actors.values():
+                spec = actor.spec if actor.is_takable else None
+                if spec is not None and name in (spec.id, *spec.aliases):
+                    return spec
+            raise
+
+    def _status(self, spec: ModelSpec) -> ModelStatus:
+        actor = self._dispatch.actor(spec.id)
+        num_waiting = self._dispatch.num_waiting(spec.id)
+        status = status_of(spec, actor, num_waiting, time.monotonic())
+        return msgspec.structs.replace(status, swap_cost=self._costs.of(spec.id))
+
+    def _keep_alive_s(self, model: str) -> float:
+        own = self._settings.models.get(model)
+        if own is not None and own.keep_alive_s is not None:
+            return own.keep_alive_s
+        return self._settings.model_keep_alive_s
+
+    def _is_pinned(self, model: str) -> bool:
+        return self._dispatch.actor(model).is_pinned
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -270,17 +336,40 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
 
-def _stopping() -> Overloaded:
-    return Overloaded("The server is stopping.", retry_after_s=5)
+class _Memory:
+    """What models need, by what their files say, and what they may use."""
+
+    def __init__(self, settings: Settings) -> None:
+        total_bytes = psutil.virtual_memory().total
+        budget = settings.memory_budget or placement.memory_budget(total_bytes)
+        self._room = Room(num_bytes=budget, num_models=settings.max_loaded_models)
+
+    def need(self, spec: ModelSpec) -> Need:
+        return placement.need(Profile(weights_bytes=spec.nbytes, context=spec.context))
+
+    def room(self) -> Room:
+        return self._room
 
 
-def _state(worker: WorkerProcess | None, record: _Record) -> ModelState:
-    if worker is None:
-        return "failed" if record.is_unloadable else "cold"
-    match worker.state:
-        case "starting" | "loading" | "warming":
-            return "loading"
-        case "ready":
-            return "busy" if worker.num_running else "ready"
-        case "flushing" | "stopping" | "stopped":
-            return "stopping"
+def rules_of(settings: Settings) -> Rules:
+    """The limits that the settings give. Each state's outlasts what happens inside it."""
+    load_s = settings.load_timeout_s + _MARGIN_S
+    stop_s = stop_bound_s(settings.stop_timeout_s, settings.kv_write_queue_bytes or _FLUSH_BYTES)
+    limits_s: Mapping[ModelState, float] = {
+        "waiting_for_memory": settings.max_wait_s,
+        "spawning": _SPAWN_S,
+        "loading": load_s,
+        "warming": load_s,
+        "draining": settings.request_deadline_s + _MARGIN_S,
+        "flushing": stop_s + _MARGIN_S,
+        "stopping": stop_s + _MARGIN_S,
+        "wedged": _WEDGED_S,
+        "crashed": _CRASHED_S,
+        "backing_off": _MARGIN_S,
+        "failed": _MARGIN_S,
+    }
+    return Rules(
+        limits_s=limits_s,
+        max_open=settings.max_queue,
+        max_open_per_model=settings.max_queue_per_model or settings.max_queue,
+    )

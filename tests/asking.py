@@ -12,8 +12,9 @@ from api.draft import Draft
 from runtime.catalog import Catalog
 from runtime.generation import Generation
 from runtime.kv_store import KvStore
+from runtime.model_status import ModelStatus
 from runtime.settings import Settings
-from runtime.supervisor import ModelStatus, Supervisor
+from runtime.supervisor import Supervisor
 from runtime.types import (
     Chunk,
     Failed,
@@ -104,6 +105,7 @@ async def supervising_with_store(
         "stop_timeout_s": 5.0,
         "kv_disk": False,
         "spare_worker": False,
+        "max_loaded_models": 1,
     } | settings
     chosen = Settings(home=home, **fields)
     kv = KvStore(chosen)
@@ -151,7 +153,9 @@ async def first_chunks(generation: Generation) -> list[Chunk]:
 
 
 def worker_of(supervisor: Supervisor, model: str = "m") -> WorkerProcess:
-    return supervisor._workers[model]
+    worker = supervisor.worker(model)
+    assert isinstance(worker, WorkerProcess), worker
+    return worker
 
 
 def status_of(supervisor: Supervisor, model: str = "m") -> ModelStatus:

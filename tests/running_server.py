@@ -80,6 +80,7 @@ class RunningServer:
     def worker_pid(self) -> int:
         """The process of the model that was started last."""
         lines = [line for line in self.stderr.splitlines() if "worker started" in line]
+        lines = [line for line in lines if "spare worker started" not in line]
         return int(lines[-1].rsplit("pid=", 1)[1].split()[0])
 
     def stop(self, timeout_s: float = 30.0) -> int:
@@ -112,7 +113,8 @@ def started(
     if config:
         (home / "hearth.toml").write_text(config)
     port = free_port()
-    variables = {"HEARTH_HOME": str(home), "HEARTH_PORT": str(port)} | variables
+    defaults = {"HEARTH_HOME": str(home), "HEARTH_PORT": str(port), "HEARTH_SPARE_WORKER": "false"}
+    variables = defaults | variables
     with (home / "stderr.txt").open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "api", "serve", *flags],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from api.openai.schemas import ModelCard, ModelList
-from runtime.supervisor import ModelStatus
+from runtime.model_status import ModelStatus
 
 
 def model_list(statuses: Iterable[ModelStatus]) -> ModelList:

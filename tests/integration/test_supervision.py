@@ -11,9 +11,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.errors import HearthError, Overloaded, WorkerDied, WorkerWedged
+from runtime.errors import (
+    HearthError,
+    ModelUnavailable,
+    Overloaded,
+    PoisonRequest,
+    WorkerDied,
+    WorkerWedged,
+)
 from runtime.generation import Generation
 from runtime.settings import ModelSettings
+from runtime.stopping import stop_bound_s
 from runtime.supervisor import Supervisor
 from runtime.types import PrefillProgress, TokenPrompt
 from tests.asking import (
@@ -73,22 +81,44 @@ async def test_a_killed_worker_fails_its_requests_at_once_and_is_replaced(home: 
         await queued.accepted()
         pid = pid_of(supervisor)
         os.kill(pid, signal.SIGKILL)
-        took_s = await until(lambda: decoding.is_finished and queued.is_finished, "failures")
+        took_s = await until(lambda: decoding.is_finished, "the failure")
         assert took_s < 0.25
-        assert await error_of(decoding) == await error_of(queued) == WorkerDied.code
+        assert await error_of(decoding) == WorkerDied.code
         assert status_of(supervisor).num_crashes == 1
+        await first_chunks(queued)  # it had not begun, so nothing tells that it began twice
+        queued.abort()
         assert "SIGKILL" in str(status_of(supervisor).last_error)
         assert (await ask(supervisor, "a", max_tokens=3)).finished.usage.num_output_tokens <= 3
         assert pid_of(supervisor) != pid
         assert status_of(supervisor).num_starts == 2
 
 
-async def test_a_request_that_waits_for_the_load_fails_when_the_worker_is_killed(home: Path):
+async def test_a_request_that_waits_for_the_load_is_served_when_the_worker_is_killed(home: Path):
     async with supervising(home) as supervisor:
         waiting = submit_endless(supervisor)
-        await until(lambda: worker_of(supervisor).pid, "a process")
+        await until(lambda: status_of(supervisor).pid, "a process")
         os.kill(pid_of(supervisor), signal.SIGKILL)
-        assert await error_of(waiting) == WorkerDied.code
+        await until(lambda: status_of(supervisor).state == "backing_off", "a pause")
+        assert 0 < (status_of(supervisor).retry_in_s or 0) <= 1.2
+        assert await first_chunks(waiting)
+        assert (status_of(supervisor).num_starts, status_of(supervisor).num_crashes) == (2, 1)
+
+
+async def test_three_crashes_in_a_row_open_the_breaker_until_somebody_restarts(home: Path):
+    async with supervising(home) as supervisor:
+        waiting = submit_endless(supervisor)
+        for number in (1, 2, 3):
+            await until(lambda n=number: status_of(supervisor).num_starts == n, "a start")
+            await until(lambda: status_of(supervisor).pid, "a process")
+            os.kill(pid_of(supervisor), signal.SIGKILL)
+            await until(lambda n=number: status_of(supervisor).num_crashes == n, "a crash")
+        with pytest.raises(ModelUnavailable, match="tried again in 600 s") as caught:
+            await waiting.accepted()
+        assert caught.value.retry_after_s == 600
+        assert status_of(supervisor).state == "failed"
+        assert await error_of(submit_endless(supervisor)) == ModelUnavailable.code
+        assert status_of(supervisor).num_starts == 3
+        await supervisor.restart("m").granted()
         assert (await ask(supervisor, "a", max_tokens=3)).finished
 
 
@@ -117,30 +147,34 @@ async def test_a_silent_worker_is_wedged_and_replaced(home: Path):
 
 async def test_a_worker_that_is_busy_and_does_not_step_is_wedged_and_replaced(tmp_path: Path):
     write_model(tmp_path / "models" / "m", num_hidden_layers=16, max_position_embeddings=10_000)
-    async with supervising(tmp_path, prefill_slice=8192, wedge_timeout_s=0.4) as supervisor:
+    quick = {"wedge_timeout_s": 0.4, "stop_timeout_s": 1.0}
+    async with supervising(tmp_path, prefill_slice=8192, **quick) as supervisor:
         await ask(supervisor, "a", max_tokens=1)
         pid = pid_of(supervisor)
-        running = supervisor.submit(request(TokenPrompt(token_ids=LONG.token_ids[:8192])))
-        assert await error_of(running) == WorkerWedged.code
+        prompt = TokenPrompt(token_ids=LONG.token_ids[:8192])
+        running = supervisor.submit(request(prompt))
+        await until(lambda: not psutil.pid_exists(pid), "its end")
         assert "made no progress in prefill" in str(status_of(supervisor).last_error)
         await until(lambda: "in prefill" in supervisor.stderr_tail("m"), "its stacks")
-        await until(lambda: not psutil.pid_exists(pid), "its end")
-        assert (await ask(supervisor, "a", max_tokens=3)).finished
+        assert not running.is_finished  # it may have been bad luck
+        assert await error_of(running) == PoisonRequest.code
+        with pytest.raises(PoisonRequest, match="not served again for"):
+            supervisor.submit(request(prompt))
 
 
 SERVER = """
 import asyncio, sys
 from pathlib import Path
-from tests.asking import first_chunks, request, supervising, worker_of
+from tests.asking import first_chunks, request, status_of, supervising
 from tests.waiting import until
 
 async def main(home, phase):
     async with supervising(home) as supervisor:
         generation = supervisor.submit(request("a", max_tokens=4000, ignore_eos=True))
-        await until(lambda: worker_of(supervisor).pid, "a process")
+        await until(lambda: status_of(supervisor).pid, "a process")
         if phase == "busy":
             await first_chunks(generation)
-        print(worker_of(supervisor).pid, flush=True)
+        print(status_of(supervisor).pid, flush=True)
         await asyncio.Event().wait()
 
 asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
@@ -223,7 +257,7 @@ async def spawn_nothing(supervisor: Supervisor, generation: Generation) -> None:
 
 
 async def spawn(supervisor: Supervisor, generation: Generation) -> None:
-    await until(lambda: worker_of(supervisor).pid, "a process")
+    await until(lambda: status_of(supervisor).pid, "a process")
 
 
 async def load(supervisor: Supervisor, generation: Generation) -> None:
@@ -251,9 +285,8 @@ async def test_a_stop_in_any_phase_ends_requests_and_processes(
         generation = supervisor.submit(request(LONG))
         await reach(supervisor, generation)
         start = time.monotonic()
-        async with asyncio.timeout(PATIENCE_S):
-            await supervisor.stop()
-        assert time.monotonic() - start < 4
+        await supervisor.stop()
+        assert time.monotonic() - start < stop_bound_s(5.0, 0)
         assert generation.is_finished
         assert own_workers() == []
         assert status_of(supervisor).num_crashes == 0

@@ -1,0 +1,384 @@
+"""`Dispatch`: who waits, who runs where, and what happens next; the one owner of the queue.
+
+Nothing here awaits: every decision is made and carried out in one go, by `settle()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from runtime.calls import Call
+from runtime.errors import (
+    HearthError,
+    InvalidRequest,
+    ModelTooLarge,
+    NoRoom,
+    Overloaded,
+    PoisonRequest,
+    QueueTimeout,
+    ShuttingDown,
+    WorkerError,
+)
+from runtime.failures import Quarantine
+from runtime.generation import Generation
+from runtime.lifecycle import COMING_UP, HAS_PROCESS, SERVING, ModelState
+from runtime.model_actor import Crew, ModelActor, Worker
+from runtime.placement import Need, Room
+from runtime.request_queue import RequestQueue
+from runtime.swap import Plan, Scene, Terms, Waiting, plan
+from runtime.types import ModelSpec, Struct
+
+MAX_REQUEUES = 1
+PATIENCE_S = 20.0
+"""Requests wait for a model that holds back no longer than that; then they are told to retry."""
+
+
+class Rules(Struct, frozen=True):
+    """The limits. `limits_s` is how long a model may stay in each state that does not rest."""
+
+    limits_s: Mapping[ModelState, float]
+    max_open: int = 256
+    max_open_per_model: int = 256
+    max_loaded: int | None = None
+    terms: Terms = Terms()
+
+
+class Memory(Protocol):
+    """What models need and what there is."""
+
+    def need(self, spec: ModelSpec) -> Need: ...
+
+    def room(self) -> Room: ...
+
+
+class Dispatch:
+    """The owner of all generations. `keep_alive_s` says how long a model is kept by default.
+
+    Call `settle()` when the clock reaches `due_s` or anything changed outside.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        crew: Crew,
+        memory: Memory,
+        keep_alive_s: Callable[[str], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self.actors: dict[str, ModelActor] = {}
+        self.is_stopping = False
+        self.due_s: float | None = None
+        self._rules = rules
+        self._crew = crew
+        self._memory = memory
+        self._keep_alive_s = keep_alive_s
+        self._clock = clock
+        self._queue: RequestQueue[Call] = RequestQueue()
+        self._quarantine = Quarantine()
+        self._is_settling = False
+        self._must_settle = False
+
+    @property
+    def num_open(self) -> int:
+        """Everything that waits or runs."""
+        return len(self._queue) + sum(len(one.running) for one in self.actors.values())
+
+    def num_waiting(self, model: str) -> int:
+        return self._queue.num_of(model)
+
+    def actor(self, model: str) -> ModelActor:
+        """The actor of a model, which is cold when it was never asked for."""
+        if model not in self.actors:
+            self.actors[model] = ModelActor(model, self._rules.limits_s, self._crew)
+            self.actors[model].keep_alive_s = self._keep_alive_s(model)
+        return self.actors[model]
+
+    def submit(self, call: Call) -> None:
+        """Let it wait for its model; it may be granted or have failed before this returns.
+
+        Raises:
+            RequestRejected: there are too many, or the model is too large for this machine.
+            PoisonRequest: workers died of it.
+        """
+        self._check(call)
+        actor = self.actor(call.model)
+        if actor.state == "failed" and actor.has_changed_files():
+            actor.forgive(self._clock())
+        self._queue.add(call)
+        self.settle()
+
+    def find(self, request_id: str) -> list[Call]:
+        """What waits or runs under that id; all prompts of a request share its beginning."""
+        calls = [*self._queue, *(c for one in self.actors.values() for c in one.running.values())]
+        begin = f"{request_id}-"
+        return [c for c in calls if c.request_id == request_id or c.request_id.startswith(begin)]
+
+    def withdraw(self, call: Call) -> None:
+        """Let it wait no longer, without a word."""
+        self._queue.take(call.request_id)
+        self.settle()
+
+    def fits(self, spec: ModelSpec) -> bool:
+        """Whether the model could be loaded now without another one having to leave."""
+        residents = (actor.resident() for actor in self.actors.values())
+        held = [one.reserved_bytes for one in residents if one is not None]
+        return self._memory.room().without(held).holds(self._memory.need(spec).num_bytes)
+
+    def close(self) -> None:
+        """The server stops: nothing waits any more, nothing runs on, every model leaves."""
+        self.is_stopping = True
+        for call in self._queue:
+            self._queue.take(call.request_id)
+            call.fail(ShuttingDown())
+        for actor in self.actors.values():
+            actor.quit(self._clock())
+        self.settle()
+
+    # The owner of the generations
+
+    def aborted(self, generation: Generation) -> None:
+        """Neither wait for it nor work for it."""
+        request_id = generation.request.request_id
+        self._queue.take(request_id)
+        for actor in self.actors.values():
+            if request_id in actor.running and actor.worker is not None:
+                actor.worker.abort(generation)
+
+    def lost(self, generation: Generation, error: WorkerError) -> bool:
+        """Its worker failed. True when that was not the end of it, or already is."""
+        del error
+        call, actor = self._running(generation)
+        if call is None or actor is None:
+            return False
+        now_s = self._clock()
+        actor.finish(call, self._keep_alive_s(call.model), now_s)
+        refusal = self._refusal_of_lost(call, now_s)
+        if refusal is not None:
+            generation.fail(refusal)
+            return True
+        if call.num_requeues >= MAX_REQUEUES or call.has_spoken:
+            return False
+        call.num_requeues += 1
+        self._queue.add(call)
+        self.settle()
+        return True
+
+    def spoke(self, generation: Generation) -> None:
+        """The first byte: other suspects may run beside it now."""
+        del generation
+        if not self._quarantine.is_empty:
+            self.settle()
+
+    def ended(self, generation: Generation) -> None:
+        """No further chunk will arrive."""
+        self._queue.take(generation.request.request_id)
+        call, actor = self._running(generation)
+        if call is not None and actor is not None:
+            asked_s = generation.request.keep_alive_s
+            keep_s = self._keep_alive_s(call.model) if asked_s is None else asked_s
+            actor.finish(call, keep_s, self._clock())
+        self.settle()
+
+    # What the crew reports
+
+    def on_change(self, model: str, worker: Worker) -> None:
+        """A process is in another state, or gone."""
+        actor, now_s = self.actor(model), self._clock()
+        before = actor.state
+        busy_with = [call.digest() for call in actor.running.values()]
+        actor.on_change(worker, now_s)
+        if actor.state == "ready" and before in COMING_UP:
+            actor.cohort = frozenset(call.request_id for call in self._queue.of(model))
+        if before in ("busy", "draining") and actor.state not in SERVING | {"draining", "flushing"}:
+            self._quarantine.died(busy_with, now_s)
+        self.settle()
+
+    # What happens next
+
+    def settle(self) -> None:
+        """Carry out everything that follows from how things stand."""
+        self._must_settle = True
+        if self._is_settling:
+            return
+        self._is_settling = True
+        try:
+            while self._must_settle:
+                self._must_settle = False
+                self._settle(self._clock())
+        finally:
+            self._is_settling = False
+        self._crew.wake_at(self.due_s)
+
+    def _settle(self, now_s: float) -> None:
+        for call in self._queue.take_late(now_s):
+            call.fail(_too_late(call, now_s))
+        for actor in list(self.actors.values()):
+            actor.on_overdue(now_s)
+            self._expire(actor, now_s)
+            self._turn_away(actor, now_s)
+        if self.is_stopping:
+            self.due_s = self._next_due_s(None)
+            return
+        awaited = self._queue.models()
+        for actor in list(self.actors.values()):
+            if actor.model in awaited:
+                actor.want(now_s)
+            else:
+                actor.unwant(now_s)
+        steps = plan(self._scene(now_s), self._rules.terms)
+        self._carry_out(steps, now_s)
+        self._tell_phases()
+        self.due_s = self._next_due_s(steps.wake_s)
+
+    def _carry_out(self, steps: Plan, now_s: float) -> None:
+        for actor in self.actors.values():
+            if actor.model in steps.closed:
+                actor.close(now_s)
+            else:
+                actor.open(now_s)
+        for request_id in steps.grants:
+            self._grant(request_id, now_s)
+        for model in steps.unloads:
+            self.actors[model].leave("another model needs its room", now_s)
+        for model in steps.loads:
+            spec = self._queue.of(model)[0].spec
+            self.actor(model).admit(spec, self._memory.need(spec).num_bytes, now_s)
+        for model in steps.blocked:
+            for call in self._queue.take_all_of(model):
+                call.fail(self._no_room(model))
+
+    def _grant(self, request_id: str, now_s: float) -> None:
+        call = self._queue.take(request_id)
+        if call is None:
+            return
+        actor = self.actors[call.model]
+        if not actor.is_takable or self._must_run_alone(call, actor, now_s):
+            self._queue.add(call)
+        else:
+            actor.grant(call, now_s)
+
+    def _must_run_alone(self, call: Call, actor: ModelActor, now_s: float) -> bool:
+        """Of two suspects that begin together nobody could tell which one did it."""
+        if call.generation is None or not self._quarantine.is_suspect(call.digest, now_s):
+            return False
+        return any(
+            not other.has_spoken and self._quarantine.is_suspect(other.digest, now_s)
+            for other in actor.running.values()
+        )
+
+    def _scene(self, now_s: float) -> Scene:
+        waiting = [call for call in self._queue if self._may_load(call.model)]
+        residents = [one.resident() for one in self.actors.values()]
+        specs = {call.model: call.spec for call in waiting}
+        for actor in self.actors.values():
+            if actor.state in HAS_PROCESS and actor.spec is not None:
+                specs[actor.model] = actor.spec
+        return Scene(
+            waiting=tuple(
+                Waiting(
+                    request_id=call.request_id,
+                    model=call.model,
+                    since_s=call.since_s,
+                    priority=call.priority,
+                )
+                for call in waiting
+            ),
+            residents=tuple(one for one in residents if one is not None),
+            needs={model: self._memory.need(spec) for model, spec in specs.items()},
+            room=self._memory.room(),
+            now_s=now_s,
+        )
+
+    def _may_load(self, model: str) -> bool:
+        return self.actor(model).state not in ("wedged", "crashed", "backing_off", "failed")
+
+    def _expire(self, actor: ModelActor, now_s: float) -> None:
+        """Unload what nobody has used for long."""
+        expires_s = actor.expires_s
+        if expires_s is not None and expires_s <= now_s and not self._queue.num_of(actor.model):
+            actor.leave("nobody used it", now_s)
+
+    def _turn_away(self, actor: ModelActor, now_s: float) -> None:
+        """Nobody waits for a model that is not going to be tried before long."""
+        if actor.state == "failed" or (
+            actor.state == "backing_off" and actor.due_s - now_s > PATIENCE_S
+        ):
+            for call in self._queue.take_all_of(actor.model):
+                call.fail(actor.refusal(now_s))
+
+    def _tell_phases(self) -> None:
+        for position, call in enumerate(self._queue.in_order(), 1):
+            actor = self.actor(call.model)
+            if actor.state in COMING_UP and actor.worker is not None:
+                call.job.phase = f"loading {actor.worker.load_fraction * 100:.0f} %"
+            else:
+                call.job.phase = f"queued {position}"
+
+    def _next_due_s(self, wake_s: float | None) -> float | None:
+        times = [self._queue.due_s(), wake_s]
+        for actor in self.actors.values():
+            times += [actor.due_s, actor.expires_s]
+        return min((time for time in times if time is not None), default=None)
+
+    # Refusals
+
+    def _check(self, call: Call) -> None:
+        if self.is_stopping:
+            raise ShuttingDown
+        rules, now_s = self._rules, self._clock()
+        _check_number(self.num_open, rules.max_open, "requests are open", "max_queue")
+        of_model = self._queue.num_of(call.model) + len(self.actor(call.model).running)
+        text = f"requests for {call.model} are open"
+        _check_number(of_model, rules.max_open_per_model, text, "max_queue_per_model")
+        if self.find(call.request_id):
+            raise InvalidRequest(f"A request {call.request_id} is open already.", "request_id")
+        need, room = self._memory.need(call.spec), self._memory.room()
+        if need.num_bytes > room.num_bytes:
+            raise ModelTooLarge(call.model, need.num_bytes, room.num_bytes)
+        if call.generation is not None and (error := self._poison(call, now_s)) is not None:
+            raise error
+
+    def _refusal_of_lost(self, call: Call, now_s: float) -> HearthError | None:
+        if self.is_stopping:
+            return ShuttingDown()
+        return self._poison(call, now_s)
+
+    def _poison(self, call: Call, now_s: float) -> PoisonRequest | None:
+        until_s = self._quarantine.convicted_until_s(call.digest, now_s)
+        if until_s is None:
+            return None
+        return PoisonRequest(
+            f"Two processes of the model {call.model} died while they worked for this request. "
+            f"It is not served again for {max(1, round(until_s - now_s))} s; change it."
+        )
+
+    def _no_room(self, model: str) -> NoRoom:
+        pinned = sorted(one.model for one in self.actors.values() if one.is_pinned)
+        return NoRoom(
+            f"The model {model} does not fit beside what is pinned ({', '.join(pinned)}). "
+            "Unpin one (POST /admin/models/NAME/unpin) or raise memory_budget or "
+            "max_loaded_models.",
+            retry_after_s=60,
+        )
+
+    def _running(self, generation: Generation) -> tuple[Call | None, ModelActor | None]:
+        for actor in self.actors.values():
+            call = actor.running.get(generation.request.request_id)
+            if call is not None and call.job is generation:
+                return call, actor
+        return None, None
+
+
+def _check_number(number: int, limit: int, what: str, setting: str) -> None:
+    if number >= limit:
+        raise Overloaded(f"{number} {what}, the limit ({setting}) is {limit}.")
+
+
+def _too_late(call: Call, now_s: float) -> QueueTimeout:
+    waited_s = now_s - call.since_s
+    return QueueTimeout(
+        f"The request waited for {waited_s:.0f} s (max_wait_s) and the model {call.model} "
+        "had no time for it. Try again later, or ask for a model that is loaded.",
+        retry_after_s=30,
+    )

@@ -1,0 +1,364 @@
+"""`ModelActor`: the one owner of everything about one model: its state, its process, its requests.
+
+Nothing here awaits. What it decides it has done by the crew, and every transition is published.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import structlog
+
+from runtime.calls import Call
+from runtime.errors import (
+    HearthError,
+    LoadFailed,
+    ModelUnavailable,
+    Preempted,
+    ShuttingDown,
+    WorkerError,
+    WorkerWedged,
+)
+from runtime.failures import CrashHistory, Verdict
+from runtime.generation import Generation
+from runtime.lifecycle import (
+    COMING_UP,
+    HAS_PROCESS,
+    SERVING,
+    Lifecycle,
+    ModelEvent,
+    ModelState,
+    Transition,
+)
+from runtime.model_files import Fingerprint, fingerprint
+from runtime.swap import Resident, ResidentState
+from runtime.types import ModelSpec
+from runtime.wire import Ready
+from runtime.worker_process import State as WorkerState
+
+_log = structlog.get_logger("hearth.model")
+
+
+class Worker(Protocol):
+    """A process, as the actor sees it."""
+
+    @property
+    def state(self) -> WorkerState: ...
+
+    @property
+    def load_fraction(self) -> float: ...
+
+    @property
+    def ready(self) -> Ready | None: ...
+
+    @property
+    def error(self) -> WorkerError | None: ...
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def is_gone(self) -> bool: ...
+
+    def submit(self, generation: Generation) -> None: ...
+
+    def abort(self, generation: Generation) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Crew(Protocol):
+    """Who does what an actor decides; nothing is done before the actor has finished deciding."""
+
+    def hire(self, spec: ModelSpec) -> Worker:
+        """A process for this model, which begins to load it."""
+        ...
+
+    def dismiss(self, worker: Worker) -> None:
+        """Have it write what is worth keeping and leave."""
+        ...
+
+    def publish(self, transition: Transition) -> None:
+        """Tell everybody who listens."""
+        ...
+
+    def wake_at(self, due_s: float | None) -> None:
+        """Have everything settled again at that time; instead of the time given before."""
+        ...
+
+
+class ModelActor:
+    """`now_s` is always the time of one monotonic clock. Requests are granted by the dispatch."""
+
+    def __init__(self, model: str, limits_s: Mapping[ModelState, float], crew: Crew) -> None:
+        self.model = model
+        self.spec: ModelSpec | None = None
+        """What the process was started with, or the last one."""
+        self.worker: Worker | None = None
+        self.last_worker: Worker | None = None
+        self.running: dict[str, Call] = {}
+        self.cohort: frozenset[str] = frozenset()
+        self.reserved_bytes = 0
+        self.is_pinned = False
+        self.is_leaving = False
+        self.keep_alive_s = 0.0
+        self.last_error: WorkerError | None = None
+        self.num_starts = 0
+        self.num_crashes = 0
+        self._life = Lifecycle(limits_s)
+        self._crew = crew
+        self._history = CrashHistory()
+        self._ready_since_s: float | None = None
+        self._last_finished_s: float | None = None
+        self._files: Fingerprint = ()
+
+    @property
+    def state(self) -> ModelState:
+        return self._life.state
+
+    @property
+    def since_s(self) -> float:
+        """Since when it is in its state."""
+        return self._life.since_s
+
+    @property
+    def due_s(self) -> float:
+        """When its state has lasted too long; for one that holds back, when it may be tried."""
+        return self._life.due_s
+
+    @property
+    def expires_s(self) -> float | None:
+        """When it has been idle for long enough to be unloaded; None while or if it stays."""
+        if self.state != "ready" or self.is_pinned or self.keep_alive_s < 0:
+            return None
+        return max(self._ready_since_s or 0.0, self._last_finished_s or 0.0) + self.keep_alive_s
+
+    @property
+    def is_takable(self) -> bool:
+        """It can be handed a request."""
+        return self.state in SERVING or (self.state == "draining" and not self.is_leaving)
+
+    def resident(self) -> Resident | None:
+        """What the swap policy has to know; None without a process."""
+        if self.state not in HAS_PROCESS:
+            return None
+        state: ResidentState = "leaving"
+        if self.state in COMING_UP:
+            state = "loading"
+        elif self.is_takable:
+            state = "ready"
+        return Resident(
+            model=self.model,
+            state=state,
+            reserved_bytes=self.reserved_bytes,
+            ready_since_s=self._ready_since_s,
+            num_running=len(self.running),
+            last_finished_s=self._last_finished_s,
+            is_pinned=self.is_pinned,
+            cohort=self.cohort,
+        )
+
+    # What the dispatch wants
+
+    def want(self, now_s: float) -> None:
+        """Somebody waits for it."""
+        self._apply("wanted", now_s)
+
+    def unwant(self, now_s: float) -> None:
+        """Nobody waits for it."""
+        self._apply("unwanted", now_s)
+
+    def admit(self, spec: ModelSpec, reserved_bytes: int, now_s: float) -> None:
+        """There is room: have it loaded."""
+        self.want(now_s)
+        if self._apply("admitted", now_s):
+            self.spec = spec
+            self.reserved_bytes = reserved_bytes
+            self.num_starts += 1
+            self._files = fingerprint(spec.path)
+            self.worker = self._crew.hire(spec)
+
+    def grant(self, call: Call, now_s: float) -> None:
+        """Hand over a request, or tell that the model is there; it must be takable."""
+        assert self.worker is not None
+        if call.generation is None:
+            call.grant()
+            return
+        self.running[call.request_id] = call
+        self._apply("taken", now_s)
+        self.worker.submit(call.generation)
+
+    def finish(self, call: Call, keep_alive_s: float, now_s: float) -> None:
+        """A request that was handed over has ended, or waits again."""
+        if self.running.pop(call.request_id, None) is None:
+            return
+        generation = call.generation
+        if generation is not None and generation.request.work != "count":
+            self._last_finished_s = now_s
+            self.keep_alive_s = keep_alive_s
+        if not self.running:
+            if self.is_leaving and self.state == "draining":
+                self._flush("drained", now_s)
+            else:
+                self._apply("idle", now_s)
+
+    def close(self, now_s: float) -> None:
+        """Another model needs its room: it serves its cohort and then runs dry."""
+        self._apply("closed", now_s)
+
+    def open(self, now_s: float) -> None:
+        """Its room is not needed after all."""
+        if self.state == "draining" and not self.is_leaving:
+            self._apply("opened", now_s)
+
+    def leave(self, reason: str, now_s: float, drain_s: float | None = None) -> None:
+        """Unload it, once its requests have ended or `drain_s` seconds have passed."""
+        if self.is_leaving:
+            return
+        was_coming_up = self.state in COMING_UP
+        self.is_leaving = self.state in COMING_UP | SERVING | {"draining"}
+        if self.state == "ready":
+            self._flush("leave", now_s, reason)
+        else:
+            self._apply("leave", now_s, reason, drain_s)
+        if was_coming_up and self.worker is not None:
+            self._crew.dismiss(self.worker)
+
+    def quit(self, now_s: float) -> None:
+        """The server stops: end its requests at once and have it leave."""
+        self.leave("the server stops", now_s)
+        if self.state == "draining":
+            self.is_leaving = True
+            self._cut_short(ShuttingDown())
+
+    def forgive(self, now_s: float) -> None:
+        """The operator says that it may be tried again, or what was wrong has changed."""
+        self._history.forgive()
+        self._apply("over", now_s)
+
+    def has_changed_files(self) -> bool:
+        """The files are not those that were loaded, or that could not be."""
+        return self.spec is not None and fingerprint(self.spec.path) != self._files
+
+    # What becomes of the process
+
+    def on_change(self, worker: Worker, now_s: float) -> None:
+        """The process is in another state, or gone."""
+        if worker is not self.worker:
+            return
+        match worker.state:
+            case "starting" | "flushing":
+                pass
+            case "loading":
+                self._apply("hello", now_s)
+            case "warming":
+                self._apply("read", now_s)
+            case "ready":
+                self._come_up(worker, now_s)
+            case "stopping":
+                self._apply("flushed", now_s)
+            case "stopped":
+                self._mourn(worker, now_s)
+
+    def on_overdue(self, now_s: float) -> None:
+        """Its state has lasted too long: go on to the next, by force where there is a process."""
+        if not self._life.is_overdue(now_s):
+            return
+        before = self.state
+        if before == "draining":
+            self.is_leaving = True
+            self._cut_short(Preempted(self.model))
+            self._flush("overdue", now_s)
+            return
+        self._apply("overdue", now_s)
+        if before in COMING_UP | {"stopping", "wedged"} and self.worker is not None:
+            self.worker.kill()
+        if before == "crashed":
+            self.last_error = WorkerError(f"The process of the model {self.model} cannot be ended.")
+
+    def _cut_short(self, error: HearthError) -> None:
+        """End every request that still runs; the last one has the model drained."""
+        for call in list(self.running.values()):
+            if self.worker is not None and call.generation is not None:
+                self.worker.abort(call.generation)
+            call.fail(error)
+
+    def _come_up(self, worker: Worker, now_s: float) -> None:
+        if self.has_changed_files():
+            why = f"The files of the model {self.model} changed while it was being loaded."
+            self.last_error = LoadFailed(why)
+            self._apply("lost", now_s, why)
+            worker.kill()
+        elif self._apply("up", now_s):
+            self._ready_since_s = now_s
+            self._last_finished_s = None
+
+    def _mourn(self, worker: Worker, now_s: float) -> None:
+        """Nothing more comes of the process; it may still have to end."""
+        if worker.error is not None and self.state in COMING_UP | SERVING | {"draining"}:
+            self.last_error = worker.error
+        event: ModelEvent = "stuck" if isinstance(worker.error, WorkerWedged) else "lost"
+        reason = worker.error.message if worker.error is not None else ""
+        if self._apply(event, now_s, reason):
+            self.num_crashes += 1
+        if worker.is_gone:
+            self._bury(worker, now_s)
+
+    def _bury(self, worker: Worker, now_s: float) -> None:
+        self._apply("gone", now_s)
+        if self.state == "crashed":
+            verdict = self._verdict(now_s)
+            event: ModelEvent = "given_up" if verdict.is_final else "held"
+            self._apply(event, now_s, limit_s=verdict.hold_s)
+        if self.state not in HAS_PROCESS:
+            self.last_worker, self.worker = worker, None
+            self.reserved_bytes = 0
+            self.is_leaving = False
+            self.cohort = frozenset()
+            self._ready_since_s = None
+
+    def _verdict(self, now_s: float) -> Verdict:
+        if isinstance(self.last_error, LoadFailed):
+            return self._history.unloadable()
+        healthy_s = 0.0 if self._ready_since_s is None else now_s - self._ready_since_s
+        return self._history.crashed(now_s, healthy_s, random.random())  # noqa: S311 - only a pause
+
+    def refusal(self, now_s: float) -> WorkerError:
+        """Why nobody may wait for it now."""
+        wait_s = max(1, round(self.due_s - now_s))
+        if isinstance(self.last_error, LoadFailed):
+            error = LoadFailed(self.last_error.message)
+            error.retry_after_s = wait_s
+            return error
+        last = self.last_error.message if self.last_error is not None else "it was lost."
+        return ModelUnavailable(
+            f"The model {self.model} failed and is tried again in {wait_s} s, or as soon as it is "
+            f"restarted (POST /admin/models/{self.model}/restart). The last failure: {last}",
+            wait_s,
+        )
+
+    def _flush(self, event: ModelEvent, now_s: float, reason: str = "") -> None:
+        """Nothing runs any more, or may: have the process write what is worth keeping and end."""
+        if self._apply(event, now_s, reason) and self.worker is not None:
+            self._crew.dismiss(self.worker)
+
+    def _apply(
+        self, event: ModelEvent, now_s: float, reason: str = "", limit_s: float | None = None
+    ) -> bool:
+        before = self._life.apply(event, now_s, limit_s)
+        if before is None:
+            return False
+        step = Transition(
+            model=self.model,
+            before=before,
+            event=event,
+            after=self.state,
+            at_s=time.time(),
+            reason=reason,
+        )
+        _log.info("model", model=self.model, was=before, on=event, now=self.state, why=reason)
+        self._crew.publish(step)
+        return True

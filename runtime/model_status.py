@@ -1,0 +1,61 @@
+"""What is known of a model at one moment, for everybody who asks."""
+
+from __future__ import annotations
+
+from runtime.lifecycle import HAS_PROCESS, ModelState
+from runtime.model_actor import ModelActor
+from runtime.swap_cost import SwapCost
+from runtime.types import ModelSpec, Struct
+
+
+class ModelStatus(Struct, frozen=True):
+    """What is known of one model. Counts are since the server started, times in seconds from now.
+
+    `expires_in_s` is when it is unloaded unless it is used, `retry_in_s` when it is tried again
+    after it failed. `has_changed_files`: what is loaded is not what lies on disk.
+    """
+
+    spec: ModelSpec
+    state: ModelState
+    num_running: int = 0
+    num_waiting: int = 0
+    pid: int | None = None
+    num_starts: int = 0
+    num_crashes: int = 0
+    last_error: str | None = None
+    load_ms: float | None = None
+    load_fraction: float | None = None
+    reserved_bytes: int = 0
+    is_pinned: bool = False
+    since_s: float | None = None
+    expires_in_s: float | None = None
+    retry_in_s: float | None = None
+    has_changed_files: bool = False
+    swap_cost: SwapCost | None = None
+    """What it took lately to have it leave and to have it back."""
+
+
+def status_of(spec: ModelSpec, actor: ModelActor, num_waiting: int, now_s: float) -> ModelStatus:
+    """The actor's state in words and figures."""
+    worker = actor.worker
+    ready = worker.ready if worker is not None else None
+    expires_s = actor.expires_s
+    holds_back = actor.state in ("backing_off", "failed")
+    return ModelStatus(
+        spec=spec,
+        state=actor.state,
+        num_running=len(actor.running),
+        num_waiting=num_waiting,
+        pid=worker.pid if worker is not None else None,
+        num_starts=actor.num_starts,
+        num_crashes=actor.num_crashes,
+        last_error=actor.last_error.message if actor.last_error is not None else None,
+        load_ms=ready.load_ms if ready is not None else None,
+        load_fraction=worker.load_fraction if worker is not None else None,
+        reserved_bytes=actor.reserved_bytes,
+        is_pinned=actor.is_pinned,
+        since_s=now_s - actor.since_s if actor.since_s else None,
+        expires_in_s=max(0.0, expires_s - now_s) if expires_s is not None else None,
+        retry_in_s=max(0.0, actor.due_s - now_s) if holds_back else None,
+        has_changed_files=actor.state in HAS_PROCESS and actor.has_changed_files(),
+    )
