@@ -1,0 +1,195 @@
+"""Fetching pictures over TLS from a real server, and from where nothing may be fetched."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import ssl
+import threading
+from collections.abc import Callable, Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from typing_extensions import override
+
+from runtime.errors import InvalidRequest
+from runtime.worker.fetch import PUBLIC, FetchPolicy, fetch, is_public
+
+FIELD = "messages[0].content[0].image_url.url"
+IMAGE = b"\x89PNG these are the bytes"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    is_over: threading.Event
+
+    def do_GET(self) -> None:
+        routes: dict[str, Callable[[], None]] = {
+            "/image.png?size=1": lambda: self._say(200, IMAGE),
+            "/moved": lambda: self._move("/image.png?size=1"),
+            "/loop": lambda: self._move("/loop"),
+            "/inside": lambda: self._move("https://10.0.0.1/secret"),
+            "/plain": lambda: self._move("http://localhost/image.png"),
+            "/file": lambda: self._move("file:///etc/passwd"),
+            "/large": lambda: self._say(200, bytes(3000)),
+            "/drip": self._drip,
+        }
+        routes.get(self.path, lambda: self._say(404, b""))()
+
+    def _say(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _move(self, location: str) -> None:
+        self.send_response(302)
+        self.send_header("location", location)
+        self.end_headers()
+
+    def _drip(self) -> None:
+        self.wfile.write(b"HTTP/1.0 200 OK\r\n")
+        while not self.is_over.wait(0.02):
+            try:
+                self.wfile.write(b"x")
+                self.wfile.flush()
+            except OSError:
+                return
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def write_certificate(folder: Path) -> Path:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = dt.datetime.now(dt.UTC)
+    day = dt.timedelta(days=1)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "server.pem"
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[str, FetchPolicy]]:
+    """Where a server is, and a policy under which it may be asked."""
+    certificate = write_certificate(tmp_path_factory.mktemp("tls"))
+    _Handler.is_over = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    inside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    inside.load_cert_chain(certificate)
+    server.socket = inside.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    policy = FetchPolicy(
+        is_allowed=lambda address: address.is_loopback,
+        max_bytes=2000,
+        context=ssl.create_default_context(cafile=str(certificate)),
+    )
+    yield f"https://localhost:{server.server_port}", policy
+    _Handler.is_over.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def refusal(url: str, policy: FetchPolicy = PUBLIC) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        fetch(url, FIELD, policy)
+    assert caught.value.param == FIELD
+    return caught.value.message
+
+
+def test_a_picture_is_fetched_also_where_it_was_moved(place: tuple[str, FetchPolicy]):
+    url, policy = place
+    assert fetch(f"{url}/image.png?size=1", FIELD, policy) == IMAGE
+    assert fetch(f"{url}/moved", FIELD, policy) == IMAGE
+
+
+def test_a_redirect_is_checked_like_the_first_address(place: tuple[str, FetchPolicy]):
+    url, policy = place
+    assert "public internet" in refusal(f"{url}/inside", policy)
+    assert "https" in refusal(f"{url}/plain", policy)
+    assert "https" in refusal(f"{url}/file", policy)
+    assert "redirected too often" in refusal(f"{url}/loop", policy)
+
+
+def test_what_is_too_large_too_slow_or_missing_is_refused(place: tuple[str, FetchPolicy]):
+    url, policy = place
+    assert "more than 2000 bytes" in refusal(f"{url}/large", policy)
+    assert "404" in refusal(f"{url}/nothing", policy)
+    assert "longer than 0.5 s" in refusal(f"{url}/drip", policy._replace(timeout_s=0.5))
+
+
+def test_a_server_that_cannot_show_its_certificate_is_refused(place: tuple[str, FetchPolicy]):
+    url, policy = place
+    assert "SSLCertVerificationError" in refusal(url, policy._replace(context=None))
+    assert "SSL" in refusal(url.replace("localhost", "127.0.0.1"), policy)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://127.0.0.1/",
+        "https://localhost/",
+        "https://[::1]/",
+        "https://10.1.2.3/",
+        "https://192.168.0.1/",
+        "https://169.254.169.254/latest/meta-data/",
+        "https://[::ffff:127.0.0.1]/",
+        "https://[fe80::1]/",
+        "https://0.0.0.0/",
+        "https://2130706433/",
+    ],
+)
+def test_nothing_is_fetched_from_this_machine_or_its_networks(url: str):
+    assert "public internet" in refusal(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://example.org/a.png", "file:///etc/passwd", "ftp://example.org/a", "https:///a"]
+)
+def test_only_https_addresses_are_fetched(url: str):
+    assert "only https" in refusal(url)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1::1", True),
+        ("127.0.0.1", False),
+        ("172.16.5.4", False),
+        ("100.64.0.1", False),
+        ("224.0.0.1", False),
+        ("::", False),
+        ("fd00::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("2002:7f00:1::", False),
+        ("64:ff9b::7f00:1", False),
+    ],
+)
+def test_public_addresses_are_told_from_others(address: str, expected: bool):
+    assert is_public(ipaddress.ip_address(address)) is expected
