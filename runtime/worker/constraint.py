@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llguidance import LLMatcher
@@ -48,8 +48,8 @@ class Marks:
         def ids(text: str) -> tuple[int, ...]:
             return tuple(tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
-        blank = (ids(text) for text in _BLANK_LINES)
         is_harmony = dialect.name == harmony.NAME
+        blank = () if is_harmony else [ids(text) for text in _BLANK_LINES]
         return cls(
             think_start=ids(dialect.think_start),
             think_end=ids(dialect.think_end),
@@ -86,39 +86,35 @@ class Constrainer:
         prompt = request.prompt
         answer = self._answer(request)
         if not isinstance(prompt, ChatPrompt):
-            return Demands(self._plan(answer=answer) if answer is not None else None)
+            return Demands(self._bare_plan(answer) if answer is not None else None)
         choice = prompt.tool_choice
         tools = _choosable(prompt)
         call, notes = self._call(prompt, tools, has_answer=answer is not None)
         demands_call = choice.mode == "required"
         if budget is None and answer is None and call is None:
             return Demands(notes=notes)
-        plan = self._plan(
+        marks = self._marks
+        plan = replace(
+            self._bare_plan(None if demands_call else answer),
             starts_in_reasoning=reasoning == "open",
             may_think=reasoning == "unsaid" and _may_think(prompt.thinking),
-            budget=budget if self._marks.think_end else None,
-            answer=None if demands_call else answer,
+            think_start=marks.think_start,
+            think_end=marks.think_end,
+            budget=budget if marks.think_end else None,
+            next_message=marks.next_message,
+            gap=marks.gap if _is_json(request) else frozenset(),
+            answer_opening=marks.answer_opening,
             call=call,
+            trigger=marks.trigger,
             demands_call=demands_call,
             is_parallel=choice.is_parallel,
-            gap=_is_json(request),
         )
         return Demands(plan, notes)
 
-    def _plan(self, *, gap: bool = False, may_think: bool = False, **fields: Any) -> GuidePlan:
-        marks, grammars = self._marks, self._grammars
-        return GuidePlan(
-            vocab_size=grammars.vocab_size,
-            eos=grammars.eos_token_ids,
-            think_start=marks.think_start,
-            think_end=marks.think_end,
-            may_think=may_think and bool(marks.think_start),
-            next_message=marks.next_message,
-            answer_opening=marks.answer_opening if "call" in fields else (),
-            trigger=marks.trigger,
-            gap=marks.gap if gap else frozenset(),
-            **fields,
-        )
+    def _bare_plan(self, answer: LLMatcher | None) -> GuidePlan:
+        """For text that no template opened."""
+        grammars = self._grammars
+        return GuidePlan(grammars.vocab_size, grammars.eos_token_ids, answer=answer)
 
     def _answer(self, request: GenerateRequest) -> LLMatcher | None:
         if request.constraint is None:

@@ -80,12 +80,12 @@ _FORMS: Mapping[str, CallForm] = {
 
 def can_force(dialect: Dialect) -> bool:
     """Calls in this dialect can be held to a grammar."""
-    return _form(dialect) is not None
+    return form_of(dialect) is not None
 
 
 def is_exact(dialect: Dialect, tool: Tool) -> bool:
     """A forced call follows the whole schema; tags leave what a text may be to the model."""
-    form = _form(dialect)
+    form = form_of(dialect)
     if form is None or not form.argument:
         return form is not None
     schema = schema_of(tool)
@@ -101,7 +101,7 @@ def rest_of_call(
     Raises:
         KeyError: the dialect cannot be forced.
     """
-    form = _form(dialect)
+    form = form_of(dialect)
     if form is None:
         raise KeyError(dialect.name)
     rules = [f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
@@ -117,7 +117,8 @@ def rest_of_call(
     return rules
 
 
-def _form(dialect: Dialect) -> CallForm | None:
+def form_of(dialect: Dialect) -> CallForm | None:
+    """How a call is written in this dialect; None where it cannot be forced."""
     return _FORMS.get(dialect.name)
 
 
