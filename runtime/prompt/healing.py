@@ -202,5 +202,6 @@ def thinned(positions: Sequence[int], pinned: Sequence[int], limit: int) -> tupl
     """At most `limit` positions: all pinned ones, then from the end on, the gaps growing."""
     rest = sorted(set(positions) - set(pinned))
     room = max(limit - len(set(pinned)), 1)
-    kept = worth_marking(len(rest), 0, room)
-    return tuple(sorted({rest[number] for number in kept} | set(pinned)))
+    if len(rest) > room:
+        rest = [rest[number] for number in worth_marking(len(rest), 0, room)]
+    return tuple(sorted({*rest, *pinned}))

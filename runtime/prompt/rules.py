@@ -8,6 +8,7 @@ looks volatile, is not, and stays.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Scope = Literal["system", "early", "user"]
@@ -137,7 +138,7 @@ it would break prefixes that hold."""
 RULE_NAMES = frozenset(rule.name for rule in RULES)
 
 
-def rules_for(client: str, switched_off: frozenset[str]) -> tuple[Rule, ...]:
+def rules_for(client: str, switched_off: frozenset[str]) -> Sequence[Rule]:
     """The rules that change a request of this client (its family; "" is unknown)."""
     return tuple(
         rule

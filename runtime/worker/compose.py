@@ -110,7 +110,11 @@ class Composer:
         return fresh._replace(changes=asked.changes, lineage=lineage)
 
     def _asked(self, request: GenerateRequest, prompt: ChatPrompt) -> _Asked:
-        stable = stabilise(prompt.messages, rules_for(request.client, self.rules_off))
+        rules = rules_for(request.client, self.rules_off)
+        if HEALED in self.rules_off:
+            # What is moved to the end stays there only as part of a turn that is known.
+            rules = [rule for rule in rules if rule.kind == "strip"]
+        stable = stabilise(prompt.messages, rules)
         probe = self.template.probe
         messages = arrange(stable.messages, probe.abilities, prompt.tools, probe.definition)
         arranged = msgspec.structs.replace(prompt, messages=messages)

@@ -1,0 +1,146 @@
+"""Agent clients' conversations, replayed over restarts: what is computed is what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from runtime.prompt.switches import PromptSwitches
+from runtime.settings import ModelSettings
+from runtime.supervisor import Supervisor
+from runtime.types import CacheParams, Usage
+from tests.asking import Answer, ask, script, supervising
+from tests.client_shapes import SHAPES, Conversation, Said, Shape
+from tests.tiny_models import TOOL_CALL, write_model
+
+CONTEXT = 16_384
+SLACK_TOKENS = 64
+THOUGHT = "let me see"
+CALLS = f"{THOUGHT}</think><tool_call>{TOOL_CALL}</tool_call><|im_end|>"
+SAYS = f"{THOUGHT}</think>while rain falls<|im_end|>"
+
+
+@dataclass
+class Turn:
+    """What one request cost."""
+
+    number: int
+    usage: Usage
+    num_new: int
+    is_first_after_start: bool
+
+    @property
+    def num_prefilled(self) -> int:
+        return self.usage.num_prompt_tokens - self.usage.num_cached_tokens
+
+
+class Replay:
+    """Every client's conversation with one model."""
+
+    def __init__(
+        self,
+        home: Path,
+        shapes: Sequence[Shape] = SHAPES,
+        switches: PromptSwitches | None = None,
+    ) -> None:
+        self.home = home
+        self.switches = switches or PromptSwitches()
+        path = home / "models" / "m" / "tokenizer.json"
+        self.tokenizer = Tokenizer.from_file(str(path))
+        self.conversations = {shape.client: Conversation(shape) for shape in shapes}
+        self.turns: dict[str, list[Turn]] = {shape.client: [] for shape in shapes}
+
+    def supervising(self) -> AbstractAsyncContextManager[Supervisor]:
+        models = {"m": ModelSettings(context=CONTEXT)}
+        fields = {"kv_disk": True, "block_size": 32, "prompt_rules": self.switches}
+        return supervising(self.home, models=models, **fields)
+
+    async def run(self, num_turns: int, num_starts: int) -> None:
+        for _ in range(num_starts):
+            async with self.supervising() as supervisor:
+                for number in range(num_turns // num_starts):
+                    for client, conversation in self.conversations.items():
+                        await self.turn(supervisor, client, conversation, is_first=number == 0)
+
+    async def turn(
+        self, supervisor: Supervisor, client: str, conversation: Conversation, *, is_first: bool
+    ) -> None:
+        number = conversation.num_turns
+        words = CALLS if number % 5 < 4 else SAYS
+        ids = self.tokenizer.encode(words, add_special_tokens=False).ids
+        answer = await ask(
+            supervisor,
+            conversation.prompt(),
+            sampling=script(ids),
+            client=client,
+            cache=CacheParams(session_id=conversation.session_id),
+        )
+        said = said_of(answer)
+        assert said.reasoning == THOUGHT, (client, number, answer.text)
+        assert said.calls if words == CALLS else said.text == "while rain falls"
+        turns = self.turns[client]
+        before = turns[-1].usage if turns else None
+        known = before.num_prompt_tokens + before.num_output_tokens if before else 0
+        usage = answer.finished.usage
+        turns.append(Turn(number, usage, usage.num_prompt_tokens - known, is_first))
+        conversation.answered(said)
+
+
+def said_of(answer: Answer) -> Said:
+    return Said(answer.text, answer.reasoning, answer.calls)
+
+
+def healed(usage: Usage) -> int:
+    return sum(c.num_places for c in usage.prompt_changes if c.rule == "healed_turn")
+
+
+def check(replay: Replay, client: str) -> None:
+    """Every turn computes its new tokens and next to nothing else, after a restart as well."""
+    first, *rest = replay.turns[client]
+    for turn in rest:
+        assert 0 < turn.num_new < 250, (client, turn)
+        assert turn.num_prefilled <= turn.num_new + SLACK_TOKENS, (client, turn)
+        assert healed(turn.usage) == turn.number, (client, turn)
+    after_restart = [turn for turn in rest if turn.is_first_after_start]
+    assert after_restart
+    assert all(turn.usage.num_cached_tokens > turn.num_new for turn in after_restart)
+    assert first.usage.num_prompt_tokens > 1.5 * SLACK_TOKENS
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_next"])
+async def test_agents_pay_for_new_tokens_only_over_a_restart(family: str, tmp_path: Path):
+    write_model(tmp_path / "models" / "m", family)
+    replay = Replay(tmp_path)
+    await replay.run(num_turns=10, num_starts=2)
+    for client in replay.turns:
+        check(replay, client)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_next", "gemma3_text", "falcon_h1", "gpt_oss"])
+async def test_agents_pay_for_new_tokens_only_for_thirty_turns(family: str, tmp_path: Path):
+    write_model(tmp_path / "models" / "m", family)
+    replay = Replay(tmp_path)
+    await replay.run(num_turns=30, num_starts=5)
+    for client in replay.turns:
+        check(replay, client)
+
+
+async def test_a_hybrid_resumes_at_message_ends_without_healing(tmp_path: Path):
+    write_model(tmp_path / "models" / "m", "qwen3_next")
+    replay = Replay(tmp_path, SHAPES[2:3], PromptSwitches(healed_turn=False))
+    await replay.run(num_turns=5, num_starts=1)
+    first, *rest = replay.turns["opencode"]
+    before = first
+    for turn in rest:
+        num_new = turn.usage.num_prompt_tokens - before.usage.num_prompt_tokens
+        assert healed(turn.usage) == 0
+        # Thinking is gone from the turn before: it is computed again, and nothing else is.
+        assert turn.num_prefilled <= num_new + SLACK_TOKENS, turn
+        before = turn

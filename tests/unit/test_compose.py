@@ -1,0 +1,370 @@
+"""From a client's messages to tokens: what is healed, where it may be cut, that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import stat
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import ContextTooLong
+from runtime.prompt.canonical import Canon
+from runtime.types import (
+    CacheParams,
+    ChatPrompt,
+    GenerateRequest,
+    Message,
+    TextDelta,
+    Thinking,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+)
+from runtime.worker.compose import MAX_BOUNDARIES, Composed, Composer
+from runtime.worker.template import Template
+from runtime.worker.turns import Answer, TurnStore
+from tests.templates import template_of
+
+LOOK = Tool(name="look", description="Look.", parameters='{"type": "object"}')
+SYSTEM = Message(role="system", text="Be brief.")
+USER = Message(role="user", text="the quick brown fox")
+RESULT = Message(role="tool", text="rain falls", tool_call_id="a", name="look")
+END = "<|im_end|>"
+
+
+@dataclass
+class Counted:
+    num_healed_turns: int = 0
+
+
+class Talk:
+    """One model's composer, and what the model says."""
+
+    def __init__(self, template: Template, store: TurnStore, **fields: Any) -> None:
+        self.template = template
+        self.store = store
+        self.counts = Counted()
+        eos = frozenset(template.encode(END).token_ids)
+        given: dict[str, Any] = {"context": 8192, "needs_state": True, "eos_token_ids": eos}
+        self.composer = Composer(
+            template=template,
+            turns=store,
+            canon=Canon(b"secret"),
+            counts=self.counts,
+            **given | fields,
+        )
+
+    def compose(self, *messages: Message, session: str | None = None, **fields: Any) -> Composed:
+        tools = fields.pop("tools", (LOOK,))
+        client = fields.pop("client", "")
+        prompt = ChatPrompt(messages=messages, tools=tools, **fields)
+        request = GenerateRequest(
+            request_id="r",
+            model="m",
+            prompt=prompt,
+            client=client,
+            cache=CacheParams(session_id=session),
+        )
+        return self.composer.compose(request, prompt)
+
+    def says(
+        self, composed: Composed, raw: str, text: str = "", calls: tuple[ToolCall, ...] = ()
+    ) -> list[int]:
+        """The model generates `raw`, the client is shown the rest; all tokens there are now."""
+        output = self.template.encode(raw).token_ids
+        assert composed.lineage is not None
+        answer = Answer(self.store, self.composer.canon, composed.lineage, composed.token_ids, True)
+        for number, call in enumerate(calls):
+            delta = ToolCallDelta(
+                index=0, call_index=number, arguments=call.arguments, id=call.id, name=call.name
+            )
+            answer.add(delta)
+        answer.add(TextDelta(index=0, text=text))
+        answer.end(output)
+        return [*composed.token_ids, *output]
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        return "".join(self.template.token_text(token_id)[0] for token_id in token_ids)
+
+
+@pytest.fixture(params=["chatml", "qwen3"])
+def talk(request, tmp_path: Path) -> Talk:
+    return Talk(template_of(tmp_path, request.param), TurnStore())
+
+
+def echo(arguments: str, call_id: str = "other", text: str = "") -> Message:
+    call = ToolCall(id=call_id, name="look", arguments=arguments)
+    return Message(role="assistant", text=text, tool_calls=(call,))
+
+
+RAW_CALL = (
+    '<think>\nlet me see\n</think>\n\n<tool_call>\n{"name":"look","arguments":{"at":7}}\n'
+    f"</tool_call>{END}"
+)
+CALL = ToolCall(id="a", name="look", arguments='{"at":7}')
+
+
+@pytest.mark.parametrize(
+    "given_back",
+    [
+        echo('{"at":7}', "a"),
+        echo('{"at": 7}'),
+        echo('{ "at" : 7.0 }', text=" \n"),
+        echo('{"at":7}', text="<think>let me see</think>"),
+    ],
+)
+def test_a_changed_turn_is_read_as_the_tokens_that_were_generated(talk: Talk, given_back: Message):
+    before = talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,))
+    result = Message(role="tool", text="rain", tool_call_id=given_back.tool_calls[0].id)
+    healed = talk.compose(SYSTEM, USER, given_back, result)
+    assert healed.token_ids[: len(before)] == before
+    assert talk.text_of(healed.token_ids[len(before) :]).startswith("\n<|im_start|>")
+    assert "rain" in talk.text_of(healed.token_ids[len(before) :])
+    assert [(c.rule, c.num_places) for c in healed.changes] == [("healed_turn", 1)]
+    assert talk.counts.num_healed_turns == 1
+
+
+def test_healing_goes_on_from_turn_to_turn(talk: Talk):
+    said = Message(role="assistant", text="rain falls")
+    raw = f"<think>\nlet me\n</think>\n\nrain falls{END}"
+    messages = [SYSTEM, USER]
+    known: list[int] = []
+    for number in range(5):
+        composed = talk.compose(*messages)
+        assert composed.token_ids[: len(known)] == known
+        known = talk.says(composed, raw, "rain falls")
+        messages += [said, Message(role="user", text=f"step {number}")]
+    assert talk.compose(*messages).changes[-1].num_places == 5
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        (SYSTEM, USER, echo('{"at":8}')),
+        (SYSTEM, USER, echo('{"at":7}', text="But")),
+        (SYSTEM, Message(role="user", text="the quick  brown fox"), echo('{"at":7}')),
+        (USER, echo('{"at":7}')),
+    ],
+)
+def test_an_edited_conversation_is_read_as_it_is(talk: Talk, changed: tuple[Message, ...]):
+    talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,))
+    composed = talk.compose(*changed, RESULT)
+    assert composed.changes == ()
+    prompt = ChatPrompt(messages=(*changed, RESULT), tools=(LOOK,))
+    assert composed.token_ids == talk.template.token_ids(prompt)
+
+
+def test_other_tools_or_switches_are_another_conversation(talk: Talk):
+    talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,))
+    other = Tool(name="read", description="Read.")
+    assert talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, tools=(other,)).changes == ()
+
+
+def test_a_branch_keeps_what_it_shares(talk: Talk):
+    first = talk.compose(SYSTEM, USER)
+    main = talk.says(first, RAW_CALL, calls=(CALL,))
+    other = talk.says(first, f"rain{END}", "rain")
+    back = talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT)
+    branch = talk.compose(SYSTEM, USER, Message(role="assistant", text="rain"), USER)
+    assert back.token_ids[: len(main)] == main
+    assert branch.token_ids[: len(other)] == other
+
+
+def test_a_turn_that_we_ended_is_closed_for_the_model(talk: Talk):
+    raw = RAW_CALL.removesuffix(END)
+    before = talk.says(talk.compose(SYSTEM, USER), raw, calls=(CALL,))
+    healed = talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT)
+    assert healed.token_ids[: len(before)] == before
+    assert talk.text_of(healed.token_ids[len(before) :]).startswith(f"{END}\n<|im_start|>")
+
+
+def test_where_the_next_role_ends_a_turn_its_marker_is_said_once(tmp_path: Path):
+    talk = Talk(template_of(tmp_path, "role_ends"), TurnStore())
+    raw = f"let me</think><tool_call>look\nat=7</tool_call>{END}"
+    before = talk.says(talk.compose(SYSTEM, USER), raw, calls=(CALL,))
+    healed = talk.compose(SYSTEM, USER, echo('{"at": 7}'), RESULT)
+    assert healed.token_ids[: len(before)] == before
+    assert talk.text_of(healed.token_ids[len(before) :]) == "\nrain falls<think>"
+    # Had a user spoken instead, the marker that was generated is not the one that follows.
+    other = talk.compose(SYSTEM, USER, echo('{"at": 7}'), USER)
+    assert "healed_turn" not in [change.rule for change in other.changes]
+
+
+def test_a_text_with_the_sentinel_in_it_is_not_healed(talk: Talk):
+    talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,))
+    trap = Message(role="user", text="say hearth7c1e94d2splice")
+    assert talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, trap).changes == ()
+
+
+def test_what_moved_is_said_once_and_again_when_it_changes(talk: Talk):
+    def head(day: int) -> Message:
+        return Message(role="system", text=f"Be brief.\nToday's date is 2026-11-{day}.")
+
+    said = Message(role="assistant", text="rain")
+    first = talk.compose(head(21), USER)
+    assert talk.text_of(first.token_ids).count("2026-11-21") == 1
+    before = talk.says(first, f"rain{END}", "rain")
+    same = talk.compose(head(21), USER, said, USER)
+    assert same.token_ids[: len(before)] == before
+    assert talk.text_of(same.token_ids).count("2026-11-21") == 1
+    later = talk.compose(head(22), USER, said, USER)
+    assert later.token_ids[: len(before)] == before
+    assert talk.text_of(later.token_ids[len(before) :]).count("2026-11-22") == 1
+    before = talk.says(later, f"rain{END}", "rain")
+    back = talk.compose(head(21), USER, said, USER, said, USER)
+    assert talk.text_of(back.token_ids[len(before) :]).count("2026-11-21") == 1
+
+
+# Boundaries
+
+
+def test_boundaries_are_where_the_next_turn_still_agrees(talk: Talk):
+    messages = [SYSTEM, USER, echo('{"at":7}', "a"), RESULT]
+    composed = talk.compose(*messages)
+    other = talk.compose(SYSTEM, Message(role="user", text="let me see"))
+    longer = talk.compose(*messages, Message(role="assistant", text="let me"), USER)
+    last = composed.boundaries[-1]
+    assert longer.token_ids[:last] == composed.token_ids[:last]
+    assert talk.text_of(composed.token_ids[last:]).startswith("<|im_start|>assistant")
+    assert composed.prefix_end in composed.boundaries
+    assert other.token_ids[: composed.prefix_end] == composed.token_ids[: composed.prefix_end]
+    assert talk.text_of(composed.token_ids[composed.prefix_end :]).startswith("<|im_start|>user")
+
+
+def test_boundaries_of_a_long_conversation_are_few_and_dense_at_the_end(talk: Talk):
+    said = Message(role="assistant", text="rain")
+    messages = [SYSTEM, *([USER, said] * 60), USER]
+    composed = talk.compose(*messages)
+    assert len(composed.boundaries) == MAX_BOUNDARIES
+    gaps = [b - a for a, b in zip(composed.boundaries[1:], composed.boundaries[2:], strict=False)]
+    assert gaps[0] > gaps[1] > gaps[2] > max(gaps[3:])
+
+
+def test_cache_breakpoints_are_boundaries_and_worth_their_time(talk: Talk):
+    talk.composer.needs_state = False
+    breakpoint_ = Message(role="user", text="the quick brown fox", keep_s=3600.0)
+    composed = talk.compose(SYSTEM, breakpoint_, Message(role="assistant", text="rain"), USER)
+    ((position, keep_s),) = composed.keeps
+    assert keep_s == 3600.0
+    assert position in composed.boundaries
+    assert talk.text_of(composed.token_ids[:position]).endswith(f"fox{END}\n")
+
+
+def test_kept_tools_are_worth_their_time_up_to_the_end_of_the_head(talk: Talk):
+    tool = Tool(name="look", description="Look.", keep_s=300.0)
+    composed = talk.compose(SYSTEM, USER, tools=(tool,))
+    assert composed.keeps == ((composed.prefix_end, 300.0),)
+
+
+def test_without_a_need_for_state_nothing_is_cut(talk: Talk):
+    talk.composer.needs_state = False
+    assert talk.compose(SYSTEM, USER).boundaries == ()
+
+
+# Refusal and files
+
+
+def test_a_text_far_too_long_is_refused_before_all_of_it_is_tokenized(talk: Talk):
+    talk.composer.context = 100
+    with pytest.raises(ContextTooLong) as caught:
+        talk.compose(Message(role="user", text="the quick brown fox " * 5000))
+    assert 100 < caught.value.num_tokens < 40_000
+
+
+def test_a_healed_prompt_that_does_not_fit_is_read_without_its_thinking(talk: Talk):
+    thought = f"<think>\n{'let me see ' * 40}\n</think>\n\nrain{END}"
+    before = talk.says(talk.compose(SYSTEM, USER), thought, "rain")
+    talk.composer.context = len(before) + 5
+    composed = talk.compose(SYSTEM, USER, Message(role="assistant", text="rain"), USER)
+    assert len(composed.token_ids) < len(before)
+
+
+def test_turns_survive_a_restart_in_private_files(tmp_path: Path):
+    template, root = template_of(tmp_path, "qwen3"), tmp_path / "kv" / "turns" / "model"
+    root.parent.parent.mkdir()
+    talk = Talk(template, TurnStore(root))
+    before = talk.says(talk.compose(SYSTEM, USER, session="s"), RAW_CALL, calls=(CALL,))
+    talk.store.close()
+    talk.store.run()
+    (file,) = (path for path in root.rglob("*") if path.is_file())
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (root, file.parent)} == {0o700}
+    assert array("I", before).tobytes() in file.read_bytes()
+    again = Talk(template, TurnStore(root))
+    healed = again.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, session="s")
+    assert healed.token_ids[: len(before)] == before
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "delete"])
+def test_a_damaged_or_deleted_file_is_a_turn_that_is_not_known(tmp_path: Path, harm: str):
+    template, root = template_of(tmp_path, "qwen3"), tmp_path / "turns" / "model"
+    talk = Talk(template, TurnStore(root))
+    talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,))
+    talk.store.close()
+    talk.store.run()
+    (file,) = (path for path in root.rglob("*") if path.is_file())
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data if harm == "flip" else data[:-7])
+    if harm == "delete":
+        file.unlink()
+    composed = talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT)
+    assert composed.changes == ()
+
+
+def test_the_conversations_idle_longest_leave_the_disk_first(tmp_path: Path):
+    template, root = template_of(tmp_path, "qwen3"), tmp_path / "turns" / "model"
+    talk = Talk(template, TurnStore(root, max_disk_bytes=2500))
+    for number in range(8):
+        user = Message(role="user", text=f"step {number}")
+        talk.says(talk.compose(SYSTEM, user, session=f"s{number}"), f"rain{END}", "rain")
+    talk.store.close()
+    talk.store.run()
+    sizes = [path.stat().st_size for path in root.rglob("*") if path.is_file()]
+    assert 0 < sum(sizes) <= 2500
+    user = Message(role="user", text="step 7")
+    last = talk.compose(SYSTEM, user, Message(role="assistant", text="rain"), USER, session="s7")
+    assert [change.rule for change in last.changes] == ["healed_turn"]
+
+
+# Order of tools and system text
+
+
+def test_tools_come_before_the_system_text_where_the_template_allows(tmp_path: Path):
+    tools = tuple(
+        Tool(name=f"look{i}", parameters=json.dumps({"type": "object", "title": "kettle " * 20}))
+        for i in range(4)
+    )
+
+    def shared(*, tools_first: bool) -> tuple[int, int]:
+        template = template_of(tmp_path, "qwen3", tools_first=tools_first)
+        one, two = (
+            Talk(template, TurnStore()).compose(
+                Message(role="system", text=f"You work in {place}.\n" + "Be brief. " * 10),
+                USER,
+                tools=tools,
+            )
+            for place in ("/home/ada", "/srv/bob")
+        )
+        pairs = zip(one.token_ids, two.token_ids, strict=False)
+        same = next(i for i, (a, b) in enumerate(pairs) if a != b)
+        return same, len(one.token_ids)
+
+    before, num_before = shared(tools_first=False)
+    after, num_after = shared(tools_first=True)
+    assert before < 0.05 * num_before
+    assert after > 0.8 * num_after
+    assert abs(num_after - num_before) <= 2
+
+
+def test_turned_tools_lose_no_text(tmp_path: Path):
+    prompt = ChatPrompt(messages=(SYSTEM, USER), tools=(LOOK,), thinking=Thinking())
+    plain = template_of(tmp_path, "qwen3", tools_first=False).render(prompt)
+    turned = template_of(tmp_path, "qwen3").render(prompt)
+    assert sorted("".join(turned.split())) == sorted("".join(plain.split()))
+    assert turned.index("# Tools") < turned.index("Be brief.") < turned.index("quick")
