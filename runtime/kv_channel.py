@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from runtime.types import MissReason, ModelSpec
 from runtime.wire import (
     Heartbeat,
+    HotAsked,
+    HotNow,
     KnownSlot,
     KvCounts,
     KvNews,
@@ -29,6 +32,9 @@ from store.types import SlotRow
 MAX_SLOTS = 2000
 """Slots in one frame: a worker must not be kept from its requests for long."""
 
+_HOT_PATIENCE_S = 1.0
+"""A worker answers between two steps; one that takes longer is not worth waiting for."""
+
 KvEvent = SlotStaged | SlotBad | SlotsUsed | SlotsWanted | StoreTrouble
 
 
@@ -42,6 +48,10 @@ class KvDesk(Protocol):
     def leave(self, channel: KvChannel) -> None: ...
 
     def hear(self, channel: KvChannel, event: KvEvent) -> None: ...
+
+    def measured(
+        self, channel: KvChannel, *, load_ms: float | None = None, peak_bytes: int | None = None
+    ) -> None: ...
 
 
 class KvChannel:
@@ -57,6 +67,8 @@ class KvChannel:
         self.counts = KvCounts()
         self._desk = desk
         self._send: Callable[[KvNews], None] | None = None
+        self._asked: dict[int, asyncio.Future[tuple[str, ...]]] = {}
+        self._num_asked = 0
 
     @property
     def has_disk(self) -> bool:
@@ -73,14 +85,24 @@ class KvChannel:
         self._send = send
         self._desk.join(self)
 
-    def on_event(self, event: KvEvent) -> None:
+    def on_event(self, event: KvEvent | HotNow) -> None:
         """The worker reports."""
-        self._desk.hear(self, event)
+        if not isinstance(event, HotNow):
+            self._desk.hear(self, event)
+        elif (asked := self._asked.get(event.number)) is not None and not asked.done():
+            asked.set_result(event.ids)
 
     def on_beat(self, beat: Heartbeat) -> None:
         """The worker's counters, as they are now."""
         if beat.kv is not None:
             self.counts = beat.kv
+
+    def measured(self, *, load_ms: float | None = None, peak_bytes: int | None = None) -> None:
+        """What its start took, or what memory it used at most without the hot tier: for next time.
+
+        Call it before `close()`.
+        """
+        self._desk.measured(self, load_ms=load_ms, peak_bytes=peak_bytes)
 
     def close(self) -> None:
         """The worker is gone; everything it reported has arrived."""
@@ -89,6 +111,22 @@ class KvChannel:
             self._desk.leave(self)
 
     # What follows is the store's side.
+
+    async def hot(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """Those of these slots that are in the worker's memory; none if it does not answer."""
+        if self._send is None or not self.has_disk:
+            return ()
+        self._num_asked += 1
+        number = self._num_asked
+        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._tell(HotAsked(number=number, ids=tuple(ids)))
+        try:
+            async with asyncio.timeout(_HOT_PATIENCE_S):
+                return await asked
+        except TimeoutError:
+            return ()
+        finally:
+            del self._asked[number]
 
     def tell_slots(self, rows: Sequence[SlotRow]) -> None:
         """These are on disk, parents before children."""

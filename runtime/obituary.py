@@ -43,6 +43,10 @@ class Obituary:
         self._crashes = Crashes(directory)
         self._model = model
         self._memory = MemoryFigures()
+        self.peak_bytes = 0
+        """The most that its allocator held at once, the hot tier included."""
+        self.working_bytes = 0
+        """The same without the hot tier, which gives way: weights, running KV and the rest."""
         self._num_oom_kills = num_oom_kills()
         self._was_killed_for_memory = False
         self._lost: CrashRecord | None = None
@@ -50,13 +54,20 @@ class Obituary:
         self.crash_id: str | None = None
         self.departure: Departure | None = None
 
+    def heard(self, beat: Heartbeat) -> None:
+        """A heartbeat arrived."""
+        peak_bytes = max(beat.peak_bytes, beat.active_bytes)
+        hot_bytes = beat.kv.hot_bytes if beat.kv is not None else 0
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        self.working_bytes = max(self.working_bytes, peak_bytes - hot_bytes)
+
     def sample(self, pid: int, beat: Heartbeat | None) -> None:
         """Look at its memory while it lives."""
         beat = beat or Heartbeat(step=0, is_busy=False, phase="starting")
         self._memory = MemoryFigures(
             active=beat.active_bytes,
             cache=beat.cache_bytes,
-            peak=beat.peak_bytes,
+            peak=self.peak_bytes,
             footprint=footprint_bytes(pid, beat.active_bytes + beat.cache_bytes),
             available=available_bytes(),
         )

@@ -129,7 +129,14 @@ class Stop(Struct, frozen=True, tag="stop"):
     exit_s: float = 20.0
 
 
-KvNews = Slots | SlotsSaved | SlotsPromoted | SlotsDemoted | SlotsGone | WritesPaused
+class HotAsked(Struct, frozen=True, tag="hot_asked"):
+    """Which of these slots are in memory now? `HotNow` of the same number answers."""
+
+    number: int
+    ids: tuple[str, ...]
+
+
+KvNews = Slots | SlotsSaved | SlotsPromoted | SlotsDemoted | SlotsGone | WritesPaused | HotAsked
 """What the store tells a worker."""
 
 Command = Load | Submit | Abort | Stop | KvNews
@@ -209,7 +216,8 @@ class KvCounts(Struct, frozen=True):
 class Heartbeat(Struct, frozen=True, tag="beat"):
     """Sent every second. `step` counts engine steps: busy and not stepping means wedged.
 
-    The bytes are the allocator's: in use, kept for reuse, and the most that ever were in use.
+    The bytes are the allocator's: in use, kept for reuse, and the most that were in use since the
+    heartbeat before.
     """
 
     step: int
@@ -265,6 +273,13 @@ class SlotsWanted(Struct, frozen=True, tag="wanted"):
     ids: tuple[str, ...]
 
 
+class HotNow(Struct, frozen=True, tag="hot_now"):
+    """These of the slots that were asked for are in memory, to their end."""
+
+    number: int
+    ids: tuple[str, ...]
+
+
 class StoreTrouble(Struct, frozen=True, tag="trouble"):
     """A slot could not be written; `reason` is machine-readable."""
 
@@ -287,6 +302,7 @@ Event = (
     | SlotBad
     | SlotsUsed
     | SlotsWanted
+    | HotNow
     | StoreTrouble
 )
 

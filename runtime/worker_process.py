@@ -35,6 +35,7 @@ from runtime.wire import (
     Flushing,
     Heartbeat,
     Hello,
+    HotNow,
     Load,
     LoadError,
     LoadProgress,
@@ -87,7 +88,7 @@ class WorkerProcess:
         self.clock = WorkerClock()
         """What its start and its end cost, as far as they got."""
         self.obituary = Obituary(settings.home / "crashes", self.spec.id)
-        """Its crash record and whether its memory came back, some time after it is gone."""
+        """Its peaks, and when it is gone its crash record and whether its memory came back."""
         self._settings = settings
         self._kv = kv
         self._on_change = on_change
@@ -123,11 +124,6 @@ class WorkerProcess:
     def is_gone(self) -> bool:
         """Its process has ended, or never was."""
         return self._child is None or self._child.returncode is not None
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that its allocator ever held, as it said last."""
-        return self.pulse.last.peak_bytes if self.pulse.last is not None else 0
 
     async def start(self) -> None:
         """Take or spawn a process and have it load the model.
@@ -200,8 +196,9 @@ class WorkerProcess:
                 self._work.on_event(event)
             case Heartbeat():
                 self.pulse.beat(event, time.monotonic())
+                self.obituary.heard(event)
                 self._kv.on_beat(event)
-            case SlotStaged() | SlotBad() | SlotsUsed() | SlotsWanted() | StoreTrouble():
+            case SlotStaged() | SlotBad() | SlotsUsed() | SlotsWanted() | HotNow() | StoreTrouble():
                 self._kv.on_event(event)
             case Flushing() | Flushed():
                 self._on_leave_event(event)
@@ -231,6 +228,7 @@ class WorkerProcess:
                 self.ready = event
                 self.pulse.moved("idle", now_s)
                 self.clock.became_ready(now_s)
+                self._kv.measured(load_ms=self.clock.start_cost.total_ms)
                 self._set_state("ready")
                 self._is_up.set()
             case LoadError(message=message):
@@ -312,6 +310,8 @@ class WorkerProcess:
         fail_all(generations, error)
         if self._child is not None:
             self._child.close()
+        if self.ready is not None and self.obituary.working_bytes:
+            self._kv.measured(peak_bytes=self.obituary.working_bytes)
         self._kv.close()
 
     async def _watch(self) -> None:

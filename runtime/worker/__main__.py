@@ -266,13 +266,15 @@ class Worker:
         if engine is not None:
             step, is_busy, kv = engine.num_steps, engine.is_busy, engine.kv_counts
             phase = phase if phase in _LEAVING else engine.phase
+        peak_bytes = mx.get_peak_memory()
+        mx.reset_peak_memory()
         return Heartbeat(
             step=step,
             is_busy=is_busy,
             phase=phase,
             active_bytes=mx.get_active_memory(),
             cache_bytes=mx.get_cache_memory(),
-            peak_bytes=mx.get_peak_memory(),
+            peak_bytes=peak_bytes,
             kv=kv,
         )
 

@@ -73,7 +73,7 @@ async def test_a_worker_that_is_killed_or_crashes_leaves_a_record(
         assert (record.phase, record.num_running) == ("decode", 1)
         assert record.step > 0
         assert record.memory.footprint > 10_000_000
-        assert 0 < record.memory.active <= record.memory.peak <= process.peak_bytes
+        assert 0 < record.memory.active <= record.memory.peak <= process.obituary.peak_bytes
         assert any("in run" in line for line in record.stacks) is (number is signal.SIGSEGV)
         (file,) = (tmp_path / "crashes").iterdir()
         assert SECRET not in file.read_text()
