@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
+
 from runtime.errors import InvalidRequest
 from runtime.prompt.arrange import Abilities
 from runtime.prompt.thinking import EFFORT, SWITCHES
@@ -59,6 +61,7 @@ class Probe:
 
     def definition(self, tool: Tool) -> str:
         """A tool as the template writes it, or else as JSON."""
+        tool = msgspec.structs.replace(tool, is_deferred=False)
         with_one = self._text(("user",), tools=(_TOOL,))
         with_both = self._text(("user",), tools=(_TOOL, tool))
         plain = definition_of(tool)
