@@ -157,7 +157,9 @@ class ErrorEnvelope(msgspec.Struct, gc=False):
     error: ErrorBody
 
 
-def documented(answer: type[msgspec.Struct]) -> dict[int, ResponseSpec]:
+def documented(
+    answer: type[msgspec.Struct], refusal: type[msgspec.Struct] = ErrorEnvelope
+) -> dict[int, ResponseSpec]:
     """What OpenAPI says of a handler's answers: this one, and the envelope for each refusal."""
     specs = {
         400: "The request cannot be served as it is; `param` names the field",
@@ -167,7 +169,7 @@ def documented(answer: type[msgspec.Struct]) -> dict[int, ResponseSpec]:
     }
     answers = {200: ResponseSpec(answer, generate_examples=False, description="The whole answer")}
     return answers | {
-        status: ResponseSpec(ErrorEnvelope, generate_examples=False, description=description)
+        status: ResponseSpec(refusal, generate_examples=False, description=description)
         for status, description in specs.items()
     }
 

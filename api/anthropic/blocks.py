@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from api.anthropic.schemas import EMPTY_OBJECT, Body, CacheControl, Content
+from api.anthropic.schemas import Body, CacheControl, Content, empty_object
 from api.body import decoded_at
 from api.images import image_of
 from api.refusal import refuse
@@ -28,7 +28,7 @@ class ThinkingBlock(Body):
 class ToolUseBlock(Body):
     id: str
     name: str
-    input: msgspec.Raw = EMPTY_OBJECT
+    input: msgspec.Raw = msgspec.field(default_factory=empty_object)
     cache_control: CacheControl | None = None
 
 

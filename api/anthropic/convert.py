@@ -235,7 +235,8 @@ def _constraint(given: OutputFormat | None, path: str) -> Constraint | None:
         return None
     if given.type != "json_schema":
         refuse(f"{path}.type", f"is {given.type[:64]!r}: the only one is 'json_schema'.")
-    return Constraint(kind="json_schema", text=_schema(given.schema, f"{path}.schema"))
+    text = _schema(given.schema, f"{path}.schema")
+    return Constraint(kind="json_schema", text=text, field=path)
 
 
 def _stop(stops: Sequence[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from api.anthropic.convert import Asked, Door, count_to_generate, messages_to_generate
+from api.anthropic.errors import ErrorAnswer
 from api.anthropic.frame import Frame, in_full, stop_of, usage_of
 from api.anthropic.schemas import CountRequest, MessageAnswer, MessagesRequest, TokenCount
 from api.anthropic.stream import Blocks, MessageStream, answered
@@ -25,7 +26,12 @@ from runtime.types import Chunk, Finished, ModelSpec
 MAX_SILENCE_S = 15.0
 
 
-@post("/v1/messages", status_code=200, tags=["Anthropic"], responses=documented(MessageAnswer))
+@post(
+    "/v1/messages",
+    status_code=200,
+    tags=["Anthropic"],
+    responses=documented(MessageAnswer, ErrorAnswer),
+)
 async def messages(
     data: JSONBody[MessagesRequest], request: HttpRequest, gate: NamedDependency[Gate]
 ) -> Response[MessageAnswer] | EventStream:
@@ -53,7 +59,7 @@ async def messages(
     "/v1/messages/count_tokens",
     status_code=200,
     tags=["Anthropic"],
-    responses=documented(TokenCount),
+    responses=documented(TokenCount, ErrorAnswer),
 )
 async def count_tokens(
     data: JSONBody[CountRequest], request: HttpRequest, gate: NamedDependency[Gate]

@@ -20,6 +20,11 @@ StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"]
 EMPTY_OBJECT = msgspec.Raw(b"{}")
 
 
+def empty_object() -> msgspec.Raw:
+    """What a field holds that was not given; as a plain default it cannot be documented."""
+    return EMPTY_OBJECT
+
+
 class Body(msgspec.Struct, gc=False):
     """Base of what goes over HTTP as JSON."""
 
@@ -47,7 +52,7 @@ class ToolDefinition(Body):
     name: str = ""
     type: str | None = None
     description: str | None = None
-    input_schema: msgspec.Raw = EMPTY_OBJECT
+    input_schema: msgspec.Raw = msgspec.field(default_factory=empty_object)
     strict: bool | None = None
     defer_loading: bool | None = None
     cache_control: CacheControl | None = None
@@ -73,7 +78,7 @@ class OutputFormat(Body):
     """The only `type` is `json_schema`; the `schema` is kept as it is written."""
 
     type: str
-    schema: msgspec.Raw = EMPTY_OBJECT
+    schema: msgspec.Raw = msgspec.field(default_factory=empty_object)
 
 
 class OutputConfig(Body):
@@ -87,7 +92,7 @@ class ContextEdit(Body):
     """An edit of the context that the client leaves to the server."""
 
     type: str = ""
-    keep: msgspec.Raw = EMPTY_OBJECT
+    keep: msgspec.Raw = msgspec.field(default_factory=empty_object)
 
 
 class ContextManagement(Body):

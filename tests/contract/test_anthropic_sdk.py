@@ -1,0 +1,304 @@
+"""What Anthropic's own Python client sees of a running server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic import Anthropic, AsyncAnthropic
+
+from tests.running_server import RunningServer, running
+
+CODE = "velvet-onyx-41"
+RAIN = "Light rain, 9 degrees"
+QUESTION: Any = [{"role": "user", "content": "What is the weather in Zurich?"}]
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "Get the current weather for a city.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+READ: Any = {
+    "name": "read_file",
+    "description": "Read a file from disk.",
+    "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}},
+}
+TOOLS: Any = [WEATHER, READ]
+THINK: Any = {"type": "enabled", "budget_tokens": 1024}
+
+
+@pytest.fixture(scope="module")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that nobody configured."""
+    with running(tmp_path_factory.mktemp("bare")) as server:
+        yield server
+        assert "Traceback" not in server.stderr
+
+
+@pytest.fixture
+def client(tiny_server: RunningServer) -> Iterator[Anthropic]:
+    with Anthropic(base_url=tiny_server.url, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_client(tiny_server: RunningServer) -> AsyncIterator[AsyncAnthropic]:
+    async with AsyncAnthropic(base_url=tiny_server.url, auth_token="x", max_retries=0) as client:
+        yield client
+
+
+def user(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+def create(client: Anthropic, **changes: Any) -> anthropic.types.Message:
+    request: Any = {"model": "hearth-tiny", "max_tokens": 120, "messages": [user("Hello!")]}
+    return client.messages.create(**request | changes)
+
+
+def plain(message: anthropic.types.Message) -> list[Any]:
+    """The content without what the client's helpers add to it."""
+    dicts = [block.to_dict() for block in message.content]
+    return [{k: v for k, v in one.items() if v is not None} for one in dicts]
+
+
+# Messages
+
+
+def test_a_message_has_everything_a_client_reads(client: Anthropic) -> None:
+    answer = create(client)
+    assert answer.id.startswith("msg_")
+    assert (answer.type, answer.role, answer.model) == ("message", "assistant", "hearth-tiny")
+    (block,) = answer.content
+    assert block.type == "text"
+    assert "hearth-tiny" in block.text
+    assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
+    assert answer.usage.output_tokens > 0
+    assert answer._request_id is not None
+
+
+def test_a_code_word_is_recalled_from_system_blocks_over_several_turns(client: Anthropic) -> None:
+    system: Any = [
+        {"type": "text", "text": f"You are helpful. The code word is {CODE}."},
+    ]
+    turns: Any = [user("The river was calm."), {"role": "assistant", "content": "I see."}]
+    answer = create(client, system=system, messages=[*turns, user("What is the code word?")])
+    assert answer.content[0].type == "text"
+    assert CODE in answer.content[0].text
+
+
+def test_the_streaming_helper_puts_together_what_the_whole_answer_says(client: Anthropic) -> None:
+    whole = create(client)
+    with client.messages.stream(
+        model="hearth-tiny", max_tokens=120, messages=[user("Hello!")]
+    ) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert plain(final) == plain(whole)
+    assert whole.content[0].type == "text"
+    assert text == whole.content[0].text
+    assert final.stop_reason == "end_turn"
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_raw_events_are_typed_from_the_first_to_the_last(client: Anthropic) -> None:
+    events = list(
+        client.messages.create(
+            model="hearth-tiny", max_tokens=8, messages=[user("Hello!")], stream=True
+        )
+    )
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+
+
+async def test_the_async_client_streams_many_answers_at_once(async_client: AsyncAnthropic) -> None:
+    async def answer(city: str) -> str:
+        async with async_client.messages.stream(
+            model="hearth-tiny",
+            max_tokens=80,
+            messages=[user(f"What is the weather in {city}?")],
+            tools=TOOLS,
+        ) as stream:
+            final = await stream.get_final_message()
+        (call,) = final.content
+        assert call.type == "tool_use"
+        return str(call.input["city"])
+
+    cities = ["Zurich", "Paris", "Oslo"]
+    assert await asyncio.gather(*(answer(city) for city in cities)) == cities
+
+
+# Tools and thinking
+
+
+@pytest.mark.parametrize("thinking", [{"type": "disabled"}, THINK])
+def test_a_tool_round_trip_ends_with_the_tools_result(client: Anthropic, thinking: Any) -> None:
+    given: Any = {"tools": TOOLS, "thinking": thinking}
+    first = create(client, messages=QUESTION, **given)
+    call = first.content[-1]
+    assert first.stop_reason == "tool_use"
+    assert call.type == "tool_use"
+    assert (call.name, call.input) == ("get_weather", {"city": "Zurich"})
+    result: Any = {
+        "type": "tool_result",
+        "tool_use_id": call.id,
+        "content": "Light rain, 9 degrees",
+    }
+    turns: Any = [*QUESTION, first.to_param(), {"role": "user", "content": [result]}]
+    second = create(client, messages=turns, **given)
+    assert second.stop_reason == "end_turn"
+    said = second.content[-1]
+    assert said.type == "text"
+    assert RAIN in said.text
+    assert second.usage.cache_read_input_tokens is not None
+    assert second.usage.cache_read_input_tokens >= first.usage.input_tokens - 4
+
+
+def test_a_streamed_tool_call_has_its_whole_input_and_its_pieces(client: Anthropic) -> None:
+    with client.messages.stream(
+        model="hearth-tiny", max_tokens=120, messages=QUESTION, tools=TOOLS
+    ) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        final = stream.get_final_message()
+    (call,) = final.content
+    assert call.type == "tool_use"
+    assert call.input == {"city": "Zurich"}
+    assert "Zurich" in "".join(pieces)
+
+
+def test_thoughts_are_a_block_of_their_own_that_is_signed(client: Anthropic) -> None:
+    messages: Any = [user(f"The code word is {CODE}. What is the code word?")]
+    whole = create(client, messages=messages, thinking=THINK)
+    thoughts, said = whole.content
+    assert thoughts.type == "thinking"
+    assert said.type == "text"
+    assert thoughts.thinking
+    assert thoughts.signature
+    assert CODE in said.text
+    with client.messages.stream(
+        model="hearth-tiny", max_tokens=120, messages=messages, thinking=THINK
+    ) as stream:
+        signatures = [event.signature for event in stream if event.type == "signature"]
+        final = stream.get_final_message()
+    assert plain(final) == plain(whole)
+    assert signatures == [thoughts.signature]
+
+
+@pytest.mark.parametrize("display", ["omitted", "summarized"])
+def test_thoughts_that_were_not_shown_still_lead_the_next_turn(
+    client: Anthropic, display: str
+) -> None:
+    given: Any = {"thinking": {"type": "adaptive", "display": display}}
+    messages: Any = [user(f"The code word is {CODE}. What is the code word?")]
+    first = create(client, messages=messages, **given)
+    thoughts = first.content[0]
+    assert thoughts.type == "thinking"
+    assert bool(thoughts.thinking) is (display == "summarized")
+    turns: Any = [*messages, first.to_param(), user("And again?")]
+    second = create(client, messages=turns, **given)
+    assert second.usage.cache_read_input_tokens is not None
+    num_said = first.usage.input_tokens + first.usage.output_tokens
+    num_said += first.usage.cache_read_input_tokens or 0
+    assert second.usage.cache_read_input_tokens >= num_said - 4
+
+
+# Counting
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"system": "Be brief."},
+        {"tools": TOOLS, "tool_choice": {"type": "auto"}},
+        {"thinking": THINK},
+        {"messages": [user("a"), {"role": "assistant", "content": "b"}, user("c")]},
+    ],
+    ids=["plain", "system", "tools", "thinking", "turns"],
+)
+def test_a_count_is_the_usage_of_the_same_request(client: Anthropic, changes: Any) -> None:
+    usage = create(client, **changes, max_tokens=1).usage
+    asked: Any = {"model": "hearth-tiny", "messages": [user("Hello!")]} | changes
+    counted = client.messages.count_tokens(**asked).input_tokens
+    assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_even_a_prompt_that_is_too_long_is_counted(client: Anthropic) -> None:
+    counted = client.messages.count_tokens(model="hearth-tiny", messages=[user("fox " * 40_000)])
+    assert counted.input_tokens > 40_000
+
+
+def test_the_beta_client_is_served_alike(client: Anthropic) -> None:
+    answer = client.beta.messages.create(
+        model="hearth-tiny",
+        max_tokens=120,
+        messages=[user("Hello!")],
+        betas=["context-management-2025-06-27", "some-beta-of-tomorrow-2099-01-01"],
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    )
+    assert answer.content[0].type == "text"
+    assert answer.content[0].text == create(client).content[0].text  # pyright: ignore[reportAttributeAccessIssue]
+    counted = client.beta.messages.count_tokens(model="hearth-tiny", messages=[user("Hello!")])
+    assert (
+        counted.input_tokens
+        == client.messages.count_tokens(model="hearth-tiny", messages=[user("Hello!")]).input_tokens
+    )
+
+
+# Models
+
+
+def test_models_are_listed_and_found(client: Anthropic) -> None:
+    listed = list(client.models.list(limit=1))
+    (model,) = [one for one in listed if one.id == "hearth-tiny"]
+    assert (model.type, model.display_name, model.lifecycle) == ("model", "hearth-tiny", "active")
+    assert client.models.retrieve("hearth-tiny") == model
+    assert model.max_input_tokens == 32768
+
+
+# Errors
+
+
+def test_an_unknown_model_is_not_found(client: Anthropic) -> None:
+    for call in (
+        lambda: create(client, model="hearth-tinny"),
+        lambda: client.models.retrieve("hearth-tinny"),
+    ):
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            call()
+        assert caught.value.type == "not_found_error"
+        assert caught.value.error_code == "model_not_found"
+        assert "Did you mean hearth-tiny" in str(caught.value.api_message)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"messages": []},
+        {"messages": [{"role": "wizard", "content": "x"}]},
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"tool_choice": {"type": "any"}},
+        {"stop_sequences": [""]},
+    ],
+)
+def test_what_cannot_be_served_is_a_bad_request(client: Anthropic, changes: Any) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        create(client, **changes)
+    assert caught.value.type == "invalid_request_error"
+    assert caught.value.request_id is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_told_as_clients_compact_on(
+    client: Anthropic, stream: bool
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        create(client, messages=[user("fox " * 20_000)], stream=stream)
+    message = str(caught.value.api_message)
+    counted = client.messages.count_tokens(model="hearth-tiny", messages=[user("fox " * 20_000)])
+    assert message == f"prompt is too long: {counted.input_tokens} tokens > 32767 maximum"
+    assert caught.value.error_code == "context_length_exceeded"
