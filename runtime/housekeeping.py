@@ -18,7 +18,7 @@ from runtime.kv.eviction import choose
 from runtime.open_store import INDEX, Demoted, Gone, OpenStore
 from runtime.settings import Settings
 from runtime.types import MissReason
-from store import upkeep
+from store import turns, upkeep
 from store.conversations import Conversations
 from store.disk import disk_bytes
 from store.errors import SlotDamaged, SlotMissing, StoreError
@@ -72,6 +72,7 @@ def usage_of(store: OpenStore) -> Usage:
         by_tier[total.tier] += total.disk_bytes
     root = store.root
     others = [root / f"{INDEX}{suffix}" for suffix in ("", "-wal", "-shm")]
+    others += turns.turn_files(root)
     others += [root / upkeep.BALLAST, *(root / upkeep.QUARANTINE).glob("*")]
     others += [path for path in root.glob("slots/??/.tmp-*") if slot_id_of(path.name)]
     return Usage(by_tier["warm"], by_tier["cold"], sum(disk_bytes(path) for path in others))

@@ -22,7 +22,7 @@ from runtime.inventory_views import (
 from runtime.open_store import INDEX, Gone, OpenStore
 from runtime.types import ModelSpec
 from runtime.wire import SlotStaged
-from store import listing, removal, upkeep
+from store import listing, removal, turns, upkeep
 from store.conversations import Conversations
 from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.listing import Entry, Link
@@ -174,6 +174,11 @@ class Inventory:
             dropping = Conversations(self.store.database).drop(bytes.fromhex(entry.id))
         else:
             dropping = self.store.database.submit(lambda c: removal.drop_chain(c, entry.id))
+        if entry.is_named:
+            turns.drop_conversation(self.store.root, entry.id)
+        else:
+            # Which of them continue this chain nobody can tell: losing one costs time only.
+            turns.drop_unnamed(self.store.root, entry.model)
         return self._finished(1, self._unlink(dropping.result()))
 
     def remove_models(self, models: Collection[bytes]) -> RemovalView:
@@ -196,6 +201,7 @@ class Inventory:
         while places := submit(lambda c: removal.drop_some(c, model)).result():
             num_slots += self._unlink(places)
         submit(lambda c: removal.forget(c, model)).result()
+        turns.drop_turns(self.store.root, model)
         return num_slots
 
     def _unlink(self, places: Sequence[SlotPlace]) -> int:

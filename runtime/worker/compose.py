@@ -27,7 +27,8 @@ from runtime.prompt.rules import rules_for
 from runtime.prompt.stabilise import place, stabilise
 from runtime.types import ChatPrompt, GenerateRequest, Message, PromptChange, ToolCall
 from runtime.worker.template import Template
-from runtime.worker.turns import UNNAMED, TurnStore
+from runtime.worker.turns import TurnStore
+from store.turns import UNNAMED
 
 MAX_BOUNDARIES = 8
 HEALED = "healed_turn"

@@ -24,10 +24,7 @@ from runtime.prompt.healing import Known, Lineage, Spoken, Turn
 from runtime.types import Chunk
 from runtime.wire import KvOptions
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
-
-TURNS = "turns"
-UNNAMED = "u-"
-"""What the folders of conversations begin with whose client gives no session id."""
+from store.turns import SUFFIX, turns_root
 
 MAX_MEMORY_BYTES = 64 << 20
 MAX_DISK_BYTES = 256 << 20
@@ -61,6 +58,7 @@ class TurnStore:
         self._max_disk_bytes = max_disk_bytes
         self._lock = threading.Lock()
         self._memory: OrderedDict[bytes, Turn] = OrderedDict()
+        self._names: dict[bytes, str] = {}
         self._memory_bytes = 0
         self._folders: OrderedDict[str, _Folder] = OrderedDict()
         self._places: dict[bytes, Path] = {}
@@ -89,9 +87,20 @@ class TurnStore:
     def put(self, turn: Turn, folder: str, *, is_durable: bool) -> None:
         """Take a turn in; `folder` names its conversation in the file system."""
         with self._lock:
-            self._remember(turn)
+            self._remember(turn, folder)
         if is_durable and self._root is not None:
             self._jobs.put((turn, folder))
+
+    def forget(self, folder: str) -> None:
+        """Forget a conversation's turns, in memory and on disk. From any thread."""
+        with self._lock:
+            for key in [key for key, one in self._names.items() if one == folder]:
+                self._drop_from_memory(key)
+            held = self._folders.pop(folder, _Folder())
+            for key in held.paths:
+                self._places.pop(key, None)
+        for path in held.paths.values():
+            _remove(path)
 
     def run(self) -> None:
         """Write what comes until closed."""
@@ -135,8 +144,9 @@ class TurnStore:
             self._places.pop(key, None)
         return None
 
-    def _remember(self, turn: Turn) -> None:
+    def _remember(self, turn: Turn, folder: str) -> None:
         self._drop_from_memory(turn.key)
+        self._names[turn.key] = folder
         self._memory[turn.key] = turn
         self._memory_bytes += len(turn.token_ids)
         while self._memory_bytes > self._max_memory_bytes and len(self._memory) > 1:
@@ -145,13 +155,17 @@ class TurnStore:
     def _drop_from_memory(self, key: bytes) -> None:
         if (old := self._memory.pop(key, None)) is not None:
             self._memory_bytes -= len(old.token_ids)
+            self._names.pop(key, None)
 
     # Writing
 
     def _write(self, turn: Turn, folder: str) -> None:
         assert self._root is not None
+        with self._lock:
+            if turn.key not in self._memory:
+                return  # it was forgotten meanwhile
         payload = _encode(turn)
-        path = self._root / folder / turn.key.hex()
+        path = self._root / folder / f"{turn.key.hex()}{SUFFIX}"
         temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
         try:
             for directory in (self._root.parent, self._root, path.parent):
@@ -214,7 +228,7 @@ def open_turns(options: KvOptions) -> TurnStore:
     """The turns of the model that is loaded with these options."""
     if options.root is None:
         return TurnStore()
-    return TurnStore(Path(options.root) / TURNS / options.model_hash.hex())
+    return TurnStore(turns_root(Path(options.root), options.model_hash))
 
 
 @dataclass(slots=True)
@@ -254,7 +268,7 @@ class Answer:
 
 def _key_of(name: str) -> bytes | None:
     try:
-        return bytes.fromhex(name)
+        return bytes.fromhex(name.removesuffix(SUFFIX))
     except ValueError:
         return None
 
