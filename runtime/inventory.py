@@ -5,9 +5,10 @@ Every call blocks and may come from any thread; all of them raise StoreError whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from runtime.errors import InterchangeFailed, UnknownConversation
 from runtime.inventory_views import (
@@ -28,7 +29,7 @@ from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.listing import Entry, Link
 from store.slot_format import is_slot_id
 from store.slots import read_header, remove, slot_path, verify
-from store.types import SlotPlace
+from store.types import ConversationRow, SlotPlace
 
 MIN_PREFIX = 4
 _CHECKPOINT_TRIES = 5
@@ -37,6 +38,14 @@ _CHECKPOINT_TRIES = 5
 def ignore(gone: Gone) -> None:
     """There is nobody to tell."""
     del gone
+
+
+class SessionKv(NamedTuple):
+    """A conversation with one model; `leaf` is the slot where it ends."""
+
+    view: ConversationView
+    model: bytes
+    leaf: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +64,36 @@ class Inventory:
         views = [_view(entry, labels) for entry in self._entries()]
         return [view for view in views if model is None or model in (view.model, view.model_hash)]
 
-    def of_sessions(self, names: Sequence[str]) -> dict[str, list[ConversationView]]:
+    def of_sessions(self, names: Sequence[str]) -> dict[str, list[SessionKv]]:
         """The conversations with these session ids, each with every model it had, by session id."""
         keys = {self.store.conversation_key(name): name for name in names}
         found = self.store.database.read(lambda c: listing.named(c, list(keys)))
         labels = self._labels()
-        views: dict[str, list[ConversationView]] = {name: [] for name in names}
+        kv: dict[str, list[SessionKv]] = {name: [] for name in names}
         for entry in found:
-            views[keys[bytes.fromhex(entry.id)]].append(_view(entry, labels))
-        return views
+            one = SessionKv(_view(entry, labels), entry.model, entry.leaf)
+            kv[keys[bytes.fromhex(entry.id)]].append(one)
+        return kv
+
+    def branch(self, source: str, copy: str, ends: Mapping[str, int]) -> None:
+        """Let the session id `copy` share the KV of another, by model up to the token in `ends`.
+
+        What is shared is not deleted with `source`; nothing beyond is shared.
+        """
+        for one in self.of_sessions([source])[source]:
+            links = self._way_to(one.leaf) if one.leaf is not None else []
+            shared = [link for link in links if link.leave <= ends.get(one.view.model, 0)]
+            if shared:
+                now_s = self.store.clock().wall_s
+                row = ConversationRow(
+                    key=self.store.conversation_key(copy),
+                    model=one.model,
+                    leaf=shared[-1].place.id,
+                    num_tokens=shared[-1].leave,
+                    last_used_s=now_s,
+                    created_s=now_s,
+                )
+                Conversations(self.store.database).advance(row).result()
 
     def stats(self) -> StatsView:
         """Sums and counters."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -145,6 +145,15 @@ class KvStore:
     def is_stopping(self) -> bool:
         """Whether long work is to come to its end."""
         return self._life.stopping.is_set()
+
+    async def hot(self, slots: Mapping[bytes, Sequence[str]]) -> set[str]:
+        """Those of these slots, by model hash, that are in the memory of a worker now."""
+        asking = [
+            channel.hot(slots[channel.kv.model_hash])
+            for channel in self._channels
+            if slots.get(channel.kv.model_hash)
+        ]
+        return {slot_id for told in await asyncio.gather(*asking) for slot_id in told}
 
     def loaded_models(self) -> frozenset[bytes]:
         """The model hashes of the workers there are."""

@@ -140,6 +140,17 @@ def turns(connection: Connection, session: str, page: Page) -> list[TurnRow]:
     return [TurnRow._make((*row[1:], tuple(said[row[0]]))) for row in found]
 
 
+def num_tokens(connection: Connection, session: str) -> dict[str, int]:
+    """By model, how many tokens the agent's last turn with it had, its answer included."""
+    rows = (
+        select(Turn.model, Turn.num_prompt_tokens + Turn.num_output_tokens)
+        .join(Agent, Agent.number == Turn.agent_number)
+        .where(Agent.session == session)
+        .order_by(Turn.number)
+    )
+    return {row[0]: row[1] for row in connection.execute(rows)}
+
+
 def append(connection: Connection, session: str, row: TurnRow) -> int:
     """Add a turn to an agent, of which it must be the next; how many turns there were before.
 

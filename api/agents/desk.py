@@ -127,6 +127,8 @@ class AgentDesk:
         )
         if not is_new:
             raise _exists(row.id)
+        ends = await self._book.read(lambda c: agent_rows.num_tokens(c, row.session))
+        await self._kv.branch(source.session, row.session, ends)
         return await self.view(row.id)
 
     async def history(self, agent_id: str, page: Page) -> HistoryPage:

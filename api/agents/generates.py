@@ -17,6 +17,7 @@ from api.agents.turns import AgentTurn, Plan, Steps
 from api.answer import Answer
 from api.deps import Gate
 from api.draft import Draft
+from api.lineage import Caller
 from api.openai.convert import chat_to_generate
 from runtime.errors import AgentChanged, Overloaded, TurnConflict, UnknownAgent
 from runtime.types import CacheParams, GenerateRequest
@@ -32,6 +33,7 @@ class Wish(NamedTuple):
     request_id: str
     sent: Sent
     expected_turn: int | None
+    caller: Caller
     submit: Callable[[GenerateRequest], Answer]
 
 
@@ -66,7 +68,7 @@ class Generates:
         _check_turn(wish.expected_turn, row.num_turns)
         chat = convert.chat_of(row.config, wish.sent)
         spec = self._gate.spec(chat.model)
-        request = chat_to_generate(chat, wish.request_id, spec, self._settings)
+        request = chat_to_generate(chat, wish.request_id, spec, self._settings, wish.caller)
         system = convert.read_config(row.config).system
         history = [convert.unpacked(body) for body in bodies]
         request, new_messages = convert.with_history(request, system, history)

@@ -32,6 +32,7 @@ from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import documented
 from api.hearth_info import hearth_of
+from api.lineage import caller_of
 from api.openai.frame import FINGERPRINT, Frame, usage_of
 from api.openai.refusal import refuse
 from api.sse import EventStream, open_stream, whole
@@ -135,6 +136,7 @@ async def generate(
             request_id=frame.id,
             sent=sent_fields(await request.body(), AgentGenerate),
             expected_turn=data.expected_turn,
+            caller=caller_of(request.headers),
             submit=partial(_submit, gate, request),
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -23,12 +23,30 @@ class AgentKv:
         self._gate = gate
 
     async def views(self, sessions: Sequence[str]) -> dict[str, list[KvView]]:
-        """For each session its KV with every model, the latest used first."""
+        """For each session its KV with every model, the latest used first.
+
+        Hot is what the model's worker says it has in memory; the rest is as it lies on disk.
+        """
         try:
             found = await self._gate.tend(lambda inventory: inventory.of_sessions(sessions))
         except StoreUnavailable:
             return {session: [] for session in sessions}
-        return {session: [_view(one) for one in views] for session, views in found.items()}
+        leaves: dict[bytes, list[str]] = {}
+        for one in (one for every in found.values() for one in every):
+            if one.leaf is not None:
+                leaves.setdefault(one.model, []).append(one.leaf)
+        hot = await self._gate.hot(leaves)
+        return {
+            session: [_view(one.view, is_hot=one.leaf in hot) for one in every]
+            for session, every in found.items()
+        }
+
+    async def branch(self, source: str, copy: str, ends: Mapping[str, int]) -> None:
+        """Let a session share another's KV up to these tokens, by model; or not, if that fails."""
+        try:
+            await self._gate.tend(lambda inventory: inventory.branch(source, copy, ends))
+        except StoreUnavailable as error:
+            log.warning("kv_not_shared", why=error.message)
 
     async def remove(self, session: str) -> bool:
         """Delete the KV of a session, on disk and in memory; False when that must wait."""
@@ -42,10 +60,10 @@ class AgentKv:
         return True
 
 
-def _view(found: ConversationView) -> KvView:
+def _view(found: ConversationView, *, is_hot: bool) -> KvView:
     return KvView(
         model=found.model,
-        status=_STATUS[found.tier],
+        status="hot" if is_hot else _STATUS[found.tier],
         tokens=found.num_tokens,
         disk_bytes=found.disk_bytes,
         last_used_at=found.last_used_s,

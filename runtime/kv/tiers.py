@@ -22,6 +22,8 @@ from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteFailed
 from runtime.types import MissReason
 from runtime.wire import (
+    HotAsked,
+    HotNow,
     KnownSlot,
     KvCounts,
     KvNews,
@@ -52,7 +54,7 @@ class Tiers:
         ground: Ground,
         writer: SlotWriter | None,
         reader: SlotReader | None,
-        report: Callable[[SlotBad | SlotsUsed | SlotsWanted], None],
+        report: Callable[[SlotBad | SlotsUsed | SlotsWanted | HotNow], None],
         *,
         prewarm_bytes: int = 0,
         checks: bool = False,
@@ -60,6 +62,7 @@ class Tiers:
         self._ground = ground
         self._checks = checks
         self._writer = writer
+        self._report = report
         self._restorer = Restorer(ground, reader, report)
         self._prewarmer = Prewarmer(ground, self._restorer, prewarm_bytes)
         self._committer = Committer(ground, writer)
@@ -179,6 +182,8 @@ class Tiers:
                 self.on_demoted(ids)
             case SlotsGone(ids=ids, reason=reason):
                 self.on_gone(ids, reason)
+            case HotAsked(number=number, ids=ids):
+                self._report(HotNow(number=number, ids=tuple(filter(self._is_hot, ids))))
 
     def learn(self, slots: Sequence[KnownSlot]) -> None:
         """Slots that are on disk, parents before children."""
@@ -223,6 +228,11 @@ class Tiers:
             if held.kv is None or reason == "deleted":
                 self._ground.forget(run, reason)
                 self._restorer.on_lost(run)
+
+    def _is_hot(self, slot_id: str) -> bool:
+        """In memory, and so is what comes before it: leaves are evicted first."""
+        run = self.hot.find(slot_id)
+        return run is not None and self.hot[run].kv is not None
 
     def on_write_failed(self, failure: WriteFailed) -> None:
         """A slot was not written; its run lives in memory only, until its turn comes again."""

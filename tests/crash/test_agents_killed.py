@@ -14,11 +14,20 @@ import httpx
 import pytest
 
 from tests.agents import AGENTS, Agent
-from tests.conversation import CODE
+from tests.conversation import QUESTION
 from tests.crash.server_store import check_store, kill
 from tests.running_server import RunningServer, events_of, running
 
 CONFIG = 'default_model = "hearth-tiny"\nstop_timeout_s = 10\n'
+
+
+def messages(number: int) -> list[dict[str, str]]:
+    """What is sent with one turn: of several messages, so that half of them would show."""
+    return [
+        {"role": "user", "content": f"This is message {number}."},
+        {"role": "assistant", "content": "I see."},
+        {"role": "user", "content": QUESTION},
+    ]
 
 
 @dataclass
@@ -44,9 +53,8 @@ class Client:
     def ask(self, server: RunningServer) -> str:
         number = len(self.acknowledged)
         is_streamed = self.chance.random() < 0.5
-        content = f"Message {number}. What is the code word?"
         body: dict[str, Any] = {
-            "messages": [{"role": "user", "content": content}],
+            "messages": messages(number),
             "expected_turn": number,
             "stream": is_streamed,
         }
@@ -67,13 +75,13 @@ class Client:
         self.num_unseen += len(turns) - num_known
         for number, turn in enumerate(turns):
             assert turn["turn"] == number + 1
-            question, answer = turn["messages"]
-            assert question["content"] == f"Message {number}. What is the code word?"
-            assert CODE in answer["content"]
-            assert turn["finish_reason"] == "stop"
+            *sent, answer = turn["messages"]
+            assert sent == messages(number)
+            assert answer["role"] == "assistant"
+            assert answer["content"]
             if number < num_known:
                 assert answer["content"] == self.acknowledged[number]
-        self.acknowledged = [turn["messages"][1]["content"] for turn in turns]
+        self.acknowledged = [turn["messages"][-1]["content"] for turn in turns]
 
 
 def run_and_kill(home: Path, clients: list[Client], seconds: float) -> None:

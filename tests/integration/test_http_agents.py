@@ -286,6 +286,25 @@ def test_a_fork_goes_its_own_way_from_the_turn_it_was_made_at(tiny: RunningServe
     assert (error["param"], "has 2 turns" in error["message"]) == ("turn", True)
 
 
+async def test_a_fork_keeps_its_kv_when_its_parent_is_deleted_and_none_of_what_came_later(
+    tiny: RunningServer,
+):
+    agent = Agent.made(tiny, system="You are helpful.")
+    first = agent.say(f"The code word is {CODE}. {FILLER}")
+    agent.say(FILLER)
+    await until(lambda: agent.view()["tokens"] > 2 * len(FILLER.split()), "the second turn is kept")
+    fork = agent.fork(turn=1)
+    view = fork.view()
+    known = first.num_prompt_tokens + first.num_output_tokens
+    assert known - SLACK <= view["tokens"] <= known
+    assert view["status"] == "hot"
+    tiny.request("DELETE", agent.path)
+    assert fork.view()["tokens"] == view["tokens"]
+    answer = fork.say()
+    assert CODE in answer.text
+    assert answer.num_computed_tokens <= answer.num_prompt_tokens - known + SLACK
+
+
 def test_a_reset_agent_has_forgotten_and_goes_on(tiny: RunningServer):
     agent = Agent.made(tiny, system="You are helpful.")
     agent.say(f"The code word is {CODE}. {FILLER}")
@@ -407,24 +426,29 @@ async def test_what_is_changed_during_a_generate_counts_from_the_next_on(tiny: R
 # Over restarts and models
 
 
-def test_after_a_restart_an_agent_goes_on_where_it_was(tmp_path: Path):
-    with running(tmp_path) as server:
+async def test_after_a_restart_an_agent_goes_on_where_it_was(tmp_path: Path):
+    config = "prewarm_share = 0.0\n"
+    with running(tmp_path, config=config) as server:
         agent = Agent.made(server, id="lasting", name="Lasting", pinned=True)
         agent.say(FILLER)
         before = agent.say()
+        await until(lambda: agent.view()["status"] == "hot", "the worker has it")
         fork = agent.fork()
         turns = agent.turns()
-    with running(tmp_path) as server:
+    with running(tmp_path, config=config) as server:
         agent, fork = agent.on(server), fork.on(server)
         assert agent.turns() == turns
         view = agent.view()
         assert (view["name"], view["pinned"], view["turns"]) == ("Lasting", True, 2)
-        assert view["status"] in ("warm", "hot")
+        assert view["status"] == "warm"
         known = before.num_prompt_tokens + before.num_output_tokens
         for one in (agent, fork):
             answer = one.say()
             assert CODE in answer.text
             assert answer.num_computed_tokens <= answer.num_prompt_tokens - known + SLACK
+            await until(lambda one=one: one.view()["status"] == "hot", "the worker has it")
+        listed = server.get(AGENTS).json()["data"]
+        assert [one["status"] for one in listed] == ["hot", "hot"]
 
 
 def test_a_model_can_be_changed_and_changed_back_and_each_keeps_its_kv(
