@@ -26,6 +26,8 @@ from api.jobs import Chore, Jobs
 from api.log import RequestLog, configure_logging
 from api.metrics import Metrics
 from api.models import get_model, list_models
+from api.ollama import handlers as ollama_handlers
+from api.ollama.errors import ollama_error, speaks_ollama
 from api.openai.chat import chat_completions
 from api.openai.completions import completions
 from api.openai.response_archive import Archive
@@ -87,7 +89,7 @@ def create_app(
         Chore("responses", 60.0, responses.archive.expire),
     ]
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
-    desk = ErrorDesk([(speaks_anthropic, anthropic_error)])
+    desk = ErrorDesk([(speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error)])
 
     @asynccontextmanager
     async def supervised(_: Litestar) -> AsyncGenerator[None]:
@@ -119,6 +121,7 @@ def create_app(
             health.metrics,
             *agent_handlers.HANDLERS,
             *admin.HANDLERS,
+            *ollama_handlers.HANDLERS,
             *crashes.HANDLERS,
         ],
         dependencies={

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterable
 
 from runtime.errors import InvalidRequest
@@ -28,7 +27,7 @@ def image_of(url: str, at: int, field: str) -> Image:
         raise InvalidRequest(f"{field} must hold its image in base64.", field)
     try:
         return Image(at=at, field=field, data=base64.b64decode(data, validate=True))
-    except binascii.Error as error:
+    except ValueError as error:
         raise InvalidRequest(f"{field} is not valid base64: {error}.", field) from error
 
 

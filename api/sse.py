@@ -21,6 +21,9 @@ from runtime.types import CacheUse, Chunk, Failed
 
 T = TypeVar("T")
 
+EVENTS = "text/event-stream"
+NDJSON = "application/x-ndjson"
+
 
 class Renderer(Protocol):
     """How a protocol writes an answer as events, ready to be sent."""
@@ -79,6 +82,7 @@ async def open_stream(
     renderer: Renderer,
     pace: float | Pace,
     settle: Callable[[], Awaitable[object]] = _nothing,
+    media_type: str = EVENTS,
 ) -> EventStream:
     """A response that streams the answer, once it was accepted or the client has waited enough.
 
@@ -97,7 +101,7 @@ async def open_stream(
     events = _events(answer, renderer, keep_alive_s, settle)
     events = _recorded(events, renderer, record_of(request.scope))
     headers = planned_cache_header(answer.planned_cache) if is_accepted else {}
-    return EventStream(events, answer.close, headers)
+    return EventStream(events, answer.close, headers, media_type)
 
 
 async def whole(request: HttpRequest, answer: Streamed, take: Callable[[Chunk], object]) -> None:
@@ -207,11 +211,15 @@ class EventStream(Response[None]):
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], on_close: Callable[[], None], headers: dict[str, str]
+        self,
+        events: AsyncIterator[bytes],
+        on_close: Callable[[], None],
+        headers: dict[str, str],
+        media_type: str = EVENTS,
     ) -> None:
         super().__init__(
             content=None,
-            media_type="text/event-stream",
+            media_type=media_type,
             headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers},
         )
         self._events = events
@@ -221,16 +229,21 @@ class EventStream(Response[None]):
     def to_asgi_response(
         self, app: Litestar | None, request: Request[Any, Any, Any], **kwargs: Any
     ) -> ASGIResponse:
-        return _EventResponse(self._events, self._on_close, self.headers)
+        media_type = str(self.media_type)
+        return _EventResponse(self._events, self._on_close, self.headers, media_type)
 
 
 class _EventResponse(ASGIResponse):
     _should_set_content_length = False
 
     def __init__(
-        self, events: AsyncIterator[bytes], on_close: Callable[[], None], headers: dict[str, str]
+        self,
+        events: AsyncIterator[bytes],
+        on_close: Callable[[], None],
+        headers: dict[str, str],
+        media_type: str,
     ) -> None:
-        super().__init__(media_type="text/event-stream", headers=headers)
+        super().__init__(media_type=media_type, headers=headers)
         self._events = events
         self._on_close = on_close
 

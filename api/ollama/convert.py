@@ -1,0 +1,221 @@
+"""Ollama's requests, checked and turned into the runtime's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from api.images import image_of, refuse_unseen
+from api.lineage import Caller
+from api.ollama.durations import seconds_of
+from api.ollama.schemas import (
+    Call,
+    ChatMessage,
+    ChatRequest,
+    GenerateBody,
+    Options,
+    Shared,
+    ToolDefinition,
+)
+from runtime.errors import InvalidRequest
+from runtime.settings import Settings
+from runtime.types import (
+    CacheParams,
+    ChatPrompt,
+    Constraint,
+    GenerateRequest,
+    Image,
+    Message,
+    ModelSpec,
+    Prompt,
+    Role,
+    SamplingParams,
+    TextPrompt,
+    Thinking,
+    Tool,
+    ToolCall,
+)
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_EFFORTS = ("low", "medium", "high", "max")
+
+
+def chat_request(
+    data: ChatRequest, request_id: str, spec: ModelSpec, settings: Settings, caller: Caller
+) -> GenerateRequest:
+    """The request as the runtime understands it; without messages it only loads the model.
+
+    Raises:
+        InvalidRequest: a field cannot be served; `param` is its path.
+    """
+    messages = _messages(data.messages)
+    refuse_unseen(messages, spec)
+    prompt = ChatPrompt(
+        messages=messages, tools=_tools(data.tools or ()), thinking=_thinking(data.think)
+    )
+    return _request(data, request_id, spec, settings, (caller, prompt if messages else None))
+
+
+def generate_request(
+    data: GenerateBody, request_id: str, spec: ModelSpec, settings: Settings, caller: Caller
+) -> GenerateRequest:
+    """The same for one prompt, which goes through the chat template unless it is `raw`.
+
+    Raises:
+        InvalidRequest: a field cannot be served; `param` is its path.
+    """
+    if data.suffix:
+        message = "suffix is not supported: leave it out."
+        raise InvalidRequest(message, "suffix")
+    prompt: Prompt | None = None
+    if data.prompt and data.raw:
+        prompt = TextPrompt(text=data.prompt)
+    elif data.prompt:
+        images = _images(data.images, len(data.prompt), "images")
+        messages = (Message(role="user", text=data.prompt, images=images),)
+        if data.system:
+            messages = (Message(role="system", text=data.system), *messages)
+        refuse_unseen(messages, spec)
+        prompt = ChatPrompt(messages=messages, thinking=_thinking(data.think))
+    return _request(data, request_id, spec, settings, (caller, prompt))
+
+
+def _request(
+    data: Shared,
+    request_id: str,
+    spec: ModelSpec,
+    settings: Settings,
+    wish: tuple[Caller, Prompt | None],
+) -> GenerateRequest:
+    caller, prompt = wish
+    options = data.options or Options()
+    stop = options.stop
+    return GenerateRequest(
+        request_id=request_id,
+        model=spec.id,
+        prompt=prompt or TextPrompt(text=" "),
+        work="generate" if prompt is not None else "count",
+        client=caller.client,
+        keep_alive_s=seconds_of(data.keep_alive),
+        sampling=_sampling(options),
+        constraint=_constraint(data.format),
+        # -1 and -2 are Ollama's words for as many as it likes.
+        max_tokens=options.num_predict if (options.num_predict or 0) > 0 else None,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        deadline_s=settings.request_deadline_s,
+        cache=CacheParams(session_id=caller.session_id((), ())),
+    )
+
+
+def _sampling(options: Options) -> SamplingParams:
+    return SamplingParams(
+        temperature=options.temperature,
+        top_p=options.top_p or None,
+        top_k=None if options.top_k is None else max(options.top_k, 0),
+        min_p=options.min_p,
+        seed=None if options.seed is None else options.seed & (2**63 - 1),
+        repetition_penalty=options.repeat_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+    )
+
+
+def _constraint(form: msgspec.Raw) -> Constraint | None:
+    text = bytes(form).decode(errors="replace")
+    if text in ("null", '""'):
+        return None
+    if text == '"json"':
+        return Constraint(kind="json_object")
+    if not text.startswith("{"):
+        message = 'format must be "json" or a JSON schema.'
+        raise InvalidRequest(message, "format")
+    return Constraint(kind="json_schema", text=text)
+
+
+def _thinking(think: bool | str | None) -> Thinking:
+    if think is None or isinstance(think, bool):
+        return Thinking(is_enabled=think)
+    if think not in _EFFORTS:
+        message = f"think is {think[:32]!r}: use true, false or one of {', '.join(_EFFORTS)}."
+        raise InvalidRequest(message, "think")
+    return Thinking(is_enabled=True, effort=think)
+
+
+def _messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """The messages; a tool's result belongs to the call of its name that has none yet."""
+    read: list[Message] = []
+    open_calls: list[ToolCall] = []
+    for i, message in enumerate(messages):
+        path = f"messages[{i}]"
+        role = _ROLES.get(message.role)
+        if role is None:
+            known = ", ".join(_ROLES)
+            raise InvalidRequest(
+                f"{path}.role is {message.role[:64]!r}: use one of {known}.", f"{path}.role"
+            )
+        calls = _calls(message.tool_calls or (), path)
+        open_calls += calls
+        call_id = message.tool_call_id
+        if role == "tool" and call_id is None:
+            call_id = _answered(open_calls, message.tool_name)
+        read.append(
+            Message(
+                role=role,
+                text=message.content,
+                reasoning=message.thinking or None,
+                tool_calls=calls if role == "assistant" else (),
+                tool_call_id=call_id if role == "tool" else None,
+                name=message.tool_name,
+                images=_images(message.images, len(message.content), f"{path}.images"),
+            )
+        )
+    return tuple(read)
+
+
+def _calls(calls: Sequence[Call], path: str) -> tuple[ToolCall, ...]:
+    return tuple(
+        ToolCall(
+            id=call.id or f"call_{path}_{i}",
+            name=call.function.name,
+            arguments=bytes(call.function.arguments).decode(errors="replace"),
+        )
+        for i, call in enumerate(calls)
+    )
+
+
+def _answered(open_calls: list[ToolCall], name: str | None) -> str | None:
+    found = next((call for call in open_calls if name in (None, call.name)), None)
+    if found is None:
+        return None
+    open_calls.remove(found)
+    return found.id
+
+
+def _images(images: Sequence[str] | None, at: int, path: str) -> tuple[Image, ...]:
+    return tuple(
+        image_of(f"data:;base64,{data}", at, f"{path}[{i}]") for i, data in enumerate(images or ())
+    )
+
+
+def _tools(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
+    tools: list[Tool] = []
+    for i, definition in enumerate(definitions):
+        function = definition.function
+        parameters = bytes(function.parameters).decode(errors="replace")
+        if parameters != "null" and not parameters.startswith("{"):
+            path = f"tools[{i}].function.parameters"
+            raise InvalidRequest(f"{path} must be a JSON schema, that is an object.", path)
+        tools.append(
+            Tool(
+                name=function.name,
+                description=function.description,
+                parameters="{}" if parameters == "null" else parameters,
+            )
+        )
+    return tuple(tools)

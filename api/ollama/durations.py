@@ -1,0 +1,30 @@
+"""How long a model is to stay loaded, in Ollama's words: seconds, or `5m`, `1h30m`, `-1`."""
+
+from __future__ import annotations
+
+import re
+
+from runtime.errors import InvalidRequest
+
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_WHOLE = re.compile(rf"([+-]?)((?:{_PART.pattern})+)")
+
+
+def seconds_of(keep_alive: float | str | None) -> float | None:
+    """Seconds; negative is for ever, 0 not at all, None leaves it to the server.
+
+    Raises:
+        InvalidRequest: it is no duration.
+    """
+    if keep_alive is None or isinstance(keep_alive, int | float):
+        return keep_alive
+    text = keep_alive.strip()
+    if found := _WHOLE.fullmatch(text):
+        total_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(found[2]))
+        return -total_s if found[1] == "-" else total_s
+    try:
+        return float(text)
+    except ValueError:
+        message = f"keep_alive is {text[:32]!r}: give seconds, or a duration such as 5m."
+        raise InvalidRequest(message, "keep_alive") from None

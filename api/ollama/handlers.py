@@ -1,0 +1,185 @@
+"""`/api/chat`, `/api/generate`, `/api/tags`, `/api/ps`, `/api/show`, `/api/version`."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import UTC, datetime, timedelta
+
+from litestar import Response, get, head, post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
+from msgspec import UNSET
+
+from api.body import HttpRequest
+from api.cache_header import cache_header
+from api.deps import Gate
+from api.draft import Draft, collect
+from api.lineage import caller_of
+from api.ollama.convert import chat_request, generate_request
+from api.ollama.schemas import (
+    ChatRequest,
+    Details,
+    GenerateBody,
+    ModelTag,
+    ModelTags,
+    Shown,
+    ShowRequest,
+    Version,
+)
+from api.ollama.stream import Answer, Clock, Form, LineStream, chat_form, generate_form
+from api.sse import NDJSON, EventStream, open_stream, whole
+from api.version import VERSION
+from runtime.errors import InvalidRequest
+from runtime.model_status import ModelStatus
+from runtime.types import GenerateRequest, ModelSpec
+
+OLLAMA_VERSION = "0.14.0"
+_LATEST = ":latest"
+_LOADED = frozenset({"ready", "busy"})
+
+
+@post("/api/chat", status_code=200, tags=["Ollama"])
+async def chat(
+    data: JSONBody[ChatRequest], request: HttpRequest, gate: NamedDependency[Gate]
+) -> Response[Answer] | EventStream:
+    """Continue a conversation; streamed unless `stream` is false."""
+    spec = gate.spec(_known_name(data.model))
+    asked = chat_request(data, _new_id(), spec, gate.settings, caller_of(request.headers))
+    return await _answer(request, gate, asked, (data.model, chat_form, data.stream))
+
+
+@post("/api/generate", status_code=200, tags=["Ollama"])
+async def generate(
+    data: JSONBody[GenerateBody], request: HttpRequest, gate: NamedDependency[Gate]
+) -> Response[Answer] | EventStream:
+    """Answer one prompt; streamed unless `stream` is false."""
+    spec = gate.spec(_known_name(data.model))
+    asked = generate_request(data, _new_id(), spec, gate.settings, caller_of(request.headers))
+    return await _answer(request, gate, asked, (data.model, generate_form, data.stream))
+
+
+@get("/api/tags", tags=["Ollama"], sync_to_thread=False)
+def tags(gate: NamedDependency[Gate]) -> ModelTags:
+    """Every model that can be named."""
+    return ModelTags(models=[_tag(status.spec) for status in gate.status()])
+
+
+@get("/api/ps", tags=["Ollama"], sync_to_thread=False)
+def running(gate: NamedDependency[Gate]) -> ModelTags:
+    """The models that are loaded."""
+    return ModelTags(models=[_loaded(one) for one in gate.status() if one.state in _LOADED])
+
+
+@post("/api/show", status_code=200, tags=["Ollama"], sync_to_thread=False)
+def show(data: JSONBody[ShowRequest], gate: NamedDependency[Gate]) -> Shown:
+    """What is known of one model."""
+    name = data.model or data.name
+    if not name:
+        message = "model is missing: name the model to be shown."
+        raise InvalidRequest(message, "model")
+    spec = gate.spec(_known_name(name))
+    return Shown(
+        modelfile="",
+        parameters="",
+        template="",
+        details=_details(spec),
+        model_info={
+            "general.architecture": spec.model_type,
+            "general.basename": spec.id,
+            f"{spec.model_type}.context_length": spec.context,
+        },
+        capabilities=["completion", "tools", "thinking"],
+        modified_at=_modified(spec),
+    )
+
+
+@get("/api/version", tags=["Ollama"], sync_to_thread=False)
+def version() -> Version:
+    """The version of the protocol, and our own."""
+    return Version(version=OLLAMA_VERSION, hearth=VERSION)
+
+
+@head("/api/version", tags=["Ollama"], sync_to_thread=False)
+def version_head() -> None:
+    """That there is somebody."""
+
+
+async def _answer(
+    request: HttpRequest,
+    gate: Gate,
+    asked: GenerateRequest,
+    manner: tuple[str, Form, bool],
+) -> Response[Answer] | EventStream:
+    name, form, is_streamed = manner
+    clock = Clock()
+    answer = gate.submit(request.scope, [asked])
+    if asked.work == "count":
+        await whole(request, answer, lambda _: None)
+        loaded = form(name, "", "", (), done=True)
+        loaded.done_reason = "unload" if asked.keep_alive_s == 0 else "load"
+        return Response(loaded)
+    if is_streamed:
+        lines = LineStream(form, name, answer.tally, clock)
+        return await open_stream(
+            request, answer, lines, gate.settings.keep_alive_s, media_type=NDJSON
+        )
+    drafts = [Draft()]
+    await answer.accepted()
+    clock.take_up()
+    await whole(request, answer, lambda chunk: collect(drafts, chunk))
+    (draft,) = drafts
+    assert draft.finished is not None
+    said = form(name, draft.text, draft.reasoning, draft.calls, done=True)
+    settled = clock.settle(said, draft.finished, answer.tally)
+    return Response(settled, headers=cache_header(answer.tally.least_cached))
+
+
+def _new_id() -> str:
+    return f"ollama-{secrets.token_hex(12)}"
+
+
+def _known_name(name: str) -> str:
+    """Ollama's clients add a tag to names that have none."""
+    return name.removesuffix(_LATEST)
+
+
+def _tag(spec: ModelSpec) -> ModelTag:
+    return ModelTag(
+        name=spec.id,
+        model=spec.id,
+        modified_at=_modified(spec),
+        size=spec.nbytes,
+        # Clients only compare it; a model that was replaced has another size or time.
+        digest=hashlib.sha256(f"{spec.path}\0{spec.nbytes}\0{spec.created_s}".encode()).hexdigest(),
+        details=_details(spec),
+    )
+
+
+def _loaded(status: ModelStatus) -> ModelTag:
+    tag = _tag(status.spec)
+    tag.size_vram = status.spec.nbytes
+    tag.context_length = status.spec.context
+    left_s = status.expires_in_s
+    tag.expires_at = (
+        (datetime.now(UTC) + timedelta(seconds=left_s)).isoformat() if left_s is not None else UNSET
+    )
+    return tag
+
+
+def _details(spec: ModelSpec) -> Details:
+    return Details(
+        parent_model="",
+        format="mlx",
+        family=spec.model_type,
+        families=[spec.model_type],
+        parameter_size="",
+        quantization_level="",
+    )
+
+
+def _modified(spec: ModelSpec) -> str:
+    return datetime.fromtimestamp(spec.created_s, UTC).isoformat()
+
+
+HANDLERS = [chat, generate, tags, running, show, version, version_head]

@@ -1,0 +1,200 @@
+"""Ollama's requests and answers. Unknown fields are ignored, as Ollama ignores them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from api.hearth_info import HearthInfo
+from runtime.types import FinishReason
+
+
+class Body(msgspec.Struct, gc=False, kw_only=True):
+    """Base of requests."""
+
+
+class Said(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True):
+    """Base of answers; fields that are not set are left out."""
+
+
+class CalledFunction(Body):
+    """`arguments` is an object, not text."""
+
+    name: str
+    arguments: Raw = Raw(b"{}")
+
+
+class Call(Body):
+    function: CalledFunction
+    id: str | None = None
+
+
+class ChatMessage(Body):
+    role: str
+    content: str = ""
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[Call] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ToolFunction(Body):
+    name: str
+    description: str | None = None
+    parameters: Raw = Raw(b"{}")
+
+
+class ToolDefinition(Body):
+    function: ToolFunction
+    type: str = "function"
+
+
+Probability = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Options(Body):
+    """What Ollama's `options` have that applies here; others are ignored."""
+
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Probability | None = None
+    top_k: int | None = None
+    min_p: Probability | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class Shared(Body):
+    """What chat and generate have in common."""
+
+    model: str
+    stream: bool = True
+    options: Options | None = None
+    format: Raw = Raw(b"null")
+    keep_alive: float | str | None = None
+    think: bool | str | None = None
+
+
+class ChatRequest(Shared):
+    messages: list[ChatMessage] = []
+    tools: list[ToolDefinition] | None = None
+
+
+class GenerateBody(Shared):
+    prompt: str = ""
+    system: str | None = None
+    images: list[str] | None = None
+    raw: bool = False
+    suffix: str | None = None
+
+
+class ShowRequest(Body):
+    model: str | None = None
+    name: str | None = None
+
+
+class CalledFunctionOut(Said):
+    name: str
+    arguments: Raw
+
+
+class CallOut(Said):
+    function: CalledFunctionOut
+    id: str | UnsetType = UNSET
+
+
+class MessageOut(Said):
+    role: Literal["assistant"]
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[CallOut] | UnsetType = UNSET
+
+
+class Counts(Said, kw_only=True):
+    """How an answer ended and what it took. Durations are in nanoseconds."""
+
+    done_reason: FinishReason | Literal["load", "unload"] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    hearth: HearthInfo | UnsetType = UNSET
+
+
+class ChatAnswer(Counts, kw_only=True):
+    """A piece of an answer, or all of it where it is not streamed."""
+
+    model: str
+    created_at: str
+    message: MessageOut
+    done: bool
+
+
+class GenerateAnswer(Counts, kw_only=True):
+    """The same for `/api/generate`."""
+
+    model: str
+    created_at: str
+    response: str
+    done: bool
+    thinking: str | UnsetType = UNSET
+
+
+class Details(Said):
+    """What kind of model it is. The sizes are Ollama's words and are empty where unknown."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class ModelTag(Said):
+    """A model in a list; those that are loaded have an `expires_at`."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: str | UnsetType = UNSET
+    size_vram: int | UnsetType = UNSET
+    context_length: int | UnsetType = UNSET
+
+
+class ModelTags(Said):
+    models: list[ModelTag]
+
+
+class Shown(Said):
+    """One model. There is no modelfile here, so its fields are empty."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    modified_at: str
+
+
+class Version(Said):
+    """`version` is the one of Ollama whose protocol this is; clients ask for a least one."""
+
+    version: str
+    hearth: str
+
+
+class Trouble(Said):
+    error: str

@@ -1,0 +1,173 @@
+"""Ollama's requests, turned into the runtime's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from api.lineage import Caller
+from api.ollama.convert import chat_request, generate_request
+from api.ollama.durations import seconds_of
+from api.ollama.schemas import ChatRequest, GenerateBody
+from runtime.errors import InvalidRequest
+from runtime.settings import Settings
+from runtime.types import (
+    ChatPrompt,
+    Constraint,
+    GenerateRequest,
+    Message,
+    ModelSpec,
+    SamplingParams,
+    TextPrompt,
+    Thinking,
+    Tool,
+    ToolCall,
+)
+
+T = TypeVar("T")
+SPEC = ModelSpec(id="m", path="/m", context=4096, model_type="qwen3", nbytes=1, created_s=0)
+SETTINGS = Settings(home=Path("/nowhere"))
+
+
+def chat(**fields: Any) -> GenerateRequest:
+    return chat_request(read(fields, ChatRequest), "r", SPEC, SETTINGS, Caller())
+
+
+def generate(**fields: Any) -> GenerateRequest:
+    return generate_request(read(fields, GenerateBody), "r", SPEC, SETTINGS, Caller())
+
+
+def read(fields: dict[str, Any], kind: type[T]) -> T:
+    return msgspec.json.decode(msgspec.json.encode({"model": "m"} | fields), type=kind)
+
+
+def prompt_of(request: GenerateRequest) -> ChatPrompt:
+    assert isinstance(request.prompt, ChatPrompt)
+    return request.prompt
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (None, None),
+        (0, 0),
+        (-1, -1),
+        (90.5, 90.5),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1.5s", 1.5),
+        ("250ms", 0.25),
+        ("-1m", -60),
+        ("-1", -1),
+        ("0", 0),
+        (" 24h ", 86400),
+    ],
+)
+def test_durations_are_seconds_or_gos_words(given: Any, seconds: float | None):
+    assert seconds_of(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["soon", "", "5x", "m5", "5 m"])
+def test_what_is_no_duration_is_refused_by_name(given: str):
+    with pytest.raises(InvalidRequest) as caught:
+        seconds_of(given)
+    assert caught.value.param == "keep_alive"
+
+
+def test_a_conversation_with_a_tool_reads_as_everywhere_else():
+    call = {"function": {"name": "look", "arguments": {"at": 7}}}
+    request = chat(
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [call]},
+            {"role": "tool", "content": "a cat", "tool_name": "look"},
+        ],
+        tools=[
+            {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+        ],
+        think=True,
+    )
+    made = ToolCall(id="call_messages[2]_0", name="look", arguments='{"at":7}')
+    assert prompt_of(request) == ChatPrompt(
+        messages=(
+            Message(role="system", text="Be brief."),
+            Message(role="user", text="Look."),
+            Message(role="assistant", reasoning="hm", tool_calls=(made,)),
+            Message(role="tool", text="a cat", tool_call_id=made.id, name="look"),
+        ),
+        tools=(Tool(name="look", parameters='{"type":"object"}'),),
+        thinking=Thinking(is_enabled=True),
+    )
+
+
+def test_results_belong_to_the_calls_of_their_name_in_order():
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("a", "b", "a")]
+    results = [{"role": "tool", "content": "", "tool_name": name} for name in ("b", "a", "a", "c")]
+    request = chat(messages=[{"role": "assistant", "content": "", "tool_calls": calls}, *results])
+    ids = [message.tool_call_id for message in prompt_of(request).messages[1:]]
+    path = "call_messages[0]"
+    assert ids == [f"{path}_1", f"{path}_0", f"{path}_2", None]
+
+
+def test_options_are_sampling():
+    options: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_k": -1,
+        "num_predict": 9,
+        "stop": ["x"],
+        "num_ctx": 2048,
+    }
+    request = chat(
+        messages=[{"role": "user", "content": "x"}], options=options | {"repeat_penalty": 2}
+    )
+    assert request.sampling == SamplingParams(temperature=0.5, top_k=0, repetition_penalty=2)
+    assert (request.max_tokens, request.stop) == (9, ("x",))
+    assert generate(prompt="x", options={"num_predict": -1}).max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("form", "constraint"),
+    [
+        ("json", Constraint(kind="json_object")),
+        ({"type": "object"}, Constraint(kind="json_schema", text='{"type":"object"}')),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_formats_are_constraints(form: Any, constraint: Constraint | None):
+    assert generate(prompt="x", format=form).constraint == constraint
+
+
+def test_a_prompt_goes_through_the_template_unless_it_is_raw():
+    request = generate(prompt="Hi", system="Be brief.", think=False)
+    assert prompt_of(request).messages == (
+        Message(role="system", text="Be brief."),
+        Message(role="user", text="Hi"),
+    )
+    assert prompt_of(request).thinking == Thinking(is_enabled=False)
+    assert generate(prompt="Hi", raw=True).prompt == TextPrompt(text="Hi")
+
+
+def test_a_request_without_a_prompt_only_loads_or_unloads():
+    assert chat(messages=[], keep_alive="10m").work == "count"
+    assert generate(keep_alive=0).keep_alive_s == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
+        ({"format": 7}, "format"),
+        ({"think": "a lot"}, "think"),
+        ({"tools": [{"function": {"name": "f", "parameters": 1}}]}, "tools[0].function.parameters"),
+        ({"messages": [{"role": "user", "images": ["§"]}]}, "messages[0].images[0]"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param: str):
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**({"messages": [{"role": "user", "content": "x"}]} | fields))
+    assert caught.value.param == param
