@@ -105,11 +105,12 @@ class Thinking(Struct, frozen=True):
 
 class Constraint(Struct, frozen=True):
     """What the answer's text must be: `text` is a JSON schema, a regular expression or a grammar
-    in Lark's notation; a `json_object` needs none.
+    in Lark's notation; a `json_object` needs none. `field` names it in errors.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "lark"]
     text: str = "{}"
+    field: str = "response_format"
 
 
 class SamplingParams(Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from api.images import refuse_unseen
 from api.lineage import Caller
 from api.openai.content import read
-from api.openai.formats import constraint_of, refuse_unenforced
+from api.openai.formats import constraint_of
 from api.openai.prompts import listed_prompts
 from api.openai.refusal import refuse
 from api.openai.sampling import cache_of, num_choices, sampling_of, stops_of
@@ -56,7 +56,6 @@ def chat_to_generate(
         constraint_of(form.type, form.json_schema, "response_format") if form is not None else None
     )
     prompt = _chat_prompt(data)
-    refuse_unenforced(constraint, "response_format", prompt.tool_choice)
     refuse_unseen(prompt.messages, spec)
     return GenerateRequest(
         request_id=request_id,

@@ -79,10 +79,20 @@ class FunctionDefinition(Body):
     strict: bool | None = None
 
 
+def no_value() -> msgspec.Raw:
+    """A raw field that was left out: null, for msgspec takes no object as `Raw | None`."""
+    return msgspec.Raw(b"null")
+
+
+def is_given(raw: msgspec.Raw) -> bool:
+    """The field has a value."""
+    return bytes(raw) != b"null"
+
+
 class JsonSchemaFormat(Body):
     """A JSON schema that an answer must follow; `schema` is kept as it is written."""
 
     name: str | None = None
     description: str | None = None
-    schema: msgspec.Raw | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=no_value)
     strict: bool | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from api.openai.fields import JsonSchemaFormat
+from api.openai.fields import JsonSchemaFormat, is_given
 from api.openai.refusal import refuse
-from runtime.types import Constraint, ToolChoice
+from runtime.types import Constraint
 
 ANYTHING = "{}"
 
@@ -20,13 +20,14 @@ def constraint_of(kind: str, schema: JsonSchemaFormat | None, path: str) -> Cons
     if kind == "text":
         return None
     if kind == "json_object":
-        return Constraint(kind="json_object")
+        return Constraint(kind="json_object", field=path)
     if kind != "json_schema":
         known = "text, json_object or json_schema"
         refuse(path, f"of type {kind[:64]!r} is not supported: use {known}.")
-    if schema is None or schema.schema is None:
+    if schema is None or not is_given(schema.schema):
         refuse(path, 'of type "json_schema" needs a schema: give `name` and `schema`.')
-    return Constraint(kind="json_schema", text=schema_text(schema.schema, f"{path}.schema"))
+    text = schema_text(schema.schema, f"{path}.schema")
+    return Constraint(kind="json_schema", text=text, field=path)
 
 
 def schema_text(raw: msgspec.Raw, path: str) -> str:
@@ -41,15 +42,3 @@ def schema_text(raw: msgspec.Raw, path: str) -> str:
     if not text.startswith("{"):
         refuse(path, "must be a JSON schema, that is an object.")
     return text
-
-
-def refuse_unenforced(constraint: Constraint | None, path: str, choice: ToolChoice) -> None:
-    """Refuse what the model could not be held to.
-
-    Raises:
-        InvalidRequest: the answer must have a form, or a tool must be called.
-    """
-    if constraint is not None:
-        refuse(path, f"of type {constraint.kind} is not supported yet: leave it out.")
-    if choice.mode == "required":
-        refuse("tool_choice", 'must be "auto" or "none": forcing a call is not supported yet.')

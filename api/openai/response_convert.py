@@ -9,8 +9,8 @@ import msgspec
 
 from api.images import refuse_unseen
 from api.lineage import Caller
-from api.openai.fields import JsonSchemaFormat
-from api.openai.formats import constraint_of, refuse_unenforced
+from api.openai.fields import JsonSchemaFormat, is_given
+from api.openai.formats import constraint_of
 from api.openai.refusal import refuse
 from api.openai.response_items import Item, transcript
 from api.openai.response_schemas import FormatFields, ResponseRequest
@@ -52,9 +52,9 @@ def check(data: ResponseRequest) -> None:
     Raises:
         InvalidRequest: `param` names the field.
     """
-    if _is_given(data.conversation):
+    if is_given(data.conversation):
         refuse("conversation", "is not supported: use previous_response_id.")
-    if _is_given(data.prompt):
+    if is_given(data.prompt):
         refuse("prompt", "templates are not supported: send instructions and input.")
     if data.truncation is not None and data.truncation not in TRUNCATIONS:
         refuse("truncation", f"must be one of {', '.join(TRUNCATIONS)}.")
@@ -87,7 +87,6 @@ def plan_of(
         refuse("input", "must not be empty: send a text or at least one item.")
     refuse_unseen(messages, spec)
     constraint = constraint_of(form.type, schema, "text.format")
-    refuse_unenforced(constraint, "text.format", choice.choice)
     request = GenerateRequest(
         request_id=request_id,
         model=spec.id,
@@ -136,7 +135,3 @@ def _top_logprobs(data: ResponseRequest) -> int | None:
 
 def _unknown_includes(names: Iterable[str]) -> list[str]:
     return [f"include: {name[:64]}" for name in names if name not in (ENCRYPTED, LOGPROBS)]
-
-
-def _is_given(raw: msgspec.Raw | None) -> bool:
-    return raw is not None and bytes(raw) != b"null"

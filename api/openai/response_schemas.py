@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from api.openai.content import Content, ContentPart
-from api.openai.fields import Body, Count, Name, Raws, ReasoningFields, SamplingFields
+from api.openai.fields import Body, Count, Name, Raws, ReasoningFields, SamplingFields, no_value
 from api.openai.thinking import Budget, ThinkingField
 
 
@@ -22,7 +22,7 @@ class FormatFields(Body):
     type: str = "text"
     name: str | None = None
     description: str | None = None
-    schema: msgspec.Raw | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=no_value)
     strict: bool | None = None
 
 
@@ -75,8 +75,8 @@ class ResponseRequest(SamplingFields, kw_only=True):
     background: bool | None = None
     stream: bool | None = None
     safety_identifier: str | None = None
-    conversation: msgspec.Raw | None = None
-    prompt: msgspec.Raw | None = None
+    conversation: msgspec.Raw = msgspec.field(default_factory=no_value)
+    prompt: msgspec.Raw = msgspec.field(default_factory=no_value)
     enable_thinking: bool | None = None
     thinking: ThinkingField | None = None
     thinking_budget: Budget | None = None

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from api.answer import Answer
 from api.hearth_info import hearth_of
+from api.openai.fields import is_given
 from api.openai.response_convert import ENCRYPTED, Plan
 from api.openai.response_events import Event, OutputWriter, Shape
 from api.openai.response_output import (
@@ -207,7 +208,7 @@ def _reasoning(data: ResponseRequest) -> ReasoningEcho:
 def _text(data: ResponseRequest) -> TextEcho:
     form = (data.text.format if data.text is not None else None) or FormatFields()
     verbosity = data.text.verbosity if data.text is not None else None
-    if form.type != "json_schema" or form.schema is None:
+    if form.type != "json_schema" or not is_given(form.schema):
         return TextEcho(FormatEcho(form.type), verbosity)
     echo = FormatEcho(
         form.type, form.name or UNSET, form.description, form.schema, bool(form.strict)

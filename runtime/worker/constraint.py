@@ -14,7 +14,6 @@ from runtime.worker.dialects.dialect import Dialect, ReasoningBlock
 from runtime.worker.grammars import Grammars, json_rule
 from runtime.worker.guide import GuidePlan
 
-ANSWER_FIELD = "response_format"
 NOT_ENFORCED = "strict_not_enforced"
 """A strict tool of a model whose calls cannot be held to the whole of a schema."""
 
@@ -119,7 +118,7 @@ class Constrainer:
     def _answer(self, request: GenerateRequest) -> LLMatcher | None:
         if request.constraint is None:
             return None
-        return self._grammars.of_constraint(request.constraint, ANSWER_FIELD)
+        return self._grammars.of_constraint(request.constraint)
 
     def _call(
         self, prompt: ChatPrompt, tools: tuple[Tool, ...], *, has_answer: bool
@@ -132,8 +131,8 @@ class Constrainer:
         if not forcing.can_force(self._dialect):
             if is_demanded:
                 raise InvalidRequest(
-                    "This model's way to write tool calls cannot be forced: use "
-                    '"auto" and ask for the call in the prompt.',
+                    "tool_choice cannot be enforced: this model's way to write tool calls is none "
+                    'that can be forced. Use "auto" and ask for the call in the prompt.',
                     "tool_choice",
                 )
             return None, (NOT_ENFORCED,) if is_strict else ()
@@ -164,13 +163,15 @@ def _choosable(prompt: ChatPrompt) -> tuple[Tool, ...]:
     if choice.mode == "none":
         return ()
     if choice.mode == "required" and not prompt.tools:
-        message = "A tool call is required, but there are no tools."
+        message = "tool_choice requires a call, but there are no tools: send some."
         raise InvalidRequest(message, "tool_choice")
     if choice.name is None:
         return prompt.tools
     named = tuple(tool for tool in prompt.tools if tool.name == choice.name)
     if not named:
-        raise InvalidRequest(f"There is no tool {choice.name!r}.", "tool_choice")
+        raise InvalidRequest(
+            f"tool_choice names {choice.name!r}, which is not in tools.", "tool_choice"
+        )
     return named
 
 

@@ -42,12 +42,13 @@ class Grammars:
         """The tokenizer is of a kind that constraints can work with."""
         return self._backend is not None
 
-    def of_constraint(self, constraint: Constraint, field: str) -> LLMatcher:
+    def of_constraint(self, constraint: Constraint) -> LLMatcher:
         """A matcher for an answer; every call gives one of its own.
 
         Raises:
-            InvalidRequest: it cannot be enforced; the message says why, `field` is named.
+            InvalidRequest: it cannot be enforced; the message says why.
         """
+        field = constraint.field
         match constraint.kind:
             case "json_object":
                 return self.of_lark(f"start: {json_rule({'type': 'object'})}", field)
@@ -78,10 +79,12 @@ class Grammars:
 
     def _matcher(self, grammar: str, field: str) -> LLMatcher:
         if not self.is_possible:
-            message = "This model's tokenizer cannot be constrained to a grammar."
+            message = f"{field} cannot be enforced: this model's tokenizer is of no known kind."
             raise InvalidRequest(message, field)
         if len(grammar) > _MAX_BYTES:
-            raise InvalidRequest(f"The grammar is larger than {_MAX_BYTES} bytes.", field)
+            raise InvalidRequest(
+                f"{field} is larger than {_MAX_BYTES} bytes: send a smaller one.", field
+            )
         with self._lock:
             kept = self._kept.get(grammar)
             if kept is None:
@@ -98,7 +101,7 @@ class Grammars:
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
         if matcher.is_error():
             reason = matcher.get_error().strip().splitlines()[0][:500].rstrip(".")
-            raise InvalidRequest(f"It cannot be enforced: {reason}.", field)
+            raise InvalidRequest(f"{field} cannot be enforced: {reason}.", field)
         return matcher
 
     def _new_vocabulary(self, field: str) -> LLTokenizer:
@@ -109,7 +112,7 @@ class Grammars:
         try:
             return LLTokenizer(backend.to_str(), n_vocab=self.vocab_size, eos_token=eos)
         except (RuntimeError, ValueError) as error:
-            message = f"This model's tokenizer cannot be constrained to a grammar: {error}"
+            message = f"{field} cannot be enforced with this model's tokenizer: {error}"
             raise InvalidRequest(message, field) from error
 
 
@@ -126,7 +129,7 @@ def _schema(text: str, field: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise InvalidRequest(f"The schema is not JSON: {error}.", field) from error
+        raise InvalidRequest(f"{field} has a schema that is not JSON: {error}.", field) from error
 
 
 def _special_tokens(tokenizer: Any) -> re.Pattern[str] | None:

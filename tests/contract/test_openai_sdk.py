@@ -309,12 +309,20 @@ def chat(client: OpenAI, **changes: Any) -> Any:
         ({"temperature": 3}, "temperature"),
         ({"n": 1000}, "n"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
             "response_format",
         ),
-        ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"not": {}}},
+                }
+            },
+            "response_format",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_a_bad_request_that_names_its_field(

@@ -317,7 +317,8 @@ def test_thoughts_are_shown_unless_they_are_to_be_left_out() -> None:
 )
 def test_a_schema_for_the_answer_is_a_constraint(fields: Any) -> None:
     constraint = asked(**fields).request.constraint
-    assert constraint == Constraint(kind="json_schema", text='{"type": "object"}')
+    (field,) = (name if name == "output_format" else f"{name}.format" for name in fields)
+    assert constraint == Constraint(kind="json_schema", text='{"type": "object"}', field=field)
 
 
 def test_limits_and_sampling_are_handed_on() -> None:

@@ -335,8 +335,8 @@ def test_a_strict_call_in_free_text_is_held_to_its_schema_and_more_may_follow():
 
 def test_the_same_grammar_is_compiled_once_and_never_shared():
     grammars = Grammars(tokenizer(), len(tokenizer()), [EOS])
-    first = grammars.of_constraint(FOX, "f")
-    second = grammars.of_constraint(FOX, "f")
+    first = grammars.of_constraint(FOX)
+    second = grammars.of_constraint(FOX)
     first.consume_tokens(ids_of('"fox"'))
     assert first.is_stopped()
     assert not second.is_stopped()
