@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 
+from runtime.embedded import HEARTH_TINY
 from runtime.prompt.switches import PromptSwitches
 from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
-from runtime.types import CacheParams, Usage
+from runtime.types import CacheParams, Message, Usage
 from tests.asking import Answer, ask, script, supervising
-from tests.client_shapes import SHAPES, Conversation, Said, Shape
+from tests.client_shapes import NEEDLE, SHAPES, Conversation, Said, Shape
 from tests.tiny_models import TOOL_CALL, write_model
 
 CONTEXT = 16_384
@@ -130,6 +133,29 @@ async def test_agents_pay_for_new_tokens_only_for_thirty_turns(family: str, tmp_
     await replay.run(num_turns=30, num_starts=5)
     for client in replay.turns:
         check(replay, client)
+
+
+async def test_a_real_model_still_knows_what_was_said_first(tmp_path: Path):
+    models = {"m": ModelSettings(path=HEARTH_TINY)}
+    conversations = [Conversation(shape) for shape in SHAPES]
+    known = dict.fromkeys((c.shape.client for c in conversations), 0)
+    for _ in range(2):
+        async with supervising(tmp_path, models=models, kv_disk=True) as supervisor:
+            for conversation, number in itertools.product(conversations, range(3)):
+                client = conversation.shape.client
+                if conversation.num_turns:
+                    question = Message(role="user", text="What is the code word?")
+                    conversation.later[-1] = question
+                prompt = msgspec.structs.replace(conversation.prompt(), tools=())
+                answer = await ask(supervisor, prompt, client=client, max_tokens=60)
+                usage = answer.finished.usage
+                if conversation.num_turns:
+                    assert NEEDLE in answer.text, (client, number, answer.text)
+                    num_new = usage.num_prompt_tokens - known[client]
+                    prefilled = usage.num_prompt_tokens - usage.num_cached_tokens
+                    assert prefilled <= num_new + SLACK_TOKENS
+                known[client] = usage.num_prompt_tokens + usage.num_output_tokens
+                conversation.answered(said_of(answer))
 
 
 async def test_a_hybrid_resumes_at_message_ends_without_healing(tmp_path: Path):
