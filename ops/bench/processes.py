@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -90,19 +90,25 @@ class Hearth:
 
 @contextlib.asynccontextmanager
 async def hearth(
-    model: Path, home: Path | None = None, **settings: float
+    model: Path,
+    home: Path | None = None,
+    others: Mapping[str, Path] | None = None,
+    **settings: float,
 ) -> AsyncGenerator[Hearth]:
     """Start `hearth serve` on a free port with `model`, and wait until it is ready.
 
-    With a `home` of its own it finds what an earlier one left there.
+    With a `home` of its own it finds what an earlier one left there. The model is named `bench`;
+    `others` can be named as well.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as temporary:
         folder = home or Path(temporary)
-        lines = [f"{key} = {value}" for key, value in settings.items()]
-        lines += ['default_model = "bench"', "[models.bench]", f'path = "{model}"']
+        lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+        lines += ['default_model = "bench"']
+        for name, path in {"bench": model, **(others or {})}.items():
+            lines += [f"[models.{name}]", f'path = "{path}"']
         (folder / "hearth.toml").write_text("\n".join(lines) + "\n")
         start = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
