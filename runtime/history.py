@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn, TypeVar
@@ -129,6 +130,10 @@ class History:
         except StoreError as error:
             self._fail(error)
 
+    async def drop_old_asides(self, older_than_s: float) -> int:
+        """Delete damaged files that were set aside so long ago; how many."""
+        return await asyncio.to_thread(_drop_old_asides, self._home, older_than_s)
+
     async def tidy(self) -> None:
         """Leave no byte of what was deleted in the file or its log."""
         history = await self._opened()
@@ -204,6 +209,16 @@ class History:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _drop_old_asides(home: Path, older_than_s: float) -> int:
+    num_dropped = 0
+    for path in home.glob(f"{FILE}.aside-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > older_than_s:
+                path.unlink()
+                num_dropped += 1
+    return num_dropped
 
 
 def _identity(path: Path) -> tuple[int, int]:

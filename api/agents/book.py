@@ -26,6 +26,7 @@ class AgentBook:
         self.read = history.read
         self.write = history.write
         self.tidy = history.tidy
+        self.drop_old_asides = history.drop_old_asides
 
     async def row(self, agent_id: str) -> AgentRow:
         """One agent. Raises UnknownAgent."""

@@ -174,6 +174,7 @@ class AgentDesk:
             expires_at=None if row.is_pinned else row.last_used_s + ttl_s,
             pinned=row.is_pinned,
             queued=self._lanes.num_places(row.id),
+            session=row.session,
             models=kv,
             metadata=convert.metadata_of(row.config),
         )

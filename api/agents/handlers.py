@@ -116,7 +116,7 @@ async def agent_history(
 
 
 @post(
-    "/v1/agents/{agent_id:str}/generate",
+    ["/v1/agents/{agent_id:str}/generate", "/v1/agents/{agent_id:str}/chat/completions"],
     status_code=200,
     tags=TAGS,
     responses=documented(AgentCompletion),
@@ -128,7 +128,10 @@ async def generate(
     agents: NamedDependency[Agents],
     gate: NamedDependency[Gate],
 ) -> Response[AgentCompletion] | EventStream:
-    """Answer new messages and keep both; with `stream`, as server-sent events."""
+    """Answer new messages and keep both; with `stream`, as server-sent events.
+
+    The second path is for OpenAI's clients: the agent's own is their base URL.
+    """
     frame = Frame("agentcmpl", "")
     turn = agents.generates.begin(
         agent_id,

@@ -35,6 +35,7 @@ class Janitor:
                 log.info("agents_removed", num=num_removed)
                 await self._book.tidy()
             await self._settle()
+            await self._book.drop_old_asides(self._settings.history_ttl_s)
         except StoreUnavailable as error:
             log.debug("janitor_waits", why=error.message)
 

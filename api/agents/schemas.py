@@ -65,8 +65,9 @@ class KvView(Body):
 class AgentView(Body):
     """An agent. `status` and `tokens` are of its KV with the model it would use next.
 
-    `models` lists its KV with every model. `expires_at` is null when it is pinned; `queued` counts
-    generates that run or wait. `config` is what it was made with and is not in listings.
+    `models` lists its KV with every model; `session` names it to `hearth cache`. `expires_at` is
+    null when it is pinned; `queued` counts generates that run or wait. `config` is what it was
+    made with and is not in listings.
     """
 
     id: str
@@ -82,6 +83,7 @@ class AgentView(Body):
     expires_at: float | None
     pinned: bool
     queued: int
+    session: str
     models: list[KvView]
     metadata: msgspec.Raw | None = None
     config: Raws | UnsetType = UNSET

@@ -251,6 +251,18 @@ async def test_tidying_leaves_no_byte_of_what_was_deleted(tmp_path: Path):
         assert b"confidential" not in all_bytes(tmp_path)
 
 
+async def test_files_that_were_set_aside_go_after_a_while(tmp_path: Path):
+    (tmp_path / FILE).write_bytes(b"no database" * 900)
+    async with living(tmp_path) as history:
+        await history.read(sessions)
+        aside = tmp_path / f"{FILE}.aside-1"
+        assert await history.drop_old_asides(3600.0) == 0
+        assert aside.exists()
+        os.utime(aside, (0, 0))
+        assert await history.drop_old_asides(3600.0) == 1
+        assert not aside.exists()
+
+
 def test_the_lock_goes_with_its_descriptor(tmp_path: Path):
     os.close(ownership.hold(tmp_path / LOCK))
     os.close(ownership.hold(tmp_path / LOCK))

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionChunk
 
 from tests.agents import AGENTS, SYSTEM, Agent
-from tests.conversation import CODE
+from tests.conversation import CODE, QUESTION
 from tests.running_server import RunningServer, events_of, running, streaming
 from tests.waiting import until
 
@@ -93,7 +95,8 @@ def test_a_streamed_turn_is_kept_as_it_was_streamed(tiny: RunningServer):
     response = agent.post("generate", body | wanted)
     *events, done = events_of(response.text)
     assert done == "[DONE]"
-    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    for event in events:
+        ChatCompletionChunk.model_validate(event, strict=True)
     text = "".join(
         choice["delta"].get("content", "") for event in events for choice in event["choices"]
     )
@@ -102,6 +105,38 @@ def test_a_streamed_turn_is_kept_as_it_was_streamed(tiny: RunningServer):
     assert last["agent"] == {"id": agent.id, "turn": 1}
     assert events[-1]["usage"]["completion_tokens"] > 0
     assert agent.turns()[0]["messages"][-1]["content"] == text
+
+
+def test_openais_own_client_talks_to_an_agent(tiny: RunningServer):
+    agent = Agent.made(tiny)
+    with OpenAI(base_url=f"{tiny.url}{agent.path}", api_key="none") as client:
+        first = client.chat.completions.create(
+            model="hearth-tiny", messages=[{"role": "user", "content": "Hello!"}]
+        )
+        assert first.choices[0].finish_reason == "stop"
+        stream = client.chat.completions.create(
+            model="hearth-tiny", messages=[{"role": "user", "content": QUESTION}], stream=True
+        )
+        assert CODE in "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert agent.view()["turns"] == 2
+
+
+async def test_an_answer_that_cannot_be_kept_is_not_said_to_be_complete(tmp_path: Path):
+    with running(tmp_path) as server:
+        agent = Agent.made(server, ignore_eos=True, max_tokens=200)
+        body = {"messages": [{"role": "user", "content": "Hello!"}]}
+        async with streaming(server, f"{agent.path}/generate", body) as stream:
+            await stream.next_event()
+            (tmp_path / "history.sqlite3").unlink()
+            *events, last = await stream.rest()
+        assert last["error"]["code"] == "store_unavailable"
+        choices = [choice for event in events for choice in event["choices"]]
+        assert all(choice["finish_reason"] is None for choice in choices)
+        await until(
+            lambda: server.get("/health/ready").json()["history"] == "ok", "it was made anew"
+        )
+        assert server.get(AGENTS).json()["data"] == []
+        assert Agent.made(server).say().turn == 1
 
 
 def test_reasoning_and_tool_calls_are_kept_to_the_letter_and_sent_again(tiny: RunningServer):
