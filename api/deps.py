@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
@@ -114,7 +115,9 @@ class Gate:
         Raises:
             HearthError: the prompt is refused for something else, or its worker failed.
         """
-        generation = self._supervisor.submit(msgspec.structs.replace(request, work="count"))
+        own_id = f"{request.request_id}-{secrets.token_hex(6)}"  # aborting it must meet no other
+        counted = msgspec.structs.replace(request, request_id=own_id, work="count")
+        generation = self._supervisor.submit(counted)
         try:
             return await generation.accepted()
         except ContextTooLong as error:

@@ -196,7 +196,7 @@ def _naming_input() -> Generator[None]:
     except ContextTooLong as error:
         raise ContextTooLong(error.num_tokens, error.context, "input") from error
     except InvalidRequest as error:
-        if error.param not in ("messages", "prompt"):
+        if error.param != "messages":
             raise
         raise InvalidRequest(error.message, "input") from error
 

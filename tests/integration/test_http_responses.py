@@ -1,0 +1,423 @@
+"""Responses over HTTP: what is kept, what is waited for, what is refused and what is tolerated."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtime.history import LOCK
+from store import ownership
+from tests.integration.test_http_errors import ANY_JSON, error_in
+from tests.running_server import RunningServer, running
+from tests.waiting import until
+
+RESPONSES = "/v1/responses"
+BODY: dict[str, Any] = {"model": "tiny", "input": "hi 😀", "max_output_tokens": 4}
+ENDLESS: dict[str, Any] = {"model": "tiny", "input": "the fox", "ignore_eos": True}
+FUNCTION: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+AGENTS_TOOL: dict[str, Any] = {
+    "type": "namespace",
+    "name": "multi_agent_v1",
+    "description": "Work beside others",
+    "tools": [FUNCTION | {"name": "wait_agent"}, FUNCTION | {"name": "spawn_agent"}],
+}
+
+
+def made(server: RunningServer, **changes: Any) -> dict[str, Any]:
+    response = server.post(RESPONSES, BODY | changes)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    blocks = [block for block in text.split("\n\n") if block]
+    return [json.loads(block.split("\ndata: ", 1)[1]) for block in blocks]
+
+
+def num_tokens(server: RunningServer, **changes: Any) -> int:
+    body = {name: value for name, value in (BODY | changes).items() if value is not None}
+    response = server.post(f"{RESPONSES}/input_tokens", body)
+    assert response.status_code == 200, response.text
+    return response.json()["input_tokens"]
+
+
+# What is kept
+
+
+def config_of(models_dir: Path, more: str = "") -> str:
+    return f'models_dir = "{models_dir}"\ndefault_model = "tiny"\n{more}'
+
+
+def test_a_stored_conversation_survives_a_kill(tmp_path: Path, models_dir: Path) -> None:
+    config = config_of(models_dir)
+    with running(tmp_path, config=config) as server:
+        first = made(server, input="one")
+        second = made(server, input="two", previous_response_id=first["id"])
+        before = num_tokens(server, input="three", previous_response_id=second["id"])
+        underway = server.post(RESPONSES, ENDLESS | {"background": True}).json()
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    with running(tmp_path, config=config) as server:
+        assert server.get(f"{RESPONSES}/{second['id']}").json() == second
+        after = num_tokens(server, input="three", previous_response_id=second["id"])
+        assert after == before > num_tokens(server, input="three")
+        left = server.get(f"{RESPONSES}/{underway['id']}").json()
+        assert (left["status"], left["error"]["code"]) == ("failed", "interrupted")
+        assert server.request("DELETE", f"{RESPONSES}/{first['id']}").status_code == 200
+        refused = server.post(RESPONSES, BODY | {"previous_response_id": second["id"]})
+        assert error_in(refused)["code"] == "previous_response_not_found"
+        assert server.get(f"{RESPONSES}/{second['id']}").json() == second
+
+
+def test_the_oldest_conversation_makes_room_from_its_end(tmp_path: Path, models_dir: Path) -> None:
+    config = config_of(models_dir, "history_max_bytes = 400000\n")
+    with running(tmp_path, config=config) as server:
+        metadata = {"note": "x" * 100_000}
+        old = made(server, metadata=metadata)
+        end = made(server, metadata=metadata, previous_response_id=old["id"])
+        other = made(server, metadata=metadata)
+        made(server, previous_response_id=old["id"])
+        last = made(server, metadata=metadata)
+        kept = [
+            server.get(f"{RESPONSES}/{one['id']}").status_code for one in (old, end, other, last)
+        ]
+        assert kept == [200, 404, 200, 200]
+
+
+def test_without_a_history_answers_are_given_and_say_that_they_were_not_kept(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    lock = ownership.hold(tmp_path / LOCK)
+    try:
+        with running(tmp_path, config=config_of(models_dir)) as server:
+            answer = made(server)
+            assert answer["store"] is False
+            assert answer["hearth"]["ignored"] == ["store: store_unavailable"]
+            stream = events_of(server.post(RESPONSES, BODY | {"stream": True}).text)
+            assert stream[-1]["response"]["store"] is False
+            assert "ignored" not in made(server, store=False)["hearth"]
+            later = server.post(RESPONSES, BODY | {"background": True})
+            assert (later.status_code, error_in(later)["code"]) == (503, "store_unavailable")
+    finally:
+        os.close(lock)
+
+
+async def test_a_stream_that_breaks_is_not_kept(server: RunningServer) -> None:
+    async with (
+        server.client() as client,
+        client.stream("POST", RESPONSES, json=ENDLESS | {"stream": True}) as response,
+    ):
+        response_id = ""
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                if event["type"] == "response.output_text.delta":
+                    break
+                response_id = event.get("response", {}).get("id", response_id)
+    await until(lambda: server.figure("hearth_running") == 0, "the generation ended")
+    assert server.get(f"{RESPONSES}/{response_id}").status_code == 404
+
+
+async def test_a_stream_is_cancelled_from_elsewhere(server: RunningServer) -> None:
+    async with (
+        server.client() as client,
+        client.stream("POST", RESPONSES, json=ENDLESS | {"stream": True}) as response,
+    ):
+        events: list[dict[str, Any]] = []
+        async for line in response.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            events.append(json.loads(line.removeprefix("data: ")))
+            if len(events) == 5:
+                response_id = events[0]["response"]["id"]
+                cancelled = await client.post(f"{RESPONSES}/{response_id}/cancel")
+                assert cancelled.json()["status"] == "cancelled"
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["status"] == "cancelled"
+
+
+# What is waited for
+
+
+async def test_life_is_signed_after_the_beginning_and_before_anything_else(
+    narrow_server: RunningServer,
+) -> None:
+    async with narrow_server.client() as client:
+        first = asyncio.create_task(client.post(RESPONSES, json=ENDLESS | {"store": False}))
+        await until(lambda: narrow_server.figure("hearth_running") > 0, "it runs")
+        events: list[dict[str, Any]] = []
+        body = BODY | {"stream": True, "store": False}
+        async with client.stream("POST", RESPONSES, json=body) as response:
+            async for line in response.aiter_lines():
+                assert not line.startswith(":")
+                if line.startswith("data: "):
+                    events.append(json.loads(line.removeprefix("data: ")))
+                if len(events) == 4:
+                    first.cancel()
+        kinds = [event["type"] for event in events]
+        assert kinds[:4] == ["response.created", *["response.in_progress"] * 3]
+        assert kinds.count("response.created") == 1
+        assert kinds[-1] in ("response.completed", "response.incomplete")
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def test_a_model_that_fails_after_the_beginning_is_told_by_its_code(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    with running(tmp_path, config=config_of(models_dir)) as server:
+        with server.stream("POST", RESPONSES, json=ENDLESS | {"stream": True}) as response:
+            lines = response.iter_lines()
+            next(line for line in lines if "output_text.delta" in line)
+            os.kill(server.worker_pid(), signal.SIGKILL)
+            data = [line for line in lines if line.startswith("data: ")]
+        last = json.loads(data[-1].removeprefix("data: "))
+        assert last["type"] == "response.failed"
+        assert last["response"]["error"]["code"] == "model_crashed"
+        assert last["response"]["status"] == "failed"
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(server: RunningServer) -> None:
+    long = "fox " * 5000
+    count = num_tokens(server, input=long)
+    for stream in (False, True):
+        response = server.post(RESPONSES, BODY | {"input": long, "stream": stream})
+        error = error_in(response)
+        assert (response.status_code, error["param"]) == (400, "input")
+        assert error["code"] == "context_length_exceeded"
+        assert f"{count} tokens" in error["message"]
+        assert "4096 tokens" in error["message"]
+
+
+def turns(number: int) -> list[dict[str, Any]]:
+    asked = [{"role": "user", "content": f"{i} " + "fox " * 400} for i in range(number)]
+    said = [{"role": "assistant", "content": f"answer {i}"} for i in range(number)]
+    return [item for pair in zip(asked, said, strict=True) for item in pair]
+
+
+def test_truncation_drops_whole_old_turns_keeps_what_stands_first_and_says_so(
+    server: RunningServer,
+) -> None:
+    head = {"role": "developer", "content": "Be brief."}
+    question = {"role": "user", "content": "And now?"}
+    history = turns(20)
+    refused = server.post(RESPONSES, BODY | {"input": [head, *history, question]})
+    assert error_in(refused)["code"] == "context_length_exceeded"
+    answer = made(server, input=[head, *history, question], truncation="auto")
+    (note,) = answer["hearth"]["notes"]
+    name, _, dropped = note.partition(":")
+    assert name == "truncated_turns"
+    num_dropped = int(dropped)
+    assert num_dropped % 4 == 0
+    kept = [head, *history[2 * num_dropped :], question]
+    assert answer["usage"]["input_tokens"] == num_tokens(server, input=kept) < 4096
+    one_more = [head, *history[2 * (num_dropped - 4) :], question]
+    assert num_tokens(server, input=one_more) > 4096 - BODY["max_output_tokens"]
+    fits = made(server, input=[head, *turns(2), question], truncation="auto")
+    assert "notes" not in fits["hearth"]
+
+
+# What is tolerated
+
+
+def test_the_warm_up_of_a_client_without_configuration_succeeds(server: RunningServer) -> None:
+    body = {"model": "tiny", "input": "", "max_output_tokens": 1}
+    answer = server.post(RESPONSES, body).json()
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_a_request_as_codex_sends_it_is_answered(server: RunningServer) -> None:
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "input": [
+            {"type": "message", "role": "developer", "content": [text("You write code.")]},
+            {"type": "message", "role": "developer", "content": [text("Ask nothing.")]},
+            {"type": "message", "role": "user", "content": [text("<cwd>/src</cwd>"), text("go")]},
+            {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "foreign"},
+            {
+                "type": "function_call",
+                "id": "fc_1",
+                "call_id": "call_1",
+                "name": "wait_agent",
+                "namespace": "multi_agent_v1",
+                "arguments": '{"ids": [1]}',
+            },
+            {"type": "function_call_output", "call_id": "call_1", "output": "Wall time: 0.1 s"},
+            {"type": "local_shell_call", "call_id": "x", "action": {"type": "exec"}},
+        ],
+        "tools": [FUNCTION, AGENTS_TOOL, {"type": "web_search", "external_web_access": False}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "thread",
+        "client_metadata": {"turn": {"id": 7}},
+        "max_output_tokens": 4,
+    }
+    headers = {"thread-id": "thread", "session-id": "session", "originator": "codex_exec"}
+    response = server.request("POST", RESPONSES, json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    last = events_of(response.text)[-1]["response"]
+    assert [tool["type"] for tool in last["tools"]] == ["function", "namespace"]
+    assert last["hearth"]["ignored"] == [
+        "tools[2]: web_search",
+        "input[3].encrypted_content: not written by this server",
+        "input[6]: local_shell_call",
+    ]
+    volatile = [dict(item, id="other") for item in body["input"]]
+    changed = body | {"input": volatile, "client_metadata": {"turn": {"id": 8}}}
+    assert num_tokens(server, **changed) == last["usage"]["input_tokens"]
+
+
+def text(content: str) -> dict[str, str]:
+    return {"type": "input_text", "text": content}
+
+
+def test_a_websocket_is_declined_so_that_clients_fall_back(server: RunningServer) -> None:
+    headers = {"upgrade": "websocket", "connection": "upgrade"}
+    declined = server.request("GET", RESPONSES, headers=headers)
+    assert declined.status_code == 426
+    assert error_in(declined)["code"] == "upgrade_not_supported"
+    plain = server.get(RESPONSES)
+    assert (plain.status_code, plain.headers["allow"]) == (405, "POST")
+
+
+# What is refused
+
+PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"input": None}, "input"),
+    ({"input": []}, "input"),
+    ({"input": 7}, "input"),
+    ({"input": ["hi"]}, "input[0]"),
+    ({"input": [{"role": "wizard", "content": "hi"}]}, "input[0].role"),
+    ({"input": [{"role": "user", "content": 1}]}, "input[0].content"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+        "input[0].content[0].text",
+    ),
+    ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
+    ({"input": [{"role": "user", "content": [text("a"), PICTURE]}]}, "input[0].content[1]"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
+    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "input[0]"),
+    ({"previous_response_id": "resp_0"}, "previous_response_id"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"truncation": "sometimes"}, "truncation"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"background": True, "store": False}, "background"),
+    ({"background": True, "stream": True}, "background"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [FUNCTION | {"parameters": [1]}]}, "tools[0].parameters"),
+    ({"tools": [{"type": "custom", "name": "c", "format": {"type": "x"}}]}, "tools[0].format.type"),
+    ({"tools": [AGENTS_TOOL | {"tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
+    ({"tools": [FUNCTION], "tool_choice": "always"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+    ({"temperature": 3}, "temperature"),
+    ({"thinking": 7}, "thinking"),
+]
+
+
+@pytest.mark.parametrize(("changes", "param"), WRONG)
+def test_a_wrong_field_is_refused_by_its_path(
+    server: RunningServer, changes: dict[str, Any], param: str
+) -> None:
+    for path in (RESPONSES, f"{RESPONSES}/input_tokens"):
+        response = server.post(path, BODY | changes)
+        error = error_in(response)
+        assert response.status_code == 400, error
+        assert error["param"] == param, error
+
+
+def test_a_forced_hosted_tool_is_refused_by_its_name(server: RunningServer) -> None:
+    for kind in ("web_search", "file_search", "code_interpreter", "computer_use_preview", "mcp"):
+        body = BODY | {"tools": [{"type": kind}, FUNCTION], "tool_choice": {"type": kind}}
+        error = error_in(server.post(RESPONSES, body))
+        assert kind in error["message"]
+        assert made(server, tools=[{"type": kind}])["hearth"]["ignored"] == [f"tools[0]: {kind}"]
+
+
+# Any JSON at all
+
+FIELDS = [
+    *("input", "instructions", "tools", "tool_choice", "text", "reasoning", "include", "metadata"),
+    *("previous_response_id", "truncation", "stream", "store", "thinking", "temperature"),
+]
+KINDS = [
+    *("message", "function_call", "function_call_output", "custom_tool_call", "reasoning"),
+    *("custom_tool_call_output", "item_reference", "web_search_call", "compaction"),
+]
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(KINDS)},
+        optional={
+            "role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
+            "content": st.one_of(st.text(max_size=8), ANY_JSON),
+            "call_id": st.one_of(st.text(min_size=1, max_size=4), ANY_JSON),
+            "name": st.one_of(st.text(min_size=1, max_size=4), ANY_JSON),
+            "arguments": st.one_of(st.text(max_size=4), ANY_JSON),
+            "output": ANY_JSON,
+            "input": ANY_JSON,
+            "summary": ANY_JSON,
+            "encrypted_content": st.one_of(st.text(max_size=4), ANY_JSON),
+            "id": st.one_of(st.text(max_size=4), ANY_JSON),
+        },
+    ),
+    max_size=3,
+)
+BODIES = st.builds(
+    lambda items, changes: {"input": items} | changes,
+    ITEMS,
+    st.dictionaries(st.sampled_from(FIELDS), ANY_JSON, max_size=2),
+)
+
+
+def answered_or_refused(server: RunningServer, body: dict[str, Any]) -> None:
+    body |= {"max_output_tokens": 1, "model": "tiny"}
+    response: httpx.Response = server.post(RESPONSES, body)
+    if response.status_code != 200:
+        assert 400 <= response.status_code < 500, response.text
+        error_in(response)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(body=BODIES)
+def test_any_json_is_answered_or_refused(server: RunningServer, body: dict[str, Any]) -> None:
+    answered_or_refused(server, body)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@settings(
+    max_examples=10_000,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(body=BODIES)
+def test_ten_thousand_requests_are_answered_or_refused(
+    server: RunningServer, body: dict[str, Any]
+) -> None:
+    answered_or_refused(server, body)
