@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
+from pydantic import BaseModel
 
 from tests.running_server import RunningServer, running
 
@@ -204,6 +205,47 @@ def test_thoughts_that_were_not_shown_still_lead_the_next_turn(
     num_said = first.usage.input_tokens + first.usage.output_tokens
     num_said += first.usage.cache_read_input_tokens or 0
     assert second.usage.cache_read_input_tokens >= num_said - 4
+
+
+# What the answer must be
+
+
+class Verdict(BaseModel):
+    """The form of an answer."""
+
+    is_ok: bool
+    stars: Literal[1, 2, 3]
+
+
+def test_a_schema_for_the_answer_is_followed(client: Anthropic) -> None:
+    answer = client.messages.parse(
+        model="hearth-tiny", max_tokens=120, messages=[user("Hello!")], output_format=Verdict
+    )
+    assert isinstance(answer.parsed_output, Verdict)
+    assert answer.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "set_lamp"}])
+def test_a_call_that_is_demanded_is_made(client: Anthropic, choice: Any) -> None:
+    states = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    schema = states | {"additionalProperties": False}
+    lamp = {"name": "set_lamp", "input_schema": schema, "strict": True}
+    answer = create(client, tools=[lamp], tool_choice=choice)
+    assert answer.stop_reason == "tool_use"
+    call = answer.content[-1]
+    assert call.type == "tool_use"
+    assert call.name == "set_lamp"
+    assert call.input in ({"on": True}, {"on": False})
+
+
+def test_no_call_is_made_where_none_may_be_though_the_tools_stay_in_the_prompt(
+    client: Anthropic,
+) -> None:
+    answer = create(client, messages=QUESTION, tools=TOOLS, tool_choice={"type": "none"})
+    assert answer.stop_reason == "end_turn"
+    assert {block.type for block in answer.content} == {"text"}
+    usage = create(client, messages=QUESTION, tools=TOOLS).usage
+    assert usage.input_tokens == 1  # the same prompt
 
 
 # Counting
