@@ -70,6 +70,7 @@ async def count_tokens(
         data, record_of(request.scope).request_id, await _door(request, gate, spec)
     )
     answer = gate.submit(request.scope, [asked.request])
+    record_of(request.scope).tally = None  # no answer, whose tokens the log could name
     try:
         await unless_left(request.receive, answer.accepted())
     except ContextTooLong as error:
