@@ -1,0 +1,312 @@
+"""Responses requests as the runtime gets them: items to messages, tools to flat names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.lineage import Caller, caller_of
+from api.openai.response_convert import Plan, check, items_of, plan_of
+from api.openai.response_items import seal, unseal
+from api.openai.response_schemas import ResponseRequest
+from runtime.errors import InvalidRequest
+from runtime.settings import Settings
+from runtime.types import (
+    CacheParams,
+    ChatPrompt,
+    Constraint,
+    Message,
+    ModelSpec,
+    Thinking,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+
+SPEC = ModelSpec(
+    id="m", path="/m", context=4096, model_type="qwen3", nbytes=1, created_s=1, aliases=()
+)
+LOOK: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+WAIT: dict[str, Any] = {"type": "function", "name": "wait", "description": "Wait for one"}
+SPACE: dict[str, Any] = {
+    "type": "namespace",
+    "name": "agents",
+    "description": "Others",
+    "tools": [WAIT, LOOK],
+}
+
+
+def plan(caller: Caller = Caller(), **body: Any) -> Plan:  # noqa: B008
+    data = msgspec.json.decode(json.dumps({"input": "hi"} | body), type=ResponseRequest)
+    check(data)
+    settings = Settings(home=Path("/nowhere"))
+    return plan_of(data, items_of(data), "resp_1", SPEC, caller, settings)
+
+
+def prompt(**body: Any) -> ChatPrompt:
+    found = plan(**body).request.prompt
+    assert isinstance(found, ChatPrompt)
+    return found
+
+
+def messages(*items: dict[str, Any], **body: Any) -> tuple[Message, ...]:
+    return prompt(input=list(items), **body).messages
+
+
+# Items
+
+
+def test_a_text_is_one_message_of_the_user_after_the_instructions() -> None:
+    assert prompt(instructions="Be brief.").messages == (
+        Message(role="system", text="Be brief."),
+        Message(role="user", text="hi"),
+    )
+
+
+def test_parts_are_joined_and_developers_are_the_system() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    assert messages(
+        {"role": "developer", "content": parts},
+        {"type": "message", "role": "user", "content": "c"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+    ) == (
+        Message(role="system", text="a\nb"),
+        Message(role="user", text="c"),
+        Message(role="assistant", text="no"),
+    )
+
+
+def test_what_one_turn_of_the_model_gave_is_one_message() -> None:
+    assert messages(
+        {"role": "user", "content": "q"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": seal("hm")},
+        {"type": "message", "id": "msg_1", "role": "assistant", "content": "let me"},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": 'a "b"'},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"},
+        {
+            "type": "function_call_output",
+            "call_id": "c1",
+            "output": [{"type": "input_text", "text": "rain"}],
+        },
+        {"role": "assistant", "content": "Rain."},
+    ) == (
+        Message(role="user", text="q"),
+        Message(
+            role="assistant",
+            text="let me",
+            reasoning="hm",
+            tool_calls=(
+                ToolCall(id="c1", name="look", arguments='{"at": 1}'),
+                ToolCall(id="c2", name="patch", arguments='{"input":"a \\"b\\""}'),
+            ),
+        ),
+        Message(role="tool", text="done", tool_call_id="c2"),
+        Message(role="tool", text="rain", tool_call_id="c1"),
+        Message(role="assistant", text="Rain."),
+    )
+
+
+def test_two_messages_of_the_assistant_stay_two() -> None:
+    said = {"role": "assistant", "content": "a"}
+    assert messages(said, said | {"content": "b"}) == (
+        Message(role="assistant", text="a"),
+        Message(role="assistant", text="b"),
+    )
+
+
+def test_new_thoughts_begin_a_new_turn() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}
+    assert [one.reasoning for one in messages(call, thought, call)] == [None, "s"]
+
+
+@pytest.mark.parametrize(
+    ("item", "reasoning"),
+    [
+        ({"encrypted_content": seal("sealed"), "summary": []}, "sealed"),
+        (
+            {"encrypted_content": "foreign", "content": [{"type": "reasoning_text", "text": "c"}]},
+            "c",
+        ),
+        ({"content": [{"type": "reasoning_text", "text": "c"}], "summary": []}, "c"),
+        ({"content": None, "summary": [{"type": "summary_text", "text": "s"}]}, "s"),
+    ],
+)
+def test_reasoning_is_read_where_it_is_most_exact(item: dict[str, Any], reasoning: str) -> None:
+    said = {"role": "assistant", "content": "a"}
+    assert messages({"type": "reasoning"} | item, said) == (
+        Message(role="assistant", text="a", reasoning=reasoning),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "hm", "a\x00b", "😀" * 1000])
+def test_what_is_sealed_is_read_again(text: str) -> None:
+    assert unseal(seal(text)) == text
+
+
+@pytest.mark.parametrize("sealed", ["", "gAAAA", "hearth1:", "hearth1:?", "hearth1:AAAA"])
+def test_what_we_did_not_seal_is_not_read(sealed: str) -> None:
+    assert unseal(sealed) is None
+    assert unseal(seal("hm")[:-6]) is None
+
+
+def test_unknown_items_have_no_effect_and_are_told() -> None:
+    found = plan(input=[{"type": "web_search_call", "action": 7}, {"role": "user", "content": "q"}])
+    assert found.ignored == ("input[0]: web_search_call",)
+
+
+# Tools
+
+
+def test_tools_of_a_namespace_are_shown_by_flat_names_and_lead_back() -> None:
+    found = plan(tools=[LOOK | {"strict": True}, SPACE, {"type": "web_search"}])
+    about_wait = "Others\n\nWait for one"
+    assert found.request.prompt == ChatPrompt(
+        messages=(Message(role="user", text="hi"),),
+        tools=(
+            Tool(name="look", parameters='{"type": "object"}', is_strict=True),
+            Tool(name="agents__wait", description=about_wait, parameters="{}"),
+            Tool(name="agents__look", parameters='{"type": "object"}'),
+        ),
+    )
+    names = found.offer.names
+    assert names.ref("agents__wait")[:2] == ("wait", "agents")
+    assert names.ref("look")[:2] == ("look", None)
+    assert names.flat("look", "agents") == "agents__look"
+    assert names.flat("gone", "agents") == "agents__gone"
+    assert found.ignored == ("tools[2]: web_search",)
+
+
+def test_names_that_would_be_the_same_are_told_apart() -> None:
+    taken = LOOK | {"name": "agents__look"}
+    found = plan(tools=[taken, SPACE])
+    assert [tool.name for tool in prompt(tools=[taken, SPACE]).tools] == [
+        "agents__look",
+        "agents__wait",
+        "agents__look_2",
+    ]
+    assert found.offer.names.flat("look", "agents") == "agents__look_2"
+    assert found.offer.names.ref("agents__look_2")[:2] == ("look", "agents")
+
+
+def test_a_custom_tool_takes_one_text_in_its_form() -> None:
+    free = {"type": "custom", "name": "note", "description": "Note it"}
+    lark = {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}
+    regex = {"type": "grammar", "syntax": "regex", "definition": "a+"}
+    tools = prompt(tools=[free, free | {"format": lark}, free | {"format": regex}]).tools
+    schemas: list[Any] = [json.loads(tool.parameters) for tool in tools]
+    assert [(tool.is_freeform, tool.is_strict) for tool in tools] == [
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
+    assert [schema["properties"]["input"].get("pattern") for schema in schemas] == [
+        None,
+        None,
+        "a+",
+    ]
+    assert tools[1].description == (
+        "Note it\n\nThe input must follow this Lark grammar:\nstart: /a+/"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "choice", "names"),
+    [
+        (None, ToolChoice(), ["look", "agents__wait", "agents__look"]),
+        ("none", ToolChoice(mode="none"), []),
+        ("required", ToolChoice(mode="required"), ["look", "agents__wait", "agents__look"]),
+        (
+            {"type": "function", "name": "wait", "namespace": "agents"},
+            ToolChoice(mode="required", name="agents__wait"),
+            ["look", "agents__wait", "agents__look"],
+        ),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "look"}],
+            },
+            ToolChoice(mode="required"),
+            ["look"],
+        ),
+    ],
+)
+def test_a_choice_is_of_the_tools_that_are_shown(
+    given: Any, choice: ToolChoice, names: list[str]
+) -> None:
+    found = prompt(tools=[LOOK, SPACE], tool_choice=given)
+    assert found.tool_choice == choice
+    assert [tool.name for tool in found.tools] == names
+    one_by_one = prompt(tools=[LOOK, SPACE], tool_choice=given, parallel_tool_calls=False)
+    assert one_by_one.tool_choice.is_parallel is False
+
+
+# The rest
+
+
+def test_formats_are_constraints() -> None:
+    assert plan().request.constraint is None
+    found = plan(text={"format": {"type": "json_object"}}).request.constraint
+    assert found == Constraint(kind="json_object", field="text.format")
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "array"}, "strict": True}
+    assert plan(text={"format": form}).request.constraint == Constraint(
+        kind="json_schema", text='{"type": "array"}', field="text.format"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "thinking"),
+    [
+        ({}, Thinking()),
+        ({"reasoning": {"effort": "low"}}, Thinking(is_enabled=True, effort="low")),
+        ({"reasoning": {"effort": "none"}}, Thinking(is_enabled=False)),
+        ({"reasoning": {"summary": "auto"}}, Thinking()),
+        (
+            {"enable_thinking": False, "reasoning": {"effort": "high"}},
+            Thinking(is_enabled=False, effort="high"),
+        ),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, Thinking(is_enabled=True)),
+        ({"metadata": {"enable_thinking": "false"}}, Thinking(is_enabled=False)),
+    ],
+)
+def test_reasoning_is_thinking(body: dict[str, Any], thinking: Thinking) -> None:
+    assert prompt(**body).thinking == thinking
+
+
+def test_conversations_are_named_by_the_most_precise_id() -> None:
+    codex = caller_of({"originator": "codex_exec", "thread-id": "t", "session-id": "s"})
+    assert plan(codex, prompt_cache_key="k", user="u").request.client == "codex"
+
+    def name(caller: Caller = Caller(), **body: Any) -> str | None:  # noqa: B008
+        cache: CacheParams = plan(caller, **body).request.cache
+        return cache.session_id
+
+    assert name(codex, session_id="own", prompt_cache_key="k") == "own"
+    assert name(codex, prompt_cache_key="k", user="u") == "t"
+    assert name(prompt_cache_key="k", user="u") == "k"
+    assert name(user="u") == "u"
+    assert name() is None
+    long = name(user="u" * 257)
+    assert long is not None
+    assert len(long) == 32
+
+
+def test_limits_logprobs_and_includes() -> None:
+    found = plan(max_output_tokens=7, top_logprobs=2, include=["file_search_call.results"])
+    assert (found.request.max_tokens, found.request.top_logprobs) == (7, 2)
+    assert found.ignored == ("include: file_search_call.results",)
+    assert plan(include=["message.output_text.logprobs"]).request.top_logprobs == 0
+    assert plan().request.top_logprobs is None
+
+
+def test_pictures_are_refused_where_they_stand() -> None:
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "high"}
+    with pytest.raises(InvalidRequest) as caught:
+        plan(input=[{"role": "user", "content": [picture]}])
+    assert caught.value.param == "input[0].content[0]"
