@@ -45,6 +45,24 @@ from runtime.supervisor import Supervisor
 
 log = structlog.stdlib.get_logger("hearth.app")
 
+ROUTES = (
+    chat_completions,
+    completions,
+    *RESPONSES,
+    messages,
+    count_tokens,
+    list_models,
+    get_model,
+    health.live,
+    health.live_head,
+    health.ready,
+    health.metrics,
+    *agent_handlers.HANDLERS,
+    *admin.HANDLERS,
+    *ollama_handlers.HANDLERS,
+    *crashes.HANDLERS,
+)
+
 
 class House(NamedTuple):
     """A server that is put together but not started."""
@@ -107,23 +125,7 @@ def create_app(
             await history.close()
 
     app = Litestar(
-        route_handlers=[
-            chat_completions,
-            completions,
-            *RESPONSES,
-            messages,
-            count_tokens,
-            list_models,
-            get_model,
-            health.live,
-            health.live_head,
-            health.ready,
-            health.metrics,
-            *agent_handlers.HANDLERS,
-            *admin.HANDLERS,
-            *ollama_handlers.HANDLERS,
-            *crashes.HANDLERS,
-        ],
+        route_handlers=ROUTES,
         dependencies={
             "gate": Provide(lambda: gate, use_cache=True, sync_to_thread=False),
             "agents": Provide(lambda: agents, use_cache=True, sync_to_thread=False),
