@@ -16,7 +16,7 @@ import msgspec
 
 from runtime.checked_tables import kinds_of
 from runtime.settings import ModelSettings, SamplingSettings
-from runtime.types import ModelSpec, SamplingParams
+from runtime.types import ModelSpec, Pooling, SamplingParams
 
 FALLBACK_CONTEXT = 4096
 _SCALE_BITS = 0.5
@@ -63,6 +63,7 @@ def read_spec(
         nbytes=nbytes,
         created_s=created_s,
         kv_bytes_per_token=_kv_bytes_per_token(config, settings.kv_bits),
+        pooling=_pooling(path),
         sampling=settings.sampling.over(_sampling(path)),
         aliases=aliases,
     )
@@ -147,6 +148,28 @@ def _siblings(name: str) -> set[str]:
     width, total, stem = len(shard[1]), shard[2], name[: shard.start()]
     numbers = range(1, int(total) + 1) if len(total) <= 5 else ()
     return {f"{stem}-{number:0{width}}-of-{total}.safetensors" for number in numbers}
+
+
+def _pooling(path: Path) -> Pooling | None:
+    """What sentence-transformers' files say of the model; None where it makes no embeddings."""
+    modules = path / "modules.json"
+    if not modules.is_file():
+        return None
+    try:
+        listed: object = json.loads(modules.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BrokenModel(f"{modules} cannot be read: {error}") from error
+    kinds = {
+        str(_table(module).get("type", "")).rpartition(".")[2]: str(_table(module).get("path", ""))
+        for module in (cast("list[object]", listed) if isinstance(listed, list) else [])
+    }
+    config = _read_optional(path / kinds.get("Pooling", "1_Pooling") / "config.json")
+    is_normalised = "Normalize" in kinds
+    if config.get("pooling_mode_lasttoken"):
+        return Pooling(kind="last_token", is_normalised=is_normalised)
+    if config.get("pooling_mode_mean_tokens"):
+        return Pooling(kind="mean", is_normalised=is_normalised)
+    return None
 
 
 def _read_json(file: Path) -> Json:

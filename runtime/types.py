@@ -9,6 +9,7 @@ import msgspec
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 Priority = Literal["interactive", "default", "background"]
+Work = Literal["generate", "count", "prefill", "tokenize", "detokenize", "embed"]
 CacheMode = Literal["full", "prefix", "off"]
 CacheTier = Literal["none", "hot", "warm", "cold"]
 MissReason = Literal[
@@ -174,26 +175,29 @@ class CacheParams(Struct, frozen=True):
     `prefix` keeps only what precedes the first turn (system prompt and tools), `off` neither reads
     nor keeps. `ttl_s` is how long the KV may stay on disk unused: 0 keeps it in memory only, None
     leaves it to the server. `session_id` names the conversation for listing and deleting; what
-    matches is decided by content alone.
+    matches is decided by content alone. A `prefill` with a `pin` has its KV stay until that pin is
+    taken back; in `prefix` mode that of the prefix.
     """
 
     mode: CacheMode = "full"
     ttl_s: float | None = None
     session_id: str | None = None
+    pin: str | None = None
 
 
 class GenerateRequest(Struct, frozen=True):
     """What every protocol asks of the engine. `deadline_s` counts from the submission.
 
     `count` only counts the prompt's tokens, `prefill` only computes its KV; both finish without
-    an answer. `client` is the family of the program that asks, as its headers tell it, and
-    `keep_alive_s` how long the model stays loaded afterwards (0: not at all, negative: for ever).
+    an answer. `tokenize` is answered by `Tokens`, `detokenize` by text, `embed` by `Embedding`.
+    `client` is the family of the program that asks, as its headers tell it, and `keep_alive_s` how
+    long the model stays loaded afterwards (0: not at all, negative: for ever).
     """
 
     request_id: str
     model: str
     prompt: Prompt
-    work: Literal["generate", "count", "prefill"] = "generate"
+    work: Work = "generate"
     priority: Priority = "default"
     client: str = ""
     keep_alive_s: float | None = None
@@ -306,6 +310,20 @@ class Finished(Struct, frozen=True, tag="f", array_like=True):
     notes: tuple[str, ...] = ()
 
 
+class Tokens(Struct, frozen=True, tag="k", array_like=True):
+    """The prompt's token ids."""
+
+    index: int
+    token_ids: tuple[int, ...]
+
+
+class Embedding(Struct, frozen=True, tag="e", array_like=True):
+    """What stands for the whole prompt: little-endian float32 values."""
+
+    index: int
+    values: bytes
+
+
 class Failed(Struct, frozen=True, tag="x", array_like=True):
     """The last chunk of a whole generation that cannot go on. `code` is machine-readable."""
 
@@ -313,7 +331,23 @@ class Failed(Struct, frozen=True, tag="x", array_like=True):
     message: str
 
 
-Chunk = PrefillProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished | Failed
+Chunk = (
+    PrefillProgress
+    | TextDelta
+    | ReasoningDelta
+    | ToolCallDelta
+    | Tokens
+    | Embedding
+    | Finished
+    | Failed
+)
+
+
+class Pooling(Struct, frozen=True):
+    """How an embedding model makes one vector of many; its `modules.json` says so."""
+
+    kind: Literal["mean", "last_token"]
+    is_normalised: bool = True
 
 
 class ModelSpec(Struct, frozen=True):
@@ -321,6 +355,7 @@ class ModelSpec(Struct, frozen=True):
 
     `context` is the largest number of tokens of prompt and answer together. `kv_bytes_per_token`
     is None where the configuration does not tell it; layers that keep less are counted in full.
+    Only a model with a `pooling` gives embeddings.
     """
 
     id: str
@@ -330,5 +365,6 @@ class ModelSpec(Struct, frozen=True):
     nbytes: int
     created_s: int
     kv_bytes_per_token: int | None = None
+    pooling: Pooling | None = None
     sampling: SamplingParams = SamplingParams()
     aliases: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.prompt.canonical import Canon
 from runtime.wire import (
     Abort,
+    Forget,
     Heartbeat,
     Hello,
     KvOptions,
@@ -47,12 +48,13 @@ from runtime.worker.compose import Composer
 from runtime.worker.connection import Sender, commands
 from runtime.worker.constraint import Constrainer
 from runtime.worker.decode import warm_decode
-from runtime.worker.engine import Engine, EngineTainted
+from runtime.worker.engine import Engine
 from runtime.worker.grammars import Grammars
 from runtime.worker.intake import Intake
 from runtime.worker.leaving import Deadline, flush
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
+from runtime.worker.taint import EngineTainted
 from runtime.worker.template import Template
 from runtime.worker.turns import TurnStore, open_turns
 from runtime.worker.wired import set_wired
@@ -76,6 +78,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._writer: tuple[SlotWriter, threading.Thread] | None = None
         self._turns: tuple[TurnStore, threading.Thread] | None = None
+        self._canon = Canon(b"")
         self._phase = "starting"
         self._is_quitting = False
         self._is_heard = True
@@ -137,10 +140,11 @@ class Worker:
         self._engine = engine = Engine(model, template, scheduler, tiers, link)
         turns = open_turns(kv)
         self._turns = turns, _thread("turns", turns.run)
+        self._canon = Canon(kv.secret)
         composer = Composer(
             template=template,
             turns=turns,
-            canon=Canon(kv.secret),
+            canon=self._canon,
             counts=tiers.counts,
             context=spec.context,
             needs_state=tiers.needs_state,
@@ -212,6 +216,10 @@ class Worker:
                 case Stop(exit_s=exit_s):
                     self._deadline.phase_s = exit_s
                     break
+                case Forget(session_id=session_id):
+                    if self._turns is not None:
+                        self._turns[0].forget(self._canon.conversation(session_id))
+                    self._inbox.put(command)
                 case _:
                     self._inbox.put(command)
         else:

@@ -15,24 +15,20 @@ from runtime.types import (
     FinishReason,
     PrefillProgress,
     TokenLogprobs,
-    Usage,
 )
 from runtime.wire import Accepted, Chunks, KvCounts
 from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
 from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
+from runtime.worker.errands import ERRANDS, Errands
 from runtime.worker.logprobs import token_logprobs
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import PrefillSlice, Scheduler
 from runtime.worker.sequence import Sequence, SequenceGroup
+from runtime.worker.taint import raise_if_tainted
 from runtime.worker.template import Template
 
 _MAX_FAILURES = 2
 _RESTORE_POLL_S = 0.05
-_TAINTED = ("[METAL]", "[metal::", "CUDA", "cuda")
-
-
-class EngineTainted(Exception):
-    """The device reported an error; nothing this process computes can be trusted any more."""
 
 
 class ConstraintFailed(Exception):
@@ -57,6 +53,7 @@ class Engine:
         self._emit = link.emit
         self._inbox = link.inbox
         self._decoder = Decoder(model, scheduler.max_running)
+        self._errands = Errands(model, template)
         self._groups: dict[str, SequenceGroup] = {}
         self._items: list[tuple[str, Chunk]] = []
         self._is_running = True
@@ -71,7 +68,7 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """There are requests to work for."""
-        return bool(self._groups)
+        return bool(self._groups or self._errands.is_waiting)
 
     def run(self) -> None:
         """Step until told to quit.
@@ -80,11 +77,13 @@ class Engine:
             EngineTainted: the device failed; the process must end.
         """
         while self._is_running:
-            if not self._groups:
+            if not self.is_busy:
                 self.phase = "idle"
                 self._tiers.set_idle(is_idle=True)
                 self._receive(self._inbox.get())
-            elif not (self._decoder.num_running or self._scheduler.has_work):
+            elif not (
+                self._decoder.num_running or self._scheduler.has_work or self._errands.is_waiting
+            ):
                 self.phase = "restore"
                 with contextlib.suppress(queue.Empty):
                     self._receive(self._inbox.get(timeout=_RESTORE_POLL_S))
@@ -100,6 +99,9 @@ class Engine:
             self._prefill(self._scheduler.next_slice(group, self._decoder.num_running))
         if self._decoder.num_running:
             self._decode()
+        if self._errands.is_waiting:
+            self.phase = "errand"
+            self._items += self._errands.run_next()
         self.num_steps += 1
         if self._items:
             self._emit(Chunks(items=tuple(self._items)))
@@ -123,9 +125,10 @@ class Engine:
             case AbortRequest(request_id=request_id):
                 if request_id in self._groups:
                     self._drop(self._groups[request_id])
-            case SequenceGroup() if arrival.request.work == "count":
+                self._errands.drop(request_id)
+            case SequenceGroup() if arrival.request.work in ERRANDS:
                 self._emit(_accepted(arrival))
-                self._items += [_counted(sequence) for sequence in arrival.sequences]
+                self._errands.add(arrival)
             case SequenceGroup():
                 self._tiers.set_idle(is_idle=False)
                 self._groups[arrival.request.request_id] = arrival
@@ -155,7 +158,7 @@ class Engine:
         try:
             group.kv, group.num_computed_tokens = self._tiers.restore(group.trail)
         except (RuntimeError, ValueError) as error:
-            _raise_if_tainted(error)
+            raise_if_tainted(error)
             self._fail(group, error)
             return False
         return True
@@ -168,7 +171,7 @@ class Engine:
         try:
             self._compute(plan)
         except (RuntimeError, ValueError) as error:
-            _raise_if_tainted(error)
+            raise_if_tainted(error)
             self._fail(group, error)
             return
         seconds = time.perf_counter() - start
@@ -184,6 +187,7 @@ class Engine:
             return
         self._scheduler.remove(group)
         if group.request.work == "prefill":
+            self._pin(group)
             for sequence in group.sequences:
                 self._finish(sequence, "stop", group.kv)
             return
@@ -203,7 +207,16 @@ class Engine:
             span = (plan.start, plan.end)
             self._tiers.on_prefill(plan.group.trail, plan.group.kv, span, seconds)
         except (RuntimeError, ValueError) as error:
-            _raise_if_tainted(error)
+            raise_if_tainted(error)
+
+    def _pin(self, group: SequenceGroup) -> None:
+        source = group.request.cache.pin
+        if source is None or group.kv is None:
+            return
+        try:
+            self._tiers.pin(group.trail, group.kv, source)
+        except (RuntimeError, ValueError) as error:
+            raise_if_tainted(error)
 
     # Decode
 
@@ -214,7 +227,7 @@ class Engine:
             for token in self._decoder.step():
                 self._on_token(token)
         except DecodeFailed as error:
-            _raise_if_tainted(error)
+            raise_if_tainted(error)
             self._recompute(error)
         self._scheduler.on_decode(time.perf_counter() - start)
 
@@ -261,7 +274,7 @@ class Engine:
         finished = Finished(
             index=sequence.index,
             reason=output.reason(reason),
-            usage=_usage(sequence),
+            usage=sequence.usage,
             stop=output.stopped_by,
             notes=output.notes,
         )
@@ -284,7 +297,7 @@ class Engine:
         try:
             self._tiers.on_finished(trail, sequence.output_token_ids[already:], kv)
         except (RuntimeError, ValueError) as error:
-            _raise_if_tainted(error)
+            raise_if_tainted(error)
 
     # Leaving
 
@@ -343,27 +356,3 @@ def _accepted(group: SequenceGroup) -> Accepted:
         num_prompt_tokens=group.num_prompt_tokens,
         cache=group.trail.use,
     )
-
-
-def _counted(sequence: Sequence) -> tuple[str, Chunk]:
-    finished = Finished(index=sequence.index, reason="stop", usage=_usage(sequence))
-    return sequence.group.request.request_id, finished
-
-
-def _usage(sequence: Sequence) -> Usage:
-    group = sequence.group
-    started = group.decode_started_s
-    return Usage(
-        num_prompt_tokens=group.num_prompt_tokens,
-        num_output_tokens=sequence.num_output_tokens,
-        num_reasoning_tokens=sequence.num_reasoning_tokens,
-        prefill_ms=group.prefill_s * 1000,
-        decode_ms=(time.perf_counter() - started) * 1000 if started else 0.0,
-        cache=group.trail.use,
-        prompt_changes=sequence.prompt_changes,
-    )
-
-
-def _raise_if_tainted(error: Exception) -> None:
-    if any(mark in str(error) for mark in _TAINTED):
-        raise EngineTainted(str(error)) from error

@@ -57,6 +57,11 @@ class LoadedModel:
         """Layer caches that can grow on their own; the arrays are shared until they do."""
         return copy.deepcopy(kv)
 
+    @property
+    def inner(self) -> Callable[..., mx.array] | None:
+        """The model without its head: token ids [1, tokens] to hidden states [1, tokens, dim]."""
+        return getattr(self.model, "model", None)
+
     def prefill(self, token_ids: list[int], kv: list[Any]) -> None:
         """Append the KV of `token_ids` to the layer caches and wait until it is there."""
         with mx.stream(self.stream):

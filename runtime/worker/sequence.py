@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.kv.trail import Trail
-from runtime.types import Chunk, GenerateRequest, PromptChange
+from runtime.types import Chunk, GenerateRequest, PromptChange, Usage
 
 if TYPE_CHECKING:
     from runtime.worker.detokenizer import Detokenizer
@@ -42,6 +43,21 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.output_token_ids)
+
+    @property
+    def usage(self) -> Usage:
+        """What it cost up to now."""
+        group = self.group
+        started_s = group.decode_started_s
+        return Usage(
+            num_prompt_tokens=group.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_reasoning_tokens=self.num_reasoning_tokens,
+            prefill_ms=group.prefill_s * 1000,
+            decode_ms=(time.perf_counter() - started_s) * 1000 if started_s else 0.0,
+            cache=group.trail.use,
+            prompt_changes=self.prompt_changes,
+        )
 
     @property
     def ends_at_eos(self) -> bool:

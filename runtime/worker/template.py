@@ -261,6 +261,10 @@ class Template:
             return PlainDetokenizer(self._tokenizer)
         return StreamDetokenizer(self._backend, context)
 
+    def text_of(self, token_ids: list[int]) -> str:
+        """What these tokens say, markers included."""
+        return self._tokenizer.decode(token_ids)
+
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """One vocabulary entry: its text, U+FFFD where it is no whole character, and its bytes."""
         (piece,) = self._tokenizer.convert_ids_to_tokens([token_id])
