@@ -40,6 +40,11 @@ class Answer:
         return len(self._generations) * self.tally.num_choices
 
     @property
+    def num_open(self) -> int:
+        """Prompts that are not answered yet."""
+        return sum(not one.is_finished for one in self._generations)
+
+    @property
     def phase(self) -> str:
         """What the first unfinished generation waits for, in words for people."""
         waiting = (one for one in self._generations if not one.is_finished)

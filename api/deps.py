@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from litestar.types import Scope
@@ -41,13 +42,14 @@ class Gate:
         self.settings = settings
         self.metrics = metrics
         self._catalog = catalog
-        self._supervisor = supervisor
+        self.supervisor = supervisor
         self._kv = kv
+        self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
 
     @property
     def is_ready(self) -> bool:
         """Every model to be loaded at boot was dealt with."""
-        return self._supervisor.is_ready
+        return self.supervisor.is_ready
 
     @property
     def cache_status(self) -> KvStatus:
@@ -107,7 +109,7 @@ class Gate:
 
     def status(self) -> tuple[ModelStatus, ...]:
         """Every model that can be named."""
-        return self._supervisor.status()
+        return self.supervisor.status()
 
     async def count(self, request: GenerateRequest) -> int:
         """The exact number of tokens of the request's prompt, also where it does not fit.
@@ -117,7 +119,7 @@ class Gate:
         """
         own_id = f"{request.request_id}-{secrets.token_hex(6)}"  # aborting it must meet no other
         counted = msgspec.structs.replace(request, request_id=own_id, work="count")
-        generation = self._supervisor.submit(counted)
+        generation = self.supervisor.submit(counted)
         try:
             return await generation.accepted()
         except ContextTooLong as error:
@@ -135,11 +137,25 @@ class Gate:
         with ExitStack() as unless_all:
             generations: list[Generation] = []
             for request in requests:
-                generation = self._supervisor.submit(request)
+                generation = self.supervisor.submit(request)
                 unless_all.callback(generation.abort)
                 generations.append(generation)
             unless_all.pop_all()
         answer = Answer(generations, self.metrics.meter(model))
         record = record_of(scope)
         record.model, record.tally = model, answer.tally
+        self._answers[record.request_id] = answer
         return answer
+
+    def cancel(self, request_id: str) -> int:
+        """End a request by the id of its answer or of the HTTP request; its open prompts.
+
+        Raises:
+            UnknownRequest: none of that id is open.
+        """
+        answer = self._answers.get(request_id)
+        num_open = answer.num_open if answer is not None else 0
+        if answer is None or not num_open:
+            return self.supervisor.cancel(request_id)
+        answer.close()
+        return num_open

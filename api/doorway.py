@@ -60,6 +60,11 @@ class Doorway:
         if self._house is not None:
             await self._house.supervisor.stop()
 
+    def end_feeds(self) -> None:
+        """End the streams that have no end of their own."""
+        if self._house is not None:
+            self._house.supervisor.news.close()
+
     def hurry(self) -> None:
         """Do not wait for the workers any longer."""
         if self._house is not None:

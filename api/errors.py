@@ -27,6 +27,7 @@ from runtime.errors import (
     LoadFailed,
     ModelTooLarge,
     ModelUnavailable,
+    MemoryShort,
     NoRoom,
     NotLocal,
     Overloaded,
@@ -130,6 +131,7 @@ STATUSES: dict[type[HearthError], Status] = {
     ShuttingDown: Status(503, "server_error"),
     QueueTimeout: Status(503, "server_error"),
     NoRoom: Status(503, "server_error"),
+    MemoryShort: Status(503, "server_error"),
     Preempted: Status(503, "server_error"),
     ClientLeft: Status(499, "client_left"),
     WorkerError: Status(503, "server_error"),
@@ -140,6 +142,7 @@ STATUSES: dict[type[HearthError], Status] = {
     Aborted: Status(503, "server_error"),
     StoreUnavailable: Status(503, "server_error"),
 }
+_NOT_WORTH_A_RETRY = frozenset({PoisonRequest.code, ModelTooLarge.code, Aborted.code})
 _BY_CODE = {error.code: status for error, status in STATUSES.items()}
 _ROUTE_CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
@@ -203,7 +206,7 @@ def refusal_of(error: HearthError) -> Refusal:
     """What a client is told of this error."""
     status, type_name = status_of(error)
     headers: dict[str, str] = {}
-    if isinstance(error, PoisonRequest | ModelTooLarge):
+    if error.code in _NOT_WORTH_A_RETRY:
         headers["x-should-retry"] = "false"
     elif isinstance(error, Overloaded | WorkerError):
         headers["retry-after"] = str(min(error.retry_after_s, MAX_RETRY_AFTER_S))

@@ -89,6 +89,7 @@ class _Server(uvicorn.Server):
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._doorway.end_feeds()
         ending = asyncio.create_task(self._doorway.end_answers(self._grace_s))
         try:
             await super().shutdown(sockets)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -20,29 +19,21 @@ class Batch(NamedTuple, Generic[T]):
 
 
 class Listener(Generic[T]):
-    """One reader, for as long as its `with` block lasts. It belongs to the event loop."""
+    """One reader, from its creation until it is closed. It belongs to the event loop."""
 
     def __init__(self, news: News[T]) -> None:
+        self.is_closed = False
         self._news = news
         self._unread: deque[T] = deque(maxlen=MAX_UNREAD)
         self._num_missed = 0
         self._arrived = asyncio.Event()
 
-    def __enter__(self) -> Listener[T]:
-        self._news.join(self)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._news.leave(self)
-
     async def next(self, timeout_s: float | None = None) -> Batch[T] | None:
-        """Everything that is unread, at least one; None when nothing came in `timeout_s`."""
-        if not self._unread:
+        """Everything that is unread; None when nothing came in `timeout_s`.
+
+        Nothing is in it when the listener was closed.
+        """
+        if not self._unread and not self.is_closed:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._arrived.wait()
@@ -58,6 +49,12 @@ class Listener(Generic[T]):
         """For `News`."""
         self._num_missed += len(self._unread) == MAX_UNREAD
         self._unread.append(item)
+        self._arrived.set()
+
+    def close(self) -> None:
+        """Hear no more. It may be called any number of times."""
+        self.is_closed = True
+        self._news.leave(self)
         self._arrived.set()
 
 
@@ -77,13 +74,16 @@ class News(Generic[T]):
             listener.tell(item)
 
     def listen(self) -> Listener[T]:
-        """A reader, to be entered before it hears anything."""
-        return Listener(self)
-
-    def join(self, listener: Listener[T]) -> None:
-        """For `Listener`."""
+        """A reader of all that is published from now on; it must be closed."""
+        listener = Listener(self)
         self._listeners.add(listener)
+        return listener
 
     def leave(self, listener: Listener[T]) -> None:
         """For `Listener`."""
         self._listeners.discard(listener)
+
+    def close(self) -> None:
+        """Nothing more is going to be told."""
+        for listener in list(self._listeners):
+            listener.close()

@@ -1,0 +1,171 @@
+"""What the operator sees and asks over HTTP: models loaded and unloaded, requests cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.running_server import COMPLETIONS, RunningServer, running, streaming
+from tests.waiting import until
+
+SHORT: dict[str, Any] = {"model": "tiny", "prompt": "a kettle", "max_tokens": 2}
+LONG: dict[str, Any] = SHORT | {"max_tokens": 3500, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def operated(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[RunningServer]:
+    """A server with nothing loaded, room for one model, and signs of life all the time."""
+    home = tmp_path_factory.mktemp("operated")
+    config = f"""
+models_dir = "{models_dir}"
+preload = []
+max_loaded_models = 1
+keep_alive_s = 0.2
+[models.tiny]
+aliases = ["small"]
+"""
+    with running(home, config=config) as server:
+        yield server
+        assert "Traceback" not in server.stderr
+
+
+def act(server: RunningServer, model: str, action: str) -> httpx.Response:
+    return server.request("POST", f"/admin/models/{model}/{action}")
+
+
+def states(server: RunningServer) -> dict[str, str]:
+    return {one["id"]: one["state"] for one in server.get("/running").json()["models"]}
+
+
+def test_a_model_is_loaded_by_an_alias_shown_and_unloaded(operated: RunningServer) -> None:
+    loaded = act(operated, "small", "load")
+    assert (loaded.status_code, loaded.json()["id"], loaded.json()["state"]) == (
+        200,
+        "tiny",
+        "ready",
+    )
+    (shown,) = operated.get("/running").json()["models"]
+    assert shown["pid"] == operated.worker_pid()
+    assert 800 < shown["expires_in_s"] <= 900
+    assert shown["reserved_bytes"] > shown["size_bytes"] > 0
+    card = operated.get("/v1/models/tiny").json()
+    assert (card["state"], card["aliases"]) == ("ready", ["small"])
+    assert act(operated, "tiny", "unload").status_code == 200
+    assert asyncio.run(until(lambda: states(operated) == {}, "nothing is loaded")) < 10
+
+
+def test_what_can_be_named_is_listed_with_its_state_and_looking_wakes_nothing(
+    operated: RunningServer,
+) -> None:
+    starts = operated.figure("hearth_worker_starts_total")
+    cards = {card["id"]: card for card in operated.get("/v1/models").json()["data"]}
+    assert {"tiny", "twin", "hearth-tiny"} <= cards.keys()
+    assert all(card["size_bytes"] > 0 and card["context"] > 0 for card in cards.values())
+    for path in ("/health/ready", "/running", "/v1/models/twin", "/metrics"):
+        assert operated.get(path).status_code in (200, 503)
+    assert operated.figure("hearth_worker_starts_total") == starts
+
+
+def test_mistakes_are_named(operated: RunningServer) -> None:
+    unknown = act(operated, "nobody", "load")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    wrong = act(operated, "tiny", "explode")
+    assert wrong.status_code == 400
+    assert "load, unload, pin, unpin, restart" in wrong.json()["error"]["message"]
+    missing = operated.request("POST", "/admin/requests/nobody/cancel")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
+
+
+def test_a_pinned_model_keeps_the_others_out_until_it_is_unpinned(operated: RunningServer) -> None:
+    assert act(operated, "tiny", "load").status_code == 200
+    assert act(operated, "tiny", "pin").json()["pinned"]
+    refused = operated.post(COMPLETIONS, SHORT | {"model": "twin"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_room")
+    assert int(refused.headers["retry-after"]) <= 60
+    assert not act(operated, "tiny", "unpin").json()["pinned"]
+    assert operated.post(COMPLETIONS, SHORT | {"model": "twin"}).status_code == 200
+    assert states(operated) == {"twin": "ready"}
+
+
+def test_a_restart_replaces_the_process(operated: RunningServer) -> None:
+    pid = act(operated, "twin", "load").json()["pid"]
+    again = act(operated, "twin", "restart").json()
+    assert again["state"] == "ready"
+    assert again["pid"] != pid
+
+
+async def test_a_request_is_cancelled_by_either_of_its_ids(operated: RunningServer) -> None:
+    async with streaming(operated, COMPLETIONS, LONG) as stream:
+        first = await stream.next_event()
+        cancelled = operated.request("POST", f"/admin/requests/{first['id']}/cancel")
+        assert cancelled.json() == {"id": first["id"], "num_cancelled": 1}
+        assert (await stream.rest())[-1]["error"]["code"] == "cancelled"
+    async with operated.client() as client:
+        headers = {"x-request-id": "mine"}
+        waiting = asyncio.create_task(client.post(COMPLETIONS, json=LONG, headers=headers))
+        await until(lambda: operated.figure("hearth_running") == 1, "the request runs")
+        assert operated.request("POST", "/admin/requests/mine/cancel").status_code < 300
+        answer = await waiting
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "cancelled")
+    assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_a_request_is_cancelled_while_its_model_loads(operated: RunningServer) -> None:
+    model = operated.cold_model()
+    async with streaming(operated, COMPLETIONS, LONG | {"model": model}) as stream:
+        assert await stream.next()  # a comment: it has not begun
+        request_id = stream.response.headers["x-request-id"]
+        assert operated.request("POST", f"/admin/requests/{request_id}/cancel").status_code < 300
+        assert (await stream.rest())[-1]["error"]["code"] == "cancelled"
+    assert any("loading" in one or "queued" in one for one in stream.comments)
+
+
+@contextmanager
+def feed(server: RunningServer) -> Generator[Iterator[tuple[str, Any]]]:
+    """The events of `/admin/events`, by name."""
+    with server.stream("GET", "/admin/events") as response:
+        assert response.status_code == 200
+
+        def read() -> Iterator[tuple[str, Any]]:
+            name = ""
+            for line in response.iter_lines():
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                elif line.startswith("data: "):
+                    yield name, json.loads(line.removeprefix("data: "))
+
+        yield read()
+
+
+def test_every_transition_is_told_to_whoever_listens(operated: RunningServer) -> None:
+    model = operated.cold_model()
+    with feed(operated) as events:
+        name, running_models = next(events)
+        assert name == "running"
+        assert model not in [one["id"] for one in running_models["models"]]
+        assert operated.post(COMPLETIONS, SHORT | {"model": model}).status_code == 200
+        path = ["cold"]
+        while path[-1] != "busy":
+            name, step = next(events)
+            assert name == "transition"
+            if step["model"] == model:
+                assert step["before"] == path[-1]
+                path.append(step["after"])
+    assert path == [
+        *("cold", "waiting_for_memory", "spawning", "loading", "warming", "ready", "busy")
+    ]
+
+
+def test_listeners_do_not_keep_a_server_from_leaving(tmp_path: Path, models_dir: Path) -> None:
+    config = f'models_dir = "{models_dir}"\npreload = []\nstop_timeout_s = 30\n'
+    with running(tmp_path, config=config) as server, feed(server) as events:
+        next(events)
+        assert server.stop(20) == 0
+        assert list(events) == []

@@ -1,0 +1,422 @@
+"""Every event in every state, with processes that do whatever they like and a clock of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+import structlog
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from api.errors import STATUSES
+from runtime.calls import Call, Wish
+from runtime.dispatch import Dispatch, Rules
+from runtime.errors import (
+    HearthError,
+    LoadFailed,
+    Overloaded,
+    PoisonRequest,
+    WorkerDied,
+    WorkerError,
+    WorkerWedged,
+)
+from runtime.generation import Generation
+from runtime.lifecycle import HAS_PROCESS, RESTING, STATES, Transition
+from runtime.model_actor import Worker
+from runtime.placement import Need, Room
+from runtime.types import (
+    CacheUse,
+    Failed,
+    Finished,
+    GenerateRequest,
+    ModelSpec,
+    Priority,
+    TextDelta,
+    TextPrompt,
+    Usage,
+)
+from runtime.wire import Ready
+from runtime.worker_process import State as WorkerState
+
+MODELS = ("a", "b", "c")
+NEEDS = {"a": 40, "b": 50, "c": 60}
+ROOM = 100
+LIMIT_S = 30.0
+MAX_OPEN = 12
+KEEP_ALIVE_S = 900.0
+END_CODES = {error.code for error in STATUSES}
+
+
+class Puppet:
+    """A process that does what the test says, and sees that it is treated right."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.state: WorkerState = "starting"
+        self.load_fraction = 0.0
+        self.ready: Ready | None = None
+        self.error: WorkerError | None = None
+        self.pid = 1
+        self.is_gone = False
+        self.is_dismissed = False
+        self.is_killed = False
+        self.open: dict[str, Generation] = {}
+
+    def submit(self, generation: Generation) -> None:
+        assert self.state == "ready", self.state
+        assert not self.is_dismissed
+        assert generation.request.request_id not in self.open
+        assert not generation.is_finished
+        generation.accept(1, CacheUse())
+        self.open[generation.request.request_id] = generation
+
+    def abort(self, generation: Generation) -> None:
+        self.open.pop(generation.request.request_id, None)
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+class World:
+    """The crew, the memory and the clock of one dispatch."""
+
+    def __init__(self, max_loaded: int | None) -> None:
+        self.now_s = 0.0
+        self.puppets: list[Puppet] = []
+        self.transitions: list[Transition] = []
+        self.due_s: float | None = None
+        self._room = Room(num_bytes=ROOM, num_models=max_loaded)
+        rules = Rules(
+            limits_s={state: LIMIT_S for state in STATES if state not in RESTING},
+            max_open=MAX_OPEN,
+            max_open_per_model=MAX_OPEN - 2,
+        )
+        self.dispatch = Dispatch(rules, self, self, lambda _: KEEP_ALIVE_S, lambda: self.now_s)
+
+    def hire(self, spec: ModelSpec) -> Puppet:
+        assert all(p.is_killed for p in self.alive() if p.spec.id == spec.id), spec.id
+        self.puppets.append(Puppet(spec))
+        return self.puppets[-1]
+
+    def dismiss(self, worker: Worker) -> None:
+        assert isinstance(worker, Puppet)
+        assert all(one.is_finished for one in worker.open.values())
+        assert not worker.is_dismissed
+        worker.is_dismissed = True
+
+    def publish(self, transition: Transition) -> None:
+        self.transitions.append(transition)
+
+    def wake_at(self, due_s: float | None) -> None:
+        self.due_s = due_s
+
+    def need(self, spec: ModelSpec) -> Need:
+        return Need(num_bytes=NEEDS[spec.id], swap_s=2.0)
+
+    def room(self) -> Room:
+        return self._room
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the timer ring whenever it is due."""
+        end_s = self.now_s + seconds
+        num_rings = 0
+        while self.due_s is not None and self.due_s <= end_s:
+            num_rings += 1
+            assert num_rings < 10_000, f"it rings for ever at {self.due_s}"
+            self.now_s = max(self.now_s, self.due_s)
+            self.dispatch.settle()
+        self.now_s = end_s
+
+    def alive(self) -> list[Puppet]:
+        return [puppet for puppet in self.puppets if not puppet.is_gone]
+
+    def tell(self, puppet: Puppet) -> None:
+        self.dispatch.on_change(puppet.spec.id, puppet)
+
+    # What processes do
+
+    def advance(self, puppet: Puppet) -> None:
+        """The next thing that a healthy process would do."""
+        steps: dict[WorkerState, WorkerState] = {
+            "starting": "loading",
+            "loading": "warming",
+            "warming": "ready",
+            "flushing": "stopping",
+            "stopping": "stopped",
+        }
+        if puppet.is_killed or puppet.state == "stopped":
+            self.end(puppet, None)
+        elif puppet.is_dismissed and puppet.state not in ("flushing", "stopping"):
+            puppet.state = "flushing" if puppet.state == "ready" else "stopping"
+            self.tell(puppet)
+        elif puppet.state in steps:
+            puppet.state = steps[puppet.state]
+            puppet.is_gone = puppet.state == "stopped"
+            self.tell(puppet)
+        elif puppet.open:
+            self.finish(puppet, next(iter(puppet.open)))
+
+    def end(self, puppet: Puppet, error: WorkerError | None, *, is_gone: bool = True) -> None:
+        """As a process is lost: its state first, then its requests, in the end the process."""
+        if puppet.state != "stopped":
+            if puppet.state not in ("flushing", "stopping"):
+                puppet.error = error
+            puppet.state = "stopped"
+            generations, puppet.open = list(puppet.open.values()), {}
+            self.tell(puppet)
+            for generation in generations:
+                generation.fail(error or WorkerDied("It was stopped."))
+        if is_gone and not puppet.is_gone:
+            puppet.is_gone = True
+            self.tell(puppet)
+
+    def finish(self, puppet: Puppet, request_id: str) -> None:
+        generation = puppet.open[request_id]
+        generation.push(Finished(index=0, reason="stop", usage=Usage(num_prompt_tokens=1)))
+        puppet.open.pop(request_id, None)
+
+
+def spec_of(model: str) -> ModelSpec:
+    return ModelSpec(
+        id=model, path="/nowhere", context=1, model_type="x", nbytes=NEEDS[model], created_s=0
+    )
+
+
+class Supervision(RuleBasedStateMachine):
+    """Nothing is lost, nothing is granted twice, no more is loaded than fits, nothing sticks."""
+
+    generations = Bundle("generations")
+
+    @initialize(max_loaded=st.sampled_from([None, 1, 2]))
+    def begin(self, max_loaded: int | None) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.world = World(max_loaded)
+        self.dispatch = self.world.dispatch
+        self.submitted: list[Generation] = []
+        self.wishes: list[Wish] = []
+        self.numbers = count()
+
+    def made(self, make: Callable[[], object]) -> object:
+        async def inside() -> object:
+            return make()
+
+        return self.loop.run_until_complete(inside())
+
+    def call(self, model: str, job: Generation | Wish, request_id: str, priority: Priority) -> None:
+        now_s = self.world.now_s
+        self.dispatch.submit(
+            Call(
+                spec_of(model),
+                job,
+                request_id=request_id,
+                priority=priority,
+                since_s=now_s,
+                until_s=now_s + 600.0,
+            )
+        )
+
+    @rule(
+        target=generations,
+        model=st.sampled_from(MODELS),
+        priority=st.sampled_from(["interactive", "default", "background"]),
+        text=st.sampled_from(["x", "y", "z"]),
+        keep_alive_s=st.sampled_from([None, None, 0.0, -1.0]),
+    )
+    def submit(
+        self, model: str, priority: Priority, text: str, keep_alive_s: float | None
+    ) -> Generation:
+        request = GenerateRequest(
+            request_id=f"r{next(self.numbers)}",
+            model=model,
+            prompt=TextPrompt(text=text),
+            priority=priority,
+            keep_alive_s=keep_alive_s,
+        )
+        generation = self.made(lambda: Generation(request, self.dispatch))
+        assert isinstance(generation, Generation)
+        try:
+            self.call(model, generation, request.request_id, priority)
+        except (Overloaded, PoisonRequest) as error:
+            generation.fail(error)
+        self.submitted.append(generation)
+        return generation
+
+    @rule(model=st.sampled_from(MODELS))
+    def wish(self, model: str) -> None:
+        wish = self.made(Wish)
+        assert isinstance(wish, Wish)
+        try:
+            self.call(model, wish, f"load-{next(self.numbers)}", "background")
+        except HearthError as error:
+            wish.fail(error)
+        self.wishes.append(wish)
+
+    @rule(generation=consumes(generations))
+    def abort(self, generation: Generation) -> None:
+        generation.abort()
+        assert generation.is_finished
+
+    @rule(seconds=st.sampled_from([0.1, 2.0, 10.0, 40.0, 700.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+
+    @rule(pick=st.integers(0, 5))
+    def a_process_goes_on(self, pick: int) -> None:
+        if alive := self.world.alive():
+            self.world.advance(alive[pick % len(alive)])
+
+    @rule()
+    def all_processes_go_on(self) -> None:
+        for puppet in self.world.alive():
+            self.world.advance(puppet)
+
+    @rule(pick=st.integers(0, 5), is_gone=st.booleans(), kind=st.sampled_from(["died", "stuck"]))
+    def a_process_is_lost(self, pick: int, is_gone: bool, kind: str) -> None:
+        if alive := self.world.alive():
+            puppet = alive[pick % len(alive)]
+            error = WorkerDied("It died.") if kind == "died" else WorkerWedged("It is stuck.")
+            if kind == "died" and puppet.state == "loading":
+                error = LoadFailed("It cannot be loaded.")
+            self.world.end(puppet, error, is_gone=is_gone)
+
+    @rule(pick=st.integers(0, 5))
+    def a_request_speaks(self, pick: int) -> None:
+        busy = [one for puppet in self.world.alive() for one in puppet.open.values()]
+        if busy:
+            busy[pick % len(busy)].push(TextDelta(index=0, text="hm"))
+
+    @rule(
+        model=st.sampled_from(MODELS), order=st.sampled_from(["leave", "pin", "unpin", "forgive"])
+    )
+    def the_operator_says(self, model: str, order: str) -> None:
+        actor = self.dispatch.actor(model)
+        match order:
+            case "leave":
+                actor.leave("the operator says so", self.world.now_s, 5.0)
+            case "forgive":
+                actor.forgive(self.world.now_s)
+            case _:
+                actor.is_pinned = order == "pin"
+        self.dispatch.settle()
+
+    @invariant()
+    def every_request_is_in_exactly_one_place(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for generation in self.submitted:
+            request_id = generation.request.request_id
+            waits = sum(call.job is generation for call in self.dispatch.find(request_id))
+            runs = sum(request_id in puppet.open for puppet in self.world.puppets)
+            granted = sum(request_id in one.running for one in self.dispatch.actors.values())
+            if generation.is_finished:
+                assert (waits, runs, granted) == (0, 0, 0), request_id
+            else:
+                assert waits == 1, request_id
+                assert runs == granted <= 1, request_id
+
+    @invariant()
+    def what_is_loaded_fits(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        held = [a for a in self.dispatch.actors.values() if a.state in HAS_PROCESS]
+        models = {actor.model for actor in held}
+        assert {puppet.spec.id for puppet in self.world.alive()} >= models - self.given_up()
+        assert sum(actor.reserved_bytes for actor in held) <= ROOM
+        limit = self.world.room().num_models
+        assert limit is None or len(held) <= limit
+        assert all(a.reserved_bytes == 0 for a in self.dispatch.actors.values() if a not in held)
+
+    def given_up(self) -> set[str]:
+        """Models whose process is gone, which has yet to be told."""
+        return {puppet.spec.id for puppet in self.world.puppets if puppet.is_gone}
+
+    @invariant()
+    def nothing_sticks(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for actor in self.dispatch.actors.values():
+            if actor.state not in RESTING:
+                assert actor.due_s < math.inf, actor.state
+                assert self.world.due_s is not None
+                assert self.world.due_s <= actor.due_s
+
+    def teardown(self) -> None:
+        """When processes are healthy and nothing is pinned any more, everything ends."""
+        if not hasattr(self, "world"):
+            return
+        for actor in self.dispatch.actors.values():
+            actor.is_pinned = False
+        self.dispatch.settle()
+        for _ in range(400):
+            if all(one.is_finished for one in self.submitted):
+                break
+            for puppet in self.world.alive():
+                self.world.advance(puppet)
+            self.world.pass_time(1.0)
+        states = {actor.model: actor.state for actor in self.dispatch.actors.values()}
+        assert all(one.is_finished for one in self.submitted), states
+        self.assert_documented_ends()
+        self.world.pass_time(100.0)
+        for _ in range(10):
+            for puppet in self.world.alive():
+                self.world.advance(puppet)
+        self.assert_all_gone_when_closed()
+        self.loop.close()
+
+    def assert_documented_ends(self) -> None:
+        for generation in self.submitted:
+            ended = self.loop.run_until_complete(_end_of(generation))
+            assert isinstance(ended, Finished) or ended.code in END_CODES
+
+    def assert_all_gone_when_closed(self) -> None:
+        self.dispatch.close()
+        for _ in range(10):
+            for puppet in self.world.alive():
+                self.world.advance(puppet)
+        assert self.world.alive() == []
+        assert all(a.state not in HAS_PROCESS for a in self.dispatch.actors.values())
+        assert all(a.reserved_bytes == 0 for a in self.dispatch.actors.values())
+        assert self.dispatch.num_open == 0
+
+
+async def _end_of(generation: Generation) -> Finished | Failed | HearthError:
+    try:
+        await generation.accepted()
+    except HearthError as error:
+        return error
+    last = (await generation.next_chunks() or [None])[-1]
+    assert isinstance(last, Finished | Failed), last
+    return last
+
+
+@pytest.fixture(autouse=True, scope="module")
+def silence() -> Iterator[None]:
+    """Thousands of transitions would be thousands of lines."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    yield
+    structlog.reset_defaults()
+
+
+TestSupervision = Supervision.TestCase
+TestSupervision.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.soak
+def test_nothing_is_lost_however_long_one_tries() -> None:
+    run_state_machine_as_test(
+        Supervision, settings=settings(max_examples=3000, stateful_step_count=80, deadline=None)
+    )
