@@ -18,6 +18,18 @@ from tests.running_server import RunningServer
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 OUR_FIELDS = {"hearth"}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "name": name,
+        "description": description,
+        "input_schema": {"type": "object", "properties": {parameter: {"type": "string"}}},
+    }
+    for name, description, parameter in (
+        ("get_weather", "Get the current weather for a city.", "city"),
+        ("read_file", "Read a file from disk.", "path"),
+    )
+]
+"""What `hearth-tiny` knows how to call."""
 
 _EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
@@ -61,6 +73,21 @@ def check_message(message: Any) -> Message:
     checked = Message.model_validate_json(json.dumps(message), strict=True)
     _check_known(checked)
     return checked
+
+
+def error_in(response: httpx.Response, kind: str) -> dict[str, Any]:
+    """The error of an answer that has nothing but the envelope."""
+    assert response.headers["content-type"].startswith("application/json")
+    body = response.json()
+    assert body.keys() == {"type", "error", "request_id"}
+    assert body["type"] == "error"
+    assert body["request_id"] == response.headers["request-id"]
+    error = body["error"]
+    assert error.keys() == {"type", "message", "details"}
+    assert error["type"] == kind, error
+    assert "Traceback" not in error["message"]
+    assert "msgspec" not in error["message"]
+    return error
 
 
 def _check_known(model: BaseModel) -> None:
@@ -201,3 +228,9 @@ async def reading(server: RunningServer, **fields: Any) -> AsyncGenerator[Readin
         client.stream("POST", MESSAGES, json=_body(fields) | {"stream": True}) as response,
     ):
         yield Reading(response)
+
+
+def num_prompt_tokens(usage: dict[str, int]) -> int:
+    """The whole prompt, whatever part of it was reused."""
+    cached = usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"]
+    return usage["input_tokens"] + cached

@@ -1,9 +1,8 @@
-"""What becomes of a Messages request: exact messages, tools, choices, limits and refusals."""
+"""What becomes of the turns of a Messages request: exact messages, and what is refused."""
 
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,68 +10,29 @@ import msgspec
 import pytest
 
 from api.anthropic.blocks import ImageBlock, Source, picture_at
-from api.anthropic.convert import Asked, Door, count_to_generate, messages_to_generate
-from api.anthropic.schemas import CountRequest, MessagesRequest
+from api.anthropic.convert import Door, count_to_generate
+from api.anthropic.schemas import CountRequest
 from api.anthropic.signature import MAX_BYTES, reasoning_in, sign
-from api.lineage import Caller
-from runtime.errors import InvalidRequest
 from runtime.settings import Settings
 from runtime.types import (
-    CacheParams,
     ChatPrompt,
-    Constraint,
     Image,
     Message,
-    ModelSpec,
-    SamplingParams,
-    Thinking,
-    Tool,
     ToolCall,
-    ToolChoice,
 )
-
-SPEC = ModelSpec(id="m", path="/m", context=4096, model_type="qwen3", nbytes=1, created_s=0)
-USER = {"role": "user", "content": "hi"}
-EPHEMERAL = {"type": "ephemeral"}
-HOUR = {"type": "ephemeral", "ttl": "1h"}
-NOBODY = Caller()
-LOOK: dict[str, Any] = {"name": "look", "input_schema": {"type": "object"}}
-
-
-def asked(caller: Caller = NOBODY, **fields: Any) -> Asked:
-    body = {"messages": [USER], "max_tokens": 9} | fields
-    data = msgspec.json.decode(json.dumps(body), type=MessagesRequest)
-    door = Door(SPEC, Settings(home=Path("/nowhere")), caller, body)
-    return messages_to_generate(data, "msg_1", door)
-
-
-def prompt_of(**fields: Any) -> ChatPrompt:
-    prompt = asked(**fields).request.prompt
-    assert isinstance(prompt, ChatPrompt)
-    return prompt
-
-
-def messages_of(*turns: Any, **fields: Any) -> list[Message]:
-    return list(prompt_of(messages=list(turns), **fields).messages)
-
-
-def text(said: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "text", "text": said, **fields}
-
-
-def user(*blocks: Any) -> dict[str, Any]:
-    return {"role": "user", "content": list(blocks)}
-
-
-def assistant(*blocks: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": list(blocks)}
-
-
-def refused(**fields: Any) -> tuple[str | None, str]:
-    with pytest.raises(InvalidRequest) as caught:
-        asked(**fields)
-    return caught.value.param, caught.value.message
-
+from tests.anthropic_requests import (
+    EPHEMERAL,
+    HOUR,
+    LOOK,
+    SPEC,
+    USER,
+    asked,
+    assistant,
+    messages_of,
+    refused,
+    text,
+    user,
+)
 
 # Messages
 
@@ -229,142 +189,6 @@ def test_a_picture_is_its_bytes_or_where_they_are() -> None:
 def test_a_picture_that_cannot_be_had_is_refused(source: Any, param: str) -> None:
     field, _ = refused(messages=[user({"type": "image", "source": source})])
     assert field == f"messages[0].content{param}"
-
-
-# Tools, choices, thinking, form
-
-
-def test_tools_are_functions_with_their_schema_as_it_was_written() -> None:
-    schema = b'{"type": "object",  "properties": {"b": {}, "a": {}}}'
-    body = b'{"messages":[{"role":"user","content":"x"}],"tools":[{"name":"look","input_schema":'
-    data = msgspec.json.decode(body + schema + b"}]}", type=CountRequest)
-    prompt = count_to_generate(data, "c", Door(SPEC, Settings(home=Path("/n")))).request.prompt
-    assert isinstance(prompt, ChatPrompt)
-    assert prompt.tools == (Tool(name="look", parameters=schema.decode()),)
-
-
-def test_a_tool_says_whether_it_is_strict_deferred_or_the_end_of_what_is_cached() -> None:
-    tool = LOOK | {"type": "custom", "description": "Look", "eager_input_streaming": True}
-    tool |= {"strict": True, "defer_loading": True, "cache_control": HOUR, "input_examples": []}
-    assert prompt_of(tools=[tool]).tools == (
-        Tool(
-            name="look",
-            description="Look",
-            parameters='{"type": "object"}',
-            is_strict=True,
-            is_deferred=True,
-            keep_s=3600.0,
-        ),
-    )
-
-
-def test_a_tool_that_anthropic_runs_is_refused_by_name() -> None:
-    tool = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
-    param, message = refused(tools=[LOOK, tool])
-    assert param == "tools[1]"
-    assert "web_search" in message
-    assert "web_search_20250305" in message
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (None, ToolChoice()),
-        ({"type": "auto"}, ToolChoice()),
-        ({"type": "auto", "disable_parallel_tool_use": True}, ToolChoice(is_parallel=False)),
-        ({"type": "any"}, ToolChoice(mode="required")),
-        ({"type": "tool", "name": "look"}, ToolChoice(mode="required", name="look")),
-        ({"type": "none"}, ToolChoice(mode="none")),
-    ],
-)
-def test_tool_choices(given: Any, expected: ToolChoice) -> None:
-    prompt = prompt_of(tools=[LOOK], tool_choice=given)
-    assert prompt.tool_choice == expected
-    assert prompt.tools  # even where none may be called: they are part of the cached prefix
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, Thinking(is_enabled=False)),
-        ({"thinking": {"type": "disabled"}}, Thinking(is_enabled=False)),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 2048}},
-            Thinking(is_enabled=True, budget_tokens=2048),
-        ),
-        (
-            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
-            Thinking(is_enabled=True, effort="high"),
-        ),
-    ],
-)
-def test_thinking_is_off_unless_it_is_asked_for(given: Any, expected: Thinking) -> None:
-    assert prompt_of(**given).thinking == expected
-
-
-def test_thoughts_are_shown_unless_they_are_to_be_left_out() -> None:
-    assert asked().shows_thinking
-    assert asked(thinking={"type": "adaptive", "display": "summarized"}).shows_thinking
-    assert not asked(thinking={"type": "adaptive", "display": "omitted"}).shows_thinking
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
-        {"output_format": {"type": "json_schema", "schema": {"type": "object"}}},
-    ],
-)
-def test_a_schema_for_the_answer_is_a_constraint(fields: Any) -> None:
-    constraint = asked(**fields).request.constraint
-    (field,) = (name if name == "output_format" else f"{name}.format" for name in fields)
-    assert constraint == Constraint(kind="json_schema", text='{"type": "object"}', field=field)
-
-
-def test_limits_and_sampling_are_handed_on() -> None:
-    request = asked(
-        temperature=0.5, top_p=0.9, top_k=-1, stop_sequences=["a", "b"], cache_mode="prefix", ttl=7
-    ).request
-    assert request.sampling == SamplingParams(temperature=0.5, top_p=0.9, top_k=0)
-    assert (request.max_tokens, request.stop, request.work) == (9, ("a", "b"), "generate")
-    assert request.cache == CacheParams(mode="prefix", ttl_s=7.0)
-    warming = asked(max_tokens=0).request
-    assert (warming.work, warming.max_tokens) == ("prefill", None)
-
-
-def test_context_edits_are_named_unless_they_keep_everything() -> None:
-    keep_all = {"type": "clear_thinking_20251015", "keep": "all"}
-    clear = {"type": "clear_tool_uses_20250919"}
-    assert asked(context_management={"edits": [keep_all]}).ignored == ()
-    assert asked(context_management={"edits": [keep_all, clear]}).ignored == (
-        "context_management.edits[1] (clear_tool_uses_20250919)",
-    )
-
-
-# Whose conversation
-
-
-@pytest.mark.parametrize(
-    ("user_id", "expected"),
-    [
-        ('{"device_id": "d", "account_uuid": "", "session_id": "s-1"}', "s-1"),
-        ("user_0a_account__session_5f2c", "5f2c"),
-        ("me", "me"),
-        ("{", "{"),
-    ],
-)
-def test_the_session_in_the_metadata(user_id: str, expected: str) -> None:
-    given = asked(metadata={"user_id": user_id})
-    assert given.request.cache.session_id == expected
-
-
-def test_a_session_in_the_body_comes_before_one_in_the_headers_and_in_the_metadata() -> None:
-    caller = Caller("claude-code", "s1/a7")
-    fields = {"metadata": {"user_id": "me"}}
-    by_header = asked(caller, **fields).request
-    assert (by_header.client, by_header.cache.session_id) == ("claude-code", "s1/a7")
-    by_body = asked(caller, session_id="mine", **fields).request
-    assert by_body.cache.session_id == "mine"
 
 
 # Breakpoints
