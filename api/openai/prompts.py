@@ -10,20 +10,20 @@ from runtime.types import Prompt, TextPrompt, TokenPrompt
 PromptField = str | list[str | int | list[int]]
 
 
-def listed_prompts(prompt: PromptField, *, has_echo: bool) -> list[Prompt]:
-    """The prompts of one completion request, in their order.
+def listed_prompts(prompt: PromptField, *, has_echo: bool, field: str = "prompt") -> list[Prompt]:
+    """The prompts of one request, in their order; `field` is where they stand in it.
 
     Raises:
         InvalidRequest: an entry cannot be served; `param` is its path.
     """
     if isinstance(prompt, str):
-        prompts: list[Prompt] = [_text_prompt(prompt, "prompt")]
+        prompts: list[Prompt] = [_text_prompt(prompt, field)]
     elif prompt and all(isinstance(entry, int) for entry in prompt):
-        prompts = [_token_prompt(prompt, "prompt")]
+        prompts = [_token_prompt(prompt, field)]
     else:
-        prompts = [_listed_prompt(entry, f"prompt[{i}]") for i, entry in enumerate(prompt)]
+        prompts = [_listed_prompt(entry, f"{field}[{i}]") for i, entry in enumerate(prompt)]
     if not prompts:
-        refuse("prompt", "must not be empty: send text or token ids to continue.")
+        refuse(field, "must not be empty: send text or token ids.")
     if has_echo and any(isinstance(entry, TokenPrompt) for entry in prompts):
         refuse("echo", "needs the prompt as text: token ids cannot be echoed.")
     return prompts

@@ -249,8 +249,10 @@ class _Summary(_Thoughts):
 class _Call(_OpenItem):
     """The call of a function."""
 
+    id_kind = "fc"
+
     def __init__(self, ref: ToolRef, call_id: str) -> None:
-        self._id = _new_id("fc")
+        self._id = _new_id(self.id_kind)
         self._ref = ref
         self._call_id = call_id
         self._pieces: list[str] = []
@@ -287,6 +289,8 @@ class _Call(_OpenItem):
 
 class _CustomCall(_Call):
     """The call of a custom tool, whose text is known when its arguments are complete."""
+
+    id_kind = "ctc"
 
     @override
     def item(self, status: ItemStatus) -> OutputItem:

@@ -84,11 +84,15 @@ def freeform_arguments(text: str) -> str:
 
 
 def freeform_input(arguments: str) -> str:
-    """The text that arguments carry; they themselves where the model wrote no object."""
-    try:
-        return msgspec.json.decode(arguments, type=FreeformArguments).input
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return arguments
+    """The text that arguments carry, also where they were cut; they themselves where the model
+    wrote something else.
+    """
+    for text in (arguments, arguments + '"}'):
+        try:
+            return msgspec.json.decode(text, type=FreeformArguments).input
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return arguments
 
 
 def head_of(item: Item) -> ItemHead:

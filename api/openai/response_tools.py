@@ -183,7 +183,7 @@ def _custom(custom: CustomTool, path: str) -> Tool:
     if form.type == "grammar":
         definition = _definition(form, f"{path}.format")
         if form.syntax == "regex":
-            text["pattern"] = definition
+            text["pattern"] = f"^(?:{definition})$"
         else:
             about = f"The {INPUT} must follow this Lark grammar:\n{definition}"
             description = "\n\n".join(part for part in (description, about) if part)

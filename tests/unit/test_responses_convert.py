@@ -208,7 +208,7 @@ def test_a_custom_tool_takes_one_text_in_its_form() -> None:
     assert [schema["properties"]["input"].get("pattern") for schema in schemas] == [
         None,
         None,
-        "a+",
+        "^(?:a+)$",
     ]
     assert tools[1].description == (
         "Note it\n\nThe input must follow this Lark grammar:\nstart: /a+/"

@@ -145,6 +145,8 @@ def test_a_custom_call_gives_its_text() -> None:
     ]
     _, garbled = written(call("a\nb", "note"), end("tool_calls"))
     assert garbled == [whole]
+    _, cut = written(call('{"input":"a\\nb', "note"), end("length"))
+    assert cut == [whole | {"status": "incomplete"}]
 
 
 def test_reasoning_is_content_and_sealed_when_asked() -> None:
