@@ -13,7 +13,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
-from api import admin, crashes, health
+from api import admin, crashes, health, model_admin
 from api.agents import handlers as agent_handlers
 from api.agents.open import open_agents
 from api.anthropic.errors import anthropic_error, speaks_anthropic
@@ -30,9 +30,11 @@ from api.ollama import handlers as ollama_handlers
 from api.ollama.errors import ollama_error, speaks_ollama
 from api.openai.chat import chat_completions
 from api.openai.completions import completions
+from api.openai.embeddings import embeddings
 from api.openai.response_archive import Archive
 from api.openai.response_desk import ResponseDesk
 from api.openai.responses import HANDLERS as RESPONSES
+from api.openai.tokens import detokenize, tokenize
 from api.patience import PatientReceive
 from api.version import VERSION
 from runtime.catalog import Catalog
@@ -48,6 +50,9 @@ log = structlog.stdlib.get_logger("hearth.app")
 ROUTES = (
     chat_completions,
     completions,
+    embeddings,
+    tokenize,
+    detokenize,
     *RESPONSES,
     messages,
     count_tokens,
@@ -61,6 +66,7 @@ ROUTES = (
     *admin.HANDLERS,
     *ollama_handlers.HANDLERS,
     *crashes.HANDLERS,
+    *model_admin.HANDLERS,
 )
 
 

@@ -1,0 +1,121 @@
+"""`POST /tokenize` and `/detokenize`: what a prompt is to a model, and back."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+from litestar import post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
+
+from api.body import HttpRequest
+from api.deps import Gate
+from api.errors import documented
+from api.lineage import caller_of
+from api.openai.convert import chat_to_generate
+from api.openai.fields import Body
+from api.openai.refusal import refuse
+from api.openai.schemas import ChatMessage, ChatRequest, ToolDefinition
+from api.sse import whole
+from runtime.types import (
+    Chunk,
+    GenerateRequest,
+    ModelSpec,
+    TextDelta,
+    TextPrompt,
+    TokenPrompt,
+    Tokens,
+)
+
+
+class TokenizeRequest(Body):
+    """A `prompt` as it is, or `messages` as the model's chat template writes them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[ToolDefinition] | None = None
+
+
+class Tokenized(Body):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeRequest(Body):
+    tokens: list[int]
+    model: str | None = None
+
+
+class Detokenized(Body):
+    prompt: str
+
+
+@post(
+    ["/tokenize", "/v1/tokenize"], status_code=200, tags=["Tokens"], responses=documented(Tokenized)
+)
+async def tokenize(
+    data: JSONBody[TokenizeRequest], request: HttpRequest, gate: NamedDependency[Gate]
+) -> Tokenized:
+    """The token ids of a prompt."""
+    spec = gate.spec(data.model)
+    if data.messages is not None:
+        asked = ChatRequest(messages=data.messages, tools=data.tools)
+        chat = chat_to_generate(asked, _new_id(), spec, gate.settings, caller_of(request.headers))
+        generate = msgspec.structs.replace(chat, work="tokenize")
+    elif data.prompt:
+        generate = _work(spec, gate, TextPrompt(text=data.prompt), is_back=False)
+    else:
+        refuse("prompt", "is missing: send text, or `messages`.")
+    found: list[int] = []
+
+    def take(chunk: Chunk) -> None:
+        if isinstance(chunk, Tokens):
+            found.extend(chunk.token_ids)
+
+    await whole(request, gate.submit(request.scope, [generate]), take)
+    return Tokenized(tokens=found, count=len(found), max_model_len=spec.context)
+
+
+@post(
+    ["/detokenize", "/v1/detokenize"],
+    status_code=200,
+    tags=["Tokens"],
+    responses=documented(Detokenized),
+)
+async def detokenize(
+    data: JSONBody[DetokenizeRequest], request: HttpRequest, gate: NamedDependency[Gate]
+) -> Detokenized:
+    """What these token ids say, markers included."""
+    spec = gate.spec(data.model)
+    if not data.tokens:
+        return Detokenized(prompt="")
+    if not all(0 <= token_id < 2**31 for token_id in data.tokens):
+        refuse("tokens", "holds a number that is not a token id.")
+    pieces: list[str] = []
+
+    def take(chunk: Chunk) -> None:
+        if isinstance(chunk, TextDelta):
+            pieces.append(chunk.text)
+
+    generate = _work(spec, gate, TokenPrompt(token_ids=tuple(data.tokens)), is_back=True)
+    await whole(request, gate.submit(request.scope, [generate]), take)
+    return Detokenized(prompt="".join(pieces))
+
+
+def _work(
+    spec: ModelSpec, gate: Gate, prompt: TextPrompt | TokenPrompt, *, is_back: bool
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=_new_id(),
+        model=spec.id,
+        prompt=prompt,
+        work="detokenize" if is_back else "tokenize",
+        deadline_s=gate.settings.request_deadline_s,
+    )
+
+
+def _new_id() -> str:
+    return f"tok-{secrets.token_hex(12)}"
