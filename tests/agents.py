@@ -9,6 +9,9 @@ from tests.conversation import CODE, QUESTION
 from tests.running_server import RunningServer
 
 AGENTS = "/v1/agents"
+FILLER = " ".join(f"On day {day} the river was calm." for day in range(40))
+SLACK = 12
+"""Tokens around a new message: its role, its end, and where the answer is opened."""
 SYSTEM = f"You are helpful. The code word is {CODE}."
 
 
@@ -98,3 +101,9 @@ def said(body: Any) -> Said:
         num_output_tokens=usage["completion_tokens"],
         finish_reason=choice["finish_reason"],
     )
+
+
+def refusal(response: Any, status: int) -> dict[str, Any]:
+    """The error of a request that was refused with this status."""
+    assert response.status_code == status, response.text
+    return response.json()["error"]

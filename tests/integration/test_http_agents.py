@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 
-from tests.agents import AGENTS, SYSTEM, Agent
+from tests.agents import AGENTS, FILLER, SLACK, SYSTEM, Agent, refusal
 from tests.conversation import CODE, QUESTION
-from tests.running_server import RunningServer, events_of, running, streaming
+from tests.running_server import RunningServer, events_of, running
 from tests.waiting import until
-
-FILLER = " ".join(f"On day {day} the river was calm." for day in range(40))
-SLACK = 12
-"""Tokens around a new message: its role, its end, and where the answer is opened."""
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +20,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running(tmp_path_factory.mktemp("agents")) as server:
         yield server
         assert "Traceback" not in server.stderr
-
-
-def refusal(response: Any, status: int) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    return response.json()["error"]
 
 
 # Remembering
@@ -119,24 +108,6 @@ def test_openais_own_client_talks_to_an_agent(tiny: RunningServer):
         )
         assert CODE in "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert agent.view()["turns"] == 2
-
-
-async def test_an_answer_that_cannot_be_kept_is_not_said_to_be_complete(tmp_path: Path):
-    with running(tmp_path) as server:
-        agent = Agent.made(server, ignore_eos=True, max_tokens=200)
-        body = {"messages": [{"role": "user", "content": "Hello!"}]}
-        async with streaming(server, f"{agent.path}/generate", body) as stream:
-            await stream.next_event()
-            (tmp_path / "history.sqlite3").unlink()
-            *events, last = await stream.rest()
-        assert last["error"]["code"] == "store_unavailable"
-        choices = [choice for event in events for choice in event["choices"]]
-        assert all(choice["finish_reason"] is None for choice in choices)
-        await until(
-            lambda: server.get("/health/ready").json()["history"] == "ok", "it was made anew"
-        )
-        assert server.get(AGENTS).json()["data"] == []
-        assert Agent.made(server).say().turn == 1
 
 
 def test_reasoning_and_tool_calls_are_kept_to_the_letter_and_sent_again(tiny: RunningServer):
@@ -360,196 +331,3 @@ def test_deleting_an_agent_leaves_no_byte_of_what_was_said(tiny: RunningServer):
     tiny.request("DELETE", agent.path)
     assert not any(secret.encode() in path.read_bytes() for path in held if path.exists())
     assert secret not in tiny.stderr
-
-
-# At the same time
-
-
-async def test_generates_of_one_agent_are_answered_in_the_order_of_their_arrival(
-    tiny: RunningServer,
-):
-    agent = Agent.made(tiny)
-    async with tiny.client() as client:
-
-        async def ask(number: int) -> int:
-            body = {"messages": [{"role": "user", "content": f"Hello {number}!"}]}
-            response = await client.post(f"{agent.path}/generate", json=body)
-            return response.json()["agent"]["turn"]
-
-        tasks: list[asyncio.Task[int]] = []
-        for number in range(5):
-            tasks.append(asyncio.create_task(ask(number)))
-            await until(lambda n=number: agent.view()["queued"] + len(agent.turns()) > n, "queued")
-        assert await asyncio.gather(*tasks) == [1, 2, 3, 4, 5]
-    contents = [turn["messages"][0]["content"] for turn in agent.turns()]
-    assert contents == [f"Hello {number}!" for number in range(5)]
-
-
-LONG = {
-    "messages": [{"role": "user", "content": "Hello!"}],
-    "ignore_eos": True,
-    "max_tokens": 100_000,
-}
-
-
-async def test_a_stream_whose_client_leaves_is_not_in_the_history(tiny: RunningServer):
-    agent = Agent.made(tiny)
-    agent.say("Hello!")
-    async with streaming(tiny, f"{agent.path}/generate", LONG) as stream:
-        for _ in range(5):
-            await stream.next_event()
-    await until(lambda: agent.view()["queued"] == 0, "the agent is free")
-    assert len(agent.turns()) == 1
-    assert agent.say().turn == 2
-
-
-async def test_one_that_waits_can_be_cancelled_and_the_next_goes_on(tiny: RunningServer):
-    agent = Agent.made(tiny)
-    async with streaming(tiny, f"{agent.path}/generate", LONG) as running_one:
-        await running_one.next_event()
-        async with tiny.client() as client:
-            path = f"{agent.path}/generate"
-            body = {"messages": [{"role": "user", "content": "Hello!"}]}
-            cancelled = asyncio.create_task(client.post(path, json=body))
-            await until(lambda: agent.view()["queued"] == 2, "one waits")
-            third = asyncio.create_task(client.post(path, json=body))
-            await until(lambda: agent.view()["queued"] == 3, "two wait")
-            cancelled.cancel()
-            await until(lambda: agent.view()["queued"] == 2, "one has left")
-            await running_one.response.aclose()
-            answer = await third
-            assert answer.json()["agent"]["turn"] == 1
-    assert len(agent.turns()) == 1
-
-
-@pytest.mark.parametrize(
-    ("action", "code"), [("delete", "agent_not_found"), ("reset", "agent_changed")]
-)
-async def test_deleting_and_resetting_end_what_runs_and_what_waits(
-    tiny: RunningServer, action: str, code: str
-):
-    agent = Agent.made(tiny)
-    async with tiny.client() as client, streaming(tiny, f"{agent.path}/generate", LONG) as stream:
-        await stream.next_event()
-        body = {"messages": [{"role": "user", "content": "Hello!"}]}
-        waiting = asyncio.create_task(client.post(f"{agent.path}/generate", json=body))
-        await until(lambda: agent.view()["queued"] == 2, "one waits")
-        if action == "delete":
-            done = await client.delete(agent.path)
-        else:
-            done = await client.post(f"{agent.path}/reset")
-        assert done.status_code == 200, done.text
-        assert (await stream.rest())[-1]["error"]["code"] == code
-        assert refusal(await waiting, 404 if action == "delete" else 409)["code"] == code
-    if action == "reset":
-        assert agent.turns() == []
-        assert agent.say("Hello!").turn == 1
-
-
-async def test_what_is_changed_during_a_generate_counts_from_the_next_on(tiny: RunningServer):
-    agent = Agent.made(tiny, max_tokens=40, ignore_eos=True)
-    body = {"messages": [{"role": "user", "content": "Hello!"}]}
-    async with streaming(tiny, f"{agent.path}/generate", body) as stream:
-        await stream.next_event()
-        changed = tiny.request("PATCH", agent.path, json={"max_tokens": 3})
-        assert changed.json()["config"]["max_tokens"] == 3
-        await stream.rest()
-    agent.say("Hello!")
-    assert [turn["usage"]["completion_tokens"] for turn in agent.turns()] == [40, 3]
-
-
-# Over restarts and models
-
-
-async def test_after_a_restart_an_agent_goes_on_where_it_was(tmp_path: Path):
-    config = "prewarm_share = 0.0\n"
-    with running(tmp_path, config=config) as server:
-        agent = Agent.made(server, id="lasting", name="Lasting", pinned=True)
-        agent.say(FILLER)
-        before = agent.say()
-        await until(lambda: agent.view()["status"] == "hot", "the worker has it")
-        fork = agent.fork()
-        turns = agent.turns()
-    with running(tmp_path, config=config) as server:
-        agent, fork = agent.on(server), fork.on(server)
-        assert agent.turns() == turns
-        view = agent.view()
-        assert (view["name"], view["pinned"], view["turns"]) == ("Lasting", True, 2)
-        assert view["status"] == "warm"
-        known = before.num_prompt_tokens + before.num_output_tokens
-        for one in (agent, fork):
-            answer = one.say()
-            assert CODE in answer.text
-            assert answer.num_computed_tokens <= answer.num_prompt_tokens - known + SLACK
-            await until(lambda one=one: one.view()["status"] == "hot", "the worker has it")
-        listed = server.get(AGENTS).json()["data"]
-        assert [one["status"] for one in listed] == ["hot", "hot"]
-
-
-def test_a_model_can_be_changed_and_changed_back_and_each_keeps_its_kv(
-    tmp_path: Path, models_dir: Path
-):
-    config = f'models_dir = "{models_dir}"\ndefault_model = "hearth-tiny"\n'
-    with running(tmp_path, config=config) as server:
-        agent = Agent.made(server)
-        agent.say(FILLER)
-        before = agent.say()
-        assert server.request("PATCH", agent.path, json={"model": "tiny"}).json()["model"] == "tiny"
-        agent.say("Hello!", max_tokens=4)
-        view = agent.view()
-        assert {one["model"] for one in view["models"]} <= {"tiny", "hearth-tiny"}
-        server.request("PATCH", agent.path, json={"model": "hearth-tiny"})
-        answer = agent.say()
-        known = before.num_prompt_tokens + before.num_output_tokens
-        assert CODE in answer.text
-        assert answer.num_cached_tokens >= known - SLACK
-        assert [turn["model"] for turn in agent.turns()] == [
-            "hearth-tiny",
-            "hearth-tiny",
-            "tiny",
-            "hearth-tiny",
-        ]
-        once = agent.say("Hello!", model="tiny", max_tokens=4)
-        assert once.turn == 5
-        assert agent.view()["model"] == "hearth-tiny"
-
-
-def test_without_a_history_only_agents_are_refused(tmp_path: Path):
-    home = tmp_path / "home"
-    (home / "history.sqlite3").mkdir(parents=True)
-    with running(home) as server:
-        error = refusal(server.post(AGENTS, {}), 503)
-        assert error["code"] == "store_unavailable"
-        body = {"messages": [{"role": "user", "content": "?"}], "stream": True}
-        assert refusal(server.post(f"{AGENTS}/x/generate", body), 503)["code"] == error["code"]
-        ready = server.get("/health/ready")
-        assert ready.status_code == 200
-        assert (ready.json()["history"], ready.json()["cache"]) == ("degraded", "ok")
-        chat = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
-        assert server.post("/v1/chat/completions", chat).status_code == 200
-
-
-def note(num_bytes: int) -> dict[str, Any]:
-    return {"metadata": {"note": "x" * num_bytes}}
-
-
-async def test_what_is_old_or_too_much_goes_and_what_is_pinned_stays(tmp_path: Path):
-    with running(tmp_path, config="history_max_bytes = 500000\n") as server:
-
-        def ids() -> set[str]:
-            return {one["id"] for one in server.get(AGENTS).json()["data"]}
-
-        pinned = Agent.made(server, pinned=True, ttl=0.2, **note(100_000))
-        old, new = Agent.made(server, **note(200_000)), Agent.made(server)
-        short = Agent.made(server, ttl=0.2)
-        pinned.say("Hello!", max_tokens=1)
-        assert server.request("PATCH", new.path, json=note(200_000)).status_code == 200
-        assert old.id not in ids()
-        assert {pinned.id, new.id} <= ids()
-        error = refusal(server.post(AGENTS, note(450_000)), 503)
-        assert error["code"] == "store_unavailable"
-        assert "history_max_bytes" in error["message"]
-        assert {pinned.id, new.id} <= ids()
-        assert len(pinned.turns()) == 1
-        await until(lambda: short.id not in ids(), "the janitor came", timeout_s=30)
-        assert pinned.id in ids()
