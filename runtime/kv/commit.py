@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from runtime.kv import layers, pack
+from runtime.kv.eviction import densest
 from runtime.kv.ground import Ground
 from runtime.kv.hot import Held
 from runtime.kv.pack import RunKv
@@ -23,6 +24,8 @@ from store.types import SlotHeader
 
 RUN_TOKENS = 2048
 RUN_BYTES = 256 * 1024 * 1024
+MAX_PASSING = 8
+"""Checkpoints of one chain that are in memory only."""
 
 
 class Committer:
@@ -70,11 +73,15 @@ class Committer:
         """All tokens are kept, but no state of them: a run of the last token is to carry it."""
         tree = self._hot.tree
         run = tree.state(trail.token_ids, trail.block_hashes, end)
-        if run is not None and run.end == end:
+        if run is not None and run.end == end and self._is_enough(run, trail):
             trail.leaf = run
         elif trail.leaf is not None and end > 0:
             trail.num_kept = end - 1
             trail.leaf = path_to(trail.leaf, end - 1)[-1][0] if end > 1 else None
+
+    def _is_enough(self, run: Run, trail: Trail) -> bool:
+        """Its state lives as long as this request wants it to."""
+        return run.end in trail.passing or not self._hot[run].is_state_hot
 
     def _append(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
         layout, stream = self._ground.layout, self._ground.model.stream
@@ -95,7 +102,17 @@ class Committer:
         for run, one in added:
             self._hot.add(run, self._held(trail, run))
             self._hot.attach(run, one)
+            self._hot[run].is_state_hot = run.has_state and run.end in trail.passing
         trail.leaf, trail.num_kept = leaf, end
+        self._thin(leaf)
+
+    def _thin(self, leaf: Run | None) -> None:
+        """Of the states on a chain that are in memory only, keep a few: dense at its end."""
+        passing = [
+            run for run, _ in path_to(leaf, leaf.end if leaf else 0) if self._hot[run].is_state_hot
+        ]
+        while len(passing) > MAX_PASSING:
+            self._hot.give_up_state(passing.pop(densest([run.end for run in passing])))
 
     def _new_run(self, trail: Trail, parent: Run | None, start: int, end: int) -> Run:
         chain = self._ground.chain
@@ -139,6 +156,8 @@ class Committer:
     def _job(self, run: Run, held: Held, trail: Trail) -> WriteJob:
         assert held.kv is not None
         assert run.token_ids is not None
+        has_state = run.has_state and not held.is_state_hot
+        kv = held.kv if has_state else held.kv._replace(state=None)
         header = SlotHeader(
             id=held.id,
             model=self._ground.model_hash,
@@ -148,11 +167,11 @@ class Committer:
             block_size=self._ground.chain.block_size,
             block_hashes=run.block_hashes,
             end_hash=run.end_hash,
-            layout=pack.pack_layout(self._ground.layout, held.kv),
-            has_state=run.has_state,
+            layout=pack.pack_layout(self._ground.layout, kv),
+            has_state=has_state,
             recompute_ms=held.recompute_ms,
             created_s=held.last_used_s,
             ttl_class=held.ttl_class,
             ttl_s=held.ttl_s,
         )
-        return WriteJob(header, run.token_ids, pack.pack(held.kv), trail.session_id)
+        return WriteJob(header, run.token_ids, pack.pack(kv), trail.session_id)

@@ -6,7 +6,7 @@ A slot is worth what it is likely to save per byte it takes: p(reuse) * recomput
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from store.types import Candidate, TtlClass, decayed_hits
 
@@ -31,6 +31,20 @@ def value(candidate: Candidate, now_s: float) -> float:
     recency = 2.0 ** (-age_s / HALF_LIFE_S[candidate.ttl_class])
     popularity = 1.0 + min(decayed_hits(candidate.hits, age_s), MAX_HITS)
     return recency * popularity * candidate.recompute_ms / max(candidate.size_bytes, 1)
+
+
+def densest(positions: Sequence[int]) -> int:
+    """Which of at least three rising positions is missed least, seen from the last one.
+
+    What lies between its neighbours is weighed by how far back it is.
+    """
+    end = positions[-1]
+
+    def loss(number: int) -> float:
+        before, here, after = positions[number - 1 : number + 2]
+        return (after - before) / (end - here + 1)
+
+    return min(range(1, len(positions) - 1), key=loss)
 
 
 def choose(candidates: Iterable[Candidate], bytes_to_free: int, now_s: float) -> tuple[str, ...]:

@@ -15,13 +15,15 @@ from store.types import TTL_S, Candidate, Tier, TtlClass, decayed_hits
 class Held:
     """What is kept of one run, and where.
 
-    `id` names its slot. `is_written` says that a file of it exists or is being written, `is_saved`
-    that it is published. `num_readers` counts requests that are about to use `kv`.
+    `id` names its slot. With `is_state_hot` the state at its end is in memory only, and goes with
+    `kv`. `is_written` says that a file of it exists or is being written, `is_saved` that it is
+    published. `num_readers` counts requests that are about to use `kv`.
     """
 
     id: str
     kv: RunKv | None = None
     hot_bytes: int = 0
+    is_state_hot: bool = False
     is_written: bool = False
     is_saved: bool = False
     tier: Tier = "warm"
@@ -69,6 +71,12 @@ class HotTier:
         held.kv, held.hot_bytes = kv, kv.nbytes
         self.num_bytes += held.hot_bytes
         self._in_memory.add(run)
+
+    def give_up_state(self, run: Run) -> None:
+        """Forget the state at the end of a run, which was in memory only; its slices stay."""
+        kv = self._held[run].kv
+        assert kv is not None
+        self.attach(run, kv._replace(state=None))
 
     def use(self, run: Run) -> None:
         """The run was reused."""
@@ -121,6 +129,7 @@ class HotTier:
             assert held.num_readers >= 0, f"{held.id} has {held.num_readers} readers"
             assert held.kv is not None or held.is_written, f"{held.id} is nowhere"
             assert held.kv is None or run.token_ids is not None, f"{held.id} has no tokens"
+            assert not held.is_state_hot or (run.has_state and held.kv is not None)
             if run.parent is not None:
                 assert run.parent in self._held, f"{held.id} has lost its parent"
                 assert run in run.parent.children
@@ -153,3 +162,6 @@ class HotTier:
         self.num_bytes -= held.hot_bytes
         held.kv, held.hot_bytes = None, 0
         self._in_memory.discard(run)
+        if held.is_state_hot:
+            held.is_state_hot = False
+            self.tree.lose_state(run)

@@ -127,6 +127,11 @@ class PrefixTree:
         removed.reverse()
         return removed
 
+    def lose_state(self, run: Run) -> None:
+        """The state at the end of this run is no longer kept."""
+        run.has_state = False
+        _discard(self._states, run.last_block, run)
+
     def _forget(self, run: Run) -> None:
         for block_hash in run.block_hashes:
             if self._blocks[block_hash] is not run:

@@ -14,7 +14,8 @@ class Trail:
     """Created by intake, owned by the tiers.
 
     `prefix_end` is where the system prompt and tools end, `boundaries` are positions at which the
-    state of layers that cannot be sliced is worth keeping. What is before a position of `keeps` is
+    state of layers that cannot be sliced is worth keeping; at those of `passing` in memory only,
+    as a conversation that goes on leaves them behind. What is before a position of `keeps` is
     worth that many seconds on disk, if that is longer than `ttl_s`. `leaf` holds the last of the
     first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more.
     """
@@ -27,6 +28,7 @@ class Trail:
     session_id: str | None = None
     prefix_end: int = 0
     boundaries: tuple[int, ...] = ()
+    passing: frozenset[int] = frozenset()
     keeps: tuple[tuple[int, float], ...] = ()
 
     leaf: Run | None = None

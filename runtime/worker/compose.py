@@ -55,13 +55,15 @@ class HealingCounts(Protocol):
 class Composed(NamedTuple):
     """A prompt's tokens. Tools and system prompt end at `prefix_end`.
 
-    `boundaries` are worth a checkpoint; what is before a position of `keeps` is worth so many
-    seconds. `lineage` is None when the answer is not to be recognised.
+    `boundaries` are worth a checkpoint, those of `passing` in memory only; what is before a
+    position of `keeps` is worth so many seconds. `lineage` is None when the answer is not to be
+    recognised.
     """
 
     token_ids: list[int]
     prefix_end: int = 0
     boundaries: tuple[int, ...] = ()
+    passing: frozenset[int] = frozenset()
     keeps: tuple[tuple[int, float], ...] = ()
     changes: tuple[PromptChange, ...] = ()
     lineage: Lineage | None = None
@@ -257,4 +259,5 @@ class Composer:
             keeps.append((prefix_end, max(tool_keeps)))
         pinned = sorted({position for position, _ in keeps} | {prefix_end} - {0})[:MAX_BOUNDARIES]
         boundaries = thinned([end for end in ends if end], pinned, MAX_BOUNDARIES)
-        return Composed(token_ids, prefix_end, boundaries, tuple(sorted(keeps)))
+        passing = frozenset(boundaries[:-1]) - set(pinned)
+        return Composed(token_ids, prefix_end, boundaries, passing, tuple(sorted(keeps)))

@@ -94,6 +94,7 @@ class Intake:
             session_id=wish.session_id,
             prefix_end=composed.prefix_end,
             boundaries=composed.boundaries,
+            passing=composed.passing,
             keeps=composed.keeps,
         )
         if wish.ttl_s is not None:

@@ -142,6 +142,9 @@ class Replay:
             prefix_end=dice.randint(0, num - 1),
         )
         trail.boundaries = (max(1, trail.prefix_end), *([num - 1] if num > 1 else []))
+        inner = dice.sample(range(1, num), k=min(num - 1, dice.randint(0, 10)))
+        trail.boundaries = tuple(sorted({*trail.boundaries, *inner}))
+        trail.passing = frozenset(dice.sample(inner, k=dice.randint(0, len(inner))))
         if dice.random() < 0.1:
             trail.ttl_s, trail.ttl_class = 0.0, class_of(0.0)
         self.session.tiers.begin(trail)
