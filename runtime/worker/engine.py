@@ -328,26 +328,10 @@ class Engine:
             if sequence.num_failures >= _MAX_FAILURES:
                 self._fail(sequence.group, failure)
             elif not sequence.is_finished:
-                group = self._regrouped(sequence)
+                group = sequence.regrouped(self._tiers.lengthened)
                 self._tiers.begin(group.trail)
                 again.append(group)
         self._scheduler.add_first(again)
-
-    def _regrouped(self, sequence: Sequence) -> SequenceGroup:
-        """A group of this one sequence that prefills its prompt and its output so far."""
-        old = sequence.group
-        token_ids = [*old.token_ids[: old.num_prompt_tokens], *sequence.output_token_ids]
-        sequence.group = SequenceGroup(
-            request=old.request,
-            token_ids=token_ids,
-            num_prompt_tokens=old.num_prompt_tokens,
-            max_tokens=old.max_tokens,
-            deadline_s=old.deadline_s,
-            trail=self._tiers.lengthened(old.trail, token_ids),
-            sequences=[sequence],
-            prefill_s=old.prefill_s,
-        )
-        return sequence.group
 
 
 def _accepted(group: SequenceGroup) -> Accepted:

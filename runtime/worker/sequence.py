@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,6 +65,22 @@ class Sequence:
         """The end token ends it: a request that ignores it cannot ignore the end of a grammar."""
         decides = self.plan is not None and self.plan.decides_end
         return decides or not self.group.request.ignore_eos
+
+    def regrouped(self, lengthened: Callable[[Trail, list[int]], Trail]) -> SequenceGroup:
+        """Put it into a group of its own that prefills its prompt and its output so far."""
+        old = self.group
+        token_ids = [*old.token_ids[: old.num_prompt_tokens], *self.output_token_ids]
+        self.group = SequenceGroup(
+            request=old.request,
+            token_ids=token_ids,
+            num_prompt_tokens=old.num_prompt_tokens,
+            max_tokens=old.max_tokens,
+            deadline_s=old.deadline_s,
+            trail=lengthened(old.trail, token_ids),
+            sequences=[self],
+            prefill_s=old.prefill_s,
+        )
+        return self.group
 
 
 @dataclass(eq=False, slots=True)
