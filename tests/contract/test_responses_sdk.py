@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from openai import OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel, TypeAdapter
 
-from tests.calm_model import END, saying, write_calm_model
-from tests.running_server import RunningServer, running
+from tests.calm_model import END, saying
+from tests.running_server import RunningServer
 from tests.tiny_models import TOOL_CALL
 
 LOOK: Any = {
@@ -67,23 +66,19 @@ OTHER_NAMES = {
 OWN_FIELDS = ("background", "include", "metadata", "previous_response_id", "store", "top_logprobs")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calm_model(tmp_path_factory.mktemp("models") / "calm")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[RunningServer]:
-    config = f'models_dir = "{model.parent}"\ndefault_model = "calm"\n'
-    with running(tmp_path_factory.mktemp("home"), config=config) as server:
-        yield server
-        assert "Traceback" not in server.stderr
+@pytest.fixture
+def model(calm: Path) -> Path:
+    return calm
 
 
 @pytest.fixture
-def client(server: RunningServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
+def server(calm_server: RunningServer) -> RunningServer:
+    return calm_server
+
+
+@pytest.fixture
+def client(calm_client: OpenAI) -> OpenAI:
+    return calm_client
 
 
 def told(model: Path, text: str) -> dict[str, Any]:

@@ -1,0 +1,152 @@
+"""Tools, functions and formats that are asked of a model through OpenAI's own client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import openai
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+
+from tests.calm_model import END, saying
+from tests.tiny_models import TOOL_CALL
+
+WAIT: Any = {
+    "type": "function",
+    "name": "wait",
+    "description": "Wait for one",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"id": {"type": "integer", "enum": [7]}},
+        "required": ["id"],
+        "additionalProperties": False,
+    },
+}
+SPACE: Any = {"type": "namespace", "name": "agents", "description": "Others", "tools": [WAIT]}
+LOOK: Any = {"name": "look", "parameters": {"type": "object"}}
+QUESTION: Any = [{"role": "user", "content": "What do you see?"}]
+
+
+class Sum(BaseModel):
+    total: Literal[42]
+
+
+def test_a_format_is_held_and_parsed(calm_client: OpenAI) -> None:
+    answer = calm_client.responses.parse(model="calm", input="6 x 7?", text_format=Sum)
+    assert answer.output_parsed == Sum(total=42)
+    echoed = answer.to_dict()["text"]
+    assert isinstance(echoed, dict)
+    assert (echoed["format"]["name"], echoed["format"]["strict"]) == ("Sum", True)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "name": "wait", "namespace": "agents"}]
+)
+def test_a_call_in_a_namespace_comes_back_with_it_and_is_answered(
+    calm_client: OpenAI, choice: Any
+) -> None:
+    request: Any = {"model": "calm", "tools": [SPACE], "store": False}
+    asked: Any = {"role": "user", "content": "Wait."}
+    made = calm_client.responses.create(input=[asked], tool_choice=choice, **request)
+    (call,) = made.output
+    assert call.type == "function_call"
+    assert (call.name, call.namespace, call.arguments) == ("wait", "agents", '{"id": 7}')
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    items: Any = [asked, call.to_dict(), result]
+    after = calm_client.responses.create(input=items, max_output_tokens=4, **request)
+    assert after.usage is not None
+    # The call is rendered as it was written, so that all of it is still known.
+    assert made.usage is not None
+    before = made.usage.input_tokens + made.usage.output_tokens
+    assert after.usage.input_tokens_details.cached_tokens >= before - 2
+
+
+def test_a_custom_tool_is_called_with_a_text_of_its_form(calm_client: OpenAI) -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": "ab[0-9]"}
+    tool: Any = {"type": "custom", "name": "note", "description": "Note it", "format": form}
+    request: Any = {"model": "calm", "input": "Note.", "tools": [tool], "tool_choice": "required"}
+    (call,) = calm_client.responses.create(**request).output
+    assert call.type == "custom_tool_call"
+    assert call.name == "note"
+    assert len(call.input) == 3
+    assert call.input[:2] == "ab"
+    events = list(calm_client.responses.create(stream=True, **request))
+    (done,) = [e for e in events if e.type == "response.custom_tool_call_input.done"]
+    deltas = [e.delta for e in events if e.type == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == done.input == call.input
+
+
+# The older form of tools
+
+
+def test_a_function_is_called_in_the_older_form(calm_client: OpenAI, calm: Path) -> None:
+    told: Any = saying(calm, f"let me see<tool_call>{TOOL_CALL}</tool_call>{END}")
+    biases, rest = told.pop("logit_bias"), told
+    request: Any = {"model": "calm", "messages": QUESTION, "logit_bias": biases, **rest}
+    choice = calm_client.chat.completions.create(functions=[LOOK], **request).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("function_call", "let me see")
+    assert choice.message.tool_calls is None
+    called = choice.message.function_call
+    assert called is not None
+    assert (called.name, called.arguments) == ("look", '{"at":7}')
+    stream = calm_client.chat.completions.create(functions=[LOOK], stream=True, **request)
+    deltas = [chunk.choices[0] for chunk in stream]
+    pieces = [one.delta.function_call for one in deltas if one.delta.function_call]
+    assert [piece.name for piece in pieces if piece.name] == ["look"]
+    assert "".join(piece.arguments or "" for piece in pieces) == '{"at":7}'
+    assert deltas[-1].finish_reason == "function_call"
+
+
+def test_the_answer_of_a_function_goes_back_in_the_older_form(calm_client: OpenAI) -> None:
+    messages: Any = [
+        *QUESTION,
+        {
+            "role": "assistant",
+            "content": None,
+            "function_call": {"name": "look", "arguments": "{}"},
+        },
+        {"role": "function", "name": "look", "content": "Rain"},
+    ]
+    with_tools: Any = {"functions": [LOOK], "function_call": "auto", "max_tokens": 2}
+    assert calm_client.chat.completions.create(model="calm", messages=messages, **with_tools)
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice"),
+    [
+        ({"functions": [LOOK]}, {"function_call": {"name": "look"}}),
+        (
+            {"tools": [{"type": "function", "function": LOOK}]},
+            {"tool_choice": {"type": "function", "function": {"name": "look"}}},
+        ),
+        ({"tools": [{"type": "function", "function": LOOK}]}, {"tool_choice": "required"}),
+    ],
+)
+def test_a_named_function_is_called(calm_client: OpenAI, tools: Any, choice: Any) -> None:
+    answer = calm_client.chat.completions.create(
+        model="calm", messages=QUESTION, max_tokens=60, **tools, **choice
+    )
+    message = answer.choices[0].message
+    called = message.function_call or message.tool_calls
+    assert called
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"functions": [LOOK], "function_call": {"name": "f"}}, "function_call"),
+        ({"functions": [LOOK | {"parameters": [1]}]}, "functions[0].parameters"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_a_choice_that_cannot_be_made_is_refused(
+    calm_client: OpenAI, changes: Any, param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        calm_client.chat.completions.create(model="calm", messages=QUESTION, **changes)
+    assert caught.value.param == param
