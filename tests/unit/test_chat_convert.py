@@ -1,0 +1,208 @@
+"""Chat requests as the runtime gets them: every way to control thinking, tools, pictures, names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.lineage import Caller, caller_of
+from api.openai.content import ContentPart, ImageUrl, read
+from api.openai.convert import chat_to_generate
+from api.openai.schemas import ChatRequest
+from runtime.errors import InvalidRequest
+from runtime.settings import Settings
+from runtime.types import (
+    ChatPrompt,
+    Constraint,
+    GenerateRequest,
+    Image,
+    Message,
+    ModelSpec,
+    Thinking,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+
+SPEC = ModelSpec(id="m", path="/m", context=4096, model_type="qwen3", nbytes=1, created_s=1)
+USER = {"role": "user", "content": "hi"}
+LOOK: dict[str, Any] = {"name": "look", "parameters": {"type": "object"}}
+TOOL: dict[str, Any] = {"type": "function", "function": LOOK}
+SHOWN = Tool(name="look", parameters='{"type": "object"}')
+ON, OFF = Thinking(is_enabled=True), Thinking(is_enabled=False)
+
+
+def generate(caller: Caller | None = None, **body: Any) -> GenerateRequest:
+    data = msgspec.json.decode(json.dumps({"messages": [USER]} | body), type=ChatRequest)
+    settings = Settings(home=Path("/nowhere"))
+    return chat_to_generate(data, "chatcmpl-1", SPEC, settings, caller or Caller())
+
+
+def prompt(**body: Any) -> ChatPrompt:
+    found = generate(**body).prompt
+    assert isinstance(found, ChatPrompt)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "thinking"),
+    [
+        ({}, Thinking()),
+        ({"enable_thinking": True}, ON),
+        ({"enable_thinking": False}, OFF),
+        ({"thinking": True}, ON),
+        ({"thinking": "off"}, OFF),
+        ({"thinking": "adaptive"}, Thinking()),
+        ({"thinking": "high"}, Thinking(is_enabled=True, effort="high")),
+        ({"thinking": {"type": "disabled"}}, OFF),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 9}},
+            Thinking(is_enabled=True, budget_tokens=9),
+        ),
+        ({"thinking_budget": 0}, OFF),
+        ({"thinking_budget": 9}, Thinking(is_enabled=True, budget_tokens=9)),
+        ({"reasoning_effort": "none"}, OFF),
+        ({"reasoning_effort": "low"}, Thinking(is_enabled=True, effort="low")),
+        ({"reasoning": {"enabled": False}}, OFF),
+        ({"reasoning": {"effort": "low"}}, Thinking(is_enabled=True, effort="low")),
+        ({"reasoning": {"max_tokens": 9}}, Thinking(is_enabled=True, budget_tokens=9)),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, OFF),
+        ({"chat_template_kwargs": {"thinking": True}}, ON),
+        (
+            {"chat_template_kwargs": {"thinking_budget": 9}},
+            Thinking(is_enabled=True, budget_tokens=9),
+        ),
+        ({"extra_body": {"enable_thinking": True}}, ON),
+        ({"extra_body": {"reasoning": {"effort": "low"}}}, Thinking(is_enabled=True, effort="low")),
+        ({"metadata": {"enable_thinking": "true"}}, ON),
+        ({"metadata": {"thinking": {"of": "anything"}, "reasoning": 7}}, Thinking()),
+    ],
+)
+def test_every_way_to_control_thinking_is_one(body: dict[str, Any], thinking: Thinking) -> None:
+    assert prompt(**body).thinking == thinking
+
+
+def test_the_plainest_switch_counts_first() -> None:
+    everything: dict[str, Any] = {
+        "enable_thinking": False,
+        "chat_template_kwargs": {"enable_thinking": True, "custom": 1},
+        "reasoning_effort": "high",
+        "metadata": {"thinking_budget": 9},
+    }
+    found = prompt(**everything)
+    assert found.thinking == Thinking(is_enabled=False, effort="high", budget_tokens=9)
+    assert found.template_kwargs == '{"custom":1}'
+    del everything["enable_thinking"]
+    everything["chat_template_kwargs"] = {"enable_thinking": False}
+    assert prompt(**everything).thinking.is_enabled is False
+
+
+@pytest.mark.parametrize(
+    ("body", "tools", "choice"),
+    [
+        ({"tools": [TOOL]}, (SHOWN,), ToolChoice()),
+        ({"tools": [TOOL], "tool_choice": "none"}, (), ToolChoice(mode="none")),
+        ({"tools": [TOOL], "tool_choice": "required"}, (SHOWN,), ToolChoice(mode="required")),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}},
+            (SHOWN,),
+            ToolChoice(mode="required", name="look"),
+        ),
+        (
+            {"tools": [TOOL], "parallel_tool_calls": False},
+            (SHOWN,),
+            ToolChoice(is_parallel=False),
+        ),
+        (
+            {
+                "tools": [TOOL, {"type": "function", "function": LOOK | {"name": "b"}}],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "required", "tools": [TOOL]},
+                },
+            },
+            (SHOWN,),
+            ToolChoice(mode="required"),
+        ),
+        ({"functions": [LOOK]}, (SHOWN,), ToolChoice(is_parallel=False)),
+        (
+            {"functions": [LOOK], "function_call": {"name": "look"}},
+            (SHOWN,),
+            ToolChoice(mode="required", name="look", is_parallel=False),
+        ),
+        (
+            {"functions": [LOOK], "function_call": "none"},
+            (),
+            ToolChoice(mode="none", is_parallel=False),
+        ),
+    ],
+)
+def test_tools_and_their_choice(
+    body: dict[str, Any], tools: tuple[Tool, ...], choice: ToolChoice
+) -> None:
+    found = prompt(**body)
+    assert (found.tools, found.tool_choice) == (tools, choice)
+
+
+def test_strict_tools_and_formats_are_held_to_their_schemas() -> None:
+    strict = {"type": "function", "function": LOOK | {"strict": True}}
+    assert prompt(tools=[strict]).tools[0].is_strict
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}
+    assert generate(response_format=form).constraint == Constraint(
+        kind="json_schema", text='{"type": "array"}', field="response_format"
+    )
+    assert generate(response_format={"type": "text"}).constraint is None
+
+
+def test_messages_in_the_older_form_know_which_call_they_answer() -> None:
+    called = {"name": "look", "arguments": '{"at": 1}'}
+    found = prompt(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "assistant", "content": None, "function_call": called},
+            {"role": "function", "name": "look", "content": [{"type": "text", "text": "rain"}]},
+        ]
+    )
+    call = ToolCall(id="call_look", name="look", arguments='{"at": 1}')
+    assert found.messages == (
+        Message(role="system", text="Be brief."),
+        Message(role="assistant", tool_calls=(call,)),
+        Message(role="tool", text="rain", tool_call_id="call_look", name="look"),
+    )
+
+
+def test_conversations_are_named_by_body_then_headers_then_what_is_shared() -> None:
+    pi = caller_of({"session_id": "header", "user-agent": "pi/0.87"})
+    assert generate(pi, conversation_id="body", user="me").cache.session_id == "body"
+    assert generate(pi, prompt_cache_key="key").cache.session_id == "header"
+    assert generate(prompt_cache_key="key", user="me").cache.session_id == "key"
+    assert generate(user="me").cache.session_id == "me"
+    assert generate(pi).client == "pi"
+
+
+def test_pictures_stand_where_the_text_before_them_ends() -> None:
+    parts = [
+        ContentPart(text="a"),
+        ContentPart(type="image_url", image_url=ImageUrl("data:image/png;base64,AAAA")),
+        ContentPart(text="b"),
+        ContentPart(type="input_image", image_url="https://example.org/x.png"),
+    ]
+    found = read(parts, "p")
+    assert found.text == "a\nb"
+    assert found.images == (
+        Image(at=1, field="p[1]", data=b"\0\0\0"),
+        Image(at=3, field="p[3]", url="https://example.org/x.png"),
+    )
+
+
+@pytest.mark.parametrize(
+    "url", ["", "file:///etc/passwd", "data:image/png,AAAA", "data:image/png;base64,?"]
+)
+def test_a_picture_that_cannot_be_had_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read([ContentPart(type="image_url", image_url=url)], "messages[0].content")
+    assert caught.value.param == "messages[0].content[0]"
