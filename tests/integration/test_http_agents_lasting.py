@@ -36,6 +36,20 @@ async def test_after_a_restart_an_agent_goes_on_where_it_was(tmp_path: Path):
         assert [one["status"] for one in listed] == ["hot", "hot"]
 
 
+async def test_an_agent_whose_kv_lies_in_the_cold_store_is_cold_until_it_is_asked(tmp_path: Path):
+    config = f'prewarm_share = 0.0\nkv_ttl_s = 0.1\ncold_store = "{tmp_path / "cold"}"\n'
+    with running(tmp_path / "home", config=config) as server:
+        agent = Agent.made(server)
+        before = agent.say(FILLER)
+        await until(lambda: agent.view()["tokens"] > 0, "the turn is on disk")
+    with running(tmp_path / "home", config=config) as server:
+        agent = agent.on(server)
+        await until(lambda: agent.view()["status"] == "cold", "it moved", timeout_s=30)
+        answer = agent.say()
+        assert CODE in answer.text
+        assert answer.num_cached_tokens >= before.num_prompt_tokens - SLACK
+
+
 def test_a_model_can_be_changed_and_changed_back_and_each_keeps_its_kv(
     tmp_path: Path, models_dir: Path
 ):
