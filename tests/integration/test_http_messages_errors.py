@@ -37,6 +37,10 @@ VERSION = {"anthropic-version": "2023-06-01"}
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"cache_control": {"ttl": "2h"}}, "cache_control.ttl"),
         ({"cache_mode": "sometimes"}, "cache_mode"),
+        (
+            {"output_format": {"type": "json_schema", "schema": {"type": "nonsense"}}},
+            "output_format",
+        ),
     ],
 )
 def test_a_wrong_field_is_refused_by_its_path(
