@@ -1,0 +1,109 @@
+"""Stored responses in a real database: chains that share beginnings, and what goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+
+from migrations.run import upgrade_history
+from store import response_rows
+from store.database import Database
+from store.file_kinds import HISTORY
+from store.history_room import FAMILIES, Room, make_room, used_bytes
+from store.opening import open_database
+from store.response_rows import Chain, ItemRow, ResponseRow
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    tmp_path.chmod(0o700)
+    path = tmp_path / "history.sqlite3"
+    with closing(open_database(path, upgrade_history, kind=HISTORY)) as database:
+        yield database
+
+
+def item(name: str, *, is_output: bool = False) -> ItemRow:
+    return ItemRow(name, f'"{name}"'.encode(), is_output)
+
+
+def put(
+    connection: Connection, name: str, previous: str | None, now_s: float, size: int = 0
+) -> None:
+    row = ResponseRow(name, previous, b" " * size, created_s=now_s)
+    items = [item(f"in_{name}"), item(f"out_{name}", is_output=True)]
+    if previous is not None:
+        response_rows.touch(connection, previous, now_s)
+    response_rows.put(connection, row, items, now_s)
+
+
+def put_family(connection: Connection) -> None:
+    """`a` goes on as `b` and then `c`, and again as `d`."""
+    for now_s, (name, previous) in enumerate([("a", None), ("b", "a"), ("c", "b"), ("d", "a")]):
+        put(connection, name, previous, float(now_s))
+
+
+def names(chain: Chain) -> list[str]:
+    return [row.id for row in chain.items]
+
+
+def test_a_chain_has_all_items_from_its_beginning(database: Database) -> None:
+    database.submit(put_family).result()
+    chains = {
+        end: names(database.read(lambda c, end=end: response_rows.chain(c, end))) for end in "cd"
+    }
+    assert chains == {
+        "c": ["in_a", "out_a", "in_b", "out_b", "in_c", "out_c"],
+        "d": ["in_a", "out_a", "in_d", "out_d"],
+    }
+
+
+def test_a_chain_with_a_gap_is_none_and_names_what_is_gone(database: Database) -> None:
+    database.submit(put_family).result()
+    assert database.submit(lambda c: response_rows.remove(c, "a", 9.0)).result()
+    assert not database.submit(lambda c: response_rows.remove(c, "a", 9.0)).result()
+    assert database.read(lambda c: response_rows.chain(c, "c")) == Chain([], missing="a")
+    assert database.read(lambda c: response_rows.chain(c, "z")) == Chain([], missing="z")
+    found = database.read(lambda c: response_rows.find_items(c, ["in_a", "out_b", "x"]))
+    assert found == {"out_b": b'"out_b"'}
+
+
+def test_a_response_is_stored_in_the_place_of_what_was_known_of_it(database: Database) -> None:
+    database.submit(lambda c: put(c, "a", None, 0.0)).result()
+    row = ResponseRow("a", None, b"whole", created_s=0.0)
+    items = [item("in"), item("out", is_output=True)]
+    database.submit(lambda c: response_rows.put(c, row, items, 1.0)).result()
+    assert database.read(lambda c: response_rows.get(c, "a")) == (row, items)
+    assert database.read(lambda c: response_rows.find_items(c, ["in_a"])) == {}
+
+
+def test_a_circle_is_a_gap_and_no_endless_chain(database: Database) -> None:
+    database.submit(lambda c: put(c, "a", "a", 0.0)).result()
+    assert database.read(lambda c: response_rows.chain(c, "a")).missing == "a"
+
+
+def test_using_an_end_keeps_its_beginning(database: Database) -> None:
+    database.submit(put_family).result()
+    database.submit(lambda c: response_rows.touch(c, "c", 10.0)).result()
+    assert database.submit(lambda c: response_rows.remove_unused(c, 5.0)).result() == 1
+    kept = [one for one in "abcd" if database.read(lambda c, one=one: response_rows.get(c, one))]
+    assert kept == ["a", "b", "c"]
+
+
+def test_ends_make_room_before_beginnings(database: Database) -> None:
+    def fill(connection: Connection) -> None:
+        for i in range(6):
+            put(connection, f"r{i}", f"r{i - 1}" if i else None, 1.0, size=40_000)
+
+    database.submit(fill).result()
+    before = database.read(used_bytes)
+    num_removed = database.submit(
+        lambda c: make_room(c, Room(before - 50_000, keep="r0"), 2.0)
+    ).result()
+    assert num_removed == 2
+    assert names(database.read(lambda c: response_rows.chain(c, "r3")))[-1] == "out_r3"
+    assert database.read(lambda c: response_rows.chain(c, "r4")).missing == "r4"
+    assert len(FAMILIES) == 2
