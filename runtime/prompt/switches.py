@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import astuple
+
 from runtime.types import Struct
 
 
@@ -27,9 +29,7 @@ class PromptSwitches(Struct, frozen=True, forbid_unknown_fields=True):
 
 def switched_off(own: PromptSwitches, shared: PromptSwitches) -> tuple[str, ...]:
     """What is off for a model: by its own word, or else by that for all."""
-    given = {name: (getattr(own, name), getattr(shared, name)) for name in own.__struct_fields__}
+    given = zip(own.__struct_fields__, astuple(own), astuple(shared), strict=True)
     return tuple(
-        name
-        for name, (ours, theirs) in given.items()
-        if (ours if ours is not None else theirs) is False
+        name for name, ours, theirs in given if (ours if ours is not None else theirs) is False
     )

@@ -1,13 +1,17 @@
 """What changes from turn to turn leaves the early prompt; what carries meaning stays or moves."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.errors import SettingsError
 from runtime.prompt.rules import RULE_NAMES, RULES, rules_for
 from runtime.prompt.stabilise import CLOSE, OPEN, place, stabilise
+from runtime.prompt.switches import PromptSwitches
+from runtime.settings import load_settings
 from runtime.types import Image, Message, PromptChange
 
 ALL = rules_for("", frozenset())
@@ -125,6 +129,25 @@ def test_every_rule_has_a_switch(name: str):
     names = {rule.name for rule in rules_for("openclaw", frozenset({name}))}
     assert name not in names
     assert stabilise((system(BILLING.format("ec4")), USER), ()).changes == ()
+
+
+def test_the_switches_are_those_of_the_rules():
+    names = set(PromptSwitches.__struct_fields__) - {"tools_first", "healed_turn"}
+    assert names == {rule.name for rule in RULES if rule.kind != "keep"}
+
+
+def test_a_model_has_switches_of_its_own(tmp_path: Path):
+    file = tmp_path / "hearth.toml"
+    file.write_text(
+        "[prompt_rules]\ncurrent_date = false\nhealed_turn = false\n"
+        "[models.m.prompt_rules]\ncurrent_date = true\ngit_status = false\n"
+    )
+    chosen = load_settings({"config": str(file)}, {"HOME": str(tmp_path)})
+    assert set(chosen.prompt_rules_off("other")) == {"current_date", "healed_turn"}
+    assert set(chosen.prompt_rules_off("m")) == {"git_status", "healed_turn"}
+    file.write_text("[prompt_rules]\ncurrent_dat = false\n")
+    with pytest.raises(SettingsError, match=r"prompt_rules\.current_date"):
+        load_settings({"config": str(file)}, {"HOME": str(tmp_path)})
 
 
 def test_images_stay_where_they_are_in_the_text():

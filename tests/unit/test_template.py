@@ -83,6 +83,23 @@ def test_text_and_tokens_are_taken_as_they_are(template: Template):
     assert "".join(template.token_text(token_id)[0] for token_id in token_ids) == "the quick"
 
 
+def test_marks_are_found_without_tokenizing_again(template: Template):
+    text = template.render(ChatPrompt(messages=(Message(role="user", text="naïve 你好 🦊 fox"),)))
+    marks = [0, text.index("naïve"), text.index("<|im_end|>"), len(text)]
+    marked = template.encode(text, marks)
+    assert marked.token_ids == template.encode(text).token_ids
+    for at, position in zip(marks, marked.positions, strict=True):
+        assert template.encode(text[:at]).token_ids == marked.token_ids[:position]
+
+
+def test_a_mark_inside_of_a_token_counts_what_is_before_it(template: Template):
+    text = "the quick brown"
+    marked = template.encode(text, [text.index("ick")])
+    before = "".join(template.token_text(i)[0] for i in marked.token_ids[: marked.positions[0]])
+    assert text.startswith(before)
+    assert before in ("the", "the ", "the qu")
+
+
 def test_a_token_inside_a_character_has_its_bytes(template: Template):
     token_ids = template.token_ids(TextPrompt(text="🦊"))
     texts, raw = zip(*(template.token_text(token_id) for token_id in token_ids), strict=True)
