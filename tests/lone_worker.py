@@ -41,6 +41,7 @@ class LoneWorker:
             id="m", path=str(path), context=context, model_type="qwen3", nbytes=1, created_s=1
         )
         self.states: list[State] = ["starting"]
+        self.kv = kv
         self.process = WorkerProcess(settings, kv.channel(spec), self._on_change, spares)
 
     def submit(self, request: GenerateRequest) -> Generation:

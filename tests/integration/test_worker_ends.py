@@ -178,6 +178,22 @@ async def test_a_worker_that_is_asked_leaves_phase_by_phase(tmp_path: Path, mode
         assert departure.footprint_bytes > 10_000_000
 
 
+async def test_what_a_run_took_is_remembered_for_the_next_one(tmp_path: Path, models: Path):
+    async with lone_worker(lone_settings(tmp_path, kv_disk=True), models / "m") as worker:
+        await answer(worker.submit(request("a", max_tokens=3)))
+        process = worker.process
+        await process.stop()
+        working_bytes = process.obituary.working_bytes
+        start_ms = process.clock.start_cost.total_ms
+        async with asyncio.timeout(PATIENCE_S):
+            row = (await worker.kv.remembered())["m"]
+            while row.peak_bytes is None:
+                row = (await worker.kv.remembered())["m"]
+    assert row.load_ms == pytest.approx(start_ms)
+    assert row.peak_bytes == working_bytes
+    assert 0 < working_bytes <= process.obituary.peak_bytes
+
+
 async def test_a_worker_that_cannot_leave_in_time_ends_anyway(tmp_path: Path, models: Path):
     settings = lone_settings(tmp_path, stop_timeout_s=0.3, prefill_slice=SLOW_TOKENS)
     async with lone_worker(settings, models / "slow") as worker:
