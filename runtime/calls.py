@@ -51,6 +51,7 @@ class Call:
         "since_s",
         "spec",
         "until_s",
+        "yields",
     )
 
     def __init__(
@@ -70,6 +71,8 @@ class Call:
         self.since_s = since_s
         self.until_s = until_s
         self.num_requeues = 0
+        self.yields = False
+        """It only warms the cache: it loads no model, keeps none, and stands in nobody's way."""
         self._digest = b""
 
     @property

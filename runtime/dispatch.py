@@ -13,10 +13,7 @@ from runtime.errors import (
     HearthError,
     InvalidRequest,
     ModelTooLarge,
-    NoRoom,
-    Overloaded,
     PoisonRequest,
-    QueueTimeout,
     ShuttingDown,
     WorkerError,
 )
@@ -25,6 +22,7 @@ from runtime.generation import Generation
 from runtime.lifecycle import COMING_UP, HAS_PROCESS, SERVING, ModelState
 from runtime.model_actor import Crew, ModelActor, Worker
 from runtime.placement import Need, Room
+from runtime.refusals import check_number, no_room, too_late
 from runtime.request_queue import RequestQueue
 from runtime.swap import Plan, Scene, Terms, Waiting, plan
 from runtime.types import ModelSpec, Struct
@@ -84,6 +82,11 @@ class Dispatch:
         """Everything that waits or runs."""
         return len(self._queue) + sum(len(one.running) for one in self.actors.values())
 
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The models that something waits for."""
+        return self._queue.models()
+
     def num_waiting(self, model: str) -> int:
         return self._queue.num_of(model)
 
@@ -118,6 +121,20 @@ class Dispatch:
         """Let it wait no longer, without a word."""
         self._queue.take(call.request_id)
         self.settle()
+
+    def warm(self, call: Call) -> bool:
+        """Hand over a call that yields, if its model is loaded and no other one is waited for.
+
+        False when it is not wanted now. Raises as `submit`.
+        """
+        actor = self.actor(call.model)
+        if actor.state not in SERVING or self._queue.models() - {call.model}:
+            return False
+        self.submit(call)
+        if call.request_id in self._queue:
+            self.withdraw(call)
+            return False
+        return True
 
     def fits(self, spec: ModelSpec) -> bool:
         """Whether the model could be loaded now without another one having to leave."""
@@ -157,7 +174,7 @@ class Dispatch:
         if refusal is not None:
             generation.fail(refusal)
             return True
-        if call.num_requeues >= MAX_REQUEUES or call.has_spoken:
+        if call.num_requeues >= MAX_REQUEUES or call.has_spoken or call.yields:
             return False
         call.num_requeues += 1
         self._queue.add(call)
@@ -212,7 +229,7 @@ class Dispatch:
 
     def _settle(self, now_s: float) -> None:
         for call in self._queue.take_late(now_s):
-            call.fail(_too_late(call, now_s))
+            call.fail(too_late(call, now_s))
         for actor in list(self.actors.values()):
             actor.on_overdue(now_s)
             self._expire(actor, now_s)
@@ -221,6 +238,7 @@ class Dispatch:
             self.due_s = self._next_due_s(None)
             return
         awaited = self._queue.models()
+        self._make_way(awaited)
         for actor in list(self.actors.values()):
             if actor.model in awaited:
                 actor.want(now_s)
@@ -230,6 +248,12 @@ class Dispatch:
         self._carry_out(steps, now_s)
         self._tell_phases()
         self.due_s = self._next_due_s(steps.wake_s)
+
+    def _make_way(self, awaited: frozenset[str]) -> None:
+        """Where another model is waited for, nothing that yields goes on."""
+        for actor in self.actors.values():
+            if awaited - {actor.model}:
+                actor.make_way()
 
     def _carry_out(self, steps: Plan, now_s: float) -> None:
         for actor in self.actors.values():
@@ -246,7 +270,8 @@ class Dispatch:
             self.actor(model).admit(spec, self._memory.need(spec).num_bytes, now_s)
         for model in steps.blocked:
             for call in self._queue.take_all_of(model):
-                call.fail(self._no_room(model))
+                pinned = [one.model for one in self.actors.values() if one.is_pinned]
+                call.fail(no_room(model, pinned))
 
     def _grant(self, request_id: str, now_s: float) -> None:
         call = self._queue.take(request_id)
@@ -327,10 +352,10 @@ class Dispatch:
         if self.is_stopping:
             raise ShuttingDown
         rules, now_s = self._rules, self._clock()
-        _check_number(self.num_open, rules.max_open, "requests are open", "max_queue")
+        check_number(self.num_open, rules.max_open, "requests are open", "max_queue")
         of_model = self._queue.num_of(call.model) + len(self.actor(call.model).running)
         text = f"requests for {call.model} are open"
-        _check_number(of_model, rules.max_open_per_model, text, "max_queue_per_model")
+        check_number(of_model, rules.max_open_per_model, text, "max_queue_per_model")
         if self.find(call.request_id):
             raise InvalidRequest(f"A request {call.request_id} is open already.", "request_id")
         need, room = self._memory.need(call.spec), self._memory.room()
@@ -353,32 +378,9 @@ class Dispatch:
             f"It is not served again for {max(1, round(until_s - now_s))} s; change it."
         )
 
-    def _no_room(self, model: str) -> NoRoom:
-        pinned = sorted(one.model for one in self.actors.values() if one.is_pinned)
-        return NoRoom(
-            f"The model {model} does not fit beside what is pinned ({', '.join(pinned)}). "
-            "Unpin one (POST /admin/models/NAME/unpin) or raise memory_budget or "
-            "max_loaded_models.",
-            retry_after_s=60,
-        )
-
     def _running(self, generation: Generation) -> tuple[Call | None, ModelActor | None]:
         for actor in self.actors.values():
             call = actor.running.get(generation.request.request_id)
             if call is not None and call.job is generation:
                 return call, actor
         return None, None
-
-
-def _check_number(number: int, limit: int, what: str, setting: str) -> None:
-    if number >= limit:
-        raise Overloaded(f"{number} {what}, the limit ({setting}) is {limit}.")
-
-
-def _too_late(call: Call, now_s: float) -> QueueTimeout:
-    waited_s = now_s - call.since_s
-    return QueueTimeout(
-        f"The request waited for {waited_s:.0f} s (max_wait_s) and the model {call.model} "
-        "had no time for it. Try again later, or ask for a model that is loaded.",
-        retry_after_s=30,
-    )

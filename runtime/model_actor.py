@@ -14,6 +14,7 @@ import structlog
 
 from runtime.calls import Call
 from runtime.errors import (
+    Aborted,
     HearthError,
     LoadFailed,
     ModelUnavailable,
@@ -134,7 +135,12 @@ class ModelActor:
         """When it has been idle for long enough to be unloaded; None while or if it stays."""
         if self.state != "ready" or self.is_pinned or self.keep_alive_s < 0:
             return None
-        return max(self._ready_since_s or 0.0, self._last_finished_s or 0.0) + self.keep_alive_s
+        return self.last_used_s + self.keep_alive_s
+
+    @property
+    def last_used_s(self) -> float:
+        """When its last request ended, or else when it came up; 0 before that."""
+        return max(self._ready_since_s or 0.0, self._last_finished_s or 0.0)
 
     @property
     def is_takable(self) -> bool:
@@ -196,7 +202,7 @@ class ModelActor:
         if self.running.pop(call.request_id, None) is None:
             return
         generation = call.generation
-        if generation is not None and generation.request.work != "count":
+        if generation is not None and generation.request.work != "count" and not call.yields:
             self._last_finished_s = now_s
             self.keep_alive_s = keep_alive_s
         if not self.running:
@@ -271,13 +277,23 @@ class ModelActor:
         if before == "draining":
             self.is_leaving = True
             self._cut_short(Preempted(self.model))
-            self._flush("overdue", now_s)
+            if self.state == before:
+                self._flush("overdue", now_s)
             return
         self._apply("overdue", now_s)
-        if before in COMING_UP | {"stopping", "wedged"} and self.worker is not None:
+        if before in COMING_UP | {"stopping", "wedged", "crashed"} and self.worker is not None:
             self.worker.kill()
-        if before == "crashed":
+        if before == "crashed" and self.worker is not None:
             self.last_error = WorkerError(f"The process of the model {self.model} cannot be ended.")
+            _log.error("process abandoned", model=self.model, pid=self.worker.pid)
+            self._release(self.worker)
+
+    def make_way(self) -> None:
+        """End what runs and yields."""
+        for call in [one for one in self.running.values() if one.yields]:
+            if self.worker is not None and call.generation is not None:
+                self.worker.abort(call.generation)
+            call.fail(Aborted("Another model is needed."))
 
     def _cut_short(self, error: HearthError) -> None:
         """End every request that still runs; the last one has the model drained."""
@@ -287,6 +303,8 @@ class ModelActor:
             call.fail(error)
 
     def _come_up(self, worker: Worker, now_s: float) -> None:
+        if self.state not in COMING_UP:
+            return
         if self.has_changed_files():
             why = f"The files of the model {self.model} changed while it was being loaded."
             self.last_error = LoadFailed(why)
@@ -314,11 +332,14 @@ class ModelActor:
             event: ModelEvent = "given_up" if verdict.is_final else "held"
             self._apply(event, now_s, limit_s=verdict.hold_s)
         if self.state not in HAS_PROCESS:
-            self.last_worker, self.worker = worker, None
-            self.reserved_bytes = 0
-            self.is_leaving = False
-            self.cohort = frozenset()
-            self._ready_since_s = None
+            self._release(worker)
+
+    def _release(self, worker: Worker) -> None:
+        self.last_worker, self.worker = worker, None
+        self.reserved_bytes = 0
+        self.is_leaving = False
+        self.cohort = frozenset()
+        self._ready_since_s = None
 
     def _verdict(self, now_s: float) -> Verdict:
         if isinstance(self.last_error, LoadFailed):

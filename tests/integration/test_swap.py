@@ -1,0 +1,339 @@
+"""Several models and little room: who is loaded, who leaves, and what everybody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import signal
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from api.errors import STATUSES
+from runtime.errors import (
+    HearthError,
+    LoadFailed,
+    ModelTooLarge,
+    NoRoom,
+    Overloaded,
+    QueueTimeout,
+    UnknownModel,
+)
+from runtime.generation import Generation
+from runtime.lifecycle import HAS_PROCESS
+from runtime.settings import ModelSettings
+from runtime.supervisor import Supervisor
+from runtime.types import Failed, PrefillProgress, TextPrompt, TokenPrompt
+from tests.asking import ask, first_chunks, request, status_of, supervising
+from tests.tiny_models import write_model
+from tests.waiting import until
+
+MODELS = ("a", "b", "c")
+LONG = TokenPrompt(token_ids=tuple(9 + i % 400 for i in range(1500)))
+PATIENCE_S = 90.0
+DOCUMENTED = {error.code for error in STATUSES}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    for seed, name in enumerate(MODELS):
+        write_model(home / "models" / name, seed=seed)
+    return home
+
+
+def loaded(supervisor: Supervisor) -> set[str]:
+    return {one.spec.id for one in supervisor.status() if one.state in HAS_PROCESS}
+
+
+def own_workers() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [child for child in children if "runtime.worker" in child.cmdline()]
+
+
+def endless(supervisor: Supervisor, model: str, **fields: Any) -> Generation:
+    return supervisor.submit(request("a", model=model, max_tokens=4000, ignore_eos=True, **fields))
+
+
+async def test_a_conversation_goes_on_where_it_was_when_its_model_comes_back(
+    home: Path, tmp_path: Path
+) -> None:
+    disk: dict[str, Any] = {"kv_disk": True, "kv_dir": tmp_path, "block_size": 16}
+    async with supervising(home, **disk) as supervisor:
+        first = await ask(supervisor, LONG, model="a", max_tokens=2)
+        assert first.finished.usage.num_cached_tokens == 0
+        await ask(supervisor, LONG, model="b", max_tokens=2)
+        assert loaded(supervisor) == {"b"}
+        longer = TokenPrompt(token_ids=(*LONG.token_ids, *range(20, 40)))
+        usage = (await ask(supervisor, longer, model="a", max_tokens=2)).finished.usage
+        assert usage.num_cached_tokens >= 1488
+        assert usage.cache.tier in ("warm", "hot")  # hot when it was brought back at the load
+        assert loaded(supervisor) == {"a"}
+
+
+async def test_models_that_fit_together_stay_together_and_the_longest_idle_one_leaves(
+    home: Path,
+) -> None:
+    async with supervising(home, max_loaded_models=None) as supervisor:
+        await ask(supervisor, "a", model="a", max_tokens=1)
+        num_bytes = status_of(supervisor, "a").reserved_bytes
+    budget = int(num_bytes * 2.5)
+    async with supervising(home, max_loaded_models=None, memory_budget=budget) as supervisor:
+        for model in MODELS:
+            await ask(supervisor, "a", model=model, max_tokens=1)
+            assert len(own_workers()) <= 2
+        assert loaded(supervisor) == {"b", "c"}
+        assert await ask(supervisor, "a", model="b", max_tokens=1)
+        assert status_of(supervisor, "b").num_starts == 1
+    async with supervising(home, memory_budget=num_bytes // 2) as supervisor:
+        with pytest.raises(ModelTooLarge) as caught:
+            await ask(supervisor, "a", model="a")
+        assert caught.value.limit_bytes == num_bytes // 2
+        assert caught.value.num_bytes == num_bytes
+
+
+async def test_a_model_leaves_when_nobody_uses_it_unless_somebody_said_otherwise(
+    home: Path,
+) -> None:
+    models = {"c": ModelSettings(pinned=True)}
+    fields: dict[str, Any] = {"max_loaded_models": 3, "model_keep_alive_s": 1.0, "models": models}
+    async with supervising(home, **fields) as supervisor:
+        await until(lambda: status_of(supervisor, "c").state == "ready", "the pinned one")
+        await ask(supervisor, "a", model="a", max_tokens=1)
+        assert 0 < (status_of(supervisor, "a").expires_in_s or 0) <= 1.0
+        await until(lambda: status_of(supervisor, "a").state == "cold", "it was unloaded")
+        await ask(supervisor, "a", model="a", max_tokens=1, keep_alive_s=-1.0)
+        await ask(supervisor, "a", model="b", max_tokens=1, keep_alive_s=0.0)
+        await until(lambda: status_of(supervisor, "b").state == "cold", "it left at once")
+        assert status_of(supervisor, "a").expires_in_s is None
+        assert loaded(supervisor) == {"a", "c"}
+        await ask(supervisor, "a", model="a", max_tokens=1)
+        assert status_of(supervisor, "a").expires_in_s is not None
+        assert status_of(supervisor, "c").expires_in_s is None
+
+
+async def test_a_request_waits_only_so_long_and_queues_are_bounded(home: Path) -> None:
+    async with supervising(home, max_wait_s=1.0, max_queue_per_model=2) as supervisor:
+        with suppress(QueueTimeout):  # which ends the wish, not the load
+            await supervisor.load("a").granted()
+        await until(lambda: status_of(supervisor, "a").state == "ready", "it is loaded", 30)
+        running = endless(supervisor, "a")
+        await first_chunks(running)
+        waiting = [endless(supervisor, "b") for _ in range(2)]
+        assert [one.phase for one in waiting] == ["queued 1", "queued 2"]
+        with pytest.raises(Overloaded, match="max_queue_per_model"):
+            endless(supervisor, "b")
+        urgent = endless(supervisor, "c", priority="interactive")
+        assert (urgent.phase, waiting[0].phase) == ("queued 1", "queued 2")
+        for one in (*waiting, urgent):
+            with pytest.raises(QueueTimeout) as caught:
+                await one.accepted()
+            assert caught.value.retry_after_s <= 60
+        assert not running.is_finished
+        running.abort()
+
+
+async def test_what_is_pinned_keeps_others_out(home: Path) -> None:
+    async with supervising(home) as supervisor:
+        await supervisor.load("a").granted()
+        supervisor.pin("a", is_pinned=True)
+        with pytest.raises(NoRoom, match="pinned"):
+            await ask(supervisor, "a", model="b")
+        supervisor.pin("a", is_pinned=False)
+        assert (await ask(supervisor, "a", model="b", max_tokens=1)).finished
+
+
+async def test_models_are_preloaded_one_by_one_and_a_broken_one_stops_nobody(
+    home: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(home / "models", tmp_path / "models")
+    (tmp_path / "models" / "a" / "model.safetensors").write_bytes(b"\xff" * 64)
+    order: list[str] = []
+    fields: dict[str, Any] = {"max_loaded_models": 2, "preload": MODELS}
+    async with supervising(tmp_path, **fields) as supervisor:
+        listener = supervisor.news.listen()
+        await until(lambda: supervisor.is_ready, "the boot", 60)
+        batch = await listener.next()
+        assert batch is not None
+        order = [one.model for one in batch.items if one.after in ("spawning", "ready", "failed")]
+        assert order == ["a", "a", "b", "b", "c", "c"]
+        states = {model: status_of(supervisor, model).state for model in MODELS}
+        assert states == {"a": "failed", "b": "ready", "c": "ready"}
+
+
+def change(path: Path, seed: int) -> None:
+    """Other weights under the same name, as a download does it: beside, then in place."""
+    fresh = write_model(path.parent.parent / "fresh", seed=seed)
+    (fresh / "model.safetensors").replace(path / "model.safetensors")
+
+
+async def test_weights_that_change_under_a_loaded_model_are_not_taken_for_the_old_ones(
+    tmp_path: Path,
+) -> None:
+    path = write_model(tmp_path / "models" / "m", seed=1)
+    async with supervising(tmp_path, kv_disk=True, block_size=16) as supervisor:
+        before = await ask(supervisor, LONG)
+        change(path, seed=2)
+        assert status_of(supervisor).has_changed_files
+        kept = await ask(supervisor, LONG)
+        assert kept.text == before.text
+        assert kept.finished.usage.num_cached_tokens > 0
+        await supervisor.restart("m").granted()
+        assert not status_of(supervisor).has_changed_files
+        after = await ask(supervisor, LONG)
+        assert after.finished.usage.num_cached_tokens == 0
+        assert after.text != before.text
+
+
+async def test_a_model_that_disappears_is_served_until_it_is_unloaded(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "models" / "m", seed=1)
+    async with supervising(tmp_path) as supervisor:
+        before = await ask(supervisor, "a")
+        path.rename(tmp_path / "away")
+        with pytest.raises(UnknownModel):
+            supervisor.submit(request("a", model="nobody"))
+        supervisor._catalog.refresh()
+        assert (await ask(supervisor, "a")).text == before.text
+        supervisor.unload("m")
+        await until(lambda: status_of_any(supervisor, "m") in (None, "cold"), "it left")
+        with pytest.raises(UnknownModel):
+            supervisor.submit(request("a"))
+        shutil.copytree(tmp_path / "away", path)
+        (path / "model.safetensors").write_bytes(b"\0" * 1000)
+        supervisor._catalog.refresh()
+        with pytest.raises(LoadFailed, match="cannot be loaded"):
+            await ask(supervisor, "a")
+        shutil.copytree(tmp_path / "away", path, dirs_exist_ok=True)
+        assert (await ask(supervisor, "a")).text == before.text
+
+
+def status_of_any(supervisor: Supervisor, model: str) -> str | None:
+    return next((one.state for one in supervisor.status() if one.spec.id == model), None)
+
+
+# Chaos
+
+
+@dataclass
+class Chaos:
+    """Clients that ask any model, leave when they like, and somebody who kills workers."""
+
+    supervisor: Supervisor
+    seed: int
+    num_requests: int
+    num_kills: int
+    ends: Counter[str] = field(default_factory=Counter[str])
+    num_begun: int = 0
+
+    async def run(self, num_clients: int) -> None:
+        clients = [self._client(number) for number in range(num_clients)]
+        async with asyncio.TaskGroup() as group:
+            killer = group.create_task(self._kill())
+            await asyncio.gather(*clients)
+            killer.cancel()
+
+    async def _client(self, number: int) -> None:
+        chance = random.Random(self.seed * 1000 + number)
+        history = dict.fromkeys(MODELS, f"client {number} ")
+        while self.num_begun < self.num_requests:
+            self.num_begun += 1
+            model = chance.choice(MODELS)
+            history[model] += f"{chance.randrange(10**6)} "
+            self.ends[await self._one(model, history[model], chance)] += 1
+
+    async def _one(self, model: str, text: str, chance: random.Random) -> str:
+        """How one request ends."""
+        wanted = request(
+            TextPrompt(text=text), model=model, max_tokens=chance.choice([2, 30]), ignore_eos=True
+        )
+        try:
+            generation = self.supervisor.submit(wanted)
+        except HearthError as error:
+            return error.code
+        leaves_after = chance.choice([None] * 8 + ["submit", "accept", "chunk"])
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self._read(generation, leaves_after)
+        finally:
+            generation.abort()
+            assert generation.is_finished
+
+    async def _read(self, generation: Generation, leaves_after: str | None) -> str:
+        if leaves_after == "submit":
+            await asyncio.sleep(0)
+            return "left"
+        try:
+            await generation.accepted()
+        except HearthError as error:
+            return error.code
+        num_chunks = 0
+        while leaves_after != "accept" and (chunks := await generation.next_chunks()):
+            num_chunks += sum(not isinstance(one, PrefillProgress) for one in chunks)
+            if isinstance(chunks[-1], Failed):
+                return chunks[-1].code
+            if leaves_after == "chunk" and num_chunks:
+                break
+            if generation.is_finished:
+                return "finished"
+        return "left"
+
+    async def _kill(self) -> None:
+        """At random, but spread over the requests; who is given up is restarted."""
+        chance = random.Random(self.seed)
+        for number in range(1, self.num_kills + 1):
+            due = number * self.num_requests // (self.num_kills + 1)
+            await until(lambda due=due: self.num_begun >= due, "more requests", 600)
+            await until(own_workers, "a worker", 60)
+            victim = chance.choice(own_workers())
+            victim.send_signal(chance.choice([signal.SIGKILL, signal.SIGABRT, signal.SIGSTOP]))
+            for one in self.supervisor.status():
+                if one.state == "failed":
+                    self.supervisor.restart(one.spec.id)
+
+
+async def ends_of_chaos(
+    home: Path, tmp_path: Path, chaos: dict[str, Any], **fields: Any
+) -> Counter[str]:
+    """How all requests ended; nothing is left behind."""
+    disk: dict[str, Any] = {"kv_disk": True, "kv_dir": tmp_path, "block_size": 16}
+    settings = disk | {"heartbeat_timeout_s": 2.0} | fields
+    async with supervising(home, **settings) as supervisor:
+        await ask(supervisor, "a", model="a", max_tokens=1)
+        num_descriptors = psutil.Process().num_fds()
+        run = Chaos(supervisor, **chaos)
+        await run.run(num_clients=8)
+        assert supervisor.is_idle
+        await until(lambda: len(loaded(supervisor)) <= fields["max_loaded_models"], "leaving", 60)
+        for model in MODELS:
+            supervisor.unload(model)
+        await until(lambda: not loaded(supervisor), "everybody has left", 60)
+        assert all(one.reserved_bytes == 0 for one in supervisor.status())
+        await until(lambda: own_workers() == [], "no process is left", 30)
+        assert psutil.Process().num_fds() <= num_descriptors
+    assert own_workers() == []
+    assert set(run.ends) <= DOCUMENTED | {"finished", "left"}, run.ends
+    assert run.ends.total() == run.num_begun >= chaos["num_requests"]
+    return run.ends
+
+
+async def test_every_request_ends_in_one_documented_way(home: Path, tmp_path: Path) -> None:
+    chaos = {"seed": 7, "num_requests": 32, "num_kills": 2}
+    ends = await ends_of_chaos(home, tmp_path, chaos, max_loaded_models=2)
+    assert ends["finished"] >= 12, ends
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("max_loaded_models", [1, 2])
+async def test_every_request_ends_in_one_documented_way_for_long(
+    home: Path, tmp_path: Path, max_loaded_models: int
+) -> None:
+    chaos = {"seed": max_loaded_models, "num_requests": 200, "num_kills": 10}
+    ends = await ends_of_chaos(home, tmp_path, chaos, max_loaded_models=max_loaded_models)
+    assert ends["finished"] >= 100, ends
