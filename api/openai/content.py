@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from api.images import image_of
 from api.openai.fields import Body
-from api.openai.refusal import refuse
+from api.refusal import refuse
 from runtime.types import Image
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})

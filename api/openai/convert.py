@@ -9,12 +9,12 @@ from api.lineage import Caller
 from api.openai.content import read
 from api.openai.formats import constraint_of
 from api.openai.prompts import listed_prompts
-from api.openai.refusal import refuse
 from api.openai.sampling import cache_of, num_choices, sampling_of, stops_of
 from api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
 from api.openai.templates import template_kwargs
 from api.openai.thinking import Controls, all_said
 from api.openai.tools import chosen_tools
+from api.refusal import refuse
 from runtime.settings import Settings
 from runtime.types import (
     ChatPrompt,

@@ -19,7 +19,7 @@ from api.deps import Gate
 from api.errors import documented
 from api.openai.fields import Body
 from api.openai.prompts import PromptField, listed_prompts
-from api.openai.refusal import refuse
+from api.refusal import refuse
 from api.sse import whole
 from runtime.types import Chunk, Embedding, GenerateRequest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from api.openai.fields import JsonSchemaFormat, is_given
-from api.openai.refusal import refuse
+from api.refusal import refuse
 from runtime.types import Constraint
 
 ANYTHING = "{}"

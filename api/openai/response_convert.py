@@ -11,13 +11,13 @@ from api.images import refuse_unseen
 from api.lineage import Caller
 from api.openai.fields import JsonSchemaFormat, is_given
 from api.openai.formats import constraint_of
-from api.openai.refusal import refuse
 from api.openai.response_items import Item, transcript
 from api.openai.response_schemas import FormatFields, ResponseRequest
 from api.openai.response_tools import Choice, Offer, chosen, offered
 from api.openai.sampling import cache_of, sampling_of
 from api.openai.templates import template_kwargs
 from api.openai.thinking import Controls, all_said
+from api.refusal import refuse
 from runtime.settings import Settings
 from runtime.types import ChatPrompt, GenerateRequest, Message, ModelSpec
 

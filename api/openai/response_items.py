@@ -16,7 +16,6 @@ import msgspec
 from api.body import decoded_at
 from api.openai.content import ContentPart, read
 from api.openai.fields import Body
-from api.openai.refusal import refuse
 from api.openai.response_schemas import (
     CallItem,
     CallOutputItem,
@@ -26,6 +25,7 @@ from api.openai.response_schemas import (
     ReasoningItem,
 )
 from api.openai.response_tools import ToolNames
+from api.refusal import refuse
 from runtime.types import Image, Message, Role, ToolCall
 
 ROLES: dict[str, Role] = {

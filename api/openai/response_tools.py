@@ -14,7 +14,6 @@ import msgspec
 from api.body import decoded_at
 from api.openai.fields import FunctionDefinition
 from api.openai.formats import schema_text
-from api.openai.refusal import refuse
 from api.openai.response_schemas import (
     ChosenTool,
     CustomTool,
@@ -23,6 +22,7 @@ from api.openai.response_schemas import (
     ToolChoiceFields,
     ToolHead,
 )
+from api.refusal import refuse
 from runtime.types import Tool, ToolChoice
 
 INPUT = "input"
@@ -112,7 +112,7 @@ class _Reader:
                 self.echo.append(_function_echo(function))
             case "custom":
                 custom = decoded_at(raw, CustomTool, path)
-                self._keep(_custom(custom, path), ToolRef(custom.name, is_custom=True))
+                self._keep_custom(custom, None, path)
                 self.echo.append(raw)
             case "namespace":
                 self._open(decoded_at(raw, NamespaceTool, path), path)
@@ -128,14 +128,23 @@ class _Reader:
             kind = decoded_at(raw, ToolHead, where).type
             if kind == "function":
                 function = decoded_at(raw, FunctionDefinition, where)
-                tool, ref = _function(function, where), ToolRef(function.name, space.name)
+                tool = _described(_function(function, where), about)
+                self._keep(tool, ToolRef(function.name, space.name))
             elif kind == "custom":
-                custom = decoded_at(raw, CustomTool, where)
-                tool, ref = _custom(custom, where), ToolRef(custom.name, space.name, True)
+                self._keep_custom(decoded_at(raw, CustomTool, where), space, where, about)
             else:
                 self.ignored.append(f"{where}: {kind[:64]}")
                 continue
-            about = self._keep(_described(tool, about), ref)
+            about = None
+
+    def _keep_custom(
+        self, custom: CustomTool, space: NamespaceTool | None, path: str, about: str | None = None
+    ) -> None:
+        tool = _described(_custom(custom, path), about)
+        namespace = space.name if space is not None else None
+        self._keep(tool, ToolRef(custom.name, namespace, is_custom=True))
+        if custom.format is not None and custom.format.syntax == "lark":
+            self.ignored.append(f"{path}.format: the grammar is shown to the model, not enforced")
 
     def _keep(self, tool: Tool, ref: ToolRef) -> None:
         flat = _flat_name(ref.name, ref.namespace)

@@ -17,13 +17,13 @@ from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import ErrorBody, ErrorEnvelope, documented
 from api.lineage import caller_of
-from api.openai.refusal import refuse
 from api.openai.response_convert import Plan, check, items_of, plan_of
 from api.openai.response_desk import ResponseDesk, fitted
 from api.openai.response_items import Item
 from api.openai.response_output import DeletedResponse, InputTokens, ItemList, ResponseResource
 from api.openai.response_schemas import ItemHead, ResponseRequest
 from api.openai.response_stream import Reply, ResponsesStream, new_response_id
+from api.refusal import refuse
 from api.sse import EventStream, Pace, open_stream, unless_left, whole
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.types import ModelSpec

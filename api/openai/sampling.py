@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from api.lineage import Caller
 from api.openai.fields import SamplingFields
-from api.openai.refusal import refuse
+from api.refusal import refuse
 from runtime.types import CacheParams, SamplingParams
 
 MAX_STOPS = 16

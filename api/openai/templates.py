@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from api.openai.fields import Raws
-from api.openai.refusal import refuse
+from api.refusal import refuse
 
 # The worker gives these to the template itself; a client must not take their place.
 RESERVED = ("messages", "conversation", "tools", "tokenize", "chat_template")

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from api.openai.fields import Body, Raws, ReasoningFields, ThinkingFields
-from api.openai.refusal import refuse
+from api.refusal import refuse
 from runtime.types import Thinking
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from api.errors import documented
 from api.lineage import caller_of
 from api.openai.convert import chat_to_generate
 from api.openai.fields import Body
-from api.openai.refusal import refuse
 from api.openai.schemas import ChatMessage, ChatRequest, ToolDefinition
+from api.refusal import refuse
 from api.sse import whole
 from runtime.types import (
     Chunk,

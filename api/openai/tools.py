@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from api.openai.fields import FunctionDefinition
 from api.openai.formats import schema_text
-from api.openai.refusal import refuse
 from api.openai.schemas import ChatRequest, NamedFunction, NamedToolChoice, ToolDefinition
+from api.refusal import refuse
 from runtime.types import Tool, ToolChoice
 
 _MODES = ("auto", "none", "required")

@@ -213,6 +213,9 @@ def test_a_custom_tool_takes_one_text_in_its_form() -> None:
     assert tools[1].description == (
         "Note it\n\nThe input must follow this Lark grammar:\nstart: /a+/"
     )
+    assert plan(tools=[free | {"format": lark}]).ignored == (
+        "tools[0].format: the grammar is shown to the model, not enforced",
+    )
 
 
 @pytest.mark.parametrize(
