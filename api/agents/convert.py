@@ -18,7 +18,6 @@ from api.agents.schemas import (
 from api.draft import Draft
 from api.openai.fields import Raws
 from api.openai.frame import chat_logprobs
-from api.openai.refusal import refuse
 from api.openai.schemas import (
     AssistantMessage,
     CalledFunction,
@@ -26,6 +25,7 @@ from api.openai.schemas import (
     ChatChoice,
     ChatRequest,
 )
+from api.refusal import refuse
 from runtime.errors import StoreUnavailable
 from runtime.types import ChatPrompt, GenerateRequest, Image, Message
 from store.agent_rows import TurnRow

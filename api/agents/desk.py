@@ -15,7 +15,7 @@ from api.agents.lanes import Lanes
 from api.agents.schemas import AgentDeleted, AgentList, AgentView, HistoryPage, KvView
 from api.deps import Gate
 from api.openai.convert import chat_to_generate
-from api.openai.refusal import refuse
+from api.refusal import refuse
 from runtime.errors import AgentChanged, AgentExists, UnknownAgent, UnknownModel
 from store import agent_rows
 from store.agent_rows import AgentRow, Page

@@ -34,7 +34,7 @@ from api.errors import documented
 from api.hearth_info import hearth_of
 from api.lineage import caller_of
 from api.openai.frame import FINGERPRINT, Frame, usage_of
-from api.openai.refusal import refuse
+from api.refusal import refuse
 from api.sse import EventStream, open_stream, whole
 from runtime.types import GenerateRequest
 from store.agent_rows import Page
