@@ -129,28 +129,32 @@ class Constrainer:
         if not tools or not (is_demanded or is_strict or has_answer):
             return None, ()
         if not forcing.can_force(self._dialect):
-            if is_demanded:
-                raise InvalidRequest(
-                    "tool_choice cannot be enforced: this model's way to write tool calls is none "
-                    'that can be forced. Use "auto" and ask for the call in the prompt.',
-                    "tool_choice",
-                )
-            return None, (NOT_ENFORCED,) if is_strict else ()
-        for tool in tools:
-            self._check(prompt, tool)
-        rules = forcing.rest_of_call(self._dialect, tools, self._grammars.literal, json_rule)
-        matcher = self._grammars.of_lark("\n".join(["start: call", *rules]), "tools")
+            if is_demanded or has_answer:
+                self._refuse_unforced(prompt, has_answer=has_answer)
+            return None, (NOT_ENFORCED,)
+        try:
+            matcher = self._rest_of_call(tools, "tools")
+        except InvalidRequest:
+            for tool in tools:
+                self._rest_of_call((tool,), f"tools[{prompt.tools.index(tool)}]")
+            raise
         is_held = is_demanded or has_answer or len(self._marks.trigger) == 1
         is_exact = all(forcing.is_exact(self._dialect, tool) for tool in tools if tool.is_strict)
         notes = () if (is_exact and is_held) or not is_strict else (NOT_ENFORCED,)
         return matcher, notes
 
-    def _check(self, prompt: ChatPrompt, tool: Tool) -> None:
-        """Find out which tool has a schema that cannot be enforced."""
-        if tool.is_strict:
-            field = f"tools[{prompt.tools.index(tool)}]"
-            rules = forcing.rest_of_call(self._dialect, [tool], self._grammars.literal, json_rule)
-            self._grammars.of_lark("\n".join(["start: call", *rules]), field)
+    def _rest_of_call(self, tools: tuple[Tool, ...], field: str) -> LLMatcher:
+        rules = forcing.rest_of_call(self._dialect, tools, self._grammars.literal, json_rule)
+        return self._grammars.of_lark("\n".join(["start: call", *rules]), field)
+
+    def _refuse_unforced(self, prompt: ChatPrompt, *, has_answer: bool) -> None:
+        is_demanded = prompt.tool_choice.mode == "required"
+        field = "tool_choice" if is_demanded or not has_answer else "tools"
+        raise InvalidRequest(
+            f"{field} cannot be enforced: this model's way to write tool calls is none that can be "
+            'forced. Use "auto", ask for the call in the prompt, and give the answer no format.',
+            field,
+        )
 
 
 def _choosable(prompt: ChatPrompt) -> tuple[Tool, ...]:

@@ -316,7 +316,8 @@ class Engine:
 
     def _fail(self, group: SequenceGroup, error: Exception) -> None:
         request_id = group.request.request_id
-        failed = Failed(code="model_error", message=f"The model failed on this request: {error}")
+        code = "constraint_failed" if isinstance(error, ConstraintFailed) else "model_error"
+        failed = Failed(code=code, message=f"The model failed on this request: {error}")
         self._items.append((request_id, failed))
         self._drop(self._groups.get(request_id, group))
 

@@ -189,7 +189,7 @@ def test_a_forced_call_can_say_any_text(name: str):
             form.argument.format(key=key) + text + form.argument_end
             for key, text in (("text", value), ("n", "7"))
         )
-    wish = form.opening.format(name="note", name_json='"note"') + wish + form.closing
+    wish = form.opening.format(name="note", name_json='"note"', n=12) + wish + form.closing
     said = speak(plan_of(required(note), name).start(), dialect(name).tool_start + wish, RNG)
     assert json.loads(read(said, dialect(name), (note,))[2][0][1]) == {"text": value, "n": 7}
 

@@ -21,12 +21,15 @@ Literal = Callable[[str], str]
 JsonRule = Callable[[object], str]
 """A JSON schema to Lark."""
 
+_COUNTER = "\0"
+_DIGITS = "/[0-9]{1,4}/"
 _TEXT_KEYS = frozenset({"type", "description", "title", "default", "examples", "$comment"})
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a call is written after its opening mark. `{name}` and `{key}` are filled in.
+    """How a call is written after its opening mark. `{name}` and `{key}` are filled in, the
+    model counts `{n}` itself.
 
     Without `argument` the arguments are one JSON object; else each is opened by it and closed by
     `argument_end`.
@@ -42,7 +45,7 @@ _FORMS: Mapping[str, CallForm] = {
     "json_tools": CallForm('\n{{"name": {name_json}, "arguments": ', "}\n</tool_call>"),
     "mistral": CallForm("{name}[ARGS]", ""),
     "kimi_k2": CallForm(
-        "<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>",
+        "<|tool_call_begin|>functions.{name}:{n}<|tool_call_argument_begin|>",
         "<|tool_call_end|><|tool_calls_section_end|>",
     ),
     "kimi_k3": CallForm(
@@ -106,8 +109,9 @@ def rest_of_call(
         raise KeyError(dialect.name)
     rules = [f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
     for i, tool in enumerate(tools):
-        opening = form.opening.format(name=tool.name, name_json=json.dumps(tool.name))
-        parts = [literal(opening), f"arguments_{i}", literal(form.closing)]
+        named = form.opening.format(name=tool.name, name_json=json.dumps(tool.name), n=_COUNTER)
+        opening = f" {_DIGITS} ".join(literal(part) for part in named.split(_COUNTER))
+        parts = [opening, f"arguments_{i}", literal(form.closing)]
         rules.append(f"call_{i}: {' '.join(part for part in parts if part)}")
         schema = schema_of(tool) if tool.is_strict or tool.is_freeform else _loose(tool, form)
         if form.argument:
