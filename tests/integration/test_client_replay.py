@@ -13,13 +13,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from runtime.embedded import HEARTH_TINY
+from runtime.kv_store import KvStore
 from runtime.prompt.switches import PromptSwitches
 from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
 from runtime.types import CacheParams, Message, Usage
-from tests.asking import Answer, ask, script, supervising
+from tests.asking import Answer, ask, script, supervising, supervising_with_store
 from tests.client_shapes import NEEDLE, SHAPES, Conversation, Said, Shape
 from tests.tiny_models import TOOL_CALL, write_model
+from tests.waiting import until
 
 CONTEXT = 16_384
 SLACK_TOKENS = 64
@@ -57,18 +59,35 @@ class Replay:
         self.tokenizer = Tokenizer.from_file(str(path))
         self.conversations = {shape.client: Conversation(shape) for shape in shapes}
         self.turns: dict[str, list[Turn]] = {shape.client: [] for shape in shapes}
+        self.num_healed = 0
 
-    def supervising(self) -> AbstractAsyncContextManager[Supervisor]:
+    def supervising(self) -> AbstractAsyncContextManager[tuple[Supervisor, KvStore]]:
         models = {"m": ModelSettings(context=CONTEXT)}
         fields = {"kv_disk": True, "block_size": 32, "prompt_rules": self.switches}
-        return supervising(self.home, models=models, **fields)
+        return supervising_with_store(self.home, models=models, **fields)
 
     async def run(self, num_turns: int, num_starts: int) -> None:
         for _ in range(num_starts):
-            async with self.supervising() as supervisor:
+            async with self.supervising() as (supervisor, kv):
                 for number in range(num_turns // num_starts):
                     for client, conversation in self.conversations.items():
                         await self.turn(supervisor, client, conversation, is_first=number == 0)
+                await self.check_counts(kv)
+
+    async def check_counts(self, kv: KvStore) -> None:
+        """The worker counts what was healed; nothing that must not happen has happened."""
+        turns = [turn for turns in self.turns.values() for turn in turns]
+        num_healed = sum(healed(turn.usage) for turn in turns) - self.num_healed
+        self.num_healed += num_healed
+
+        def has_arrived() -> bool:
+            counts = kv.figures().models.get("m")
+            return counts is not None and counts.num_healed_turns == num_healed
+
+        await until(has_arrived, f"{num_healed} turns are counted as healed")
+        counts = kv.figures().models["m"]
+        assert counts.exact_key_rejected_by_model_lcp == 0
+        assert counts.hybrid_trim_miss == counts.vlm_retreat == counts.num_damaged == 0
 
     async def turn(
         self, supervisor: Supervisor, client: str, conversation: Conversation, *, is_first: bool
@@ -121,7 +140,7 @@ def check(replay: Replay, client: str) -> None:
 async def test_agents_pay_for_new_tokens_only_over_a_restart(family: str, tmp_path: Path):
     write_model(tmp_path / "models" / "m", family)
     replay = Replay(tmp_path)
-    await replay.run(num_turns=10, num_starts=2)
+    await replay.run(num_turns=6, num_starts=2)
     for client in replay.turns:
         check(replay, client)
 
@@ -163,7 +182,7 @@ async def test_a_real_model_still_knows_what_was_said_first(tmp_path: Path):
 async def test_a_hybrid_resumes_at_message_ends_without_healing(tmp_path: Path):
     write_model(tmp_path / "models" / "m", "qwen3_next")
     replay = Replay(tmp_path, SHAPES[2:3], PromptSwitches(healed_turn=False))
-    await replay.run(num_turns=5, num_starts=1)
+    await replay.run(num_turns=4, num_starts=1)
     first, *rest = replay.turns["opencode"]
     before = first
     for turn in rest:
