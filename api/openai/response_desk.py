@@ -87,15 +87,36 @@ class ResponseDesk:
             UnknownResponse: it is neither being made nor stored.
             StoreUnavailable: the history cannot be read.
         """
+        is_made_later = self.is_underway(response_id)
+        reply = await self._end(response_id)
+        if reply is not None and not is_made_later:
+            return reply.failed(Aborted("The response was cancelled."))
+        return (await self.find(response_id)).resource
+
+    async def remove(self, response_id: str) -> None:
+        """Delete a stored response, which is ended first if it is still being made.
+
+        Raises:
+            UnknownResponse: it is not stored.
+            StoreUnavailable: it could not be deleted.
+        """
+        await self._end(response_id)
+        await self.archive.remove(response_id)
+
+    def is_underway(self, response_id: str | None) -> bool:
+        """It is being made in the background."""
+        return response_id in self._tasks
+
+    async def _end(self, response_id: str) -> Reply | None:
+        """The reply that was ended before its time; what is made later has been stored by then."""
         reply = self._replies.get(response_id)
         task = self._tasks.get(response_id)
-        if reply is not None and reply.writer.finished is None:
+        is_open = reply is not None and reply.writer.finished is None
+        if reply is not None and is_open:
             reply.answer.close()
-            if task is None:
-                return reply.failed(Aborted("The response was cancelled."))
         if task is not None:
             await asyncio.wait((task,))
-        return (await self.find(response_id)).resource
+        return reply if is_open else None
 
     async def close(self) -> None:
         """Wait for what is made in the background, which has been ended by now."""

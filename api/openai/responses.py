@@ -112,7 +112,7 @@ async def delete_response(
     response_id: FromPath[str], responses: NamedDependency[ResponseDesk]
 ) -> DeletedResponse:
     """Delete a stored response with its items. Responses that go on from it cannot any more."""
-    await responses.archive.remove(response_id)
+    await responses.remove(response_id)
     return DeletedResponse(response_id)
 
 
@@ -170,6 +170,8 @@ async def _planned(
     """The model, the request's own items, and what is to be done with the whole conversation."""
     check(data)
     spec = gate.spec(data.model)
+    if responses.is_underway(data.previous_response_id):
+        refuse("previous_response_id", "is still being made: wait until it is complete.")
     new = await responses.archive.resolved(items_of(data))
     past = await responses.archive.past(data.previous_response_id)
     caller = caller_of(request.headers)

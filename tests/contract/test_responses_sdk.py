@@ -366,3 +366,16 @@ def test_a_response_in_the_background_is_cancelled(client: OpenAI) -> None:
     assert cancelled.status == "cancelled"
     assert client.responses.retrieve(made.id).status == "cancelled"
     assert client.responses.cancel(made.id).status == "cancelled"
+
+
+def test_what_is_still_being_made_cannot_be_gone_on_from_and_can_be_deleted(
+    client: OpenAI,
+) -> None:
+    endless: Any = {"model": "calm", "input": "x", "extra_body": {"ignore_eos": True}}
+    made = client.responses.create(**endless, background=True)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="calm", input="y", previous_response_id=made.id)
+    assert caught.value.param == "previous_response_id"
+    client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
