@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from runtime.errors import WorkerError
@@ -17,7 +16,6 @@ class OpenWork:
     def __init__(self, on_idle: Callable[[], None]) -> None:
         self._on_idle = on_idle
         self._generations: dict[str, Generation] = {}
-        self.last_used_s = time.monotonic()
 
     def __len__(self) -> int:
         return len(self._generations)
@@ -58,7 +56,6 @@ class OpenWork:
 
     def _forget(self, request_id: str) -> None:
         del self._generations[request_id]
-        self.last_used_s = time.monotonic()
         if not self._generations:
             self._on_idle()
 

@@ -16,15 +16,16 @@ import msgspec
 import structlog
 
 from runtime.child import Child
+from runtime.ending import Ending
 from runtime.errors import LoadFailed, WorkerDied, WorkerError, WorkerWedged
 from runtime.generation import Generation
 from runtime.kv_channel import KvChannel
 from runtime.obituary import Obituary
 from runtime.open_work import OpenWork, fail_all
-from runtime.pulse import Complaint, Limits, Pulse
+from runtime.pulse import Limits, Pulse
 from runtime.settings import Settings
 from runtime.spare import Spares
-from runtime.stopping import MARGIN_S, flush_budget_s, term_grace_s
+from runtime.stopping import term_grace_s
 from runtime.types import ModelSpec
 from runtime.wire import (
     Abort,
@@ -45,7 +46,6 @@ from runtime.wire import (
     SlotStaged,
     SlotsUsed,
     SlotsWanted,
-    Stop,
     StoreTrouble,
     Submit,
     Warming,
@@ -58,8 +58,7 @@ State = Literal["starting", "loading", "warming", "ready", "flushing", "stopping
 
 _log = structlog.get_logger("hearth.worker")
 _REAP_S = 0.03
-_STACKS_S = 0.2
-_SOFT_S = 5.0
+_ALIVE = frozenset({"starting", "loading", "warming", "ready"})
 
 
 class WorkerProcess:
@@ -82,8 +81,6 @@ class WorkerProcess:
         self.load_fraction = 0.0
         self.ready: Ready | None = None
         self.error: WorkerError | None = None
-        self.flushing_bytes = 0
-        """KV that it still has to write before it leaves."""
         self.pulse = Pulse(Limits.of(settings), time.monotonic())
         self.clock = WorkerClock()
         """What its start and its end cost, as far as they got."""
@@ -95,10 +92,9 @@ class WorkerProcess:
         self._spares = spares
         self._work = OpenWork(lambda: on_change(self))
         self._child: Child | None = None
+        self._ending: Ending | None = None
         self._is_up = asyncio.Event()
         self._is_buried = asyncio.Event()
-        self._leave_by_s = 0.0
-        self._term_grace_s = term_grace_s(settings.stop_timeout_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -111,9 +107,9 @@ class WorkerProcess:
         return len(self._work)
 
     @property
-    def last_used_s(self) -> float:
-        """When its last generation left, on the monotonic clock."""
-        return self._work.last_used_s
+    def flushing_bytes(self) -> int:
+        """KV that it still has to write before it leaves."""
+        return self._ending.flushing_bytes if self._ending is not None else 0
 
     @property
     def stderr_tail(self) -> str:
@@ -141,7 +137,8 @@ class WorkerProcess:
         except TimeoutError:
             limit_s = self._settings.load_timeout_s
             await self._put_down(
-                LoadFailed(f"The model {self.spec.id} was not loaded within {limit_s:g} s.")
+                LoadFailed(f"The model {self.spec.id} was not loaded within {limit_s:g} s."),
+                is_silent=True,
             )
         except OSError as error:
             self._die(LoadFailed(f"The worker for {self.spec.id} did not start: {error}"))
@@ -201,7 +198,9 @@ class WorkerProcess:
             case SlotStaged() | SlotBad() | SlotsUsed() | SlotsWanted() | HotNow() | StoreTrouble():
                 self._kv.on_event(event)
             case Flushing() | Flushed():
-                self._on_leave_event(event)
+                if self._ending is not None:
+                    self._ending.on_event(event)
+                self._set_state("stopping" if isinstance(event, Flushed) else "flushing")
             case _:
                 self._on_load_event(event)
 
@@ -234,38 +233,18 @@ class WorkerProcess:
             case LoadError(message=message):
                 self._die(LoadFailed(f"The model {self.spec.id} cannot be loaded: {message}"))
 
-    def _on_leave_event(self, event: Flushing | Flushed) -> None:
-        now_s = time.monotonic()
-        if isinstance(event, Flushing):
-            if not self.clock.is_flushing:
-                self._leave_by_s = now_s + flush_budget_s(event.num_bytes) + MARGIN_S
-                self.clock.began_flush(now_s)
-            self.flushing_bytes = event.num_bytes
-            self._on_change(self)
-            return
-        self.flushing_bytes = 0
-        self.clock.flushed(now_s)
-        self._leave_by_s = now_s + self._settings.stop_timeout_s + MARGIN_S
-        if event.num_unwritten_bytes:
-            lost = event.num_unwritten_bytes
-            _log.warning("KV left unwritten", model=self.spec.id, pid=self.pid, num_bytes=lost)
-        self._set_state("stopping")
-
     # Life and death
 
     async def _exec(self) -> None:
         self.clock.began(time.monotonic())
         options = asyncio.create_task(self._kv.options())  # beside the process's imports
-        was_spare = False
         try:
-            if self._spares is not None:
-                self._child, was_spare = await self._spares.take()
-            else:
-                self._child = await Child.start(self._settings.cpu_blas)
+            child, was_spare = await _child_of(self._settings, self._spares)
         except OSError:
             options.cancel()
             raise
-        child = self._child
+        self._child = child
+        self._ending = Ending(child, self.clock, self._settings.stop_timeout_s)
         child.model = self.spec.id
         _log.info("worker started", model=self.spec.id, pid=self.pid, spare=was_spare)
         self.pulse = Pulse(Limits.of(self._settings), time.monotonic())
@@ -282,10 +261,11 @@ class WorkerProcess:
     async def _bury(self) -> None:
         """Fail what is open, with the cause of death when the kernel tells it at once."""
         assert self._child is not None
+        assert self._ending is not None
         await self._child.wait(_REAP_S)
         self._ended(self._child.returncode)
-        if not await self._child.wait(self._term_grace_s):
-            await self._child.end(self._term_grace_s)
+        if not await self._child.wait(term_grace_s(self._settings.stop_timeout_s)):
+            await self._ending.finish()
 
     def _ended(self, returncode: int | None) -> None:
         """Its process has ended, or its connection did."""
@@ -318,45 +298,31 @@ class WorkerProcess:
         """Replace a worker that gives no sign of life, or is busy and does not step."""
         settings = self._settings
         period_s = min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4)
-        while self.state in ("starting", "loading", "warming", "ready"):
+        while self.state in _ALIVE:
             self._sample()
             await asyncio.sleep(period_s)
-            if complaint := self.pulse.complaint(time.monotonic()):
-                await self._replace(complaint)
+            complaint = self.pulse.complaint(time.monotonic())
+            if complaint is not None and self.state in _ALIVE:
+                why = f"The model {self.spec.id} {complaint.text}; it is being replaced."
+                _log.error("worker wedged", model=self.spec.id, pid=self.pid, why=complaint.text)
+                await self._put_down(WorkerWedged(why), is_silent=complaint.is_silent)
 
-    async def _replace(self, complaint: Complaint) -> None:
-        _log.error("worker wedged", model=self.spec.id, pid=self.pid, why=complaint.text)
-        error = WorkerWedged(f"The model {self.spec.id} {complaint.text}; it is being replaced.")
-        await self._put_down(error, soft_s=0.0 if complaint.is_silent else _SOFT_S)
-
-    async def _put_down(self, error: WorkerError, soft_s: float = 0.0) -> None:
-        """Ask for its stacks, fail its requests at once, then end it, softly first."""
-        if self._child is None:
-            return
-        self._child.signal(signal.SIGUSR1)
-        self._child.signal(signal.SIGCONT)
-        self._die(error)  # the end of file asks it to leave
-        await asyncio.sleep(_STACKS_S)
-        if not await self._child.wait(min(soft_s, self._settings.stop_timeout_s)):
-            await self._child.end(self._term_grace_s)
+    async def _put_down(self, error: WorkerError, *, is_silent: bool) -> None:
+        """Fail its requests at once, then end it."""
+        self._die(error)
+        if self._ending is not None:
+            await self._ending.put_down(is_silent=is_silent)
 
     def _ask_to_leave(self) -> None:
         self._sample()
-        now_s = time.monotonic()
-        self.clock.asked_to_leave(now_s)
-        self._leave_by_s = now_s + self._settings.stop_timeout_s + MARGIN_S
-        self._send(Stop(exit_s=self._settings.stop_timeout_s))
+        if self._ending is not None:
+            self._ending.ask()
 
     async def _leave(self) -> None:
-        """Wait for the exit as long as the phases of the end may take; then make it happen."""
-        if self._child is None:
-            return
-        while self.state != "stopped" and (left_s := self._leave_by_s - time.monotonic()) > 0:
-            if await self._child.wait(min(left_s, 1.0)):
-                break
-        if self.state != "stopped" and not await self._child.wait(0):
-            await self._child.end(self._term_grace_s)
-        await self.gone()
+        if self._ending is not None:
+            if self.state != "stopped":
+                await self._ending.leave()
+            await self.gone()
 
     async def _conclude(self, child: Child) -> None:
         """When the process has ended: hear it out, keep the record, see to its memory."""
@@ -381,7 +347,7 @@ class WorkerProcess:
 
     # Plumbing
 
-    def _send(self, command: Submit | Abort | Stop) -> None:
+    def _send(self, command: Submit | Abort) -> None:
         if self._child is not None:
             self._child.send(command)
 
@@ -389,6 +355,13 @@ class WorkerProcess:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _child_of(settings: Settings, spares: Spares | None) -> tuple[Child, bool]:
+    """A process, and whether it had been waiting. Raises OSError."""
+    if spares is not None:
+        return await spares.take()
+    return await Child.start(settings.cpu_blas), False
 
 
 def _may_follow(state: State, before: State) -> bool:
