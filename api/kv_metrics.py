@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from runtime.kv_store import KvFigures
+from runtime.kv_figures import KvFigures
 from runtime.wire import KvCounts
 
 _MODEL_COUNTERS: tuple[tuple[str, str, Callable[[KvCounts], float]], ...] = (

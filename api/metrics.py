@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from api.kv_metrics import KvCollector
-from runtime.kv_store import KvFigures
+from runtime.kv_figures import KvFigures
 from runtime.model_status import ModelStatus
 from runtime.types import Usage
 

@@ -210,6 +210,19 @@ class NoRoom(Overloaded):
     code = "no_room"
 
 
+class MemoryShort(Overloaded):
+    """The machine has no memory to spare, and nothing is left that could make room."""
+
+    code = "memory_short"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The machine is short of memory: other programs take it. Try again later, or unload a "
+            "model (POST /admin/models/NAME/unload).",
+            retry_after_s=30,
+        )
+
+
 class ModelTooLarge(RequestRejected):
     """The model can never fit into the memory that models may use; sizes in bytes."""
 

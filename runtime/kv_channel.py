@@ -8,13 +8,18 @@ from typing import Protocol
 
 from runtime.types import MissReason, ModelSpec
 from runtime.wire import (
+    Bring,
+    Forget,
+    Forgotten,
     Heartbeat,
     HotAsked,
+    HotBudget,
     HotNow,
     KnownSlot,
     KvCounts,
     KvNews,
     KvOptions,
+    PinWanted,
     SlotBad,
     Slots,
     SlotsDemoted,
@@ -32,10 +37,15 @@ from store.types import SlotRow
 MAX_SLOTS = 2000
 """Slots in one frame: a worker must not be kept from its requests for long."""
 
-_HOT_PATIENCE_S = 1.0
+_PATIENCE_S = 1.0
 """A worker answers between two steps; one that takes longer is not worth waiting for."""
 
-KvEvent = SlotStaged | SlotBad | SlotsUsed | SlotsWanted | StoreTrouble
+KvEvent = SlotStaged | SlotBad | SlotsUsed | SlotsWanted | PinWanted | StoreTrouble
+Told = HotNow | Forgotten
+"""What answers a question."""
+
+KvReport = KvEvent | Told
+"""Everything that a worker says of its KV."""
 
 
 class KvDesk(Protocol):
@@ -67,7 +77,7 @@ class KvChannel:
         self.counts = KvCounts()
         self._desk = desk
         self._send: Callable[[KvNews], None] | None = None
-        self._asked: dict[int, asyncio.Future[tuple[str, ...]]] = {}
+        self._asked: dict[int, asyncio.Future[Told]] = {}
         self._num_asked = 0
 
     @property
@@ -85,12 +95,12 @@ class KvChannel:
         self._send = send
         self._desk.join(self)
 
-    def on_event(self, event: KvEvent | HotNow) -> None:
+    def on_event(self, event: KvReport) -> None:
         """The worker reports."""
-        if not isinstance(event, HotNow):
+        if not isinstance(event, Told):
             self._desk.hear(self, event)
         elif (asked := self._asked.get(event.number)) is not None and not asked.done():
-            asked.set_result(event.ids)
+            asked.set_result(event)
 
     def on_beat(self, beat: Heartbeat) -> None:
         """The worker's counters, as they are now."""
@@ -114,19 +124,41 @@ class KvChannel:
 
     async def hot(self, ids: Sequence[str]) -> tuple[str, ...]:
         """Those of these slots that are in the worker's memory; none if it does not answer."""
-        if self._send is None or not self.has_disk:
+        if not self.has_disk:
             return ()
+        told = await self._ask(lambda number: HotAsked(number=number, ids=tuple(ids)))
+        return told.ids if isinstance(told, HotNow) else ()
+
+    async def forget(self, session_id: str) -> int:
+        """Have the worker forget what of a conversation is in its memory only; how many pieces."""
+        told = await self._ask(lambda number: Forget(number=number, session_id=session_id))
+        return told.num_forgotten if isinstance(told, Forgotten) else 0
+
+    async def _ask(self, question: Callable[[int], HotAsked | Forget]) -> Told | None:
+        """The answer; None from a worker that gives none in time."""
+        if self._send is None:
+            return None
         self._num_asked += 1
         number = self._num_asked
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._tell(HotAsked(number=number, ids=tuple(ids)))
+        self._send(question(number))
         try:
-            async with asyncio.timeout(_HOT_PATIENCE_S):
+            async with asyncio.timeout(_PATIENCE_S):
                 return await asked
         except TimeoutError:
-            return ()
+            return None
         finally:
             del self._asked[number]
+
+    def set_hot_budget(self, num_bytes: int) -> None:
+        """So much KV may stay in the worker's memory from now on, or from its start on."""
+        is_new, self._hot_bytes = num_bytes != self._hot_bytes, num_bytes
+        if is_new and self._send is not None:
+            self._send(HotBudget(num_bytes=num_bytes))
+
+    def bring(self, ids: Sequence[str]) -> None:
+        """Have what ends with these slots in memory soon."""
+        self._tell(Bring(ids=tuple(ids)))
 
     def tell_slots(self, rows: Sequence[SlotRow]) -> None:
         """These are on disk, parents before children."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 import psutil
@@ -19,6 +19,7 @@ from runtime import kv_sizes
 from runtime.errors import StoreUnavailable
 from runtime.housekeeping import Limits, News, keep_within_caps, make_room
 from runtime.kv_channel import MAX_SLOTS, KvChannel, KvEvent
+from runtime.kv_figures import GAUGES, KvFigures, TierFigure, added, tier_figures
 from runtime.open_store import Demoted, Gone, OpenStore, Published
 from runtime.settings import Settings
 from runtime.store_life import KvStatus, StoreLife
@@ -26,6 +27,7 @@ from runtime.types import ModelSpec
 from runtime.wire import (
     KvCounts,
     KvOptions,
+    PinWanted,
     SlotBad,
     SlotStaged,
     SlotsUsed,
@@ -33,7 +35,7 @@ from runtime.wire import (
     StoreTrouble,
 )
 from store.errors import StoreError
-from store.types import ModelRow, SlotRow, Tier
+from store.types import ModelRow, PinRow, SlotRow
 
 T = TypeVar("T")
 
@@ -44,28 +46,9 @@ _CAP_S = 1.0
 _MAKE_ROOM_S = 30.0
 """A disk that others fill is no reason to throw everything away at once."""
 
-_GAUGES = {"hot_bytes": 0, "num_runs": 0, "num_queued_bytes": 0}
 _TROUBLES = frozenset({"full", "failed"})
 
 _log = structlog.stdlib.get_logger("hearth.store")
-
-
-class TierFigure(NamedTuple):
-    """What one model holds in one tier of the store."""
-
-    model: str
-    tier: Tier
-    num_slots: int
-    num_tokens: int
-    disk_bytes: int
-
-
-class KvFigures(NamedTuple):
-    """Everything that is counted: by model, since the server started, and by tier, as it is."""
-
-    models: dict[str, KvCounts]
-    store: dict[str, int]
-    tiers: tuple[TierFigure, ...]
 
 
 class KvStore:
@@ -108,6 +91,9 @@ class KvStore:
 
     async def remembered(self) -> dict[str, ModelRow]:
         """What former runs were measured to need, by model id; nothing while there is no store."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OPEN_PATIENCE_S):
+                await self._life.settled.wait()
         rows = await self._life.attempt(lambda store: store.records.models()) or []
         return {row.label: row for row in reversed(rows)}
 
@@ -130,7 +116,7 @@ class KvStore:
 
     async def refresh(self) -> None:
         """Count what is on disk, for `figures`."""
-        self._tiers = await self._life.attempt(_tier_figures) or ()
+        self._tiers = await self._life.attempt(tier_figures) or ()
 
     def figures(self) -> KvFigures:
         """All counters as they are now."""
@@ -154,6 +140,31 @@ class KvStore:
             if slots.get(channel.kv.model_hash)
         ]
         return {slot_id for told in await asyncio.gather(*asking) for slot_id in told}
+
+    async def forget(self, session_id: str) -> int:
+        """Have the workers forget what of a conversation is in memory only; how many pieces."""
+        forgetting = [channel.forget(session_id) for channel in self._channels]
+        return sum(await asyncio.gather(*forgetting))
+
+    def bring(self, slots: Mapping[bytes, Sequence[str]]) -> None:
+        """Have what ends with these slots, by model hash, in the workers' memory soon."""
+        for channel in self._channels:
+            if ids := slots.get(channel.kv.model_hash):
+                channel.bring(ids)
+
+    async def pins(self, channel_model: str) -> list[PinRow]:
+        """What is pinned of a model that is loaded."""
+        hashes = {c.kv.model_hash for c in self._channels if c.spec.id == channel_model}
+        pins = await self._life.attempt(lambda store: store.index.pins()) or []
+        return [one for one in pins if one.model in hashes]
+
+    async def unpin(self, sources: Collection[str]) -> int:
+        """Take back all pins of these sources; how many there were."""
+        pins = await self._life.attempt(lambda store: store.index.pins()) or []
+        mine = [one for one in pins if one.source in sources]
+        for one in mine:
+            await self._life.attempt(lambda store, pin=one: store.index.unpin(*pin).result())
+        return len(mine)
 
     def loaded_models(self) -> frozenset[bytes]:
         """The model hashes of the workers there are."""
@@ -246,7 +257,7 @@ class KvStore:
     def leave(self, channel: KvChannel) -> None:
         """A worker is gone."""
         self._channels.discard(channel)
-        model, counts = channel.spec.id, msgspec.structs.replace(channel.counts, **_GAUGES)
+        model, counts = channel.spec.id, msgspec.structs.replace(channel.counts, **GAUGES)
         self._retired[model] = added(self._retired.get(model, KvCounts()), counts)
 
     def hear(self, channel: KvChannel, event: KvEvent) -> None:
@@ -262,6 +273,8 @@ class KvStore:
                     self._toucher = self._life.spawn(self._touch())
             case SlotBad():
                 self._life.spawn(self._drop_bad(event))
+            case PinWanted():
+                self._life.spawn(self._pin(channel.kv.model_hash, event))
             case SlotsWanted(ids=ids):
                 self._life.spawn(self._promote(channel, ids))
             case StoreTrouble(reason=reason):
@@ -340,6 +353,11 @@ class KvStore:
                 self._tell(Gone(ids, "damaged" if bad.reason == "damaged" else "evicted"))
                 self.on_slots()
 
+    async def _pin(self, model: bytes, wanted: PinWanted) -> None:
+        await self._life.attempt(
+            lambda store: store.index.pin(model, wanted.end_hash, wanted.source).result()
+        )
+
     async def _promote(self, channel: KvChannel, ids: tuple[str, ...]) -> None:
         for slot_id in ids:
             is_here = await self._life.attempt(lambda store, i=slot_id: store.promote(i), "promote")
@@ -358,18 +376,3 @@ class KvStore:
                     channel.tell_gone(ids, reason)
                 case Demoted(ids):
                     channel.tell_demoted(ids)
-
-
-def added(one: KvCounts, other: KvCounts) -> KvCounts:
-    """The sum, counter by counter."""
-    ours, theirs = msgspec.structs.astuple(one), msgspec.structs.astuple(other)
-    sums = [a + b for a, b in zip(ours, theirs, strict=True)]
-    return KvCounts(**dict(zip(KvCounts.__struct_fields__, sums, strict=True)))
-
-
-def _tier_figures(store: OpenStore) -> tuple[TierFigure, ...]:
-    labels = {row.hash: row.label for row in store.records.models()}
-    return tuple(
-        TierFigure(labels.get(total.model) or total.model.hex()[:16], *total[1:])
-        for total in store.index.totals()
-    )

@@ -73,7 +73,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     All loaded models together reserve `memory_budget` bytes at most; None means 65 % of the
     machine's memory, or 85 % of what a device recommends. At most `max_loaded_models` are loaded
-    at a time; None leaves that to the memory.
+    at a time; None leaves that to the memory. When less than `memory_floor` bytes of the machine
+    are available (5 %, or 1 GiB) hot tiers shrink, then idle models leave, then requests wait.
 
     A request waits `max_wait_s` for its model at most. `max_queue` requests may be open, of one
     model `max_queue_per_model` (None: as many as in all). A model that nobody uses for
@@ -125,6 +126,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_choices: Positive = 16
     max_batch: Positive = 32
     memory_budget: Positive | None = None
+    memory_floor: Positive | None = None
     max_loaded_models: Positive | None = None
     request_deadline_s: Seconds = 600.0
     keep_alive_s: Seconds = 10.0
@@ -156,6 +158,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     cpu_blas: str = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
+    log_file: Path | None = None
 
     def kv_bits_of(self, model: str) -> int | None:
         """How many bits a value of this model's KV takes; None is the model's own dtype."""

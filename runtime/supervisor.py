@@ -13,10 +13,8 @@ from collections.abc import Coroutine, Mapping
 from itertools import count
 
 import msgspec
-import psutil
 import structlog
 
-from runtime import placement
 from runtime.calls import Call, Wish
 from runtime.catalog import Catalog
 from runtime.dispatch import Dispatch, Rules
@@ -24,10 +22,10 @@ from runtime.errors import HearthError, ShuttingDown, UnknownModel, UnknownReque
 from runtime.generation import Generation
 from runtime.kv_store import KvStore
 from runtime.lifecycle import HAS_PROCESS, ModelState, Transition
+from runtime.memory import Memory
 from runtime.model_actor import Worker
 from runtime.model_status import ModelStatus, status_of
 from runtime.news import News
-from runtime.placement import Need, Profile, Room
 from runtime.settings import Settings
 from runtime.spare import Spares
 from runtime.stopping import stop_bound_s
@@ -60,8 +58,9 @@ class Supervisor:
         self._timer: asyncio.TimerHandle | None = None
         self._preloading: set[str] = set()
         self._numbers = count()
+        self._memory = Memory(settings)
         self._dispatch = Dispatch(
-            rules_of(settings), self, _Memory(settings), self._keep_alive_s, time.monotonic
+            rules_of(settings), self, self._memory, self._keep_alive_s, time.monotonic
         )
         for model, own in settings.models.items():
             self._dispatch.actor(model).is_pinned = own.pinned
@@ -113,11 +112,31 @@ class Supervisor:
 
         Raises:
             UnknownModel: there is no such model.
-            RequestRejected: too much is open, the server is stopping, the model is too large.
+            RequestRejected: too much is open, the server is stopping, the model is too large,
+                memory is short.
             PoisonRequest: workers died of this request.
         """
         if self._dispatch.is_stopping:
             raise ShuttingDown
+        self._memory.check()
+        generation, call = self._taken(request)
+        self._dispatch.submit(call)
+        return generation
+
+    def warm(self, request: GenerateRequest) -> Generation | None:
+        """Have a background prefill done in a model that is loaded; None when this is no time.
+
+        It makes way for everything else, and its generation then ends as one that was cancelled.
+        Raises as `submit`.
+        """
+        if self._dispatch.is_stopping:
+            return None
+        generation, call = self._taken(request)
+        call.yields = True
+        return generation if self._dispatch.warm(call) else None
+
+    def _taken(self, request: GenerateRequest) -> tuple[Generation, Call]:
+        """The request with what the settings say of its model."""
         spec = self._resolve(request.model)
         own = self._settings.models.get(spec.id)
         cache = request.cache
@@ -131,8 +150,7 @@ class Supervisor:
             request, sampling=sampling, cache=cache, priority=priority
         )
         generation = Generation(request, self._dispatch)
-        self._dispatch.submit(self._call(spec, generation, request.request_id, priority))
-        return generation
+        return generation, self._call(spec, generation, request.request_id, priority)
 
     def status(self) -> tuple[ModelStatus, ...]:
         """Every model that can be named, in the catalog's order, then what else is loaded."""
@@ -203,13 +221,21 @@ class Supervisor:
             raise UnknownRequest(f"No request {request_id[:80]!r} is open.")
         return len(calls)
 
+    async def relieve(self) -> None:
+        """See to it that the rest of the machine has memory; to be called now and then."""
+        if not self._dispatch.is_stopping:
+            self._memory.relieve(self._dispatch.actors, self._dispatch.awaited)
+            self._dispatch.settle()
+
     # The crew of the dispatch
 
     def hire(self, spec: ModelSpec) -> WorkerProcess:
         """A process for this model, which begins to load it."""
-        worker = WorkerProcess(
-            self._settings, self._kv.channel(spec), self._on_change, self._spares
-        )
+        actors = self._dispatch.actors
+        hot_bytes = self._memory.hot_budgets(actors).get(spec.id)
+        channel = self._kv.channel(spec, hot_bytes)
+        worker = WorkerProcess(self._settings, channel, self._on_change, self._spares)
+        self._memory.share(actors)
         self._workers[worker] = None
         self._spawn(self._run(worker))
         return worker
@@ -256,9 +282,15 @@ class Supervisor:
             self._costs.left(worker.spec.id, worker.clock.leave_cost)
         self._workers.pop(worker, None)
         self._on_change(worker)
+        self._memory.share(self._dispatch.actors)
+        await self._remember()
+
+    async def _remember(self) -> None:
+        self._memory.learn(await self._kv.remembered())
 
     async def _preload(self, specs: list[ModelSpec]) -> None:
         """One after the other, as long as there is room."""
+        await self._remember()
         for spec in specs:
             if self._dispatch.fits(spec):
                 await self._try_load(spec)
@@ -334,21 +366,6 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-class _Memory:
-    """What models need, by what their files say, and what they may use."""
-
-    def __init__(self, settings: Settings) -> None:
-        total_bytes = psutil.virtual_memory().total
-        budget = settings.memory_budget or placement.memory_budget(total_bytes)
-        self._room = Room(num_bytes=budget, num_models=settings.max_loaded_models)
-
-    def need(self, spec: ModelSpec) -> Need:
-        return placement.need(Profile(weights_bytes=spec.nbytes, context=spec.context))
-
-    def room(self) -> Room:
-        return self._room
 
 
 def rules_of(settings: Settings) -> Rules:

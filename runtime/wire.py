@@ -136,7 +136,37 @@ class HotAsked(Struct, frozen=True, tag="hot_asked"):
     ids: tuple[str, ...]
 
 
-KvNews = Slots | SlotsSaved | SlotsPromoted | SlotsDemoted | SlotsGone | WritesPaused | HotAsked
+class HotBudget(Struct, frozen=True, tag="hot_budget"):
+    """So many bytes of KV may stay in memory from now on; what running requests use is apart."""
+
+    num_bytes: int
+
+
+class Forget(Struct, frozen=True, tag="forget"):
+    """Forget of a conversation what only it used and no disk has; `Forgotten` answers."""
+
+    number: int
+    session_id: str
+
+
+class Bring(Struct, frozen=True, tag="bring"):
+    """Have what ends with these slots in memory, as soon as nothing else is to be done."""
+
+    ids: tuple[str, ...]
+
+
+KvNews = (
+    Slots
+    | SlotsSaved
+    | SlotsPromoted
+    | SlotsDemoted
+    | SlotsGone
+    | WritesPaused
+    | HotAsked
+    | HotBudget
+    | Forget
+    | Bring
+)
 """What the store tells a worker."""
 
 Command = Load | Submit | Abort | Stop | KvNews
@@ -280,6 +310,20 @@ class HotNow(Struct, frozen=True, tag="hot_now"):
     ids: tuple[str, ...]
 
 
+class Forgotten(Struct, frozen=True, tag="forgotten"):
+    """So many pieces were forgotten, for the `Forget` of that number."""
+
+    number: int
+    num_forgotten: int
+
+
+class PinWanted(Struct, frozen=True, tag="pin"):
+    """The prefix that ends with this hash is to stay, whatever else leaves the disk."""
+
+    end_hash: bytes
+    source: str
+
+
 class StoreTrouble(Struct, frozen=True, tag="trouble"):
     """A slot could not be written; `reason` is machine-readable."""
 
@@ -303,6 +347,8 @@ Event = (
     | SlotsUsed
     | SlotsWanted
     | HotNow
+    | Forgotten
+    | PinWanted
     | StoreTrouble
 )
 

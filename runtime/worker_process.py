@@ -19,7 +19,7 @@ from runtime.child import Child
 from runtime.ending import Ending
 from runtime.errors import LoadFailed, WorkerDied, WorkerError, WorkerWedged
 from runtime.generation import Generation
-from runtime.kv_channel import KvChannel
+from runtime.kv_channel import KvChannel, KvReport
 from runtime.obituary import Obituary
 from runtime.open_work import OpenWork, fail_all
 from runtime.pulse import Limits, Pulse
@@ -36,17 +36,11 @@ from runtime.wire import (
     Flushing,
     Heartbeat,
     Hello,
-    HotNow,
     Load,
     LoadError,
     LoadProgress,
     Ready,
     Rejected,
-    SlotBad,
-    SlotStaged,
-    SlotsUsed,
-    SlotsWanted,
-    StoreTrouble,
     Submit,
     Warming,
 )
@@ -87,7 +81,7 @@ class WorkerProcess:
         self.obituary = Obituary(settings.home / "crashes", self.spec.id)
         """Its peaks, and when it is gone its crash record and whether its memory came back."""
         self._settings = settings
-        self._kv = kv
+        self.kv = self._kv = kv
         self._on_change = on_change
         self._spares = spares
         self._work = OpenWork(lambda: on_change(self))
@@ -188,6 +182,9 @@ class WorkerProcess:
 
     def on_event(self, event: Event) -> None:
         """A message from the worker."""
+        if isinstance(event, KvReport):
+            self._kv.on_event(event)
+            return
         match event:
             case Chunks() | Accepted() | Rejected():
                 self._work.on_event(event)
@@ -195,8 +192,6 @@ class WorkerProcess:
                 self.pulse.beat(event, time.monotonic())
                 self.obituary.heard(event)
                 self._kv.on_beat(event)
-            case SlotStaged() | SlotBad() | SlotsUsed() | SlotsWanted() | HotNow() | StoreTrouble():
-                self._kv.on_event(event)
             case Flushing() | Flushed():
                 if self._ending is not None:
                     self._ending.on_event(event)

@@ -27,6 +27,7 @@ from store.tables import (
 from store.types import (
     Candidate,
     Instant,
+    PinRow,
     SlotPlace,
     SlotRow,
     Tier,
@@ -97,6 +98,10 @@ class SlotIndex:
     def unpin(self, model: bytes, end_hash: bytes, source: str) -> Future[int]:
         """Take back one source's pin; the number of slots that ended there."""
         return self._database.submit(lambda connection: _unpin(connection, model, end_hash, source))
+
+    def pins(self) -> list[PinRow]:
+        """Everything that must stay."""
+        return self._database.read(_pins)
 
     def slots_of(self, model: bytes) -> list[SlotRow]:
         """Every slot of a model, parents before children, with block hashes: a worker's map."""
@@ -216,6 +221,13 @@ def _unpin(connection: Connection, model: bytes, end_hash: bytes, source: str) -
     slots = update(Slot).where(Slot.model_id == number, Slot.end_hash == end_hash)
     is_pinned = (Slot.ttl_class == "pinned") | select(Pin.source).where(*here).exists()
     return connection.execute(slots.values(is_pinned=is_pinned)).rowcount
+
+
+def _pins(connection: Connection) -> list[PinRow]:
+    columns = select(Model.hash, Pin.end_hash, Pin.source)
+    return [
+        PinRow(*row) for row in connection.execute(columns.join(Model, Model.id == Pin.model_id))
+    ]
 
 
 def _places(connection: Connection) -> list[SlotPlace]:

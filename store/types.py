@@ -169,6 +169,14 @@ class RequestRow(Struct, frozen=True):
     decode_ms: float = 0.0
 
 
+class PinRow(NamedTuple):
+    """A prefix of a model that must stay, and who wants it."""
+
+    model: bytes
+    end_hash: bytes
+    source: str
+
+
 class TierTotal(NamedTuple):
     """What one model holds in one tier."""
 

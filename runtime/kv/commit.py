@@ -53,6 +53,37 @@ class Committer:
         self._write(trail)
         self._ground.shrink()
 
+    def keep_exactly(self, trail: Trail, kv: Sequence[Any], end: int) -> Run | None:
+        """The run that ends at `end` and continues only runs that end where the next begins.
+
+        Nothing hangs on it but these tokens. It is made from `kv` if need be; None where layers
+        that cannot be sliced have passed `end` already.
+        """
+        run = self._exact(trail, end)
+        if run is not None or self._ground.layout.needs_state:
+            return run
+        num_blocks = end // self._ground.chain.block_size
+        match = self._hot.tree.match(trail.token_ids[:end], trail.block_hashes[:num_blocks])
+        copy = trail.fork()
+        copy.leaf, copy.num_kept = None, 0
+        for one, leave in path_to(match.run, min(match.num_tokens, end)):
+            if leave != one.end:
+                break
+            copy.leaf, copy.num_kept = one, leave
+        self._append(copy, kv, end)
+        self._write(copy)
+        return copy.leaf
+
+    def _exact(self, trail: Trail, end: int) -> Run | None:
+        size = self._ground.chain.block_size
+        last_block = trail.block_hashes[end // size - 1] if end >= size else self._ground.chain.root
+        end_hash = self._ground.chain.end_hash(last_block, trail.token_ids[end - end % size : end])
+        fitting = (run for run in self._hot.tree if (run.end, run.end_hash) == (end, end_hash))
+        for run in fitting:
+            if all(leave == one.end for one, leave in path_to(run, end)):
+                return run
+        return None
+
     def extend_hashes(self, trail: Trail) -> None:
         """The trail has grown: hash the blocks that are complete now."""
         trail.block_hashes = self._ground.chain.block_hashes(
@@ -131,6 +162,7 @@ class Committer:
             recompute_ms=run.num_tokens * self._ground.rates.prefill_s_per_token * 1000,
             ttl_class=ttl_class,
             ttl_s=ttl_s,
+            sessions={trail.session_id},
         )
 
     def _write(self, trail: Trail) -> None:

@@ -92,6 +92,12 @@ class Ground:
         """Drop a run and what hangs on it, and remember why it is missed."""
         self._remember(self.hot.drop(run), reason)
 
+    def forget_session(self, session_id: str) -> int:
+        """Forget what only this conversation used and no disk has; how many runs."""
+        forgotten = self.hot.forget(session_id)
+        self._remember(forgotten, "deleted")
+        return len(forgotten)
+
     def shrink(self) -> None:
         """Keep the hot tier's budget, and remember what is missed for it."""
         self._remember(self.hot.shrink(), "evicted")

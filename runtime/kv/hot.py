@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from runtime.kv import eviction
 from runtime.kv.pack import RunKv
@@ -16,8 +16,9 @@ class Held:
     """What is kept of one run, and where.
 
     `id` names its slot. With `is_state_hot` the state at its end is in memory only, and goes with
-    `kv`. `is_written` says that a file of it exists or is being written, `is_saved` that it is
-    published. `num_readers` counts requests that are about to use `kv`.
+    `kv`. `is_written` says that a file of it exists or is being written, `is_saved`
+    that it is published. `num_readers` counts requests that are about to use `kv`. `sessions` used
+    it since the worker started; those without a name are one.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Held:
     recompute_ms: float = 0.0
     ttl_class: TtlClass = "long"
     ttl_s: float | None = TTL_S["long"]
+    sessions: set[str | None] = field(default_factory=set["str | None"])
 
 
 class HotTier:
@@ -90,6 +92,21 @@ class HotTier:
         for one in forgotten:
             self._detach(one)
             del self._by_id[self._held.pop(one).id]
+        return forgotten
+
+    def forget(self, session_id: str) -> list[Run]:
+        """Forget what only this conversation used, unless a file of it exists; the forgotten runs.
+
+        What others continue stays.
+        """
+        used = [run for run, held in self._held.items() if session_id in held.sessions]
+        used.sort(key=lambda run: -run.end)
+        forgotten: list[Run] = []
+        for run in used:
+            held = self._held[run]
+            held.sessions.discard(session_id)
+            if not (held.sessions or held.is_written or run.children):
+                forgotten += self.drop(run)
         return forgotten
 
     def shrink(self) -> list[Run]:

@@ -20,6 +20,7 @@ class Prewarmer:
         self._restorer = restorer
         self._budget_bytes = budget_bytes
         self._leaves: list[Run] = []
+        self._wanted: list[Run] = []
         self._has_news = False
         self._trail: Trail | None = None
 
@@ -31,6 +32,10 @@ class Prewarmer:
     def on_learned(self) -> None:
         """There is news of what is on disk."""
         self._has_news = self._budget_bytes > 0
+
+    def bring(self, leaf: Run) -> None:
+        """Somebody is going to ask for what ends there: it comes first, also out of the cold."""
+        self._wanted.append(leaf)
 
     def _choose(self) -> None:
         self._has_news = False
@@ -47,17 +52,19 @@ class Prewarmer:
                 return
             self._restorer.release(self._trail)
             self._trail = None
+        while self._wanted and self._trail is None:
+            self._begin(self._wanted.pop(0), self._hot.budget_bytes, is_cold_near=True)
         if self._has_news:
             self._choose()
         while self._leaves and self._trail is None:
-            self._begin(self._leaves.pop())
+            self._begin(self._leaves.pop(), min(self._budget_bytes, self._hot.budget_bytes))
 
-    def _begin(self, leaf: Run) -> None:
+    def _begin(self, leaf: Run, budget_bytes: int, *, is_cold_near: bool = False) -> None:
         if leaf not in self._hot:
             return
         held = [(run, self._hot[run]) for run, _ in path_to(leaf, leaf.end)]
         missing = [(run, one) for run, one in held if one.kv is None]
         num_bytes = sum(one.disk_bytes for _, one in missing)
-        is_near = all(one.tier == "warm" for _, one in missing)
-        if missing and is_near and self._hot.num_bytes + num_bytes <= self._budget_bytes:
+        is_near = is_cold_near or all(one.tier == "warm" for _, one in missing)
+        if missing and is_near and self._hot.num_bytes + num_bytes <= budget_bytes:
             self._trail = self._restorer.bring([run for run, _ in missing])

@@ -243,7 +243,7 @@ class Restorer:
         found = self._usable(trail)
         if found.num_tokens:
             self._assemble(kv, found, len(trail.token_ids) - found.num_tokens)
-            self._mark_used(found)
+            self._mark_used(found, trail.session_id)
         reason, at = self._why_no_more(trail, found)
         restore_s = time.perf_counter() - start_s if found.num_tokens else 0.0
         trail.use = CacheUse(
@@ -292,9 +292,10 @@ class Restorer:
             layers.assemble(kv, self._ground.layout, pieces, state, num_room)
             mx.eval(layers.arrays_of(kv))
 
-    def _mark_used(self, found: Found) -> None:
+    def _mark_used(self, found: Found, session_id: str | None) -> None:
         for run, _ in found.path:
             self._hot.use(run)
+            self._hot[run].sessions.add(session_id)
         saved = tuple(self._hot[run].id for run, _ in found.path if self._hot[run].is_saved)
         if saved:
             self._report(SlotsUsed(ids=saved))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import mlx.core as mx
+
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
@@ -22,11 +24,16 @@ from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteFailed
 from runtime.types import MissReason
 from runtime.wire import (
+    Bring,
+    Forget,
+    Forgotten,
     HotAsked,
+    HotBudget,
     HotNow,
     KnownSlot,
     KvCounts,
     KvNews,
+    PinWanted,
     SlotBad,
     Slots,
     SlotsDemoted,
@@ -37,6 +44,9 @@ from runtime.wire import (
     SlotsWanted,
     WritesPaused,
 )
+
+TierEvent = SlotBad | SlotsUsed | SlotsWanted | HotNow | Forgotten | PinWanted
+"""What the tiers tell the server."""
 
 TierNews = SlotRead | WriteFailed | KvNews
 """What the tiers are told from elsewhere, through the engine's inbox."""
@@ -54,7 +64,7 @@ class Tiers:
         ground: Ground,
         writer: SlotWriter | None,
         reader: SlotReader | None,
-        report: Callable[[SlotBad | SlotsUsed | SlotsWanted | HotNow], None],
+        report: Callable[[TierEvent], None],
         *,
         prewarm_bytes: int = 0,
         checks: bool = False,
@@ -150,6 +160,22 @@ class Tiers:
         self._committer.extend_hashes(trail)
         self._committer.commit(trail, kv, len(trail.token_ids))
 
+    def pin(self, trail: Trail, kv: Sequence[Any], source: str) -> None:
+        """Have the KV of a prompt stay, or in `prefix` mode that of its prefix.
+
+        `kv` holds all but the prompt's last token.
+        """
+        end = len(trail.token_ids) - 1
+        if trail.mode == "prefix":
+            end = min(trail.prefix_end, end)
+        if trail.mode == "off" or not end:
+            return
+        run = self._committer.keep_exactly(trail, kv, end)
+        if run is not None:
+            held = self.hot[run]
+            held.ttl_class, held.ttl_s = "pinned", None
+            self._report(PinWanted(end_hash=run.end_hash, source=source))
+
     def lengthened(self, trail: Trail, token_ids: list[int]) -> Trail:
         """A trail for a longer sequence that begins like this one."""
         longer = trail.fork()
@@ -182,8 +208,24 @@ class Tiers:
                 self.on_demoted(ids)
             case SlotsGone(ids=ids, reason=reason):
                 self.on_gone(ids, reason)
+            case HotBudget(num_bytes=num_bytes):
+                self.set_budget(num_bytes)
+            case Forget(number=number, session_id=session_id):
+                num_forgotten = self._ground.forget_session(session_id)
+                self._report(Forgotten(number=number, num_forgotten=num_forgotten))
+            case Bring(ids=ids):
+                for run in filter(None, map(self.hot.find, ids)):
+                    self._prewarmer.bring(run)
             case HotAsked(number=number, ids=ids):
                 self._report(HotNow(number=number, ids=tuple(filter(self._is_hot, ids))))
+
+    def set_budget(self, num_bytes: int) -> None:
+        """The hot tier may be larger from now on, or has to be smaller at once."""
+        is_less = num_bytes < self.hot.num_bytes
+        self.hot.budget_bytes = num_bytes
+        self._ground.shrink()
+        if is_less:
+            mx.clear_cache()
 
     def learn(self, slots: Sequence[KnownSlot]) -> None:
         """Slots that are on disk, parents before children."""

@@ -3,6 +3,8 @@
 Decode and prefill share the one mlx thread. While sequences decode, a slice is kept short enough
 not to be felt, and after each slice decode gets more time than the slice took, so
 running streams should keep half of their rate however long the prompt is (ops/bench measures it).
+A request of a better class overtakes between two slices; what warms the cache beforehand is
+computed while nothing else is to be done, decoding included.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ SLICE_GRID = 32
 
 _SMOOTHING = 0.2
 _FIRST_SLICE = 256
+_WARMING = 2
 _DECODE_SHARE = 1.25
 """Decode time per slice time: above 1, because what lies between two steps costs both."""
 
@@ -106,6 +109,10 @@ class Scheduler:
     def _next_group(self, num_running: int) -> SequenceGroup | None:
         room = self._max_batch - num_running
         able = [g for g in self._waiting if not g.is_waiting]
+        best = min(map(_rank, able), default=0)
+        if best == _WARMING and num_running:
+            return None
+        able = [g for g in able if _rank(g) == best]
         fitting = [g for g in able if not num_running or len(g.sequences) <= room]
         # The head is never passed by groups that fit only because it is too wide.
         if not fitting or (fitting[0] is not able[0] and num_running):
@@ -129,6 +136,13 @@ class Scheduler:
         grid = self._max_slice if size >= self._max_slice else SLICE_GRID
         end = min((start + max(size, SLICE_GRID)) // grid * grid, last)
         return min((b for b in group.trail.boundaries if start < b < end), default=end)
+
+
+def _rank(group: SequenceGroup) -> int:
+    """Whose turn it is before others': what only warms the cache comes last."""
+    if group.request.priority != "background":
+        return 0
+    return _WARMING if group.request.work == "prefill" else 1
 
 
 def _smooth(average: float, value: float) -> float:

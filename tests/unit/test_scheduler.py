@@ -1,5 +1,6 @@
 """What the next engine step does: whose slice, how long, and decode in between."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -256,3 +257,40 @@ def test_every_prompt_is_computed_once_on_the_grid_and_every_group_gets_its_turn
         if not scheduler.waiting:
             break
     assert all(not group.num_remaining_tokens for group in groups)
+
+
+def warming_group(num_tokens: int) -> SequenceGroup:
+    group = new_group(num_tokens, name="w")
+    request = msgspec.structs.replace(group.request, work="prefill", priority="background")
+    group.request = request
+    return group
+
+
+def test_a_request_overtakes_what_warms_the_cache_after_one_slice():
+    scheduler = new_scheduler()
+    warming = warming_group(100_000)
+    scheduler.add(warming)
+    carry_out(scheduler, scheduler.plan(0))
+    scheduler.add(request := new_group(50_000))
+    while request.num_remaining_tokens:
+        assert slice_of(scheduler.plan(0))[0] is request
+        carry_out(scheduler, scheduler.plan(0))
+    assert slice_of(scheduler.plan(0)) == (warming, 2048, 4096)
+
+
+def test_nothing_is_warmed_while_somebody_decodes():
+    scheduler = new_scheduler()
+    scheduler.add(warming_group(10_000))
+    assert scheduler.plan(1) == StepPlan(None, decode=True)
+    assert slice_of(scheduler.plan(0))[1:] == (0, 2048)
+
+
+def test_background_requests_are_computed_beside_decode_but_after_others():
+    scheduler = new_scheduler()
+    background = new_group(500, name="b")
+    background.request = msgspec.structs.replace(background.request, priority="background")
+    scheduler.add(background)
+    scheduler.add(other := new_group(500))
+    assert slice_of(scheduler.plan(1))[0] is other
+    scheduler.remove(other)
+    assert slice_of(scheduler.plan(1))[0] is background

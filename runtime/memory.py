@@ -1,0 +1,111 @@
+"""Memory as the supervisor deals it out: what models need, what hot tiers may take, hard times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import psutil
+import structlog
+
+from runtime import kv_sizes, placement, pressure
+from runtime.errors import MemoryShort
+from runtime.lifecycle import HAS_PROCESS
+from runtime.model_actor import ModelActor
+from runtime.placement import Need, Profile, Room
+from runtime.pressure import Strain
+from runtime.settings import Settings
+from runtime.types import ModelSpec
+from runtime.worker_process import WorkerProcess
+from store.types import ModelRow
+
+_log = structlog.get_logger("hearth.memory")
+
+
+class Memory:
+    """What models need, by their files and what former runs needed, and what they may use."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._total_bytes = psutil.virtual_memory().total
+        budget = settings.memory_budget or placement.memory_budget(self._total_bytes)
+        self._room = Room(num_bytes=budget, num_models=settings.max_loaded_models)
+        self._floor_bytes = settings.memory_floor or pressure.floor_bytes(self._total_bytes)
+        self._hot_bytes = settings.hot_bytes
+        self._rows: Mapping[str, ModelRow] = {}
+        self._strain = Strain()
+
+    def learn(self, rows: Mapping[str, ModelRow]) -> None:
+        """What former runs needed, by model id."""
+        self._rows = rows
+
+    def need(self, spec: ModelSpec) -> Need:
+        return placement.need(Profile.of(spec, self._rows.get(spec.id)))
+
+    def room(self) -> Room:
+        return self._room
+
+    def check(self) -> None:
+        """See that there is memory for one more request.
+
+        Raises:
+            MemoryShort: the machine has none to spare.
+        """
+        if self._strain.refuses:
+            raise MemoryShort
+
+    def hot_budgets(self, actors: Mapping[str, ModelActor]) -> dict[str, int]:
+        """How large the hot tier of each model with a process may be, in bytes."""
+        loaded = {name: one for name, one in actors.items() if one.state in HAS_PROCESS}
+        wishes = {name: self._wish(one.spec) for name, one in loaded.items() if one.spec}
+        held = sum(one.reserved_bytes for one in loaded.values())
+        spare_bytes = self._room.num_bytes - held
+        if self._strain.lendable_bytes is not None:
+            spare_bytes = min(spare_bytes, self._strain.lendable_bytes)
+        return placement.hot_budgets(wishes, spare_bytes)
+
+    def share(self, actors: Mapping[str, ModelActor]) -> None:
+        """Tell the workers how large their hot tiers may be now."""
+        for model, num_bytes in self.hot_budgets(actors).items():
+            worker = actors[model].worker
+            if isinstance(worker, WorkerProcess):
+                worker.kv.set_hot_budget(num_bytes)
+
+    def relieve(self, actors: Mapping[str, ModelActor], awaited: frozenset[str]) -> None:
+        """Look at the machine's memory, and make room if it runs short."""
+        idle = [
+            one
+            for one in actors.values()
+            if one.state == "ready" and not one.is_pinned and one.model not in awaited
+        ]
+        idle.sort(key=lambda one: one.last_used_s)
+        available_bytes = psutil.virtual_memory().available
+        relief = pressure.relieve(
+            self._strain,
+            available_bytes=available_bytes,
+            floor_bytes=self._floor_bytes,
+            lent_bytes=sum(_lent_bytes(one) for one in actors.values()),
+            idle=[one.model for one in idle],
+        )
+        if relief.strain != self._strain or relief.leaves is not None:
+            _log.warning(
+                "memory",
+                available_bytes=available_bytes,
+                floor_bytes=self._floor_bytes,
+                hot_bytes=relief.strain.lendable_bytes,
+                leaves=relief.leaves,
+                refuses=relief.strain.refuses,
+            )
+        self._strain = relief.strain
+        if relief.leaves is not None:
+            actors[relief.leaves].leave("memory is short", time.monotonic())
+        self.share(actors)
+
+    def _wish(self, spec: ModelSpec) -> int:
+        return self._hot_bytes or kv_sizes.hot_budget(self._total_bytes, spec.nbytes)
+
+
+def _lent_bytes(actor: ModelActor) -> int:
+    """What its hot tier holds beyond the least, which its reservation has."""
+    worker = actor.worker
+    hot_bytes = worker.kv.counts.hot_bytes if isinstance(worker, WorkerProcess) else 0
+    return max(hot_bytes - kv_sizes.MIN_HOT_BYTES, 0)
