@@ -1,7 +1,7 @@
 """Files of generated turns: workers write them, whoever deletes a conversation removes them here.
 
-`turns/MODEL/CONVERSATION/TURN.turn`, all of them keyed hashes in hex. A conversation without a session
-id has a folder that begins with `u-`.
+`turns/MODEL/CONVERSATION/TURN.turn`, all of them keyed hashes in hex. A conversation without a
+session id has a folder that begins with `u-`.
 """
 
 from __future__ import annotations
