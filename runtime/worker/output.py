@@ -133,7 +133,8 @@ class OutputParser:
         if state == TOOL:
             is_closed = self._dialect.calls_end_with_turn and not is_cut
             chunks += self._finish_calls(is_closed=is_closed)
-        if state == HEADER and (self._dialect.shows_headers or not self._has_spoken):
+        is_silent = not (self._has_spoken or self.num_tool_calls)
+        if state == HEADER and (self._dialect.shows_headers or is_silent):
             chunks += self._say_header()
         if self._logprobs or (state != REASONING and self._held):
             chunks.append(self._delta(state, "" if state == REASONING else self._held))
