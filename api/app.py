@@ -84,7 +84,11 @@ def build_house(settings: Settings) -> House:
     Raises:
         SettingsError: the settings name a model that does not exist.
     """
-    configure_logging(settings.log_level, settings.log_format)
+    try:
+        configure_logging(settings.log_level, settings.log_format, settings.log_file)
+    except OSError as error:
+        why = f"log_file {settings.log_file} cannot be written: {error.strerror}."
+        raise SettingsError(why) from error
     catalog = Catalog(settings)
     named = [("preload", name) for name in settings.preload or ()]
     if settings.default_model is not None:

@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -14,12 +14,12 @@ import structlog
 
 from api import stock_exchange
 from api.cache_desk import CacheDesk, opened_desk
+from api.cli.views import ago, aligned, show, size
 from runtime.errors import HearthError
 from runtime.inventory_views import ConversationView, StatsView
 from runtime.settings import Settings
 
 _SHOWN_ID = 12
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def run(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -30,9 +30,7 @@ def run(settings: Settings, arguments: argparse.Namespace) -> int:
     )
     with opened_desk(settings) as desk:
         answer = _act(desk, settings, arguments)
-    text = msgspec.json.encode(answer).decode() if arguments.as_json else _text(answer)
-    sys.stdout.write(text + "\n")
-    return 0
+    return show(answer, _text(answer), as_json=arguments.as_json)
 
 
 def _act(desk: CacheDesk, settings: Settings, arguments: argparse.Namespace) -> object:
@@ -79,15 +77,15 @@ def _table(views: Sequence[ConversationView]) -> str:
             view.model or view.model_hash[:_SHOWN_ID],
             str(view.num_tokens),
             str(view.num_turns) if view.is_named else "-",
-            _size(view.disk_bytes),
+            size(view.disk_bytes),
             view.tier,
-            _ago(now_s - view.last_used_s),
+            ago(now_s - view.last_used_s),
             "yes" if view.is_pinned else "no",
             "yes" if view.is_durable else "no",
         )
         for view in views
     ]
-    return _aligned([head, *rows])
+    return aligned([head, *rows])
 
 
 def _stats(stats: StatsView) -> str:
@@ -98,40 +96,15 @@ def _stats(stats: StatsView) -> str:
             tier.tier,
             str(tier.num_slots),
             str(tier.num_tokens),
-            _size(tier.disk_bytes),
+            size(tier.disk_bytes),
         )
         for tier in stats.tiers
     ]
     facts = [
         f"store: {stats.root}",
         f"conversations: {stats.num_conversations}",
-        f"quarantine: {_size(stats.quarantine_bytes)}",
-        f"free on disk: {_size(stats.free_bytes)}",
+        f"quarantine: {size(stats.quarantine_bytes)}",
+        f"free on disk: {size(stats.free_bytes)}",
         *(f"{name}: {value:g}" for name, value in stats.counters.items()),
     ]
-    return "\n".join([_aligned([head, *rows]), "", *facts])
-
-
-def _aligned(rows: Iterable[Sequence[str]]) -> str:
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _size(num_bytes: float) -> str:
-    unit = 0
-    while num_bytes >= 1000 and unit < len(_UNITS) - 1:
-        num_bytes /= 1000
-        unit += 1
-    return f"{num_bytes:.0f} {_UNITS[unit]}" if unit == 0 else f"{num_bytes:.1f} {_UNITS[unit]}"
-
-
-def _ago(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{max(seconds, 0):.0f} s ago"
+    return "\n".join([aligned([head, *rows]), "", *facts])

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
-import socket
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
-from urllib.parse import urlencode
 
 import msgspec
 
+from api.cli.connection import NoServer, ServerLink
 from runtime.catalog import Catalog
-from runtime.errors import HearthError, StoreUnavailable, UnknownModel
+from runtime.errors import StoreUnavailable, UnknownModel
 from runtime.inventory import Inventory
 from runtime.inventory_views import (
     ChainView,
@@ -31,10 +29,6 @@ from store.errors import StoreError, StoreLocked
 from store.recovery import Recovery
 
 T = TypeVar("T")
-
-_TIMEOUT_S = 3600.0
-_CONNECT_S = 5.0
-_ANY = frozenset({"0.0.0.0", "::", "", "localhost"})  # noqa: S104
 
 
 class CacheDesk(Protocol):
@@ -116,21 +110,11 @@ class _Listing(msgspec.Struct):
     conversations: list[ConversationView]
 
 
-class _ErrorBody(msgspec.Struct):
-    message: str
-    code: str | None = None
-
-
-class _ErrorEnvelope(msgspec.Struct):
-    error: _ErrorBody
-
-
 class _ServerDesk:
     """The server that has the store, over HTTP on this machine."""
 
     def __init__(self, settings: Settings, root: Path) -> None:
-        host = "127.0.0.1" if settings.host in _ANY else settings.host
-        self._address = (host, settings.port)
+        self._link = ServerLink(settings)
         self._root = root
         self._check()
 
@@ -164,41 +148,19 @@ class _ServerDesk:
         """Another server may listen there, with another store."""
         root = Path(self.stats().root)
         if root.resolve() != self._root.resolve():
-            raise self._unreachable(f"that server keeps its store at {root}")
+            raise self._unreachable(f"that server keeps its store at {root}.")
 
     def _ask(
         self, method: str, path: str, query: Mapping[str, str], kind: type[T], body: bytes = b""
     ) -> T:
-        host, port = self._address
-        connection = http.client.HTTPConnection(host, port, timeout=_CONNECT_S)
         try:
-            connection.connect()
-            connection.sock.settimeout(_TIMEOUT_S)
-            target = f"/admin/cache{path}" + (f"?{urlencode(query)}" if query else "")
-            headers = {"content-type": "application/json"} if body else {}
-            connection.request(method, target, body or None, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-        except (OSError, http.client.HTTPException, socket.gaierror) as error:
-            raise self._unreachable(f"it does not answer: {error}") from error
-        finally:
-            connection.close()
-        if answer.status != 200:
-            raise self._refused(content, answer.status)
-        try:
-            return msgspec.json.decode(content, type=kind)
-        except msgspec.MsgspecError as error:
-            raise self._unreachable("what answers there is no Hearth of this version") from error
-
-    def _refused(self, content: bytes, status: int) -> HearthError:
-        try:
-            return HearthError(msgspec.json.decode(content, type=_ErrorEnvelope).error.message)
-        except msgspec.MsgspecError:
-            return self._unreachable(f"what answers there says {status}")
+            target = f"/admin/cache{path}"
+            return self._link.ask(method, target, kind, query=query, body=body)
+        except NoServer as error:
+            raise self._unreachable(error.message) from error
 
     def _unreachable(self, why: str) -> StoreUnavailable:
-        host, port = self._address
         return StoreUnavailable(
-            f"A server has the store at {self._root}, and at {host} port {port} {why}. "
+            f"A server has the store at {self._root}, and at {self._link.url}: {why} "
             "Name the address it listens on with --host and --port, or stop it."
         )

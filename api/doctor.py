@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from api.cli.views import show
 from api.serve import listen
 from runtime.blas import INSTALL_HINT, find_blas
 from runtime.settings import Settings
@@ -33,14 +35,16 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _home(settings.home)
 
 
-def report(settings: Settings) -> int:
+def run(settings: Settings, arguments: argparse.Namespace) -> int:
     """Print the findings; the exit code is 1 when one of them has a remedy."""
     findings = list(examine(settings))
+    lines: list[str] = []
     for finding in findings:
         mark = "ok  " if finding.remedy is None else "FIX "
-        sys.stdout.write(f"{mark} {finding.subject}: {finding.fact}\n")
+        lines.append(f"{mark} {finding.subject}: {finding.fact}")
         if finding.remedy is not None:
-            sys.stdout.write(f"     {finding.remedy}\n")
+            lines.append(f"     {finding.remedy}")
+    show([one._asdict() for one in findings], "\n".join(lines), as_json=arguments.as_json)
     return int(any(finding.remedy is not None for finding in findings))
 
 

@@ -23,7 +23,7 @@ class CalledFunction(Body):
     """`arguments` is an object, not text."""
 
     name: str
-    arguments: Raw = Raw(b"{}")
+    arguments: Raw = msgspec.field(default_factory=lambda: Raw(b"{}"))
 
 
 class Call(Body):
@@ -44,7 +44,7 @@ class ChatMessage(Body):
 class ToolFunction(Body):
     name: str
     description: str | None = None
-    parameters: Raw = Raw(b"{}")
+    parameters: Raw = msgspec.field(default_factory=lambda: Raw(b"{}"))
 
 
 class ToolDefinition(Body):
@@ -76,7 +76,7 @@ class Shared(Body):
     model: str
     stream: bool = True
     options: Options | None = None
-    format: Raw = Raw(b"null")
+    format: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))
     keep_alive: float | str | None = None
     think: bool | str | None = None
 

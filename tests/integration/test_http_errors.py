@@ -253,7 +253,7 @@ def test_a_client_that_leaves_inside_its_body_is_no_error_of_the_server(
         return server.figure("hearth_requests_total", route=CHAT, status="499")
 
     before = num_left()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
         connection.sendall(head.encode() + b"Content-Length: 1000\r\n\r\n{")
         connection.shutdown(socket.SHUT_WR)

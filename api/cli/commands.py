@@ -1,0 +1,109 @@
+"""The table of commands: their flags, and which function does them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+from api.cache_commands import add_commands
+from runtime.settings import Settings
+
+Runner = Callable[[Settings, argparse.Namespace], int]
+TABLES = ("aliases", "api_keys", "models")
+_HELP = {
+    "home": "directory of everything Hearth keeps (default ~/.hearth)",
+    "host": "address to listen on (default 127.0.0.1, this machine only)",
+    "port": "port to listen on (default 8420, 0 takes any free one)",
+    "models_dir": "directory whose subdirectories are models",
+    "default_model": "model for requests that name none",
+    "preload": "models to load at boot, separated by commas (default: the default model)",
+    "log_level": "debug, info, warning or error",
+    "log_format": "console or json",
+}
+
+
+class Command(NamedTuple):
+    """`place` is `module:function`, imported only when the command runs: some take long."""
+
+    name: str
+    help: str
+    place: str
+    has_model: bool = False
+    has_json: bool = True
+
+    def run(self, settings: Settings, arguments: argparse.Namespace) -> int:
+        """Do it; the exit code. Raises HearthError."""
+        module, _, function = self.place.partition(":")
+        runner = cast("Runner", getattr(importlib.import_module(module), function))
+        return runner(settings, arguments)
+
+
+COMMANDS = (
+    Command("serve", "serve models over HTTP", "api.cli.serving:serve", has_json=False),
+    Command("status", "whether a server runs, and how it is", "api.cli.models:status"),
+    Command("ps", "the models that are loaded or on their way", "api.cli.models:ps"),
+    Command("top", "watch the server, live", "api.cli.top:top", has_json=False),
+    Command("models", "every model that can be named", "api.cli.models:models"),
+    Command("load", "load a model now", "api.cli.models:change", has_model=True),
+    Command("unload", "let a model leave memory", "api.cli.models:change", has_model=True),
+    Command("pin", "keep a model loaded", "api.cli.models:change", has_model=True),
+    Command("unpin", "let it leave again when it is idle", "api.cli.models:change", has_model=True),
+    Command("restart", "load a model anew", "api.cli.models:change", has_model=True),
+    Command("chat", "talk to a model and see what each turn reused", "api.cli.talk:chat"),
+    Command("cache", "look at what was kept of conversations, delete it", "api.cache_cli:run"),
+    Command("config", "the settings that are in force", "api.cli.configuration:config"),
+    Command("db", "the store's database", "api.cli.configuration:database"),
+    Command("service", "run at login: launchd or systemd", "api.cli.service:service"),
+    Command("doctor", "look for what is wrong with the setup", "api.doctor:run"),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(prog="hearth", description="A local server for LLMs.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        sub = commands.add_parser(command.name, help=command.help)
+        if command.name == "cache":
+            add_commands(sub, _add_settings)
+            continue
+        _add_own(sub, command)
+        if command.has_json:
+            sub.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
+        _add_settings(sub)
+    pull = commands.add_parser("pull", help="download a model into the Hugging Face cache")
+    pull.add_argument("repo", metavar="REPO", help="such as mlx-community/Qwen3-4B-4bit")
+    commands.add_parser("key", help="make an API key and the digest that stands for it")
+    completion = commands.add_parser("completion", help="print what your shell needs to complete")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    commands.add_parser("version", help="print the version")
+    return top
+
+
+def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
+    if command.has_model:
+        sub.add_argument("model", help="its name or an alias")
+    match command.name:
+        case "chat":
+            sub.add_argument("--model", help="its name or an alias (default: the default model)")
+            sub.add_argument("--think", action="store_true", help="let it think")
+            sub.add_argument("--max-tokens", type=int, default=2048, help="of each answer")
+            sub.add_argument("message", nargs="*", help="one message; without it, every line typed")
+        case "config":
+            sub.add_argument("action", choices=("show", "check"))
+        case "db":
+            sub.add_argument("action", choices=("check", "upgrade"))
+        case "service":
+            sub.add_argument("action", choices=("install", "uninstall", "status", "show"))
+        case _:
+            pass
+
+
+def _add_settings(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--config", metavar="FILE", help="default: hearth.toml in home")
+    for name in Settings.__struct_fields__:
+        if name not in TABLES:
+            flag = "--" + name.replace("_", "-")
+            sub.add_argument(flag, dest=name, metavar="VALUE", help=_HELP.get(name))

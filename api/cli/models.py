@@ -1,0 +1,136 @@
+"""`hearth status`, `ps`, `models`, and what is done to one model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from urllib.parse import quote
+
+import msgspec
+
+from api.cli.connection import ServerLink
+from api.cli.views import aligned, show, size, span
+from runtime.settings import Settings
+
+_STATES_SHOWN_AS_LOADED = frozenset({"ready", "busy"})
+
+
+class Readiness(msgspec.Struct):
+    """`/health/ready`, as far as it is shown."""
+
+    status: str
+    cache: str = "ok"
+    cache_reason: str | None = None
+    history: str = "ok"
+    history_reason: str | None = None
+
+
+class Running(msgspec.Struct):
+    """An entry of `/running`, as far as it is shown."""
+
+    id: str
+    state: str
+    pid: int | None = None
+    num_running: int = 0
+    num_waiting: int = 0
+    pinned: bool = False
+    reserved_bytes: int = 0
+    load_fraction: float | None = None
+    expires_in_s: float | None = None
+    retry_in_s: float | None = None
+    error: str | None = None
+
+
+class RunningList(msgspec.Struct):
+    models: list[Running]
+
+
+class Card(msgspec.Struct):
+    """An entry of `/v1/models`, as far as it is shown."""
+
+    id: str
+    state: str
+    context: int
+    size_bytes: int
+    aliases: list[str] = []
+
+
+class CardList(msgspec.Struct):
+    data: list[Card]
+
+
+class Status(msgspec.Struct):
+    """What `hearth status --json` prints."""
+
+    url: str
+    health: Readiness
+    models: list[Running]
+
+
+def status(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Whether a server runs, how it is, and what it has loaded."""
+    link = ServerLink(settings)
+    found = Status(
+        url=link.url,
+        health=link.peek("/health/ready", Readiness),
+        models=link.get("/running", RunningList).models,
+    )
+    lines = [f"server   {found.url} ({found.health.status})"]
+    lines.append(f"cache    {_with_reason(found.health.cache, found.health.cache_reason)}")
+    lines.append(f"history  {_with_reason(found.health.history, found.health.history_reason)}")
+    lines += ["", _running_table(found.models)] if found.models else ["", "no model is loaded"]
+    return show(found, "\n".join(lines), as_json=arguments.as_json)
+
+
+def ps(settings: Settings, arguments: argparse.Namespace) -> int:
+    """The models that are not cold."""
+    found = ServerLink(settings).get("/running", RunningList)
+    return show(found.models, _running_table(found.models), as_json=arguments.as_json)
+
+
+def models(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Every model that can be named."""
+    cards = ServerLink(settings).get("/v1/models", CardList).data
+    head = ("MODEL", "STATE", "CONTEXT", "SIZE", "ALIASES")
+    rows = [
+        (card.id, card.state, str(card.context), size(card.size_bytes), ", ".join(card.aliases))
+        for card in cards
+    ]
+    return show(cards, aligned([head, *rows]), as_json=arguments.as_json)
+
+
+def change(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Load, unload, pin, unpin or restart a model."""
+    action: str = arguments.command
+    path = f"/admin/models/{quote(arguments.model)}/{action}"
+    if action in ("load", "restart") and sys.stderr.isatty():
+        sys.stderr.write(f"loading {arguments.model} …\n")
+    found = ServerLink(settings).post(path, Running)
+    return show(found, f"{found.id} is {found.state}", as_json=arguments.as_json)
+
+
+def _with_reason(state: str, reason: str | None) -> str:
+    return f"{state}: {reason}" if reason else state
+
+
+def _running_table(found: list[Running]) -> str:
+    head = ("MODEL", "STATE", "PID", "RUNNING", "WAITING", "MEMORY", "PINNED", "LEAVES IN")
+    return aligned([head, *(_row(one) for one in found)])
+
+
+def _row(one: Running) -> tuple[str, ...]:
+    state = one.state
+    if one.load_fraction is not None and state == "loading":
+        state = f"loading {one.load_fraction:.0%}"
+    if one.error and state not in _STATES_SHOWN_AS_LOADED:
+        state = f"{state}: {one.error}"
+    return (
+        one.id,
+        state,
+        str(one.pid or "-"),
+        str(one.num_running),
+        str(one.num_waiting),
+        size(one.reserved_bytes),
+        "yes" if one.pinned else "no",
+        span(one.expires_in_s) if one.expires_in_s is not None else "-",
+    )

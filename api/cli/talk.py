@@ -1,0 +1,164 @@
+"""`hearth chat`: a small conversation that shows, per turn, what was reused and from where."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TextIO
+
+import msgspec
+
+from api.cli.connection import ServerLink
+from api.cli.views import show
+from runtime.errors import HearthError
+from runtime.settings import Settings
+
+_END = b"data: [DONE]"
+
+
+class Cache(msgspec.Struct):
+    """What a turn reused."""
+
+    tier: str = "none"
+    cached_tokens: int = 0
+    restore_ms: float = 0.0
+    prefill_ms: float = 0.0
+    reason: str | None = None
+
+
+class _Hearth(msgspec.Struct):
+    cache: Cache
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    hearth: _Hearth | None = None
+    error: _Error | None = None
+
+
+class Turn(msgspec.Struct):
+    """One answer and what it took, as `--json` prints it."""
+
+    text: str = ""
+    reasoning: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cache: Cache = msgspec.field(default_factory=Cache)
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+def chat(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Answer the given message, or every line that is typed, in one conversation."""
+    fields = {"enable_thinking": arguments.think, "max_tokens": arguments.max_tokens}
+    if arguments.model is not None:
+        fields["model"] = arguments.model
+    talk = Conversation(ServerLink(settings), fields)
+    if arguments.message:
+        out = None if arguments.as_json else sys.stdout
+        turn = talk.say(" ".join(arguments.message), out)
+        return show(turn, summary(turn), as_json=arguments.as_json)
+    for line in _typed():
+        turn = talk.say(line, None if arguments.as_json else sys.stdout)
+        show(turn, summary(turn), as_json=arguments.as_json)
+    return 0
+
+
+class Conversation:
+    """Turns that follow one another; the server knows them by a session id."""
+
+    def __init__(self, link: ServerLink, fields: Mapping[str, object]) -> None:
+        self._link = link
+        self._fields: dict[str, object] = {
+            **fields,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "session_id": f"chat-{secrets.token_hex(8)}",
+        }
+        self._messages: list[dict[str, str]] = []
+
+    def say(self, text: str, out: TextIO | None) -> Turn:
+        """Send a message; the answer is written to `out` while it comes. Raises HearthError."""
+        self._messages.append({"role": "user", "content": text})
+        body = self._fields | {"messages": self._messages}
+        turn = Turn()
+        with self._link.stream("POST", "/v1/chat/completions", body) as lines:
+            for line in lines:
+                if line.startswith(b"data: {"):
+                    _take(turn, _decoder.decode(line[6:]), out)
+        if out is not None:
+            out.write("\n")
+        answer = {"role": "assistant", "content": turn.text}
+        if turn.reasoning:
+            answer["reasoning_content"] = turn.reasoning
+        self._messages.append(answer)
+        return turn
+
+
+def summary(turn: Turn) -> str:
+    """One line about a turn: what was reused, from where, and why no more."""
+    cache = turn.cache
+    new = turn.prompt_tokens - cache.cached_tokens
+    came = f"{cache.cached_tokens} of {turn.prompt_tokens} tokens reused ({cache.tier})"
+    times = f"restore {cache.restore_ms:.0f} ms, prefill {cache.prefill_ms:.0f} ms for {new}"
+    reason = f", {cache.reason}" if cache.reason else ""
+    return f"[{came}; {times}{reason}; {turn.output_tokens} tokens out]"
+
+
+def _take(turn: Turn, event: _Event, out: TextIO | None) -> None:
+    if event.error is not None:
+        raise HearthError(event.error.message)
+    for choice in event.choices:
+        thought, said = choice.delta.reasoning_content, choice.delta.content
+        turn.reasoning += thought or ""
+        turn.text += said or ""
+        if out is not None and (thought or said):
+            out.write(_dimmed(thought, out) if thought else said or "")
+            out.flush()
+    if event.hearth is not None:
+        turn.cache = event.hearth.cache
+    if event.usage is not None:
+        turn.prompt_tokens = event.usage.prompt_tokens
+        turn.output_tokens = event.usage.completion_tokens
+
+
+def _dimmed(text: str, out: TextIO) -> str:
+    return f"\x1b[2m{text}\x1b[0m" if out.isatty() and not os.environ.get("NO_COLOR") else text
+
+
+def _typed() -> Iterator[str]:
+    """Lines until the end of the input, or an empty word of farewell."""
+    is_terminal = sys.stdin.isatty()
+    while True:
+        if is_terminal:
+            sys.stdout.write("> ")
+            sys.stdout.flush()
+        line = sys.stdin.readline()
+        if not line or line.strip() in ("/bye", "/exit", "/quit"):
+            return
+        if line.strip():
+            yield line.rstrip("\n")
