@@ -104,7 +104,7 @@ async def test_a_client_that_reads_nothing_can_still_leave(server: RunningServer
     body = LONG | {"n": 16, "logprobs": 5, "stream": True}
     payload = json.dumps(body).encode()
     head = (
-        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(payload)}\r\n\r\n"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 import shutil
@@ -9,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,13 @@ import psutil
 import pytest
 
 from api.serve import listen
+from runtime.settings import Settings
+from runtime.stopping import stop_bound_s
+from runtime.supervisor import rules_of
 from tests.running_server import COMPLETIONS, RunningServer, free_port, running, started, streaming
 from tests.waiting import until
 
+SERVICE_STOP_S = 120.0
 SHORT: dict[str, Any] = {"model": "tiny", "prompt": "a kettle", "max_tokens": 2}
 LONG: dict[str, Any] = SHORT | {"max_tokens": 3500, "ignore_eos": True}
 
@@ -241,7 +246,7 @@ async def test_a_signal_lets_running_answers_finish_and_closes_idle_connections(
         expendable(tmp_path, models_dir) as (server, _),
         socket.create_connection(("127.0.0.1", server.port), 10) as idle,
     ):
-        idle.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        idle.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = b""
         while b'{"status":"live"}' not in answer:
             answer += idle.recv(1000)
@@ -282,3 +287,57 @@ async def test_a_second_signal_waits_for_nothing(tmp_path: Path, models_dir: Pat
             server.process.send_signal(signal.SIGINT)
             server.process.wait(20)
             assert time.monotonic() - signalled_s < 3.0
+
+
+def state_of(server: RunningServer, model: str) -> str | None:
+    models = server.get("/running").json()["models"]
+    return next((one["state"] for one in models if one["id"] == model), None)
+
+
+async def reach_load(server: RunningServer) -> None:
+    await until(lambda: state_of(server, "twin") in ("spawning", "loading"), "it loads")
+
+
+async def reach_prefill(server: RunningServer) -> None:
+    await until(lambda: state_of(server, "twin") == "busy", "it is prefilled", 30)
+
+
+async def reach_flush(server: RunningServer) -> None:
+    """The first model leaves for the other one."""
+    await until(
+        lambda: state_of(server, "tiny") in ("flushing", "stopping", None), "the other one leaves"
+    )
+
+
+@pytest.mark.parametrize("reach", [reach_flush, reach_load, reach_prefill])
+async def test_a_signal_in_any_phase_answers_what_was_let_in_and_leaves_nobody_behind(
+    tmp_path: Path, models_dir: Path, reach: Callable[[RunningServer], Awaitable[None]]
+) -> None:
+    more = "prefill_slice = 16\nmax_loaded_models = 1"
+    prompt = "a kettle hums on the hearth " * 200
+    with running(tmp_path, config=config(models_dir, more)) as server:
+        async with server.client() as client:
+            body = LONG | {"model": "twin", "prompt": prompt, "max_tokens": 500}
+            asked = asyncio.create_task(client.post(COMPLETIONS, json=body))
+            await reach(server)
+            workers = [
+                one
+                for one in psutil.Process(server.process.pid).children(recursive=True)
+                if "runtime.worker" in one.cmdline()
+            ]
+            server.process.send_signal(signal.SIGTERM)
+            answer = await asked
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["prompt_tokens"] > 500
+        assert server.process.wait(60) == 0
+        assert "Traceback" not in server.stderr
+        assert [one for one in workers if one.is_running()] == []
+
+
+def test_what_happens_while_a_server_leaves_fits_into_the_time_that_it_is_given() -> None:
+    """The service files give 120 s; every inner bound is inside the next outer one."""
+    settings = Settings(home=Path("/nowhere"))
+    limits_s = rules_of(settings).limits_s
+    assert limits_s["flushing"] > stop_bound_s(settings.stop_timeout_s, 2 << 30)
+    assert limits_s["draining"] > settings.request_deadline_s
+    assert settings.stop_timeout_s + limits_s["flushing"] < SERVICE_STOP_S
