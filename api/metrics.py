@@ -88,9 +88,13 @@ class Metrics:
         self._requests.labels(route, method, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
 
-    def meter(self, model: str) -> Meter:
-        """What measures one answer of this model, from now on."""
-        return Meter(self, model)
+    def add(self, collector: Collector) -> None:
+        """Show the figures of another part as well."""
+        self._registry.register(collector)
+
+    def meter(self, model: str, watch: Callable[[Usage], None] | None = None) -> Meter:
+        """What measures one answer of this model, from now on; `watch` hears of its usage."""
+        return Meter(self, model, watch)
 
     def exposition(self) -> bytes:
         """All figures in Prometheus' text format."""
@@ -100,9 +104,20 @@ class Metrics:
 class Meter:
     """Measures one answer, from its creation."""
 
-    __slots__ = ("_first_s", "_inter_token", "_last_s", "_metrics", "_model", "_started_s")
+    __slots__ = (
+        "_first_s",
+        "_inter_token",
+        "_last_s",
+        "_metrics",
+        "_model",
+        "_started_s",
+        "_watch",
+    )
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
+    def __init__(
+        self, metrics: Metrics, model: str, watch: Callable[[Usage], None] | None = None
+    ) -> None:
+        self._watch = watch
         self._metrics = metrics
         self._model = model
         self._inter_token = metrics.inter_token_seconds.labels(model)
@@ -122,6 +137,8 @@ class Meter:
 
     def finished(self, usage: Usage) -> None:
         """A choice is complete."""
+        if self._watch is not None:
+            self._watch(usage)
         self._metrics.prompt_tokens.labels(self._model).inc(usage.num_prompt_tokens)
         self._metrics.cached_tokens.labels(self._model).inc(usage.num_cached_tokens)
         self._metrics.output_tokens.labels(self._model).inc(usage.num_output_tokens)
@@ -145,6 +162,8 @@ class _WorkerCollector(Collector):
         )
         starts = CounterMetricFamily("hearth_worker_starts", "Workers started", labels=["model"])
         crashes = CounterMetricFamily("hearth_worker_crashes", "Workers lost", labels=["model"])
+        text = "How often models came into their states"
+        entered = CounterMetricFamily("hearth_model_transitions", text, labels=["model", "state"])
         statuses = self._status()
         for status in statuses:
             model = [status.spec.id]
@@ -153,7 +172,9 @@ class _WorkerCollector(Collector):
             state.add_metric([*model, status.state], 1)
             starts.add_metric(model, status.num_starts)
             crashes.add_metric(model, status.num_crashes)
-        yield from (running, waiting, state, starts, crashes)
+            for name, number in status.entered:
+                entered.add_metric([*model, name], number)
+        yield from (running, waiting, state, starts, crashes, entered)
         yield _swap_seconds(statuses)
 
 

@@ -66,6 +66,7 @@ def read_spec(
         pooling=_pooling(path),
         sampling=settings.sampling.over(_sampling(path)),
         aliases=aliases,
+        capabilities=_capabilities(path, config),
     )
 
 
@@ -229,6 +230,22 @@ def _kv_bytes_per_token(config: Json, kv_bits: int | None) -> int | None:
     if kv_bits is not None:
         return int(layers * values * (kv_bits + _SCALE_BITS) / 8)
     return layers * values * bits // 8
+
+
+def _capabilities(path: Path, config: Json) -> tuple[str, ...]:
+    """What the files promise: a template can be talked to, one that knows tools can use them."""
+    jinja = path / "chat_template.jinja"
+    template = _read_optional(path / "tokenizer_config.json").get("chat_template")
+    text = template if isinstance(template, str) else json.dumps(template or "")
+    with contextlib.suppress(OSError):
+        text += jinja.read_text("utf-8", errors="replace") if jinja.is_file() else ""
+    promises = {
+        "completion": True,
+        "chat": len(text) > len('""'),
+        "tools": "tools" in text,
+        "vision": "vision_config" in config,
+    }
+    return tuple(name for name, is_promised in promises.items() if is_promised)
 
 
 def _sampling(path: Path) -> SamplingParams:

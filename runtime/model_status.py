@@ -33,6 +33,8 @@ class ModelStatus(Struct, frozen=True):
     has_changed_files: bool = False
     swap_cost: SwapCost | None = None
     """What it took lately to have it leave and to have it back."""
+    entered: tuple[tuple[ModelState, int], ...] = ()
+    """How often it came into each state."""
 
 
 def status_of(spec: ModelSpec, actor: ModelActor, num_waiting: int, now_s: float) -> ModelStatus:

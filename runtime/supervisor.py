@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Coroutine, Mapping
 from itertools import count
 
@@ -19,6 +19,7 @@ from runtime.calls import Call, Wish
 from runtime.catalog import Catalog
 from runtime.dispatch import Dispatch, Rules
 from runtime.errors import HearthError, ShuttingDown, UnknownModel, UnknownRequest, WorkerError
+from runtime.failures import BACKOFF_S, BREAKER_S
 from runtime.generation import Generation
 from runtime.kv_store import KvStore
 from runtime.lifecycle import HAS_PROCESS, ModelState, Transition
@@ -47,7 +48,7 @@ class Supervisor:
 
     def __init__(self, settings: Settings, catalog: Catalog, kv: KvStore) -> None:
         self.news: News[Transition] = News()
-        self.num_transitions: Counter[tuple[str, ModelState]] = Counter()
+        self._entered: defaultdict[str, Counter[ModelState]] = defaultdict(Counter)
         self._settings = settings
         self._catalog = catalog
         self._kv = kv
@@ -58,6 +59,7 @@ class Supervisor:
         self._timer: asyncio.TimerHandle | None = None
         self._preloading: set[str] = set()
         self._numbers = count()
+        self._stop_bound_s = rules_of(settings).limits_s["flushing"]
         self._memory = Memory(settings)
         self._dispatch = Dispatch(
             rules_of(settings), self, self._memory, self._keep_alive_s, time.monotonic
@@ -95,8 +97,8 @@ class Supervisor:
         """
         self._dispatch.close()
         await self._spares.stop()
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:  # a process that the kernel does not let go of is left to it
+            await asyncio.wait(self._tasks, timeout=self._stop_bound_s)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -159,6 +161,10 @@ class Supervisor:
             if actor.spec is not None and actor.state in HAS_PROCESS:
                 specs.setdefault(actor.model, actor.spec)
         return tuple(self._status(spec) for spec in specs.values())
+
+    def status_of(self, name: str) -> ModelStatus:
+        """One model, by its name or an alias. Raises UnknownModel."""
+        return self._status(self._resolve(name))
 
     def worker(self, model: str) -> Worker | None:
         """The process of a model, if there is one."""
@@ -247,7 +253,7 @@ class Supervisor:
 
     def publish(self, transition: Transition) -> None:
         """Count it, tell who listens, and see to it that what is pinned comes back."""
-        self.num_transitions[transition.model, transition.after] += 1
+        self._entered[transition.model][transition.after] += 1
         self._costs.observe(transition)
         self.news.publish(transition)
         holds_no_more = transition.before in ("backing_off", "failed")
@@ -351,7 +357,8 @@ class Supervisor:
         actor = self._dispatch.actor(spec.id)
         num_waiting = self._dispatch.num_waiting(spec.id)
         status = status_of(spec, actor, num_waiting, time.monotonic())
-        return msgspec.structs.replace(status, swap_cost=self._costs.of(spec.id))
+        entered = tuple(self._entered[spec.id].items())
+        return msgspec.structs.replace(status, swap_cost=self._costs.of(spec.id), entered=entered)
 
     def _keep_alive_s(self, model: str) -> float:
         own = self._settings.models.get(model)
@@ -382,8 +389,8 @@ def rules_of(settings: Settings) -> Rules:
         "stopping": stop_s + _MARGIN_S,
         "wedged": _WEDGED_S,
         "crashed": _CRASHED_S,
-        "backing_off": _MARGIN_S,
-        "failed": _MARGIN_S,
+        "backing_off": BACKOFF_S[-1],
+        "failed": BREAKER_S,
     }
     return Rules(
         limits_s=limits_s,

@@ -368,3 +368,4 @@ class ModelSpec(Struct, frozen=True):
     pooling: Pooling | None = None
     sampling: SamplingParams = SamplingParams()
     aliases: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ("completion",)

@@ -24,4 +24,6 @@ def model_card(status: ModelStatus) -> ModelCard:
         max_model_len=spec.context,
         size_bytes=spec.nbytes,
         aliases=spec.aliases,
+        capabilities=spec.capabilities,
+        pinned=status.is_pinned,
     )

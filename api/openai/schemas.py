@@ -283,6 +283,8 @@ class ModelCard(Body):
     max_model_len: int
     size_bytes: int
     aliases: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    pinned: bool
     object: Literal["model"] = "model"
     owned_by: Literal["hearth"] = "hearth"
 

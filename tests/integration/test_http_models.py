@@ -68,6 +68,7 @@ def test_what_can_be_named_is_listed_with_its_state_and_looking_wakes_nothing(
     cards = {card["id"]: card for card in operated.get("/v1/models").json()["data"]}
     assert {"tiny", "twin", "hearth-tiny"} <= cards.keys()
     assert all(card["size_bytes"] > 0 and card["context"] > 0 for card in cards.values())
+    assert cards["tiny"]["capabilities"] == ["completion", "chat", "tools"]
     for path in ("/health/ready", "/running", "/v1/models/twin", "/metrics"):
         assert operated.get(path).status_code in (200, 503)
     assert operated.figure("hearth_worker_starts_total") == starts
@@ -161,6 +162,15 @@ def test_every_transition_is_told_to_whoever_listens(operated: RunningServer) ->
     assert path == [
         *("cold", "waiting_for_memory", "spawning", "loading", "warming", "ready", "busy")
     ]
+
+
+def test_transitions_are_counted(operated: RunningServer) -> None:
+    def num_loads() -> float:
+        return operated.figure("hearth_model_transitions_total", model="tiny", state="loading")
+
+    before = num_loads()
+    assert act(operated, "tiny", "restart").status_code == 200
+    assert num_loads() == before + 1
 
 
 def test_listeners_do_not_keep_a_server_from_leaving(tmp_path: Path, models_dir: Path) -> None:
