@@ -180,7 +180,7 @@ def test_other_machines_and_pages_are_refused(server: RunningServer):
     for host in ("evil.example", "evil.example:80", "[2001:db8::1]:80"):
         answer = server.request("GET", "/admin/cache", headers={"host": host})
         assert answer.status_code == 403
-        assert answer.json()["error"]["code"] == "not_local"
+        assert answer.json()["error"]["code"] == "host_not_allowed"
     answer = server.request("DELETE", "/admin/cache/conversations", params={"conversation": "x"})
     assert answer.status_code == 404
     assert answer.json()["error"]["param"] == "conversation"
