@@ -47,6 +47,7 @@ class Catalog:
         self._specs: dict[str, ModelSpec] = {}
         self._aliases: dict[str, str] = {}
         self._warned: set[tuple[str, str]] = set()
+        self._left_out: dict[str, str] = {}
         self._refreshed_s = 0.0
         self.refresh()
 
@@ -78,12 +79,14 @@ class Catalog:
             spec = self._find(name)
         if spec is None:
             shown = name if len(name) <= _SHOWN_CHARACTERS else name[: _SHOWN_CHARACTERS - 1] + "…"
-            raise UnknownModel(shown, self._nearest(name[:_MAX_NAME_CHARACTERS]))
+            nearest = self._nearest(name[:_MAX_NAME_CHARACTERS])
+            raise UnknownModel(shown, nearest, self._left_out.get(name))
         return spec
 
     def refresh(self) -> None:
         """Look at the disk again. What cannot be used is left out, with one warning."""
         self._refreshed_s = self._clock()
+        self._left_out = {}
         snapshots = cached_snapshots(self._hub_cache)
         found = self._directories()
         for name, path in (*snapshots.items(), (EMBEDDED_MODEL, HEARTH_TINY)):
@@ -163,6 +166,7 @@ class Catalog:
         return tuple(by_lower[lower] for lower in close)
 
     def _warn(self, name: str, reason: str) -> None:
+        self._left_out[name] = reason
         if (name, reason) not in self._warned:
             self._warned.add((name, reason))
             _log.warning("model left out", model=name, reason=reason)

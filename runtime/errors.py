@@ -49,13 +49,14 @@ class ContextTooLong(RequestRejected):
 
 
 class UnknownModel(RequestRejected):
-    """No such model; `nearest` are the closest names that exist."""
+    """No such model; `nearest` are the closest names, `reason` why one of that name is no use."""
 
     code = "model_not_found"
 
-    def __init__(self, name: str, nearest: tuple[str, ...]) -> None:
+    def __init__(self, name: str, nearest: tuple[str, ...], reason: str | None = None) -> None:
         hint = f" Did you mean {', '.join(nearest)}?" if nearest else ""
-        super().__init__(f"The model {name!r} does not exist here.{hint}", "model")
+        what = "does not exist here" if reason is None else f"cannot be used: {reason}"
+        super().__init__(f"The model {name!r} {what}.{hint}", "model")
         self.nearest = nearest
 
 

@@ -281,6 +281,20 @@ def test_a_broken_directory_is_left_out_with_a_warning(
     assert str(said).startswith(f"{broken / 'config.json'} {reason}")
 
 
+def test_who_names_a_model_that_is_half_there_is_told_what_it_lacks(
+    open_catalog: Open, tmp_path: Path, clock: Clock
+):
+    path = make_model(tmp_path / "home" / "models" / "half")
+    whole = path / "model.safetensors"
+    whole.rename(path / "model-00001-of-00002.safetensors")
+    catalog = open_catalog()
+    with pytest.raises(UnknownModel, match=r"'half' cannot be used: .* lacks model-00002-of-00002"):
+        catalog.resolve("half")
+    (path / "model-00001-of-00002.safetensors").rename(whole)
+    clock.now_s += 2
+    assert catalog.resolve("half").id == "half"
+
+
 def test_a_directory_without_weights_is_left_out(open_catalog: Open, tmp_path: Path):
     path = make_model(tmp_path / "home" / "models" / "a")
     (path / "model.safetensors").unlink()
