@@ -78,10 +78,10 @@ class RunningServer:
         return next(name for name in ("tiny", "twin") if states[name] == "cold")
 
     def worker_pid(self) -> int:
-        """The process of the model that was started last."""
-        lines = [line for line in self.stderr.splitlines() if "worker started" in line]
-        lines = [line for line in lines if "spare worker started" not in line]
-        return int(lines[-1].rsplit("pid=", 1)[1].split()[0])
+        """The process that works, else the one that was loaded last."""
+        models = [one for one in self.get("/running").json()["models"] if one["pid"]]
+        models.sort(key=lambda one: (-one["num_running"], one["since_s"]))
+        return int(models[0]["pid"])
 
     def stop(self, timeout_s: float = 30.0) -> int:
         """End it as an operator does; the exit status."""
