@@ -88,19 +88,21 @@ async def delete_conversation(
     gate: NamedDependency[Gate], conversation: FromQuery[str]
 ) -> RemovalView:
     """Delete a conversation, on disk and in memory, with what only it used."""
-    return await gate.tend(lambda inventory: inventory.remove_conversation(conversation))
+    return await gate.remove_conversation(conversation)
 
 
 @delete("/admin/cache/models", tags=["Admin"], guards=[local_only], status_code=200)
 async def delete_model(gate: NamedDependency[Gate], model: FromQuery[str]) -> RemovalView:
     """Delete everything of a model."""
     models = await gate.models_named(model)
+    gate.forget_models(model)
     return await gate.tend(lambda inventory: inventory.remove_models(models))
 
 
 @delete("/admin/cache/all", tags=["Admin"], guards=[local_only], status_code=200)
 async def delete_all(gate: NamedDependency[Gate]) -> RemovalView:
     """Delete everything."""
+    gate.forget_models(None)
     return await gate.tend(lambda inventory: inventory.remove_all())
 
 

@@ -14,6 +14,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
 from api import admin, crashes, health, model_admin
+from api import prewarm as prewarming
 from api.agents import handlers as agent_handlers
 from api.agents.open import open_agents
 from api.anthropic.errors import anthropic_error, speaks_anthropic
@@ -36,12 +37,15 @@ from api.openai.response_desk import ResponseDesk
 from api.openai.responses import HANDLERS as RESPONSES
 from api.openai.tokens import detokenize, tokenize
 from api.patience import PatientReceive
+from api.prewarm import PinnedPrompts, PrewarmCollector
 from api.version import VERSION
 from runtime.catalog import Catalog
 from runtime.errors import SettingsError, UnknownModel
 from runtime.history import History
 from runtime.keys import digest_of, new_key, write_admin_token
 from runtime.kv_store import KvStore
+from runtime.prewarm import PERIOD_S as PREWARM_S
+from runtime.prewarm import Prewarm
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
 
@@ -66,6 +70,7 @@ ROUTES = (
     *admin.HANDLERS,
     *ollama_handlers.HANDLERS,
     *crashes.HANDLERS,
+    *prewarming.HANDLERS,
     *model_admin.HANDLERS,
 )
 
@@ -108,13 +113,17 @@ def create_app(
 ) -> ASGIApp:
     """The server as an ASGI application; its lifespan starts and stops supervisor and store."""
     metrics = Metrics(supervisor.status, kv.figures)
-    gate = Gate(settings, catalog, supervisor, kv, metrics)
+    prewarm = Prewarm(settings, supervisor, kv, PinnedPrompts(settings, catalog))
+    metrics.add(PrewarmCollector(prewarm))
+    gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
     history = History(settings.home)
     agents, janitor = open_agents(gate, history)
     responses = ResponseDesk(Archive(history, settings))
     chores = [
         Chore("agents", 60.0, janitor.run),
         Chore("responses", 60.0, responses.archive.expire),
+        Chore("prewarm", PREWARM_S, prewarm.sweep),
+        Chore("memory", 5.0, supervisor.relieve),
     ]
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
     desk = ErrorDesk([(speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error)])
@@ -123,12 +132,14 @@ def create_app(
     async def supervised(_: Litestar) -> AsyncGenerator[None]:
         kv.start()
         history.start()
+        prewarm.start()
         await supervisor.start()
         jobs.start()
         try:
             yield
         finally:
             jobs.stop()
+            await prewarm.stop()
             await supervisor.stop()
             await responses.close()
             await kv.stop()
@@ -137,10 +148,11 @@ def create_app(
     app = Litestar(
         route_handlers=ROUTES,
         dependencies={
-            "gate": Provide(lambda: gate, use_cache=True, sync_to_thread=False),
-            "agents": Provide(lambda: agents, use_cache=True, sync_to_thread=False),
-            "responses": Provide(lambda: responses, use_cache=True, sync_to_thread=False),
-            "history": Provide(lambda: history, use_cache=True, sync_to_thread=False),
+            "gate": _given(gate),
+            "agents": _given(agents),
+            "responses": _given(responses),
+            "history": _given(history),
+            "prewarm": _given(prewarm),
         },
         exception_handlers=desk.handlers,
         lifespan=[supervised],
@@ -151,6 +163,11 @@ def create_app(
     )
     patient = PatientReceive(app, settings.send_timeout_s)
     return RequestLog(Guard(patient, rules_of(settings, _token_digest(settings)), desk), metrics)
+
+
+def _given(part: object) -> Provide:
+    """The same one for every handler."""
+    return Provide(lambda: part, use_cache=True, sync_to_thread=False)
 
 
 def _token_digest(settings: Settings) -> str:

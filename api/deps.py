@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -15,11 +15,13 @@ from api.answer import Answer
 from api.metrics import Metrics
 from api.record import record_of
 from runtime.catalog import Catalog
-from runtime.errors import ContextTooLong, UnknownModel
+from runtime.errors import ContextTooLong, StoreUnavailable, UnknownConversation, UnknownModel
 from runtime.generation import Generation
 from runtime.inventory import Inventory
+from runtime.inventory_views import RemovalView
 from runtime.kv_store import KvStore
 from runtime.model_status import ModelStatus
+from runtime.prewarm import Prewarm
 from runtime.settings import Settings
 from runtime.store_life import KvStatus
 from runtime.supervisor import Supervisor
@@ -38,12 +40,14 @@ class Gate:
         supervisor: Supervisor,
         kv: KvStore,
         metrics: Metrics,
+        prewarm: Prewarm,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
         self._catalog = catalog
         self.supervisor = supervisor
         self._kv = kv
+        self._prewarm = prewarm
         self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
 
     @property
@@ -71,6 +75,46 @@ class Gate:
     async def hot(self, slots: Mapping[bytes, Sequence[str]]) -> set[str]:
         """Those of these slots, by model hash, that are in the memory of a worker now."""
         return await self._kv.hot(slots)
+
+    async def bring(self, session_id: str, spec: ModelSpec) -> int:
+        """Have a conversation's KV in memory soon; its tokens, 0 where there is nothing to bring.
+
+        Raises:
+            StoreUnavailable: there is no store, or it fails.
+        """
+        found = await self.tend(lambda inventory: inventory.of_sessions([session_id]))
+        mine = self._kv.hash_of(spec.id)
+        for one in found[session_id]:
+            if one.model == mine and one.leaf is not None:
+                self._kv.bring({one.model: [one.leaf]})
+                return one.view.num_tokens
+        return 0
+
+    async def remove_conversation(self, name: str) -> RemovalView:
+        """Delete a conversation everywhere: on disk, in the workers' memory, in what was learned.
+
+        Raises:
+            UnknownConversation: nothing goes by that name.
+            StoreUnavailable: there is no store, or it fails.
+        """
+        self._prewarm.forget(session=name)
+        num_forgotten = await self._kv.forget(name)
+        try:
+            return await self.tend(lambda inventory: inventory.remove_conversation(name))
+        except (UnknownConversation, StoreUnavailable) as error:
+            is_all = isinstance(error, UnknownConversation) or not self.settings.kv_disk
+            if num_forgotten and is_all:
+                return RemovalView(num_conversations=1, num_slots=0, is_cut=True)
+            raise
+
+    def forget_models(self, name: str | None) -> None:
+        """Learn no more from what was asked of a model, or of any."""
+        if name is None:
+            self._prewarm.forget(models=None)
+            return
+        with suppress(UnknownModel):
+            name = self.spec(name).id
+        self._prewarm.forget(models=(name,))
 
     async def models_named(self, name: str) -> set[bytes]:
         """The model hashes of all KV that was computed under a name, or is of that model now.
@@ -141,7 +185,8 @@ class Gate:
                 unless_all.callback(generation.abort)
                 generations.append(generation)
             unless_all.pop_all()
-        answer = Answer(generations, self.metrics.meter(model))
+        watch = self._prewarm.watch(requests[0])
+        answer = Answer(generations, self.metrics.meter(model, watch))
         record = record_of(scope)
         record.model, record.tally = model, answer.tally
         self._answers[record.request_id] = answer

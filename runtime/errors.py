@@ -151,6 +151,18 @@ class UnknownPrevious(RequestRejected):
         )
 
 
+class UnknownPrewarm(RequestRejected):
+    """Nothing that was announced lately has that id."""
+
+    code = "prewarm_not_found"
+
+    def __init__(self, prewarm_id: str) -> None:
+        super().__init__(
+            f"Nothing is known of {prewarm_id[:64]!r}: it is too old, or from before a restart.",
+            "id",
+        )
+
+
 class UnknownCrash(RequestRejected):
     """No lost worker is on record under that id."""
 

@@ -23,7 +23,7 @@ from runtime.inventory_views import (
 from runtime.open_store import INDEX, Gone, OpenStore
 from runtime.types import ModelSpec
 from runtime.wire import SlotStaged
-from store import listing, removal, turns, upkeep
+from store import listing, prefixes, removal, turns, upkeep
 from store.conversations import Conversations
 from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.listing import Entry, Link
@@ -209,6 +209,7 @@ class Inventory:
         else:
             # Which of them continue this chain nobody can tell: losing one costs time only.
             turns.drop_unnamed(self.store.root, entry.model)
+        prefixes.remove_session(self.store.root, entry.id if entry.is_named else "")
         return self._finished(1, self._unlink(dropping.result()))
 
     def remove_models(self, models: Collection[bytes]) -> RemovalView:
@@ -232,6 +233,7 @@ class Inventory:
             num_slots += self._unlink(places)
         submit(lambda c: removal.forget(c, model)).result()
         turns.drop_turns(self.store.root, model)
+        prefixes.remove_model(self.store.root, model)
         return num_slots
 
     def _unlink(self, places: Sequence[SlotPlace]) -> int:

@@ -141,6 +141,11 @@ class KvStore:
         ]
         return {slot_id for told in await asyncio.gather(*asking) for slot_id in told}
 
+    def hash_of(self, model: str) -> bytes | None:
+        """The model hash of a model that is loaded and has a disk."""
+        hashes = (c.kv.model_hash for c in self._channels if c.spec.id == model and c.has_disk)
+        return next(hashes, None)
+
     async def forget(self, session_id: str) -> int:
         """Have the workers forget what of a conversation is in memory only; how many pieces."""
         forgetting = [channel.forget(session_id) for channel in self._channels]
@@ -152,11 +157,11 @@ class KvStore:
             if ids := slots.get(channel.kv.model_hash):
                 channel.bring(ids)
 
-    async def pins(self, channel_model: str) -> list[PinRow]:
+    async def pins(self, model: str) -> list[PinRow]:
         """What is pinned of a model that is loaded."""
-        hashes = {c.kv.model_hash for c in self._channels if c.spec.id == channel_model}
+        model_hash = self.hash_of(model)
         pins = await self._life.attempt(lambda store: store.index.pins()) or []
-        return [one for one in pins if one.model in hashes]
+        return [one for one in pins if one.model == model_hash]
 
     async def unpin(self, sources: Collection[str]) -> int:
         """Take back all pins of these sources; how many there were."""

@@ -89,7 +89,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     The KV cache. `kv_disk = false` keeps KV in memory only, else it lies in `kv_dir` (`kv` in
     `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free). A
     model keeps `hot_bytes` in memory (a quarter of what its weights leave), of which a share of
-    `prewarm_share` is filled after a load with what was used last. `block_size` is the
+    `prewarm_share` is filled after a load with what was used last. With `prewarm` the prefixes
+    that `prewarm` of a model names (files with a request's body, in `home`) and up to
+    `prewarm_learned` that it is often asked with are made warm as well. `block_size` is the
     unit of matching in tokens. `kv_bits` (4 or 8, also per model) quantises live KV; None keeps
     the model's own dtype. At most `kv_write_queue_bytes` wait to be written, and after
     `kv_daily_write_bytes` in a day only pinned KV is. Unused KV leaves the disk after `kv_ttl_s`
@@ -142,6 +144,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     kv_dir: Path | None = None
     cache_max_bytes: Positive | None = None
     hot_bytes: Positive | None = None
+    prewarm: bool = True
+    prewarm_learned: Annotated[int, Meta(ge=0, le=1000)] = 8
     prewarm_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
     block_size: Annotated[int, Meta(ge=16, le=4096)] = 256
     kv_bits: KvBits | None = None

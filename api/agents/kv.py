@@ -51,7 +51,7 @@ class AgentKv:
     async def remove(self, session: str) -> bool:
         """Delete the KV of a session, on disk and in memory; False when that must wait."""
         try:
-            await self._gate.tend(lambda inventory: inventory.remove_conversation(session))
+            await self._gate.remove_conversation(session)
         except UnknownConversation:
             return True
         except StoreUnavailable as error:

@@ -1,0 +1,292 @@
+"""Prewarm: what is going to be asked for is in memory before it is, whenever nothing else is done.
+
+Pinned prefixes come from the configuration or from clients, learned ones from what is asked. What
+fails here is counted and logged; it is never anybody's error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
+from typing import Literal
+
+import msgspec
+import structlog
+
+from runtime.errors import Aborted, HearthError
+from runtime.generation import Generation
+from runtime.kv_store import KvStore
+from runtime.lifecycle import Transition
+from runtime.prefix_book import PrefixBook
+from runtime.prefixes import warming_of
+from runtime.settings import Settings
+from runtime.supervisor import Supervisor
+from runtime.types import CacheTier, Failed, Finished, GenerateRequest, Usage
+
+Source = Literal["config", "request", "learned", "kept"]
+State = Literal["waiting", "queued", "running", "completed", "failed", "cancelled"]
+Outcome = Literal["hot", "restored", "computed", "preempted", "failed"]
+
+PERIOD_S = 240.0
+"""80 % of the five minutes that clients call a short time."""
+
+_MAX_REMEMBERED = 512
+_log = structlog.stdlib.get_logger("hearth.prewarm")
+
+
+class Warming(msgspec.Struct, eq=False):
+    """One prompt that is to be warm. Token counts and times are known once it is."""
+
+    id: str
+    source: Source
+    request: GenerateRequest
+    state: State = "queued"
+    num_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    tier: CacheTier | None = None
+    elapsed_ms: float | None = None
+    error: str | None = None
+    name: str | None = None
+    """The prefix it is, if it was learned."""
+
+    @property
+    def model(self) -> str:
+        return self.request.model
+
+
+class Prewarm:
+    """Warms one prompt at a time. It belongs to the event loop.
+
+    `pinned` gives the requests that the configuration names for a model, or logs why it cannot.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        supervisor: Supervisor,
+        kv: KvStore,
+        pinned: Callable[[str], Sequence[GenerateRequest]],
+    ) -> None:
+        self.counts: Counter[tuple[Outcome, Source]] = Counter()
+        self.tokens: Counter[Source] = Counter()
+        self.num_hits = 0
+        self._settings = settings
+        self._supervisor = supervisor
+        self._kv = kv
+        self._pinned = pinned
+        self._book = PrefixBook(settings, kv)
+        self._known: OrderedDict[str, Warming] = OrderedDict()
+        self._queue: deque[Warming] = deque()
+        self._warm: dict[str, set[str]] = {}
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Listen for models that come up."""
+        if self._settings.prewarm:
+            self._spawn(self._listen())
+        self._spawn(self._work())
+
+    async def stop(self) -> None:
+        """Warm nothing any more; remember what was learned."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._book.save()
+
+    # What clients may ask for
+
+    def ask(self, request: GenerateRequest, *, loads: bool) -> Warming:
+        """Warm a prompt when its model is loaded; with `loads` have it loaded.
+
+        Raises:
+            RequestRejected: the model cannot be loaded now.
+        """
+        warming = self._add(request, "request")
+        if loads and not self._is_loaded(warming.model):
+            wish = self._supervisor.load(warming.model)
+            self._spawn(self._loaded(warming, wish.granted()))
+        elif not self._is_loaded(warming.model):
+            warming.state = "waiting"
+        return warming
+
+    def find(self, warming_id: str) -> Warming | None:
+        """One that was asked for lately."""
+        return self._known.get(warming_id)
+
+    async def cancel(self, warming_id: str) -> bool:
+        """Warm it no more and take its pin back; False when nothing is known of it."""
+        warming = self._known.get(warming_id)
+        num_pins = await self._kv.unpin([warming_id])
+        if warming is not None and warming.state in ("waiting", "queued"):
+            warming.state = "cancelled"
+        return warming is not None or num_pins > 0
+
+    # What is learned
+
+    def watch(self, request: GenerateRequest) -> Callable[[Usage], None]:
+        """To be told what a request used, once it has finished."""
+
+        def finished(usage: Usage) -> None:
+            name = self._book.note(request, time.time())
+            if name in self._warm.get(request.model, ()) and usage.num_cached_tokens:
+                self.num_hits += 1
+
+        return finished
+
+    def forget(self, *, session: str | None = None, models: Sequence[str] | None = ()) -> None:
+        """What was deleted is not learned from any more, of models or (None) all of them."""
+        self._book.forget(session=session, models=models)
+
+    async def sweep(self) -> None:
+        """Touch what would expire, try again what had to make way, write down what was learned."""
+        await self._book.save()
+        if not self._settings.prewarm:
+            return
+        for model in list(self._warm):
+            if self._is_loaded(model):
+                for prefix in self._book.due(model, time.time(), PERIOD_S):
+                    self._learn(model, prefix.name, "kept")
+        self._release()
+
+    # Inside
+
+    async def _listen(self) -> None:
+        with closing(self._supervisor.news.listen()) as listener:
+            while not listener.is_closed:
+                batch = await listener.next()
+                for step in batch.items if batch is not None else ():
+                    await self._on_step(step)
+
+    async def _on_step(self, step: Transition) -> None:
+        if step.event != "up" or step.after != "ready":
+            return
+        model = step.model
+        self._warm[model] = set()
+        sources: list[str] = []
+        for request in self._pinned(model):
+            pin = f"config:{request.request_id}"
+            sources.append(pin)
+            cache = msgspec.structs.replace(request.cache, pin=pin)
+            self._add(msgspec.structs.replace(request, cache=cache), "config")
+        await self._book.open(model)
+        for prefix in self._book.learned(model, time.time()):
+            self._learn(model, prefix.name, "learned")
+        self._release()
+        stale = [one.source for one in await self._kv.pins(model)]
+        await self._kv.unpin(
+            {one for one in stale if one.startswith("config:") and one not in sources}
+        )
+
+    def _learn(self, model: str, name: str, source: Source) -> None:
+        prefix = self._book.get(model, name)
+        if prefix is not None:
+            self._add(warming_of(prefix, "", model), source).name = name
+
+    def _release(self) -> None:
+        """What waits for a model that is loaded now."""
+        for warming in self._known.values():
+            if warming.state == "waiting" and self._is_loaded(warming.model):
+                self._enqueue(warming)
+
+    def _add(self, request: GenerateRequest, source: Source) -> Warming:
+        number = f"prewarm-{time.time_ns():x}{len(self._known):03x}"
+        cache = request.cache
+        if cache.pin == "":
+            cache = msgspec.structs.replace(cache, pin=number)
+        request = msgspec.structs.replace(
+            request, request_id=number, work="prefill", priority="background", cache=cache
+        )
+        warming = Warming(id=number, source=source, request=request)
+        self._known[number] = warming
+        while len(self._known) > _MAX_REMEMBERED:
+            self._known.popitem(last=False)
+        self._enqueue(warming)
+        return warming
+
+    def _enqueue(self, warming: Warming) -> None:
+        warming.state = "queued"
+        self._queue.append(warming)
+        self._wake.set()
+
+    async def _loaded(self, warming: Warming, granted: Coroutine[None, None, None]) -> None:
+        warming.state = "waiting"
+        try:
+            await granted
+        except HearthError as error:
+            self._fail(warming, error.message)
+        else:
+            self._release()
+
+    async def _work(self) -> None:
+        while True:
+            while self._queue:
+                warming = self._queue.popleft()
+                if warming.state == "queued":
+                    await self._warm_up(warming)
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _warm_up(self, warming: Warming) -> None:
+        try:
+            generation = self._supervisor.warm(warming.request)
+            if generation is None:
+                warming.state = "waiting"
+                return
+            warming.state = "running"
+            await self._follow(warming, generation)
+        except Aborted:
+            self.counts["preempted", warming.source] += 1
+            warming.state = "waiting"
+        except HearthError as error:
+            self._fail(warming, error.message)
+
+    async def _follow(self, warming: Warming, generation: Generation) -> None:
+        """Raises HearthError when it fails, Aborted when it had to make way."""
+        started_s = time.monotonic()
+        try:
+            await generation.accepted()
+            while chunks := await generation.next_chunks():
+                match chunks[-1]:
+                    case Failed(code=Aborted.code, message=message):
+                        raise Aborted(message)
+                    case Failed(message=message):
+                        raise HearthError(message)
+                    case Finished(usage=usage):
+                        elapsed_ms = (time.monotonic() - started_s) * 1000
+                        self._complete(warming, usage, elapsed_ms)
+                    case _:
+                        pass
+        finally:
+            generation.abort()
+
+    def _complete(self, warming: Warming, usage: Usage, elapsed_ms: float) -> None:
+        cache = usage.cache
+        warming.state = "completed"
+        warming.num_tokens, warming.num_cached_tokens = usage.num_prompt_tokens, cache.num_tokens
+        warming.tier, warming.elapsed_ms = cache.tier, elapsed_ms
+        outcome: Outcome = "computed"
+        if cache.reason is None or cache.num_tokens * 2 > usage.num_prompt_tokens:
+            outcome = "hot" if cache.tier == "hot" else "restored"
+        self.counts[outcome, warming.source] += 1
+        self.tokens[warming.source] += usage.num_prompt_tokens
+        if warming.name is not None:
+            self._warm.setdefault(warming.model, set()).add(warming.name)
+            self._book.touched(warming.model, warming.name, time.time())
+        _log.debug("prewarmed", model=warming.model, source=warming.source, outcome=outcome)
+
+    def _fail(self, warming: Warming, why: str) -> None:
+        warming.state, warming.error = "failed", why
+        self.counts["failed", warming.source] += 1
+        _log.warning("not prewarmed", model=warming.model, source=warming.source, why=why)
+
+    def _is_loaded(self, model: str) -> bool:
+        return self._supervisor.status_of(model).state in ("ready", "busy")
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

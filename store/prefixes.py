@@ -1,0 +1,83 @@
+"""Files of learned prefixes: text that prompts begin with, so that it can be computed again.
+
+`prefixes/MODEL/NAME`, keyed hashes in hex, private like slots. Each names the conversations that
+used it, as keyed hashes, and goes with the last of them; the one without a name is "".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE, reported
+
+PREFIXES = "prefixes"
+_TEMPORARY = ".tmp-"
+
+
+class StoredPrefix(msgspec.Struct, frozen=True):
+    """`payload` is its writer's own."""
+
+    sessions: tuple[str, ...]
+    payload: bytes
+
+
+def write(root: Path, model: bytes, name: str, prefix: StoredPrefix) -> None:
+    """Keep a prefix of a model. Raises StoreError."""
+    with reported(root / PREFIXES):
+        _write(root / PREFIXES / model.hex() / name, prefix)
+
+
+def read(root: Path, model: bytes) -> dict[str, StoredPrefix]:
+    """All prefixes of a model by name; what cannot be read is removed. Raises StoreError."""
+    with reported(root / PREFIXES):
+        return {path.name: one for path, one in _each(root / PREFIXES / model.hex())}
+
+
+def remove(root: Path, model: bytes, name: str) -> None:
+    """Remove one. Raises StoreError."""
+    with reported(root / PREFIXES):
+        (root / PREFIXES / model.hex() / name).unlink(missing_ok=True)
+
+
+def remove_session(root: Path, session: str) -> None:
+    """Remove what only this conversation used, with every model. Raises StoreError."""
+    with reported(root / PREFIXES):
+        for folder in (root / PREFIXES).glob("*"):
+            for path, one in _each(folder):
+                left = tuple(name for name in one.sessions if name != session)
+                if not left:
+                    path.unlink(missing_ok=True)
+                elif left != one.sessions:
+                    _write(path, StoredPrefix(left, one.payload))
+
+
+def remove_model(root: Path, model: bytes | None) -> None:
+    """Remove those of a model, or all. Raises StoreError."""
+    with reported(root / PREFIXES):
+        for path in (root / PREFIXES).glob(f"{model.hex() if model is not None else '*'}/*"):
+            path.unlink(missing_ok=True)
+
+
+def _write(path: Path, prefix: StoredPrefix) -> None:
+    for directory in (path.parent.parent, path.parent):
+        directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
+    temporary = path.with_name(f"{_TEMPORARY}{path.name}")
+    flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
+        file.write(msgspec.msgpack.encode(prefix))
+    temporary.rename(path)
+
+
+def _each(folder: Path) -> Iterator[tuple[Path, StoredPrefix]]:
+    for path in sorted(folder.glob("*")):
+        with suppress(msgspec.MsgspecError, FileNotFoundError):
+            if path.name.startswith(_TEMPORARY):
+                continue
+            yield path, msgspec.msgpack.decode(path.read_bytes(), type=StoredPrefix)
+            continue
+        path.unlink(missing_ok=True)
