@@ -11,12 +11,12 @@ from api.lineage import Caller
 from api.ollama.durations import seconds_of
 from api.ollama.schemas import (
     Call,
-    ChatMessage,
-    ChatRequest,
     GenerateBody,
+    OllamaChatRequest,
+    OllamaMessage,
+    OllamaTool,
     Options,
     Shared,
-    ToolDefinition,
 )
 from runtime.errors import InvalidRequest
 from runtime.settings import Settings
@@ -47,7 +47,7 @@ _EFFORTS = ("low", "medium", "high", "max")
 
 
 def chat_request(
-    data: ChatRequest, request_id: str, spec: ModelSpec, settings: Settings, caller: Caller
+    data: OllamaChatRequest, request_id: str, spec: ModelSpec, settings: Settings, caller: Caller
 ) -> GenerateRequest:
     """The request as the runtime understands it; without messages it only loads the model.
 
@@ -147,7 +147,7 @@ def _thinking(think: bool | str | None) -> Thinking:
     return Thinking(is_enabled=True, effort=think)
 
 
-def _messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
     """The messages; a tool's result belongs to the call of its name that has none yet."""
     read: list[Message] = []
     open_calls: list[ToolCall] = []
@@ -203,7 +203,7 @@ def _images(images: Sequence[str] | None, at: int, path: str) -> tuple[Image, ..
     )
 
 
-def _tools(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
+def _tools(definitions: Sequence[OllamaTool]) -> tuple[Tool, ...]:
     tools: list[Tool] = []
     for i, definition in enumerate(definitions):
         function = definition.function

@@ -18,14 +18,14 @@ from api.draft import Draft, collect
 from api.lineage import caller_of
 from api.ollama.convert import chat_request, generate_request
 from api.ollama.schemas import (
-    ChatRequest,
     Details,
     GenerateBody,
     ModelTag,
     ModelTags,
+    OllamaChatRequest,
+    OllamaVersion,
     Shown,
     ShowRequest,
-    Version,
 )
 from api.ollama.stream import Answer, Clock, Form, LineStream, chat_form, generate_form
 from api.sse import NDJSON, EventStream, open_stream, whole
@@ -41,7 +41,7 @@ _LOADED = frozenset({"ready", "busy"})
 
 @post("/api/chat", status_code=200, tags=["Ollama"])
 async def chat(
-    data: JSONBody[ChatRequest], request: HttpRequest, gate: NamedDependency[Gate]
+    data: JSONBody[OllamaChatRequest], request: HttpRequest, gate: NamedDependency[Gate]
 ) -> Response[Answer] | EventStream:
     """Continue a conversation; streamed unless `stream` is false."""
     spec = gate.spec(_known_name(data.model))
@@ -95,9 +95,9 @@ def show(data: JSONBody[ShowRequest], gate: NamedDependency[Gate]) -> Shown:
 
 
 @get("/api/version", tags=["Ollama"], sync_to_thread=False)
-def version() -> Version:
+def version() -> OllamaVersion:
     """The version of the protocol, and our own."""
-    return Version(version=OLLAMA_VERSION, hearth=VERSION)
+    return OllamaVersion(version=OLLAMA_VERSION, hearth=VERSION)
 
 
 @head("/api/version", tags=["Ollama"], sync_to_thread=False)

@@ -19,7 +19,7 @@ class Said(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True):
     """Base of answers; fields that are not set are left out."""
 
 
-class CalledFunction(Body):
+class OllamaFunction(Body):
     """`arguments` is an object, not text."""
 
     name: str
@@ -27,11 +27,11 @@ class CalledFunction(Body):
 
 
 class Call(Body):
-    function: CalledFunction
+    function: OllamaFunction
     id: str | None = None
 
 
-class ChatMessage(Body):
+class OllamaMessage(Body):
     role: str
     content: str = ""
     thinking: str | None = None
@@ -41,14 +41,14 @@ class ChatMessage(Body):
     tool_call_id: str | None = None
 
 
-class ToolFunction(Body):
+class OllamaToolFunction(Body):
     name: str
     description: str | None = None
     parameters: Raw = msgspec.field(default_factory=lambda: Raw(b"{}"))
 
 
-class ToolDefinition(Body):
-    function: ToolFunction
+class OllamaTool(Body):
+    function: OllamaToolFunction
     type: str = "function"
 
 
@@ -81,9 +81,9 @@ class Shared(Body):
     think: bool | str | None = None
 
 
-class ChatRequest(Shared):
-    messages: list[ChatMessage] = []
-    tools: list[ToolDefinition] | None = None
+class OllamaChatRequest(Shared):
+    messages: list[OllamaMessage] = []
+    tools: list[OllamaTool] | None = None
 
 
 class GenerateBody(Shared):
@@ -189,7 +189,7 @@ class Shown(Said):
     modified_at: str
 
 
-class Version(Said):
+class OllamaVersion(Said):
     """`version` is the one of Ollama whose protocol this is; clients ask for a least one."""
 
     version: str

@@ -11,7 +11,7 @@ import pytest
 from api.lineage import Caller
 from api.ollama.convert import chat_request, generate_request
 from api.ollama.durations import seconds_of
-from api.ollama.schemas import ChatRequest, GenerateBody
+from api.ollama.schemas import GenerateBody, OllamaChatRequest
 from runtime.errors import InvalidRequest
 from runtime.settings import Settings
 from runtime.types import (
@@ -33,7 +33,7 @@ SETTINGS = Settings(home=Path("/nowhere"))
 
 
 def chat(**fields: Any) -> GenerateRequest:
-    return chat_request(read(fields, ChatRequest), "r", SPEC, SETTINGS, Caller())
+    return chat_request(read(fields, OllamaChatRequest), "r", SPEC, SETTINGS, Caller())
 
 
 def generate(**fields: Any) -> GenerateRequest:
