@@ -74,7 +74,7 @@ class Gate:
 
     async def hot(self, slots: Mapping[bytes, Sequence[str]]) -> set[str]:
         """Those of these slots, by model hash, that are in the memory of a worker now."""
-        return await self._kv.hot(slots)
+        return await self._kv.memory.hot(slots)
 
     async def bring(self, session_id: str, spec: ModelSpec) -> int:
         """Have a conversation's KV in memory soon; its tokens, 0 where there is nothing to bring.
@@ -83,10 +83,10 @@ class Gate:
             StoreUnavailable: there is no store, or it fails.
         """
         found = await self.tend(lambda inventory: inventory.of_sessions([session_id]))
-        mine = self._kv.hash_of(spec.id)
+        mine = self._kv.memory.hash_of(spec.id)
         for one in found[session_id]:
             if one.model == mine and one.leaf is not None:
-                self._kv.bring({one.model: [one.leaf]})
+                self._kv.memory.bring({one.model: [one.leaf]})
                 return one.view.num_tokens
         return 0
 
@@ -98,7 +98,7 @@ class Gate:
             StoreUnavailable: there is no store, or it fails.
         """
         self._prewarm.forget(session=name)
-        num_forgotten = await self._kv.forget(name)
+        num_forgotten = await self._kv.memory.forget(name)
         try:
             return await self.tend(lambda inventory: inventory.remove_conversation(name))
         except (UnknownConversation, StoreUnavailable) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -34,8 +34,9 @@ from runtime.wire import (
     SlotsWanted,
     StoreTrouble,
 )
+from runtime.worker_memory import WorkerMemory
 from store.errors import StoreError
-from store.types import ModelRow, PinRow, SlotRow
+from store.types import ModelRow, SlotRow
 
 T = TypeVar("T")
 
@@ -58,6 +59,7 @@ class KvStore:
         self._settings = settings
         self._life = StoreLife(settings, self)
         self._channels: set[KvChannel] = set()
+        self.memory = WorkerMemory(self._life, self._channels)
         self._retired: dict[str, KvCounts] = {}
         self._tiers: tuple[TierFigure, ...] = ()
         self._staged: list[tuple[KvChannel, SlotStaged]] = []
@@ -131,45 +133,6 @@ class KvStore:
     def is_stopping(self) -> bool:
         """Whether long work is to come to its end."""
         return self._life.stopping.is_set()
-
-    async def hot(self, slots: Mapping[bytes, Sequence[str]]) -> set[str]:
-        """Those of these slots, by model hash, that are in the memory of a worker now."""
-        asking = [
-            channel.hot(slots[channel.kv.model_hash])
-            for channel in self._channels
-            if slots.get(channel.kv.model_hash)
-        ]
-        return {slot_id for told in await asyncio.gather(*asking) for slot_id in told}
-
-    def hash_of(self, model: str) -> bytes | None:
-        """The model hash of a model that is loaded and has a disk."""
-        hashes = (c.kv.model_hash for c in self._channels if c.spec.id == model and c.has_disk)
-        return next(hashes, None)
-
-    async def forget(self, session_id: str) -> int:
-        """Have the workers forget what of a conversation is in memory only; how many pieces."""
-        forgetting = [channel.forget(session_id) for channel in self._channels]
-        return sum(await asyncio.gather(*forgetting))
-
-    def bring(self, slots: Mapping[bytes, Sequence[str]]) -> None:
-        """Have what ends with these slots, by model hash, in the workers' memory soon."""
-        for channel in self._channels:
-            if ids := slots.get(channel.kv.model_hash):
-                channel.bring(ids)
-
-    async def pins(self, model: str) -> list[PinRow]:
-        """What is pinned of a model that is loaded."""
-        model_hash = self.hash_of(model)
-        pins = await self._life.attempt(lambda store: store.index.pins()) or []
-        return [one for one in pins if one.model == model_hash]
-
-    async def unpin(self, sources: Collection[str]) -> int:
-        """Take back all pins of these sources; how many there were."""
-        pins = await self._life.attempt(lambda store: store.index.pins()) or []
-        mine = [one for one in pins if one.source in sources]
-        for one in mine:
-            await self._life.attempt(lambda store, pin=one: store.index.unpin(*pin).result())
-        return len(mine)
 
     def loaded_models(self) -> frozenset[bytes]:
         """The model hashes of the workers there are."""
@@ -279,7 +242,7 @@ class KvStore:
             case SlotBad():
                 self._life.spawn(self._drop_bad(event))
             case PinWanted():
-                self._life.spawn(self._pin(channel.kv.model_hash, event))
+                self._life.spawn(self.memory.pin(channel.kv.model_hash, event))
             case SlotsWanted(ids=ids):
                 self._life.spawn(self._promote(channel, ids))
             case StoreTrouble(reason=reason):
@@ -357,11 +320,6 @@ class KvStore:
             if ids is not None:
                 self._tell(Gone(ids, "damaged" if bad.reason == "damaged" else "evicted"))
                 self.on_slots()
-
-    async def _pin(self, model: bytes, wanted: PinWanted) -> None:
-        await self._life.attempt(
-            lambda store: store.index.pin(model, wanted.end_hash, wanted.source).result()
-        )
 
     async def _promote(self, channel: KvChannel, ids: tuple[str, ...]) -> None:
         for slot_id in ids:

@@ -91,7 +91,7 @@ class PrefixBook:
 
     async def open(self, model: str) -> None:
         """Take in what was learned of a model that is loaded now, once."""
-        model_hash = self._kv.hash_of(model)
+        model_hash = self._kv.memory.hash_of(model)
         if model in self._written or model_hash is None:
             return
         try:
@@ -111,7 +111,7 @@ class PrefixBook:
     async def save(self) -> None:
         """Have on disk what is worth it, and nothing else; a failure is logged."""
         for model in list(self._models):
-            model_hash = self._kv.hash_of(model)
+            model_hash = self._kv.memory.hash_of(model)
             if model_hash is None:
                 continue
             await self.open(model)

@@ -18,6 +18,7 @@ import structlog
 
 from runtime.errors import Aborted, HearthError
 from runtime.generation import Generation
+from runtime.keys import owned
 from runtime.kv_store import KvStore
 from runtime.lifecycle import Transition
 from runtime.prefix_book import PrefixBook
@@ -120,7 +121,7 @@ class Prewarm:
     async def cancel(self, warming_id: str) -> bool:
         """Warm it no more and take its pin back; False when nothing is known of it."""
         warming = self._known.get(warming_id)
-        num_pins = await self._kv.unpin([warming_id])
+        num_pins = await self._kv.memory.unpin([warming_id])
         if warming is not None and warming.state in ("waiting", "queued"):
             warming.state = "cancelled"
         return warming is not None or num_pins > 0
@@ -176,8 +177,8 @@ class Prewarm:
         for prefix in self._book.learned(model, time.time()):
             self._learn(model, prefix.name, "learned")
         self._release()
-        stale = [one.source for one in await self._kv.pins(model)]
-        await self._kv.unpin(
+        stale = [one.source for one in await self._kv.memory.pins(model)]
+        await self._kv.memory.unpin(
             {one for one in stale if one.startswith("config:") and one not in sources}
         )
 
@@ -193,8 +194,8 @@ class Prewarm:
                 self._enqueue(warming)
 
     def _add(self, request: GenerateRequest, source: Source) -> Warming:
-        number = f"prewarm-{time.time_ns():x}{len(self._known):03x}"
         cache = request.cache
+        number = owned(cache.tenant, f"prewarm-{time.time_ns():x}{len(self._known):03x}")
         if cache.pin == "":
             cache = msgspec.structs.replace(cache, pin=number)
         request = msgspec.structs.replace(

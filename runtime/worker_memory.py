@@ -1,0 +1,64 @@
+"""What the workers have in memory: asked for, brought, forgotten, and pinned where it also lies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+
+from runtime.kv_channel import KvChannel
+from runtime.store_life import StoreLife
+from runtime.wire import PinWanted
+from store.types import PinRow
+
+
+class WorkerMemory:
+    """`channels` are those of the workers there are. It belongs to the event loop."""
+
+    def __init__(self, life: StoreLife, channels: Collection[KvChannel]) -> None:
+        self._life = life
+        self._channels = channels
+
+    async def hot(self, slots: Mapping[bytes, Sequence[str]]) -> set[str]:
+        """Those of these slots, by model hash, that are in the memory of a worker now."""
+        asking = [
+            channel.hot(slots[channel.kv.model_hash])
+            for channel in self._channels
+            if slots.get(channel.kv.model_hash)
+        ]
+        return {slot_id for told in await asyncio.gather(*asking) for slot_id in told}
+
+    def hash_of(self, model: str) -> bytes | None:
+        """The model hash of a model that is loaded and has a disk."""
+        hashes = (c.kv.model_hash for c in self._channels if c.spec.id == model and c.has_disk)
+        return next(hashes, None)
+
+    async def forget(self, session_id: str) -> int:
+        """Have the workers forget what of a conversation is in memory only; how many pieces."""
+        forgetting = [channel.forget(session_id) for channel in self._channels]
+        return sum(await asyncio.gather(*forgetting))
+
+    def bring(self, slots: Mapping[bytes, Sequence[str]]) -> None:
+        """Have what ends with these slots, by model hash, in the workers' memory soon."""
+        for channel in self._channels:
+            if ids := slots.get(channel.kv.model_hash):
+                channel.bring(ids)
+
+    async def pins(self, model: str) -> list[PinRow]:
+        """What is pinned of a model that is loaded."""
+        model_hash = self.hash_of(model)
+        pins = await self._life.attempt(lambda store: store.index.pins()) or []
+        return [one for one in pins if one.model == model_hash]
+
+    async def unpin(self, sources: Collection[str]) -> int:
+        """Take back all pins of these sources; how many there were."""
+        pins = await self._life.attempt(lambda store: store.index.pins()) or []
+        mine = [one for one in pins if one.source in sources]
+        for one in mine:
+            await self._life.attempt(lambda store, pin=one: store.index.unpin(*pin).result())
+        return len(mine)
+
+    async def pin(self, model: bytes, wanted: PinWanted) -> None:
+        """Have a prefix stay, as a worker found it."""
+        await self._life.attempt(
+            lambda store: store.index.pin(model, wanted.end_hash, wanted.source).result()
+        )

@@ -1,0 +1,113 @@
+"""Hot tiers are as large as memory allows, from one moment to the next."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import Aborted, MemoryShort
+from runtime.types import CacheParams, ChatPrompt, Message
+from tests.asking import (
+    answer,
+    ask,
+    request,
+    status_of,
+    supervising,
+    supervising_with_store,
+    worker_of,
+)
+from tests.tiny_models import write_model
+from tests.waiting import until
+
+TEXT = "The boats stay in the harbour. " * 40
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    write_model(tmp_path / "models" / "m")
+    return tmp_path
+
+
+async def test_a_running_worker_shrinks_at_once_and_grows_again(home: Path):
+    async with supervising(home, models_dir=home / "models") as supervisor:
+        first = await ask(supervisor, TEXT, max_tokens=4)
+        again = await ask(supervisor, TEXT, max_tokens=4)
+        assert again.finished.usage.cache.tier == "hot"
+        await ask(supervisor, "Something else. " + TEXT, max_tokens=4)
+        channel = worker_of(supervisor).kv
+        await until(lambda: channel.counts.num_runs >= 2, "both are in memory")
+        channel.set_hot_budget(1)
+        await until(lambda: channel.counts.num_evicted >= 1, "one was evicted")
+        missed = await ask(supervisor, TEXT, max_tokens=4)
+        assert missed.finished.usage.cache.num_tokens == 0
+        assert missed.text == first.text
+        channel.set_hot_budget(1 << 30)
+        kept = await ask(supervisor, TEXT, max_tokens=4)
+        assert kept.finished.usage.cache.tier == "hot"
+
+
+async def test_what_a_running_request_uses_is_not_touched(home: Path):
+    async with supervising(home, models_dir=home / "models") as supervisor:
+        whole = await ask(supervisor, TEXT, max_tokens=200, ignore_eos=True)
+        running = supervisor.submit(request(TEXT, max_tokens=200, ignore_eos=True))
+        await running.accepted()
+        worker_of(supervisor).kv.set_hot_budget(1)
+        chunks: list[Any] = []
+        while arrived := await running.next_chunks():
+            chunks += arrived
+        assert "".join(getattr(one, "text", "") for one in chunks) == whole.text
+
+
+async def test_a_machine_short_of_memory_loses_idle_models_and_then_refuses(home: Path):
+    async with supervising(home, models_dir=home / "models", memory_floor=2**47) as supervisor:
+        await ask(supervisor, TEXT, max_tokens=4)
+        await until(lambda: status_of(supervisor).state == "ready", "it is idle")
+        await supervisor.relieve()
+        await until(lambda: status_of(supervisor).state == "cold", "the idle model has left")
+        await supervisor.relieve()
+        with pytest.raises(MemoryShort) as refusal:
+            supervisor.submit(request(TEXT))
+        assert refusal.value.retry_after_s <= 60
+
+
+async def test_warming_wakes_no_model_and_keeps_none(home: Path):
+    async with supervising(home, models_dir=home / "models") as supervisor:
+        warming = request(TEXT, work="prefill", priority="background")
+        assert supervisor.warm(warming) is None
+        assert status_of(supervisor).state == "cold"
+        await ask(supervisor, "Wake up.", max_tokens=4)
+        before = status_of(supervisor).expires_in_s
+        generation = supervisor.warm(warming)
+        assert generation is not None
+        while await generation.next_chunks():
+            pass
+        after = status_of(supervisor).expires_in_s
+        assert before is not None
+        assert after is not None
+        assert after <= before
+        warm = await ask(supervisor, TEXT, max_tokens=4)
+        assert warm.finished.usage.cache.tier == "hot"
+
+
+async def test_another_model_that_is_waited_for_ends_what_only_warms(home: Path):
+    write_model(home / "models" / "n")
+    async with supervising(home, models_dir=home / "models") as supervisor:
+        await ask(supervisor, "Wake up.", max_tokens=4)
+        warming = supervisor.warm(request(TEXT, work="prefill", priority="background"))
+        assert warming is not None
+        other = supervisor.submit(request("Hello.", model="n", max_tokens=4))
+        assert warming.is_finished
+        with pytest.raises(Aborted):
+            await warming.accepted()
+        assert (await answer(other)).finished.usage.num_output_tokens > 0
+
+
+async def test_a_conversation_in_memory_only_is_forgotten_by_its_name(home: Path):
+    async with supervising_with_store(home, models_dir=home / "models") as (supervisor, kv):
+        chat = ChatPrompt(messages=(Message(role="user", text=TEXT),))
+        mine = CacheParams(session_id="mine", ttl_s=0)
+        await ask(supervisor, chat, cache=mine, max_tokens=4)
+        assert await kv.memory.forget("somebody else's") == 0
+        assert await kv.memory.forget("mine") > 0
+        again = await ask(supervisor, chat, cache=mine, max_tokens=4)
+        assert again.finished.usage.cache.num_tokens == 0
