@@ -31,7 +31,7 @@ from api.refusal import refuse
 from runtime.catalog import Catalog
 from runtime.errors import HearthError, InvalidRequest, UnknownPrewarm
 from runtime.prewarm import Prewarm, State, Warming
-from runtime.settings import Settings
+from runtime.settings import PrewarmSettings, Settings
 from runtime.types import ChatPrompt, GenerateRequest, ModelSpec
 
 T = TypeVar("T")
@@ -191,17 +191,23 @@ class PinnedPrompts:
         """The requests of a model. What cannot be read is logged and left out."""
         own = self._settings.models.get(model)
         found: list[GenerateRequest] = []
-        for name in own.prewarm if own is not None else ():
-            path = self._settings.home / Path(name).expanduser()
+        for number, wanted in enumerate(own.prewarm if own is not None else ()):
+            name = wanted if isinstance(wanted, str) else f"prewarm[{number}]"
             try:
-                fields = msgspec.json.decode(path.read_bytes(), type=Fields)
+                fields = msgspec.json.decode(self._body(wanted), type=Fields)
                 spec = self._catalog.resolve(model)
                 request = prompt_of(fields, spec, self._settings, Caller())
             except (OSError, msgspec.MsgspecError, HearthError) as error:
-                log.warning("prewarm_file_unusable", model=model, file=str(path), why=str(error))
+                log.warning("prewarm_file_unusable", model=model, name=name, why=str(error))
                 continue
             found.append(msgspec.structs.replace(request, request_id=name))
         return found
+
+    def _body(self, wanted: str | PrewarmSettings) -> bytes:
+        """A request's body. Raises OSError."""
+        if isinstance(wanted, str):
+            return (self._settings.home / Path(wanted).expanduser()).read_bytes()
+        return msgspec.json.encode({"system": wanted.system, "tools": wanted.tools})
 
 
 class PrewarmCollector(Collector):

@@ -38,6 +38,13 @@ class SamplingSettings(SamplingParams, frozen=True, forbid_unknown_fields=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
 
 
+class PrewarmSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """A prefix to be warm: a system prompt and tools, written as Anthropic's requests have them."""
+
+    system: str = ""
+    tools: tuple[dict[str, object], ...] = ()
+
+
 class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[models.NAME]`: where a model comes from and how it is run.
 
@@ -54,7 +61,7 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     kv_bits: KvBits | None = None
     keep_alive_s: KeepAlive | None = None
     pinned: bool = False
-    prewarm: tuple[str, ...] = ()
+    prewarm: tuple[str | PrewarmSettings, ...] = ()
     priority: Priority | None = None
     sampling: SamplingSettings = SamplingSettings()
     prompt_rules: PromptSwitches = PromptSwitches()
@@ -90,7 +97,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free). A
     model keeps `hot_bytes` in memory (a quarter of what its weights leave), of which a share of
     `prewarm_share` is filled after a load with what was used last. With `prewarm` the prefixes
-    that `prewarm` of a model names (files with a request's body, in `home`) and up to
+    that `prewarm` of a model names (files in `home` with a request's body, or texts) and up to
     `prewarm_learned` that it is often asked with are made warm as well. `block_size` is the
     unit of matching in tokens. `kv_bits` (4 or 8, also per model) quantises live KV; None keeps
     the model's own dtype. At most `kv_write_queue_bytes` wait to be written, and after
@@ -173,6 +180,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         """What is not done to the prompts of this model."""
         own = self.models.get(model, ModelSettings()).prompt_rules
         return switched_off(own, self.prompt_rules)
+
+    def keep_alive_of(self, model: str) -> float:
+        """Seconds that this model stays loaded unused; negative is for ever."""
+        own = self.models.get(model)
+        return (
+            self.model_keep_alive_s if own is None or own.keep_alive_s is None else own.keep_alive_s
+        )
 
     @property
     def kv_root(self) -> Path:

@@ -89,6 +89,21 @@ async def test_warming_wakes_no_model_and_keeps_none(home: Path):
         assert warm.finished.usage.cache.tier == "hot"
 
 
+async def test_a_request_overtakes_what_only_warms_and_that_goes_on_afterwards(home: Path):
+    async with supervising(home, models_dir=home / "models", prefill_slice=32) as supervisor:
+        await ask(supervisor, "Wake up.", max_tokens=4)
+        long = request(TEXT * 3, work="prefill", priority="background")
+        warming = supervisor.warm(long)
+        assert warming is not None
+        said = await answer(supervisor.submit(request("Hello.", max_tokens=4)))
+        assert said.finished.usage.num_output_tokens > 0
+        assert not warming.is_finished
+        warmed = await answer(warming)
+        assert warmed.finished.usage.num_output_tokens == 0
+        again = await ask(supervisor, TEXT * 3, max_tokens=1)
+        assert again.finished.usage.num_cached_tokens == warmed.finished.usage.num_prompt_tokens - 1
+
+
 async def test_another_model_that_is_waited_for_ends_what_only_warms(home: Path):
     write_model(home / "models" / "n")
     async with supervising(home, models_dir=home / "models") as supervisor:

@@ -148,10 +148,11 @@ async def test_what_is_often_asked_is_warm_after_a_restart_and_gone_when_deleted
 async def test_prefixes_of_the_configuration_are_warm_and_pinned(tmp_path: Path, models_dir: Path):
     body = {"system": SYSTEM, "tools": [TOOL]}
     (tmp_path / "agent.json").write_text(json.dumps(body))
-    config = CONFIG + '[models.tiny]\nprewarm = ["agent.json", "missing.json"]\n'
+    prewarm = f'["agent.json", "missing.json", {{ system = "inline {SYSTEM}" }}]'
+    config = CONFIG + f"[models.tiny]\nprewarm = {prewarm}\n"
     with running(tmp_path, "--models-dir", str(models_dir), config=config) as server:
         await until(
-            lambda: server.figure("hearth_prewarm_total", source="config") == 1, "it is warm"
+            lambda: server.figure("hearth_prewarm_total", source="config") == 2, "they are warm"
         )
         assert "prewarm_file_unusable" in server.stderr
 
@@ -160,6 +161,7 @@ async def test_prefixes_of_the_configuration_are_warm_and_pinned(tmp_path: Path,
             return any(one["is_pinned"] for one in listing)
 
         await until(is_pinned, "its slots are pinned")
+        assert asked(server, question("inline " + SYSTEM))[1] == "hot"
 
 
 async def test_memory_only_kv_of_a_conversation_can_be_deleted(server: RunningServer):
