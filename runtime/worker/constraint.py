@@ -17,6 +17,9 @@ from runtime.worker.guide import GuidePlan
 NOT_ENFORCED = "strict_not_enforced"
 """A strict tool of a model whose calls cannot be held to the whole of a schema."""
 
+SCHEMA_NOT_ENFORCED = "tool_schema_not_enforced"
+"""A forced call of a tool that is not strict may have any arguments: its schema is no grammar."""
+
 _BUDGETS = {"minimal": 256, "low": 1024, "medium": 8192}
 _BLANK_LINES = ("\n", "\n\n")
 
@@ -132,16 +135,37 @@ class Constrainer:
             if is_demanded or has_answer:
                 self._refuse_unforced(prompt, has_answer=has_answer)
             return None, (NOT_ENFORCED,)
+        shown, is_whole = tools, True
+        if is_demanded or has_answer:
+            tools, is_whole = self._held(tools)
         try:
             matcher = self._rest_of_call(tools, "tools")
         except InvalidRequest:
-            for tool in tools:
-                self._rest_of_call((tool,), f"tools[{prompt.tools.index(tool)}]")
+            for tool, one in zip(tools, shown, strict=True):
+                self._rest_of_call((tool,), f"tools[{prompt.tools.index(one)}]")
             raise
         is_held = is_demanded or has_answer or len(self._marks.trigger) == 1
-        is_exact = all(forcing.is_exact(self._dialect, tool) for tool in tools if tool.is_strict)
+        is_exact = all(forcing.is_exact(self._dialect, tool) for tool in shown if tool.is_strict)
         notes = () if (is_exact and is_held) or not is_strict else (NOT_ENFORCED,)
-        return matcher, notes
+        return matcher, notes if is_whole else (*notes, SCHEMA_NOT_ENFORCED)
+
+    def _held(self, tools: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], bool]:
+        """The tools, strict wherever that is possible, and whether it is for all of them."""
+        held = tuple(forcing.held(tool) for tool in tools)
+        try:
+            self._rest_of_call(held, "tools")
+        except InvalidRequest:
+            held = tuple(self._held_alone(tool) for tool in tools)
+            return held, all(tool.is_strict or tool.is_freeform for tool in held)
+        return held, True
+
+    def _held_alone(self, tool: Tool) -> Tool:
+        held = forcing.held(tool)
+        try:
+            self._rest_of_call((held,), "tools")
+        except InvalidRequest:
+            return tool
+        return held
 
     def _rest_of_call(self, tools: tuple[Tool, ...], field: str) -> LLMatcher:
         rules = forcing.rest_of_call(self._dialect, tools, self._grammars.literal, json_rule)

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -169,6 +170,40 @@ def test_a_forced_call_is_a_call_whatever_is_said(name: str, seed: int):
     said = speak(plan_of(required(LOOK), name).start(), "", random.Random(seed))
     text, _, ((called, arguments),) = read(said, dialect(name), (LOOK,))
     assert (text, called) == ("", "look")
+    jsonschema.validate(json.loads(arguments), SCHEMA)
+
+
+@given(seed=st.integers(0, 10_000))
+@pytest.mark.parametrize("name", FORCED)
+@settings(max_examples=5)
+def test_a_forced_call_follows_its_schema_though_the_tool_is_not_strict(name: str, seed: int):
+    look = replace(LOOK, is_strict=False)
+    said = speak(plan_of(required(look), name).start(), "", random.Random(seed))
+    ((_, arguments),) = read(said, dialect(name), (look,))[2]
+    jsonschema.validate(json.loads(arguments), SCHEMA)
+
+
+def test_a_forced_call_invents_no_arguments_where_its_tool_names_all_of_them():
+    wait = Tool(name="wait", parameters='{"type":"object","properties":{}}')
+    said = speak(plan_of(required(wait)).start(), "", random.Random(1))
+    assert read(said, dialect("json_tools"), (wait,))[2] == [("wait", "{}")]
+
+
+def test_a_schema_that_cannot_be_enforced_leaves_a_forced_call_any_arguments():
+    odd = Tool(name="odd", parameters='{"type":"object","not":{"required":["x"]}}')
+    look = replace(LOOK, is_strict=False)
+    request = GenerateRequest(request_id="r", model="m", prompt=required(odd, look))
+    demands = constrainer("json_tools").demands(request, "closed", None)
+    assert demands.notes == ("tool_schema_not_enforced",)
+    assert demands.plan is not None
+    opening = dialect("json_tools").tool_start
+    wish = opening + '\n{"name": "odd", "arguments": {"a": [1]}}\n</tool_call>'
+    said = speak(demands.plan.start(), wish, RNG)
+    assert read(said, dialect("json_tools"), (odd, look))[2] == [("odd", '{"a": [1]}')]
+    wish = opening + '\n{"name": "look", "arguments": {"a": [1]}}\n</tool_call>'
+    said = speak(demands.plan.start(), wish, RNG)
+    ((called, arguments),) = read(said, dialect("json_tools"), (odd, look))[2]
+    assert called == "look"
     jsonschema.validate(json.loads(arguments), SCHEMA)
 
 

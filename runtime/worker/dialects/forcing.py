@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from msgspec.structs import replace
+
 from runtime.types import Tool
 from runtime.worker.dialects import harmony
 from runtime.worker.dialects.dialect import Dialect
@@ -23,6 +25,10 @@ JsonRule = Callable[[object], str]
 
 _COUNTER = "\0"
 _DIGITS = "/[0-9]{1,4}/"
+_OPENING_KEYS = frozenset(
+    {"additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"}
+)
+"""What names arguments that `properties` does not."""
 _TEXT_KEYS = frozenset({"type", "description", "title", "default", "examples", "$comment"})
 
 
@@ -94,6 +100,16 @@ def is_exact(dialect: Dialect, tool: Tool) -> bool:
     schema = schema_of(tool)
     odd = {"anyOf", "oneOf", "allOf", "$ref", "patternProperties"} & schema.keys()
     return not odd and all(_is_plain(one) for one in properties_of(schema).values())
+
+
+def held(tool: Tool) -> Tool:
+    """The tool as one whose calls follow its schema; arguments that it does not name are none."""
+    if tool.is_strict or tool.is_freeform:
+        return tool
+    schema = schema_of(tool)
+    if "properties" in schema and not schema.keys() & _OPENING_KEYS:
+        schema = {**schema, "additionalProperties": False}
+    return replace(tool, is_strict=True, parameters=json.dumps(schema, ensure_ascii=False))
 
 
 def rest_of_call(
