@@ -12,6 +12,7 @@ import msgspec
 from litestar.types import Scope
 
 from api.answer import Answer
+from api.lineage import tenant_of
 from api.metrics import Metrics
 from api.record import record_of
 from runtime.catalog import Catalog
@@ -181,11 +182,14 @@ class Gate:
         with ExitStack() as unless_all:
             generations: list[Generation] = []
             for request in requests:
-                generation = self.supervisor.submit(request)
+                # Whatever an adapter made of the request: nobody reads another's KV.
+                cache = msgspec.structs.replace(request.cache, tenant=tenant_of(scope))
+                own = msgspec.structs.replace(request, cache=cache)
+                generation = self.supervisor.submit(own)
                 unless_all.callback(generation.abort)
                 generations.append(generation)
             unless_all.pop_all()
-        watch = self._prewarm.watch(requests[0])
+        watch = self._prewarm.watch(generations[0].request)
         answer = Answer(generations, self.metrics.meter(model, watch))
         record = record_of(scope)
         record.model, record.tally = model, answer.tally

@@ -19,7 +19,7 @@ from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from api.errors import ErrorDesk
 from runtime.errors import Forbidden, SettingsError, Unauthorized
-from runtime.keys import ANYONE, Caller, Keyring, is_digest
+from runtime.keys import ANYONE, TENANT, Caller, Keyring, is_digest
 from runtime.settings import Settings
 
 OPEN_PATHS = frozenset({"/health", "/health/live"})
@@ -45,6 +45,12 @@ def rules_of(settings: Settings, token_digest: str) -> Rules:
         if digest and not is_digest(digest):
             raise SettingsError(
                 f"The key {name!r} must be given as a digest (sha256:…): `hearth key` makes one."
+            )
+    for name in settings.api_keys:
+        if not TENANT.fullmatch(name):
+            raise SettingsError(
+                f"A key in [api_keys] cannot be named {name[:80]!r}: use up to 64 letters, digits, "
+                "dots, dashes and underscores."
             )
     is_local = is_loopback_name(settings.host)
     if not is_local and not (settings.allow_remote and settings.api_keys):

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from litestar.types import Scope
+
+from api.body import HttpRequest
 from api.clients import client_family
+from runtime import keys
 
 SESSION_HEADERS = (
     "x-session-id",
@@ -31,25 +35,38 @@ MAX_CHARS = 256
 
 
 class Caller(NamedTuple):
-    """The program that asks: its family, and the conversation's name in its headers."""
+    """The program that asks: its family, the conversation's name in its headers, whose key."""
 
     client: str = ""
     session: str | None = None
+    tenant: str = ""
 
     def session_id(self, ids: Iterable[str | None], fallbacks: Iterable[str | None]) -> str | None:
         """The conversation's name: of `ids`, of the headers, of `fallbacks`; None without any.
 
-        One that is longer than 256 characters is replaced by its digest.
+        One that is longer than 256 characters is replaced by its digest. Tenants share none.
         """
         given = next((one for one in (*ids, self.session, *fallbacks) if one), None)
-        if given is None or len(given) <= MAX_CHARS:
-            return given
-        return hashlib.blake2b(given.encode(errors="replace"), digest_size=16).hexdigest()
+        if given is None:
+            return None
+        if len(given) > MAX_CHARS:
+            given = hashlib.blake2b(given.encode(errors="replace"), digest_size=16).hexdigest()
+        return keys.owned(self.tenant, given)
 
 
-def caller_of(headers: Mapping[str, str]) -> Caller:
-    """Who sent these headers."""
+def tenant_of(scope: Scope) -> str:
+    """Whose key let this request in; "" where none is asked for."""
+    return cast("keys.Caller", scope["state"]["caller"]).tenant
+
+
+def asker_of(request: HttpRequest) -> Caller:
+    """Who sent this request."""
+    return caller_of(request.headers, tenant_of(request.scope))
+
+
+def caller_of(headers: Mapping[str, str], tenant: str = "") -> Caller:
+    """Who sent these headers, with a key of that tenant."""
     session = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
     if session is not None and (agent := headers.get(AGENT_HEADER)):
         session = f"{session}/{agent}"
-    return Caller(client_family(headers), session)
+    return Caller(client_family(headers), session, tenant)

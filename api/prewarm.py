@@ -21,7 +21,7 @@ from api.anthropic.schemas import MessagesRequest
 from api.body import HttpRequest
 from api.deps import Gate
 from api.errors import documented
-from api.lineage import Caller, caller_of
+from api.lineage import Caller, asker_of, tenant_of
 from api.openai.convert import chat_to_generate
 from api.openai.response_convert import check, items_of, plan_of
 from api.openai.response_desk import ResponseDesk
@@ -30,6 +30,7 @@ from api.openai.schemas import ChatRequest
 from api.refusal import refuse
 from runtime.catalog import Catalog
 from runtime.errors import HearthError, InvalidRequest, UnknownPrewarm
+from runtime.keys import owned, plain
 from runtime.prewarm import Prewarm, State, Warming
 from runtime.settings import PrewarmSettings, Settings
 from runtime.types import ChatPrompt, GenerateRequest, ModelSpec
@@ -88,13 +89,13 @@ async def announce(
     """Have a prompt warm soon: tools and system alone, or with messages, or what went before."""
     fields, options = _read(await request.body())
     spec = gate.spec(options.model)
-    caller = caller_of(request.headers)
+    caller = asker_of(request)
     if "previous_response_id" in fields or shape_of(fields) == "responses":
         generate = await _of_response(fields, spec, gate.settings, caller, responses)
     elif not fields.keys() & {"messages", "system", "tools"}:
         if options.session_id is None:
             refuse("messages", "is missing: send messages, system, tools, or a session_id.")
-        return _answer(await _bring(gate, options.session_id, spec))
+        return _answer(await _bring(gate, owned(caller.tenant, options.session_id), spec))
     else:
         generate = prompt_of(fields, spec, gate.settings, caller)
     if options.pinned and options.ttl is not None:
@@ -106,19 +107,21 @@ async def announce(
 
 @get("/v1/prewarm/{prewarm_id:str}", tags=["Hearth"])
 async def prewarm_state(
-    prewarm_id: FromPath[str], prewarm: NamedDependency[Prewarm]
+    prewarm_id: FromPath[str], request: HttpRequest, prewarm: NamedDependency[Prewarm]
 ) -> PrewarmView:
     """How far it is."""
-    warming = prewarm.find(prewarm_id)
+    warming = prewarm.find(owned(tenant_of(request.scope), prewarm_id))
     if warming is None:
         raise UnknownPrewarm(prewarm_id)
     return view_of(warming)
 
 
 @delete("/v1/prewarm/{prewarm_id:str}", status_code=204, tags=["Hearth"])
-async def prewarm_cancelled(prewarm_id: FromPath[str], prewarm: NamedDependency[Prewarm]) -> None:
+async def prewarm_cancelled(
+    prewarm_id: FromPath[str], request: HttpRequest, prewarm: NamedDependency[Prewarm]
+) -> None:
     """Warm it no more and take its pin back, also one from before a restart."""
-    if not await prewarm.cancel(prewarm_id):
+    if not await prewarm.cancel(owned(tenant_of(request.scope), prewarm_id)):
         raise UnknownPrewarm(prewarm_id)
 
 
@@ -128,7 +131,7 @@ HANDLERS = [announce, prewarm_state, prewarm_cancelled]
 def view_of(warming: Warming) -> PrewarmView:
     """What clients are told of it."""
     return PrewarmView(
-        id=warming.id,
+        id=plain(warming.id),
         model=warming.model,
         status=warming.state,
         message=_STATES[warming.state],
@@ -188,7 +191,7 @@ class PinnedPrompts:
         self._catalog = catalog
 
     def __call__(self, model: str) -> list[GenerateRequest]:
-        """The requests of a model. What cannot be read is logged and left out."""
+        """The requests of a model, for each tenant. What cannot be read is logged and left out."""
         own = self._settings.models.get(model)
         found: list[GenerateRequest] = []
         for number, wanted in enumerate(own.prewarm if own is not None else ()):
@@ -196,11 +199,14 @@ class PinnedPrompts:
             try:
                 fields = msgspec.json.decode(self._body(wanted), type=Fields)
                 spec = self._catalog.resolve(model)
-                request = prompt_of(fields, spec, self._settings, Caller())
+                requests = [
+                    prompt_of(fields, spec, self._settings, Caller(tenant=tenant))
+                    for tenant in self._settings.api_keys or ("",)
+                ]
             except (OSError, msgspec.MsgspecError, HearthError) as error:
                 log.warning("prewarm_file_unusable", model=model, name=name, why=str(error))
                 continue
-            found.append(msgspec.structs.replace(request, request_id=name))
+            found += (msgspec.structs.replace(one, request_id=name) for one in requests)
         return found
 
     def _body(self, wanted: str | PrewarmSettings) -> bytes:
@@ -252,8 +258,9 @@ async def _of_response(
 ) -> GenerateRequest:
     data = _decoded(fields, ResponseRequest)
     check(data)
-    new = await desk.archive.resolved(items_of(data))
-    past = await desk.archive.past(data.previous_response_id)
+    new = await desk.archive.resolved(items_of(data), caller.tenant)
+    given = data.previous_response_id
+    past = await desk.archive.past(owned(caller.tenant, given) if given is not None else None)
     request = plan_of(data, [*past, *new], "", spec, caller, settings).request
     assert isinstance(request.prompt, ChatPrompt)
     return request

@@ -28,6 +28,9 @@ class Caller(NamedTuple):
 
 ANYONE = Caller()
 
+TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""What a tenant may be called; names that it owns begin with it."""
+
 
 def new_key() -> str:
     """A key that nobody can guess."""
@@ -37,6 +40,21 @@ def new_key() -> str:
 def digest_of(key: str) -> str:
     """What stands for the key in the configuration."""
     return _PREFIX + hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
+
+
+def owned(tenant: str, name: str) -> str:
+    """What a name that a tenant gave is known by: two tenants mean two things by one name."""
+    return f"@{tenant}/{name}" if tenant else name
+
+
+def plain(name: str) -> str:
+    """The name as its tenant gave it; it has no slash."""
+    return name.rpartition("/")[2] if name.startswith("@") else name
+
+
+def owner(name: str) -> str:
+    """The tenant that gave a name, "" for those without one."""
+    return name[1:].partition("/")[0] if name.startswith("@") else ""
 
 
 def is_digest(text: str) -> bool:

@@ -206,4 +206,5 @@ def known(row: SlotRow) -> KnownSlot:
         hits=row.hits,
         ttl_class=header.ttl_class,
         ttl_s=header.ttl_s,
+        root=header.root,
     )

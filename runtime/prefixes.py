@@ -39,6 +39,7 @@ class Prefix(Struct, frozen=True):
     touched_s: float = 0.0
     ttl_s: float | None = None
     sessions: tuple[str, ...] = ()
+    tenant: str = ""
 
     @property
     def num_chars(self) -> int:
@@ -81,13 +82,19 @@ def prefix_of(request: GenerateRequest, rules_off: frozenset[str], key: bytes) -
     plain = tuple(msgspec.structs.replace(message, keep_s=None) for message in head)
     tools = tuple(msgspec.structs.replace(tool, keep_s=None) for tool in prompt.tools)
     opening = msgspec.structs.replace(prompt, messages=(*plain, _OPENING), tools=tools)
-    name = _digest(opening, request.client, key)
-    found = Prefix(name=name, prompt=opening, client=request.client, ttl_s=cache.ttl_s)
+    found = Prefix(
+        name=_digest(opening, request.client, cache.tenant, key),
+        prompt=opening,
+        client=request.client,
+        ttl_s=cache.ttl_s,
+        tenant=cache.tenant,
+    )
     return found if found.num_chars >= MIN_CHARS else None
 
 
-def _digest(prompt: ChatPrompt, client: str, key: bytes) -> str:
-    content = msgspec.msgpack.encode((prompt, client))
+def _digest(prompt: ChatPrompt, client: str, tenant: str, key: bytes) -> str:
+    """Two tenants' prefixes have two names: what one of them uses says nothing to the other."""
+    content = msgspec.msgpack.encode((prompt, client, tenant) if tenant else (prompt, client))
     return blake2b(content, digest_size=16, key=key).hexdigest()
 
 
@@ -115,5 +122,5 @@ def warming_of(prefix: Prefix, request_id: str, model: str) -> GenerateRequest:
         work="prefill",
         priority="background",
         client=prefix.client,
-        cache=CacheParams(mode="prefix", ttl_s=prefix.ttl_s),
+        cache=CacheParams(mode="prefix", ttl_s=prefix.ttl_s, tenant=prefix.tenant),
     )

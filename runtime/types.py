@@ -176,13 +176,15 @@ class CacheParams(Struct, frozen=True):
     nor keeps. `ttl_s` is how long the KV may stay on disk unused: 0 keeps it in memory only, None
     leaves it to the server. `session_id` names the conversation for listing and deleting; what
     matches is decided by content alone. A `prefill` with a `pin` has its KV stay until that pin is
-    taken back; in `prefix` mode that of the prefix.
+    taken back; in `prefix` mode that of the prefix. Requests of two
+    tenants share nothing.
     """
 
     mode: CacheMode = "full"
     ttl_s: float | None = None
     session_id: str | None = None
     pin: str | None = None
+    tenant: str = ""
 
 
 class GenerateRequest(Struct, frozen=True):

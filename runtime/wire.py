@@ -21,7 +21,8 @@ _LENGTH = struct.Struct("<I")
 class WorkerOptions(Struct, frozen=True):
     """What a worker needs of the settings. `prefill_block_ms` bounds how long decode may wait.
 
-    `prompt_rules_off` names the rules for prompts that are switched off.
+    `prompt_rules_off` names the rules for prompts that are switched off. `ranks` processes compute
+    the model together, on `hosts` when those are named.
     """
 
     wired: Literal["off", "on"] = "off"
@@ -30,6 +31,8 @@ class WorkerOptions(Struct, frozen=True):
     prefill_block_ms: float = 250.0
     heartbeat_s: float = 1.0
     prompt_rules_off: tuple[str, ...] = ()
+    ranks: int = 1
+    hosts: tuple[str, ...] = ()
 
 
 class KvOptions(Struct, frozen=True):
@@ -57,7 +60,7 @@ class Load(Struct, frozen=True, tag="load"):
 
 
 class KnownSlot(Struct, frozen=True, array_like=True):
-    """A slot on disk, as the index knows it. Hashes are 16 bytes."""
+    """A slot on disk, as the index knows it. Hashes are 16 bytes; `root` is as in its header."""
 
     id: str
     parent: str | None
@@ -73,6 +76,7 @@ class KnownSlot(Struct, frozen=True, array_like=True):
     hits: float
     ttl_class: TtlClass
     ttl_s: float | None
+    root: bytes = b""
 
 
 class Slots(Struct, frozen=True, tag="slots"):

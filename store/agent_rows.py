@@ -84,9 +84,17 @@ def get(connection: Connection, agent_id: str) -> AgentRow | None:
     return AgentRow(*row) if row is not None else None
 
 
-def listing(connection: Connection, after: str | None, limit: int) -> list[AgentRow]:
-    """Agents in the order of their making, the newest first; `after` is the last id seen."""
-    rows = select(*_AGENT).order_by(Agent.number.desc()).limit(limit)
+def listing(
+    connection: Connection, after: str | None, limit: int, owner: str = ""
+) -> list[AgentRow]:
+    """Agents in the order of their making, the newest first; `after` is the last id seen.
+
+    Their ids begin with `owner`; with "" only those without an owner (`@…`) are listed.
+    """
+    is_mine = func.substr(Agent.id, 1, len(owner)) == owner
+    if not owner:
+        is_mine = func.substr(Agent.id, 1, 1) != "@"
+    rows = select(*_AGENT).where(is_mine).order_by(Agent.number.desc()).limit(limit)
     if after is not None:
         seen = select(Agent.number).where(Agent.id == after).scalar_subquery()
         rows = rows.where(Agent.number < seen)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import CTE, Connection, delete, insert, literal, select, update
+from sqlalchemy import CTE, Connection, delete, func, insert, literal, select, update
 from sqlalchemy.orm import aliased
 
 from store.history_tables import Response, ResponseItem
@@ -86,9 +86,18 @@ def chain(connection: Connection, response_id: str) -> Chain:
     return Chain([item for one_id, _ in ids for item in _items(connection, one_id)])
 
 
-def find_items(connection: Connection, item_ids: Sequence[str]) -> dict[str, bytes]:
-    """The items of these ids that are stored anywhere."""
-    rows = select(ResponseItem.id, ResponseItem.body).where(ResponseItem.id.in_(item_ids))
+def find_items(
+    connection: Connection, item_ids: Sequence[str], owner: str = ""
+) -> dict[str, bytes]:
+    """The items of these ids in responses whose ids begin with `owner`; "": with no `@`."""
+    is_mine = func.substr(Response.id, 1, len(owner)) == owner
+    if not owner:
+        is_mine = func.substr(Response.id, 1, 1) != "@"
+    rows = (
+        select(ResponseItem.id, ResponseItem.body)
+        .join(Response, Response.number == ResponseItem.response_number)
+        .where(ResponseItem.id.in_(item_ids), is_mine)
+    )
     return {row.id: row.body for row in connection.execute(rows)}
 
 

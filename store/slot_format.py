@@ -227,6 +227,8 @@ def header_problem(header: SlotHeader, entries: Sequence[TensorEntry]) -> str | 
         return "the token ids are not first, or not as many as the header says"
     if any(len(one) != _HASH_BYTES for one in hashes):
         return "a hash is not 16 bytes"
+    if len(header.root) not in (0, _HASH_BYTES):
+        return "the root is not 16 bytes"
     if not 0 < len(header.model) <= _MAX_MODEL_BYTES:
         return "the model hash has an impossible length"
     return None

@@ -25,7 +25,7 @@ CHUNK = 500
 _SLOTS = """
 SELECT s.id, s.name, m.hash, p.name, s.start, s."end", s.block_size, s.end_hash, l.text,
   s.has_state, s.recompute_ms, s.created_s, s.ttl_class, s.ttl_s, s.disk_bytes, s.tier,
-  s.last_used_s, s.hits, s.num_children, s.is_pinned
+  s.last_used_s, s.hits, s.num_children, s.is_pinned, s.root
 FROM slots s JOIN models m ON m.id = s.model_id JOIN layouts l ON l.id = s.layout_id
   LEFT JOIN slots p ON p.id = s.parent_id
 """
@@ -33,15 +33,15 @@ _BLOCKS = "SELECT slot_id, hash FROM blocks {where} ORDER BY slot_id, position"
 _INSERT_SLOT = """
 INSERT INTO slots (name, model_id, parent_id, start, "end", block_size, end_hash, layout_id,
   has_state, recompute_ms, created_s, ttl_class, ttl_s, disk_bytes, tier, last_used_s, hits,
-  is_pinned)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id
+  is_pinned, root)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id
 """
 _OF_MODEL = "WHERE s.model_id = :model"
 _BLOCKS_OF_MODEL = "WHERE slot_id IN (SELECT id FROM slots WHERE model_id = :model)"
 
 _SlotTuple = tuple[
     int, str, bytes, str | None, int, int, int, bytes, str,
-    int, float, float, TtlClass, float | None, int, Tier, float, float, int, int,
+    int, float, float, TtlClass, float | None, int, Tier, float, float, int, int, bytes | None,
 ]  # fmt: skip
 
 
@@ -108,6 +108,7 @@ def _slot_row(row: _SlotTuple, block_hashes: tuple[bytes, ...]) -> SlotRow:
         created_s=row[11],
         ttl_class=row[12],
         ttl_s=row[13],
+        root=row[20] or b"",
     )
     return SlotRow(
         header=header,
@@ -169,6 +170,7 @@ def _insert_slot(cursor: DBAPICursor, row: SlotRow) -> bool:
         row.last_used_s,
         row.hits,
         is_pinned,
+        header.root or None,
     )
     number = _value(cursor, _INSERT_SLOT, *values)
     blocks = [(number, position, block) for position, block in enumerate(header.block_hashes)]

@@ -14,7 +14,7 @@ from store.types import Tier, TtlClass
 APPLICATION_ID = 0x48525448
 """What SQLite's header says of the file: `HRTH`."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -84,6 +84,7 @@ class Slot(Table):
     hits: Mapped[float]
     num_children: Mapped[int] = mapped_column(server_default=text("0"))
     is_pinned: Mapped[bool]
+    root: Mapped[bytes | None]
 
 
 class Layout(Table):

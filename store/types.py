@@ -44,7 +44,8 @@ class SlotHeader(Struct, frozen=True):
     from the sequence's beginning) that end inside `(start, end]`; `end_hash` identifies the whole
     prefix up to `end`. `layout` is JSON text that only the KV packer reads. `has_state` says that
     the state of layers that cannot be sliced is here, as it was at `end`. `recompute_ms` is what
-    prefill of these tokens took. `ttl_s` is None for ever, else seconds after the last use.
+    prefill of these tokens took. `ttl_s` is None for ever, else seconds after the last use. `root`
+    is the hash that its tenant's prefixes begin with, empty for those without a tenant.
     """
 
     id: str
@@ -61,6 +62,7 @@ class SlotHeader(Struct, frozen=True):
     created_s: float
     ttl_class: TtlClass = "long"
     ttl_s: float | None = TTL_S["long"]
+    root: bytes = b""
 
     @property
     def num_tokens(self) -> int:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from runtime.errors import UnknownAgent
 from runtime.history import History
+from runtime.keys import plain
 from store import agent_rows, history_room
 from store.agent_rows import AgentRow
 from store.history_room import Room
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 class AgentBook:
-    """Every call may raise StoreUnavailable."""
+    """Ids are as `runtime.keys.owned` makes them. Every call may raise StoreUnavailable."""
 
     def __init__(self, history: History, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -32,7 +33,7 @@ class AgentBook:
         """One agent. Raises UnknownAgent."""
         row = await self.read(lambda connection: agent_rows.get(connection, agent_id))
         if row is None:
-            raise UnknownAgent(agent_id)
+            raise unknown(agent_id)
         return row
 
     async def add(self, work: Callable[[Connection], T], num_bytes: int, keep: str) -> T:
@@ -44,6 +45,11 @@ class AgentBook:
             return work(connection)
 
         return await self.write(run)
+
+
+def unknown(agent_id: str) -> UnknownAgent:
+    """There is none of that id, or it is another tenant's."""
+    return UnknownAgent(plain(agent_id))
 
 
 def new_session(agent_id: str) -> str:

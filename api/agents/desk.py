@@ -8,7 +8,7 @@ import time
 from sqlalchemy import Connection
 
 from api.agents import convert
-from api.agents.book import AgentBook, new_session
+from api.agents.book import AgentBook, new_session, unknown
 from api.agents.convert import Sent
 from api.agents.kv import AgentKv
 from api.agents.lanes import Lanes
@@ -16,13 +16,17 @@ from api.agents.schemas import AgentDeleted, AgentList, AgentView, HistoryPage, 
 from api.deps import Gate
 from api.openai.convert import chat_to_generate
 from api.refusal import refuse
-from runtime.errors import AgentChanged, AgentExists, UnknownAgent, UnknownModel
+from runtime.errors import AgentChanged, AgentExists, UnknownModel
+from runtime.keys import owned, owner, plain
 from store import agent_rows
 from store.agent_rows import AgentRow, Page
 
 
 class AgentDesk:
-    """All agents of this server. Every call may raise StoreUnavailable."""
+    """All agents of this server. Every call may raise StoreUnavailable.
+
+    Ids are as `runtime.keys.owned` makes them, so that nobody finds another tenant's.
+    """
 
     def __init__(self, gate: Gate, book: AgentBook, lanes: Lanes, kv: AgentKv) -> None:
         self._gate = gate
@@ -31,14 +35,14 @@ class AgentDesk:
         self._lanes = lanes
         self._kv = kv
 
-    async def create(self, agent_id: str | None, sent: Sent) -> AgentView:
-        """Make an agent.
+    async def create(self, tenant: str, agent_id: str | None, sent: Sent) -> AgentView:
+        """Make an agent of a tenant; `agent_id` is as it was given.
 
         Raises:
             AgentExists: there is one of that id.
             InvalidRequest, UnknownModel: it could never generate.
         """
-        row = self._new_row(agent_id, convert.config_of(sent))
+        row = self._new_row(_key_of(tenant, agent_id), convert.config_of(sent))
         is_new = await self._book.add(
             lambda connection: agent_rows.create(connection, row), len(row.config), row.id
         )
@@ -46,9 +50,12 @@ class AgentDesk:
             raise _exists(row.id)
         return await self._view(row)
 
-    async def listing(self, after: str | None, limit: int) -> AgentList:
-        """A page of agents, the newest first."""
-        rows = await self._book.read(lambda c: agent_rows.listing(c, after, limit + 1))
+    async def listing(self, tenant: str, after: str | None, limit: int) -> AgentList:
+        """A page of a tenant's agents, the newest first; `after` is as it was given."""
+        seen = owned(tenant, after) if after is not None else None
+        rows = await self._book.read(
+            lambda c: agent_rows.listing(c, seen, limit + 1, owned(tenant, ""))
+        )
         shown = rows[:limit]
         kv = await self._kv.views([row.session for row in shown])
         views = [self._seen(row, kv[row.session]) for row in shown]
@@ -77,7 +84,7 @@ class AgentDesk:
 
         row = await self._book.add(work, len(wanted.config), agent_id)
         if row is None:
-            raise UnknownAgent(agent_id)
+            raise unknown(agent_id)
         return await self._view(row)
 
     async def remove(self, agent_id: str) -> AgentDeleted:
@@ -85,13 +92,13 @@ class AgentDesk:
 
         Raises UnknownAgent.
         """
-        self._lanes.end_all(agent_id, UnknownAgent(agent_id))
+        self._lanes.end_all(agent_id, unknown(agent_id))
         row = await self._book.write(lambda c: agent_rows.remove(c, agent_id, time.time()))
         if row is None:
-            raise UnknownAgent(agent_id)
+            raise unknown(agent_id)
         await self._book.tidy()
         is_gone = await self._kv.remove(row.session)
-        return AgentDeleted(agent_id, "deleted" if is_gone else "pending")
+        return AgentDeleted(plain(agent_id), "deleted" if is_gone else "pending")
 
     async def reset(self, agent_id: str) -> AgentView:
         """Delete an agent's history and KV and keep the agent; what runs or waits ends.
@@ -102,7 +109,7 @@ class AgentDesk:
         session = new_session(agent_id)
         left = await self._book.write(lambda c: agent_rows.reset(c, agent_id, session, time.time()))
         if left is None:
-            raise UnknownAgent(agent_id)
+            raise unknown(agent_id)
         await self._book.tidy()
         await self._kv.remove(left)
         return await self.view(agent_id)
@@ -119,7 +126,9 @@ class AgentDesk:
         num_turns = source.num_turns if turn is None else turn
         if num_turns > source.num_turns:
             refuse("turn", f"is {num_turns}, but the agent has {source.num_turns} turns.")
-        row = self._new_row(copy_id, convert.config_of(sent, source.config))
+        row = self._new_row(
+            _key_of(owner(agent_id), copy_id), convert.config_of(sent, source.config)
+        )
         is_new = await self._book.add(
             lambda connection: agent_rows.fork(connection, source.session, row, num_turns),
             source.num_bytes + len(row.config),
@@ -141,11 +150,10 @@ class AgentDesk:
 
     # Rows and views
 
-    def _new_row(self, agent_id: str | None, config: bytes) -> AgentRow:
+    def _new_row(self, agent_id: str, config: bytes) -> AgentRow:
         """Raises InvalidRequest, UnknownModel where an agent of this config could not generate."""
         chat = convert.probe_of(config)
         chat_to_generate(chat, "probe", self._gate.spec(chat.model), self._settings)
-        agent_id = agent_id or f"agent-{secrets.token_hex(12)}"
         now_s = time.time()
         return _described(AgentRow(agent_id, new_session(agent_id), config, now_s, now_s))
 
@@ -161,7 +169,7 @@ class AgentDesk:
         current = next((one for one in kv if one.model == model), KvView(model, "none", 0))
         ttl_s = row.ttl_s or self._settings.history_ttl_s
         return AgentView(
-            id=row.id,
+            id=plain(row.id),
             name=config.name,
             model=model,
             status=current.status,
@@ -193,5 +201,9 @@ def _described(row: AgentRow) -> AgentRow:
     return row._replace(ttl_s=config.ttl, is_pinned=bool(config.pinned))
 
 
+def _key_of(tenant: str, agent_id: str | None) -> str:
+    return owned(tenant, agent_id or f"agent-{secrets.token_hex(12)}")
+
+
 def _exists(agent_id: str) -> AgentExists:
-    return AgentExists(f"There is an agent {agent_id!r} already: choose another id.", "id")
+    return AgentExists(f"There is an agent {plain(agent_id)!r} already: choose another id.", "id")

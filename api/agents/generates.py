@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from api.agents import convert
-from api.agents.book import AgentBook
+from api.agents.book import AgentBook, unknown
 from api.agents.convert import Sent
 from api.agents.lanes import Lanes
 from api.agents.turns import AgentTurn, Plan, Steps
@@ -19,7 +19,7 @@ from api.deps import Gate
 from api.draft import Draft
 from api.lineage import Caller
 from api.openai.convert import chat_to_generate
-from runtime.errors import AgentChanged, Overloaded, TurnConflict, UnknownAgent
+from runtime.errors import AgentChanged, Overloaded, TurnConflict
 from runtime.types import CacheParams, GenerateRequest
 from store import agent_rows
 from store.agent_rows import AgentRow, TurnRow
@@ -64,7 +64,7 @@ class Generates:
 
         row, bodies = await self._book.read(look)
         if row is None:
-            raise UnknownAgent(agent_id)
+            raise unknown(agent_id)
         _check_turn(wish.expected_turn, row.num_turns)
         chat = convert.chat_of(row.config, wish.sent)
         spec = self._gate.spec(chat.model)
@@ -76,6 +76,7 @@ class Generates:
             mode=chat.cache_mode or "full",
             ttl_s=PINNED_TTL_S if row.is_pinned else row.ttl_s,
             session_id=row.session,
+            tenant=wish.caller.tenant,
         )
         return Plan(
             agent_id=agent_id,

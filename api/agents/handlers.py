@@ -32,10 +32,11 @@ from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import documented
 from api.hearth_info import hearth_of
-from api.lineage import caller_of
+from api.lineage import asker_of, tenant_of
 from api.openai.frame import FINGERPRINT, Frame, usage_of
 from api.refusal import refuse
 from api.sse import EventStream, open_stream, whole
+from runtime.keys import owned
 from runtime.types import GenerateRequest
 from store.agent_rows import Page
 
@@ -49,21 +50,26 @@ async def create_agent(
 ) -> AgentView:
     """Make an agent."""
     sent = sent_fields(await request.body(), AgentConfig)
-    return await agents.desk.create(data.id, sent)
+    return await agents.desk.create(tenant_of(request.scope), data.id, sent)
 
 
 @get("/v1/agents", tags=TAGS)
 async def list_agents(
-    agents: NamedDependency[Agents], after: FromQuery[str | None] = None, limit: FromQuery[int] = 20
+    request: HttpRequest,
+    agents: NamedDependency[Agents],
+    after: FromQuery[str | None] = None,
+    limit: FromQuery[int] = 20,
 ) -> AgentList:
     """Agents, the newest first, each with the state of its KV."""
-    return await agents.desk.listing(after, _checked(limit))
+    return await agents.desk.listing(tenant_of(request.scope), after, _checked(limit))
 
 
 @get("/v1/agents/{agent_id:str}", tags=TAGS)
-async def get_agent(agent_id: FromPath[str], agents: NamedDependency[Agents]) -> AgentView:
+async def get_agent(
+    agent_id: FromPath[str], request: HttpRequest, agents: NamedDependency[Agents]
+) -> AgentView:
     """One agent."""
-    return await agents.desk.view(agent_id)
+    return await agents.desk.view(_mine(request, agent_id))
 
 
 @patch("/v1/agents/{agent_id:str}", tags=TAGS)
@@ -75,19 +81,24 @@ async def change_agent(
 ) -> AgentView:
     """Change the fields that are sent; null takes one away. What runs goes on as it began."""
     del data
-    return await agents.desk.change(agent_id, sent_fields(await request.body(), AgentConfig))
+    sent = sent_fields(await request.body(), AgentConfig)
+    return await agents.desk.change(_mine(request, agent_id), sent)
 
 
 @delete("/v1/agents/{agent_id:str}", status_code=200, tags=TAGS)
-async def delete_agent(agent_id: FromPath[str], agents: NamedDependency[Agents]) -> AgentDeleted:
+async def delete_agent(
+    agent_id: FromPath[str], request: HttpRequest, agents: NamedDependency[Agents]
+) -> AgentDeleted:
     """Delete an agent with its history and its KV. What runs or waits for it ends with 404."""
-    return await agents.desk.remove(agent_id)
+    return await agents.desk.remove(_mine(request, agent_id))
 
 
 @post("/v1/agents/{agent_id:str}/reset", status_code=200, tags=TAGS)
-async def reset_agent(agent_id: FromPath[str], agents: NamedDependency[Agents]) -> AgentView:
+async def reset_agent(
+    agent_id: FromPath[str], request: HttpRequest, agents: NamedDependency[Agents]
+) -> AgentView:
     """Delete an agent's history and KV, keep the agent. What runs or waits ends with 409."""
-    return await agents.desk.reset(agent_id)
+    return await agents.desk.reset(_mine(request, agent_id))
 
 
 @post("/v1/agents/{agent_id:str}/fork", status_code=201, tags=TAGS)
@@ -99,12 +110,13 @@ async def fork_agent(
 ) -> AgentView:
     """Make another agent with this one's turns, or its first `turn` of them."""
     sent = sent_fields(await request.body(), AgentConfig)
-    return await agents.desk.fork(agent_id, data.id, data.turn, sent)
+    return await agents.desk.fork(_mine(request, agent_id), data.id, data.turn, sent)
 
 
 @get("/v1/agents/{agent_id:str}/history", tags=TAGS)
 async def agent_history(
     agent_id: FromPath[str],
+    request: HttpRequest,
     agents: NamedDependency[Agents],
     after: FromQuery[int | None] = None,
     limit: FromQuery[int] = 20,
@@ -112,7 +124,7 @@ async def agent_history(
 ) -> HistoryPage:
     """An agent's turns, a page at a time."""
     page = Page(after, _checked(limit), is_newest_first=order == "desc")
-    return await agents.desk.history(agent_id, page)
+    return await agents.desk.history(_mine(request, agent_id), page)
 
 
 @post(
@@ -134,12 +146,12 @@ async def generate(
     """
     frame = Frame("agentcmpl", "")
     turn = agents.generates.begin(
-        agent_id,
+        _mine(request, agent_id),
         Wish(
             request_id=frame.id,
             sent=sent_fields(await request.body(), AgentGenerate),
             expected_turn=data.expected_turn,
-            caller=caller_of(request.headers),
+            caller=asker_of(request),
             submit=partial(_submit, gate, request),
         ),
     )
@@ -162,6 +174,10 @@ async def generate(
         ),
         headers=cache_header(tally.least_cached),
     )
+
+
+def _mine(request: HttpRequest, agent_id: str) -> str:
+    return owned(tenant_of(request.scope), agent_id)
 
 
 def _submit(gate: Gate, request: HttpRequest, wanted: GenerateRequest) -> Answer:

@@ -95,6 +95,7 @@ def messages_to_generate(data: MessagesRequest, request_id: str, door: Door) -> 
             mode=data.cache_mode or "full",
             ttl_s=data.ttl,
             session_id=door.caller.session_id((data.session_id,), (_session(data.metadata),)),
+            tenant=door.caller.tenant,
         ),
     )
     return asked._replace(request=request)

@@ -17,7 +17,7 @@ from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import documented
 from api.hearth_info import hearth_of
-from api.lineage import caller_of
+from api.lineage import asker_of
 from api.record import Tally, record_of
 from api.sse import EventStream, Pace, open_stream, unless_left, whole
 from runtime.errors import ContextTooLong
@@ -82,7 +82,7 @@ async def count_tokens(
 
 async def _door(request: HttpRequest, gate: Gate, spec: ModelSpec) -> Door:
     names = msgspec.json.decode(await request.body(), type=dict[str, msgspec.Raw])
-    return Door(spec, gate.settings, caller_of(request.headers), names)
+    return Door(spec, gate.settings, asker_of(request), names)
 
 
 class _Content:

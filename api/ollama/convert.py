@@ -109,7 +109,7 @@ def _request(
         max_tokens=options.num_predict if (options.num_predict or 0) > 0 else None,
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         deadline_s=settings.request_deadline_s,
-        cache=CacheParams(session_id=caller.session_id((), ())),
+        cache=CacheParams(session_id=caller.session_id((), ()), tenant=caller.tenant),
     )
 
 

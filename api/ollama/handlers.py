@@ -15,7 +15,7 @@ from api.body import HttpRequest
 from api.cache_header import cache_header
 from api.deps import Gate
 from api.draft import Draft, collect
-from api.lineage import caller_of
+from api.lineage import asker_of
 from api.ollama.convert import chat_request, generate_request
 from api.ollama.schemas import (
     Details,
@@ -45,7 +45,7 @@ async def chat(
 ) -> Response[Answer] | EventStream:
     """Continue a conversation; streamed unless `stream` is false."""
     spec = gate.spec(_known_name(data.model))
-    asked = chat_request(data, _new_id(), spec, gate.settings, caller_of(request.headers))
+    asked = chat_request(data, _new_id(), spec, gate.settings, asker_of(request))
     return await _answer(request, gate, asked, (data.model, chat_form, data.stream))
 
 
@@ -55,7 +55,7 @@ async def generate(
 ) -> Response[Answer] | EventStream:
     """Answer one prompt; streamed unless `stream` is false."""
     spec = gate.spec(_known_name(data.model))
-    asked = generate_request(data, _new_id(), spec, gate.settings, caller_of(request.headers))
+    asked = generate_request(data, _new_id(), spec, gate.settings, asker_of(request))
     return await _answer(request, gate, asked, (data.model, generate_form, data.stream))
 
 

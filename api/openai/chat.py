@@ -15,7 +15,7 @@ from api.deps import Gate
 from api.draft import Draft, collect
 from api.errors import documented
 from api.hearth_info import hearth_of
-from api.lineage import caller_of
+from api.lineage import asker_of
 from api.openai.convert import chat_to_generate
 from api.openai.frame import (
     DONE,
@@ -65,7 +65,7 @@ async def chat_completions(
     """Continue a conversation; with `stream`, as server-sent events."""
     spec = gate.spec(data.model)
     frame = Frame("chatcmpl", data.model or spec.id)
-    caller = caller_of(request.headers)
+    caller = asker_of(request)
     generate = chat_to_generate(data, frame.id, spec, gate.settings, caller)
     answer = gate.submit(request.scope, [generate])
     is_older = is_older_form(data)

@@ -13,7 +13,7 @@ from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import documented
 from api.hearth_info import hearth_of
-from api.lineage import caller_of
+from api.lineage import asker_of
 from api.openai.convert import completion_to_generate
 from api.openai.frame import (
     DONE,
@@ -60,9 +60,7 @@ async def completions(
     """Continue one or several prompts; with `stream`, as server-sent events."""
     spec = gate.spec(data.model)
     frame = Frame("cmpl", data.model or spec.id)
-    requests = completion_to_generate(
-        data, frame.id, spec, gate.settings, caller_of(request.headers)
-    )
+    requests = completion_to_generate(data, frame.id, spec, gate.settings, asker_of(request))
     drafts = [_Draft(text) for text in _beginnings(requests, has_echo=bool(data.echo))]
     answer = gate.submit(request.scope, requests)
     if data.stream:

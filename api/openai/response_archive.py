@@ -18,6 +18,7 @@ from api.openai.response_output import ResponseResource
 from api.openai.response_schemas import ItemHead
 from runtime.errors import InvalidRequest, StoreUnavailable, UnknownPrevious, UnknownResponse
 from runtime.history import History
+from runtime.keys import owned, plain
 from runtime.settings import Settings
 from store import response_rows
 from store.history_room import Room, make_room
@@ -44,7 +45,10 @@ class Stored(NamedTuple):
 
 
 class Archive:
-    """The stored responses of a server: `history_max_bytes` and `history_ttl_s` bound them."""
+    """The stored responses of a server: `history_max_bytes` and `history_ttl_s` bound them.
+
+    Ids of responses are as `runtime.keys.owned` makes them: nobody finds another tenant's.
+    """
 
     def __init__(self, history: History, settings: Settings) -> None:
         self._history = history
@@ -62,14 +66,14 @@ class Archive:
             return []
         chain = await self._history.read(lambda c: response_rows.chain(c, previous_id))
         if chain.missing is not None:
-            raise UnknownPrevious(chain.missing)
+            raise UnknownPrevious(plain(chain.missing))
         return [
             Item(msgspec.Raw(row.body), f"previous_response_id: item {i}")
             for i, row in enumerate(chain.items)
         ]
 
-    async def resolved(self, items: Sequence[Item]) -> list[Item]:
-        """The items, each reference replaced by what it refers to.
+    async def resolved(self, items: Sequence[Item], tenant: str) -> list[Item]:
+        """The items, each reference replaced by what of the tenant it refers to.
 
         Raises:
             InvalidRequest: an item is malformed, or refers to nothing that is stored.
@@ -79,7 +83,9 @@ class Archive:
         wanted = [head.id for head in heads if head.type == "item_reference" and head.id]
         if not wanted:
             return list(items)
-        found = await self._history.read(lambda c: response_rows.find_items(c, wanted))
+        found = await self._history.read(
+            lambda c: response_rows.find_items(c, wanted, owned(tenant, ""))
+        )
         resolved: list[Item] = []
         for item, head in zip(items, heads, strict=True):
             body = found.get(head.id or "")
@@ -95,13 +101,13 @@ class Archive:
                 resolved.append(Item(msgspec.Raw(body), item.path))
         return resolved
 
-    async def keep(self, resource: ResponseResource, items: Sequence[Item]) -> None:
-        """Store a response whole, with its own input.
+    async def keep(self, resource: ResponseResource, items: Sequence[Item], tenant: str) -> None:
+        """Store a response of a tenant whole, with its own input.
 
         Raises:
             StoreUnavailable: it was not stored.
         """
-        row, rows = _rows(resource, items)
+        row, rows = _rows(resource, items, tenant)
         size = len(row.body) + sum(len(one.body) for one in rows)
         now_s = time.time()
 
@@ -122,7 +128,7 @@ class Archive:
         """
         found = await self._history.read(lambda c: response_rows.get(c, response_id))
         if found is None:
-            raise UnknownResponse(response_id)
+            raise UnknownResponse(plain(response_id))
         row, items = found
         resource = msgspec.json.decode(row.body, type=ResponseResource)
         output = [msgspec.Raw(item.body) for item in items if item.is_output]
@@ -138,7 +144,7 @@ class Archive:
         """
         now_s = time.time()
         if not await self._history.write(lambda c: response_rows.remove(c, response_id, now_s)):
-            raise UnknownResponse(response_id)
+            raise UnknownResponse(plain(response_id))
         await self._history.tidy()
 
     async def expire(self) -> None:
@@ -151,9 +157,17 @@ class Archive:
             log.debug("expiry_waits", why=error.message)
 
 
-def _rows(resource: ResponseResource, items: Sequence[Item]) -> tuple[ResponseRow, list[ItemRow]]:
+def _rows(
+    resource: ResponseResource, items: Sequence[Item], tenant: str
+) -> tuple[ResponseRow, list[ItemRow]]:
     body = msgspec.json.encode(msgspec.structs.replace(resource, output=[]))
-    row = ResponseRow(resource.id, resource.previous_response_id, body, float(resource.created_at))
+    previous_id = resource.previous_response_id
+    row = ResponseRow(
+        id=owned(tenant, resource.id),
+        previous_id=owned(tenant, previous_id) if previous_id is not None else None,
+        body=body,
+        created_s=float(resource.created_at),
+    )
     made = [
         ItemRow(msgspec.json.decode(raw, type=ItemHead).id or "", bytes(raw), is_output=True)
         for raw in resource.output

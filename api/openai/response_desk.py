@@ -26,7 +26,7 @@ TURNS_AT_ONCE = 4
 
 
 class ResponseDesk:
-    """Knows every reply while somebody still works on it."""
+    """Knows every reply while somebody still works on it; ids are as `runtime.keys.owned` says."""
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
@@ -35,14 +35,14 @@ class ResponseDesk:
 
     def begin(self, reply: Reply) -> None:
         """A reply is being made; it can be cancelled for as long as somebody holds it."""
-        self._replies[reply.id] = reply
+        self._replies[reply.key] = reply
 
     async def settle(self, reply: Reply, items: Sequence[Item]) -> None:
         """Store a complete reply with its own input. One that cannot be stored says so itself."""
         if not reply.is_to_be_stored:
             return
         try:
-            await self.archive.keep(reply.ended(), items)
+            await self.archive.keep(reply.ended(), items, reply.tenant)
         except StoreUnavailable as error:
             log.warning("response_not_stored", reason=error.message)
             reply.unstored(error.code)
@@ -55,13 +55,13 @@ class ResponseDesk:
         """
         queued = reply.begun("queued")
         try:
-            await self.archive.keep(queued, items)
+            await self.archive.keep(queued, items, reply.tenant)
         except StoreUnavailable:
             reply.answer.close()
             raise
         task = asyncio.create_task(self._make(reply, items))
-        self._tasks[reply.id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(reply.id, None))
+        self._tasks[reply.key] = task
+        task.add_done_callback(lambda _: self._tasks.pop(reply.key, None))
         return queued
 
     async def find(self, response_id: str) -> Stored:
@@ -132,7 +132,7 @@ class ResponseDesk:
         finally:
             reply.answer.close()
         try:
-            await self.archive.keep(resource, items)
+            await self.archive.keep(resource, items, reply.tenant)
         except StoreUnavailable as error:
             log.warning("response_not_stored", reason=error.message)
 

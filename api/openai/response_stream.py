@@ -28,6 +28,7 @@ from api.openai.response_output import (
 )
 from api.openai.response_schemas import FormatFields, ResponseRequest, ToolChoiceFields
 from runtime.errors import Aborted, HearthError
+from runtime.keys import owned
 from runtime.types import Chunk, ModelSpec
 
 NOTHING = msgspec.Raw(b"{}")
@@ -53,6 +54,7 @@ class Reply:
         """What had no effect, for `hearth.ignored`."""
         self.answer = answer
         self._tally = answer.tally
+        self.tenant = plan.request.cache.tenant
         self._keeps_kv = plan.request.cache.mode == "full"
         self._begun = _begun(data, plan, spec)
         self._ended: ResponseResource | None = None
@@ -60,6 +62,11 @@ class Reply:
     @property
     def id(self) -> str:
         return self._begun.id
+
+    @property
+    def key(self) -> str:
+        """What the desk and the archive know it by."""
+        return owned(self.tenant, self.id)
 
     @property
     def is_to_be_stored(self) -> bool:

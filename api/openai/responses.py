@@ -16,7 +16,7 @@ from api.body import HttpRequest
 from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import ErrorBody, ErrorEnvelope, documented
-from api.lineage import caller_of
+from api.lineage import asker_of, tenant_of
 from api.openai.response_convert import Plan, check, items_of, plan_of
 from api.openai.response_desk import ResponseDesk, fitted
 from api.openai.response_items import Item
@@ -26,6 +26,7 @@ from api.openai.response_stream import Reply, ResponsesStream, new_response_id
 from api.refusal import refuse
 from api.sse import EventStream, Pace, open_stream, unless_left, whole
 from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.keys import owned
 from runtime.types import ModelSpec
 
 MAX_PATIENCE_S = 1.0
@@ -93,13 +94,14 @@ async def count_input_tokens(
 )
 async def get_response(
     response_id: FromPath[str],
+    request: HttpRequest,
     responses: NamedDependency[ResponseDesk],
     stream: bool = False,
 ) -> ResponseResource:
     """A stored response."""
     if stream:
         refuse("stream", "is not supported for a stored response: leave it out.")
-    return (await responses.find(response_id)).resource
+    return (await responses.find(_mine(request, response_id))).resource
 
 
 @delete(
@@ -109,10 +111,10 @@ async def get_response(
     responses=documented(DeletedResponse),
 )
 async def delete_response(
-    response_id: FromPath[str], responses: NamedDependency[ResponseDesk]
+    response_id: FromPath[str], request: HttpRequest, responses: NamedDependency[ResponseDesk]
 ) -> DeletedResponse:
     """Delete a stored response with its items. Responses that go on from it cannot any more."""
-    await responses.remove(response_id)
+    await responses.remove(_mine(request, response_id))
     return DeletedResponse(response_id)
 
 
@@ -123,10 +125,10 @@ async def delete_response(
     responses=documented(ResponseResource),
 )
 async def cancel_response(
-    response_id: FromPath[str], responses: NamedDependency[ResponseDesk]
+    response_id: FromPath[str], request: HttpRequest, responses: NamedDependency[ResponseDesk]
 ) -> ResponseResource:
     """End a response that is being made, in the background or not."""
-    return await responses.cancel(response_id)
+    return await responses.cancel(_mine(request, response_id))
 
 
 @get(
@@ -136,13 +138,14 @@ async def cancel_response(
 )
 async def list_input_items(
     response_id: FromPath[str],
+    request: HttpRequest,
     responses: NamedDependency[ResponseDesk],
     limit: Annotated[int, Parameter(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> ItemList:
     """The items of a stored response's own input, a page at a time."""
-    stored = await responses.find(response_id)
+    stored = await responses.find(_mine(request, response_id))
     raws = stored.input if order == "asc" else stored.input[::-1]
     ids = [msgspec.json.decode(raw, type=ItemHead).id for raw in raws]
     start = ids.index(after) + 1 if after in ids else 0
@@ -170,13 +173,19 @@ async def _planned(
     """The model, the request's own items, and what is to be done with the whole conversation."""
     check(data)
     spec = gate.spec(data.model)
-    if responses.is_underway(data.previous_response_id):
+    caller = asker_of(request)
+    given = data.previous_response_id
+    previous_id = owned(caller.tenant, given) if given is not None else None
+    if responses.is_underway(previous_id):
         refuse("previous_response_id", "is still being made: wait until it is complete.")
-    new = await responses.archive.resolved(items_of(data))
-    past = await responses.archive.past(data.previous_response_id)
-    caller = caller_of(request.headers)
+    new = await responses.archive.resolved(items_of(data), caller.tenant)
+    past = await responses.archive.past(previous_id)
     plan = plan_of(data, [*past, *new], new_response_id(), spec, caller, gate.settings)
     return spec, new, plan
+
+
+def _mine(request: HttpRequest, response_id: str) -> str:
+    return owned(tenant_of(request.scope), response_id)
 
 
 async def _streamed(

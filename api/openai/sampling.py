@@ -33,7 +33,12 @@ def cache_of(data: SamplingFields, caller: Caller) -> CacheParams:
     """What the request wishes of the KV cache, and which conversation it belongs to."""
     ids = (data.session_id, data.conversation_id, data.thread_id, data.chat_id)
     session_id = caller.session_id(ids, (data.prompt_cache_key, data.user))
-    return CacheParams(mode=data.cache_mode or "full", ttl_s=data.ttl, session_id=session_id)
+    return CacheParams(
+        mode=data.cache_mode or "full",
+        ttl_s=data.ttl,
+        session_id=session_id,
+        tenant=caller.tenant,
+    )
 
 
 def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:

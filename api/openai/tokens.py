@@ -12,7 +12,7 @@ from litestar.params import JSONBody
 from api.body import HttpRequest
 from api.deps import Gate
 from api.errors import documented
-from api.lineage import caller_of
+from api.lineage import asker_of
 from api.openai.convert import chat_to_generate
 from api.openai.fields import Body
 from api.openai.schemas import ChatMessage, ChatRequest, ToolDefinition
@@ -63,7 +63,7 @@ async def tokenize(
     spec = gate.spec(data.model)
     if data.messages is not None:
         asked = ChatRequest(messages=data.messages, tools=data.tools)
-        chat = chat_to_generate(asked, _new_id(), spec, gate.settings, caller_of(request.headers))
+        chat = chat_to_generate(asked, _new_id(), spec, gate.settings, asker_of(request))
         generate = msgspec.structs.replace(chat, work="tokenize")
     elif data.prompt:
         generate = _work(spec, gate, TextPrompt(text=data.prompt), is_back=False)

@@ -24,28 +24,36 @@ class MediaSpan(NamedTuple):
 
 
 class HashChain:
-    """The block hashes of one model's sequences, for one tenant."""
+    """The block hashes of one model's sequences.
 
-    def __init__(
-        self, secret: bytes, model_hash: bytes, *, salt: bytes = b"", block_size: int = BLOCK_TOKENS
-    ) -> None:
+    Each tenant's begin with a root of its own; `b""` stands for that of those without a name.
+    """
+
+    def __init__(self, secret: bytes, model_hash: bytes, *, block_size: int = BLOCK_TOKENS) -> None:
         self._secret = secret
+        self._model_hash = model_hash
         self.block_size = block_size
-        self.root = self._hash(model_hash, salt)
+        self.root = self._hash(model_hash, b"")
         """The hash of the empty prefix."""
+
+    def root_of(self, tenant: str) -> bytes:
+        """Where a tenant's hashes begin: nothing of it ever matches another's."""
+        return self._hash(self._model_hash, tenant.encode()) if tenant else b""
 
     def block_hashes(
         self,
         token_ids: Sequence[int],
         media: Sequence[MediaSpan] = (),
         known: Sequence[bytes] = (),
+        *,
+        root: bytes = b"",
     ) -> list[bytes]:
         """One hash for each complete block of a sequence, of which the first are known."""
         size = self.block_size
         first_token = len(known) * size
         data = memoryview(pack_ids(token_ids[first_token:]))
         hashes = list(known)
-        parent = hashes[-1] if hashes else self.root
+        parent = hashes[-1] if hashes else root or self.root
         for start in range(0, len(data) // 4 - size + 1, size):
             at = first_token + start
             digests = _overlapping(media, at, at + size) if media else b""

@@ -17,7 +17,7 @@ from runtime.kv.eviction import densest
 from runtime.kv.ground import Ground
 from runtime.kv.hot import Held
 from runtime.kv.pack import RunKv
-from runtime.kv.prefix import Run, path_to, run_of
+from runtime.kv.prefix import Match, Run, path_to, run_of
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteJob
 from store.types import SlotHeader
@@ -62,8 +62,7 @@ class Committer:
         run = self._exact(trail, end)
         if run is not None or self._ground.layout.needs_state:
             return run
-        num_blocks = end // self._ground.chain.block_size
-        match = self._hot.tree.match(trail.token_ids[:end], trail.block_hashes[:num_blocks])
+        match = self._known(trail, end)
         copy = trail.fork()
         copy.leaf, copy.num_kept = None, 0
         for one, leave in path_to(match.run, min(match.num_tokens, end)):
@@ -74,10 +73,17 @@ class Committer:
         self._write(copy)
         return copy.leaf
 
+    def _known(self, trail: Trail, end: int) -> Match:
+        """How far the first `end` tokens of a trail are in the tree."""
+        hashes = trail.block_hashes[: end // self._ground.chain.block_size]
+        return self._hot.tree.match(trail.token_ids[:end], hashes, trail.root)
+
     def _exact(self, trail: Trail, end: int) -> Run | None:
-        size = self._ground.chain.block_size
-        last_block = trail.block_hashes[end // size - 1] if end >= size else self._ground.chain.root
-        end_hash = self._ground.chain.end_hash(last_block, trail.token_ids[end - end % size : end])
+        chain = self._ground.chain
+        size = chain.block_size
+        root = trail.root or chain.root
+        last_block = trail.block_hashes[end // size - 1] if end >= size else root
+        end_hash = chain.end_hash(last_block, trail.token_ids[end - end % size : end])
         fitting = (run for run in self._hot.tree if (run.end, run.end_hash) == (end, end_hash))
         for run in fitting:
             if all(leave == one.end for one, leave in path_to(run, end)):
@@ -87,13 +93,12 @@ class Committer:
     def extend_hashes(self, trail: Trail) -> None:
         """The trail has grown: hash the blocks that are complete now."""
         trail.block_hashes = self._ground.chain.block_hashes(
-            trail.token_ids, known=trail.block_hashes
+            trail.token_ids, known=trail.block_hashes, root=trail.root
         )
 
     def _catch_up(self, trail: Trail, end: int) -> None:
         """Somebody else may have kept these tokens meanwhile, or the trail's leaf may be gone."""
-        num_blocks = end // self._ground.chain.block_size
-        match = self._hot.tree.match(trail.token_ids[:end], trail.block_hashes[:num_blocks])
+        match = self._known(trail, end)
         lost = trail.leaf is not None and trail.leaf not in self._hot
         if lost or match.num_tokens > trail.num_kept:
             trail.leaf, trail.num_kept = match.run, match.num_tokens
@@ -103,7 +108,7 @@ class Committer:
     def _branch_for_state(self, trail: Trail, end: int) -> None:
         """All tokens are kept, but no state of them: a run of the last token is to carry it."""
         tree = self._hot.tree
-        run = tree.state(trail.token_ids, trail.block_hashes, end)
+        run = tree.state(trail.token_ids, trail.block_hashes, end, trail.root)
         if run is not None and run.end == end and self._is_enough(run, trail):
             trail.leaf = run
         elif trail.leaf is not None and end > 0:
@@ -149,7 +154,7 @@ class Committer:
         chain = self._ground.chain
         size = chain.block_size
         hashes = tuple(trail.block_hashes[start // size : end // size])
-        run = run_of(chain, parent, start, end, hashes)
+        run = run_of(chain, parent, start, end, hashes, root=trail.root)
         run.token_ids = array("I", trail.token_ids[start:end])
         run.end_hash = chain.end_hash(run.last_block, trail.token_ids[end - end % size : end])
         return run
@@ -205,5 +210,6 @@ class Committer:
             created_s=held.last_used_s,
             ttl_class=held.ttl_class,
             ttl_s=held.ttl_s,
+            root=run.root,
         )
         return WriteJob(header, run.token_ids, pack.pack(kv), trail.session_id)

@@ -21,7 +21,7 @@ class Run:
 
     `last_block` is the hash of the last complete block at or before `end`, and `end_hash` names
     the whole prefix up to `end`. `has_state` says that the state of layers that cannot be sliced
-    is kept as it was at `end`.
+    is kept as it was at `end`. `root` is the tenant's: runs of others are never looked at.
     """
 
     parent: Run | None
@@ -32,6 +32,7 @@ class Run:
     end_hash: bytes
     token_ids: array[int] | None = None
     has_state: bool = False
+    root: bytes = b""
     children: list[Run] = field(default_factory=list["Run"])
 
     @property
@@ -60,28 +61,30 @@ class PrefixTree:
         self._twins: dict[bytes, list[Run]] = {}
         self._ends: dict[bytes, list[Run]] = {}
         self._states: dict[bytes, list[Run]] = {}
-        self._roots: list[Run] = []
+        self._roots: dict[bytes, list[Run]] = {}
         self._num_runs = 0
 
     def __len__(self) -> int:
         return self._num_runs
 
     def __iter__(self) -> Iterator[Run]:
-        stack = list(self._roots)
+        stack = [run for runs in self._roots.values() for run in runs]
         while stack:
             run = stack.pop()
             stack.extend(run.children)
             yield run
 
-    def match(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Match:
+    def match(
+        self, token_ids: Sequence[int], block_hashes: Sequence[bytes], root: bytes = b""
+    ) -> Match:
         """How far `token_ids` is known; `block_hashes` are those of its complete blocks."""
         num_blocks = self._num_known_blocks(block_hashes)
         position = num_blocks * self._chain.block_size
-        last_block = block_hashes[num_blocks - 1] if num_blocks else self._chain.root
+        last_block = block_hashes[num_blocks - 1] if num_blocks else root or self._chain.root
         runs = [self._blocks.get(last_block), *self._twins.get(last_block, ())]
-        matches = [self._follow(run, position, token_ids) for run in runs]
+        matches = [self._follow(run, position, token_ids, root) for run in runs]
         matches += [
-            self._follow(run, run.end, token_ids)
+            self._follow(run, run.end, token_ids, root)
             for run in self._ending(self._ends, last_block, token_ids, len(token_ids))
             if run.end > position
         ]
@@ -90,12 +93,16 @@ class PrefixTree:
         return best._replace(unread=tuple(dict.fromkeys(unread)))
 
     def state(
-        self, token_ids: Sequence[int], block_hashes: Sequence[bytes], limit: int
+        self,
+        token_ids: Sequence[int],
+        block_hashes: Sequence[bytes],
+        limit: int,
+        root: bytes = b"",
     ) -> Run | None:
         """The run that keeps state at the deepest position up to `limit` on the way of a prompt."""
         num_blocks = limit // self._chain.block_size
         for number in range(self._num_known_blocks(block_hashes[:num_blocks]), -1, -1):
-            last_block = block_hashes[number - 1] if number else self._chain.root
+            last_block = block_hashes[number - 1] if number else root or self._chain.root
             runs = self._ending(self._states, last_block, token_ids, limit)
             if (deepest := max(runs, key=lambda run: run.end, default=None)) is not None:
                 return deepest
@@ -115,7 +122,10 @@ class PrefixTree:
 
     def remove(self, run: Run) -> list[Run]:
         """Take a run out with everything below it; all that was taken, children first."""
-        self._siblings(run).remove(run)
+        siblings = self._siblings(run)
+        siblings.remove(run)
+        if run.parent is None and not siblings:
+            del self._roots[run.root]
         removed: list[Run] = []
         stack = [run]
         while stack:
@@ -146,7 +156,9 @@ class PrefixTree:
         self._num_runs -= 1
 
     def _siblings(self, run: Run) -> list[Run]:
-        return run.parent.children if run.parent is not None else self._roots
+        if run.parent is not None:
+            return run.parent.children
+        return self._roots.setdefault(run.root, [])
 
     def _num_known_blocks(self, block_hashes: Sequence[bytes]) -> int:
         # Presence is monotone: a run is removed with everything below it.
@@ -176,7 +188,9 @@ class PrefixTree:
                 found.append(run)
         return found
 
-    def _follow(self, run: Run | None, position: int, token_ids: Sequence[int]) -> Match:
+    def _follow(
+        self, run: Run | None, position: int, token_ids: Sequence[int], root: bytes
+    ) -> Match:
         """Go on token by token, inside the run and into what hangs on it."""
         unread: list[Run] = []
         while True:
@@ -185,7 +199,7 @@ class PrefixTree:
                     unread.append(run)
                 else:
                     position += num_common(run.token_ids, position - run.start, token_ids, position)
-            following = run.children if run is not None else self._roots
+            following = run.children if run is not None else self._roots.get(root, ())
             best, num_best = None, 0
             for child in following:
                 if child.start != position or position >= len(token_ids):
@@ -202,14 +216,21 @@ class PrefixTree:
 
 
 def run_of(
-    chain: HashChain, parent: Run | None, start: int, end: int, block_hashes: tuple[bytes, ...]
+    chain: HashChain,
+    parent: Run | None,
+    start: int,
+    end: int,
+    block_hashes: tuple[bytes, ...],
+    *,
+    root: bytes = b"",
 ) -> Run:
     """A run below `parent`, not in a tree yet, with the `end_hash` of one that ends a block."""
-    last_block = block_hashes[-1] if block_hashes else _last_block(chain, parent, end)
-    return Run(parent, start, end, block_hashes, last_block, last_block)
+    assert parent is None or parent.root == root, "a run continues its own tenant's"
+    last_block = block_hashes[-1] if block_hashes else _last_block(chain, parent, end, root)
+    return Run(parent, start, end, block_hashes, last_block, last_block, root=root)
 
 
-def _last_block(chain: HashChain, run: Run | None, end: int) -> bytes:
+def _last_block(chain: HashChain, run: Run | None, end: int, root: bytes) -> bytes:
     """The hash of the last block that is complete at `end`, which ends in `run` or above it."""
     number = end // chain.block_size
     position = number * chain.block_size
@@ -217,7 +238,7 @@ def _last_block(chain: HashChain, run: Run | None, end: int) -> bytes:
         if run.start < position <= run.end:
             return run.block_hashes[number - run.start // chain.block_size - 1]
         run = run.parent
-    return chain.root
+    return root or chain.root
 
 
 def num_common(known: Sequence[int], known_start: int, token_ids: Sequence[int], start: int) -> int:

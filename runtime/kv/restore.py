@@ -53,13 +53,13 @@ class Restorer:
 
     def find(self, trail: Trail) -> Found:
         """How much of a prompt can be taken up, its last token excepted."""
-        match = self._hot.tree.match(trail.token_ids, trail.block_hashes)
+        match = self._hot.tree.match(trail.token_ids, trail.block_hashes, trail.root)
         num_tokens = min(match.num_tokens, len(trail.token_ids) - 1)
         if trail.limit is not None:
             num_tokens = min(num_tokens, trail.limit)
         run = match.run
         if self._ground.layout.needs_state:
-            run = self._hot.tree.state(trail.token_ids, trail.block_hashes, num_tokens)
+            run = self._hot.tree.state(trail.token_ids, trail.block_hashes, num_tokens, trail.root)
             num_tokens = run.end if run is not None else 0
         return Found(match, num_tokens, path_to(run, num_tokens))
 
@@ -192,8 +192,8 @@ class Restorer:
 
     def _is_expected(self, run: Run, header: SlotHeader) -> bool:
         """The index only says where to look; the file decides what it holds."""
-        said = (header.model, header.start, header.end, header.has_state)
-        known = (self._ground.model_hash, run.start, run.end, run.has_state)
+        said = (header.model, header.start, header.end, header.has_state, header.root)
+        known = (self._ground.model_hash, run.start, run.end, run.has_state, run.root)
         hashes = (header.block_hashes, header.end_hash)
         return said == known and hashes == (run.block_hashes, run.end_hash)
 

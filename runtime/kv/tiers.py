@@ -234,7 +234,7 @@ class Tiers:
             parent = hot.find(slot.parent) if slot.parent is not None else None
             if hot.find(slot.id) is not None or not _fits(slot, parent, chain.block_size):
                 continue
-            run = run_of(chain, parent, slot.start, slot.end, slot.block_hashes)
+            run = run_of(chain, parent, slot.start, slot.end, slot.block_hashes, root=slot.root)
             run.end_hash, run.has_state = slot.end_hash, slot.has_state
             hot.add(run, _on_disk(slot))
         self._prewarmer.on_learned()
@@ -292,6 +292,7 @@ def _fits(slot: KnownSlot, parent: Run | None, block_size: int) -> bool:
         hangs = slot.start == 0
     else:
         hangs = parent is not None and parent.start < slot.start <= parent.end
+        hangs = hangs and parent is not None and parent.root == slot.root
     num_blocks = slot.end // block_size - slot.start // block_size
     return hangs and slot.start < slot.end and len(slot.block_hashes) == num_blocks
 

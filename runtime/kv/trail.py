@@ -17,11 +17,13 @@ class Trail:
     state of layers that cannot be sliced is worth keeping; at those of `passing` in memory only,
     as a conversation that goes on leaves them behind. What is before a position of `keeps` is
     worth that many seconds on disk, if that is longer than `ttl_s`. `leaf` holds the last of the
-    first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more.
+    first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more. `root`
+    is the tenant's in the hash chain.
     """
 
     token_ids: list[int] = field(default_factory=list[int])
     block_hashes: list[bytes] = field(default_factory=list[bytes])
+    root: bytes = b""
     mode: CacheMode = "full"
     ttl_class: TtlClass = "long"
     ttl_s: float | None = TTL_S["long"]
@@ -60,6 +62,7 @@ class Trail:
         return Trail(
             token_ids=self.token_ids,
             block_hashes=list(self.block_hashes),
+            root=self.root,
             mode=self.mode,
             ttl_class=self.ttl_class,
             ttl_s=self.ttl_s,

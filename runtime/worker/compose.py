@@ -124,17 +124,21 @@ class Composer:
         # Pictures are tokens that stand for something else: turns with them are not healed.
         is_kept = request.cache.mode == "full" and HEALED not in self.rules_off
         is_kept &= not any(m.images for m in messages)
-        links = self._links(arranged) if is_kept else []
+        links = self._links(arranged, request.cache.tenant) if is_kept else []
         session_id = request.cache.session_id
         return _Asked(arranged, links, stable.moved, stable.changes, session_id)
 
-    def _links(self, prompt: ChatPrompt) -> list[bytes]:
-        """The conversation's digests, message by message, under this template and these tools."""
+    def _links(self, prompt: ChatPrompt, tenant: str) -> list[bytes]:
+        """The conversation's digests, message by message, under this template and these tools.
+
+        Those of two tenants are never the same: nobody is answered by what others were.
+        """
         try:
             shown = self._shown(prompt, _PROBE)
         except InvalidRequest:
             shown = self._shown(prompt, _PROBE[:1])
-        root = self.canon.digest(self.template.fingerprint, shown)
+        whose = (tenant,) if tenant else ()
+        root = self.canon.digest(self.template.fingerprint, shown, *whose)
         return self.canon.chain(root, prompt.messages)
 
     def _shown(self, prompt: ChatPrompt, messages: tuple[Message, ...]) -> str:

@@ -87,9 +87,11 @@ class Intake:
 
     def _trail(self, request: GenerateRequest, composed: Composed) -> Trail:
         wish = request.cache
+        root = self.chain.root_of(wish.tenant)
         trail = Trail(
             token_ids=composed.token_ids,
-            block_hashes=self.chain.block_hashes(composed.token_ids),
+            block_hashes=self.chain.block_hashes(composed.token_ids, root=root),
+            root=root,
             mode=wish.mode,
             session_id=wish.session_id,
             prefix_end=composed.prefix_end,

@@ -93,11 +93,26 @@ def test_the_migrations_make_the_tables_that_the_code_knows(tmp_path: Path):
     assert {one for one in made if one[0] != "alembic_version"} == known
 
 
-def schema(connection: Connection) -> set[tuple[str, str]]:
+def schema(connection: Connection) -> set[tuple[str, tuple[str, ...]]]:
+    """Every statement, line by line in any order: a migration adds columns at the end."""
     rows = connection.exec_driver_sql(
         "SELECT name, sql FROM sqlite_master WHERE sql NOT NULL AND name NOT LIKE 'sqlite_%'"
     )
-    return {(name, "".join(sql.split())) for name, sql in rows}
+    return {(name, tuple(sorted(lines_of("".join(sql.split()))))) for name, sql in rows}
+
+
+def lines_of(statement: str) -> list[str]:
+    """What commas outside of inner brackets divide, with what is before and after the brackets."""
+    head, _, rest = statement.partition("(")
+    body, _, end = rest.rpartition(")")
+    lines, depth = [""], 0
+    for letter in body:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and not depth:
+            lines.append("")
+        else:
+            lines[-1] += letter
+    return [head, *lines, end]
 
 
 def test_a_filled_database_goes_down_and_up_again(tmp_path: Path):

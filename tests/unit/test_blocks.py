@@ -41,12 +41,27 @@ def test_hashes_are_sixteen_bytes_and_blocks_256_tokens():
     [
         HashChain(b"t" * 32, MODEL, block_size=4),
         HashChain(SECRET, b"n" * 32, block_size=4),
-        HashChain(SECRET, MODEL, block_size=4, salt=b"tenant"),
         HashChain(SECRET, MODEL, block_size=5),
     ],
 )
-def test_secret_model_tenant_and_block_size_tell_chains_apart(other: HashChain):
+def test_secret_model_and_block_size_tell_chains_apart(other: HashChain):
     assert not set(other.block_hashes(range(40))) & set(chain().block_hashes(range(40)))
+
+
+def test_no_hash_of_a_tenant_is_another_tenants():
+    one, ids = chain(), list(range(10))
+    hashes: set[bytes] = set()
+    for tenant in ("", "alice", "bob"):
+        root = one.root_of(tenant)
+        blocks = one.block_hashes(ids, root=root)
+        ends = [one.end_hash(blocks[1], ids[8:]), one.end_hash(root or one.root, ids[:3])]
+        hashes |= {root or one.root, *blocks, *ends}
+    assert len(hashes) == 3 * 5
+    assert one.root_of("") == b""
+    root = one.root_of("alice")
+    assert root == hashed(MODEL, b"alice")
+    known = one.block_hashes(ids[:4], root=root)
+    assert one.block_hashes(ids, known=known, root=root) == one.block_hashes(ids, root=root)
 
 
 def test_a_store_without_a_secret_has_hashes_too():

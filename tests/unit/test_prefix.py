@@ -103,6 +103,34 @@ def test_a_run_without_a_complete_block_knows_the_block_before_it(tree: Tree):
     assert tree.insert([70]).last_block == CHAIN.root
 
 
+@pytest.mark.parametrize("length", [1, SIZE - 1, SIZE, SIZE + 1, 3 * SIZE + 2])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_one_tenant_has_is_not_there_for_another(length: int, is_read: bool):
+    tree, ids, roots = PrefixTree(CHAIN), ids_to(length), {}
+    for tenant in ("", "alice", "bob"):
+        root = CHAIN.root_of(tenant)
+        hashes = CHAIN.block_hashes(ids, root=root)
+        longer = [*ids, 99]
+        longer_hashes = CHAIN.block_hashes(longer, root=root)
+        assert tree.match(longer, longer_hashes, root) == (None, 0, ())
+        assert tree.state(longer, longer_hashes, length, root) is None
+        run = run_of(CHAIN, None, 0, length, tuple(hashes), root=root)
+        run.end_hash = CHAIN.end_hash(run.last_block, ids[length - length % SIZE :])
+        run.token_ids = array("I", ids) if is_read else None
+        run.has_state = True
+        tree.insert(run)
+        roots[tenant] = run
+    for tenant, run in roots.items():
+        root = CHAIN.root_of(tenant)
+        hashes = CHAIN.block_hashes(ids, root=root)
+        assert tree.match(ids, hashes, root)[:2] == (run, length)
+        assert tree.state(ids, hashes, length, root) is run
+    tree.remove(roots["alice"])
+    assert set(tree) == {roots[""], roots["bob"]}
+    alice = CHAIN.root_of("alice")
+    assert tree.match(ids, CHAIN.block_hashes(ids, root=alice), alice) == (None, 0, ())
+
+
 def test_what_is_removed_is_forgotten_with_all_that_hangs_on_it(tree: Tree):
     trunk = tree.insert(ids_to(6))
     first = tree.insert(ids_to(9), 6, trunk)

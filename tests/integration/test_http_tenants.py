@@ -1,0 +1,214 @@
+"""Keys are walls: what one tenant asked can neither be seen nor measured by another."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.keys import digest_of
+from tests.running_server import CHAT, RunningServer, running
+from tests.waiting import until
+
+ADMIN = "the-admin-key"
+CONFIG = f"""
+prewarm_share = 0
+admin_key = "{digest_of(ADMIN)}"
+[api_keys]
+alice = "{digest_of("alice-key")}"
+bob = "{digest_of("bob-key")}"
+"""
+NO_KEYS = "prewarm_share = 0"
+RESPONSES, AGENTS = "/v1/responses", "/v1/agents"
+
+
+class Tenant:
+    """Somebody with a key."""
+
+    def __init__(self, server: RunningServer, name: str) -> None:
+        self._server = server
+        self._key = ADMIN if name == "admin" else f"{name}-key"
+
+    def ask(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
+        headers = {"x-api-key": self._key}
+        answer = self._server.request(method, path, json=body, headers=headers)
+        assert answer.status_code == status, (path, answer.text)
+        return answer.json() if answer.content else None
+
+    def chat(self, text: str, **fields: Any) -> dict[str, Any]:
+        """What an answer to it says of the cache."""
+        messages = [{"role": "user", "content": text}]
+        return self.ask("POST", CHAT, body_of(messages=messages, **fields))["hearth"]["cache"]
+
+
+def body_of(**fields: Any) -> dict[str, Any]:
+    return {"model": "hearth-tiny", "max_tokens": 4, "temperature": 0, **fields}
+
+
+def new_text(num_words: int) -> str:
+    return " ".join(secrets.token_hex(3) for _ in range(num_words))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]:
+    with running(tmp_path_factory.mktemp("home"), config=CONFIG) as server:
+        yield server
+
+
+@pytest.fixture
+def alice(server: RunningServer) -> Tenant:
+    return Tenant(server, "alice")
+
+
+@pytest.fixture
+def bob(server: RunningServer) -> Tenant:
+    return Tenant(server, "bob")
+
+
+NOTHING = {"cached_tokens": 0, "tier": "none", "reason": "first_seen", "at": 0}
+
+
+def is_fresh(cache: dict[str, Any]) -> bool:
+    return {name: cache[name] for name in NOTHING} == NOTHING
+
+
+@pytest.mark.parametrize("num_words", [1, 12, 300])
+def test_a_prompt_of_one_is_new_when_another_sends_it(alice: Tenant, bob: Tenant, num_words: int):
+    text = new_text(num_words)
+    alice.chat(text)
+    again = alice.chat(text)
+    assert (again["tier"], again["reason"]) == ("hot", None)
+    first = bob.chat(text)
+    # What bob sent himself before begins in the same way, as the template wants it.
+    assert first["cached_tokens"] < 16 or first["cached_tokens"] < again["cached_tokens"] / 8
+    assert first["reason"] in ("first_seen", "diverged")
+    assert bob.chat(text)["cached_tokens"] == again["cached_tokens"]
+
+
+def test_nothing_is_shared_hot_or_after_a_restart(tmp_path: Path):
+    long, short = new_text(300), "Hi"
+    with running(tmp_path, config=CONFIG) as server:
+        for text in (long, short):
+            Tenant(server, "alice").chat(text)
+        assert is_fresh(Tenant(server, "bob").chat(short))
+        assert is_fresh(Tenant(server, "admin").chat(short))
+    with running(tmp_path, config=CONFIG) as server:
+        kept = Tenant(server, "alice").chat(long)
+        assert (kept["tier"], kept["reason"]) == ("warm", None)
+        assert Tenant(server, "alice").chat(short)["reason"] is None
+        assert Tenant(server, "bob").chat(short)["tier"] == "warm"
+    config = CONFIG + f'carol = "{digest_of("carol-key")}"\n'
+    with running(tmp_path, config=config) as server:
+        assert is_fresh(Tenant(server, "carol").chat(short))
+    with running(tmp_path, config=NO_KEYS) as server:
+        messages = [{"role": "user", "content": long}]
+        cache = server.post(CHAT, body_of(messages=messages)).json()["hearth"]["cache"]
+        assert cache["cached_tokens"] < 32, "only the admin's own Hi begins like that"
+
+
+def test_what_was_kept_without_keys_is_still_there_without_them(tmp_path: Path):
+    messages = [{"role": "user", "content": new_text(300)}]
+    with running(tmp_path, config=NO_KEYS) as server:
+        server.post(CHAT, body_of(messages=messages))
+    with running(tmp_path, config=CONFIG) as server:
+        assert is_fresh(Tenant(server, "alice").chat(messages[0]["content"]))
+    with running(tmp_path, config=NO_KEYS) as server:
+        cache = server.post(CHAT, body_of(messages=messages)).json()["hearth"]["cache"]
+        assert (cache["tier"], cache["reason"]) == ("warm", None)
+
+
+def test_a_session_of_the_same_name_is_another_conversation(
+    server: RunningServer, alice: Tenant, bob: Tenant
+):
+    admin = Tenant(server, "admin")
+
+    def named() -> list[Any]:
+        return admin.ask("GET", "/admin/cache")["conversations"]
+
+    before = len(named())
+    for tenant in (alice, bob):
+        tenant.chat(new_text(40), session_id="shared-name")
+    asyncio.run(until(lambda: len(named()) == before + 2, "both are listed"))
+    admin.ask("DELETE", "/admin/cache/conversations?conversation=shared-name", status=404)
+    admin.ask("DELETE", "/admin/cache/conversations?conversation=@alice/shared-name")
+    assert len(named()) == before + 1
+
+
+def test_agents_are_their_tenants_alone(alice: Tenant, bob: Tenant):
+    made = alice.ask("POST", AGENTS, body_of(id="helper", system="Be brief."), 201)
+    assert made["id"] == "helper"
+    path = f"{AGENTS}/helper"
+    for method, end, body in (
+        ("GET", "", None),
+        ("GET", "/history", None),
+        ("PATCH", "", {"name": "mine now"}),
+        ("POST", "/reset", None),
+        ("POST", "/fork", {}),
+        ("POST", "/generate", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("DELETE", "", None),
+    ):
+        refused = bob.ask(method, path + end, body, 404)
+        assert refused["error"]["code"] == "agent_not_found"
+        assert "@" not in refused["error"]["message"]
+    assert bob.ask("GET", AGENTS)["data"] == []
+    bob.ask("POST", AGENTS, body_of(id="helper"), 201)
+    hello = {"messages": [{"role": "user", "content": "Hi"}]}
+    assert alice.ask("POST", f"{path}/generate", hello)["agent"] == {"id": "helper", "turn": 1}
+    copy = alice.ask("POST", f"{path}/fork", {"id": "copy"}, 201)
+    assert (copy["id"], copy["turns"]) == ("copy", 1)
+    assert [one["id"] for one in alice.ask("GET", AGENTS)["data"]] == ["copy", "helper"]
+    page = alice.ask("GET", f"{AGENTS}?after=copy")
+    assert [one["id"] for one in page["data"]] == ["helper"]
+    assert [(one["id"], one["turns"]) for one in bob.ask("GET", AGENTS)["data"]] == [("helper", 0)]
+    assert alice.ask("DELETE", path)["id"] == "helper"
+    assert bob.ask("GET", path)["turns"] == 0
+
+
+def test_stored_responses_are_their_tenants_alone(alice: Tenant, bob: Tenant):
+    body = {"model": "hearth-tiny", "input": "Hi", "max_output_tokens": 16}
+    made = alice.ask("POST", RESPONSES, body)
+    path = f"{RESPONSES}/{made['id']}"
+    for method, end in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")):
+        assert bob.ask(method, path + end, status=404)["error"]["code"] == "response_not_found"
+    following = body | {"previous_response_id": made["id"]}
+    refused = bob.ask("POST", RESPONSES, following, 400)
+    assert refused["error"]["code"] == "previous_response_not_found"
+    item = made["output"][0]["id"]
+    reference = body | {"input": [{"type": "item_reference", "id": item}]}
+    bob.ask("POST", RESPONSES, reference, 400)
+    assert alice.ask("GET", path)["id"] == made["id"]
+    second = alice.ask("POST", RESPONSES, following)
+    assert second["previous_response_id"] == made["id"]
+    assert alice.ask("GET", f"{RESPONSES}/{second['id']}")["id"] == second["id"]
+    alice.ask("POST", RESPONSES, reference)
+
+
+def test_an_announced_prompt_is_warm_for_who_announced_it(alice: Tenant, bob: Tenant):
+    text = new_text(200)
+    made = alice.ask(
+        "POST", "/v1/prewarm", body_of(messages=[{"role": "user", "content": text}]), 202
+    )
+    assert "@" not in made["id"]
+    path = f"/v1/prewarm/{made['id']}"
+    bob.ask("GET", path, status=404)
+    bob.ask("DELETE", path, status=404)
+    asyncio.run(until(lambda: alice.ask("GET", path)["status"] == "completed", "it is warm"))
+    assert bob.chat(text)["cached_tokens"] < 16
+    assert alice.chat(text)["reason"] is None
+
+
+def test_a_turn_of_one_is_not_put_back_for_another(alice: Tenant, bob: Tenant):
+    question = [{"role": "user", "content": new_text(20)}]
+
+    def asked(tenant: Tenant, messages: list[Any]) -> dict[str, Any]:
+        return tenant.ask("POST", CHAT, body_of(messages=messages, max_tokens=16))
+
+    said = asked(alice, question)["choices"][0]["message"]
+    later = [*question, {"role": "assistant", "content": said["content"]}, *question]
+    num_alone = asked(bob, later)["usage"]["prompt_tokens"]
+    assert asked(bob, later)["usage"]["prompt_tokens"] == num_alone
+    assert bob.chat(new_text(5))["cached_tokens"] < 16
