@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from runtime.errors import InvalidRequest
 from runtime.types import Constraint
+from runtime.worker.closed_schema import closed
 
 _MAX_KEPT = 128
 _MAX_BYTES = 1 << 20
@@ -53,7 +54,9 @@ class Grammars:
             case "json_object":
                 return self.of_lark(f"start: {json_rule({'type': 'object'})}", field)
             case "json_schema":
-                return self.of_lark(f"start: {json_rule(_schema(constraint.text, field))}", field)
+                return self.of_lark(
+                    f"start: {json_rule(closed(_schema(constraint.text, field)))}", field
+                )
             case "regex":
                 return self._matcher(LLMatcher.grammar_from_regex(constraint.text), field)
             case "lark":

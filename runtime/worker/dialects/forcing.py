@@ -14,6 +14,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from runtime.types import Tool
+from runtime.worker.closed_schema import closed
 from runtime.worker.dialects import harmony
 from runtime.worker.dialects.dialect import Dialect
 from runtime.worker.dialects.tools import Schema, properties_of, schema_of
@@ -25,10 +26,6 @@ JsonRule = Callable[[object], str]
 
 _COUNTER = "\0"
 _DIGITS = "/[0-9]{1,4}/"
-_OPENING_KEYS = frozenset(
-    {"additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"}
-)
-"""What names arguments that `properties` does not."""
 _TEXT_KEYS = frozenset({"type", "description", "title", "default", "examples", "$comment"})
 
 
@@ -106,9 +103,7 @@ def held(tool: Tool) -> Tool:
     """The tool as one whose calls follow its schema; arguments that it does not name are none."""
     if tool.is_strict or tool.is_freeform:
         return tool
-    schema = schema_of(tool)
-    if "properties" in schema and not schema.keys() & _OPENING_KEYS:
-        schema = {**schema, "additionalProperties": False}
+    schema = closed(schema_of(tool))
     return replace(tool, is_strict=True, parameters=json.dumps(schema, ensure_ascii=False))
 
 

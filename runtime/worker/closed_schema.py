@@ -1,0 +1,49 @@
+"""JSON schemas as those who write them mean them: an object has the members that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+_Schema = Mapping[str, object]
+_BY_NAME = ("properties", "$defs", "definitions")
+_ALONE = ("items", "additionalProperties")
+# A schema of several parts that each know some members only is left as it is.
+_OPEN = frozenset({"additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"})
+
+
+def closed(schema: object) -> object:
+    """The schema with `additionalProperties: false` wherever an object names its members and says
+    nothing of others; a grammar that allows any would have small models write them without end.
+    """
+    return schema if _has_parts(schema) else _closed(schema)
+
+
+def _closed(schema: object) -> object:
+    if isinstance(schema, list):
+        return [_closed(one) for one in cast("list[object]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    known = dict(cast("_Schema", schema))
+    for key in _BY_NAME:
+        members = known.get(key)
+        if isinstance(members, dict):
+            named = cast("_Schema", members)
+            known[key] = {name: _closed(one) for name, one in named.items()}
+    for key in (*_ALONE, "anyOf", "oneOf"):
+        if key in known:
+            known[key] = _closed(known[key])
+    if isinstance(known.get("properties"), dict) and not known.keys() & _OPEN:
+        known["additionalProperties"] = False
+    return known
+
+
+def _has_parts(schema: object) -> bool:
+    """Anywhere in it several schemas must hold for the same object."""
+    if isinstance(schema, list):
+        return any(_has_parts(one) for one in cast("list[object]", schema))
+    if not isinstance(schema, dict):
+        return False
+    known = cast("_Schema", schema)
+    is_shared = "properties" in known and bool(known.keys() & {"anyOf", "oneOf", "$ref"})
+    return "allOf" in known or is_shared or any(_has_parts(one) for one in known.values())
