@@ -5,7 +5,7 @@ Nothing here awaits: every decision is made and carried out in one go, by `settl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from runtime.calls import Call
@@ -19,12 +19,12 @@ from runtime.errors import (
 )
 from runtime.failures import Quarantine
 from runtime.generation import Generation
-from runtime.lifecycle import COMING_UP, HAS_PROCESS, SERVING, ModelState
+from runtime.lifecycle import COMING_UP, SERVING, ModelState
 from runtime.model_actor import Crew, ModelActor, Worker
 from runtime.placement import Need, Room
 from runtime.refusals import check_number, no_room, too_late
 from runtime.request_queue import RequestQueue
-from runtime.swap import Plan, Scene, Terms, Waiting, plan
+from runtime.swap import Plan, Resident, Scene, Terms, Waiting, plan
 from runtime.types import ModelSpec, Struct
 
 MAX_REQUEUES = 1
@@ -165,7 +165,7 @@ class Dispatch:
     def lost(self, generation: Generation, error: WorkerError) -> bool:
         """Its worker failed. True when that was not the end of it, or already is."""
         del error
-        call, actor = self._running(generation)
+        call, actor = _running(generation, self.actors.values())
         if call is None or actor is None:
             return False
         now_s = self._clock()
@@ -190,7 +190,7 @@ class Dispatch:
     def ended(self, generation: Generation) -> None:
         """No further chunk will arrive."""
         self._queue.take(generation.request.request_id)
-        call, actor = self._running(generation)
+        call, actor = _running(generation, self.actors.values())
         if call is not None and actor is not None:
             asked_s = generation.request.keep_alive_s
             keep_s = self._keep_alive_s(call.model) if asked_s is None else asked_s
@@ -244,9 +244,10 @@ class Dispatch:
                 actor.want(now_s)
             else:
                 actor.unwant(now_s)
-        steps = plan(self._scene(now_s), self._rules.terms)
+        waiting = [call for call in self._queue if self._may_load(call.model)]
+        steps = plan(_scene(waiting, self.actors.values(), self._memory, now_s), self._rules.terms)
         self._carry_out(steps, now_s)
-        self._tell_phases()
+        _tell_phases(self._queue.in_order(), self.actors)
         self.due_s = self._next_due_s(steps.wake_s)
 
     def _make_way(self, awaited: frozenset[str]) -> None:
@@ -292,29 +293,6 @@ class Dispatch:
             for other in actor.running.values()
         )
 
-    def _scene(self, now_s: float) -> Scene:
-        waiting = [call for call in self._queue if self._may_load(call.model)]
-        residents = [one.resident() for one in self.actors.values()]
-        specs = {call.model: call.spec for call in waiting}
-        for actor in self.actors.values():
-            if actor.state in HAS_PROCESS and actor.spec is not None:
-                specs[actor.model] = actor.spec
-        return Scene(
-            waiting=tuple(
-                Waiting(
-                    request_id=call.request_id,
-                    model=call.model,
-                    since_s=call.since_s,
-                    priority=call.priority,
-                )
-                for call in waiting
-            ),
-            residents=tuple(one for one in residents if one is not None),
-            needs={model: self._memory.need(spec) for model, spec in specs.items()},
-            room=self._memory.room(),
-            now_s=now_s,
-        )
-
     def _may_load(self, model: str) -> bool:
         return self.actor(model).state not in ("wedged", "crashed", "backing_off", "failed")
 
@@ -332,18 +310,10 @@ class Dispatch:
             for call in self._queue.take_all_of(actor.model):
                 call.fail(actor.refusal(now_s))
 
-    def _tell_phases(self) -> None:
-        for position, call in enumerate(self._queue.in_order(), 1):
-            actor = self.actor(call.model)
-            if actor.state in COMING_UP and actor.worker is not None:
-                call.job.phase = f"loading {actor.worker.load_fraction * 100:.0f} %"
-            else:
-                call.job.phase = f"queued {position}"
-
     def _next_due_s(self, wake_s: float | None) -> float | None:
         times = [self._queue.due_s(), wake_s]
         for actor in self.actors.values():
-            times += [actor.due_s, actor.expires_s]
+            times += [actor.due_s, None if self._queue.num_of(actor.model) else actor.expires_s]
         return min((time for time in times if time is not None), default=None)
 
     # Refusals
@@ -378,9 +348,53 @@ class Dispatch:
             f"It is not served again for {max(1, round(until_s - now_s))} s; change it."
         )
 
-    def _running(self, generation: Generation) -> tuple[Call | None, ModelActor | None]:
-        for actor in self.actors.values():
-            call = actor.running.get(generation.request.request_id)
-            if call is not None and call.job is generation:
-                return call, actor
-        return None, None
+
+def _scene(
+    calls: Iterable[Call], actors: Iterable[ModelActor], memory: Memory, now_s: float
+) -> Scene:
+    """How things stand, as the swap policy sees it."""
+    waiting: list[Waiting] = []
+    residents: list[Resident] = []
+    specs: dict[str, ModelSpec] = {}
+    for call in calls:
+        specs[call.model] = call.spec
+        waiting.append(
+            Waiting(
+                request_id=call.request_id,
+                model=call.model,
+                since_s=call.since_s,
+                priority=call.priority,
+            )
+        )
+    for actor in actors:
+        resident = actor.resident()
+        if resident is not None and actor.spec is not None:
+            residents.append(resident)
+            specs[actor.model] = actor.spec
+    return Scene(
+        waiting=tuple(waiting),
+        residents=tuple(residents),
+        needs={model: memory.need(spec) for model, spec in specs.items()},
+        room=memory.room(),
+        now_s=now_s,
+    )
+
+
+def _tell_phases(calls: Iterable[Call], actors: Mapping[str, ModelActor]) -> None:
+    """Say of each that waits what it waits for; they are in order."""
+    for position, call in enumerate(calls, 1):
+        actor = actors[call.model]
+        if actor.state in COMING_UP and actor.worker is not None:
+            call.job.phase = f"loading {actor.worker.load_fraction * 100:.0f} %"
+        else:
+            call.job.phase = f"queued {position}"
+
+
+def _running(
+    generation: Generation, actors: Iterable[ModelActor]
+) -> tuple[Call | None, ModelActor | None]:
+    for actor in actors:
+        call = actor.running.get(generation.request.request_id)
+        if call is not None and call.job is generation:
+            return call, actor
+    return None, None

@@ -52,6 +52,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     neither when NAME is already a directory in `models_dir` or a cached repository.
     `keep_alive_s` is how long it stays loaded unused (0: not at all, negative: for ever); a
     `pinned` one is loaded at boot and stays. `priority` is that of its requests that name none.
+    `ranks` processes compute it together, all on this machine or each on its one of `hosts`, the
+    first being this machine as the others reach it; its KV then stays in memory.
     """
 
     path: Path | None = None
@@ -65,8 +67,12 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     priority: Priority | None = None
     sampling: SamplingSettings = SamplingSettings()
     prompt_rules: PromptSwitches = PromptSwitches()
+    ranks: Annotated[int, Meta(ge=1, le=64)] = 1
+    hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.hosts and len(self.hosts) != self.ranks:
+            raise ValueError(f"ranks = {self.ranks} needs one of hosts each, or no hosts at all")
         if self.path is not None and self.repo is not None:
             raise ValueError("path and repo exclude each other; keep one of them")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from itertools import count
 
 import msgspec
@@ -17,9 +17,8 @@ import structlog
 
 from runtime.calls import Call, Wish
 from runtime.catalog import Catalog
-from runtime.dispatch import Dispatch, Rules
-from runtime.errors import HearthError, ShuttingDown, UnknownModel, UnknownRequest, WorkerError
-from runtime.failures import BACKOFF_S, BREAKER_S
+from runtime.dispatch import Dispatch
+from runtime.errors import HearthError, UnknownModel, UnknownRequest, WorkerError
 from runtime.generation import Generation
 from runtime.kv_store import KvStore
 from runtime.lifecycle import HAS_PROCESS, ModelState, Transition
@@ -29,17 +28,12 @@ from runtime.model_status import ModelStatus, status_of
 from runtime.news import News
 from runtime.settings import Settings
 from runtime.spare import Spares
-from runtime.stopping import stop_bound_s
+from runtime.supervision_rules import rules_of, with_settings
 from runtime.swap_cost import SwapCosts
 from runtime.types import GenerateRequest, ModelSpec, Priority
 from runtime.worker_process import WorkerProcess
 
 _log = structlog.get_logger("hearth.supervisor")
-_SPAWN_S = 60.0
-_WEDGED_S = 30.0
-_CRASHED_S = 60.0
-_MARGIN_S = 10.0
-_FLUSH_BYTES = 2 << 30
 _TIMER_S = 0.001
 
 
@@ -62,7 +56,7 @@ class Supervisor:
         self._stop_bound_s = rules_of(settings).limits_s["flushing"]
         self._memory = Memory(settings)
         self._dispatch = Dispatch(
-            rules_of(settings), self, self._memory, self._keep_alive_s, time.monotonic
+            rules_of(settings), self, self._memory, settings.keep_alive_of, time.monotonic
         )
         for model, own in settings.models.items():
             self._dispatch.actor(model).is_pinned = own.pinned
@@ -79,12 +73,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
-        names = self._settings.preload
-        specs = (
-            [self._catalog.default()]
-            if names is None
-            else [self._catalog.resolve(name) for name in names]
-        )
+        specs = _preloaded(self._settings, self._catalog)
         specs += [one for one in self._catalog.models() if self._is_pinned(one.id)]
         unique = {spec.id: spec for spec in specs}
         self._preloading = set(unique)
@@ -118,10 +107,13 @@ class Supervisor:
                 memory is short.
             PoisonRequest: workers died of this request.
         """
-        if self._dispatch.is_stopping:
-            raise ShuttingDown
         self._memory.check()
-        generation, call = self._taken(request)
+        spec = self._resolve(request.model)
+        request = with_settings(request, spec, self._settings)
+        generation = Generation(request, self._dispatch)
+        call = call_of(
+            spec, generation, request.request_id, request.priority, self._settings.max_wait_s
+        )
         self._dispatch.submit(call)
         return generation
 
@@ -133,26 +125,14 @@ class Supervisor:
         """
         if self._dispatch.is_stopping:
             return None
-        generation, call = self._taken(request)
+        spec = self._resolve(request.model)
+        request = with_settings(request, spec, self._settings)
+        generation = Generation(request, self._dispatch)
+        call = call_of(
+            spec, generation, request.request_id, request.priority, self._settings.max_wait_s
+        )
         call.yields = True
         return generation if self._dispatch.warm(call) else None
-
-    def _taken(self, request: GenerateRequest) -> tuple[Generation, Call]:
-        """The request with what the settings say of its model."""
-        spec = self._resolve(request.model)
-        own = self._settings.models.get(spec.id)
-        cache = request.cache
-        if cache.ttl_s is None:
-            cache = msgspec.structs.replace(cache, ttl_s=self._settings.kv_ttl_s)
-        priority = request.priority
-        if priority == "default" and own is not None and own.priority is not None:
-            priority = own.priority
-        sampling = request.sampling.over(spec.sampling)
-        request = msgspec.structs.replace(
-            request, sampling=sampling, cache=cache, priority=priority
-        )
-        generation = Generation(request, self._dispatch)
-        return generation, self._call(spec, generation, request.request_id, priority)
 
     def status(self) -> tuple[ModelStatus, ...]:
         """Every model that can be named, in the catalog's order, then what else is loaded."""
@@ -319,21 +299,10 @@ class Supervisor:
 
     def _wish(self, spec: ModelSpec, priority: Priority) -> Wish:
         wish = Wish()
-        self._dispatch.submit(self._call(spec, wish, f"load-{next(self._numbers)}", priority))
-        return wish
-
-    def _call(
-        self, spec: ModelSpec, job: Generation | Wish, request_id: str, priority: Priority
-    ) -> Call:
-        now_s = time.monotonic()
-        return Call(
-            spec,
-            job,
-            request_id=request_id,
-            priority=priority,
-            since_s=now_s,
-            until_s=now_s + self._settings.max_wait_s,
+        self._dispatch.submit(
+            call_of(spec, wish, f"load-{next(self._numbers)}", priority, self._settings.max_wait_s)
         )
+        return wish
 
     def _take_away(self, name: str, reason: str) -> ModelStatus:
         spec = self._resolve(name)
@@ -360,12 +329,6 @@ class Supervisor:
         entered = tuple(self._entered[spec.id].items())
         return msgspec.structs.replace(status, swap_cost=self._costs.of(spec.id), entered=entered)
 
-    def _keep_alive_s(self, model: str) -> float:
-        own = self._settings.models.get(model)
-        if own is not None and own.keep_alive_s is not None:
-            return own.keep_alive_s
-        return self._settings.model_keep_alive_s
-
     def _is_pinned(self, model: str) -> bool:
         return self._dispatch.actor(model).is_pinned
 
@@ -375,25 +338,26 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
 
-def rules_of(settings: Settings) -> Rules:
-    """The limits that the settings give. Each state's outlasts what happens inside it."""
-    load_s = settings.load_timeout_s + _MARGIN_S
-    stop_s = stop_bound_s(settings.stop_timeout_s, settings.kv_write_queue_bytes or _FLUSH_BYTES)
-    limits_s: Mapping[ModelState, float] = {
-        "waiting_for_memory": settings.max_wait_s,
-        "spawning": _SPAWN_S,
-        "loading": load_s,
-        "warming": load_s,
-        "draining": settings.request_deadline_s + _MARGIN_S,
-        "flushing": stop_s + _MARGIN_S,
-        "stopping": stop_s + _MARGIN_S,
-        "wedged": _WEDGED_S,
-        "crashed": _CRASHED_S,
-        "backing_off": BACKOFF_S[-1],
-        "failed": BREAKER_S,
-    }
-    return Rules(
-        limits_s=limits_s,
-        max_open=settings.max_queue,
-        max_open_per_model=settings.max_queue_per_model or settings.max_queue,
+def call_of(
+    spec: ModelSpec,
+    job: Generation | Wish,
+    request_id: str,
+    priority: Priority,
+    max_wait_s: float,
+) -> Call:
+    """What waits for the model from now on, for `max_wait_s` at most."""
+    now_s = time.monotonic()
+    return Call(
+        spec,
+        job,
+        request_id=request_id,
+        priority=priority,
+        since_s=now_s,
+        until_s=now_s + max_wait_s,
     )
+
+
+def _preloaded(settings: Settings, catalog: Catalog) -> list[ModelSpec]:
+    if settings.preload is None:
+        return [catalog.default()]
+    return [catalog.resolve(name) for name in settings.preload]

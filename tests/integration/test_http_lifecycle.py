@@ -22,7 +22,7 @@ import pytest
 from api.serve import listen
 from runtime.settings import Settings
 from runtime.stopping import stop_bound_s
-from runtime.supervisor import rules_of
+from runtime.supervision_rules import rules_of
 from tests.running_server import COMPLETIONS, RunningServer, free_port, running, started, streaming
 from tests.waiting import until
 

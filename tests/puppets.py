@@ -1,0 +1,163 @@
+"""Processes that do whatever a test says, beside a dispatch with a clock of the test's own."""
+
+from __future__ import annotations
+
+from runtime.dispatch import Dispatch, Rules
+from runtime.errors import (
+    WorkerDied,
+    WorkerError,
+)
+from runtime.generation import Generation
+from runtime.lifecycle import RESTING, STATES, Transition
+from runtime.model_actor import Worker
+from runtime.placement import Need, Room
+from runtime.types import (
+    CacheUse,
+    Finished,
+    ModelSpec,
+    Usage,
+)
+from runtime.wire import Ready
+from runtime.worker_process import State as WorkerState
+
+MODELS = ("a", "b", "c")
+NEEDS = {"a": 40, "b": 50, "c": 60}
+ROOM = 100
+LIMIT_S = 30.0
+MAX_OPEN = 12
+KEEP_ALIVE_S = 900.0
+
+
+class Puppet:
+    """A process that does what the test says, and sees that it is treated right."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.state: WorkerState = "starting"
+        self.load_fraction = 0.0
+        self.ready: Ready | None = None
+        self.error: WorkerError | None = None
+        self.pid = 1
+        self.is_gone = False
+        self.is_dismissed = False
+        self.is_killed = False
+        self.open: dict[str, Generation] = {}
+
+    def submit(self, generation: Generation) -> None:
+        assert self.state == "ready", self.state
+        assert not self.is_dismissed
+        assert generation.request.request_id not in self.open
+        assert not generation.is_finished
+        generation.accept(1, CacheUse())
+        self.open[generation.request.request_id] = generation
+
+    def abort(self, generation: Generation) -> None:
+        self.open.pop(generation.request.request_id, None)
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+class World:
+    """The crew, the memory and the clock of one dispatch."""
+
+    def __init__(self, max_loaded: int | None) -> None:
+        self.now_s = 0.0
+        self.puppets: list[Puppet] = []
+        self.transitions: list[Transition] = []
+        self.due_s: float | None = None
+        self._room = Room(num_bytes=ROOM, num_models=max_loaded)
+        rules = Rules(
+            limits_s={state: LIMIT_S for state in STATES if state not in RESTING},
+            max_open=MAX_OPEN,
+            max_open_per_model=MAX_OPEN - 2,
+        )
+        self.dispatch = Dispatch(rules, self, self, lambda _: KEEP_ALIVE_S, lambda: self.now_s)
+
+    def hire(self, spec: ModelSpec) -> Puppet:
+        assert all(p.is_killed for p in self.alive() if p.spec.id == spec.id), spec.id
+        self.puppets.append(Puppet(spec))
+        return self.puppets[-1]
+
+    def dismiss(self, worker: Worker) -> None:
+        assert isinstance(worker, Puppet)
+        assert all(one.is_finished for one in worker.open.values())
+        assert not worker.is_dismissed
+        worker.is_dismissed = True
+
+    def publish(self, transition: Transition) -> None:
+        self.transitions.append(transition)
+
+    def wake_at(self, due_s: float | None) -> None:
+        self.due_s = due_s
+
+    def need(self, spec: ModelSpec) -> Need:
+        return Need(num_bytes=NEEDS[spec.id], swap_s=2.0)
+
+    def room(self) -> Room:
+        return self._room
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the timer ring whenever it is due."""
+        end_s = self.now_s + seconds
+        num_rings = 0
+        while self.due_s is not None and self.due_s <= end_s:
+            num_rings += 1
+            assert num_rings < 1000, f"it rings for ever at {self.due_s}"
+            self.now_s = max(self.now_s, self.due_s)
+            self.dispatch.settle()
+        self.now_s = end_s
+
+    def alive(self) -> list[Puppet]:
+        return [puppet for puppet in self.puppets if not puppet.is_gone]
+
+    def tell(self, puppet: Puppet) -> None:
+        self.dispatch.on_change(puppet.spec.id, puppet)
+
+    # What processes do
+
+    def advance(self, puppet: Puppet) -> None:
+        """The next thing that a healthy process would do."""
+        steps: dict[WorkerState, WorkerState] = {
+            "starting": "loading",
+            "loading": "warming",
+            "warming": "ready",
+            "flushing": "stopping",
+            "stopping": "stopped",
+        }
+        if puppet.is_killed or puppet.state == "stopped":
+            self.end(puppet, None)
+        elif puppet.is_dismissed and puppet.state not in ("flushing", "stopping"):
+            puppet.state = "flushing" if puppet.state == "ready" else "stopping"
+            self.tell(puppet)
+        elif puppet.state in steps:
+            puppet.state = steps[puppet.state]
+            puppet.is_gone = puppet.state == "stopped"
+            self.tell(puppet)
+        elif puppet.open:
+            self.finish(puppet, next(iter(puppet.open)))
+
+    def end(self, puppet: Puppet, error: WorkerError | None, *, is_gone: bool = True) -> None:
+        """As a process is lost: its state first, then its requests, in the end the process."""
+        if puppet.state != "stopped":
+            if puppet.state not in ("flushing", "stopping"):
+                puppet.error = error
+            puppet.state = "stopped"
+            generations, puppet.open = list(puppet.open.values()), {}
+            self.tell(puppet)
+            for generation in generations:
+                generation.fail(error or WorkerDied("It was stopped."))
+        if is_gone and not puppet.is_gone:
+            puppet.is_gone = True
+            self.tell(puppet)
+
+    def finish(self, puppet: Puppet, request_id: str) -> None:
+        generation = puppet.open[request_id]
+        generation.push(Finished(index=0, reason="stop", usage=Usage(num_prompt_tokens=1)))
+        puppet.open.pop(request_id, None)
+
+
+def spec_of(model: str) -> ModelSpec:
+    return ModelSpec(
+        id=model, path="/nowhere", context=1, model_type="x", nbytes=NEEDS[model], created_s=0
+    )
