@@ -192,7 +192,7 @@ class Gate:
         watch = self._prewarm.watch(generations[0].request)
         answer = Answer(generations, self.metrics.meter(model, watch))
         record = record_of(scope)
-        record.model, record.tally = model, answer.tally
+        record.model, record.tally, record.generations = model, answer.tally, generations
         self._answers[record.request_id] = answer
         return answer
 

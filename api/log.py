@@ -22,8 +22,10 @@ from litestar.datastructures import Headers
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from typing_extensions import override
 
+from api.lineage import SESSION_HEADERS
 from api.metrics import Metrics
 from api.record import RequestRecord
+from api.redact import hiding, redact
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["console", "json"]
@@ -73,13 +75,10 @@ def configure_logging(level: Level, log_format: Format, file: Path | None = None
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        redact,
     ]
-    # Tracebacks stay plain: richer ones print local variables, and prompts with them.
     if log_format == "json":
-        finish: list[structlog.typing.Processor] = [
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ]
+        finish: list[structlog.typing.Processor] = [structlog.processors.JSONRenderer()]
     else:
         finish = [
             structlog.dev.ConsoleRenderer(
@@ -125,7 +124,10 @@ class RequestLog:
                 message["headers"] = [*message["headers"], *headers]
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=record.request_id):
+        with (
+            hiding(_secrets_of(scope)),
+            structlog.contextvars.bound_contextvars(request_id=record.request_id),
+        ):
             try:
                 await self._app(scope, receive, recorded_send)
             finally:
@@ -140,6 +142,14 @@ class RequestLog:
         path = quote(scope["path"][:128]) if route == "unmatched" else route
         write = log.debug if route in _QUIET_ROUTES else log.info
         write(f"{scope['method']} {path}", **facts)
+
+
+def _secrets_of(scope: HTTPScope) -> list[str]:
+    """Keys and the names of conversations in the headers."""
+    headers = Headers.from_scope(scope)
+    keys = [headers.get(name, "") for name in ("authorization", "x-api-key", "cookie")]
+    keys += [key.partition(" ")[2] for key in keys[:1]]
+    return [*keys, *(headers.get(name, "") for name in SESSION_HEADERS)]
 
 
 def _request_id(scope: HTTPScope) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from litestar.types import Scope
 
+from runtime.generation import Generation
 from runtime.types import Finished, Usage
 
 
@@ -60,10 +62,13 @@ class RequestRecord:
     error_code: str | None = None
     model: str | None = None
     tally: Tally | None = None
+    generations: Sequence[Generation] = ()
 
     def facts(self) -> dict[str, object]:
         """What its line in the log says beside status and time: counts once they are known."""
         facts: dict[str, object] = {"error": self.error_code, "model": self.model}
+        if workers := {one.worker_pid for one in self.generations if one.worker_pid}:
+            facts["worker"] = ",".join(str(pid) for pid in sorted(workers))
         if (tally := self.tally) is not None:
             if tally.first_token_s is not None:
                 facts["first_token_ms"] = round(tally.first_token_s * 1000, 1)

@@ -44,6 +44,12 @@ class Generation:
         """What it waits for, in words for people: `queued`, `loading 40 %`, `prefill 512/4096`."""
         self.cache = CacheUse()
         """What is going to be reused, as far as it is known when the worker takes the request."""
+        self.worker_pid: int | None = None
+        """The process that it was handed to last."""
+        self.submitted_ns = time.time_ns()
+        self.sent_ns: int | None = None
+        self.accepted_ns: int | None = None
+        """Wall time: when it came, was handed to a worker, and was taken by it."""
         self.has_spoken = False
         """Something was delivered that cannot be taken back."""
         self._owner = owner
@@ -95,8 +101,13 @@ class Generation:
 
     # What follows is the supervisor's side.
 
+    def sent(self, pid: int | None) -> None:
+        """It is handed to this process."""
+        self.worker_pid, self.sent_ns = pid, time.time_ns()
+
     def accept(self, num_prompt_tokens: int, cache: CacheUse) -> None:
         """The worker took the request."""
+        self.accepted_ns = time.time_ns()
         self.cache = cache
         if not self._accepted.done():
             self._accepted.set_result(num_prompt_tokens)

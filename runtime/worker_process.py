@@ -145,6 +145,7 @@ class WorkerProcess:
     def submit(self, generation: Generation) -> None:
         """Hand over a generation; the worker must be ready."""
         request = generation.request
+        generation.sent(self.pid)
         self._work.add(generation)
         rest = msgspec.structs.replace(request, deadline_s=generation.remaining_s)
         self._send(Submit(request=rest))

@@ -1,0 +1,66 @@
+"""The log of a server: enough to follow a request, nothing of what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import msgspec
+import pytest
+
+from runtime.keys import digest_of
+from tests.running_server import CHAT, COMPLETIONS, RunningServer, running
+
+CANARY = "zebraharbour7351"
+KEY, SESSION = f"key-{CANARY}", f"session-{CANARY}"
+CONFIG = f"""
+log_level = "debug"
+log_format = "json"
+[api_keys]
+alice = "{digest_of(KEY)}"
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]:
+    with running(tmp_path_factory.mktemp("home"), config=CONFIG) as server:
+        yield server
+
+
+def send(server: RunningServer, path: str, body: Any, key: str = KEY) -> int:
+    headers = {"x-api-key": key, "session-id": SESSION, "x-request-id": "req-mine"}
+    return server.request("POST", path, json=body, headers=headers).status_code
+
+
+def lines_of(server: RunningServer) -> list[dict[str, Any]]:
+    lines = [line for line in server.stderr.splitlines() if line.startswith("{")]
+    return [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
+
+
+def test_no_request_leaves_its_words_in_the_log_whether_served_or_refused(server: RunningServer):
+    said = [{"role": "user", "content": CANARY}]
+    chat = {"model": "hearth-tiny", "messages": said, "max_tokens": 2}
+    statuses = {
+        send(server, CHAT, chat),
+        send(server, CHAT, chat | {"session_id": SESSION, "stream": True}),
+        send(server, COMPLETIONS, {"model": "hearth-tiny", "prompt": CANARY, "max_tokens": 2}),
+        send(server, "/v1/messages", chat),
+        send(server, "/v1/responses", {"model": "hearth-tiny", "input": CANARY}),
+        send(server, "/api/chat", chat),
+        send(server, CHAT, chat | {"temperature": CANARY}),
+        send(server, CHAT, chat | {"stop": [CANARY], "tools": [{"type": CANARY}]}),
+        send(server, CHAT, [CANARY]),
+        send(server, CHAT, chat, key=f"wrong-{CANARY}"),
+    }
+    assert statuses == {200, 400, 401}
+    assert len(lines_of(server)) > len(statuses)
+    assert CANARY not in server.stderr
+
+
+def test_a_line_names_request_model_and_worker(server: RunningServer):
+    said = [{"role": "user", "content": "Hi"}]
+    send(server, CHAT, {"model": "hearth-tiny", "messages": said, "max_tokens": 2})
+    line = [one for one in lines_of(server) if one["event"] == f"POST {CHAT}"][-1]
+    assert (line["request_id"], line["model"]) == ("req-mine", "hearth-tiny")
+    running = server.request("GET", "/running", headers={"x-api-key": KEY}).json()
+    assert line["worker"] in {str(one["pid"]) for one in running["models"]}
