@@ -51,6 +51,19 @@ TURNS = st.fixed_dictionaries(
         "anything": ANY_JSON,
     },
 )
+FINE_TEXT = st.one_of(
+    TEXT, st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXT}), max_size=2)
+)
+FINE_TURNS = st.one_of(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "system", "developer"]), "content": FINE_TEXT}
+    ),
+    st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": FINE_TEXT | st.none()},
+        optional={"tool_calls": st.lists(CALLS, max_size=2), "reasoning_content": TEXT},
+    ),
+    st.fixed_dictionaries({"role": st.just("tool"), "content": FINE_TEXT, "tool_call_id": TEXT}),
+)
 ITEM_TYPES = [
     *("message", "function_call", "function_call_output", "reasoning", "item_reference"),
     *("custom_tool_call", "custom_tool_call_output", "web_search_call", "xyz"),
@@ -71,6 +84,30 @@ ITEMS = st.fixed_dictionaries(
         "anything": ANY_JSON,
     },
 )
+FINE_ITEMS = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "system", "developer", "assistant"]),
+            "content": FINE_TEXT,
+        },
+        optional={"type": st.just("message"), "id": TEXT},
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("function_call"),
+            "call_id": TEXT,
+            "name": st.just("look"),
+            "arguments": TEXT,
+        }
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("function_call_output"), "call_id": TEXT, "output": FINE_TEXT}
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("reasoning"), "summary": st.just([])},
+        optional={"encrypted_content": TEXT},
+    ),
+)
 SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}}
 CHAT_TOOLS = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
 RESPONSE_TOOLS = [{"type": "function", "name": "look", "parameters": SCHEMA}]
@@ -85,24 +122,29 @@ ODD_FIELDS = st.dictionaries(st.sampled_from(FIELDS), ANY_JSON, max_size=2)
 
 
 def bodies(
-    field: str, turns: st.SearchStrategy[Any], tools: list[Any]
+    field: str, fine: st.SearchStrategy[Any], odd: st.SearchStrategy[Any], tools: list[Any]
 ) -> st.SearchStrategy[dict[str, Any]]:
     """Requests that have their conversation in this field."""
-    told = st.lists(turns, min_size=1, max_size=5) | ANY_JSON
     known = st.fixed_dictionaries(
         {},
         optional={
             "tools": st.just(tools),
-            "tool_choice": st.sampled_from(["auto", "none", "required"]),
+            "tool_choice": st.sampled_from(["auto", "none"]),
             "stream": st.booleans(),
         },
     )
-    return st.builds(lambda one, some, odd: {field: one} | some | odd, told, known, ODD_FIELDS)
+    told = st.lists(fine, min_size=1, max_size=6)
+    odder = st.lists(fine | odd, min_size=1, max_size=4) | ANY_JSON
+    return st.one_of(
+        st.builds(lambda one, some: {field: one} | some, told, known),
+        st.builds(lambda one, some, more: {field: one} | some | more, told, known, ODD_FIELDS),
+        st.builds(lambda one, some: {field: one} | some, odder, known),
+    )
 
 
 REQUESTS = st.one_of(
-    st.tuples(st.just(CHAT), bodies("messages", TURNS, CHAT_TOOLS)),
-    st.tuples(st.just(RESPONSES), bodies("input", ITEMS | TURNS, RESPONSE_TOOLS)),
+    st.tuples(st.just(CHAT), bodies("messages", FINE_TURNS, TURNS, CHAT_TOOLS)),
+    st.tuples(st.just(RESPONSES), bodies("input", FINE_ITEMS, ITEMS | TURNS, RESPONSE_TOOLS)),
 )
 
 
