@@ -31,7 +31,13 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[RunningServer]:
     """A server as it comes, with `tiny` loaded."""
     home = tmp_path_factory.mktemp("home")
-    config = f'models_dir = "{models_dir}"\ndefault_model = "tiny"\n[aliases]\nlittle = "tiny"\n'
+    config = f"""
+models_dir = "{models_dir}"
+default_model = "tiny"
+max_loaded_models = 1
+[aliases]
+little = "tiny"
+"""
     with running(home, config=config) as server:
         yield server
         assert "Traceback" not in server.stderr
@@ -47,6 +53,7 @@ def narrow_server(
 models_dir = "{models_dir}"
 default_model = "tiny"
 preload = []
+max_loaded_models = 1
 max_batch = 1
 max_queue = 4
 keep_alive_s = 0.2

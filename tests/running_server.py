@@ -79,9 +79,16 @@ class RunningServer:
 
     def worker_pid(self) -> int:
         """The process that works, else the one that was loaded last."""
-        models = [one for one in self.get("/running").json()["models"] if one["pid"]]
-        models.sort(key=lambda one: (-one["num_running"], one["since_s"]))
+        models = sorted(self._loaded(), key=lambda one: (-one["num_running"], one["since_s"]))
         return int(models[0]["pid"])
+
+    def forgive(self, model: str = "tiny") -> None:
+        """Load a model anew and forget its crashes, of which three stop it for a while."""
+        answer = self.request("POST", f"/admin/models/{model}/restart")
+        assert answer.status_code == 200, answer.text
+
+    def _loaded(self) -> list[Any]:
+        return [one for one in self.get("/running").json()["models"] if one["pid"]]
 
     def stop(self, timeout_s: float = 30.0) -> int:
         """End it as an operator does; the exit status."""

@@ -75,6 +75,7 @@ def test_only_what_changes_kv_or_tokens_makes_a_miss(tmp_path: Path):
     config = f"""
 models_dir = "{model.parent}"
 default_model = "m"
+max_loaded_models = 1
 [aliases]
 other = "m"
 [models.narrow]

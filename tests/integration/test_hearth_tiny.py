@@ -56,13 +56,22 @@ def streamed(server: RunningServer, messages: list[Any], **changes: Any) -> dict
     for choice in (choice for event in events for choice in event["choices"]):
         for key, value in choice["delta"].items():
             if key == "tool_calls":
-                calls = [{k: v for k, v in call.items() if k != "index"} for call in value]
-                assert [call["index"] for call in value] == [len(message.get(key, ()))]
-                message[key] = message.get(key, []) + calls
+                _join(message.setdefault(key, []), value)
             else:
                 message[key] = message.get(key, "") + value
         reason = choice["finish_reason"]
     return {"message": message, "finish_reason": reason}
+
+
+def _join(calls: list[Any], pieces: list[Any]) -> None:
+    """Add pieces of calls to those that were begun; only the first piece of a call has its id."""
+    for piece in pieces:
+        index = piece.pop("index")
+        assert index == len(calls) - ("id" not in piece)
+        if "id" in piece:
+            calls.append(piece)
+        else:
+            calls[index]["function"]["arguments"] += piece["function"]["arguments"]
 
 
 def test_it_is_what_a_server_serves_that_nobody_configured(tiny_server: RunningServer) -> None:

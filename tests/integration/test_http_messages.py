@@ -245,6 +245,7 @@ async def test_a_worker_that_dies_ends_its_streams_with_an_error_event(
     assert last.data["error"]["type"] == "overloaded_error"
     assert last.data["error"]["details"]["error_code"] == "model_crashed"
     assert last.data["request_id"] == answer.response.headers["request-id"]
+    narrow_server.forgive()
 
 
 async def test_a_worker_that_dies_fails_whole_answers_with_529_and_is_worth_a_retry(
@@ -262,6 +263,7 @@ async def test_a_worker_that_dies_fails_whole_answers_with_529_and_is_worth_a_re
     assert response.json()["error"]["type"] == "overloaded_error"
     assert response.headers["x-should-retry"] == "true"
     assert int(response.headers["retry-after"]) >= 1
+    narrow_server.forgive()
 
 
 async def test_a_prompt_that_is_too_long_is_an_event_once_the_headers_are_out(

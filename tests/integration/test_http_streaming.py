@@ -146,6 +146,7 @@ async def test_a_worker_that_dies_ends_its_streams_with_an_error_and_is_replaced
     assert last["error"]["code"] == "model_crashed"
     assert last["error"]["type"] == "server_error"
     assert narrow_server.post(CHAT, BODY).status_code == 200
+    narrow_server.forgive()
 
 
 async def test_a_worker_that_dies_fails_whole_answers_with_a_status(
@@ -154,10 +155,11 @@ async def test_a_worker_that_dies_fails_whole_answers_with_a_status(
     assert narrow_server.post(CHAT, BODY).status_code == 200
     running = {"name": "hearth_running", "model": "tiny"}
     async with narrow_server.client() as client:
-        answer = asyncio.create_task(client.post(COMPLETIONS, json=LONG))
+        answer = asyncio.create_task(client.post(COMPLETIONS, json=LONG | {"seed": 4}))
         await until(lambda: narrow_server.figure(**running) == 1, "the request runs")
         os.kill(narrow_server.worker_pid(), signal.SIGKILL)
         response = await answer
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "model_crashed"
     assert response.headers["retry-after"]
+    narrow_server.forgive()

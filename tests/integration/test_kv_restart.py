@@ -20,7 +20,7 @@ TAIL_TOKENS = 80
 """What may be computed again: the last question and the template around it."""
 
 COMES_BACK = 'default_model = "hearth-tiny"\n'
-CONFIG = COMES_BACK + "prewarm_share = 0\n"
+CONFIG = COMES_BACK + "prewarm_share = 0\nmax_loaded_models = 1\n"
 """Nothing comes back into memory unasked, so that each answer shows the way from the disk."""
 
 
