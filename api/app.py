@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from litestar import Litestar
@@ -48,6 +49,9 @@ from runtime.prewarm import PERIOD_S as PREWARM_S
 from runtime.prewarm import Prewarm
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from api.traces import OtlpTraces
 
 log = structlog.stdlib.get_logger("hearth.app")
 
@@ -126,6 +130,7 @@ def create_app(
         Chore("memory", 5.0, supervisor.relieve),
     ]
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
+    traces = _open_traces(settings.otlp_endpoint)
     desk = ErrorDesk([(speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error)])
 
     @asynccontextmanager
@@ -144,6 +149,8 @@ def create_app(
             await responses.close()
             await kv.stop()
             await history.close()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
 
     app = Litestar(
         route_handlers=ROUTES,
@@ -162,7 +169,17 @@ def create_app(
         logging_config=None,
     )
     patient = PatientReceive(app, settings.send_timeout_s)
-    return RequestLog(Guard(patient, rules_of(settings, _token_digest(settings)), desk), metrics)
+    guard = Guard(patient, rules_of(settings, _token_digest(settings)), desk)
+    return RequestLog(guard, metrics, traces)
+
+
+def _open_traces(endpoint: str | None) -> OtlpTraces | None:
+    """Where traces go, if anywhere: what is needed for them is large."""
+    if endpoint is None:
+        return None
+    from api.traces import OtlpTraces  # noqa: PLC0415
+
+    return OtlpTraces(endpoint)
 
 
 def _given(part: object) -> Provide:

@@ -12,9 +12,10 @@ import re
 import secrets
 import sys
 import time
+from collections.abc import Mapping
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Literal, TextIO, cast
+from typing import Literal, Protocol, TextIO, cast
 from urllib.parse import quote
 
 import structlog
@@ -101,12 +102,21 @@ def configure_logging(level: Level, log_format: Format, file: Path | None = None
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
 
 
+class Traces(Protocol):
+    """Who is told of every request once it is over."""
+
+    def finished(
+        self, method: str, route: str, headers: Mapping[str, str], record: RequestRecord
+    ) -> None: ...
+
+
 class RequestLog:
     """The outermost ASGI layer: names each request, counts it, and writes its line when it ends."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, traces: Traces | None = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the application's lifespan."""
@@ -142,6 +152,8 @@ class RequestLog:
         path = quote(scope["path"][:128]) if route == "unmatched" else route
         write = log.debug if route in _QUIET_ROUTES else log.info
         write(f"{scope['method']} {path}", **facts)
+        if self._traces is not None and route not in _QUIET_ROUTES:
+            self._traces.finished(scope["method"], route, Headers.from_scope(scope), record)
 
 
 def _secrets_of(scope: HTTPScope) -> list[str]:

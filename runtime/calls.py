@@ -27,6 +27,10 @@ class Wish:
         """
         await asyncio.shield(self._outcome)
 
+    def loading(self, phase: str) -> None:
+        """It is being loaded, so far."""
+        self.phase = phase
+
     def grant(self) -> None:
         """The model is loaded."""
         if not self._outcome.done():

@@ -385,7 +385,7 @@ def _tell_phases(calls: Iterable[Call], actors: Mapping[str, ModelActor]) -> Non
     for position, call in enumerate(calls, 1):
         actor = actors[call.model]
         if actor.state in COMING_UP and actor.worker is not None:
-            call.job.phase = f"loading {actor.worker.load_fraction * 100:.0f} %"
+            call.job.loading(f"loading {actor.worker.load_fraction * 100:.0f} %")
         else:
             call.job.phase = f"queued {position}"
 

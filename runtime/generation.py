@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 from runtime.errors import Aborted, HearthError, WorkerError
-from runtime.types import CacheUse, Chunk, Failed, Finished, GenerateRequest, PrefillProgress
+from runtime.types import CacheUse, Chunk, Failed, Finished, GenerateRequest, PrefillProgress, Usage
 
 
 class Owner(Protocol):
@@ -49,7 +49,12 @@ class Generation:
         self.submitted_ns = time.time_ns()
         self.sent_ns: int | None = None
         self.accepted_ns: int | None = None
-        """Wall time: when it came, was handed to a worker, and was taken by it."""
+        self.finished_ns: int | None = None
+        """Wall time: when it came, was handed to a worker, was taken by it, and ended."""
+        self.loading_ns: int | None = None
+        """When it was first seen to wait for its model to be loaded."""
+        self.usage: Usage | None = None
+        """Of the choice that ended last."""
         self.has_spoken = False
         """Something was delivered that cannot be taken back."""
         self._owner = owner
@@ -101,6 +106,11 @@ class Generation:
 
     # What follows is the supervisor's side.
 
+    def loading(self, phase: str) -> None:
+        """Its model is being loaded, so far."""
+        self.phase = phase
+        self.loading_ns = self.loading_ns or time.time_ns()
+
     def sent(self, pid: int | None) -> None:
         """It is handed to this process."""
         self.worker_pid, self.sent_ns = pid, time.time_ns()
@@ -119,8 +129,9 @@ class Generation:
         match chunk:
             case PrefillProgress(num_done=done, num_total=total):
                 self.phase = f"prefill {done}/{total}"
-            case Finished():
+            case Finished(usage=usage):
                 self._num_open_choices -= 1
+                self.usage, self.finished_ns = usage, time.time_ns()
             case Failed():
                 self._num_open_choices = 0
             case _:

@@ -113,6 +113,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     What clients ask the server to remember lies in `history.sqlite3` in `home`. It takes
     `history_max_bytes` at most, and goes when it was not used for `history_ttl_s`.
+
+    Traces of requests, without their text, go to `otlp_endpoint` (OTLP over HTTP) if it is set.
     """
 
     home: Path
@@ -176,6 +178,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
     log_file: Path | None = None
+    otlp_endpoint: Annotated[str, Meta(pattern="^https?://")] | None = None
 
     def kv_bits_of(self, model: str) -> int | None:
         """How many bits a value of this model's KV takes; None is the model's own dtype."""

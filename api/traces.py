@@ -1,0 +1,122 @@
+"""Traces for OpenTelemetry: one per request, with a span for each thing its time went to.
+
+Imported only where `otlp_endpoint` is set. Attributes are counts, names and reasons, never text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from api.record import RequestRecord
+from api.version import VERSION
+from runtime.generation import Generation
+
+_EXPORT_S = 5.0
+_PATH = "/v1/traces"
+
+
+class Piece(NamedTuple):
+    """A part of a request's time, in ns of wall time."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class OtlpTraces:
+    """Sends spans over OTLP/HTTP, from a thread of its own; what cannot be sent is dropped."""
+
+    def __init__(self, endpoint: str) -> None:
+        if urlsplit(endpoint).path in ("", "/"):
+            endpoint = endpoint.rstrip("/") + _PATH
+        resource = Resource.create({"service.name": "hearth", "service.version": VERSION})
+        self._provider = TracerProvider(resource=resource)
+        exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("hearth", VERSION)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def close(self) -> None:
+        """Send what is left; blocks for some seconds at most."""
+        self._provider.shutdown()
+
+    def finished(
+        self, method: str, route: str, headers: Mapping[str, str], record: RequestRecord
+    ) -> None:
+        """A request is over."""
+        given = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
+        attributes: dict[str, str | int | float] = {
+            "http.request.method": method,
+            "http.route": route,
+            "http.response.status_code": record.status,
+            "hearth.request_id": record.request_id,
+        }
+        for name, value in record.facts().items():
+            if isinstance(value, str | int | float):
+                attributes[f"hearth.{name}"] = value
+        root = self._tracer.start_span(
+            f"{method} {route}",
+            context=self._propagator.extract(given),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=record.started_ns,
+        )
+        inside = set_span_in_context(root)
+        for generation in record.generations:
+            for piece in pieces_of(generation):
+                span = self._tracer.start_span(piece.name, inside, start_time=piece.start_ns)
+                if piece.name in ("restore", "prefill", "decode"):
+                    span.set_attributes(_counts(piece.name, generation))
+                span.end(piece.end_ns)
+        if record.status >= 500 or record.error_code is not None:
+            root.set_status(Status(StatusCode.ERROR, record.error_code))
+        root.end(time.time_ns())
+
+
+def pieces_of(generation: Generation) -> Iterator[Piece]:
+    """What is known of where its time went, in order: waiting, loading, intake, and its usage."""
+    one = generation
+    now_ns = time.time_ns()
+    waited_ns = one.sent_ns or one.finished_ns or now_ns
+    loading_ns = one.loading_ns
+    yield Piece("queue", one.submitted_ns, loading_ns or waited_ns)
+    if loading_ns is not None:
+        yield Piece("swap", loading_ns, waited_ns)
+    if one.sent_ns is None or one.accepted_ns is None:
+        return
+    yield Piece("intake", one.sent_ns, one.accepted_ns)
+    if one.usage is None or one.finished_ns is None:
+        return
+    at_ns = one.accepted_ns
+    for name, took_ms in (
+        ("restore", one.usage.cache.restore_ms),
+        ("prefill", one.usage.prefill_ms),
+    ):
+        if took_ms:
+            start_ns, at_ns = at_ns, at_ns + int(took_ms * 1e6)
+            yield Piece(name, start_ns, at_ns)
+    if one.usage.decode_ms:
+        start_ns = one.finished_ns - int(one.usage.decode_ms * 1e6)
+        yield Piece("decode", max(start_ns, one.accepted_ns), one.finished_ns)
+
+
+def _counts(name: str, generation: Generation) -> dict[str, str | int]:
+    usage = generation.usage
+    if usage is None:
+        return {}
+    if name == "restore":
+        return {"hearth.tier": usage.cache.tier, "hearth.num_tokens": usage.cache.num_tokens}
+    if name == "prefill":
+        num_computed = usage.num_prompt_tokens - usage.num_cached_tokens
+        return {"hearth.num_tokens": num_computed, "hearth.reason": usage.cache.reason or ""}
+    return {"hearth.num_tokens": usage.num_output_tokens}
