@@ -143,6 +143,32 @@ def check_identity(path: Path, kind: FileKind = INDEX) -> None:
         )
 
 
+def back_up_before_upgrade(path: Path, kind: FileKind) -> Path | None:
+    """Copy a database whose schema is older than ours to `….aside-schema-N`; None if it is not.
+
+    Raises:
+        IndexDamaged, StoreFull, StoreFailed: there is no copy, so it must not be changed.
+    """
+    with system_reported(path):
+        if not path.exists() or path.stat().st_size == 0:
+            return None
+    with reported(), closing(connect_reader(path)) as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if not 0 < version < kind.version:
+            return None
+        copy = path.with_name(f"{path.name}.aside-schema-{version}")
+        unfinished = copy.with_name(f"{copy.name}.new")
+        with system_reported(path):
+            unfinished.unlink(missing_ok=True)
+        make_private_file(unfinished)
+        with closing(sqlite3.connect(unfinished)) as target:
+            connection.backup(target)
+    with system_reported(path):
+        unfinished.rename(copy)
+    sync_directories([path.parent])
+    return copy
+
+
 def move_aside(path: Path) -> Path:
     """Rename the file and what belongs to it to `….aside-N`, never deleting. Returns that name."""
     number = 1

@@ -12,7 +12,13 @@ from sqlalchemy.pool import StaticPool
 from store.database import Database, engine_of, is_sound, refuse_more_room
 from store.errors import IndexDamaged, StoreError
 from store.file_kinds import INDEX, FileKind
-from store.index_file import BUSY_TIMEOUT_MS, check_identity, connect_writer, move_aside
+from store.index_file import (
+    BUSY_TIMEOUT_MS,
+    back_up_before_upgrade,
+    check_identity,
+    connect_writer,
+    move_aside,
+)
 from store.sqlite_errors import reported
 
 Migrate = Callable[[Connection], None]
@@ -58,6 +64,8 @@ def open_read_only(path: Path) -> Database:
 
 def _open_writer(path: Path, migrate: Migrate, busy_timeout_ms: int, kind: FileKind) -> Connection:
     check_identity(path, kind)
+    if (copy := back_up_before_upgrade(path, kind)) is not None:
+        log.info("database_copied_before_upgrade", path=str(path), copy=copy.name)
     engine = engine_of(
         lambda: connect_writer(path, busy_timeout_ms, kind), "BEGIN IMMEDIATE", StaticPool
     )

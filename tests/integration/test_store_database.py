@@ -134,6 +134,38 @@ def test_a_filled_database_goes_down_and_up_again(tmp_path: Path):
         assert SlotIndex(database).insert(chain(1, 2)).result() == 2
 
 
+def test_before_an_upgrade_the_file_is_copied(tmp_path: Path):
+    fill(tmp_path)
+    with opened(tmp_path) as database:
+        num_slots = len(SlotIndex(database).all_slots())
+        database.submit(lambda connection: downgrade(connection, 1)).result()
+    copy = tmp_path / "index.db.aside-schema-1"
+    assert not copy.exists(), "what is not upgraded is not copied"
+    with opened(tmp_path) as database:
+        assert len(SlotIndex(database).all_slots()) == num_slots
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    with closing(sqlite3.connect(copy)) as old:
+        assert old.execute("PRAGMA user_version").fetchone() == (1,)
+        assert old.execute("SELECT count(*) FROM slots").fetchone() == (num_slots,)
+        assert old.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    before = copy.stat()
+    with opened(tmp_path):
+        assert copy.stat() == before
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_a_file_that_cannot_be_copied_is_not_upgraded(tmp_path: Path):
+    fill(tmp_path)
+    with opened(tmp_path) as database:
+        database.submit(lambda connection: downgrade(connection, 1)).result()
+    in_the_way = tmp_path / "index.db.aside-schema-1"
+    (in_the_way / "something").mkdir(parents=True)
+    with pytest.raises(StoreFailed), opened(tmp_path):
+        pass
+    with closing(sqlite3.connect(tmp_path / "index.db")) as old:
+        assert old.execute("PRAGMA user_version").fetchone() == (1,)
+
+
 def test_a_newer_schema_is_never_touched(tmp_path: Path):
     fill(tmp_path)
     path = tmp_path / "index.db"

@@ -1,0 +1,55 @@
+"""Backup and restore, step by step as docs/operations.md says, while the server runs."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from tests.conversation import Conversation, wait_until_saved
+from tests.running_server import RunningServer, running
+
+CONFIG = "prewarm_share = 0"
+DATABASES = ("history.sqlite3", "kv/index.db")
+
+
+def back_up(home: Path, copy: Path) -> None:
+    """The databases by SQLite, which needs no stop; then the files, which never change."""
+    copy.mkdir(mode=0o700)
+    (copy / "kv").mkdir(mode=0o700)
+    for name in DATABASES:
+        paths = home / name, copy / name
+        with closing(sqlite3.connect(paths[0])) as one, closing(sqlite3.connect(paths[1])) as two:
+            one.backup(two)
+        (copy / name).chmod(0o600)
+    for name in ("kv/secret", "hearth.toml"):
+        shutil.copy2(home / name, copy / name)
+    for folder in ("slots", "turns", "prefixes"):
+        if (home / "kv" / folder).exists():
+            shutil.copytree(home / "kv" / folder, copy / "kv" / folder)
+
+
+def ask_agent(server: RunningServer) -> int:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    return server.post("/v1/agents/helper/generate", body).json()["agent"]["turn"]
+
+
+def test_a_conversation_goes_on_warm_in_another_home_from_a_copy_of_a_running_server(
+    tmp_path: Path,
+):
+    talk = Conversation(60)
+    copy = tmp_path / "copy"
+    with running(tmp_path / "home", config=CONFIG) as server:
+        first = talk.ask(server, session_id="river")
+        server.post("/v1/agents", {"id": "helper", "system": "Be brief."})
+        assert ask_agent(server) == 1
+        wait_until_saved(server, first.num_prompt_tokens)
+        back_up(tmp_path / "home", copy)
+        assert ask_agent(server) == 2
+    shutil.rmtree(tmp_path / "home")
+    with running(copy) as server:
+        again = talk.ask(server, session_id="river")
+        assert again.tier == "warm"
+        assert again.num_cached_tokens >= first.num_prompt_tokens - 4
+        assert ask_agent(server) == 2, "the copy was made after the first turn"
