@@ -21,8 +21,7 @@ _LENGTH = struct.Struct("<I")
 class WorkerOptions(Struct, frozen=True):
     """What a worker needs of the settings. `prefill_block_ms` bounds how long decode may wait.
 
-    `prompt_rules_off` names the rules for prompts that are switched off. `ranks` processes compute
-    the model together, on `hosts` when those are named.
+    `prompt_rules_off` names rules that are off; `hosts` those of a model's ranks, if there are any.
     """
 
     wired: Literal["off", "on"] = "off"
@@ -31,15 +30,11 @@ class WorkerOptions(Struct, frozen=True):
     prefill_block_ms: float = 250.0
     heartbeat_s: float = 1.0
     prompt_rules_off: tuple[str, ...] = ()
-    ranks: int = 1
     hosts: tuple[str, ...] = ()
 
 
 class KvOptions(Struct, frozen=True):
-    """The KV hierarchy as the worker needs it; `root` is None when there is no disk to write to.
-
-    `secret` keys the block hashes. Sizes in bytes.
-    """
+    """The KV hierarchy: without a disk `root` is None; `secret` keys the hashes; sizes in bytes."""
 
     model_hash: bytes = b""
     secret: bytes = b""

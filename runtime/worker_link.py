@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from runtime.blas import blas_environment
 from runtime.errors import ContextTooLong, InvalidRequest, RequestRejected
-from runtime.settings import Settings
+from runtime.settings import ModelSettings, Settings
 from runtime.wire import (
     Command,
     Event,
@@ -24,6 +24,8 @@ from runtime.wire import (
     pack,
     unpack_event,
 )
+
+LOOPBACK = "127.0.0.1"
 
 
 class Link(asyncio.Protocol):
@@ -97,6 +99,7 @@ async def spawn(
 
 def worker_options(settings: Settings, model: str) -> WorkerOptions:
     """What the worker of this model needs of the settings."""
+    own = settings.models.get(model, ModelSettings())
     return WorkerOptions(
         wired=settings.wired,
         max_batch=settings.max_batch,
@@ -104,6 +107,7 @@ def worker_options(settings: Settings, model: str) -> WorkerOptions:
         prefill_block_ms=settings.prefill_block_ms,
         heartbeat_s=min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4),
         prompt_rules_off=settings.prompt_rules_off(model),
+        hosts=own.hosts or ((LOOPBACK,) * own.ranks if own.ranks > 1 else ()),
     )
 
 

@@ -39,7 +39,12 @@ BROAD_EXCEPT_FILES = frozenset(
 PROBING_FILES = frozenset({"runtime/kv/layers.py", "runtime/worker/model.py"})
 COMPUTED_NAME_FILES = PROBING_FILES | {"runtime/types.py"}
 ENVIRONMENT_FILES = frozenset(
-    {"api/__main__.py", "runtime/worker_link.py", "ops/bench/processes.py"}
+    {
+        "api/__main__.py",
+        "runtime/worker_link.py",
+        "runtime/worker/rank_start.py",  # mlx finds its rank there
+        "ops/bench/processes.py",
+    }
 )
 PATCHING_FILES = frozenset({"runtime/worker/wired.py"})
 LOOSE_DICT_FOLDER = "api/"

@@ -51,6 +51,7 @@ from runtime.worker.decode import warm_decode
 from runtime.worker.engine import Engine
 from runtime.worker.grammars import Grammars
 from runtime.worker.intake import Intake
+from runtime.worker.lead import Team
 from runtime.worker.leaving import Deadline, flush
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
@@ -82,11 +83,13 @@ class Worker:
         self._phase = "starting"
         self._is_quitting = False
         self._is_heard = True
+        self._team: Team | None = None
+        self._sending: threading.Thread | None = None
         self._deadline = Deadline()
 
     def run(self) -> int:
         """The mlx thread: load, then step until told to stop; the exit status."""
-        sending = _thread("sender", self._sender.run)
+        sending = self._sending = _thread("sender", self._sender.run)
         _thread("reader", self._read)
         self._sender.send(Hello(pid=os.getpid()))
         command = self._load.get()
@@ -121,11 +124,15 @@ class Worker:
         set_wired(options.wired)
         self._phase = "loading"
         start = time.perf_counter()
-        model = models.load(spec, self._on_load_progress, command.kv.kv_bits)
+        team = self._team = Team(command, self._on_rank_lost) if options.hosts else None
+        share = team.split if team is not None else None
+        model = models.load(spec, self._on_load_progress, command.kv.kv_bits, share)
         load_s = time.perf_counter() - start
         self._phase = "warming"
         self._sender.send(Warming())
         warm_s = models.warm(model, lambda tokens, kv: warm_decode(model, tokens, kv))
+        if team is not None:
+            model = team.model(model)
         off = frozenset(options.prompt_rules_off)
         template = Template(model.tokenizer, tools_first="tools_first" not in off)
         scheduler = Scheduler(
@@ -137,7 +144,8 @@ class Worker:
         chain = HashChain(kv.secret, kv.model_hash, block_size=kv.block_size)
         tiers = self._tiers(model, chain, kv)
         link = Link(self._inbox, self._sender.send)
-        self._engine = engine = Engine(model, template, scheduler, tiers, link)
+        decoder = team.decoder(model, scheduler.max_running) if team is not None else None
+        self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
         turns = open_turns(kv)
         self._turns = turns, _thread("turns", turns.run)
         self._canon = Canon(kv.secret)
@@ -167,6 +175,8 @@ class Worker:
 
     def _tiers(self, model: LoadedModel, chain: HashChain, options: KvOptions) -> Tiers:
         ground = Ground.of(model, chain, options.model_hash, options.hot_bytes)
+        if self._team is not None:
+            return self._team.tiers(ground, self._sender.send, checks=sys.flags.dev_mode)
         if options.root is None:
             return Tiers(ground, None, None, self._sender.send, checks=sys.flags.dev_mode)
         root = Path(options.root)
@@ -267,6 +277,18 @@ class Worker:
         gc.collect()
         mx.synchronize()
         mx.clear_cache()
+        if self._team is not None:
+            self._team.leave()
+
+    def _on_rank_lost(self, why: str) -> None:
+        """Without one rank the others wait for ever: this process ends, and with it all."""
+        print(why, file=sys.stderr, flush=True)  # noqa: T201
+        if self._engine is None:
+            self._sender.send(LoadError(message=why))
+            self._sender.close()
+            if self._sending is not None:
+                self._sending.join(_TURNS_GRACE_S)
+        os._exit(EXIT_TAINTED if self._engine is not None else 1)
 
     def _heartbeat(self) -> Heartbeat:
         engine = self._engine

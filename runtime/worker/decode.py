@@ -20,6 +20,7 @@ from runtime.types import SamplingParams
 from runtime.worker.model import LoadedModel
 from runtime.worker.sampler import (
     LogitsProcessor,
+    Sampler,
     guided,
     make_logits_processors,
     make_sampler,
@@ -137,7 +138,7 @@ class _BatchLane:
     """Sequences of similar length in one BatchGenerator."""
 
     def __init__(self, model: LoadedModel, max_batch: int) -> None:
-        self._vocab_size = model.vocab_size
+        self._model = model
         self._stream = model.stream
         self._eos = [[token_id] for token_id in sorted(model.eos_token_ids)]
         self._generator = _upstream.BatchGenerator(
@@ -162,7 +163,7 @@ class _BatchLane:
             max_tokens=[group.max_tokens - sequence.num_output_tokens],
             caches=[kv],
             all_tokens=[list(token_ids[:-1])],
-            samplers=[_sampler(sequence, self._vocab_size)],
+            samplers=[_sampler(sequence, self._model)],
             logits_processors=[_processors(sequence)],
             stop_sequences=[stop],
         )
@@ -220,7 +221,7 @@ class _SoloLane:
         self._sequence = sequence
         self._tokens = list(token_ids)
         self._kv = self._model.copy_kv(kv) if others else kv
-        self._sampler = _sampler(sequence, self._model.vocab_size)
+        self._sampler = _sampler(sequence, self._model)
         self._processors = _processors(sequence)
         self._stop: frozenset[int] = (
             self._model.eos_token_ids if sequence.ends_at_eos else frozenset()
@@ -260,13 +261,14 @@ class _SoloLane:
         return token, logprobs[0]
 
 
-def _sampler(sequence: Sequence, vocab_size: int) -> Any:
-    return make_sampler(
+def _sampler(sequence: Sequence, model: LoadedModel) -> Sampler:
+    sampler = make_sampler(
         sequence.group.request.sampling,
-        vocab_size=vocab_size,
+        vocab_size=model.vocab_size,
         choice=sequence.index,
         num_drawn=sequence.num_output_tokens,
     )
+    return model.agree(sampler) if model.agree is not None else sampler
 
 
 def _processors(sequence: Sequence) -> list[LogitsProcessor]:

@@ -45,6 +45,7 @@ class Engine:
         scheduler: Scheduler,
         tiers: Tiers,
         link: Link,
+        decoder: Decoder | None = None,
     ) -> None:
         self._model = model
         self._template = template
@@ -52,7 +53,7 @@ class Engine:
         self._tiers = tiers
         self._emit = link.emit
         self._inbox = link.inbox
-        self._decoder = Decoder(model, scheduler.max_running)
+        self._decoder = decoder or Decoder(model, scheduler.max_running)
         self._errands = Errands(model, template)
         self._groups: dict[str, SequenceGroup] = {}
         self._items: list[tuple[str, Chunk]] = []

@@ -23,6 +23,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from runtime.types import ModelSpec
 from runtime.worker.dialects.dialect import Dialect
 from runtime.worker.dialects.upstream import dialect_of
+from runtime.worker.sampler import Sampler
 
 _LOAD_GROUP_BYTES = 256 * 1024 * 1024
 _WARM_TOKENS = 32
@@ -47,6 +48,8 @@ class LoadedModel:
     weights_bytes: int
     dialect: Dialect
     kv_bits: int | None = None
+    agree: Callable[[Sampler], Sampler] | None = None
+    """Makes a sampler draw the same on all ranks, where there are several."""
     _since_clear: int = field(default=0)
 
     def new_kv(self) -> list[Any]:
@@ -74,17 +77,23 @@ class LoadedModel:
 
 
 def load(
-    spec: ModelSpec, on_progress: Callable[[float], None], kv_bits: int | None = None
+    spec: ModelSpec,
+    on_progress: Callable[[float], None],
+    kv_bits: int | None = None,
+    split: Callable[[Any], None] | None = None,
 ) -> LoadedModel:
     """Load a model's weights and tokenizer from its directory, without running its own code.
 
     With `kv_bits` the KV of layers whose cache is a plain one is quantised as it is computed.
+    `split` leaves one rank's share of a model whose weights are not read yet.
 
     Raises:
         FileNotFoundError, ValueError, RuntimeError, OSError, KeyError: as upstream finds the files.
     """
     path = Path(spec.path)
     model, config = load_model(path, lazy=True)
+    if split is not None:
+        split(model)
     weights_bytes = _read_weights(model, on_progress)
     # Private arrays, rope frequencies among them, are no parameters and would stay lazy.
     mx.eval(model)
@@ -104,6 +113,28 @@ def load(
         dialect=dialect_of(tokenizer),
         kv_bits=kv_bits,
     )
+
+
+def split(model: Any, group: mx.distributed.Group) -> None:
+    """Leave of a model whose weights are not read yet one rank's share: of every layer, or of them.
+
+    Raises:
+        ValueError: it has no code for that, or does not come out even.
+    """
+    num_ranks = group.size()
+    num_heads = getattr(getattr(model, "args", None), "num_key_value_heads", None)
+    if hasattr(model, "shard"):
+        if num_heads and num_heads % num_ranks:
+            raise ValueError(
+                f"{num_heads} heads of KV cannot be shared by {num_ranks} ranks; "
+                "choose a number of ranks that divides them"
+            )
+        model.shard(group)
+    elif hasattr(model, "model") and hasattr(model.model, "pipeline"):
+        model.model.pipeline(group)
+    else:
+        kind = getattr(model, "model_type", type(model).__name__)
+        raise ValueError(f"a model of type {kind} cannot be split; leave ranks out for it")
 
 
 def best_slice() -> int:

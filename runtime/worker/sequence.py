@@ -40,6 +40,8 @@ class Sequence:
     num_failures: int = 0
     num_reasoning_tokens: int = 0
     is_finished: bool = False
+    ignores_eos: bool | None = None
+    """Decided elsewhere; None means by its request."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -63,6 +65,8 @@ class Sequence:
     @property
     def ends_at_eos(self) -> bool:
         """The end token ends it: a request that ignores it cannot ignore the end of a grammar."""
+        if self.ignores_eos is not None:
+            return not self.ignores_eos
         decides = self.plan is not None and self.plan.decides_end
         return decides or not self.group.request.ignore_eos
 

@@ -1,0 +1,296 @@
+"""Rank 0 of a model that several processes compute: the engine's parts, with every call told on.
+
+The other ranks do the same calls on their shards, see `follower`. Belongs to the mlx thread.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import queue
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import mlx.core as mx
+import msgspec
+from typing_extensions import override
+
+from runtime.kv.ground import Ground
+from runtime.kv.tiers import TierEvent, TierNews, Tiers
+from runtime.kv.trail import Trail
+from runtime.wire import Forget, HotAsked, HotBudget, Load
+from runtime.worker import model as models
+from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
+from runtime.worker.model import LoadedModel
+from runtime.worker.rank_records import (
+    Begin,
+    Finish,
+    Free,
+    Insert,
+    Keep,
+    News,
+    Pin,
+    Place,
+    Prefill,
+    Record,
+    Restore,
+    Row,
+    Said,
+    Step,
+    Take,
+)
+from runtime.worker.rank_start import Followers
+from runtime.worker.sampler import Sampler
+from runtime.worker.sequence import Sequence as Choice
+from runtime.worker.sequence import SequenceGroup
+from runtime.worker.taint import EngineTainted
+
+_MAX_SAMPLERS = 256
+
+
+class Peers(Protocol):
+    """All other ranks."""
+
+    def send(self, record: Record) -> None: ...
+
+    def least_restored(self) -> int:
+        """What each of them answers to `Restore`: the smallest number of tokens."""
+        ...
+
+
+class SharedKv(list[Any]):
+    """Rank 0's part of the layer caches that all ranks call `number`."""
+
+    def __init__(self, kv: list[Any], number: int) -> None:
+        super().__init__(kv)
+        self.number = number
+
+
+class Lead:
+    """Tells the followers; knows which layer caches they may forget."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._unused: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._num_kv = 0
+
+    def tell(self, record: Record) -> None:
+        """Send a record, after what became unused before it."""
+        unused: list[int] = []
+        while not self._unused.empty():
+            unused.append(self._unused.get())
+        if unused:
+            self._peers.send(Free(kvs=unused))
+        self._peers.send(record)
+
+    def ask(self, question: Restore) -> int:
+        """How many tokens every other rank can take up as well."""
+        self.tell(question)
+        return self._peers.least_restored()
+
+    def share(self, kv: list[Any]) -> SharedKv:
+        """A number for layer caches, which the followers may forget when nobody has them."""
+        self._num_kv += 1
+        shared = SharedKv(kv, self._num_kv)
+        weakref.finalize(shared, self._unused.put, self._num_kv)
+        return shared
+
+
+class Agreement:
+    """What rank 0 draws is what all ranks have drawn."""
+
+    def __init__(self, group: mx.distributed.Group) -> None:
+        self._group = group
+        self._last: mx.array | None = None
+        # Rows that share a sampler are drawn at once, on all ranks alike.
+        self.wrap = lru_cache(maxsize=_MAX_SAMPLERS)(self._wrap)
+
+    def _wrap(self, sampler: Sampler) -> Sampler:
+        return lambda logprobs: self._spread(sampler(logprobs))
+
+    def _spread(self, token_ids: mx.array) -> mx.array:
+        token_ids = token_ids.astype(mx.int32)
+        if self._group.rank():
+            token_ids = token_ids * 0
+        if self._last is not None:
+            # Nothing else would have all ranks spread their rows in the same order.
+            (token_ids,) = mx.depends([token_ids], [self._last])
+        self._last = mx.distributed.all_sum(token_ids, group=self._group)
+        return self._last
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class LeadModel(LoadedModel):
+    """A model whose other parts compute along."""
+
+    lead: Lead
+
+    @staticmethod
+    def of(model: LoadedModel, agree: Callable[[Sampler], Sampler], lead: Lead) -> LeadModel:
+        """The same model; it gives no embeddings, which would need all ranks as well."""
+        return LeadModel(
+            spec=msgspec.structs.replace(model.spec, pooling=None),
+            model=model.model,
+            tokenizer=model.tokenizer,
+            eos_token_ids=model.eos_token_ids,
+            vocab_size=model.vocab_size,
+            is_batchable=model.is_batchable,
+            stream=model.stream,
+            weights_bytes=model.weights_bytes,
+            dialect=model.dialect,
+            kv_bits=model.kv_bits,
+            agree=agree,
+            lead=lead,
+        )
+
+    @override
+    def prefill(self, token_ids: list[int], kv: list[Any]) -> None:
+        """As of `LoadedModel`. Raises EngineTainted: the ranks are out of step."""
+        assert isinstance(kv, SharedKv)
+        self.lead.tell(Prefill(kv=kv.number, token_ids=token_ids))
+        try:
+            LoadedModel.prefill(self, token_ids, kv)
+        except (RuntimeError, ValueError) as error:
+            raise EngineTainted(str(error)) from error
+
+
+class LeadDecoder(Decoder):
+    """A decoder whose batches are formed on all ranks."""
+
+    def __init__(self, model: LoadedModel, max_batch: int, lead: Lead) -> None:
+        super().__init__(model, max_batch)
+        self._lead = lead
+        self._rows: dict[Choice, int] = {}
+        self._num_rows = 0
+
+    @override
+    def insert(self, group: SequenceGroup) -> None:
+        assert isinstance(group.kv, SharedKv)
+        rows: list[Row] = []
+        for one in group.sequences:
+            if not one.is_finished:
+                self._num_rows += 1
+                self._rows[one] = self._num_rows
+                rows.append(Row(self._num_rows, one.index, one.ends_at_eos))
+        self._lead.tell(
+            Insert(
+                kv=group.kv.number,
+                request=group.request,
+                token_ids=group.token_ids,
+                num_prompt_tokens=group.num_prompt_tokens,
+                max_tokens=group.max_tokens,
+                rows=rows,
+            )
+        )
+        super().insert(group)
+
+    @override
+    def take(self, sequence: Choice) -> list[Any] | None:
+        row = self._rows.pop(sequence, None)
+        if row is None:
+            return None
+        kv = self._lead.share(super().take(sequence) or [])
+        self._lead.tell(Take(row=row, kv=kv.number))
+        return kv
+
+    @override
+    def step(self) -> Iterator[DecodedToken]:
+        """As of `Decoder`. Raises EngineTainted: the ranks are out of step."""
+        self._lead.tell(Step())
+        try:
+            tokens = list(super().step())
+        except DecodeFailed as error:
+            raise EngineTainted(str(error)) from error
+        said = [(self._rows[token.sequence], token.token_id) for token in tokens]
+        ended: list[tuple[int, int]] = []
+        for number, token in enumerate(tokens):
+            if token.is_last:
+                kv = self._lead.share(token.kv or [])
+                ended.append((self._rows.pop(token.sequence), kv.number))
+                tokens[number] = replace(token, kv=kv)
+        self._lead.tell(Said(tokens=said, ended=ended))
+        yield from tokens
+
+
+class LeadTiers(Tiers):
+    """Tiers in memory, on every rank for its own part; what all ranks have is taken up."""
+
+    def __init__(
+        self, ground: Ground, report: Callable[[TierEvent], None], lead: Lead, *, checks: bool
+    ) -> None:
+        super().__init__(ground, None, None, report, checks=checks)
+        self._lead = lead
+
+    @override
+    def restore(self, trail: Trail) -> tuple[list[Any], int]:
+        place = Place.of(trail)
+        while True:
+            kv, num_tokens = super().restore(trail)
+            shared = self._lead.share(kv)
+            least = self._lead.ask(Restore(kv=shared.number, place=place, limit=num_tokens))
+            if least == num_tokens:
+                return shared, num_tokens
+            # It is found again with less; what it filled is dropped.
+            trail.limit = least
+
+    @override
+    def on_prefill(
+        self, trail: Trail, kv: Sequence[Any], span: tuple[int, int], seconds: float
+    ) -> None:
+        assert isinstance(kv, SharedKv)
+        self._lead.tell(Keep(kv=kv.number, span=span, seconds=seconds))
+        super().on_prefill(trail, kv, span, seconds)
+
+    @override
+    def on_finished(self, trail: Trail, output_ids: Sequence[int], kv: Sequence[Any]) -> None:
+        assert isinstance(kv, SharedKv)
+        self._lead.tell(Finish(kv=kv.number, place=Place.of(trail), output_ids=list(output_ids)))
+        super().on_finished(trail, output_ids, kv)
+        # No rank writes slots; a process that ends takes all of this with it.
+        self.counts.num_unwritten += 1
+
+    @override
+    def pin(self, trail: Trail, kv: Sequence[Any], source: str) -> None:
+        assert isinstance(kv, SharedKv)
+        self._lead.tell(Pin(kv=kv.number, place=Place.of(trail), source=source))
+        super().pin(trail, kv, source)
+
+    @override
+    def hear(self, news: TierNews) -> None:
+        """What concerns memory; slots on disk are of whole models."""
+        if isinstance(news, HotBudget | Forget):
+            self._lead.tell(News(news=news))
+        if isinstance(news, HotBudget | Forget | HotAsked):
+            super().hear(news)
+
+
+class Team:
+    """All ranks of one model, started and joined."""
+
+    def __init__(self, load: Load, on_lost: Callable[[str], None]) -> None:
+        """`on_lost` is told from another thread. Raises RanksFailed."""
+        self._followers = Followers(load.options.hosts, on_lost)
+        self._followers.send(Begin(load=load))
+        self._lead = Lead(self._followers)
+
+    def split(self, model: Any) -> None:
+        """Leave rank 0's share of a model. Raises ValueError."""
+        models.split(model, self._followers.group)
+
+    def model(self, model: LoadedModel) -> LoadedModel:
+        """The warm model, which from now on computes and draws on all ranks alike."""
+        return LeadModel.of(model, Agreement(self._followers.group).wrap, self._lead)
+
+    def decoder(self, model: LoadedModel, max_batch: int) -> Decoder:
+        return LeadDecoder(model, max_batch, self._lead)
+
+    def tiers(self, ground: Ground, report: Callable[[TierEvent], None], *, checks: bool) -> Tiers:
+        return LeadTiers(ground, report, self._lead, checks=checks)
+
+    def leave(self) -> None:
+        """Have the others end."""
+        self._followers.leave()

@@ -1,0 +1,252 @@
+"""One model on two ranks of this machine: the same answers, one life, one death."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import psutil
+import pytest
+import pytest_asyncio
+
+from runtime.errors import LoadFailed, WorkerDied, WorkerWedged
+from runtime.kv.blocks import HashChain
+from runtime.kv.ground import Ground
+from runtime.kv.trail import Trail
+from runtime.settings import ModelSettings
+from runtime.supervisor import Supervisor
+from runtime.types import Constraint, SamplingParams
+from runtime.worker.lead import Lead, LeadTiers
+from runtime.worker.rank_records import Record, Restore
+from tests.asking import (
+    Answer,
+    answer,
+    ask,
+    first_chunks,
+    request,
+    supervising,
+    worker_of,
+)
+from tests.kv_sessions import load
+from tests.tiny_models import write_model
+from tests.waiting import until
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        not mx.distributed.is_available("ring"), reason="this build of mlx has no ring"
+    ),
+]
+
+PROMPTS = (
+    "the quick brown fox jumps",
+    "a kettle hums on the hearth and rain falls " * 3,
+    "def answer(question): return",
+    "naïve café",
+)
+BOOLEAN = Constraint(kind="regex", text="true|false")
+LONG = "the quick brown fox jumps over the lazy dog while a kettle hums on the hearth " * 20
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    write_model(home / "models" / "m")
+    write_model(home / "models" / "odd", num_attention_heads=3, num_key_value_heads=3)
+    return home
+
+
+@asynccontextmanager
+async def on_ranks(home: Path, ranks: int, **settings: Any) -> AsyncGenerator[Supervisor]:
+    models = {name: ModelSettings(ranks=ranks) for name in ("m", "odd")}
+    async with supervising(home, models=models, **settings) as supervisor:
+        yield supervisor
+
+
+def processes(supervisor: Supervisor) -> list[psutil.Process]:
+    """Rank 0, then the others."""
+    worker = psutil.Process(worker_of(supervisor).pid)
+    return [worker, *worker.children(recursive=True)]
+
+
+def is_over(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def all_over(those: Sequence[psutil.Process]) -> None:
+    await until(lambda: all(map(is_over, those)), "the end of every rank")
+
+
+async def answers(supervisor: Supervisor) -> list[tuple[str, int]]:
+    """All prompts at once, so that they decode as one batch."""
+    given = await asyncio.gather(*(ask(supervisor, prompt) for prompt in PROMPTS))
+    return [(one.text, one.finished.usage.num_output_tokens) for one in given]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one rank says."""
+
+    batch: list[tuple[str, int]]
+    alone: Answer
+    turns: tuple[str, str, int]
+
+
+async def two_turns(supervisor: Supervisor) -> tuple[str, str, int]:
+    """Two answers of one conversation, and how many tokens the second found in the cache."""
+    first = await ask(supervisor, LONG)
+    second = await ask(supervisor, LONG + first.text + " and then")
+    return first.text, second.text, second.finished.usage.cache.num_tokens
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(home: Path) -> Expected:
+    async with on_ranks(home, 1) as supervisor:
+        said = Expected(
+            await answers(supervisor),
+            await ask(supervisor, PROMPTS[0]),
+            await two_turns(supervisor),
+        )
+        assert len(processes(supervisor)) == 1
+    return said
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two(home: Path) -> AsyncGenerator[Supervisor]:
+    async with on_ranks(home, 2) as supervisor:
+        await ask(supervisor, PROMPTS[0])
+        yield supervisor
+
+
+async def test_two_ranks_say_what_one_says(two: Supervisor, expected: Expected):
+    assert len(processes(two)) == 2
+    assert await answers(two) == expected.batch
+    streamed = await ask(two, PROMPTS[0])
+    assert streamed.text == expected.alone.text
+    assert len(streamed.pieces) > 1
+
+
+async def test_a_stop_string_ends_a_sequence_on_all_ranks(two: Supervisor, expected: Expected):
+    text = expected.alone.text
+    stop = text[len(text) // 2 :][:3]
+    ranks = processes(two)
+    cut = await ask(two, PROMPTS[0], stop=(stop,))
+    assert (cut.text, cut.finished.stop) == (text[: text.index(stop)], stop)
+    assert (await ask(two, PROMPTS[0])).text == text
+    assert processes(two) == ranks
+
+
+async def test_kv_is_reused_on_all_ranks(two: Supervisor, expected: Expected):
+    assert expected.turns[-1] > 256
+    assert await two_turns(two) == expected.turns
+
+
+async def test_ranks_draw_the_same_whatever_is_drawn(two: Supervisor):
+    hot = SamplingParams(temperature=1.0)
+    seeded = SamplingParams(temperature=1.0, seed=7)
+    choosy = SamplingParams(temperature=0.8, frequency_penalty=1.0, top_k=9)
+    ranks = processes(two)
+    *_, one, other, boolean = await asyncio.gather(
+        *(ask(two, prompt, sampling=hot) for prompt in PROMPTS),
+        ask(two, PROMPTS[0], sampling=choosy, num_choices=2),
+        ask(two, PROMPTS[1], sampling=seeded),
+        ask(two, PROMPTS[1], sampling=seeded),
+        ask(two, PROMPTS[2], constraint=BOOLEAN, top_logprobs=2),
+    )
+    assert one.text == other.text
+    assert boolean.text in ("true", "false")
+    # A rank that had drawn anything else would have ended the worker.
+    await ask(two, PROMPTS[0])
+    assert processes(two) == ranks
+
+
+async def test_who_leaves_leaves_all_ranks_in_step(two: Supervisor, expected: Expected):
+    ranks = processes(two)
+    running = two.submit(request(PROMPTS[1], max_tokens=3000, ignore_eos=True))
+    await first_chunks(running)
+    beside = asyncio.create_task(ask(two, PROMPTS[0]))
+    running.abort()
+    assert (await beside).text == expected.alone.text
+    assert processes(two) == ranks
+
+
+async def test_a_rank_that_dies_is_the_workers_crash(two: Supervisor, expected: Expected):
+    ranks = processes(two)
+    running = two.submit(request(PROMPTS[1], max_tokens=3000, ignore_eos=True))
+    await first_chunks(running)
+    ranks[1].kill()
+    assert (await answer(running)).failed.code == WorkerDied.code
+    assert (await ask(two, PROMPTS[0])).text == expected.alone.text
+    await all_over(ranks)
+    assert len(processes(two)) == 2
+
+
+async def test_rank_0_takes_the_others_with_it(two: Supervisor):
+    ranks = processes(two)
+    ranks[0].kill()
+    await all_over(ranks)
+
+
+async def test_a_stopped_rank_is_a_hung_worker_and_no_process_is_left(home: Path):
+    async with on_ranks(home, 2, wedge_timeout_s=1.0, stop_timeout_s=1.0) as supervisor:
+        await ask(supervisor, PROMPTS[0])
+        ranks = processes(supervisor)
+        running = supervisor.submit(request(PROMPTS[1], max_tokens=3000, ignore_eos=True))
+        await first_chunks(running)
+        ranks[1].suspend()
+        assert (await answer(running)).failed.code == WorkerWedged.code
+        await all_over(ranks)
+
+
+async def test_a_model_that_cannot_be_split_says_why_and_one_that_leaves_leaves_nobody(home: Path):
+    async with on_ranks(home, 2) as supervisor:
+        with pytest.raises(LoadFailed, match="3 heads of KV cannot be shared by 2 ranks"):
+            await ask(supervisor, PROMPTS[0], model="odd")
+        await ask(supervisor, PROMPTS[0])
+        ranks = processes(supervisor)
+    await all_over(ranks)
+
+
+class ForgetfulRanks:
+    """Ranks that have the first 100 tokens of everything."""
+
+    def __init__(self) -> None:
+        self.limits: list[int] = []
+
+    def send(self, record: Record) -> None:
+        if isinstance(record, Restore):
+            self.limits.append(record.limit)
+
+    def least_restored(self) -> int:
+        return min(100, self.limits[-1])
+
+
+async def test_what_one_rank_has_lost_is_taken_up_by_none(home: Path):
+    model = load(home / "models" / "m")
+    chain = HashChain(b"secret", b"model", block_size=16)
+    ranks = ForgetfulRanks()
+    ground = Ground.of(model, chain, b"model", 1 << 30)
+    tiers = LeadTiers(ground, lambda _: None, Lead(ranks), checks=True)
+    token_ids = list(range(9, 209))
+
+    def trail() -> Trail:
+        return Trail(token_ids=list(token_ids), block_hashes=chain.block_hashes(token_ids))
+
+    first = trail()
+    tiers.begin(first)
+    kv, num_tokens = tiers.restore(first)
+    assert (num_tokens, ranks.limits) == (0, [0])
+    model.prefill(token_ids[:-1], kv)
+    tiers.on_prefill(first, kv, (0, 199), 0.001)
+    second = trail()
+    tiers.begin(second)
+    kv, num_tokens = tiers.restore(second)
+    assert (num_tokens, ranks.limits) == (100, [0, 199, 100])
+    assert {cache.offset for cache in kv} == {100}
+    assert (second.use.num_tokens, second.use.reason) == (100, "evicted")
