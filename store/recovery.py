@@ -17,7 +17,7 @@ from store import slot_rows, upkeep
 from store.cold import ColdStore
 from store.database import Database
 from store.disk import disk_bytes, reported
-from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
+from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
 from store.index import SlotIndex
 from store.slots import read_header, remove, slot_path
 from store.tables import Condemned, Slot
@@ -161,8 +161,8 @@ class Recovery:
                 used_s = min(_modified_s(path), self._now_s)
             else:
                 header, size, used_s = self._cold_header(place.id), cold_bytes, self._now_s
-        except SlotMissing:
-            return None
+        except (SlotMissing, SlotForeign):
+            return None  # what a later release wrote is its own to delete
         except SlotDamaged:
             self._set_aside(place, path)
             return None

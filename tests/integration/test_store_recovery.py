@@ -204,3 +204,16 @@ def test_a_rebuild_finds_cold_slots_too(root: Path, database: Database):
     assert recover(root, database).num_adopted == 2
     assert dict(SlotIndex(database).places()) == {slot_id(1): "cold", slot_id(2): "warm"}
     assert files(root) == {slot_id(2)}
+
+
+def test_a_slot_of_a_newer_format_stays_where_it_is(tmp_path: Path):
+    kept, newer = publish(tmp_path, 1), publish(tmp_path, 2)
+    path = slots.slot_path(tmp_path, newer.header.id)
+    path.write_bytes(path.read_bytes().replace(b"hearth-slot/1", b"hearth-slot/2", 1))
+    os.utime(path, (OLD_S, OLD_S))
+    before = path.read_bytes()
+    with opened(tmp_path) as database:
+        report = recover(tmp_path, database)
+        assert (report.num_adopted, report.num_quarantined) == (1, 0)
+        assert names(database) == {kept.header.id}
+    assert path.read_bytes() == before
