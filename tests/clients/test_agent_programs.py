@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ def requests_of(server: RunningServer) -> list[Request]:
 def check_cached(requests: Sequence[Request]) -> None:
     """Every one succeeded, and had the prompt before it in the cache."""
     assert {one.status for one in requests} == {200}
-    for before, after in zip(requests, requests[1:], strict=False):
+    for before, after in pairwise(requests):
         assert after.cached >= before.prompt - RECOMPUTED, (before, after)
 
 

@@ -13,7 +13,9 @@ import mlx.core as mx
 import openai
 import pytest
 from mlx_lm.utils import load
+from openai.types import CreateEmbeddingResponse
 
+from tests.contract.test_openai_envelopes import check
 from tests.running_server import RunningServer, running
 from tests.tiny_models import write_model
 
@@ -138,3 +140,9 @@ def test_tokens_that_are_none_are_refused(server: RunningServer):
         answer = server.post(path, body)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == param
+
+
+def test_an_answer_is_what_openais_client_types_to_the_last_field(server: RunningServer) -> None:
+    answer = server.post("/v1/embeddings", {"model": "mean", "input": TEXTS})
+    checked = check(CreateEmbeddingResponse, answer.json())
+    assert [one.index for one in checked.data] == [0, 1, 2]
