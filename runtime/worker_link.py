@@ -107,7 +107,7 @@ def worker_options(settings: Settings, model: str) -> WorkerOptions:
         prefill_block_ms=settings.prefill_block_ms,
         heartbeat_s=min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4),
         prompt_rules_off=settings.prompt_rules_off(model),
-        hosts=own.hosts or ((LOOPBACK,) * own.ranks if own.ranks > 1 else ()),
+        hosts=(own.hosts or (LOOPBACK,) * own.ranks) if own.ranks > 1 else (),
     )
 
 

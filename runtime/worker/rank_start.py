@@ -27,9 +27,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import msgspec
 from mlx._distributed_utils.launch import RemoteProcess
 
-from runtime.worker.rank_records import Broken, Channel, Joined, Record, Restored
+from runtime.worker.rank_records import Broken, Channel, Joined, Record, Reply, Restored
 
 CHANNEL = "HEARTH_RANK_CHANNEL"
 TOKEN = "HEARTH_RANK_TOKEN"  # noqa: S105
@@ -156,7 +157,9 @@ class Followers:
         """Take a follower in; whoever does not know the token is sent away."""
         sock.settimeout(_LEAVE_S)
         channel = Channel(sock)
-        first = next(channel.replies(), None)
+        first: Reply | None = None
+        with contextlib.suppress(msgspec.DecodeError):
+            first = next(channel.replies(), None)
         if isinstance(first, Joined) and hmac.compare_digest(first.token, token):
             sock.settimeout(None)
             self._channels[first.rank] = channel
@@ -165,15 +168,18 @@ class Followers:
 
     def _listen(self, rank: int, channel: Channel) -> None:
         why = f"rank {rank} of the model has gone"
-        for reply in channel.replies():
-            match reply:
-                case Restored(num_tokens=num_tokens):
-                    self._replies.put(num_tokens)
-                case Broken(message=message):
-                    why = f"rank {rank} of the model cannot go on: {message}"
-                    break
-                case Joined():
-                    break
+        try:
+            for reply in channel.replies():
+                match reply:
+                    case Restored(num_tokens=num_tokens):
+                        self._replies.put(num_tokens)
+                    case Broken(message=message):
+                        why = f"rank {rank} of the model cannot go on: {message}"
+                        break
+                    case Joined():
+                        break
+        except msgspec.DecodeError as error:
+            why = f"rank {rank} of the model cannot be understood: {error}"
         if not self._is_leaving:
             self._on_lost(why)
 

@@ -55,20 +55,21 @@ LONG = "the quick brown fox jumps over the lazy dog while a kettle hums on the h
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     write_model(home / "models" / "m")
+    write_model(home / "models" / "layered", "qwen3_next")
     write_model(home / "models" / "odd", num_attention_heads=3, num_key_value_heads=3)
     return home
 
 
 @asynccontextmanager
 async def on_ranks(home: Path, ranks: int, **settings: Any) -> AsyncGenerator[Supervisor]:
-    models = {name: ModelSettings(ranks=ranks) for name in ("m", "odd")}
+    models = {name: ModelSettings(ranks=ranks) for name in ("m", "odd", "layered")}
     async with supervising(home, models=models, **settings) as supervisor:
         yield supervisor
 
 
-def processes(supervisor: Supervisor) -> list[psutil.Process]:
+def processes(supervisor: Supervisor, model: str = "m") -> list[psutil.Process]:
     """Rank 0, then the others."""
-    worker = psutil.Process(worker_of(supervisor).pid)
+    worker = psutil.Process(worker_of(supervisor, model).pid)
     return [worker, *worker.children(recursive=True)]
 
 
@@ -98,10 +99,10 @@ class Expected:
     turns: tuple[str, str, int]
 
 
-async def two_turns(supervisor: Supervisor) -> tuple[str, str, int]:
+async def two_turns(supervisor: Supervisor, model: str = "m") -> tuple[str, str, int]:
     """Two answers of one conversation, and how many tokens the second found in the cache."""
-    first = await ask(supervisor, LONG)
-    second = await ask(supervisor, LONG + first.text + " and then")
+    first = await ask(supervisor, LONG, model=model)
+    second = await ask(supervisor, LONG + first.text + " and then", model=model)
     return first.text, second.text, second.finished.usage.cache.num_tokens
 
 
@@ -202,6 +203,17 @@ async def test_a_stopped_rank_is_a_hung_worker_and_no_process_is_left(home: Path
         ranks[1].suspend()
         assert (await answer(running)).failed.code == WorkerWedged.code
         await all_over(ranks)
+
+
+async def test_layers_that_keep_a_state_are_shared_among_ranks(home: Path):
+    """A model that upstream splits by layers only."""
+    said: list[tuple[str, str, int]] = []
+    for ranks in (1, 2):
+        async with on_ranks(home, ranks) as supervisor:
+            said.append(await two_turns(supervisor, "layered"))
+            assert len(processes(supervisor, "layered")) == ranks
+    assert said[0] == said[1]
+    assert said[0][-1] > 256
 
 
 async def test_a_model_that_cannot_be_split_says_why_and_one_that_leaves_leaves_nobody(home: Path):
