@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -31,6 +32,10 @@ class Answer:
         self._generations = generations
         self._source: Source = generations[0] if len(generations) == 1 else _Merged(generations)
         self._meter = meter
+        self.model = generations[0].request.model
+        self.since_s = time.monotonic()
+        self.num_pieces = 0
+        """Of output, as they arrived: about as many as tokens, which are counted at the end."""
         self.tally = Tally(num_choices=generations[0].request.num_choices)
         self.num_prompt_tokens = 0
         """Of all prompts together, once they were accepted."""
@@ -83,10 +88,13 @@ class Answer:
                 case Finished():
                     self.tally.add(chunk)
                     self._meter.finished(chunk.usage)
+                    if chunk.index % self.tally.num_choices == 0:
+                        self._meter.reused(chunk.usage)
                 case PrefillProgress() | Failed():
                     pass
                 case _:
                     has_output = True
+                    self.num_pieces += 1
         if has_output:
             self.tally.first_token_s = self._meter.arrived()
 

@@ -17,10 +17,15 @@ from litestar.types import ASGIApp
 from api import admin, crashes, health, model_admin
 from api import prewarm as prewarming
 from api.agents import handlers as agent_handlers
+from api.agents.janitor import Janitor
 from api.agents.open import open_agents
 from api.anthropic.errors import anthropic_error, speaks_anthropic
 from api.anthropic.messages import count_tokens, messages
 from api.body import HttpRequest
+from api.dashboard import handlers as dashboard_handlers
+from api.dashboard import page
+from api.dashboard.desk import Dashboard
+from api.dashboard.trend import SAMPLE_S
 from api.deps import Gate
 from api.errors import ErrorDesk
 from api.guard import Guard, rules_of
@@ -76,6 +81,8 @@ ROUTES = (
     *crashes.HANDLERS,
     *prewarming.HANDLERS,
     *model_admin.HANDLERS,
+    *dashboard_handlers.HANDLERS,
+    *page.HANDLERS,
 )
 
 
@@ -120,15 +127,11 @@ def create_app(
     prewarm = Prewarm(settings, supervisor, kv, PinnedPrompts(settings, catalog))
     metrics.add(PrewarmCollector(prewarm))
     gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
+    dashboard = Dashboard(gate)
     history = History(settings.home)
     agents, janitor = open_agents(gate, history)
     responses = ResponseDesk(Archive(history, settings))
-    chores = [
-        Chore("agents", 60.0, janitor.run),
-        Chore("responses", 60.0, responses.archive.expire),
-        Chore("prewarm", PREWARM_S, prewarm.sweep),
-        Chore("memory", 5.0, supervisor.relieve),
-    ]
+    chores = _chores(janitor, responses, prewarm, dashboard, supervisor)
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
     traces = _open_traces(settings.otlp_endpoint)
     desk = ErrorDesk([(speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error)])
@@ -147,6 +150,7 @@ def create_app(
             await prewarm.stop()
             await supervisor.stop()
             await responses.close()
+            await dashboard.keep()
             await kv.stop()
             await history.close()
             if traces is not None:
@@ -154,13 +158,14 @@ def create_app(
 
     app = Litestar(
         route_handlers=ROUTES,
-        dependencies={
-            "gate": _given(gate),
-            "agents": _given(agents),
-            "responses": _given(responses),
-            "history": _given(history),
-            "prewarm": _given(prewarm),
-        },
+        dependencies=_given(
+            gate=gate,
+            agents=agents,
+            responses=responses,
+            history=history,
+            prewarm=prewarm,
+            dashboard=dashboard,
+        ),
         exception_handlers=desk.handlers,
         lifespan=[supervised],
         request_class=HttpRequest,
@@ -182,8 +187,29 @@ def _open_traces(endpoint: str | None) -> OtlpTraces | None:
     return OtlpTraces(endpoint)
 
 
-def _given(part: object) -> Provide:
-    """The same one for every handler."""
+def _chores(
+    janitor: Janitor,
+    responses: ResponseDesk,
+    prewarm: Prewarm,
+    dashboard: Dashboard,
+    supervisor: Supervisor,
+) -> list[Chore]:
+    """What is done now and then."""
+    return [
+        Chore("agents", 60.0, janitor.run),
+        Chore("responses", 60.0, responses.archive.expire),
+        Chore("prewarm", PREWARM_S, prewarm.sweep),
+        Chore("dashboard", SAMPLE_S, dashboard.tick),
+        Chore("memory", 5.0, supervisor.relieve),
+    ]
+
+
+def _given(**parts: object) -> dict[str, Provide]:
+    """The same ones for every handler, by the name of its parameter."""
+    return {name: _always(part) for name, part in parts.items()}
+
+
+def _always(part: object) -> Provide:
     return Provide(lambda: part, use_cache=True, sync_to_thread=False)
 
 

@@ -20,6 +20,7 @@ from runtime.errors import ContextTooLong, StoreUnavailable, UnknownConversation
 from runtime.generation import Generation
 from runtime.inventory import Inventory
 from runtime.inventory_views import RemovalView
+from runtime.kv_figures import KvFigures
 from runtime.kv_store import KvStore
 from runtime.model_status import ModelStatus
 from runtime.prewarm import Prewarm
@@ -60,6 +61,18 @@ class Gate:
     def cache_status(self) -> KvStatus:
         """Whether KV is kept on disk, and why not."""
         return self._kv.status
+
+    def figures(self) -> KvFigures:
+        """What is counted of KV; on disk, as of the last `refresh_figures`."""
+        return self._kv.figures()
+
+    def open_answers(self) -> list[tuple[str, Answer]]:
+        """Every HTTP request that is being answered, by its id."""
+        return [(name, one) for name, one in self._answers.items() if one.num_open]
+
+    def bring_slot(self, model: bytes, slot_id: str) -> None:
+        """Have what ends with a slot in its model's memory soon, if that is loaded."""
+        self._kv.memory.bring({model: [slot_id]})
 
     async def refresh_figures(self) -> None:
         """Count what is on disk."""

@@ -43,7 +43,7 @@ class Readiness(msgspec.Struct, gc=False):
     history_reason: str | None = None
 
 
-@get(["/health/live", "/health", "/"], tags=["Health"], sync_to_thread=False)
+@get(["/health/live", "/health"], tags=["Health"], sync_to_thread=False)
 def live() -> Live:
     """The server process runs; says nothing about models."""
     return Live()

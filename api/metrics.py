@@ -11,6 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from api.dashboard.savings import Savings
+from api.dashboard.trend import Trend
 from api.kv_metrics import KvCollector
 from runtime.kv_figures import KvFigures
 from runtime.model_status import ModelStatus
@@ -30,6 +32,8 @@ class Metrics:
         kv_figures: Callable[[], KvFigures],
     ) -> None:
         self._registry = registry = CollectorRegistry()
+        self.trend = Trend()
+        self.savings = Savings()
         self._requests = Counter(
             "hearth_requests", "HTTP requests", ("route", "method", "status"), registry=registry
         )
@@ -130,10 +134,16 @@ class Meter:
         if self._first_s is None:
             self._first_s = now_s - self._started_s
             self._metrics.first_token_seconds.labels(self._model).observe(self._first_s)
+            self._metrics.trend.first_token(self._first_s)
         else:
             self._inter_token.observe(now_s - self._last_s)
+            self._metrics.trend.step(now_s - self._last_s)
         self._last_s = now_s
         return self._first_s
+
+    def reused(self, usage: Usage) -> None:
+        """A prompt is answered: its first choice is complete."""
+        self._metrics.savings.observe(self._model, usage)
 
     def finished(self, usage: Usage) -> None:
         """A choice is complete."""

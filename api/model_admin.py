@@ -133,7 +133,12 @@ def _event(name: str, data: object) -> bytes:
 
 
 def _running(gate: Gate) -> RunningModels:
-    return RunningModels([_view(one) for one in gate.status() if one.state != "cold"])
+    return RunningModels(running_models(gate))
+
+
+def running_models(gate: Gate) -> list[RunningModel]:
+    """Every model that is not cold."""
+    return [_view(one) for one in gate.status() if one.state != "cold"]
 
 
 def _view(status: ModelStatus) -> RunningModel:

@@ -102,6 +102,13 @@ def expire(store: OpenStore, limits: Limits) -> Iterator[News]:
     yield _dropped(store, over, "cold_expired", "expired")
 
 
+def cap_of(store: OpenStore, limits: Limits) -> int:
+    """How many bytes of the fast disk the store may take now. Raises StoreError."""
+    room = upkeep.disk_room(store.root)
+    used_bytes = usage_of(store).fast_bytes
+    return limits.cache_max_bytes or kv_sizes.cache_budget(room.free_bytes, used_bytes)
+
+
 def keep_within_caps(store: OpenStore, limits: Limits) -> Iterator[News]:
     """Evict from both tiers what is worth least until the caps and the free-space floor hold."""
     usage = usage_of(store)

@@ -64,6 +64,11 @@ class Inventory:
         views = [_view(entry, labels) for entry in self._entries()]
         return [view for view in views if model is None or model in (view.model, view.model_hash)]
 
+    def views(self, entries: Sequence[Entry]) -> list[ConversationView]:
+        """The same as people see it, one by one."""
+        labels = self._labels()
+        return [_view(entry, labels) for entry in entries]
+
     def of_sessions(self, names: Sequence[str]) -> dict[str, list[SessionKv]]:
         """The conversations with these session ids, each with every model it had, by session id."""
         keys = {self.store.conversation_key(name): name for name in names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import psutil
 import structlog
@@ -20,6 +21,13 @@ from runtime.worker_process import WorkerProcess
 from store.types import ModelRow
 
 _log = structlog.get_logger("hearth.memory")
+
+
+class Budgets(NamedTuple):
+    """In bytes: what all loaded models may reserve together, and take for their hot tiers."""
+
+    reserved: int
+    hot: int
 
 
 class Memory:
@@ -62,6 +70,10 @@ class Memory:
         if self._strain.lendable_bytes is not None:
             spare_bytes = min(spare_bytes, self._strain.lendable_bytes)
         return placement.hot_budgets(wishes, spare_bytes)
+
+    def budgets(self, actors: Mapping[str, ModelActor]) -> Budgets:
+        """How much there is to deal out now."""
+        return Budgets(self._room.num_bytes, sum(self.hot_budgets(actors).values()))
 
     def share(self, actors: Mapping[str, ModelActor]) -> None:
         """Tell the workers how large their hot tiers may be now."""

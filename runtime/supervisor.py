@@ -22,7 +22,7 @@ from runtime.errors import HearthError, UnknownModel, UnknownRequest, WorkerErro
 from runtime.generation import Generation
 from runtime.kv_store import KvStore
 from runtime.lifecycle import HAS_PROCESS, ModelState, Transition
-from runtime.memory import Memory
+from runtime.memory import Budgets, Memory
 from runtime.model_actor import Worker
 from runtime.model_status import ModelStatus, status_of
 from runtime.news import News
@@ -71,6 +71,10 @@ class Supervisor:
         """No request is open."""
         return self._dispatch.num_open == 0
 
+    def budgets(self) -> Budgets:
+        """What the models may reserve together, and what their hot tiers may take."""
+        return self._memory.budgets(self._dispatch.actors)
+
     async def start(self) -> None:
         """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
         specs = _preloaded(self._settings, self._catalog)
@@ -109,11 +113,7 @@ class Supervisor:
         """
         self._memory.check()
         spec = self._resolve(request.model)
-        request = with_settings(request, spec, self._settings)
-        generation = Generation(request, self._dispatch)
-        call = call_of(
-            spec, generation, request.request_id, request.priority, self._settings.max_wait_s
-        )
+        generation, call = _generation(request, spec, self._dispatch, self._settings)
         self._dispatch.submit(call)
         return generation
 
@@ -126,11 +126,7 @@ class Supervisor:
         if self._dispatch.is_stopping:
             return None
         spec = self._resolve(request.model)
-        request = with_settings(request, spec, self._settings)
-        generation = Generation(request, self._dispatch)
-        call = call_of(
-            spec, generation, request.request_id, request.priority, self._settings.max_wait_s
-        )
+        generation, call = _generation(request, spec, self._dispatch, self._settings)
         call.yields = True
         return generation if self._dispatch.warm(call) else None
 
@@ -355,6 +351,16 @@ def call_of(
         since_s=now_s,
         until_s=now_s + max_wait_s,
     )
+
+
+def _generation(
+    request: GenerateRequest, spec: ModelSpec, dispatch: Dispatch, settings: Settings
+) -> tuple[Generation, Call]:
+    """What a request becomes, with the settings of its model, and what waits for it."""
+    request = with_settings(request, spec, settings)
+    generation = Generation(request, dispatch)
+    call = call_of(spec, generation, request.request_id, request.priority, settings.max_wait_s)
+    return generation, call
 
 
 def _preloaded(settings: Settings, catalog: Catalog) -> list[ModelSpec]:

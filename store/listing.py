@@ -75,6 +75,19 @@ class Link(Struct, frozen=True):
     leave: int
 
 
+class End(Struct, frozen=True):
+    """How the prefix up to a slot's end is known; `ttl_s` is None for ever."""
+
+    end_hash: bytes
+    ttl_s: float | None
+
+
+def ends(connection: Connection) -> dict[str, End]:
+    """The ends of all slots, by slot."""
+    rows = connection.execute(text("SELECT name, end_hash, ttl_s FROM slots"))
+    return {row.name: End(end_hash=row.end_hash, ttl_s=row.ttl_s) for row in rows}
+
+
 def entries(connection: Connection) -> list[Entry]:
     """Everything there is, the latest used first."""
     found = [

@@ -1,0 +1,1 @@
+"""The page at `/`: its files, what it shows, and what it may ask for."""

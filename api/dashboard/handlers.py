@@ -1,0 +1,126 @@
+"""`/admin/dashboard`: what the page at `/` shows and asks for. For this machine only."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+from litestar import delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromQuery
+
+from api.admin import local_only
+from api.dashboard.desk import Dashboard
+from api.dashboard.trend import SAMPLE_S
+from api.dashboard.views import (
+    KeptListing,
+    Pinned,
+    Prewarmed,
+    Samples,
+    SlotTree,
+    Snapshot,
+)
+from api.deps import Gate
+from api.sse import EventStream
+from runtime.inventory import Inventory
+from runtime.inventory_pins import pin, slots_of, unpin
+from runtime.inventory_views import RemovalView
+from runtime.lifecycle import Transition
+from runtime.news import Listener
+
+_TICK_S = 1.0
+MAX_SLOTS = 2000
+
+
+@get("/admin/dashboard", tags=["Admin"], guards=[local_only])
+async def snapshot(dashboard: NamedDependency[Dashboard]) -> Snapshot:
+    """How everything stands now."""
+    return await dashboard.snapshot()
+
+
+@get("/admin/dashboard/samples", tags=["Admin"], guards=[local_only], sync_to_thread=False)
+def samples(dashboard: NamedDependency[Dashboard]) -> Samples:
+    """Time to first token and decode rate over the last hour."""
+    return Samples(SAMPLE_S, dashboard.samples())
+
+
+@get("/admin/dashboard/events", tags=["Admin"], guards=[local_only])
+async def live_snapshots(
+    gate: NamedDependency[Gate], dashboard: NamedDependency[Dashboard]
+) -> EventStream:
+    """A snapshot every second, and one at once when a model changes its state."""
+    listener = gate.supervisor.news.listen()
+    return EventStream(_feed(dashboard, listener), listener.close, {})
+
+
+@get("/admin/dashboard/conversations", tags=["Admin"], guards=[local_only])
+async def conversations(
+    dashboard: NamedDependency[Dashboard], search: FromQuery[str] = ""
+) -> KeptListing:
+    """Conversations whose id or model contains `search`, the latest used first."""
+    return await dashboard.conversations(search)
+
+
+@post("/admin/dashboard/conversations/pin", tags=["Admin"], guards=[local_only], status_code=200)
+async def pin_conversation(
+    gate: NamedDependency[Gate], conversation: FromQuery[str], pinned: FromQuery[bool] = True
+) -> Pinned:
+    """Keep what a conversation has on disk now, until that is taken back with `pinned=false`."""
+    await gate.tend(lambda one: pin(one, conversation) if pinned else unpin(one, conversation))
+    return Pinned(conversation, pinned)
+
+
+@post(
+    "/admin/dashboard/conversations/prewarm", tags=["Admin"], guards=[local_only], status_code=200
+)
+async def prewarm_conversation(
+    gate: NamedDependency[Gate], conversation: FromQuery[str]
+) -> Prewarmed:
+    """Bring a conversation's KV from disk into the memory of its model, if that is loaded."""
+    entry = await gate.tend(lambda one: one.find(conversation))
+    views = await gate.tend(lambda one: one.views([entry]))
+    model = views[0].model
+    loaded = [one.spec.id for one in gate.status() if one.state in ("ready", "busy")]
+    if model not in loaded:
+        return Prewarmed(entry.id, 0, f"{model} is not loaded; load it first.")
+    if entry.leaf is None:
+        return Prewarmed(entry.id, 0, "Nothing of it is on disk.")
+    gate.bring_slot(entry.model, entry.leaf)
+    return Prewarmed(entry.id, entry.num_durable, "It is on its way into memory.")
+
+
+@delete("/admin/dashboard/conversations", tags=["Admin"], guards=[local_only], status_code=200)
+async def delete_kept(gate: NamedDependency[Gate], conversation: FromQuery[str]) -> RemovalView:
+    """Delete a conversation, its pin with it, on disk and in memory."""
+    await gate.tend(lambda one: unpin(one, conversation))
+    return await gate.remove_conversation(conversation)
+
+
+@get("/admin/dashboard/tree", tags=["Admin"], guards=[local_only])
+async def slot_tree(gate: NamedDependency[Gate], model: FromQuery[str]) -> SlotTree:
+    """The slots of a model as a tree; what is shared is there once."""
+
+    def look(inventory: Inventory) -> SlotTree:
+        slots = slots_of(inventory, model)
+        return SlotTree(model, len(slots), slots[:MAX_SLOTS])
+
+    return await gate.tend(look)
+
+
+async def _feed(dashboard: Dashboard, listener: Listener[Transition]) -> AsyncIterator[bytes]:
+    while not listener.is_closed:
+        now = await dashboard.snapshot()
+        yield b"event: snapshot\ndata: %s\n\n" % msgspec.json.encode(now)
+        await listener.next(_TICK_S)
+
+
+HANDLERS = [
+    snapshot,
+    samples,
+    live_snapshots,
+    conversations,
+    pin_conversation,
+    prewarm_conversation,
+    delete_kept,
+    slot_tree,
+]

@@ -1,0 +1,86 @@
+import { ask, byId, bytes, count, fill, make, row, seconds } from "./dom.js";
+import { Charts } from "./charts.js";
+import { startChat, showModels } from "./chat.js";
+import { startConversations } from "./conversations.js";
+import { startTree, showTreeModels } from "./tree.js";
+
+const charts = new Charts();
+
+function tile(name, value) {
+  const box = make("div");
+  box.append(make("dt", name), make("dd", value));
+  return box;
+}
+
+function meter(name, used, cap) {
+  const box = make("div");
+  const id = `meter-${name.toLowerCase()}`;
+  const bound = cap === null ? "" : ` of ${bytes(cap)}`;
+  box.append(make("label", `${name}: ${bytes(used)}${bound}`, { for: id }));
+  const bar = make("meter", "", { id, min: "0", max: String(cap || Math.max(used, 1)) });
+  bar.value = used;
+  box.append(bar);
+  return box;
+}
+
+function showGlance(now) {
+  const share = (saved) => (saved.hit_rate === null ? "–" : `${(saved.hit_rate * 100).toFixed(1)} %`);
+  byId("glance").replaceChildren(
+    tile("Hit rate today", share(now.saved_today)),
+    tile("Tokens saved today", count(now.saved_today.saved_tokens)),
+    tile("Prefill saved today", seconds(now.saved_today.saved_prefill_s)),
+    tile("Tokens saved in total", count(now.saved_total.saved_tokens)),
+    tile("Prefill saved in total", seconds(now.saved_total.saved_prefill_s)),
+    tile("Cache on disk", now.cache),
+  );
+  const names = { hot: "Hot", warm: "Warm", cold: "Cold" };
+  byId("meters").replaceChildren(
+    meter("Memory", now.memory.reserved_bytes, now.memory.budget_bytes),
+    ...now.tiers.map((tier) => meter(names[tier.tier], tier.used_bytes, tier.cap_bytes)),
+  );
+}
+
+function showSnapshot(now) {
+  showGlance(now);
+  fill(byId("models"), now.models.map((one) => row([
+    one.id, one.error ? `${one.state}: ${one.error}` : one.state, bytes(one.reserved_bytes),
+    one.num_running, one.num_waiting,
+  ])), "No model is loaded.", 5);
+  fill(byId("requests"), now.requests.map((one) => row([
+    one.id, one.model, one.phase, count(one.num_prompt_tokens), count(one.num_cached_tokens), count(one.num_pieces),
+  ])), "Nothing is being answered.", 6);
+  showModels(now.known_models);
+  showTreeModels(now.known_models);
+  if (now.sample) charts.add(now.sample);
+}
+
+function listen() {
+  const feed = new EventSource("/admin/dashboard/events");
+  feed.addEventListener("open", () => { byId("connection").textContent = "Live"; });
+  feed.addEventListener("error", () => {
+    byId("connection").textContent = feed.readyState === EventSource.CLOSED
+      ? "No live figures: they are for browsers on the server's own machine, with the admin key where one is set."
+      : "Connection lost, trying again…";
+  });
+  feed.addEventListener("snapshot", (event) => showSnapshot(JSON.parse(event.data)));
+}
+
+async function showCrashes() {
+  const { crashes } = await ask("GET", "/admin/crashes");
+  fill(byId("crashes"), crashes.map((one) => row([
+    new Date(one.at_s * 1000).toLocaleString(), one.model, one.code, one.phase,
+    make("td", one.message, { class: "words" }),
+  ])), "No worker was lost.", 5);
+}
+
+async function start() {
+  startChat();
+  listen();
+  const steps = [() => charts.start(), startConversations, startTree, showCrashes];
+  for (const step of steps) {
+    try { await step(); } catch (error) { byId("kept-note").textContent = error.message; }
+  }
+  setInterval(() => showCrashes().catch(() => {}), 15000);
+}
+
+start();
