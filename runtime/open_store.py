@@ -25,7 +25,7 @@ from store.cold import ColdStore
 from store.conversations import Conversations
 from store.database import Database
 from store.disk import disk_bytes
-from store.errors import IndexDamaged, SlotDamaged, SlotMissing, StoreError, StoreLost
+from store.errors import IndexDamaged, SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreLost
 from store.index import SlotIndex
 from store.ownership import Ownership
 from store.records import Records
@@ -239,10 +239,13 @@ class OpenStore:
     def drop_bad(self, slot_id: str) -> tuple[str, ...]:
         """Forget a slot that cannot be read, and what continues it; its file is kept for a day.
 
-        Returns the ids that are gone: none when it only went to the cold store meanwhile.
+        Returns the ids that are gone: none when it only went to the cold store meanwhile, or is of
+        a later release's format.
         Raises StoreError.
         """
         if not slot_path(self.root, slot_id).exists() and self.is_cold(slot_id):
+            return ()
+        if _is_foreign(slot_path(self.root, slot_id)):
             return ()
         places = self.index.drop([slot_id]).result()
         self.counts["evicted_damaged"] += len(places)
@@ -357,3 +360,14 @@ class _Memo:
 def _discard(path: Path) -> None:
     with suppress(StoreError):
         remove(path)
+
+
+def _is_foreign(path: Path) -> bool:
+    """It is a slot that this release cannot read but another one wrote."""
+    try:
+        read_header(path)
+    except SlotForeign:
+        return True
+    except StoreError:
+        pass
+    return False

@@ -275,6 +275,19 @@ async def test_scrubbing_finds_damage_before_it_is_wanted(home: Path):
         assert kv.status.state == "ok"
 
 
+async def test_a_slot_of_a_newer_format_is_neither_used_nor_removed(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        store = await saved(kv)
+        path = files(home)[0]
+        path.write_bytes(path.read_bytes().replace(b"hearth-slot/1", b"hearth-slot/2", 1))
+        before = path.read_bytes()
+        assert store.drop_bad(path.stem) == ()
+        await kv.chore(lambda s: scrub(s, 1e9, lambda: False))
+        assert path.read_bytes() == before
+        assert store.counts["quarantined"] == 0
+
+
 async def test_when_enough_was_written_today_the_disk_rests(home: Path):
     async with serving(home, kv_daily_write_bytes=100_000) as (supervisor, kv):
         await reused(supervisor, prompt(1))
@@ -312,7 +325,6 @@ async def test_what_runs_needed_is_remembered_over_restarts(home: Path):
         assert row.load_ms > 0
         profile = Profile.of(supervisor.status()[0].spec, row)
         assert (profile.load_ms, profile.peak_bytes) == (row.load_ms, row.peak_bytes)
-
 
 
 async def test_a_hot_tier_takes_what_it_is_given(home: Path):
