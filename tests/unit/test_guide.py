@@ -377,33 +377,6 @@ def test_the_same_grammar_is_compiled_once_and_never_shared():
     assert not second.is_stopped()
 
 
-def test_an_answer_has_the_members_that_its_schema_names_and_no_others():
-    inner = {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}
-    wanted = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
-    constraint = Constraint(kind="json_schema", text=json.dumps(wanted))
-    prompt = ChatPrompt(messages=USER)
-    wish = '{"a": {"b": true, "left": 1}, "wise": 2}'
-    said = speak(plan_of(prompt, constraint=constraint).start(), wish, RNG)
-    assert tokenizer().decode(said) == '{"a": {"b": true}}'
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"additionalProperties": True},
-        {"additionalProperties": {"type": "integer"}},
-        {"allOf": [{"properties": {"left": {"type": "integer"}}}]},
-        {"anyOf": [{"required": ["left"]}, {"required": ["a"]}]},
-    ],
-)
-def test_a_schema_that_speaks_of_other_members_has_them(more: dict[str, Any]):
-    wanted = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    constraint = Constraint(kind="json_schema", text=json.dumps(wanted | more))
-    wish = '{"a": true, "left": 1}'
-    said = speak(plan_of(ChatPrompt(messages=USER), constraint=constraint).start(), wish, RNG)
-    assert tokenizer().decode(said) == wish
-
-
 def test_a_guide_whose_grammar_breaks_says_so_and_allows_nothing_but_the_end():
     plan = plan_of(ChatPrompt(messages=USER), constraint=FOX)
     guide = plan.start()
