@@ -146,6 +146,8 @@ async def test_a_stop_string_ends_a_sequence_on_all_ranks(two: Supervisor, expec
 async def test_kv_is_reused_on_all_ranks(two: Supervisor, expected: Expected):
     assert expected.turns[-1] > 256
     assert await two_turns(two) == expected.turns
+    kv = worker_of(two).kv
+    await until(lambda: kv.counts.num_unwritten, "a count of what no disk has")
 
 
 async def test_ranks_draw_the_same_whatever_is_drawn(two: Supervisor):
@@ -186,6 +188,15 @@ async def test_a_rank_that_dies_is_the_workers_crash(two: Supervisor, expected: 
     assert (await ask(two, PROMPTS[0])).text == expected.alone.text
     await all_over(ranks)
     assert len(processes(two)) == 2
+
+
+async def test_a_rank_that_dies_while_nobody_asks_is_replaced(home: Path, expected: Expected):
+    async with on_ranks(home, 2) as supervisor:
+        await ask(supervisor, PROMPTS[0])
+        ranks = processes(supervisor)
+        ranks[1].kill()
+        await all_over(ranks)
+        assert (await ask(supervisor, PROMPTS[0])).text == expected.alone.text
 
 
 async def test_rank_0_takes_the_others_with_it(two: Supervisor):

@@ -7,6 +7,7 @@ import pytest
 
 from runtime.errors import SettingsError
 from runtime.settings import ModelSettings, SamplingSettings, Settings, load_settings
+from runtime.worker_link import worker_options
 
 Load = Callable[..., Settings]
 
@@ -262,3 +263,16 @@ def test_a_model_has_one_source(load: Load, home: Path):
     assert refused(load, "[models.a]\npath = 'x'\nrepo = 'a/b'") == (
         f"models.a in {home / 'hearth.toml'}: path and repo exclude each other; keep one of them"
     )
+
+
+def test_each_rank_has_a_host(load: Load, home: Path):
+    assert refused(load, "[models.a]\nranks = 3\nhosts = ['10.0.0.1', '10.0.0.2']") == (
+        f"models.a in {home / 'hearth.toml'}: ranks = 3 needs one of hosts each, or no hosts at all"
+    )
+
+
+def test_a_rank_without_a_host_is_on_this_machine(load: Load):
+    text = "[models.a]\nranks = 2\n[models.b]\nranks = 2\nhosts = ['10.0.0.1', '10.0.0.2']"
+    settings = load(text)
+    hosts = [worker_options(settings, name).hosts for name in ("a", "b", "c")]
+    assert hosts == [("127.0.0.1", "127.0.0.1"), ("10.0.0.1", "10.0.0.2"), ()]
