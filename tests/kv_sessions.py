@@ -13,11 +13,11 @@ import mlx.core as mx
 from runtime.kv.blocks import HashChain
 from runtime.kv.ground import Caches, Ground
 from runtime.kv.reader import SlotRead, SlotReader
-from runtime.kv.tiers import Tiers
+from runtime.kv.tiers import TierEvent, Tiers
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.types import GenerateRequest, ModelSpec, TokenPrompt
-from runtime.wire import KnownSlot, SlotBad, SlotsUsed, SlotsWanted
+from runtime.wire import KnownSlot
 from runtime.worker import model as models
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
@@ -66,7 +66,7 @@ class Session:
         self.root = root
         self.chain = HashChain(b"secret", b"model", block_size=block_size)
         self.news: queue.SimpleQueue[SlotRead | WriteFailed] = queue.SimpleQueue()
-        self.reports: list[SlotBad | SlotsUsed | SlotsWanted] = []
+        self.reports: list[TierEvent] = []
         self.written: list[tuple[WriteJob, StagedSlot]] = []
         self.writer: SlotWriter | None = None
         reader = None

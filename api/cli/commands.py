@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
@@ -35,8 +35,7 @@ class Command(NamedTuple):
 
     def run(self, settings: Settings, arguments: argparse.Namespace) -> int:
         """Do it; the exit code. Raises HearthError."""
-        module, _, function = self.place.partition(":")
-        runner = cast("Runner", getattr(importlib.import_module(module), function))
+        runner = cast("Runner", pkgutil.resolve_name(self.place))
         return runner(settings, arguments)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
@@ -147,7 +146,7 @@ def _take(turn: Turn, event: _Event, out: TextIO | None) -> None:
 
 
 def _dimmed(text: str, out: TextIO) -> str:
-    return f"\x1b[2m{text}\x1b[0m" if out.isatty() and not os.environ.get("NO_COLOR") else text
+    return f"\x1b[2m{text}\x1b[0m" if out.isatty() else text
 
 
 def _typed() -> Iterator[str]:
