@@ -91,8 +91,10 @@ async def test_conversations_are_found_pinned_and_deleted(hearth: RunningServer)
 
 
 async def test_a_conversation_is_brought_into_memory(hearth: RunningServer):
+    known = {one["id"] for one in listed(hearth)}
     say(hearth, "warm")
-    name = listed(hearth)[0]["id"]
+    await until(lambda: {one["id"] for one in listed(hearth)} - known, "it is on disk")
+    (name,) = {one["id"] for one in listed(hearth)} - known
     told = act(hearth, "POST", "/prewarm", conversation=name)
     assert told["num_tokens"] == listed(hearth, name)[0]["num_tokens"]
 
