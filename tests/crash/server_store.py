@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,16 @@ def durable_tokens(server: RunningServer, session_id: str) -> int:
     answer = server.request("GET", "/admin/cache/chain", params=query)
     assert answer.status_code in (200, 404), answer.text
     return answer.json()["leaves"][-1] if answer.status_code == 200 else 0
+
+
+def wait_until_durable(
+    server: RunningServer, session_id: str, num_tokens: int, timeout_s: float = 20.0
+) -> int:
+    """Wait until the store has acknowledged so many tokens of this conversation; how many then."""
+    deadline_s = time.monotonic() + timeout_s
+    while (num_durable := durable_tokens(server, session_id)) < num_tokens:
+        assert time.monotonic() < deadline_s, f"{num_durable} of {num_tokens} tokens are saved"
+    return num_durable
 
 
 def stored_tokens(server: RunningServer) -> int:

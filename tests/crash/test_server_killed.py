@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conversation import CODE, Conversation, Reply, wait_until_saved
-from tests.crash.server_store import check_store, durable_tokens, kill
+from tests.conversation import CODE, Conversation, Reply
+from tests.crash.server_store import check_store, durable_tokens, kill, wait_until_durable
 from tests.running_server import RunningServer, running
 
 CONFIG = 'default_model = "hearth-tiny"\nstop_timeout_s = 10\n'
@@ -72,9 +72,7 @@ def kill_again_and_again(home: Path, num_kills: int, seed: int) -> list[Agent]:
     with running(home, config=CONFIG) as server:
         for agent in agents:
             agent.turn(server)
-            wait_until_saved(server, agent.num_prompt_tokens)
-            agent.num_durable = durable_tokens(server, agent.name)
-            assert agent.num_durable > 0
+            agent.num_durable = wait_until_durable(server, agent.name, agent.num_prompt_tokens)
             agent.is_after_kill = True
         kill(server)
     for _ in range(num_kills):
