@@ -11,6 +11,7 @@ import pytest
 
 from tests.running_server import RunningServer, running
 from tests.tiny_models import write_model
+from tests.tiny_vlms import VISION_FAMILIES, write_vlm
 
 # Tests run beside one another on few cores, where threads that spin for work only take turns.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -24,6 +25,16 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken = folder / "broken"
     shutil.copytree(folder / "tiny", broken)
     (broken / "model.safetensors").write_bytes(b"\xff" * 64)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vlms_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of each family that sees, named after it."""
+    pytest.importorskip("mlx_vlm")
+    folder = tmp_path_factory.mktemp("vlms")
+    for family in VISION_FAMILIES:
+        write_vlm(folder / family, family)
     return folder
 
 

@@ -166,25 +166,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Model type -> what its configuration adds; every kind of layer cache that upstream has."""
 
 
-def write_tokenizer(directory: Path) -> int:
+def write_tokenizer(
+    directory: Path,
+    *,
+    special_tokens: list[str] = SPECIAL_TOKENS,
+    template: str = CHAT_TEMPLATE,
+    changes: dict[str, Any] | None = None,
+) -> int:
     """A byte-level BPE tokenizer with a ChatML template in `directory`; its vocabulary size."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=512,
-        special_tokens=SPECIAL_TOKENS,
+        special_tokens=special_tokens,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT] * 4, trainer)
     tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (directory / "chat_template.jinja").write_text(template)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "clean_up_tokenization_spaces": False,
+        **(changes or {}),
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return tokenizer.get_vocab_size()
