@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 import shutil
-import signal
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from api.errors import STATUSES
 from runtime.errors import (
-    HearthError,
     LoadFailed,
     ModelTooLarge,
     NoRoom,
@@ -29,15 +22,13 @@ from runtime.generation import Generation
 from runtime.lifecycle import HAS_PROCESS
 from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
-from runtime.types import Failed, PrefillProgress, TextPrompt, TokenPrompt
+from runtime.types import TokenPrompt
 from tests.asking import ask, first_chunks, request, status_of, supervising
 from tests.tiny_models import write_model
 from tests.waiting import until
 
 MODELS = ("a", "b", "c")
 LONG = TokenPrompt(token_ids=tuple(9 + i % 400 for i in range(1500)))
-PATIENCE_S = 90.0
-DOCUMENTED = {error.code for error in STATUSES}
 
 
 @pytest.fixture(scope="module")
@@ -215,125 +206,3 @@ async def test_a_model_that_disappears_is_served_until_it_is_unloaded(tmp_path: 
 
 def status_of_any(supervisor: Supervisor, model: str) -> str | None:
     return next((one.state for one in supervisor.status() if one.spec.id == model), None)
-
-
-# Chaos
-
-
-@dataclass
-class Chaos:
-    """Clients that ask any model, leave when they like, and somebody who kills workers."""
-
-    supervisor: Supervisor
-    seed: int
-    num_requests: int
-    num_kills: int
-    ends: Counter[str] = field(default_factory=Counter[str])
-    num_begun: int = 0
-
-    async def run(self, num_clients: int) -> None:
-        clients = [self._client(number) for number in range(num_clients)]
-        async with asyncio.TaskGroup() as group:
-            killer = group.create_task(self._kill())
-            await asyncio.gather(*clients)
-            killer.cancel()
-
-    async def _client(self, number: int) -> None:
-        chance = random.Random(self.seed * 1000 + number)
-        history = dict.fromkeys(MODELS, f"client {number} ")
-        while self.num_begun < self.num_requests:
-            self.num_begun += 1
-            model = chance.choice(MODELS)
-            history[model] += f"{chance.randrange(10**6)} "
-            self.ends[await self._one(model, history[model], chance)] += 1
-
-    async def _one(self, model: str, text: str, chance: random.Random) -> str:
-        """How one request ends."""
-        wanted = request(
-            TextPrompt(text=text), model=model, max_tokens=chance.choice([2, 30]), ignore_eos=True
-        )
-        try:
-            generation = self.supervisor.submit(wanted)
-        except HearthError as error:
-            return error.code
-        leaves_after = chance.choice([None] * 8 + ["submit", "accept", "chunk"])
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                return await self._read(generation, leaves_after)
-        finally:
-            generation.abort()
-            assert generation.is_finished
-
-    async def _read(self, generation: Generation, leaves_after: str | None) -> str:
-        if leaves_after == "submit":
-            await asyncio.sleep(0)
-            return "left"
-        try:
-            await generation.accepted()
-        except HearthError as error:
-            return error.code
-        num_chunks = 0
-        while leaves_after != "accept" and (chunks := await generation.next_chunks()):
-            num_chunks += sum(not isinstance(one, PrefillProgress) for one in chunks)
-            if isinstance(chunks[-1], Failed):
-                return chunks[-1].code
-            if leaves_after == "chunk" and num_chunks:
-                break
-            if generation.is_finished:
-                return "finished"
-        return "left"
-
-    async def _kill(self) -> None:
-        """At random, but spread over the requests; who is given up is restarted."""
-        chance = random.Random(self.seed)
-        for number in range(1, self.num_kills + 1):
-            due = number * self.num_requests // (self.num_kills + 1)
-            await until(lambda due=due: self.num_begun >= due, "more requests", 600)
-            await until(own_workers, "a worker", 60)
-            victim = chance.choice(own_workers())
-            victim.send_signal(chance.choice([signal.SIGKILL, signal.SIGABRT, signal.SIGSTOP]))
-            for one in self.supervisor.status():
-                if one.state == "failed":
-                    self.supervisor.restart(one.spec.id)
-
-
-async def ends_of_chaos(
-    home: Path, tmp_path: Path, chaos: dict[str, Any], **fields: Any
-) -> Counter[str]:
-    """How all requests ended; nothing is left behind."""
-    disk: dict[str, Any] = {"kv_disk": True, "kv_dir": tmp_path, "block_size": 16}
-    settings = disk | {"heartbeat_timeout_s": 2.0} | fields
-    async with supervising(home, **settings) as supervisor:
-        await ask(supervisor, "a", model="a", max_tokens=1)
-        num_descriptors = psutil.Process().num_fds()
-        run = Chaos(supervisor, **chaos)
-        await run.run(num_clients=8)
-        assert supervisor.is_idle
-        await until(lambda: len(loaded(supervisor)) <= fields["max_loaded_models"], "leaving", 60)
-        for model in MODELS:
-            supervisor.unload(model)
-        await until(lambda: not loaded(supervisor), "everybody has left", 60)
-        assert all(one.reserved_bytes == 0 for one in supervisor.status())
-        await until(lambda: own_workers() == [], "no process is left", 30)
-        assert psutil.Process().num_fds() <= num_descriptors
-    assert own_workers() == []
-    assert set(run.ends) <= DOCUMENTED | {"finished", "left"}, run.ends
-    assert run.ends.total() == run.num_begun >= chaos["num_requests"]
-    return run.ends
-
-
-async def test_every_request_ends_in_one_documented_way(home: Path, tmp_path: Path) -> None:
-    chaos = {"seed": 7, "num_requests": 32, "num_kills": 2}
-    ends = await ends_of_chaos(home, tmp_path, chaos, max_loaded_models=2)
-    assert ends["finished"] >= 12, ends
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("max_loaded_models", [1, 2])
-async def test_every_request_ends_in_one_documented_way_for_long(
-    home: Path, tmp_path: Path, max_loaded_models: int
-) -> None:
-    chaos = {"seed": max_loaded_models, "num_requests": 200, "num_kills": 10}
-    ends = await ends_of_chaos(home, tmp_path, chaos, max_loaded_models=max_loaded_models)
-    assert ends["finished"] >= 100, ends
