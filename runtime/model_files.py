@@ -17,6 +17,7 @@ import msgspec
 from runtime.checked_tables import kinds_of
 from runtime.settings import ModelSettings, SamplingSettings
 from runtime.types import ModelSpec, Pooling, SamplingParams
+from runtime.vision_files import image_bytes, sees
 
 FALLBACK_CONTEXT = 4096
 _SCALE_BITS = 0.5
@@ -55,6 +56,7 @@ def read_spec(
         created_s = int(config_file.stat().st_mtime)
     except OSError as error:
         raise BrokenModel(f"{error.filename} cannot be read: {error.strerror}") from error
+    is_seeing = settings.vision and settings.ranks == 1 and sees(path, model_type, weights)
     return ModelSpec(
         id=model_id,
         path=str(path),
@@ -62,11 +64,12 @@ def read_spec(
         model_type=model_type,
         nbytes=nbytes,
         created_s=created_s,
+        image_bytes=image_bytes(path, config) if is_seeing else 0,
         kv_bytes_per_token=_kv_bytes_per_token(config, settings.kv_bits),
         pooling=_pooling(path),
         sampling=settings.sampling.over(_sampling(path)),
         aliases=aliases,
-        capabilities=_capabilities(path, config),
+        capabilities=_capabilities(path, is_seeing=is_seeing),
     )
 
 
@@ -193,8 +196,14 @@ def _table(value: object) -> Json:
     return cast("Json", value) if isinstance(value, dict) else {}
 
 
+def _text_config(config: Json) -> Json:
+    """What a model that reads more than text says of its decoder."""
+    found = (_table(config.get(f"{kind}_config")) for kind in ("text", "language", "llm"))
+    return next((table for table in found if table), {})
+
+
 def _context(path: Path, config: Json) -> int:
-    text_config = _table(config.get("text_config"))
+    text_config = _text_config(config)
     tokenizer_config = _read_optional(path / "tokenizer_config.json")
     limits = (
         config.get("max_position_embeddings", text_config.get("max_position_embeddings")),
@@ -209,7 +218,7 @@ def _kv_bytes_per_token(config: Json, kv_bits: int | None) -> int | None:
 
     A compressed cache (one latent vector per layer) is counted as such.
     """
-    text_config = _table(config.get("text_config"))
+    text_config = _text_config(config)
 
     def number(*keys: str) -> int | None:
         values = (config.get(key, text_config.get(key)) for key in keys)
@@ -232,7 +241,7 @@ def _kv_bytes_per_token(config: Json, kv_bits: int | None) -> int | None:
     return layers * values * bits // 8
 
 
-def _capabilities(path: Path, config: Json) -> tuple[str, ...]:
+def _capabilities(path: Path, *, is_seeing: bool) -> tuple[str, ...]:
     """What the files promise: a template can be talked to, one that knows tools can use them."""
     jinja = path / "chat_template.jinja"
     template = _read_optional(path / "tokenizer_config.json").get("chat_template")
@@ -243,7 +252,7 @@ def _capabilities(path: Path, config: Json) -> tuple[str, ...]:
         "completion": True,
         "chat": len(text) > len('""'),
         "tools": "tools" in text,
-        "vision": "vision_config" in config,
+        "vision": is_seeing,
     }
     return tuple(name for name, is_promised in promises.items() if is_promised)
 

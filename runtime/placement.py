@@ -73,6 +73,7 @@ class Profile(Struct, frozen=True):
     weights_bytes: int
     context: int
     kv_bytes_per_token: int | None = None
+    image_bytes: int = 0
     peak_bytes: int | None = None
     load_ms: float | None = None
 
@@ -83,6 +84,7 @@ class Profile(Struct, frozen=True):
             weights_bytes=spec.nbytes,
             context=spec.context,
             kv_bytes_per_token=spec.kv_bytes_per_token,
+            image_bytes=spec.image_bytes,
             peak_bytes=row.peak_bytes if row is not None else None,
             load_ms=row.load_ms if row is not None else None,
         )
@@ -99,14 +101,15 @@ def reservation(profile: Profile, min_hot_bytes: int = MIN_HOT_BYTES) -> int:
     """The least memory that a model needs to be served.
 
     Without a measured peak a prefill is taken to need a tenth of the weights, or 2 GiB, but never
-    more than half of them. A peak counts only where it exceeds the KV that is expected: the runs
-    that were measured may have been short.
+    more than half of them; an image is encoded before it, not beside it. A peak counts only where
+    it exceeds the KV that is expected: the runs that were measured may have been short.
     """
     weights_bytes = profile.weights_bytes
     kv_bytes = int((profile.kv_bytes_per_token or 0) * profile.context * RUNNING_CONTEXT_SHARE)
     if profile.peak_bytes is None:
         floor_bytes = min(_MIN_PREFILL_BYTES, weights_bytes // 2)
-        work_bytes = kv_bytes + max(int(weights_bytes * _PREFILL_SHARE), floor_bytes)
+        prefill_bytes = max(int(weights_bytes * _PREFILL_SHARE), floor_bytes)
+        work_bytes = kv_bytes + max(prefill_bytes, profile.image_bytes)
     else:
         work_bytes = max(profile.peak_bytes - weights_bytes, kv_bytes)
     return weights_bytes + work_bytes + _PROCESS_BYTES + min_hot_bytes

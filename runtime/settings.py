@@ -53,7 +53,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     `keep_alive_s` is how long it stays loaded unused (0: not at all, negative: for ever); a
     `pinned` one is loaded at boot and stays. `priority` is that of its requests that name none.
     `ranks` processes compute it together, all on this machine or each on its one of `hosts`, the
-    first being this machine as the others reach it; its KV then stays in memory.
+    first being this machine as the others reach it; its KV then stays in memory. Without `vision`
+    a model that could see reads text only.
     """
 
     path: Path | None = None
@@ -67,6 +68,7 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     priority: Priority | None = None
     sampling: SamplingSettings = SamplingSettings()
     prompt_rules: PromptSwitches = PromptSwitches()
+    vision: bool = True
     ranks: Annotated[int, Meta(ge=1, le=64)] = 1
     hosts: tuple[str, ...] = ()
 

@@ -144,7 +144,8 @@ class SamplingParams(Struct, frozen=True):
 class ChatPrompt(Struct, frozen=True, tag="chat"):
     """A conversation to be rendered through the model's chat template.
 
-    `template_kwargs` is a JSON object handed to the template as it is.
+    `template_kwargs` is a JSON object handed to the template as it is. With `continues_last` a last
+    message of the assistant's is the beginning of the answer.
     """
 
     messages: tuple[Message, ...]
@@ -152,6 +153,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
     tool_choice: ToolChoice = ToolChoice()
     thinking: Thinking = Thinking()
     template_kwargs: str = "{}"
+    continues_last: bool = False
 
 
 class TextPrompt(Struct, frozen=True, tag="text"):
@@ -357,7 +359,7 @@ class ModelSpec(Struct, frozen=True):
 
     `context` is the largest number of tokens of prompt and answer together. `kv_bytes_per_token`
     is None where the configuration does not tell it; layers that keep less are counted in full.
-    Only a model with a `pooling` gives embeddings.
+    Only a model with a `pooling` gives embeddings. Encoding an image takes up to `image_bytes`.
     """
 
     id: str
@@ -371,3 +373,9 @@ class ModelSpec(Struct, frozen=True):
     sampling: SamplingParams = SamplingParams()
     aliases: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ("completion",)
+    image_bytes: int = 0
+
+    @property
+    def is_vision(self) -> bool:
+        """It reads images too, and is loaded by mlx-vlm."""
+        return "vision" in self.capabilities

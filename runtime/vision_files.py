@@ -1,0 +1,118 @@
+"""What a model's directory says about sight, read without loading or importing anything.
+
+The server names the model types that the pinned mlx-vlm reads images for: it never imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
+
+TESTED_TYPES = frozenset({"gemma3", "gemma4", "qwen2_5_vl", "qwen3_5", "qwen3_vl"})
+"""Model types for which tests prove that restored KV is exact."""
+
+SEEING_TYPES = TESTED_TYPES | frozenset(
+    """
+    aya_vision cohere2_vision cohere_compass deepseek_v4 deepseek_vl_v2 deepseekocr deepseekocr_2
+    dots_ocr ernie4_5_moe_vl fastvlm gemma3n gemma4_unified glm4v glm4v_moe glm5_next glm_ocr
+    granite4_vision granite_vision hunyuan_vl idefics2 idefics3 internvl internvl_chat jina_vlm
+    kimi_k25 kimi_k3 kimi_vl lfm2-vl lfm2_vl llama4 llava llava-qwen2 llava_next llava_onevision
+    llava_qwen2 mage_vl mimo_v2 minicpmo minicpmv4_6 minimax_m3_vl mistral3 molmo molmo2
+    multi_modality muse_glimmer muse_spark nemotron_h_nano_omni paddleocr_vl paligemma
+    phi4-siglip phi4_siglip phi4mm pixtral plamo2vl qwen2_vl qwen3_5_moe qwen3_omni_moe
+    qwen3_vl_moe smolvlm step3p7 youtu_vl zaya1_vl
+    """.split()
+)
+"""`model_type`s whose images upstream turns into embeddings that a decoder reads as tokens."""
+
+_VALUE_BYTES = 4
+_DEFAULT_PIXELS = 4 << 20
+
+_TOWER = re.compile(r"vis(ion|ual)|vpm")
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_MAX_HEADER_BYTES = 128 << 20
+
+
+@cache
+def can_see() -> bool:
+    """Whether the optional mlx-vlm is installed."""
+    return find_spec("mlx_vlm") is not None
+
+
+def sees(path: Path, model_type: str, weights: Sequence[Path]) -> bool:
+    """Whether the model in the directory `path` is served with images.
+
+    Text-only conversions keep the configuration of what they were made from, so the vision tower
+    must be among the weights, and the settings of the image processor beside them.
+    """
+    return (
+        model_type in SEEING_TYPES
+        and can_see()
+        and any((path / name).is_file() for name in _PROCESSORS)
+        and any(_TOWER.search(name) for name in _tensor_names(path, weights))
+    )
+
+
+def image_bytes(path: Path, config: Mapping[str, object]) -> int:
+    """What encoding one image of the largest size takes beside the weights, estimated.
+
+    A patch's activations are taken to be six times the tower's width and twice its inner width.
+    """
+    tower = _names(config.get("vision_config"))
+    processor: Mapping[str, object] = {}
+    for name in _PROCESSORS:
+        try:
+            processor = _names(json.loads((path / name).read_bytes()))
+            break
+        except (OSError, ValueError, RecursionError):
+            continue
+    width = _number(tower, "hidden_size", "embed_dim", "width") or 1024
+    inner = _number(tower, "intermediate_size") or 4 * width
+    patch = _number(tower, "patch_size") or 14
+    num_patches = _max_pixels(processor, tower) // patch**2
+    return num_patches * (6 * width + 2 * inner) * _VALUE_BYTES
+
+
+def _max_pixels(processor: Mapping[str, object], tower: Mapping[str, object]) -> int:
+    size = _names(processor.get("size"))
+    side = _number(tower, "image_size")
+    height, width = _number(size, "height"), _number(size, "width")
+    return (
+        _number(processor, "max_pixels")
+        or _number(size, "max_pixels", "longest_edge")
+        or (height * width if height and width else None)
+        or (side**2 if side else None)
+        or _DEFAULT_PIXELS
+    )
+
+
+def _number(table: Mapping[str, object], *keys: str) -> int | None:
+    """The first of these that is a sane number."""
+    values = (table.get(key) for key in keys)
+    return next((one for one in values if type(one) is int and 0 < one < 1 << 32), None)
+
+
+def _tensor_names(path: Path, weights: Sequence[Path]) -> Sequence[str]:
+    """The names of all tensors, as the index of a sharded model or the files' headers give them."""
+    try:
+        index = path / "model.safetensors.index.json"
+        if index.is_file():
+            return tuple(_names(_names(json.loads(index.read_bytes())).get("weight_map")))
+        return [name for file in weights for name in _names(json.loads(_header(file)))]
+    except (OSError, ValueError, RecursionError):
+        return ()
+
+
+def _header(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        num_bytes = int.from_bytes(opened.read(8), "little")
+        return opened.read(min(num_bytes, _MAX_HEADER_BYTES))
+
+
+def _names(value: object) -> Mapping[str, object]:
+    return cast("Mapping[str, object]", value) if isinstance(value, dict) else {}

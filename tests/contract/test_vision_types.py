@@ -1,0 +1,62 @@
+"""The table of model types that see agrees with the pinned mlx-vlm."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from runtime.model_files import read_spec
+from runtime.settings import ModelSettings
+from runtime.vision_files import SEEING_TYPES, TESTED_TYPES
+from tests.tiny_vlms import VISION_FAMILIES
+
+pytest.importorskip("mlx_vlm")
+
+LEFT_OUT = {
+    "images enter by cross attention": {"mllama"},
+    "an encoder reads them, not the decoder": {"florence2", "nemotron_parse"},
+    "they are not told, or told by negative ids, among the tokens": {"moondream2", "moondream3"}
+    | {"phi3_v"},
+    "they find things and say nothing": {"molmo_point", "locateanything", "rfdetr", "rt_detr_v2"}
+    | {"sam3d_body"},
+    "served under another name": {"aya_vision", "fastvlm", "llava_bunny"},
+    "nobody has looked at them yet": {"deepseek_v41", "inkling", "llmjpvl", "qwen4_exp"},
+}
+"""Types of upstream with a vision tower that are not in the table, and why."""
+
+
+def upstream() -> Any:
+    return cast("Any", importlib.import_module("mlx_vlm.utils"))
+
+
+@pytest.mark.parametrize("model_type", sorted(SEEING_TYPES))
+def test_upstream_turns_the_images_of_every_listed_type_into_embeddings(model_type: str):
+    module, _ = upstream().get_model_and_args({"model_type": model_type})
+    parameters = list(inspect.signature(module.Model.get_input_embeddings).parameters)
+    assert parameters[1:3] == ["input_ids", "pixel_values"] or parameters[2] == "pixel_values"
+    assert hasattr(module, "ModelConfig")
+
+
+def test_no_type_of_upstream_with_a_vision_tower_is_overlooked():
+    folder = Path(upstream().__file__).parent / "models"
+    towers = {
+        path.parent.name
+        for path in folder.glob("*/vision.py")
+        if (path.parent / "language.py").is_file()
+    }
+    renamed: dict[str, str] = upstream().MODEL_REMAPPING
+    listed = {renamed.get(name, name) for name in SEEING_TYPES}
+    assert towers - listed == set().union(*LEFT_OUT.values()) - listed
+
+
+def test_every_tested_type_has_a_tiny_model_that_is_recognised(vlms_dir: Path):
+    assert set(VISION_FAMILIES) == TESTED_TYPES
+    for family in VISION_FAMILIES:
+        spec = read_spec(family, vlms_dir / family, ModelSettings())
+        assert spec.is_vision
+        assert (spec.context, spec.model_type) == (4096, family)
+        assert spec.kv_bytes_per_token
