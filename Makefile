@@ -32,7 +32,7 @@ serve: $(READY)  ## serve on http://127.0.0.1:8420 (ARGS="--port 9000 --home DIR
 	@exec $(BIN)/hearth serve $(ARGS)
 
 test: $(READY)  ## run the tests, JOBS=2 files at a time (TESTS="tests/unit -k name" for some)
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(TESTS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 check: $(READY)  ## linter, format, types, import borders, house gauges
 	$(BIN)/ruff check

@@ -12,20 +12,23 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.forked_server import ForkedProcess, can_fork, nursery
+
 ROOT = Path(__file__).parent.parent
 START_S = 60.0
+Process = subprocess.Popen[bytes] | ForkedProcess
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 class RunningServer:
     """One `hearth serve`; its output is kept in files, so that it never waits for a reader."""
 
-    def __init__(self, home: Path, process: subprocess.Popen[bytes], port: int) -> None:
+    def __init__(self, home: Path, process: Process, port: int) -> None:
         self.home = home
         self.process = process
         self.port = port
@@ -111,11 +114,28 @@ def environment(changes: Mapping[str, str]) -> dict[str, str]:
     return kept | defaults | dict(changes)
 
 
+def _start(
+    arguments: list[str], env: dict[str, str], stderr: IO[bytes], *, is_fresh: bool
+) -> Process:
+    if not is_fresh and can_fork(env.keys() - os.environ.keys()):
+        return nursery().fork(arguments, env, stderr)
+    return subprocess.Popen(
+        [sys.executable, "-m", "api", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        cwd=ROOT,
+        env=env,
+    )
+
+
 @contextmanager
 def started(
-    home: Path, *flags: str, config: str = "", **variables: str
+    home: Path, *flags: str, config: str = "", is_fresh: bool = False, **variables: str
 ) -> Generator[RunningServer]:
-    """A server that was started and is not ready yet; killed at the end if it still runs."""
+    """A server that was started and is not ready yet; killed at the end if it still runs.
+
+    It is forked with its imports done, unless it is to be a fresh process as its users' are.
+    """
     home.mkdir(parents=True, exist_ok=True)
     if config:
         (home / "hearth.toml").write_text(config)
@@ -123,13 +143,7 @@ def started(
     defaults = {"HEARTH_HOME": str(home), "HEARTH_PORT": str(port), "HEARTH_SPARE_WORKER": "false"}
     variables = defaults | variables
     with (home / "stderr.txt").open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "api", "serve", *flags],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            cwd=ROOT,
-            env=environment(variables),
-        )
+        process = _start(["serve", *flags], environment(variables), stderr, is_fresh=is_fresh)
     server = RunningServer(home, process, port)
     try:
         yield server
@@ -147,7 +161,7 @@ def running(
     home: Path, *flags: str, config: str = "", **variables: str
 ) -> Generator[RunningServer]:
     """A server that is ready; stopped gracefully at the end."""
-    with started(home, *flags, config=config, **variables) as server:
+    with started(home, *flags, config=config, is_fresh=False, **variables) as server:
         server.wait_until_ready()
         yield server
         server.stop()
