@@ -198,8 +198,8 @@ def _table(value: object) -> Json:
 
 def _text_config(config: Json) -> Json:
     """What a model that reads more than text says of its decoder."""
-    found = (_table(config.get(f"{kind}_config")) for kind in ("text", "language", "llm"))
-    return next((table for table in found if table), {})
+    kinds = ("text_config", "language_config", "llm_config")
+    return next((table for kind in kinds if (table := _table(config.get(kind)))), _table(None))
 
 
 def _context(path: Path, config: Json) -> int:
