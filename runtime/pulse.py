@@ -12,6 +12,7 @@ from runtime.wire import Heartbeat
 LOADING = frozenset({"starting", "loading", "warming"})
 _SMOOTHING = 0.2
 _DECODE_FLOOR_S = 15.0
+LOAD_STALL_S = 60.0
 _FLOOR_FACTORS: Mapping[str, float] = {"prefill": 10.0, "decode": 50.0}
 """How many of its own average steps a phase may take before it is held to be stuck."""
 
@@ -28,19 +29,23 @@ class Limits(Struct, frozen=True):
     decode_s: float
     restore_s: float
     load_s: float
+    warm_s: float
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
         """Decode steps are short, so little is waited for them.
 
-        A load that does not move for a fifth of its time is not going to end in time.
+        A load that does not move for a fifth of its time is not going to end in time, nor one that
+        reads nothing for a minute. Compiling kernels tells no progress and may take that fifth.
         """
+        share_s = settings.load_timeout_s / 5
         return cls(
             silent_s=settings.heartbeat_timeout_s,
             prefill_s=settings.wedge_timeout_s,
             decode_s=min(settings.wedge_timeout_s, _DECODE_FLOOR_S),
             restore_s=settings.wedge_timeout_s,
-            load_s=settings.load_timeout_s / 5,
+            load_s=min(share_s, LOAD_STALL_S),
+            warm_s=share_s,
         )
 
 
@@ -79,6 +84,8 @@ class Pulse:
         """A heartbeat arrived."""
         last, self.last = self.last, heartbeat
         self._heard_s = now_s
+        if {self.phase, heartbeat.phase} <= LOADING:
+            return
         num_steps = heartbeat.step - last.step if last is not None else 0
         was_busy = last is not None and last.is_busy and heartbeat.is_busy
         if last is not None and was_busy and num_steps > 0:
@@ -97,7 +104,8 @@ class Pulse:
         """What is wrong; None when nothing is."""
         stuck_s = now_s - self._moved_s
         if self.phase in LOADING:
-            if stuck_s <= self._limits.load_s:
+            limits = self._limits
+            if stuck_s <= (limits.warm_s if self.phase == "warming" else limits.load_s):
                 return None
             return Complaint(f"made no progress in {self.phase} for {stuck_s:.1f} s", False)
         silent_s = now_s - self._heard_s

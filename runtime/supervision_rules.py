@@ -9,11 +9,11 @@ import msgspec
 from runtime.dispatch import Rules
 from runtime.failures import BACKOFF_S, BREAKER_S
 from runtime.lifecycle import ModelState
+from runtime.pulse import LOAD_STALL_S
 from runtime.settings import Settings
 from runtime.stopping import stop_bound_s
 from runtime.types import GenerateRequest, ModelSpec
 
-_SPAWN_S = 60.0
 _WEDGED_S = 30.0
 _CRASHED_S = 60.0
 _MARGIN_S = 10.0
@@ -39,7 +39,7 @@ def rules_of(settings: Settings) -> Rules:
     stop_s = stop_bound_s(settings.stop_timeout_s, settings.kv_write_queue_bytes or _FLUSH_BYTES)
     limits_s: Mapping[ModelState, float] = {
         "waiting_for_memory": settings.max_wait_s,
-        "spawning": _SPAWN_S,
+        "spawning": LOAD_STALL_S + _MARGIN_S,
         "loading": load_s,
         "warming": load_s,
         "draining": settings.request_deadline_s + _MARGIN_S,

@@ -43,8 +43,14 @@ def loaded(supervisor: Supervisor) -> set[str]:
 
 
 def own_workers() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    return [child for child in children if "runtime.worker" in child.cmdline()]
+    return [child for child in psutil.Process().children() if is_worker(child)]
+
+
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return "runtime.worker" in process.cmdline()
+    except psutil.Error:  # it has just ended
+        return False
 
 
 class Needle:
@@ -110,6 +116,7 @@ class Chaos:
     async def _recall(self) -> None:
         while self._begin():
             self.ends[await self.needle.recall(self.supervisor)] += 1
+            self._repair()
 
     async def _client(self, number: int) -> None:
         chance = random.Random(self.seed * 1000 + number)
@@ -118,6 +125,7 @@ class Chaos:
             model = chance.choice(MODELS)
             history[model] += f"{chance.randrange(10**6)} "
             self.ends[await self._one(model, history[model], chance)] += 1
+            self._repair()
 
     def _begin(self) -> bool:
         is_due = self.num_begun < self.num_requests
@@ -165,7 +173,7 @@ class Chaos:
         return [one for one in own_workers() if one.pid in busy]
 
     async def _kill(self) -> None:
-        """At random, but spread over the requests; who is given up is restarted."""
+        """At random, but spread over the requests, and every other time while it works."""
         chance = random.Random(self.seed)
         for number in range(1, self.num_kills + 1):
             due = number * self.num_requests // (self.num_kills + 1)
@@ -174,9 +182,12 @@ class Chaos:
             await until(find, "a worker", 60)
             victim = chance.choice(find())
             victim.send_signal(chance.choice([signal.SIGKILL, signal.SIGABRT, signal.SIGSTOP]))
-            for one in self.supervisor.status():
-                if one.state == "failed":
-                    self.supervisor.restart(one.spec.id)
+
+    def _repair(self) -> None:
+        """What an operator does about a model that is given up after three crashes."""
+        for one in self.supervisor.status():
+            if one.state == "failed":
+                self.supervisor.restart(one.spec.id)
 
 
 async def ends_of_chaos(
@@ -184,7 +195,7 @@ async def ends_of_chaos(
 ) -> Counter[str]:
     """How all requests ended; the conversation goes on, and nothing is left behind."""
     disk: dict[str, Any] = {"kv_disk": True, "kv_dir": tmp_path, "block_size": 16}
-    settings = disk | {"heartbeat_timeout_s": 2.0} | fields
+    settings = disk | {"heartbeat_timeout_s": 2.0, "load_timeout_s": 75.0} | fields
     async with supervising(home, **settings) as supervisor:
         await ask(supervisor, "a", model="a", max_tokens=1)
         num_descriptors = psutil.Process().num_fds()

@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from runtime.errors import LoadFailed
+from runtime.errors import LoadFailed, WorkerError, WorkerWedged
 from runtime.kv_store import KvStore
 from runtime.settings import Settings
 from runtime.types import ModelSpec, SamplingParams, TokenPrompt
@@ -21,14 +22,14 @@ def spec_of(path: Path) -> ModelSpec:
     return ModelSpec(id="m", path=str(path), context=512, model_type="qwen3", nbytes=1, created_s=1)
 
 
-async def failure_of(path: Path, **settings: float) -> tuple[LoadFailed, WorkerProcess]:
+async def failure_of(path: Path, **settings: float) -> tuple[WorkerError, WorkerProcess]:
     """How the load of this directory fails."""
     fields = {"home": path, "stop_timeout_s": 1.0} | settings
     chosen = Settings(**fields, kv_disk=False)  # pyright: ignore[reportArgumentType]
     kv = KvStore(chosen)
     kv.start()
     worker = WorkerProcess(chosen, kv.channel(spec_of(path)), lambda _: None)
-    with pytest.raises(LoadFailed) as caught:
+    with pytest.raises((LoadFailed, WorkerWedged)) as caught:
         await worker.start()
     await worker.gone()
     return caught.value, worker
@@ -84,6 +85,16 @@ async def test_a_load_that_takes_too_long_is_ended(tmp_path: Path):
     error, worker = await failure_of(write_model(tmp_path / "m"), load_timeout_s=0.05)
     assert error.message == "The model m was not loaded within 0.05 s."
     assert worker.state == "stopped"
+
+
+async def test_a_load_that_gets_nowhere_is_ended_long_before_its_time_is_over(tmp_path: Path):
+    path = write_model(tmp_path / "m")
+    (path / "model.safetensors").unlink()
+    os.mkfifo(path / "model.safetensors")  # as a network disk that hangs
+    error, worker = await failure_of(path, load_timeout_s=20.0)
+    assert isinstance(error, WorkerWedged)
+    assert "made no progress in loading for 4" in error.message
+    assert worker.is_gone
 
 
 async def test_requests_for_a_model_that_cannot_be_loaded_are_told_why(tmp_path: Path):
