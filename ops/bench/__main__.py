@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 from pathlib import Path
 
 import msgspec
 
-from ops.bench import engine, kv
-from ops.bench.processes import Environment, bare, environment, hearth
+from api.bench.machine import Environment, environment
+from ops.bench import engine, kv, peers
+from ops.bench.processes import bare, hearth
 from runtime.embedded import HEARTH_TINY
 
 _REPORT = Path(__file__).parent / "report.json"
@@ -89,8 +91,16 @@ def print_kv(figures: kv.KvFigures) -> None:
 
 def main() -> None:
     """Parse the command line and run."""
+    if sys.argv[1:2] == ["peers"]:
+        peers.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m ops.bench", description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["engine", "kv"], help="engine, kv")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        default=["engine", "kv"],
+        help="engine, kv; peers has its own flags",
+    )
     parser.add_argument("--model", type=Path, default=HEARTH_TINY, help="a model directory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, default=_REPORT)

@@ -31,9 +31,10 @@ import psutil
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
 
+from api.bench.machine import Environment, environment
 from ops.bench.client import stream_completion
 from ops.bench.engine import prompt
-from ops.bench.processes import Environment, Hearth, environment, hearth, worker_environment
+from ops.bench.processes import Hearth, hearth, worker_environment
 from runtime.embedded import HEARTH_TINY
 
 _HISTORY, _FOLLOW_UP = 8192, 50

@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from api.bench.machine import Environment, environment
 from ops.bench.engine import prompt
-from ops.bench.processes import Environment, Hearth, environment, hearth
+from ops.bench.processes import Hearth, hearth
 from runtime.embedded import HEARTH_TINY
 
 NUM_STREAMS = 8

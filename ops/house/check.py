@@ -41,6 +41,7 @@ COMPUTED_NAME_FILES = PROBING_FILES | {"runtime/types.py"}
 ENVIRONMENT_FILES = frozenset(
     {
         "api/__main__.py",
+        "api/bench/peers.py",
         "runtime/worker_link.py",
         "runtime/worker/rank_start.py",  # mlx finds its rank there
         "ops/bench/processes.py",

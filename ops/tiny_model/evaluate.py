@@ -23,8 +23,9 @@ import httpx
 import msgspec
 from tokenizers import Tokenizer
 
+from api.bench.machine import Environment, environment
 from api.openai.schemas import ChatCompletion
-from ops.bench.processes import Environment, environment, hearth
+from ops.bench.processes import hearth
 from ops.tiny_model import smalltalk, trials
 from runtime.embedded import HEARTH_TINY
 

@@ -1,0 +1,207 @@
+"""One server under test as processes: started, asked whether it is there, stopped, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from api.bench.ask import AskFailed, Target, ask
+from api.bench.recipes import Recipe, RecipeError, fill, fill_all
+from api.bench.texts import short_question
+from runtime.blas import blas_environment
+
+_READY_S = 180.0
+_STOP_S = 60.0
+_POLL_S = 0.05
+_LOG_TAIL = 800
+_FIRST, _SECOND = "first", "second"
+
+
+class Models(NamedTuple):
+    """What is loaded: a folder with `first` and `second` in it, or repositories by name."""
+
+    folder: Path
+    first: str
+    second: str
+
+    def values(self) -> dict[str, str]:
+        """What recipes say for them."""
+        one, other = (self._path(word) for word in (self.first, self.second))
+        names = {"name": self.first, "second_name": self.second}
+        return names | {"models": str(self.folder), "model": one, "second": other}
+
+    def _path(self, word: str) -> str:
+        path = self.folder / word
+        return str(path) if path.exists() else word
+
+
+def lay_out(folder: Path, model: str, second: str | None) -> Models:
+    """Put both models under a name of their own; without a second one the first has two names."""
+    words = (_link(folder / _FIRST, model), _link(folder / _SECOND, second or model))
+    return Models(folder, *words)
+
+
+def _link(place: Path, model: str) -> str:
+    directory = Path(model).expanduser()
+    if not (directory / "config.json").is_file():
+        return model
+    place.symlink_to(directory.resolve())
+    return place.name
+
+
+class Peer:
+    """A server of a recipe. Start it before anything else."""
+
+    def __init__(self, recipe: Recipe, models: Models, home: Path, venvs: Path) -> None:
+        self.recipe = recipe
+        self._home = home
+        self._values = models.values() | {
+            "home": str(home),
+            "python": sys.executable,
+            "venv": str(venvs / recipe.name),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cpu_s: dict[int, float] = {}
+
+    @property
+    def can_restart(self) -> bool:
+        return bool(self.recipe.start)
+
+    @property
+    def target(self) -> Target:
+        return self._target(self.recipe.model)
+
+    @property
+    def second(self) -> Target | None:
+        return None if self.recipe.second is None else self._target(self.recipe.second)
+
+    def _target(self, model: str) -> Target:
+        url = fill(self.recipe.url, self._values)
+        return Target(url, fill(model, self._values), self.recipe.body)
+
+    def start(self) -> float:
+        """Start it and wait until it answers; seconds. Raises RecipeError or AskFailed."""
+        begun = time.perf_counter()
+        if self.can_restart:
+            self._launch()
+        self._wait_until_ready()
+        ask(self.target, short_question(0).messages, 4)
+        return time.perf_counter() - begun
+
+    def _launch(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._values["port"] = str(free.getsockname()[1])
+        self._home.mkdir(parents=True, exist_ok=True)
+        for name, text in self.recipe.files.items():
+            (self._home / name).write_text(fill(text, self._values))
+        own = {name: fill(text, self._values) for name, text in self.recipe.env.items()}
+        environ = dict(os.environ) | blas_environment("auto", os.environ) | own
+        command = fill_all(self.recipe.start, self._values)
+        try:
+            with (self._home / "log.txt").open("ab") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environ,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise RecipeError(f"{command[0]} cannot be started: {error.strerror}.") from error
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline:
+            if self._process is not None and self._process.poll() is not None:
+                raise RecipeError(f"{self.recipe.name} ended: {self._log_tail()}")
+            if self._is_ready():
+                return
+            time.sleep(_POLL_S)
+        raise RecipeError(f"{self.recipe.name} was not ready after {_READY_S:.0f} s.")
+
+    def _is_ready(self) -> bool:
+        if self.recipe.ready is None:
+            try:
+                ask(self.target, short_question(0).messages, 1)
+            except AskFailed:
+                return False
+            return True
+        url = fill(self.recipe.ready, self._values)
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
+            return answer.status == 200
+        return False
+
+    def stop(self) -> None:
+        """Ask it to leave, and see that nothing of it stays."""
+        if self._process is not None:
+            self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """`kill -9`, to all of it at once."""
+        if self._process is not None:
+            self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        assert self._process is not None
+        family = self._family()
+        if how is signal.SIGTERM:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_S)
+        for one in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        self._process.wait()
+        psutil.wait_procs(family, timeout=10)
+        self._process = None
+
+    def cpu_s(self) -> float:
+        """User and system seconds of all its processes so far, as far as they were seen alive."""
+        for one in self._family():
+            with contextlib.suppress(psutil.Error):
+                times = one.cpu_times()
+                self._cpu_s[one.pid] = times.user + times.system
+        return sum(self._cpu_s.values())
+
+    def resident_bytes(self) -> int:
+        """Memory of all its processes; what they share counts in each."""
+        total = 0
+        for one in self._family():
+            with contextlib.suppress(psutil.Error):
+                total += one.memory_info().rss
+        return total
+
+    def _family(self) -> list[psutil.Process]:
+        if self._process is None:
+            return []
+        try:
+            parent = psutil.Process(self._process.pid)
+            return [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _log_tail(self) -> str:
+        return (self._home / "log.txt").read_text(errors="replace")[-_LOG_TAIL:]
+
+    def install(self) -> None:
+        """Make its environment, unless it is there. Raises RecipeError."""
+        if not self.recipe.install or Path(self._values["venv"]).exists():
+            return
+        for command in self.recipe.install:
+            words = fill_all(command, self._values)
+            ended = subprocess.run(words, capture_output=True, text=True, check=False)
+            if ended.returncode:
+                message = ended.stderr[-_LOG_TAIL:]
+                raise RecipeError(f"{self.recipe.name} cannot be installed: {message}")
