@@ -1,4 +1,4 @@
-"""Layer caches of the pinned mlx-lm: how each class is cut into runs and put together again.
+"""Layer caches of mlx-lm and mlx-vlm: how each class is cut into runs and put together again.
 
 The only file that knows cache classes. A class is *sliceable* when the KV of any token range can
 be taken out of it, else it is *checkpointed*: its whole state is kept at boundaries. A class that
@@ -15,24 +15,38 @@ from typing import Any, Literal, NamedTuple, cast
 
 import mlx.core as mx
 import msgspec
-from mlx_lm.models import cache as upstream
 
 Kind = Literal["sliceable", "checkpointed"]
 
 _TOKEN_AXIS = 2
 _ROOM_TOKENS = 256
 
-_KINDS: dict[type, Kind] = {
-    upstream.KVCache: "sliceable",
-    upstream.ConcatenateKVCache: "sliceable",
-    upstream.QuantizedKVCache: "sliceable",
-    upstream.RotatingKVCache: "checkpointed",
-    upstream.ChunkedKVCache: "checkpointed",
-    upstream.ArraysCache: "checkpointed",
+_LM, _VLM = "mlx_lm.models.cache", "mlx_vlm.models.cache"
+_SHARED: dict[str, Kind] = {
+    "KVCache": "sliceable",
+    "ConcatenateKVCache": "sliceable",
+    "QuantizedKVCache": "sliceable",
+    "RotatingKVCache": "checkpointed",
+    "ChunkedKVCache": "checkpointed",
+    "ArraysCache": "checkpointed",
 }
-_BATCH_FORMS: dict[type, type] = {
-    upstream.BatchKVCache: upstream.KVCache,
-    upstream.BatchRotatingKVCache: upstream.RotatingKVCache,
+_VLM_ONLY: dict[str, Kind] = {
+    "BufferedRotatingKVCache": "checkpointed",
+    "PoolingCache": "checkpointed",
+    "SimpleKVCache": "checkpointed",
+    "StaticPrefixKVCache": "checkpointed",
+}
+_REGISTRY = {_LM: _SHARED, _VLM: _SHARED | _VLM_ONLY}
+"""Module -> class. By name, so that a model that reads text only never imports mlx-vlm."""
+
+_BATCH_FORMS: dict[str, dict[str, str]] = {
+    _LM: {"BatchKVCache": "KVCache", "BatchRotatingKVCache": "RotatingKVCache"},
+    _VLM: {
+        "BatchKVCache": "KVCache",
+        "BatchRotatingKVCache": "RotatingKVCache",
+        "BatchPoolingCache": "PoolingCache",
+        "BatchQuantizedKVCache": "QuantizedKVCache",
+    },
 }
 """What `extract` of a batch's cache gives; ArraysCache and CacheList are their own batch forms."""
 
@@ -87,7 +101,7 @@ def layout_of(kv: Sequence[Any]) -> KvLayout:
         UnsupportedCache: one of them is of a class that nobody has shown to survive a restart.
     """
     leaves = tuple(
-        Leaf(path, type(cache).__name__, _kind(cache))
+        Leaf(path, _class_name(cache), _kind(cache))
         for number, layer in enumerate(kv)
         for path, cache in _leaves(layer, (number,))
     )
@@ -139,7 +153,7 @@ def assemble(
         skeletons: list[Any] = msgspec.json.decode(state.skeleton)
         checkpointed = [leaf for leaf in layout.leaves if leaf.kind == "checkpointed"]
         for leaf, skeleton in zip(checkpointed, skeletons, strict=True):
-            _at(kv, leaf.path).state = _restored(skeleton, state.arrays)
+            _set_state(_at(kv, leaf.path), _restored(skeleton, state.arrays))
 
 
 def bytes_per_token(kv: Sequence[Any], layout: KvLayout) -> int:
@@ -156,18 +170,34 @@ def bytes_per_token(kv: Sequence[Any], layout: KvLayout) -> int:
 
 def arrays_of(kv: Sequence[Any]) -> list[Any]:
     """What has to be evaluated so that these caches are in memory."""
-    return [cache.state for cache in kv]
+    return [
+        _state(leaf) for number, cache in enumerate(kv) for _, leaf in _leaves(cache, (number,))
+    ]
 
 
 def _kind(cache: object) -> Kind:
-    kind = _KINDS.get(type(cache))
+    kind = _REGISTRY.get(type(cache).__module__, {}).get(type(cache).__name__)
     if kind is None:
         raise UnsupportedCache(cache)
     return kind
 
 
+def _class_name(cache: object) -> str:
+    """As slots have it: the two packages' classes of one name keep their states differently."""
+    name = type(cache).__name__
+    return f"vlm.{name}" if _is_vlm(cache) else name
+
+
+def _is_vlm(cache: object) -> bool:
+    return type(cache).__module__ == _VLM
+
+
+def _is_a(cache: object, name: str) -> bool:
+    return type(cache).__name__ == name and type(cache).__module__ in _REGISTRY
+
+
 def _leaves(cache: Any, path: tuple[int, ...]) -> list[tuple[tuple[int, ...], Any]]:
-    if type(cache) is upstream.CacheList:
+    if _is_a(cache, "CacheList"):
         return [
             found
             for number, child in enumerate(cache.caches)
@@ -193,7 +223,7 @@ def _arrays(cache: Any) -> list[mx.array | None]:
 
 
 def _num_columns(cache: Any) -> int:
-    return 6 if type(cache) is upstream.QuantizedKVCache else 2
+    return 6 if _is_a(cache, "QuantizedKVCache") else 2
 
 
 def _compact_slice(array: mx.array, start: int, end: int) -> mx.array:
@@ -208,12 +238,12 @@ def _fill(cache: Any, columns: Sequence[Sequence[mx.array]], num_tokens: int, ro
     num_columns = _num_columns(cache)
     if not columns or not columns[0][0].shape[1]:
         return num_columns
-    if type(cache) is upstream.ConcatenateKVCache:
+    if _is_a(cache, "ConcatenateKVCache"):
         room = 0
     else:
         room += _ROOM_TOKENS - (num_tokens + room) % _ROOM_TOKENS
     joined = [_joined(column, room) for column in columns[:num_columns]]
-    if type(cache) is upstream.QuantizedKVCache:
+    if _is_a(cache, "QuantizedKVCache"):
         cache.keys, cache.values = tuple(joined[:3]), tuple(joined[3:])
     else:
         cache.keys, cache.values = joined
@@ -230,14 +260,38 @@ def _joined(column: Sequence[mx.array], num_room: int) -> mx.array:
     return mx.concatenate(parts, axis=_TOKEN_AXIS)
 
 
+def _state(cache: Any) -> Any:
+    """All that a cache is, in lists. mlx-vlm leaves some of it out of `state`: its snapshot has it.
+
+    A cache of an unknown class has what it says.
+    """
+    if not _is_vlm(cache):
+        return cache.state
+    return [[name, value] for name, value in sorted(cache.prefix_cache_snapshot().items())]
+
+
+def _set_state(cache: Any, state: Any) -> None:
+    if _is_vlm(cache):
+        cache.prefix_cache_restore(dict(state))
+    else:
+        cache.state = state
+
+
 def _needed_state(cache: Any) -> Any:
     """A cache's state without rows that have left the window: a slice of prefill leaves many."""
-    if type(cache) is not upstream.RotatingKVCache or cache.keys is None or cache.keep:
-        return cache.state
-    keys, values, offset, keep, size, index = cast("tuple[Any, ...]", cache.state)
-    if not size < keys.shape[_TOKEN_AXIS] == index:
-        return cache.state
-    return keys[..., -size:, :], values[..., -size:, :], offset, keep, size, size
+    state = _state(cache)
+    if not _is_a(cache, "RotatingKVCache") or cache.keys is None or cache.keep:
+        return state
+    keys, values, size = cache.keys, cache.values, cache.max_size
+    num_rows = keys.shape[_TOKEN_AXIS]
+    index = int(cache.meta_state[3]) if _is_vlm(cache) else state[5]
+    if not size < num_rows == index:
+        return state
+    rows = keys[..., -size:, :], values[..., -size:, :]
+    if _is_vlm(cache):
+        meta = cache.meta_state
+        return [["meta_state", [*meta[:3], str(size)]], ["state", rows]]
+    return *rows, *state[2:5], size
 
 
 def _skeleton(value: Any, arrays: list[mx.array]) -> Any:

@@ -1,12 +1,9 @@
 """Every cache class of the pinned mlx-lm survives being cut, stored and put together again."""
 
 import inspect
-from array import array
-from collections.abc import Callable, Sequence
-from functools import cache
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -24,15 +21,25 @@ from mlx_lm.models.cache import (
 from runtime.kv import layers, pack
 from runtime.kv.blocks import HashChain
 from runtime.kv.ground import Ground
-from runtime.kv.layers import KvLayout, State, UnsupportedCache
+from runtime.kv.layers import State, UnsupportedCache
 from runtime.kv.pack import RunKv
 from runtime.kv.tiers import Tiers
 from runtime.kv.trail import Trail
-from store import slots
 from store.errors import SlotDamaged
-from store.types import SlotHeader
+from tests.layer_samples import (
+    DIM,
+    HEADS,
+    WINDOW,
+    Make,
+    assemble,
+    check_same_future,
+    feed,
+    raw,
+    runs_of,
+    spans_to,
+    through_a_file,
+)
 
-HEADS, DIM, WINDOW = 2, 64, 16
 KNOWN = {
     "ArraysCache",
     "BatchKVCache",
@@ -46,7 +53,6 @@ KNOWN = {
 }
 DTYPES = (mx.float32, mx.bfloat16, mx.float16)
 
-Make = Callable[[], list[Any]]
 
 SLICEABLE: dict[str, Make] = {
     "kv": lambda: [KVCache(), KVCache()],
@@ -68,104 +74,6 @@ CHECKPOINTED: dict[str, Make] = {
 BATCHED = ("kv", "list of kv", "rotating", "arrays", "list of both")
 
 
-def values(seed: int, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
-
-
-@cache
-def table(seed: int, heads: int, dtype: mx.Dtype) -> mx.array:
-    return values(seed, (1, heads, 3100, DIM), dtype)
-
-
-def feed(
-    kv: Sequence[Any], start: int, end: int, *, dtype: mx.Dtype = mx.float32, heads: int = HEADS
-) -> list[mx.array]:
-    """Append the tokens `[start, end)`, whose KV depends on nothing else; what the layers see."""
-    seen: list[mx.array] = []
-    for number, layer in enumerate(kv):
-        if isinstance(layer, CacheList):
-            seen += feed(layer.caches, start, end, dtype=dtype, heads=heads)
-        elif isinstance(layer, ArraysCache):
-            for slot in range(len(layer.cache)):
-                layer[slot] = values(1000 * end + 10 * number + slot, (1, 5, 3), mx.float32)
-            seen += cast("list[mx.array]", layer.cache)
-        else:
-            tables = [table(2 * number + k, heads, dtype) for k in (0, 1)]
-            rows = [one[:, :, start:end] for one in tables]
-            if isinstance(layer, ChunkedKVCache):
-                layer.maybe_trim_front()
-            for one in layer.update_and_fetch(*rows):
-                seen += list(one) if isinstance(one, list | tuple) else [one]
-    return seen
-
-
-def raw(arrays: Sequence[mx.array]) -> list[tuple[Any, ...]]:
-    """Dtype, shape and bytes."""
-    found: list[tuple[Any, ...]] = []
-    for one in arrays:
-        flat = mx.contiguous(one).reshape(-1).view(mx.uint8) if one.size else mx.zeros(0)
-        found.append((str(one.dtype), tuple(one.shape), bytes(memoryview(cast("bytes", flat)))))
-    return found
-
-
-def runs_of(
-    kv: Sequence[Any], layout: KvLayout, borders: Sequence[int], *, has_state: bool
-) -> list[RunKv]:
-    runs: list[RunKv] = []
-    for start, end in pairwise(borders):
-        state = layers.checkpoint(kv, layout) if has_state and end == borders[-1] else None
-        runs.append(RunKv(layers.cut(kv, layout, start, end), state))
-    mx.eval([one for run in runs for one in run.arrays])
-    return runs
-
-
-def through_a_file(root: Path, number: int, run: RunKv, layout: KvLayout, num_tokens: int) -> RunKv:
-    """Packed, written, published, verified, loaded, unpacked."""
-    header = SlotHeader(
-        id=f"{number:032x}",
-        model=b"m" * 32,
-        parent=None,
-        start=0,
-        end=num_tokens,
-        block_size=256,
-        block_hashes=(),
-        end_hash=b"e" * 16,
-        layout=pack.pack_layout(layout, run),
-        has_state=run.state is not None,
-        recompute_ms=0.0,
-        created_s=0.0,
-    )
-    path = slots.publish(slots.stage(root, header, array("I", range(num_tokens)), pack.pack(run)))
-    verified = slots.verify(path)
-    loaded = mx.load(str(path))
-    assert isinstance(loaded, dict)
-    again = pack.unpack(verified.header.layout, loaded, layout, num_tokens)
-    assert raw(again.arrays) == raw(run.arrays)
-    assert (again.state is None) == (run.state is None)
-    if again.state is not None and run.state is not None:
-        assert again.state.skeleton == run.state.skeleton
-    return again
-
-
-def assemble(make: Make, runs: Sequence[RunKv], num_room: int = 3) -> list[Any]:
-    kv = make()
-    layout = layers.layout_of(kv)
-    layers.assemble(kv, layout, [run.slices for run in runs], runs[-1].state, num_room)
-    mx.eval(layers.arrays_of(kv))
-    return kv
-
-
-def check_same_future(kv: Sequence[Any], other: Sequence[Any], at: int, **how: Any) -> None:
-    """Both give the same bytes for a long slice, single tokens and another slice."""
-    spans = [(at, at + 19), *((at + 19 + i, at + 20 + i) for i in range(20)), (at + 39, at + 45)]
-    for start, end in spans:
-        assert raw(feed(kv, start, end, **how)) == raw(feed(other, start, end, **how))
-
-
-def spans_to(end: int, slice_size: int) -> list[tuple[int, int]]:
-    return [(start, min(start + slice_size, end)) for start in range(0, end, slice_size)]
-
-
 def test_the_cache_classes_of_upstream_are_those_that_are_known():
     found = {
         name
@@ -173,8 +81,8 @@ def test_the_cache_classes_of_upstream_are_those_that_are_known():
         if issubclass(one, upstream._BaseCache) and one is not upstream._BaseCache
     }
     assert found == KNOWN
-    registered = {one.__name__ for one in layers._KINDS} | {"CacheList"}
-    assert registered | {one.__name__ for one in layers._BATCH_FORMS} == KNOWN
+    registered = {*layers._REGISTRY[upstream.__name__], "CacheList"}
+    assert registered | {*layers._BATCH_FORMS[upstream.__name__]} == KNOWN
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
