@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 ROOT = Path(__file__).parent.parent
@@ -34,9 +35,9 @@ class ForkedProcess:
     Its exit status comes through a pipe that the nursery writes when it has reaped it.
     """
 
-    def __init__(self, pid: int, stdout: IO[bytes], status: int) -> None:
+    def __init__(self, pid: int, status: int) -> None:
         self.pid = pid
-        self.stdout = stdout
+        self.stdout: IO[bytes] | None = None
         self.returncode: int | None = None
         self._status = status
 
@@ -78,17 +79,44 @@ class Nursery:
             )
 
     def fork(
-        self, arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]
+        self, arguments: Sequence[str], env: Mapping[str, str], streams: Sequence[int]
     ) -> ForkedProcess:
-        """Run `hearth` with these arguments and this environment."""
-        (reads, writes), (status, told) = os.pipe(), os.pipe()
+        """Run `hearth` with these arguments, environment and three streams."""
+        status, told = os.pipe()
         order = json.dumps({"arguments": list(arguments), "env": dict(env)}).encode()
         assert len(order) < _MAX_ORDER
-        socket.send_fds(self._control, [order], [writes, stderr.fileno(), told])
-        os.close(writes)
+        socket.send_fds(self._control, [order], [*streams, told])
         os.close(told)
-        pid = int(self._control.recv(64))
-        return ForkedProcess(pid, os.fdopen(reads, "rb"), status)
+        return ForkedProcess(int(self._control.recv(64)), status)
+
+    def serve(
+        self, arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]
+    ) -> ForkedProcess:
+        """A server; what it prints comes through a pipe."""
+        reads, writes = os.pipe()
+        with Path(os.devnull).open("rb") as nothing:
+            process = self.fork(arguments, env, (nothing.fileno(), writes, stderr.fileno()))
+        os.close(writes)
+        process.stdout = os.fdopen(reads, "rb")
+        return process
+
+    def run(
+        self, arguments: Sequence[str], env: Mapping[str, str], stdin: str, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """A command, when it has ended."""
+        with TemporaryFile() as given, TemporaryFile() as said, TemporaryFile() as complained:
+            given.write(stdin.encode())
+            given.seek(0)
+            streams = (given.fileno(), said.fileno(), complained.fileno())
+            process = self.fork(arguments, env, streams)
+            try:
+                code = process.wait(timeout_s)
+            finally:
+                process.kill()
+            said.seek(0)
+            complained.seek(0)
+            output, errors = said.read().decode(), complained.read().decode()
+        return subprocess.CompletedProcess(["hearth", *arguments], code, output, errors)
 
     def close(self) -> None:
         self._control.close()
@@ -128,10 +156,10 @@ def _serve_orders(control: socket.socket) -> list[str] | None:
             _reap(told)
         if control not in ready:
             continue
-        order, fds, _, _ = socket.recv_fds(control, _MAX_ORDER, 3)
+        order, fds, _, _ = socket.recv_fds(control, _MAX_ORDER, 4)
         if not order:
             return None
-        stdout, stderr, status = fds
+        *streams, status = fds
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
@@ -139,18 +167,17 @@ def _serve_orders(control: socket.socket) -> list[str] | None:
             for fd in (wakeup, wakes, status, *told.values()):
                 os.close(fd)
             control.close()
-            return _become(json.loads(order), stdout, stderr)
+            return _become(json.loads(order), streams)
         told[pid] = status
-        os.close(stdout)
-        os.close(stderr)
+        for fd in streams:
+            os.close(fd)
         control.send(str(pid).encode())
 
 
-def _become(order: dict[str, object], stdout: int, stderr: int) -> list[str]:
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
-    os.close(stdout)
-    os.close(stderr)
+def _become(order: dict[str, object], streams: list[int]) -> list[str]:
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+        os.close(fd)
     env, arguments = order["env"], order["arguments"]
     assert isinstance(env, dict)
     assert isinstance(arguments, list)
@@ -170,7 +197,7 @@ def _reap(told: dict[int, int]) -> None:
 
 def _main() -> int:
     program = importlib.import_module("api.__main__")
-    for name in ("api.app", "api.serve", "api.cli.serving"):
+    for name in ("api.app", "api.cli.serving", "api.cache_cli"):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

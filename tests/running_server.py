@@ -118,13 +118,30 @@ def _start(
     arguments: list[str], env: dict[str, str], stderr: IO[bytes], *, is_fresh: bool
 ) -> Process:
     if not is_fresh and can_fork(env.keys() - os.environ.keys()):
-        return nursery().fork(arguments, env, stderr)
+        return nursery().serve(arguments, env, stderr)
     return subprocess.Popen(
         [sys.executable, "-m", "api", *arguments],
         stdout=subprocess.PIPE,
         stderr=stderr,
         cwd=ROOT,
         env=env,
+    )
+
+
+def hearth(*words: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """`hearth WORDS`, with these variables and none of our own else."""
+    env = environment(variables)
+    if can_fork(env.keys() - os.environ.keys()):
+        return nursery().run(words, env, stdin, START_S)
+    return subprocess.run(
+        [sys.executable, "-m", "api", *words],
+        check=False,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=env,
+        timeout=START_S,
     )
 
 

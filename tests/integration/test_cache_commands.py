@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from store import upkeep
 from store.ownership import take
 from tests.conversation import CODE, Conversation, wait_until_saved
 from tests.crash.server_store import sql_dump
-from tests.running_server import ROOT, RunningServer, environment, running
+from tests.running_server import RunningServer, hearth, running
 
 SHARED = "zebra canary"
 SECRET = "quartz 90210 umbrella"
@@ -27,15 +26,7 @@ CONFIG = 'default_model = "hearth-tiny"\n'
 
 
 def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "api", "cache", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment({"HEARTH_HOME": str(home)} | variables),
-        timeout=60,
-    )
+    return hearth("cache", *arguments, HEARTH_HOME=str(home), **variables)
 
 
 def asked(home: Path, *arguments: str, **variables: str) -> Any:

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_promp
 from mlx_lm.utils import load
 
 from runtime.kv.stock_file import read
-from tests.running_server import COMPLETIONS, ROOT, RunningServer, environment, running
+from tests.running_server import COMPLETIONS, RunningServer, hearth, running
 from tests.tiny_models import TEXT, write_model
 
 FAMILIES = ("qwen3", "gemma3_text", "lfm2")
@@ -25,15 +25,7 @@ MORE = " the kettle hums on and the rain falls"
 
 def cache(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """`hearth cache …`."""
-    return subprocess.run(
-        [sys.executable, "-m", "api", "cache", *arguments, "--json"],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment({"HEARTH_HOME": str(home)} | variables),
-        timeout=60,
-    )
+    return hearth("cache", *arguments, "--json", HEARTH_HOME=str(home), **variables)
 
 
 def done(home: Path, *arguments: str, **variables: str) -> Any:
