@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+MAX_IMAGE_BYTES = 20 * 1024 * 1024
+"""Of one image, encoded."""
+
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 Priority = Literal["interactive", "default", "background"]
@@ -41,13 +44,15 @@ class ToolCall(Struct, frozen=True):
 class Image(Struct, frozen=True):
     """A picture inside a message, encoded in `data`, or at `url` and still to be fetched.
 
-    `at` counts the characters of the message's text before it; `field` names it in errors.
+    `at` counts the characters of the message's text before it; `field` names it in errors. It is
+    shrunk until neither side has more than `max_side` pixels.
     """
 
     at: int
     field: str
     data: bytes = b""
     url: str | None = None
+    max_side: int | None = None
 
 
 class Message(Struct, frozen=True):
@@ -359,7 +364,8 @@ class ModelSpec(Struct, frozen=True):
 
     `context` is the largest number of tokens of prompt and answer together. `kv_bytes_per_token`
     is None where the configuration does not tell it; layers that keep less are counted in full.
-    Only a model with a `pooling` gives embeddings. Encoding an image takes up to `image_bytes`.
+    Only a model with a `pooling` gives embeddings. mlx-vlm loads one that `is_vision`; encoding an
+    image takes up to `image_bytes`.
     """
 
     id: str
@@ -373,9 +379,10 @@ class ModelSpec(Struct, frozen=True):
     sampling: SamplingParams = SamplingParams()
     aliases: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ("completion",)
+    is_vision: bool = False
     image_bytes: int = 0
 
     @property
-    def is_vision(self) -> bool:
-        """It reads images too, and is loaded by mlx-vlm."""
+    def sees(self) -> bool:
+        """It may be sent images."""
         return "vision" in self.capabilities

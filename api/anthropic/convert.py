@@ -129,12 +129,14 @@ def count_to_generate(data: CountRequest, request_id: str, door: Door) -> Asked:
             tools=tools,
             tool_choice=_tool_choice(data.tool_choice, tools),
             thinking=_thinking(data),
+            continues_last=True,
         ),
         deadline_s=door.settings.request_deadline_s,
     )
     ignored = [
         *_unknown_fields(door.field_names),
         *_unserved(data),
+        *_unfinished(transcript.messages),
         *transcript.ignored,
     ]
     return Asked(
@@ -277,9 +279,13 @@ def _unserved(data: CountRequest) -> list[str]:
     ]
     if data.thinking is not None and data.thinking.type not in ("enabled", "adaptive", "disabled"):
         unserved.append(f"thinking ({data.thinking.type[:64]})")
-    if data.messages[-1].role == "assistant":
-        unserved.append("messages[-1] (the answer begins anew instead of continuing it)")
     return unserved
+
+
+def _unfinished(messages: Sequence[Message]) -> list[str]:
+    """Calls without results: the model is asked to go on after them."""
+    has_open_calls = messages[-1].role == "assistant" and bool(messages[-1].tool_calls)
+    return ["messages[-1] (its calls have no results: the answer follows them)"] * has_open_calls
 
 
 def _edits(given: ContextManagement | None) -> Sequence[ContextEdit]:

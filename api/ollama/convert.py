@@ -57,7 +57,10 @@ def chat_request(
     messages = _messages(data.messages)
     refuse_unseen(messages, spec)
     prompt = ChatPrompt(
-        messages=messages, tools=_tools(data.tools or ()), thinking=_thinking(data.think)
+        messages=messages,
+        tools=_tools(data.tools or ()),
+        thinking=_thinking(data.think),
+        continues_last=True,
     )
     return _request(data, request_id, spec, settings, (caller, prompt if messages else None))
 

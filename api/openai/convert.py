@@ -132,7 +132,15 @@ def _chat_prompt(data: ChatRequest) -> ChatPrompt:
         tool_choice=choice,
         thinking=thinking,
         template_kwargs=template_kwargs(kwargs),
+        continues_last=_continues(data),
     )
+
+
+def _continues(data: ChatRequest) -> bool:
+    """A last message of the assistant's is gone on with, unless an answer to it is wanted."""
+    if data.continue_final_message is not None:
+        return data.continue_final_message
+    return data.add_generation_prompt is not True
 
 
 def _messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:

@@ -112,7 +112,8 @@ class ChatRequest(SharedFields, kw_only=True):
 
     `functions` and `function_call` are the older form of tools. The many ways to control thinking,
     `chat_template_kwargs`, `top_k`, `min_p`, `repetition_penalty` and `ignore_eos` go beyond
-    OpenAI's API.
+    OpenAI's API, and so do `continue_final_message: false` and `add_generation_prompt: true`, which
+    have a last message of the assistant's answered instead of gone on with.
     """
 
     messages: list[ChatMessage]
@@ -133,6 +134,8 @@ class ChatRequest(SharedFields, kw_only=True):
     chat_template_kwargs: Raws | None = None
     metadata: Raws | None = None
     extra_body: Raws | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 class CompletionRequest(SharedFields, kw_only=True):

@@ -16,6 +16,7 @@ from typing import cast
 import msgspec
 
 from runtime.types import Message, ToolCall
+from store.keyed_names import Whom, conversation_key
 
 DIGEST_BYTES = 16
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
@@ -47,10 +48,13 @@ class Canon:
 
     def conversation(self, session_id: str) -> str:
         """What stands for a session id in the names of files, as the store's rows have it."""
-        key = blake2b(
-            session_id.encode(), digest_size=DIGEST_BYTES, key=self._secret, person=b"conversation"
-        )
-        return key.hexdigest()
+        return conversation_key(self._secret, session_id).hex()
+
+    def folder(self, whom: Whom) -> str | None:
+        """The same for one that somebody names; None for all."""
+        if whom.key is not None:
+            return whom.key.hex()
+        return self.conversation(whom.session_id) if whom.session_id is not None else None
 
 
 def canonical(message: Message, before: Sequence[Message] = ()) -> tuple[object, ...]:
@@ -68,7 +72,7 @@ def canonical(message: Message, before: Sequence[Message] = ()) -> tuple[object,
     )
 
 
-def answer(text: str, calls: Sequence[ToolCall]) -> tuple[object, ...]:
+def answer(text: str, calls: Sequence[ToolCall] = ()) -> tuple[object, ...]:
     """An assistant's turn as a client shows it."""
     visible = "".join(_THOUGHT.sub("", text, count=1).split())
     return ("assistant", visible, [(call.name, _arguments(call.arguments)) for call in calls])

@@ -49,8 +49,8 @@ class Known(NamedTuple):
 class Lineage(NamedTuple):
     """Where a request stands: what its answer will be noted with.
 
-    `key` names the conversation up to the question, `folder` where its turns lie; the rest is as in
-    `Turn`.
+    `key` names the conversation up to the question, `folder` where its turns lie; `begun` is what
+    the client has the answer begin with; the rest is as in `Turn`.
     """
 
     key: bytes
@@ -60,6 +60,7 @@ class Lineage(NamedTuple):
     ends: tuple[int, ...] = ()
     prefix_end: int = 0
     given: tuple[bytes, ...] = ()
+    begun: str = ""
 
 
 @dataclass(slots=True)

@@ -158,6 +158,7 @@ class Worker:
             needs_state=tiers.needs_state,
             eos_token_ids=model.eos_token_ids,
             rules_off=off,
+            dialect=model.dialect,
         )
         grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
         constrainer = Constrainer(model.dialect, model.tokenizer, grammars)
@@ -226,9 +227,9 @@ class Worker:
                 case Stop(exit_s=exit_s):
                     self._deadline.phase_s = exit_s
                     break
-                case Forget(session_id=session_id):
+                case Forget(whom=whom):
                     if self._turns is not None:
-                        self._turns[0].forget(self._canon.conversation(session_id))
+                        self._turns[0].forget(self._canon.folder(whom))
                     self._inbox.put(command)
                 case _:
                     self._inbox.put(command)

@@ -6,14 +6,14 @@ Stabilise, arrange, heal, render, tokenize, in this order. Belongs to the intake
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.prompt.arrange import arrange
-from runtime.prompt.canonical import Canon
+from runtime.prompt.canonical import Canon, answer
 from runtime.prompt.healing import (
     SENTINEL,
     Known,
@@ -26,6 +26,8 @@ from runtime.prompt.healing import (
 from runtime.prompt.rules import rules_for
 from runtime.prompt.stabilise import place, stabilise
 from runtime.types import ChatPrompt, GenerateRequest, Message, PromptChange, ToolCall
+from runtime.worker.beginning import Beginning, gone_on, taken_out
+from runtime.worker.dialects.dialect import Dialect
 from runtime.worker.template import Template
 from runtime.worker.turns import TurnStore
 from store.turns import UNNAMED
@@ -57,7 +59,7 @@ class Composed(NamedTuple):
 
     `boundaries` are worth a checkpoint, those of `passing` in memory only; what is before a
     position of `keeps` is worth so many seconds. `lineage` is None when the answer is not to be
-    recognised.
+    recognised. `beginning` is what the answer has said already.
     """
 
     token_ids: list[int]
@@ -67,16 +69,22 @@ class Composed(NamedTuple):
     keeps: tuple[tuple[int, float], ...] = ()
     changes: tuple[PromptChange, ...] = ()
     lineage: Lineage | None = None
+    beginning: Beginning | None = None
 
 
 class _Asked(NamedTuple):
-    """A request, stabilised and arranged, with the digests of its conversation."""
+    """A request, stabilised and arranged, with the digests of its conversation.
+
+    `begun_link` is that of the conversation with the beginning of the answer, if it has one.
+    """
 
     prompt: ChatPrompt
     links: list[bytes]
     moved: tuple[str, ...]
     changes: tuple[PromptChange, ...]
     session_id: str | None
+    beginning: Beginning | None = None
+    begun_link: bytes = b""
 
 
 @dataclass(slots=True)
@@ -91,6 +99,7 @@ class Composer:
     needs_state: bool
     eos_token_ids: frozenset[int] = frozenset()
     rules_off: frozenset[str] = frozenset()
+    dialect: Dialect = field(default_factory=Dialect)
 
     def compose(self, request: GenerateRequest, prompt: ChatPrompt) -> Composed:
         """The prompt of a request.
@@ -100,6 +109,12 @@ class Composer:
             ContextTooLong: it cannot fit, however it is tokenized.
         """
         asked = self._asked(request, prompt)
+        composed = self._composed(asked, request)
+        return composed._replace(beginning=asked.beginning)
+
+    def _composed(self, asked: _Asked, request: GenerateRequest) -> Composed:
+        if asked.begun_link and (resumed := self._resumed(asked)) is not None:
+            return resumed
         if asked.links and (found := self.turns.find(asked.links[:-1])) is not None:
             healed = self._healed(asked, *found)
             if healed is not None:
@@ -107,6 +122,7 @@ class Composer:
         placed = place(asked.prompt.messages, asked.moved)
         fresh = self._fresh(
             msgspec.structs.replace(asked.prompt, messages=placed),
+            asked.beginning,
             has_head=self.needs_state or request.cache.mode == "prefix",
         )
         lineage = self._lineage(asked, fresh) if asked.links else None
@@ -121,12 +137,16 @@ class Composer:
         probe = self.template.probe
         messages = arrange(stable.messages, probe.abilities, prompt.tools, probe.definition)
         arranged = msgspec.structs.replace(prompt, messages=messages)
+        arranged, beginning = taken_out(arranged, self.dialect)
         # Pictures are tokens that stand for something else: turns with them are not healed.
         is_kept = request.cache.mode == "full" and HEALED not in self.rules_off
         is_kept &= not any(m.images for m in messages)
         links = self._links(arranged, request.cache.tenant) if is_kept else []
         session_id = request.cache.session_id
-        return _Asked(arranged, links, stable.moved, stable.changes, session_id)
+        asked = _Asked(arranged, links, stable.moved, stable.changes, session_id, beginning)
+        if links and beginning is not None:
+            return asked._replace(begun_link=self.canon.advance(links[-1], answer(beginning.text)))
+        return asked
 
     def _links(self, prompt: ChatPrompt, tenant: str) -> list[bytes]:
         """The conversation's digests, message by message, under this template and these tools.
@@ -155,6 +175,7 @@ class Composer:
             ends=tuple(end for end in composed.boundaries if end > start),
             prefix_end=composed.prefix_end,
             given=self._names(asked.moved),
+            begun=asked.beginning.text if asked.beginning is not None else "",
         )
 
     def _folder(self, asked: _Asked) -> str:
@@ -170,6 +191,18 @@ class Composer:
 
     # With turns of ours
 
+    def _resumed(self, asked: _Asked) -> Composed | None:
+        """The very tokens of an answer that was cut off and is to go on, where they are known."""
+        found = self.turns.find([asked.begun_link])
+        if found is None:
+            return None
+        known = found[1]
+        if known.token_ids[-1] in self.eos_token_ids or len(known.token_ids) >= self.context:
+            return None
+        ends = known.ends if self.needs_state else ()
+        cut = self._cut(asked.prompt, known.token_ids, known.prefix_end, {}, ends)
+        return self._counted(asked, cut, known)
+
     def _healed(self, asked: _Asked, number: int, known: Known) -> Composed | None:
         """The known tokens, and those of what follows message `number`; None when in doubt."""
         new = [
@@ -181,19 +214,22 @@ class Composer:
         if any(SENTINEL in message.text for message in messages):
             return None
         prompt = msgspec.structs.replace(asked.prompt, messages=messages)
-        composed = self._continued(prompt, number, known)
-        if composed is None:
-            return None
+        composed = self._continued(asked._replace(prompt=prompt), number, known)
+        return None if composed is None else self._counted(asked, composed, known)
+
+    def _counted(self, asked: _Asked, composed: Composed, known: Known) -> Composed:
         self.counts.num_healed_turns += known.num_turns
         change = PromptChange(rule=HEALED, num_places=known.num_turns)
         lineage = self._lineage(asked, composed, known)
         return composed._replace(changes=(*asked.changes, change), lineage=lineage)
 
-    def _continued(self, prompt: ChatPrompt, number: int, known: Known) -> Composed | None:
+    def _continued(self, asked: _Asked, number: int, known: Known) -> Composed | None:
         is_ended = known.token_ids[-1] in self.eos_token_ids
         for end_id in known.token_ids[-1:] if is_ended else sorted(self.eos_token_ids):
             seam, _ = self.template.token_text(end_id)
-            if (spliced := splice(self.template, prompt, number, seam)) is not None:
+            if (spliced := splice(self.template, asked.prompt, number, seam)) is not None:
+                text = gone_on(spliced.text, asked.beginning, self.dialect)
+                spliced = spliced._replace(text=text)
                 # A turn that we ended lacks the marker; it is part of what follows.
                 seen = known.token_ids[:-1] if is_ended else known.token_ids
                 return self._joined(spliced, seam, end_id, known._replace(token_ids=seen))
@@ -223,8 +259,10 @@ class Composer:
 
     # Without
 
-    def _fresh(self, prompt: ChatPrompt, *, has_head: bool) -> Composed:
-        text = self.template.render(prompt)
+    def _fresh(
+        self, prompt: ChatPrompt, beginning: Beginning | None, *, has_head: bool
+    ) -> Composed:
+        text = gone_on(self.template.render(prompt), beginning, self.dialect)
         if (least := self.template.num_tokens_at_least(text, self.context)) > self.context:
             raise ContextTooLong(least, self.context)
         marks = self._marks(prompt, text, 0)

@@ -73,20 +73,25 @@ class Constrainer:
     def __init__(self, dialect: Dialect, tokenizer: Any, grammars: Grammars) -> None:
         self._dialect = dialect
         self._grammars = grammars
+        self._tokenizer = tokenizer
         self._marks = Marks.of(dialect, tokenizer)
 
     def demands(
-        self, request: GenerateRequest, reasoning: ReasoningBlock, budget: int | None
+        self,
+        request: GenerateRequest,
+        reasoning: ReasoningBlock,
+        budget: int | None,
+        begun: str = "",
     ) -> Demands:
         """The plan for a request whose prompt left its thinking block like that, in which at most
-        `budget` tokens of thinking may come.
+        `budget` tokens of thinking may come; the answer has `begun` like this.
 
         Raises:
             InvalidRequest: a schema or a grammar cannot be enforced, or the model's dialect is none
                 that a call can be forced in.
         """
         prompt = request.prompt
-        answer = self._answer(request)
+        answer = self._answer(request, begun)
         if not isinstance(prompt, ChatPrompt):
             return Demands(self._bare_plan(answer) if answer is not None else None)
         choice = prompt.tool_choice
@@ -105,7 +110,7 @@ class Constrainer:
             budget=budget if marks.think_end else None,
             next_message=marks.next_message,
             gap=marks.gap if _is_json(request) else frozenset(),
-            answer_opening=marks.answer_opening,
+            answer_opening=() if begun else marks.answer_opening,
             call=call,
             trigger=marks.trigger,
             demands_call=demands_call,
@@ -118,10 +123,20 @@ class Constrainer:
         grammars = self._grammars
         return GuidePlan(grammars.vocab_size, grammars.eos_token_ids, answer=answer)
 
-    def _answer(self, request: GenerateRequest) -> LLMatcher | None:
+    def _answer(self, request: GenerateRequest, begun: str) -> LLMatcher | None:
         if request.constraint is None:
             return None
-        return self._grammars.of_constraint(request.constraint)
+        matcher = self._grammars.of_constraint(request.constraint)
+        if not begun:
+            return matcher
+        ids: list[int] = self._tokenizer.encode(begun, add_special_tokens=False)
+        if matcher.try_consume_tokens(ids) != len(ids):
+            field = request.constraint.field
+            message = (
+                f"The answer cannot go on as {field} demands from what it begins with: the last"
+            )
+            raise InvalidRequest(f"{message} message. Leave out one of the two.", field)
+        return matcher
 
     def _call(
         self, prompt: ChatPrompt, tools: tuple[Tool, ...], *, has_answer: bool

@@ -47,7 +47,7 @@ class Intake:
         composed = self._compose(request)
         token_ids = composed.token_ids
         self._check(request, token_ids)
-        demands = self._demands(request, token_ids)
+        demands = self._demands(request, composed)
         room = self.context - len(token_ids)
         group = SequenceGroup(
             request=request,
@@ -63,17 +63,18 @@ class Intake:
             sequence.output.remark(demands.notes)
         return group
 
-    def _demands(self, request: GenerateRequest, token_ids: list[int]) -> Demands:
+    def _demands(self, request: GenerateRequest, composed: Composed) -> Demands:
         if request.work != "generate":
             return Demands()
-        block, budget = self._reasoning_block(request.prompt, token_ids), None
+        block, budget = self._reasoning_block(request.prompt, composed), None
         if isinstance(request.prompt, ChatPrompt):
             thinking = request.prompt.thinking
             budget = thinking.budget_tokens
             if budget is None and thinking.effort is not None:
                 has_switch = EFFORT in self.composer.template.probe.responds
                 budget = None if has_switch else budget_of(thinking.effort)
-        return self.constrainer.demands(request, block, budget)
+        begun = composed.beginning.text if composed.beginning is not None else ""
+        return self.constrainer.demands(request, block, budget, begun)
 
     def _compose(self, request: GenerateRequest) -> Composed:
         template, prompt = self.composer.template, request.prompt
@@ -127,8 +128,9 @@ class Intake:
             index=index,
             stop=group.request.stop,
             tools=_callable_tools(prompt),
-            reasoning=self._reasoning_block(prompt, group.token_ids),
+            reasoning=self._reasoning_block(prompt, composed),
             is_constrained=group.request.constraint is not None,
+            is_begun=composed.beginning is not None,
         )
         return Sequence(
             group=group,
@@ -146,16 +148,19 @@ class Intake:
             return None
         is_durable = group.request.cache.ttl_s != 0
         ids = tuple(group.token_ids)
-        return Answer(composer.turns, composer.canon, composed.lineage, ids, is_durable)
+        known = composer.turns, composer.canon, composed.lineage, composer.template
+        return Answer(*known, ids, is_durable)
 
-    def _reasoning_block(self, prompt: Prompt, token_ids: list[int]) -> ReasoningBlock:
+    def _reasoning_block(self, prompt: Prompt, composed: Composed) -> ReasoningBlock:
         """How the prompt leaves its thinking block."""
         template = self.composer.template
         if not isinstance(prompt, ChatPrompt):
             return "unsaid"
-        if template.starts_in_reasoning(token_ids):
+        if composed.beginning is not None:
+            return "open" if composed.beginning.is_thinking else "closed"
+        if template.starts_in_reasoning(composed.token_ids):
             return "open"
-        return "closed" if template.has_closed_reasoning(token_ids) else "unsaid"
+        return "closed" if template.has_closed_reasoning(composed.token_ids) else "unsaid"
 
 
 def _callable_tools(prompt: Prompt) -> RequestTools:

@@ -42,7 +42,8 @@ class OutputParser:
     reasoning and before a tool call belong to the template and are dropped. A tool call that
     cannot be understood is given to the client as the text it was; `notes` say why. In a
     constrained answer nothing but stop strings is a mark. `reasoning` says how the prompt left its
-    block; where it said nothing, one may close that was not opened.
+    block; where it said nothing, one may close that was not opened. What goes on with an answer
+    that `is_begun` is told to the letter.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class OutputParser:
         tools: RequestTools = _NO_TOOLS,
         reasoning: ReasoningBlock = "unsaid",
         is_constrained: bool = False,
+        is_begun: bool = False,
     ) -> None:
         self._dialect = dialect
         self._index = index
@@ -66,15 +68,14 @@ class OutputParser:
         self._has_spoken = False
         self._held = ""
         self._header = ""
-        self._skips_blank = self._has_tools or reasoning == "open"
+        self._skips_blank = not is_begun and (self._has_tools or reasoning == "open")
         self._may_be_orphan = reasoning == "unsaid"
         self._is_constrained = is_constrained
         self._logprobs: list[TokenLogprobs] = []
         self._notes: list[str] = []
         self._machine = _TextStateMachine(transitions(dialect, stop, has_tools=self._has_tools))
-        self._state = self._machine.make_state(
-            REASONING if reasoning == "open" else dialect.initial
-        )
+        initial = NORMAL if is_begun else dialect.initial
+        self._state = self._machine.make_state(REASONING if reasoning == "open" else initial)
 
     @property
     def is_stopped(self) -> bool:
@@ -89,6 +90,11 @@ class OutputParser:
     @property
     def is_reasoning(self) -> bool:
         return self._state[0] == REASONING
+
+    @property
+    def is_broken_off(self) -> bool:
+        """It ended inside of thoughts or of a call: what was shown is no turn to go on from."""
+        return self._is_broken or self.is_reasoning
 
     @property
     def num_tool_calls(self) -> int:

@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from runtime.prompt.canonical import Canon
 from runtime.prompt.healing import Known, Lineage, Spoken, Turn
 from runtime.types import Chunk
 from runtime.wire import KvOptions
+from runtime.worker.template import Template
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
 from store.turns import SUFFIX, turns_root
 
@@ -31,6 +32,7 @@ MAX_DISK_BYTES = 256 << 20
 MAX_FILES = 50_000
 _CHECK_BYTES = 16
 _TEMPORARY = ".tmp-"
+_CONTEXT_TOKENS = 8
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Turn).decode
 
@@ -60,6 +62,7 @@ class TurnStore:
         self._memory: OrderedDict[bytes, Turn] = OrderedDict()
         self._names: dict[bytes, str] = {}
         self._memory_bytes = 0
+        self._num_forgotten: Counter[str | None] = Counter()
         self._folders: OrderedDict[str, _Folder] = OrderedDict()
         self._places: dict[bytes, Path] = {}
         self._jobs: queue.SimpleQueue[tuple[Turn, str] | None] = queue.SimpleQueue()
@@ -84,23 +87,32 @@ class TurnStore:
             )
         return None
 
-    def put(self, turn: Turn, folder: str, *, is_durable: bool) -> None:
-        """Take a turn in; `folder` names its conversation in the file system."""
+    def put(self, turn: Turn, folder: str, *, is_durable: bool, age: int = 0) -> None:
+        """Take a turn in, unless `folder`, which names its conversation, was forgotten since."""
         with self._lock:
+            if age != self.age(folder):
+                return
             self._remember(turn, folder)
         if is_durable and self._root is not None:
             self._jobs.put((turn, folder))
 
-    def forget(self, folder: str) -> None:
-        """Forget a conversation's turns, in memory and on disk. From any thread."""
+    def forget(self, folder: str | None) -> None:
+        """Forget a conversation's turns, or all, in memory and on disk. From any thread."""
         with self._lock:
-            for key in [key for key, one in self._names.items() if one == folder]:
+            self._num_forgotten[folder] += 1
+            for key in [key for key, one in self._names.items() if folder in (one, None)]:
                 self._drop_from_memory(key)
-            held = self._folders.pop(folder, _Folder())
-            for key in held.paths:
+            names = [folder] if folder is not None else list(self._folders)
+            held = [self._folders.pop(name, _Folder()) for name in names]
+            paths = [path for one in held for path in one.paths.values()]
+            for key in [key for one in held for key in one.paths]:
                 self._places.pop(key, None)
-        for path in held.paths.values():
+        for path in paths:
             _remove(path)
+
+    def age(self, folder: str) -> int:
+        """How often this conversation was forgotten."""
+        return self._num_forgotten[folder] + self._num_forgotten[None]
 
     def run(self) -> None:
         """Write what comes until closed."""
@@ -180,8 +192,10 @@ class TurnStore:
                 temporary.unlink(missing_ok=True)
             return
         with self._lock:
-            if self._memory.get(turn.key) is turn:
-                self._drop_from_memory(turn.key)
+            if self._memory.get(turn.key) is not turn:
+                path.unlink(missing_ok=True)  # it was forgotten while it was written
+                return
+            self._drop_from_memory(turn.key)
             self._note(folder, turn.key, path, len(payload) + _CHECK_BYTES)
             gone = self._excess()
         for one in gone:
@@ -238,18 +252,30 @@ class Answer:
     turns: TurnStore
     canon: Canon
     lineage: Lineage
+    template: Template
     prompt_ids: Sequence[int]
     is_durable: bool
     spoken: Spoken = field(default_factory=Spoken)
+    age: int = 0
+
+    def __post_init__(self) -> None:
+        self.age = self.turns.age(self.lineage.folder)
+        if self.lineage.begun:
+            self.spoken.texts.append(self.lineage.begun)
 
     def add(self, chunk: Chunk) -> None:
         """Something was said to the client."""
         self.spoken.add(chunk)
 
-    def end(self, output_ids: Sequence[int]) -> None:
-        """All of it was said, with these tokens."""
+    def end(self, output_ids: Sequence[int], stop: str | None = None) -> None:
+        """All of it was said, with these tokens, but for the stop string that ended it."""
         if self.spoken.is_empty:
             return
+        if stop is not None:
+            kept = self._before(stop, output_ids)
+            if kept is None:
+                return
+            output_ids = kept
         lineage = self.lineage
         token_ids = array("I", self.prompt_ids[lineage.start :])
         token_ids.extend(output_ids)
@@ -263,7 +289,27 @@ class Answer:
             prefix_end=lineage.prefix_end,
             given=lineage.given,
         )
-        self.turns.put(turn, lineage.folder, is_durable=self.is_durable)
+        self.turns.put(turn, lineage.folder, is_durable=self.is_durable, age=self.age)
+
+    def _before(self, stop: str, output_ids: Sequence[int]) -> list[int] | None:
+        """The tokens up to where the stop string began; None where that is in doubt."""
+        said = "".join("".join(self.spoken.texts).split())
+        last = len(output_ids) - 1
+        for number in range(last, max(last - len(stop.encode()) - _CONTEXT_TOKENS, -1), -1):
+            before = output_ids[max(number - _CONTEXT_TOKENS, 0) : number]
+            tail = self._text_of(output_ids[number:], before)
+            if stop not in tail:
+                continue
+            rest = tail[: tail.index(stop)]
+            shown = "".join((self._text_of(before, ()) + rest).split())
+            is_sure = bool(said) and (shown.endswith(said) or said.endswith(shown))
+            kept = [*output_ids[:number], *self.template.encode(rest).token_ids]
+            return kept if is_sure else None
+        return None
+
+    def _text_of(self, token_ids: Sequence[int], before: Sequence[int]) -> str:
+        detokenizer = self.template.detokenizer(before or self.prompt_ids)
+        return "".join(detokenizer.add(one) for one in token_ids) + detokenizer.finish()
 
 
 def _key_of(name: str) -> bytes | None:

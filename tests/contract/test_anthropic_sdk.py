@@ -248,6 +248,38 @@ def test_no_call_is_made_where_none_may_be_though_the_tools_stay_in_the_prompt(
     assert usage.input_tokens == 1  # the same prompt
 
 
+# Beginnings
+
+
+@pytest.mark.parametrize("thinking", [{"type": "disabled"}, THINK])
+def test_an_answer_goes_on_from_what_the_client_begins(client: Anthropic, thinking: Any) -> None:
+    begun: Any = {"role": "assistant", "content": "Hello"}
+    request: Any = {"messages": [user("Hello!"), begun], "thinking": thinking}
+    rest = create(client, **request)
+    (said,) = rest.content
+    assert said.type == "text"
+    assert said.text.startswith("!")
+    with client.messages.stream(model="hearth-tiny", max_tokens=120, **request) as stream:
+        assert plain(stream.get_final_message()) == plain(rest)
+    counted = client.messages.count_tokens(model="hearth-tiny", **request).input_tokens
+    usage = rest.usage
+    assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    after: Any = [user("Hello!"), {"role": "assistant", "content": f"Hello{said.text}"}]
+    usage = create(client, messages=[*after, user("Hello!")], thinking=thinking).usage
+    assert (usage.cache_read_input_tokens or 0) >= counted + rest.usage.output_tokens - 1
+
+
+def test_an_answer_that_was_cut_off_goes_on_to_what_it_would_have_been(client: Anthropic) -> None:
+    messages: Any = [user(f"The code word is {CODE}. What is the code word?")]
+    whole, cut = create(client, messages=messages), create(client, messages=messages, max_tokens=5)
+    assert cut.stop_reason == "max_tokens"
+    begun: Any = {"role": "assistant", "content": cut.content}
+    rest = create(client, messages=[*messages, begun])
+    pieces = [block.text for one in (cut, rest) for block in one.content if block.type == "text"]
+    assert [{"type": "text", "text": "".join(pieces)}] == plain(whole)
+    assert rest.usage.input_tokens == 1  # all of it was still known
+
+
 # Counting
 
 

@@ -79,6 +79,51 @@ def test_a_custom_tool_is_called_with_a_text_of_its_form(calm_client: OpenAI) ->
     assert "".join(deltas) == done.input == call.input
 
 
+# Beginnings
+
+
+def test_a_last_message_of_the_assistants_is_gone_on_with(calm_client: OpenAI, calm: Path) -> None:
+    told: Any = saying(calm, f" rain falls{END}")
+    biases, rest = told.pop("logit_bias"), told
+    request: Any = {"model": "calm", "logit_bias": biases, **rest}
+    begun: Any = [*QUESTION, {"role": "assistant", "content": "while"}]
+    choice = calm_client.chat.completions.create(messages=begun, **request).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (" rain falls", "stop")
+    stream = calm_client.chat.completions.create(messages=begun, stream=True, **request)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == " rain falls"
+
+
+@pytest.mark.parametrize(
+    "wish", [{"continue_final_message": False}, {"add_generation_prompt": True}]
+)
+def test_it_is_answered_for_whoever_wants_that(calm_client: OpenAI, wish: Any) -> None:
+    begun: Any = [*QUESTION, {"role": "assistant", "content": "while"}]
+    request: Any = {"model": "calm", "messages": begun, "max_tokens": 1}
+    usages = [
+        calm_client.chat.completions.create(**request, extra_body=extra).usage
+        for extra in ({}, wish)
+    ]
+    begun_usage, answered_usage = usages
+    assert begun_usage is not None
+    assert answered_usage is not None
+    assert answered_usage.prompt_tokens > begun_usage.prompt_tokens
+
+
+def test_a_format_is_gone_on_with_from_where_the_client_began(calm_client: OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    request: Any = {"model": "calm", "response_format": form, "max_tokens": 20}
+
+    def asked(begun: str) -> Any:
+        messages: Any = [*QUESTION, {"role": "assistant", "content": begun}]
+        return calm_client.chat.completions.create(messages=messages, **request)
+
+    assert asked('{"a"').choices[0].message.content == ": 7}"
+    with pytest.raises(openai.BadRequestError) as caught:
+        asked("Sure: ")
+    assert caught.value.param == "response_format"
+
+
 # The older form of tools
 
 

@@ -73,19 +73,25 @@ class Talk:
         return self.composer.compose(request, prompt)
 
     def says(
-        self, composed: Composed, raw: str, text: str = "", calls: tuple[ToolCall, ...] = ()
+        self,
+        composed: Composed,
+        raw: str,
+        text: str = "",
+        calls: tuple[ToolCall, ...] = (),
+        stop: str | None = None,
     ) -> list[int]:
         """The model generates `raw`, the client is shown the rest; all tokens there are now."""
         output = self.template.encode(raw).token_ids
         assert composed.lineage is not None
-        answer = Answer(self.store, self.composer.canon, composed.lineage, composed.token_ids, True)
+        known = self.store, self.composer.canon, composed.lineage, self.template
+        answer = Answer(*known, composed.token_ids, True)
         for number, call in enumerate(calls):
             delta = ToolCallDelta(
                 index=0, call_index=number, arguments=call.arguments, id=call.id, name=call.name
             )
             answer.add(delta)
         answer.add(TextDelta(index=0, text=text))
-        answer.end(output)
+        answer.end(output, stop)
         return [*composed.token_ids, *output]
 
     def text_of(self, token_ids: Sequence[int]) -> str:

@@ -101,6 +101,7 @@ def test_a_conversation_with_a_tool_reads_as_everywhere_else():
         ),
         tools=(Tool(name="look", parameters='{"type":"object"}'),),
         thinking=Thinking(is_enabled=True),
+        continues_last=True,
     )
 
 

@@ -59,6 +59,12 @@ def dialect() -> Dialect:
     )
 
 
+def begun(text: str, reasoning: str) -> str:
+    """The beginning of an answer that has thought and said this."""
+    thoughts = f"{REASONING_START}{reasoning}{REASONING_END}{NEXT_MESSAGE}" if reasoning else ""
+    return f"{thoughts}{FINAL_START}{text}"
+
+
 def parse_tool_call(text: str, tools: Any = None) -> dict[str, object]:  # noqa: ARG001
     """`functions.name <|constrain|>json<|message|>{...}`, what follows `to=`.
 
