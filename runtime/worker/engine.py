@@ -270,8 +270,8 @@ class Engine:
         request_id = group.request.request_id
         output = sequence.output
         self._say(sequence, output.finish(sequence.detokenizer.finish(), is_cut=reason != "stop"))
-        if sequence.answer is not None and reason == "stop" and output.stopped_by is None:
-            sequence.answer.end(sequence.output_token_ids)
+        if sequence.answer is not None and (reason == "stop" or not output.is_broken_off):
+            sequence.answer.end(sequence.output_token_ids, output.stopped_by)
         finished = Finished(
             index=sequence.index,
             reason=output.reason(reason),
