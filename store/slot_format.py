@@ -20,7 +20,7 @@ import msgspec
 from xxhash import xxh3_128
 
 from store.errors import SlotDamaged, SlotForeign
-from store.types import SlotHeader
+from store.types import MediaSpan, SlotHeader
 
 FORMAT = "hearth-slot/1"
 TOKENS = "tokens"
@@ -56,6 +56,7 @@ _DIGEST_START = _LENGTH_BYTES + len(_BEFORE_DIGEST)
 _DIGEST_END = _DIGEST_START + len(_NO_CHECKSUM)
 _ID = re.compile(r"[0-9a-f]{32}")
 _HASH_BYTES = 16
+DIGEST_BYTES = 32
 _MAX_MODEL_BYTES = 64
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -231,4 +232,12 @@ def header_problem(header: SlotHeader, entries: Sequence[TensorEntry]) -> str | 
         return "the root is not 16 bytes"
     if not 0 < len(header.model) <= _MAX_MODEL_BYTES:
         return "the model hash has an impossible length"
+    if any(_is_odd(header, span) for span in header.media):
+        return "a picture is where it cannot be"
     return None
+
+
+def _is_odd(header: SlotHeader, span: MediaSpan) -> bool:
+    overlaps = 0 <= span.start < span.end and span.start < header.end and span.end > header.start
+    fits = not span.grid or math.prod(span.grid) == span.end - span.start
+    return not (overlaps and fits and len(span.digest) == DIGEST_BYTES)

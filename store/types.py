@@ -37,6 +37,19 @@ def decayed_hits(hits: float, age_s: float) -> float:
     return hits * 2.0 ** (-max(age_s, 0.0) / HIT_HALF_LIFE_S)
 
 
+class MediaSpan(NamedTuple):
+    """The tokens `[start, end)` of a sequence are a picture with this digest.
+
+    It counts pixels, their shape and how the model takes them in. `grid` is frames, rows and
+    columns of its tokens, empty where the model gives them no positions of their own.
+    """
+
+    start: int
+    end: int
+    digest: bytes
+    grid: tuple[int, ...] = ()
+
+
 class SlotHeader(Struct, frozen=True):
     """What a slot file says of itself; enough to rebuild the index from files alone.
 
@@ -45,7 +58,9 @@ class SlotHeader(Struct, frozen=True):
     prefix up to `end`. `layout` is JSON text that only the KV packer reads. `has_state` says that
     the state of layers that cannot be sliced is here, as it was at `end`. `recompute_ms` is what
     prefill of these tokens took. `ttl_s` is None for ever, else seconds after the last use. `root`
-    is the hash that its tenant's prefixes begin with, empty for those without a tenant.
+    is the hash that its tenant's prefixes begin with, empty for those without a tenant. `media` are
+    the pictures of which some tokens are here; the model's position after `end` tokens is
+    `rope_delta` further on.
     """
 
     id: str
@@ -63,6 +78,8 @@ class SlotHeader(Struct, frozen=True):
     ttl_class: TtlClass = "long"
     ttl_s: float | None = TTL_S["long"]
     root: bytes = b""
+    media: tuple[MediaSpan, ...] = ()
+    rope_delta: int = 0
 
     @property
     def num_tokens(self) -> int:

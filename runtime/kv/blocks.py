@@ -9,18 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple
 
 HASH_BYTES = 16
 BLOCK_TOKENS = 256
-
-
-class MediaSpan(NamedTuple):
-    """The tokens `[start, end)` stand for a medium whose content has this digest."""
-
-    start: int
-    end: int
-    digest: bytes
 
 
 class HashChain:
@@ -43,7 +34,6 @@ class HashChain:
     def block_hashes(
         self,
         token_ids: Sequence[int],
-        media: Sequence[MediaSpan] = (),
         known: Sequence[bytes] = (),
         *,
         root: bytes = b"",
@@ -55,36 +45,23 @@ class HashChain:
         hashes = list(known)
         parent = hashes[-1] if hashes else root or self.root
         for start in range(0, len(data) // 4 - size + 1, size):
-            at = first_token + start
-            digests = _overlapping(media, at, at + size) if media else b""
-            parent = self._hash(parent, data[start * 4 : (start + size) * 4], digests)
+            parent = self._hash(parent, data[start * 4 : (start + size) * 4])
             hashes.append(parent)
         return hashes
 
-    def end_hash(
-        self, parent: bytes, token_ids: Sequence[int], media: Sequence[MediaSpan] = (), at: int = 0
-    ) -> bytes:
+    def end_hash(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
         """The hash of a prefix that ends with an incomplete block of `token_ids` after `parent`.
 
-        `at` is the position of the incomplete block; without tokens the parent itself is the end.
+        Without tokens the parent itself is the end.
         """
-        if not token_ids:
-            return parent
-        digests = _overlapping(media, at, at + len(token_ids)) if media else b""
-        return self._hash(parent, pack_ids(token_ids), digests)
+        return self._hash(parent, pack_ids(token_ids)) if token_ids else parent
 
-    def _hash(self, parent: bytes, content: bytes | memoryview, extra: bytes = b"") -> bytes:
+    def _hash(self, parent: bytes, content: bytes | memoryview) -> bytes:
         state = blake2b(parent, digest_size=HASH_BYTES, key=self._secret)
         state.update(content)
-        if extra:
-            state.update(extra)
         return state.digest()
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian u32."""
     return array("I", token_ids).tobytes()
-
-
-def _overlapping(media: Sequence[MediaSpan], start: int, end: int) -> bytes:
-    return b"".join(span.digest for span in media if span.start < end and span.end > start)

@@ -16,6 +16,7 @@ from runtime.kv import layers, pack
 from runtime.kv.eviction import densest
 from runtime.kv.ground import Ground
 from runtime.kv.hot import Held
+from runtime.kv.media import around, overlapping, rope_delta
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix import Match, Run, path_to, run_of
 from runtime.kv.trail import Trail
@@ -39,10 +40,15 @@ class Committer:
     def commit(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
         """Keep the KV of the trail's tokens up to `end`, of which `kv` holds at least that many.
 
-        With layers that cannot be sliced the caches must stand exactly at `end`.
+        With layers that cannot be sliced the caches must stand exactly at `end`. A picture is kept
+        once all of it is there.
         """
         if trail.mode == "off":
             return
+        if (span := around(trail.media, end)) is not None:
+            if self._ground.layout.needs_state:
+                return
+            end = span.start
         if trail.mode == "prefix" and end > trail.prefix_end:
             if self._ground.layout.needs_state:
                 return
@@ -127,7 +133,7 @@ class Committer:
         leaf, start = trail.leaf, trail.num_kept
         with mx.stream(stream):
             while start < end:
-                stop = min(start + size, end)
+                stop = _whole(trail, start, min(start + size, end))
                 at_end = layout.needs_state and stop == end
                 state = layers.checkpoint(kv, layout) if at_end else None
                 leaf = self._new_run(trail, leaf, start, stop)
@@ -157,6 +163,8 @@ class Committer:
         run = run_of(chain, parent, start, end, hashes, root=trail.root)
         run.token_ids = array("I", trail.token_ids[start:end])
         run.end_hash = chain.end_hash(run.last_block, trail.token_ids[end - end % size : end])
+        run.media = overlapping(trail.media, start, end)
+        run.rope_delta = rope_delta(trail.media, end)
         return run
 
     def _held(self, trail: Trail, run: Run) -> Held:
@@ -211,5 +219,15 @@ class Committer:
             ttl_class=held.ttl_class,
             ttl_s=held.ttl_s,
             root=run.root,
+            media=run.media,
+            rope_delta=run.rope_delta,
         )
         return WriteJob(header, run.token_ids, pack.pack(kv), trail.session_id)
+
+
+def _whole(trail: Trail, start: int, stop: int) -> int:
+    """Where a run that begins at `start` may end near `stop`: before a picture or after it."""
+    span = around(trail.media, stop)
+    if span is None:
+        return stop
+    return span.start if span.start > start else span.end

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime.kv.blocks import HashChain
+from store.types import MediaSpan
 
 
 @dataclass(eq=False, slots=True)
@@ -21,7 +22,8 @@ class Run:
 
     `last_block` is the hash of the last complete block at or before `end`, and `end_hash` names
     the whole prefix up to `end`. `has_state` says that the state of layers that cannot be sliced
-    is kept as it was at `end`. `root` is the tenant's: runs of others are never looked at.
+    is kept as it was at `end`. `root` is the tenant's: runs of others are never looked at. `media`
+    and `rope_delta` are as in a slot's header, known when the tokens are.
     """
 
     parent: Run | None
@@ -33,6 +35,8 @@ class Run:
     token_ids: array[int] | None = None
     has_state: bool = False
     root: bytes = b""
+    media: tuple[MediaSpan, ...] = ()
+    rope_delta: int = 0
     children: list[Run] = field(default_factory=list["Run"])
 
     @property

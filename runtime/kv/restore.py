@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from runtime.kv import layers, pack
 from runtime.kv.ground import Ground
+from runtime.kv.media import around, overlapping, rope_delta
 from runtime.kv.prefix import Match, Run, num_common, path_to
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.trail import Trail
@@ -31,12 +32,14 @@ Report = Callable[[SlotBad | SlotsUsed | SlotsWanted], None]
 class Found(NamedTuple):
     """The runs that hold the first `num_tokens` tokens, each with where to leave it.
 
-    `match` is how far the prompt is known, which may be further than it can be taken up.
+    `match` is how far the prompt is known, which may be further than it can be taken up: with
+    `is_retreat` it ended inside a picture.
     """
 
     match: Match
     num_tokens: int
     path: list[tuple[Run, int]]
+    is_retreat: bool = False
 
 
 class Restorer:
@@ -57,11 +60,13 @@ class Restorer:
         num_tokens = min(match.num_tokens, len(trail.token_ids) - 1)
         if trail.limit is not None:
             num_tokens = min(num_tokens, trail.limit)
+        span = around(trail.media, num_tokens)
+        num_tokens = span.start if span is not None else num_tokens
         run = match.run
         if self._ground.layout.needs_state:
             run = self._hot.tree.state(trail.token_ids, trail.block_hashes, num_tokens, trail.root)
             num_tokens = run.end if run is not None else 0
-        return Found(match, num_tokens, path_to(run, num_tokens))
+        return Found(match, num_tokens, path_to(run, num_tokens), span is not None)
 
     def begin(self, trail: Trail) -> None:
         """Look a prompt up and ask for what is only on disk; `trail.is_waiting` says whether."""
@@ -174,6 +179,7 @@ class Restorer:
         run.token_ids = read.token_ids
         if read.header is None or self._hot[run].kv is not None:
             return
+        run.media, run.rope_delta = read.header.media, read.header.rope_delta
         start = time.perf_counter()
         stream = self._ground.model.stream
         try:
@@ -241,6 +247,7 @@ class Restorer:
             return kv, 0
         start_s = trail.started_s if trail.asked else time.perf_counter()
         found = self._usable(trail)
+        self._ground.counts.vlm_retreat += found.is_retreat
         if found.num_tokens:
             self._assemble(kv, found, len(trail.token_ids) - found.num_tokens)
             self._mark_used(found, trail.session_id)
@@ -263,16 +270,20 @@ class Restorer:
         """What was found, as far as it is in memory and holds these very tokens."""
         while True:
             found = self.find(trail)
-            useless = (run for run, end in found.path if not self._holds(run, end, trail.token_ids))
+            useless = (run for run, end in found.path if not self._holds(run, end, trail))
             if (run := next(useless, None)) is None:
                 return found
             trail.limit = run.start
 
-    def _holds(self, run: Run, end: int, token_ids: Sequence[int]) -> bool:
-        """Hashes only find; the tokens themselves decide."""
+    def _holds(self, run: Run, end: int, trail: Trail) -> bool:
+        """Hashes only find; the tokens themselves decide, and the pictures among them."""
         if self._hot[run].kv is None or run.token_ids is None:
             return False
-        is_same = num_common(run.token_ids, 0, token_ids, run.start) >= end - run.start
+        is_same = num_common(run.token_ids, 0, trail.token_ids, run.start) >= end - run.start
+        is_same &= overlapping(run.media, run.start, end) == overlapping(
+            trail.media, run.start, end
+        )
+        is_same &= end < run.end or run.rope_delta == rope_delta(trail.media, end)
         if not is_same:
             self._ground.counts.exact_key_rejected_by_model_lcp += 1
         return is_same

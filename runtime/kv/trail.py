@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from runtime.kv.prefix import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
-from store.types import TTL_S, TtlClass, class_of
+from store.types import TTL_S, MediaSpan, TtlClass, class_of
 
 
 @dataclass(eq=False, slots=True)
@@ -18,7 +18,7 @@ class Trail:
     as a conversation that goes on leaves them behind. What is before a position of `keeps` is
     worth that many seconds on disk, if that is longer than `ttl_s`. `leaf` holds the last of the
     first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more. `root`
-    is the tenant's in the hash chain.
+    is the tenant's in the hash chain. Pictures, at `media`, have identity ids among `token_ids`.
     """
 
     token_ids: list[int] = field(default_factory=list[int])
@@ -32,6 +32,7 @@ class Trail:
     boundaries: tuple[int, ...] = ()
     passing: frozenset[int] = frozenset()
     keeps: tuple[tuple[int, float], ...] = ()
+    media: tuple[MediaSpan, ...] = ()
 
     leaf: Run | None = None
     num_kept: int = 0
@@ -69,6 +70,7 @@ class Trail:
             session_id=self.session_id,
             prefix_end=self.prefix_end,
             keeps=self.keeps,
+            media=self.media,
             leaf=self.leaf,
             num_kept=self.num_kept,
             use=self.use,

@@ -161,7 +161,7 @@ class _BatchLane:
         (uid,) = self._generator.insert(
             [[token_ids[-1]]],
             max_tokens=[group.max_tokens - sequence.num_output_tokens],
-            caches=[kv],
+            caches=[self._model.to_decode(kv, group.album, len(token_ids))],
             all_tokens=[list(token_ids[:-1])],
             samplers=[_sampler(sequence, self._model)],
             logits_processors=[_processors(sequence)],
@@ -174,7 +174,7 @@ class _BatchLane:
         del self._by_uid[uid]
         with mx.stream(self._stream):
             kv, _ = self._generator.remove([uid], return_prompt_caches=True)[uid]
-        return kv
+        return self._model.from_decode(kv)
 
     def step(self) -> list[DecodedToken]:
         _, responses = self._generator.next()
@@ -185,7 +185,7 @@ class _BatchLane:
         for response in responses:
             is_last = response.finish_reason is not None
             sequence = self._by_uid.pop(response.uid) if is_last else self._by_uid[response.uid]
-            kv = response.prompt_cache
+            kv = self._model.from_decode(response.prompt_cache) if is_last else None
             tokens.append(DecodedToken(sequence, response.token, response.logprobs, is_last, kv))
         return tokens
 
@@ -220,7 +220,8 @@ class _SoloLane:
         others = [s for s in sequence.group.sequences if s is not sequence and not s.is_finished]
         self._sequence = sequence
         self._tokens = list(token_ids)
-        self._kv = self._model.copy_kv(kv) if others else kv
+        kv = self._model.copy_kv(kv) if others else kv
+        self._kv = self._model.to_decode(kv, sequence.group.album, len(token_ids))
         self._sampler = _sampler(sequence, self._model)
         self._processors = _processors(sequence)
         self._stop: frozenset[int] = (
@@ -230,7 +231,7 @@ class _SoloLane:
 
     def take(self, sequence: Sequence) -> list[Any]:  # noqa: ARG002
         self._sequence, self._next = None, None
-        return self._kv
+        return self._model.from_decode(self._kv)
 
     def step(self) -> list[DecodedToken]:
         assert self._sequence is not None

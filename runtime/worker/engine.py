@@ -199,7 +199,8 @@ class Engine:
         group = plan.group
         assert group.kv is not None
         if plan.end > plan.start:
-            self._model.prefill(group.token_ids[plan.start : plan.end], group.kv)
+            token_ids = group.token_ids[plan.start : plan.end]
+            self._model.prefill(token_ids, group.kv, group.album, plan.start)
             group.num_computed_tokens = plan.end
 
     def _keep_prefill(self, plan: PrefillSlice, seconds: float) -> None:

@@ -24,6 +24,7 @@ from runtime.kv.tiers import TierEvent, TierNews, Tiers
 from runtime.kv.trail import Trail
 from runtime.wire import Forget, HotAsked, HotBudget, Load
 from runtime.worker import model as models
+from runtime.worker.album import Album
 from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
 from runtime.worker.model import LoadedModel
 from runtime.worker.rank_records import (
@@ -148,12 +149,14 @@ class LeadModel(LoadedModel):
         )
 
     @override
-    def prefill(self, token_ids: list[int], kv: list[Any]) -> None:
+    def prefill(
+        self, token_ids: list[int], kv: list[Any], album: Album | None = None, start: int = 0
+    ) -> None:
         """As of `LoadedModel`. Raises EngineTainted: the ranks are out of step."""
         assert isinstance(kv, SharedKv)
         self.lead.tell(Prefill(kv=kv.number, token_ids=token_ids))
         try:
-            LoadedModel.prefill(self, token_ids, kv)
+            LoadedModel.prefill(self, token_ids, kv, album, start)
         except (RuntimeError, ValueError) as error:
             raise EngineTainted(str(error)) from error
 

@@ -1,6 +1,6 @@
 """A loaded model: weights, tokenizer, and the calls that compute KV. Belongs to the mlx thread.
 
-Knows mlx-lm's loading functions and how its models are called.
+Knows mlx-lm's loading functions and how its models are called; those that see are `vision`'s.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -9,21 +9,27 @@ Knows mlx-lm's loading functions and how its models are called.
 from __future__ import annotations
 
 import copy
+import importlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
+from runtime.kv.media import rope_delta
 from runtime.types import ModelSpec
+from runtime.worker.album import Album
 from runtime.worker.dialects.dialect import Dialect
 from runtime.worker.dialects.upstream import dialect_of
 from runtime.worker.sampler import Sampler
+
+if TYPE_CHECKING:
+    from runtime.worker.vision import Eyes
 
 _LOAD_GROUP_BYTES = 256 * 1024 * 1024
 _WARM_TOKENS = 32
@@ -50,6 +56,8 @@ class LoadedModel:
     kv_bits: int | None = None
     agree: Callable[[Sampler], Sampler] | None = None
     """Makes a sampler draw the same on all ranks, where there are several."""
+    eyes: Eyes | None = None
+    """How it sees pictures, if it does."""
     _since_clear: int = field(default=0)
 
     def new_kv(self) -> list[Any]:
@@ -65,15 +73,33 @@ class LoadedModel:
         """The model without its head: token ids [1, tokens] to hidden states [1, tokens, dim]."""
         return getattr(self.model, "model", None)
 
-    def prefill(self, token_ids: list[int], kv: list[Any]) -> None:
-        """Append the KV of `token_ids` to the layer caches and wait until it is there."""
+    def prefill(
+        self, token_ids: list[int], kv: list[Any], album: Album | None = None, start: int = 0
+    ) -> None:
+        """Append the KV of `token_ids` to the layer caches and wait until it is there.
+
+        They are those of a prompt with these pictures from position `start` on.
+        """
         with mx.stream(self.stream):
-            self.model(mx.array(token_ids)[None], cache=kv)
+            if self.eyes is not None and album is not None:
+                self.eyes.compute(token_ids, kv, album, start)
+            else:
+                self.model(mx.array(token_ids)[None], cache=kv)
             mx.eval([cache.state for cache in kv])
         self._since_clear += len(token_ids)
         if self._since_clear >= _CLEAR_TOKENS:
             self._since_clear = 0
             mx.clear_cache()
+
+    def to_decode(self, kv: list[Any], album: Album, num_tokens: int) -> list[Any]:
+        """The caches of a prompt of so many tokens, as the model wants them while it decodes."""
+        if self.eyes is None:
+            return kv
+        return self.eyes.to_decode(kv, rope_delta(album.spans, num_tokens))
+
+    def from_decode(self, kv: list[Any]) -> list[Any]:
+        """The layer caches alone."""
+        return kv if self.eyes is None else self.eyes.from_decode(kv)
 
 
 def load(
@@ -91,7 +117,10 @@ def load(
         FileNotFoundError, ValueError, RuntimeError, OSError, KeyError: as upstream finds the files.
     """
     path = Path(spec.path)
-    model, config = load_model(path, lazy=True)
+    if spec.is_vision and split is None:
+        model, config, eyes = _load_seeing(path, kv_bits)
+    else:
+        (model, config), eyes = load_model(path, lazy=True), None
     if split is not None:
         split(model)
     weights_bytes = _read_weights(model, on_progress)
@@ -112,7 +141,17 @@ def load(
         weights_bytes=weights_bytes,
         dialect=dialect_of(tokenizer),
         kv_bits=kv_bits,
+        eyes=eyes,
     )
+
+
+def _load_seeing(path: Path, kv_bits: int | None) -> tuple[Any, dict[str, object], Eyes]:
+    if kv_bits is not None:
+        raise ValueError(
+            "kv_bits is not for models that see; leave it out, or set vision = false for this one"
+        )
+    # Only here, so that workers of other models never import mlx-vlm.
+    return importlib.import_module("runtime.worker.vision").load(path)
 
 
 def split(model: Any, group: mx.distributed.Group) -> None:

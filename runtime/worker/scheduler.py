@@ -135,7 +135,8 @@ class Scheduler:
             size = min(size, int(rate * allowed) if rate else _FIRST_SLICE)
         grid = self._max_slice if size >= self._max_slice else SLICE_GRID
         end = min((start + max(size, SLICE_GRID)) // grid * grid, last)
-        return min((b for b in group.trail.boundaries if start < b < end), default=end)
+        end = min((b for b in group.trail.boundaries if start < b < end), default=end)
+        return group.album.whole_around(start, end)
 
 
 def _rank(group: SequenceGroup) -> int:

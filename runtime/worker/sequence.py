@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.kv.trail import Trail
 from runtime.types import Chunk, GenerateRequest, PromptChange, Usage
+from runtime.worker.album import Album
 
 if TYPE_CHECKING:
     from runtime.worker.detokenizer import Detokenizer
@@ -73,14 +74,16 @@ class Sequence:
     def regrouped(self, lengthened: Callable[[Trail, list[int]], Trail]) -> SequenceGroup:
         """Put it into a group of its own that prefills its prompt and its output so far."""
         old = self.group
-        token_ids = [*old.token_ids[: old.num_prompt_tokens], *self.output_token_ids]
+        prompt, said = slice(old.num_prompt_tokens), self.output_token_ids
+        token_ids = [*old.token_ids[prompt], *said]
         self.group = SequenceGroup(
             request=old.request,
             token_ids=token_ids,
             num_prompt_tokens=old.num_prompt_tokens,
             max_tokens=old.max_tokens,
             deadline_s=old.deadline_s,
-            trail=lengthened(old.trail, token_ids),
+            trail=lengthened(old.trail, [*old.trail.token_ids[prompt], *said]),
+            album=old.album,
             sequences=[self],
             prefill_s=old.prefill_s,
         )
@@ -92,7 +95,8 @@ class SequenceGroup:
     """One prompt on its way to decode, and the sequences that continue it.
 
     `token_ids` is all that must be in the KV before the next token can be chosen; its last token
-    is left to the decoder. `kv` holds the layer caches of `token_ids[:num_computed_tokens]`.
+    is left to the decoder, and pictures are placeholders among them. `kv` holds the layer caches
+    of `token_ids[:num_computed_tokens]`.
     """
 
     request: GenerateRequest
@@ -101,6 +105,7 @@ class SequenceGroup:
     max_tokens: int
     deadline_s: float
     trail: Trail = field(default_factory=Trail)
+    album: Album = field(default_factory=Album)
     sequences: list[Sequence] = field(default_factory=list[Sequence])
     kv: list[Any] | None = None
     num_computed_tokens: int = 0

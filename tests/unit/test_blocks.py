@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.kv.blocks import BLOCK_TOKENS, HashChain, MediaSpan, pack_ids
+from runtime.kv.blocks import BLOCK_TOKENS, HashChain, pack_ids
 
 SECRET, MODEL = b"s" * 32, b"m" * 32
 
@@ -93,20 +93,3 @@ def test_the_end_of_an_incomplete_block_has_a_hash_of_its_own():
     assert one.end_hash(first, []) == first
     assert one.end_hash(first, [5, 6]) == hashed(first, pack_ids([5, 6]))
     assert one.end_hash(first, [5, 6]) != one.end_hash(first, [5, 6, 0])
-
-
-def test_media_count_in_the_blocks_that_they_overlap():
-    one, ids = chain(), list(range(12))
-    plain = one.block_hashes(ids)
-    cat, dog = b"c" * 16, b"d" * 16
-    with_cat = one.block_hashes(ids, [MediaSpan(4, 8, cat)])
-    assert with_cat[0] == plain[0]
-    assert with_cat[1] == hashed(plain[0], pack_ids(ids[4:8]), cat)
-    assert one.block_hashes(ids, [MediaSpan(4, 8, dog)])[1] != with_cat[1]
-    assert one.block_hashes(ids, [MediaSpan(7, 9, cat)])[1:] != plain[1:]
-    assert one.end_hash(plain[1], ids[8:10], [MediaSpan(9, 10, cat)], at=8) == hashed(
-        plain[1], pack_ids(ids[8:10]), cat
-    )
-    assert one.end_hash(plain[1], ids[8:10], [MediaSpan(10, 12, cat)], at=8) == one.end_hash(
-        plain[1], ids[8:10]
-    )
