@@ -96,14 +96,14 @@ async def delete_model(gate: NamedDependency[Gate], model: FromQuery[str]) -> Re
     """Delete everything of a model."""
     models = await gate.models_named(model)
     gate.forget_models(model)
-    return await gate.tend(lambda inventory: inventory.remove_models(models))
+    return await gate.remove_models(models)
 
 
 @delete("/admin/cache/all", tags=["Admin"], guards=[local_only], status_code=200)
 async def delete_all(gate: NamedDependency[Gate]) -> RemovalView:
     """Delete everything."""
     gate.forget_models(None)
-    return await gate.tend(lambda inventory: inventory.remove_all())
+    return await gate.remove_models(None)
 
 
 @post("/admin/cache/verify", tags=["Admin"], guards=[local_only], status_code=200)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -28,6 +28,7 @@ from runtime.settings import Settings
 from runtime.store_life import KvStatus
 from runtime.supervisor import Supervisor
 from runtime.types import GenerateRequest, ModelSpec
+from store.keyed_names import Whom
 
 T = TypeVar("T")
 
@@ -112,7 +113,7 @@ class Gate:
             StoreUnavailable: there is no store, or it fails.
         """
         self._prewarm.forget(session=name)
-        num_forgotten = await self._kv.memory.forget(name)
+        num_forgotten = await self._kv.forget(await self._whom(name))
         try:
             return await self.tend(lambda inventory: inventory.remove_conversation(name))
         except (UnknownConversation, StoreUnavailable) as error:
@@ -120,6 +121,21 @@ class Gate:
             if num_forgotten and is_all:
                 return RemovalView(num_conversations=1, num_slots=0, is_cut=True)
             raise
+
+    async def _whom(self, name: str) -> Whom:
+        """Who goes by that name: a session id, or the beginning of what stands for one."""
+        with suppress(UnknownConversation, StoreUnavailable):
+            entry = await self.tend(lambda inventory: inventory.find(name))
+            if entry.is_named:
+                return Whom(session_id=name, key=bytes.fromhex(entry.id))
+        return Whom(session_id=name)
+
+    async def remove_models(self, models: Collection[bytes] | None) -> RemovalView:
+        """Delete everything of these models, or everything there is. Raises StoreUnavailable."""
+        await self._kv.forget(Whom(), models)
+        if models is None:
+            return await self.tend(lambda inventory: inventory.remove_all())
+        return await self.tend(lambda inventory: inventory.remove_models(models))
 
     def forget_models(self, name: str | None) -> None:
         """Learn no more from what was asked of a model, or of any."""

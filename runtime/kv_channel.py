@@ -32,6 +32,7 @@ from runtime.wire import (
     StoreTrouble,
     WritesPaused,
 )
+from store.keyed_names import Whom
 from store.types import SlotRow
 
 MAX_SLOTS = 2000
@@ -39,6 +40,9 @@ MAX_SLOTS = 2000
 
 _PATIENCE_S = 1.0
 """A worker answers between two steps; one that takes longer is not worth waiting for."""
+
+_FORGET_PATIENCE_S = 5.0
+"""Deleting waits longer; what a worker that is later still stages is refused until it answers."""
 
 KvEvent = SlotStaged | SlotBad | SlotsUsed | SlotsWanted | PinWanted | StoreTrouble
 Told = HotNow | Forgotten
@@ -79,6 +83,7 @@ class KvChannel:
         self._send: Callable[[KvNews], None] | None = None
         self._asked: dict[int, asyncio.Future[Told]] = {}
         self._num_asked = 0
+        self._forgotten: dict[int, Whom] = {}
 
     @property
     def has_disk(self) -> bool:
@@ -97,6 +102,8 @@ class KvChannel:
 
     def on_event(self, event: KvReport) -> None:
         """The worker reports."""
+        if isinstance(event, Forgotten):
+            self._forgotten.pop(event.number, None)
         if not isinstance(event, Told):
             self._desk.hear(self, event)
         elif (asked := self._asked.get(event.number)) is not None and not asked.done():
@@ -129,12 +136,23 @@ class KvChannel:
         told = await self._ask(lambda number: HotAsked(number=number, ids=tuple(ids)))
         return told.ids if isinstance(told, HotNow) else ()
 
-    async def forget(self, session_id: str) -> int:
-        """Have the worker forget what of a conversation is in its memory only; how many pieces."""
-        told = await self._ask(lambda number: Forget(number=number, session_id=session_id))
+    async def forget(self, whom: Whom) -> int:
+        """Have the worker forget what of a conversation is not published; how many pieces."""
+        told = await self._ask(lambda number: self._forgetting(number, whom), _FORGET_PATIENCE_S)
         return told.num_forgotten if isinstance(told, Forgotten) else 0
 
-    async def _ask(self, question: Callable[[int], HotAsked | Forget]) -> Told | None:
+    def is_forgotten(self, session_id: str | None) -> bool:
+        """Whether the worker was told to forget this conversation and has yet to do it."""
+        secret = self.kv.secret
+        return any(whom.means(session_id, secret) for whom in self._forgotten.values())
+
+    def _forgetting(self, number: int, whom: Whom) -> Forget:
+        self._forgotten[number] = whom
+        return Forget(number=number, whom=whom)
+
+    async def _ask(
+        self, question: Callable[[int], HotAsked | Forget], patience_s: float = _PATIENCE_S
+    ) -> Told | None:
         """The answer; None from a worker that gives none in time."""
         if self._send is None:
             return None
@@ -143,7 +161,7 @@ class KvChannel:
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
         self._send(question(number))
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 return await asked
         except TimeoutError:
             return None

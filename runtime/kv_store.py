@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +20,8 @@ from runtime.errors import StoreUnavailable
 from runtime.housekeeping import Limits, News, keep_within_caps, make_room
 from runtime.kv_channel import MAX_SLOTS, KvChannel, KvEvent
 from runtime.kv_figures import GAUGES, KvFigures, TierFigure, added, tier_figures
-from runtime.open_store import Demoted, Gone, OpenStore, Published
+from runtime.open_store import Demoted, Gone, OpenStore
+from runtime.publisher import Publisher
 from runtime.settings import Settings
 from runtime.store_life import KvStatus, StoreLife
 from runtime.types import ModelSpec
@@ -36,12 +37,12 @@ from runtime.wire import (
 )
 from runtime.worker_memory import WorkerMemory
 from store.errors import StoreError
-from store.types import ModelRow, SlotRow
+from store.keyed_names import Whom
+from store.types import ModelRow
 
 T = TypeVar("T")
 
 _OPEN_PATIENCE_S = 3.0
-_MAX_GROUP = 64
 _TOUCH_S = 1.0
 _CAP_S = 1.0
 _MAKE_ROOM_S = 30.0
@@ -62,9 +63,8 @@ class KvStore:
         self.memory = WorkerMemory(self._life, self._channels)
         self._retired: dict[str, KvCounts] = {}
         self._tiers: tuple[TierFigure, ...] = ()
-        self._staged: list[tuple[KvChannel, SlotStaged]] = []
+        self._publisher = Publisher(self._life, self._channels, self._on_published)
         self._used: dict[str, None] = {}
-        self._publisher: asyncio.Task[None] | None = None
         self._toucher: asyncio.Task[None] | None = None
         self._made_room_s = -_MAKE_ROOM_S
         self._capper: asyncio.Task[None] | None = None
@@ -169,6 +169,15 @@ class KvStore:
         except StoreError as error:
             raise StoreUnavailable(f"The store fails: {error}.") from error
 
+    async def forget(self, whom: Whom, models: Collection[bytes] | None = None) -> int:
+        """Have forgotten what of a conversation is not published; how many pieces of memory.
+
+        Only with these models, if any are named. Afterwards the index has all that is on disk of
+        it, and nothing more comes but what is said of it from now on.
+        """
+        channels = [c for c in self._channels if models is None or c.kv.model_hash in models]
+        return await self._publisher.forget(whom, channels)
+
     # The household
 
     def on_slots(self) -> None:
@@ -232,9 +241,7 @@ class KvStore:
         """A worker reports."""
         match event:
             case SlotStaged():
-                self._staged.append((channel, event))
-                if self._publisher is None or self._publisher.done():
-                    self._publisher = self._life.spawn(self._publish())
+                self._publisher.hear(channel, event)
             case SlotsUsed(ids=ids):
                 self._used |= dict.fromkeys(ids)
                 if self._toucher is None or self._toucher.done():
@@ -259,17 +266,10 @@ class KvStore:
             channel.tell_slots(rows[start : start + MAX_SLOTS])
             await asyncio.sleep(0)
 
-    async def _publish(self) -> None:
-        """One group after the other, for as long as something waits."""
-        while self._staged:
-            group, self._staged = self._staged[:_MAX_GROUP], self._staged[_MAX_GROUP:]
-            channels = {staged.header.id: channel for channel, staged in group}
-            slots = [staged for _, staged in group]
-            published = await self._life.attempt(lambda store, s=slots: store.publish(s))
-            self._announce(published or Published((), tuple(channels)), channels)
-            self._rest(self._channels)
-            if self._capper is None or self._capper.done():
-                self._capper = self._life.spawn(self._cap())
+    def _on_published(self) -> None:
+        self._rest(self._channels)
+        if self._capper is None or self._capper.done():
+            self._capper = self._life.spawn(self._cap())
 
     def _rest(self, channels: Iterable[KvChannel]) -> None:
         """Spare the disk when enough was written today."""
@@ -287,23 +287,6 @@ class KvStore:
         await self._life.pause(_CAP_S)
         limits = Limits.of(self._settings)
         await self.chore(lambda store: keep_within_caps(store, limits))
-
-    def _announce(self, outcome: Published, channels: dict[str, KvChannel]) -> None:
-        saved: dict[KvChannel, list[SlotRow]] = {}
-        for row in outcome.saved:
-            saved.setdefault(channels[row.header.id], []).append(row)
-        for channel, rows in saved.items():
-            channel.tell_saved([row.header.id for row in rows])
-            for other in self._channels - {channel}:
-                if other.kv.model_hash == channel.kv.model_hash:
-                    other.tell_slots(rows)
-        self._refuse({slot_id: channels[slot_id] for slot_id in outcome.refused})
-        if outcome.error is not None:
-            self._life.fail(outcome.error.reason, str(outcome.error))
-
-    def _refuse(self, channels: dict[str, KvChannel]) -> None:
-        for slot_id, channel in channels.items():
-            channel.tell_gone([slot_id], "evicted")
 
     async def _touch(self) -> None:
         await self._life.pause(_TOUCH_S)

@@ -27,6 +27,7 @@ from store.database import Database
 from store.disk import disk_bytes
 from store.errors import IndexDamaged, SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreLost
 from store.index import SlotIndex
+from store.keyed_names import conversation_key
 from store.ownership import Ownership
 from store.records import Records
 from store.slots import StagedSlot, publish_all, read_header, remove, slot_path
@@ -192,6 +193,11 @@ class OpenStore:
             for one in group
         ]
 
+    def discard(self, staged: SlotStaged) -> None:
+        """Do not publish what a worker staged."""
+        if self._is_as_reported(staged):
+            _discard(Path(staged.path))
+
     def _discard_slot(self, staged: SlotStaged) -> None:
         _discard(Path(staged.path))
         _discard(self._path(staged))
@@ -230,7 +236,7 @@ class OpenStore:
 
     def conversation_key(self, session_id: str) -> bytes:
         """What stands for a session id in this store."""
-        return self._owned.keyed_hash("conversation", session_id.encode())
+        return conversation_key(self.secret, session_id)
 
     def touch(self, ids: Sequence[str]) -> None:
         """Requests reused these slots. Raises StoreError."""

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from runtime.types import CacheUse, Chunk, GenerateRequest, MissReason, ModelSpec, Struct
+from store.keyed_names import Whom
 from store.types import SlotHeader, Tier, TtlClass
 
 MAX_FRAME_BYTES = 1 << 28
@@ -142,10 +143,10 @@ class HotBudget(Struct, frozen=True, tag="hot_budget"):
 
 
 class Forget(Struct, frozen=True, tag="forget"):
-    """Forget of a conversation what only it used and no disk has; `Forgotten` answers."""
+    """Forget of a conversation what is not published and stage it no more; `Forgotten` answers."""
 
     number: int
-    session_id: str
+    whom: Whom
 
 
 class Bring(Struct, frozen=True, tag="bring"):

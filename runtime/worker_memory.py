@@ -32,11 +32,6 @@ class WorkerMemory:
         hashes = (c.kv.model_hash for c in self._channels if c.spec.id == model and c.has_disk)
         return next(hashes, None)
 
-    async def forget(self, session_id: str) -> int:
-        """Have the workers forget what of a conversation is in memory only; how many pieces."""
-        forgetting = [channel.forget(session_id) for channel in self._channels]
-        return sum(await asyncio.gather(*forgetting))
-
     def bring(self, slots: Mapping[bytes, Sequence[str]]) -> None:
         """Have what ends with these slots, by model hash, in the workers' memory soon."""
         for channel in self._channels:

@@ -9,7 +9,6 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterable
-from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -20,11 +19,11 @@ import structlog
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE, make_directory, new_file, sync_directories
 from store.disk import reported as system_reported
 from store.errors import StoreFailed, StoreLocked
+from store.keyed_names import keyed_hash
 
 LOCK = "LOCK"
 SECRET = "secret"  # noqa: S105
 SECRET_BYTES = 32
-HASH_BYTES = 16
 
 _NETWORK = frozenset(
     "9p afpfs afs ceph cifs davfs fuse.sshfs glusterfs lustre nfs nfs4 smb3 smbfs webdav".split()
@@ -65,9 +64,7 @@ class Ownership:
 
     def keyed_hash(self, purpose: str, data: bytes) -> bytes:
         """16 bytes that name `data` within this store and tell nothing about it outside."""
-        return blake2b(
-            data, digest_size=HASH_BYTES, key=self.secret, person=purpose.encode()[:16]
-        ).digest()
+        return keyed_hash(self.secret, purpose, data)
 
     def close(self) -> None:
         """Let another server own the store."""

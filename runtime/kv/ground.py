@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -92,11 +93,13 @@ class Ground:
         """Drop a run and what hangs on it, and remember why it is missed."""
         self._remember(self.hot.drop(run), reason)
 
-    def forget_session(self, session_id: str) -> int:
-        """Forget what only this conversation used and no disk has; how many runs."""
-        forgotten = self.hot.forget(session_id)
+    def forget_sessions(
+        self, is_meant: Callable[[str | None], bool]
+    ) -> tuple[list[Run], list[str]]:
+        """Forget what only these conversations used and is not published, as `HotTier.forget`."""
+        forgotten, unwritten = self.hot.forget(is_meant)
         self._remember(forgotten, "deleted")
-        return len(forgotten)
+        return forgotten, unwritten
 
     def shrink(self) -> None:
         """Keep the hot tier's budget, and remember what is missed for it."""

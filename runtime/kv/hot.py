@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from runtime.kv import eviction
@@ -94,20 +95,26 @@ class HotTier:
             del self._by_id[self._held.pop(one).id]
         return forgotten
 
-    def forget(self, session_id: str) -> list[Run]:
-        """Forget what only this conversation used, unless a file of it exists; the forgotten runs.
+    def forget(self, is_meant: Callable[[str | None], bool]) -> tuple[list[Run], list[str]]:
+        """Forget what only these conversations used and is not published.
 
-        What others continue stays.
+        The forgotten runs, and the ids of those that were about to be written. What others
+        continue stays.
         """
-        used = [run for run, held in self._held.items() if session_id in held.sessions]
+        named = {name for held in self._held.values() for name in held.sessions}
+        meant = {name for name in named if is_meant(name)}
+        used = [run for run, held in self._held.items() if held.sessions & meant]
         used.sort(key=lambda run: -run.end)
         forgotten: list[Run] = []
+        unwritten: list[str] = []
         for run in used:
             held = self._held[run]
-            held.sessions.discard(session_id)
-            if not (held.sessions or held.is_written or run.children):
+            held.sessions -= meant
+            if not (held.sessions or held.is_saved or run.children):
+                if held.is_written:
+                    unwritten.append(held.id)
                 forgotten += self.drop(run)
-        return forgotten
+        return forgotten, unwritten
 
     def shrink(self) -> list[Run]:
         """Evict from memory until the budget holds; the runs that are now nowhere are forgotten.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
+from weakref import WeakSet
 
 import mlx.core as mx
 
@@ -76,6 +77,7 @@ class Tiers:
         self._restorer = Restorer(ground, reader, report)
         self._prewarmer = Prewarmer(ground, self._restorer, prewarm_bytes)
         self._committer = Committer(ground, writer)
+        self._trails: WeakSet[Trail] = WeakSet()
 
     @property
     def hot(self) -> HotTier:
@@ -123,6 +125,7 @@ class Tiers:
         """A prompt arrived; `trail.is_waiting` says that something must be read first."""
         if self._ground.unsupported is not None:
             trail.mode, trail.reason = "off", "unsupported"
+        self._trails.add(trail)
         self._restorer.begin(trail)
 
     def is_overdue(self, trail: Trail) -> bool:
@@ -180,6 +183,7 @@ class Tiers:
         """A trail for a longer sequence that begins like this one."""
         longer = trail.fork()
         longer.token_ids = token_ids
+        self._trails.add(longer)
         self._committer.extend_hashes(longer)
         return longer
 
@@ -210,9 +214,8 @@ class Tiers:
                 self.on_gone(ids, reason)
             case HotBudget(num_bytes=num_bytes):
                 self.set_budget(num_bytes)
-            case Forget(number=number, session_id=session_id):
-                num_forgotten = self._ground.forget_session(session_id)
-                self._report(Forgotten(number=number, num_forgotten=num_forgotten))
+            case Forget():
+                self._forget(news)
             case Bring(ids=ids):
                 for run in filter(None, map(self.hot.find, ids)):
                     self._prewarmer.bring(run)
@@ -267,9 +270,30 @@ class Tiers:
                 continue
             held = self.hot[run]
             held.is_written = held.is_saved = False
-            if held.kv is None or reason == "deleted":
+            # What others said as well was theirs when the conversation was forgotten.
+            is_others = held.kv is not None and any(held.sessions)
+            if held.kv is None or (reason == "deleted" and not is_others):
                 self._ground.forget(run, reason)
                 self._restorer.on_lost(run)
+
+    def _forget(self, news: Forget) -> None:
+        """Nothing of a conversation that is not published is kept, nor what is now said of it."""
+        chain = self._ground.chain
+
+        def is_meant(session_id: str | None) -> bool:
+            return chain.is_meant(session_id, news.whom)
+
+        forgotten, unwritten = self._ground.forget_sessions(is_meant)
+        for run in forgotten:
+            self._restorer.on_lost(run)
+        for trail in self._trails:
+            if is_meant(trail.session_id):
+                trail.mode, trail.reason = "off", "deleted"
+        answer = Forgotten(number=news.number, num_forgotten=len(forgotten))
+        if self._writer is None:
+            self._report(answer)
+        else:
+            self._writer.forget(unwritten, is_meant, lambda: self._report(answer))
 
     def _is_hot(self, slot_id: str) -> bool:
         """In memory, and so is what comes before it: leaves are evicted first."""

@@ -9,7 +9,7 @@ from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
 from store.types import TTL_S, MediaSpan, TtlClass, class_of
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Trail:
     """Created by intake, owned by the tiers.
 

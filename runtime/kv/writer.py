@@ -9,13 +9,14 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from store.errors import StoreError
-from store.slots import StagedSlot, stage
+from store.slots import StagedSlot, remove, stage
 from store.types import SlotHeader, TensorData
 
 PAUSE_AFTER_ERROR_S = 60.0
@@ -59,6 +60,8 @@ class SlotWriter:
         self._on_failed = on_failed
         self._jobs: deque[WriteJob] = deque()
         self._wake = threading.Condition()
+        self._current: WriteJob | None = None
+        self._on_given_up: list[Callable[[], None]] = []
         self._is_closing = False
         self._paused_until_s = 0.0
         self._resting_until_s = 0.0
@@ -88,6 +91,28 @@ class SlotWriter:
     def rest(self, seconds: float) -> None:
         """Take nothing but what is pinned for so long: enough was written today."""
         self._resting_until_s = time.monotonic() + seconds
+
+    def forget(
+        self,
+        slot_ids: Collection[str],
+        is_meant: Callable[[str | None], bool],
+        then: Callable[[], None],
+    ) -> None:
+        """Do not write these slots; do not say any more that others are of these conversations.
+
+        `then` is called, from any thread, when nothing of these slots is on disk nor staged later.
+        """
+        with self._wake:
+            jobs = [job for job in self._jobs if job.header.id not in slot_ids]
+            self._jobs = deque(_anonymous(job, is_meant) for job in jobs)
+            self.num_queued_bytes = sum(job.nbytes for job in jobs)
+            current = self._current
+            if current is not None and current.header.id in slot_ids:
+                self._on_given_up.append(then)
+                return
+            if current is not None:
+                self._current = _anonymous(current, is_meant)
+        then()
 
     def run(self) -> None:
         """Write until closed and empty."""
@@ -120,15 +145,20 @@ class SlotWriter:
             self._wake.wait_for(lambda: self._jobs or self._is_closing)
             if not self._jobs:
                 return None
-            job = self._jobs.popleft()
+            self._current = job = self._jobs.popleft()
             self.num_queued_bytes -= job.nbytes
             return job
 
     def _write(self, job: WriteJob) -> None:
-        pace = _Pace(self.idle)
+        pace = _Pace(self.idle, lambda: bool(self._on_given_up))
         try:
             staged = stage(self._root, job.header, job.token_ids, job.tensors, pace.yield_)
+        except _GivenUp:
+            self._given_up()
+            return
         except (StoreError, ValueError) as error:
+            if self._given_up():
+                return
             reason = error.reason if isinstance(error, StoreError) else "refused"
             with self._wake:
                 self._paused_until_s = time.monotonic() + self.pause_s
@@ -138,17 +168,44 @@ class SlotWriter:
             for one in (job, *waiting):
                 self._on_failed(WriteFailed(one.header.id, reason))
             return
-        self._on_staged(job, staged)
+        with self._wake:
+            if self._current is not None and not self._on_given_up:
+                self._on_staged(self._current, staged)
+                self._current = None
+                return
+        with suppress(StoreError):
+            remove(staged.path)
+        self._given_up()
+
+    def _given_up(self) -> bool:
+        """Whether what was written is not wanted any more; nothing of it is left then."""
+        with self._wake:
+            waiting, self._on_given_up, self._current = self._on_given_up, [], None
+        for then in waiting:
+            then()
+        return bool(waiting)
+
+
+class _GivenUp(Exception):
+    """What is being written is not wanted any more."""
 
 
 class _Pace:
     """While requests run, writing takes a quarter of the time at most."""
 
-    def __init__(self, idle: threading.Event) -> None:
+    def __init__(self, idle: threading.Event, is_given_up: Callable[[], bool]) -> None:
         self._idle = idle
+        self._is_given_up = is_given_up
         self._since_s = time.monotonic()
 
     def yield_(self, num_bytes: int) -> None:  # noqa: ARG002
+        """Raises _GivenUp."""
+        if self._is_given_up():
+            raise _GivenUp
         if not self._idle.is_set():
             self._idle.wait((time.monotonic() - self._since_s) * _BUSY_SHARE)
         self._since_s = time.monotonic()
+
+
+def _anonymous(job: WriteJob, is_meant: Callable[[str | None], bool]) -> WriteJob:
+    return replace(job, session_id=None) if is_meant(job.session_id) else job

@@ -4,6 +4,7 @@ import queue
 import threading
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from store import slots
 from store.disk import CHUNK_BYTES
 from store.slots import StagedSlot
+from store.types import TensorData
 from tests.slot_samples import sample, slot_id
 
 PATIENCE_S = 10.0
+LARGE_BYTES = 16 << 20
 
 
 class Writing:
@@ -26,11 +29,14 @@ class Writing:
         self.root = root
         self.staged: queue.SimpleQueue[StagedSlot] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[WriteFailed] = queue.SimpleQueue()
-        self.writer = SlotWriter(
-            root, max_bytes, lambda _, staged: self.staged.put(staged), self.failed.put
-        )
+        self.sessions: list[str | None] = []
+        self.writer = SlotWriter(root, max_bytes, self._on_staged, self.failed.put)
         self.thread = threading.Thread(target=self.writer.run)
         self.writer.idle.set()
+
+    def _on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
+        self.sessions.append(job.session_id)
+        self.staged.put(staged)
 
     def start(self) -> None:
         self.thread.start()
@@ -62,6 +68,13 @@ def job(number: int, parent: int | None = None, num_layers: int = 2) -> WriteJob
     if parent is not None:
         header = msgspec.structs.replace(header, parent=slot_id(parent))
     return WriteJob(header, array("I", ids), tensors)
+
+
+def large_job(number: int) -> WriteJob:
+    """Writing it takes a while."""
+    plain = job(number)
+    big = TensorData("big", "U8", (LARGE_BYTES,), memoryview(bytes(LARGE_BYTES)))
+    return replace(plain, tensors=[*plain.tensors, big])
 
 
 JOB_BYTES = job(0).nbytes
@@ -170,4 +183,38 @@ def test_a_long_slot_is_written_though_requests_never_stop(tmp_path: Path):
     writing.writer.put(job(0, num_layers=large))
     writing.start()
     assert writing.next_staged() == slot_id(0)
+    writing.finish()
+
+
+def test_what_was_queued_is_not_written_once_it_is_forgotten(tmp_path: Path):
+    writing = Writing(tmp_path, 1 << 30)
+    for number in (1, 2, 3):
+        writing.writer.put(replace(job(number), session_id="mine" if number > 1 else None))
+    done: list[bool] = []
+    writing.writer.forget({slot_id(2)}, lambda name: name == "mine", lambda: done.append(True))
+    assert done == [True]
+    writing.finish()
+    assert [writing.next_staged(), writing.next_staged()] == [slot_id(1), slot_id(3)]
+    assert writing.staged.empty()
+    assert writing.sessions == [None, None]
+
+
+def test_what_is_being_written_is_gone_once_it_is_forgotten(tmp_path: Path):
+    writing = Writing(tmp_path, 1 << 30)
+    writing.writer.idle.clear()
+    writing.start()
+    num_given_up = 0
+    for number in range(1, 9):
+        writing.writer.put(large_job(number))
+        while not list(tmp_path.rglob("*.safetensors")):
+            pass
+        gone = threading.Event()
+        writing.writer.forget({slot_id(number)}, lambda _: False, gone.set)
+        assert gone.wait(PATIENCE_S)
+        if writing.staged.empty():
+            num_given_up += 1
+        else:  # it was done a moment before
+            writing.staged.get().path.unlink()
+        assert not list(tmp_path.rglob("*.safetensors"))
+    assert num_given_up
     writing.finish()

@@ -1,0 +1,88 @@
+"""What workers staged gets its names and rows, group by group; they are told what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from runtime.kv_channel import KvChannel
+from runtime.open_store import Published
+from runtime.store_life import StoreLife
+from runtime.wire import SlotStaged
+from store.keyed_names import Whom
+from store.types import SlotRow
+
+_MAX_GROUP = 64
+
+
+class Publisher:
+    """`on_published` is called after each group. It belongs to the event loop."""
+
+    def __init__(
+        self, life: StoreLife, channels: Collection[KvChannel], on_published: Callable[[], None]
+    ) -> None:
+        self._life = life
+        self._channels = channels
+        self._on_published = on_published
+        self._staged: list[tuple[KvChannel, SlotStaged]] = []
+        self._running: asyncio.Task[None] | None = None
+        self._group: asyncio.Future[Published | None] | None = None
+
+    def hear(self, channel: KvChannel, staged: SlotStaged) -> None:
+        """A worker staged a slot: it is published soon, unless its conversation was deleted."""
+        if channel.is_forgotten(staged.session_id):
+            self._life.spawn(self._turn_away(channel, staged))
+            return
+        self._staged.append((channel, staged))
+        if self._running is None or self._running.done():
+            self._running = self._life.spawn(self._publish())
+
+    async def forget(self, whom: Whom, channels: Collection[KvChannel]) -> int:
+        """Have forgotten what of a conversation is not published; how many pieces of memory.
+
+        Afterwards the index has all that is on disk of it, and nothing more comes from these
+        workers but what is said of it from now on.
+        """
+        num_forgotten = sum(await asyncio.gather(*(one.forget(whom) for one in channels)))
+        meant = [
+            (channel, one)
+            for channel, one in self._staged
+            if channel in channels and whom.means(one.session_id, channel.kv.secret)
+        ]
+        self._staged = [one for one in self._staged if one not in meant]
+        await asyncio.gather(*(self._turn_away(channel, staged) for channel, staged in meant))
+        if self._group is not None:
+            await asyncio.wait([self._group])
+        return num_forgotten
+
+    async def _publish(self) -> None:
+        """One group after the other, for as long as something waits."""
+        while self._staged:
+            group, self._staged = self._staged[:_MAX_GROUP], self._staged[_MAX_GROUP:]
+            channels = {staged.header.id: channel for channel, staged in group}
+            slots = [staged for _, staged in group]
+            self._group = asyncio.ensure_future(
+                self._life.attempt(lambda store, s=slots: store.publish(s))
+            )
+            published = await self._group
+            self._announce(published or Published((), tuple(channels)), channels)
+            self._on_published()
+
+    def _announce(self, outcome: Published, channels: dict[str, KvChannel]) -> None:
+        saved: dict[KvChannel, list[SlotRow]] = {}
+        for row in outcome.saved:
+            saved.setdefault(channels[row.header.id], []).append(row)
+        for channel, rows in saved.items():
+            channel.tell_saved([row.header.id for row in rows])
+            for other in self._channels:
+                if other is not channel and other.kv.model_hash == channel.kv.model_hash:
+                    other.tell_slots(rows)
+        for slot_id in outcome.refused:
+            channels[slot_id].tell_gone([slot_id], "evicted")
+        if outcome.error is not None:
+            self._life.fail(outcome.error.reason, str(outcome.error))
+
+    async def _turn_away(self, channel: KvChannel, staged: SlotStaged) -> None:
+        """What it belongs to was deleted while it was written."""
+        channel.tell_gone([staged.header.id], "evicted")
+        await self._life.attempt(lambda store: store.discard(staged))
