@@ -91,11 +91,20 @@ class Tool(Struct, frozen=True):
 
 
 class ToolChoice(Struct, frozen=True):
-    """Whether tools may or must be called; `name` is the one that must be."""
+    """Whether tools may or must be called; `name` is the one that must be.
+
+    With `allowed` only those may be. All tools are shown whatever the choice is, so that the prompt
+    stays the same.
+    """
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
+    allowed: tuple[str, ...] | None = None
     is_parallel: bool = True
+
+
+ANY_TOOL = ToolChoice()
+"""What is meant where nothing is said."""
 
 
 class Thinking(Struct, frozen=True):
@@ -155,7 +164,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
-    tool_choice: ToolChoice = ToolChoice()
+    tool_choice: ToolChoice = ANY_TOOL
     thinking: Thinking = Thinking()
     template_kwargs: str = "{}"
     continues_last: bool = False

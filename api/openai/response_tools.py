@@ -7,7 +7,7 @@ leads back. Tools that would run on OpenAI's servers are left out and reported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -66,7 +66,7 @@ class Offer(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which of the tools are shown, and whether one must be called."""
+    """The tools that are shown, and which of them may or must be called."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
@@ -231,10 +231,8 @@ def chosen(field: str | ToolChoiceFields | None, offer: Offer, *, is_parallel: b
         InvalidRequest: it is of no known form, or asks for a tool that is not served.
     """
     if field is None or isinstance(field, str):
-        mode = field or "auto"
-        _check_mode(mode, offer.tools, "tool_choice")
-        tools = () if mode == "none" else offer.tools
-        return Choice(tools, _choice(mode, is_parallel=is_parallel))
+        mode = _mode(field or "auto", offer.tools, "tool_choice")
+        return Choice(offer.tools, ToolChoice(mode=mode, is_parallel=is_parallel))
     if field.type == "allowed_tools":
         return _allowed(field, offer, is_parallel=is_parallel)
     name = _served(ChosenTool(field.type, field.name, field.namespace), offer, "tool_choice")
@@ -242,16 +240,17 @@ def chosen(field: str | ToolChoiceFields | None, offer: Offer, *, is_parallel: b
 
 
 def _allowed(field: ToolChoiceFields, offer: Offer, *, is_parallel: bool) -> Choice:
-    """Only some of the tools: the others are not shown."""
+    """Only some of the tools may be called; all are shown, so that the prompt stays the same."""
     names = {
         _served(one, offer, f"tool_choice.tools[{i}]")
         for i, one in enumerate(field.tools or ())
         if one.type in _OWN_TYPES or field.mode == "required"
     }
     tools = tuple(tool for tool in offer.tools if tool.name in names)
-    mode = field.mode or "auto"
-    _check_mode(mode, tools, "tool_choice.mode")
-    return Choice(tools, _choice(mode, is_parallel=is_parallel))
+    mode = _mode(field.mode or "auto", tools, "tool_choice.mode")
+    allowed = tuple(tool.name for tool in tools)
+    choice = ToolChoice(mode=mode, is_parallel=is_parallel, allowed=allowed)
+    return Choice(offer.tools, choice)
 
 
 def _served(tool: ChosenTool, offer: Offer, path: str) -> str:
@@ -268,18 +267,11 @@ def _served(tool: ChosenTool, offer: Offer, path: str) -> str:
     return flat
 
 
-def _check_mode(mode: str, tools: Sequence[Tool], path: str) -> None:
-    if mode not in _MODES:
+def _mode(mode: str, tools: Sequence[Tool], path: str) -> Literal["auto", "none", "required"]:
+    if mode == "auto" or mode == "none":
+        return mode
+    if mode != "required":
         refuse(path, f"is {mode[:64]!r}: use one of {', '.join(_MODES)}, or name a tool.")
-    if mode == "required" and not tools:
+    if not tools:
         refuse(path, "requires a call, but there is no tool that can be called here.")
-
-
-def _choice(mode: str, *, is_parallel: bool) -> ToolChoice:
-    match mode:
-        case "required":
-            return ToolChoice(mode="required", is_parallel=is_parallel)
-        case "none":
-            return ToolChoice(mode="none", is_parallel=is_parallel)
-        case _:
-            return ToolChoice(is_parallel=is_parallel)
+    return mode

@@ -15,7 +15,7 @@ _MODES = ("auto", "none", "required")
 
 
 class Chosen(NamedTuple):
-    """The tools that the model is shown, and whether one of them must be called."""
+    """The tools that the model is shown, and which of them may or must be called."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
@@ -46,30 +46,34 @@ def _older_choice(given: str | NamedFunction | None) -> str | NamedToolChoice | 
 def _chosen(
     tools: Sequence[Tool], given: str | NamedToolChoice | None, path: str, is_parallel: bool
 ) -> Chosen:
+    allowed: tuple[str, ...] | None = None
     if isinstance(given, NamedToolChoice) and given.type == "allowed_tools":
-        tools, given = _allowed(tools, given, path)
+        allowed, given = _allowed(tools, given, path)
     if isinstance(given, NamedToolChoice):
         name = _named(tools, given, path)
         return Chosen(tuple(tools), ToolChoice(mode="required", name=name, is_parallel=is_parallel))
     if given == "none":
-        return Chosen((), ToolChoice(mode="none", is_parallel=is_parallel))
+        return Chosen(tuple(tools), ToolChoice(mode="none", is_parallel=is_parallel))
     if given in (None, "auto"):
-        return Chosen(tuple(tools), ToolChoice(is_parallel=is_parallel))
+        return Chosen(tuple(tools), ToolChoice(is_parallel=is_parallel, allowed=allowed))
     if given != "required":
         refuse(path, f"is {given[:64]!r}: use one of {', '.join(_MODES)}, or name a tool.")
-    if not tools:
+    if not tools or allowed == ():
         refuse(path, "requires a call, but there is no tool to call: send `tools`.")
-    return Chosen(tuple(tools), ToolChoice(mode="required", is_parallel=is_parallel))
+    choice = ToolChoice(mode="required", is_parallel=is_parallel, allowed=allowed)
+    return Chosen(tuple(tools), choice)
 
 
-def _allowed(tools: Sequence[Tool], given: NamedToolChoice, path: str) -> tuple[list[Tool], str]:
-    """Only some of the tools: the others are not shown."""
+def _allowed(
+    tools: Sequence[Tool], given: NamedToolChoice, path: str
+) -> tuple[tuple[str, ...], str]:
+    """The names of those that may be called, and whether one must be."""
     allowed = given.allowed_tools
     if allowed is None:
         refuse(f"{path}.allowed_tools", "is missing: give its mode and tools.")
     places = enumerate(allowed.tools)
     names = {_named(tools, one, f"{path}.allowed_tools.tools[{i}]") for i, one in places}
-    return [tool for tool in tools if tool.name in names], allowed.mode
+    return tuple(tool.name for tool in tools if tool.name in names), allowed.mode
 
 
 def _named(tools: Sequence[Tool], given: NamedToolChoice, path: str) -> str:

@@ -11,6 +11,7 @@ from runtime.errors import InvalidRequest
 from runtime.types import ChatPrompt, GenerateRequest, Thinking, Tool
 from runtime.worker.dialects import forcing, harmony
 from runtime.worker.dialects.dialect import Dialect, ReasoningBlock
+from runtime.worker.dialects.tools import callable_tools
 from runtime.worker.grammars import Grammars, json_rule
 from runtime.worker.guide import GuidePlan
 
@@ -96,9 +97,10 @@ class Constrainer:
             return Demands(self._bare_plan(answer) if answer is not None else None)
         choice = prompt.tool_choice
         tools = _choosable(prompt)
+        refuses_calls = choice.mode == "none" and bool(prompt.tools and self._marks.trigger)
         call, notes = self._call(prompt, tools, has_answer=answer is not None)
         demands_call = choice.mode == "required"
-        if budget is None and answer is None and call is None:
+        if budget is None and answer is None and call is None and not refuses_calls:
             return Demands(notes=notes)
         marks = self._marks
         plan = replace(
@@ -114,6 +116,7 @@ class Constrainer:
             call=call,
             trigger=marks.trigger,
             demands_call=demands_call,
+            refuses_calls=refuses_calls,
             is_parallel=choice.is_parallel,
         )
         return Demands(plan, notes)
@@ -144,12 +147,13 @@ class Constrainer:
         """What follows the opening of a call, where one is forced or must follow a schema."""
         is_strict = any(tool.is_strict for tool in tools)
         is_demanded = prompt.tool_choice.mode == "required"
-        if not tools or not (is_demanded or is_strict or has_answer):
+        is_part = len(tools) < len(prompt.tools)
+        if not tools or not (is_demanded or is_strict or has_answer or is_part):
             return None, ()
         if not forcing.can_force(self._dialect):
             if is_demanded or has_answer:
                 self._refuse_unforced(prompt, has_answer=has_answer)
-            return None, (NOT_ENFORCED,)
+            return None, (NOT_ENFORCED,) * is_strict
         shown, is_whole = tools, True
         if is_demanded or has_answer:
             tools, is_whole = self._held(tools)
@@ -203,13 +207,12 @@ def _choosable(prompt: ChatPrompt) -> tuple[Tool, ...]:
         InvalidRequest: one must be called that is not there.
     """
     choice = prompt.tool_choice
-    if choice.mode == "none":
-        return ()
-    if choice.mode == "required" and not prompt.tools:
+    tools = callable_tools(prompt.tools, choice)
+    if choice.mode == "required" and not tools:
         message = "tool_choice requires a call, but there are no tools: send some."
         raise InvalidRequest(message, "tool_choice")
     if choice.name is None:
-        return prompt.tools
+        return tools
     named = tuple(tool for tool in prompt.tools if tool.name == choice.name)
     if not named:
         raise InvalidRequest(

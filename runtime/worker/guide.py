@@ -30,7 +30,8 @@ class GuidePlan:
     """How one request's sequences are guided. Matchers in it are copied, never used.
 
     `answer` is what a constrained answer must be, after the tokens of `answer_opening`; `call` is
-    what follows `trigger`, the tokens that open a call, and `demands_call` that one must come.
+    what follows `trigger`, the tokens that open a call, and `demands_call` that one must come,
+    `refuses_calls` that none may.
     `next_message` are forced after thinking where a dialect's turn has several messages, `gap`
     are the tokens of blank lines.
     """
@@ -49,6 +50,7 @@ class GuidePlan:
     call: LLMatcher | None = None
     trigger: tuple[int, ...] = ()
     demands_call: bool = False
+    refuses_calls: bool = False
     is_parallel: bool = True
 
     @property
@@ -96,11 +98,14 @@ class Guide:
             case _Phase.BEGIN | _Phase.GAP:
                 return self._mask_of_beginning()
             case _Phase.THINKING:
-                return self._all_but([*plan.eos, *plan.trigger[:1]]) if plan.decides_end else None
+                if not plan.decides_end:
+                    return self._all_but(self._calling())
+                return self._all_but([*plan.eos, *plan.trigger[:1]])
             case _Phase.DEMANDED:
                 return self._mask_of_matcher()
             case _Phase.FREE:
-                return self._all_but(self._reopening()) if self._is_exhausted else None
+                again = self._last_of(plan.think_start) if self._is_exhausted else ()
+                return self._all_but([*again, *self._calling()])
             case _Phase.DONE:
                 again = plan.trigger if self._may_call_again else ()
                 return self._only([*plan.eos, *again])
@@ -240,12 +245,15 @@ class Guide:
         budget = self._plan.budget
         return budget is not None and self._num_reasoning >= budget
 
-    def _reopening(self) -> Sequence[int]:
-        """The token that would open another block of thinking."""
-        mark = self._plan.think_start
-        if len(mark) < 2:
-            return mark
-        return mark[1:2] if self._recent[-1:] == [mark[0]] else ()
+    def _calling(self) -> Sequence[int]:
+        """The token that would open a call where none may be."""
+        return self._last_of(self._plan.trigger) if self._plan.refuses_calls else ()
+
+    def _last_of(self, mark: tuple[int, ...]) -> Sequence[int]:
+        """The token that would complete a mark."""
+        begun = mark[:-1]
+        is_begun = not begun or _ends_with(self._recent, begun)
+        return mark[-1:] if is_begun else ()
 
     # Masks
 

@@ -165,6 +165,6 @@ class Intake:
 
 def _callable_tools(prompt: Prompt) -> RequestTools:
     """The tools whose calls are calls; deferred ones among them, a message may have loaded them."""
-    if not isinstance(prompt, ChatPrompt) or prompt.tool_choice.mode == "none":
+    if not isinstance(prompt, ChatPrompt):
         return RequestTools.of(())
-    return RequestTools.of(prompt.tools, is_parallel=prompt.tool_choice.is_parallel)
+    return RequestTools.of(prompt.tools, prompt.tool_choice)

@@ -59,7 +59,7 @@ class OutputParser:
     ) -> None:
         self._dialect = dialect
         self._index = index
-        self._has_tools = bool(tools.by_name)
+        self._has_tools = not tools.is_empty
         self._calls = CallReader(dialect, tools, index)
         self._stop = stop
         self._stopped_by: str | None = None

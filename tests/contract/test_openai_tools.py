@@ -124,6 +124,41 @@ def test_a_format_is_gone_on_with_from_where_the_client_began(calm_client: OpenA
     assert caught.value.param == "response_format"
 
 
+# Tools that may not be called
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "none",
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": "auto",
+                "tools": [{"type": "function", "function": {"name": "wait"}}],
+            },
+        },
+    ],
+)
+def test_tools_that_may_not_be_called_stay_in_the_prompt(
+    calm_client: OpenAI, calm: Path, choice: Any
+) -> None:
+    told: Any = saying(calm, f"let me see<tool_call>{TOOL_CALL}</tool_call>{END}")
+    biases, rest = told.pop("logit_bias"), told
+    tools: Any = [{"type": "function", "function": one} for one in (LOOK, LOOK | {"name": "wait"})]
+    request: Any = {"model": "calm", "messages": QUESTION, "tools": tools, "max_tokens": 40}
+    free, held = (
+        calm_client.chat.completions.create(**request, logit_bias=biases, tool_choice=one, **rest)
+        for one in ("auto", choice)
+    )
+    assert free.choices[0].message.tool_calls
+    calls = held.choices[0].message.tool_calls or []
+    assert all(call.type == "function" and call.function.name != "look" for call in calls)
+    assert held.usage is not None
+    assert free.usage is not None
+    assert held.usage.prompt_tokens == free.usage.prompt_tokens
+
+
 # The older form of tools
 
 

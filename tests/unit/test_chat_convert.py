@@ -105,7 +105,7 @@ def test_the_plainest_switch_counts_first() -> None:
     ("body", "tools", "choice"),
     [
         ({"tools": [TOOL]}, (SHOWN,), ToolChoice()),
-        ({"tools": [TOOL], "tool_choice": "none"}, (), ToolChoice(mode="none")),
+        ({"tools": [TOOL], "tool_choice": "none"}, (SHOWN,), ToolChoice(mode="none")),
         ({"tools": [TOOL], "tool_choice": "required"}, (SHOWN,), ToolChoice(mode="required")),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}},
@@ -125,8 +125,8 @@ def test_the_plainest_switch_counts_first() -> None:
                     "allowed_tools": {"mode": "required", "tools": [TOOL]},
                 },
             },
-            (SHOWN,),
-            ToolChoice(mode="required"),
+            (SHOWN, msgspec.structs.replace(SHOWN, name="b")),
+            ToolChoice(mode="required", allowed=("look",)),
         ),
         ({"functions": [LOOK]}, (SHOWN,), ToolChoice(is_parallel=False)),
         (
@@ -136,7 +136,7 @@ def test_the_plainest_switch_counts_first() -> None:
         ),
         (
             {"functions": [LOOK], "function_call": "none"},
-            (),
+            (SHOWN,),
             ToolChoice(mode="none", is_parallel=False),
         ),
     ],

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.types import Chunk, ReasoningDelta, TextDelta, Tool
+from runtime.types import ANY_TOOL, Chunk, ReasoningDelta, TextDelta, Tool, ToolChoice
 from runtime.types import ToolCallDelta as Call
 from runtime.worker.dialects import harmony
 from runtime.worker.dialects.dialect import Dialect
@@ -107,10 +107,10 @@ def told(
     spoken: Dialect,
     *tools: Tool,
     is_cut: bool = False,
-    is_parallel: bool = True,
+    choice: ToolChoice = ANY_TOOL,
     **fields: Any,
 ) -> Told:
-    given = RequestTools.of(tools or (WEATHER,), is_parallel=is_parallel)
+    given = RequestTools.of(tools or (WEATHER,), choice)
     parser = OutputParser(spoken, index=0, tools=given, **fields)
     chunks: list[Chunk] = []
     for piece in pieces:
@@ -168,10 +168,10 @@ def test_how_a_turn_is_cut_does_not_matter(data: st.DataObject):
     if name == "harmony":
         turn = f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{SPOKEN[name]}"
     turn = turn[: data.draw(st.integers(0, len(turn)))]
-    is_cut, is_parallel = data.draw(st.booleans()), data.draw(st.booleans())
+    is_cut, choice = data.draw(st.booleans()), ToolChoice(is_parallel=data.draw(st.booleans()))
     ends = sorted(data.draw(st.lists(st.integers(0, len(turn)), max_size=9)))
     pieces = [turn[a:b] for a, b in zip([0, *ends], [*ends, len(turn)], strict=True)]
-    fields: dict[str, Any] = {"is_cut": is_cut, "is_parallel": is_parallel, "stop": ("STOP",)}
+    fields: dict[str, Any] = {"is_cut": is_cut, "choice": choice, "stop": ("STOP",)}
     assert told(pieces, dialect(name), **fields) == told([turn], dialect(name), **fields)
 
 
@@ -192,7 +192,7 @@ def test_two_calls_are_two_and_with_parallel_calls_off_one(name: str):
     if name == "harmony":
         turn = f"{SPOKEN[name]}<|start|>assistant{SPOKEN[name]}"
     assert len(told([turn], dialect(name)).calls) == 2
-    alone = told([turn], dialect(name), is_parallel=False)
+    alone = told([turn], dialect(name), choice=ToolChoice(is_parallel=False))
     assert (len(alone.calls), alone.text, alone.reason) == (1, "", "tool_calls")
 
 
@@ -201,6 +201,14 @@ def test_a_call_of_a_tool_that_is_not_there_is_text(name: str):
     said = told([SPOKEN[name]], dialect(name), Tool(name="other"))
     assert (said.text, said.calls) == (SPOKEN[name], ())
     assert (said.notes, said.reason) == (("unknown_tool",), "stop")
+
+
+@pytest.mark.parametrize("choice", [ToolChoice(mode="none"), ToolChoice(allowed=("other",))])
+@pytest.mark.parametrize("name", SPOKEN)
+def test_a_call_of_a_tool_that_is_not_to_be_called_is_text(name: str, choice: ToolChoice):
+    said = told([SPOKEN[name]], dialect(name), WEATHER, Tool(name="other"), choice=choice)
+    assert (said.text, said.calls) == (SPOKEN[name], ())
+    assert (said.notes, said.reason) == (("refused_tool_call",), "stop")
 
 
 @pytest.mark.parametrize("is_cut", [False, True])

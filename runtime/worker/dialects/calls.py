@@ -19,6 +19,8 @@ from runtime.worker.dialects.tools import FREEFORM_ARGUMENT, RequestTools, prope
 UNCLOSED = "unclosed_tool_call"
 MALFORMED = "malformed_tool_call"
 UNKNOWN = "unknown_tool"
+REFUSED = "refused_tool_call"
+"""It calls one of the tools that must not be called now."""
 REPAIRED = "repaired_tool_call"
 EXTRA = "extra_tool_call"
 """A further call than the request allows; it was dropped."""
@@ -42,8 +44,12 @@ _PARSER_ERRORS = (ValueError, KeyError, TypeError, AttributeError, IndexError, S
 _GLM_LIKE = frozenset({"glm47", "laguna"})
 
 
-class UnknownTool(ValueError):
-    """The call is well-formed, but its name is none of the request's tools."""
+class NotCallable(ValueError):
+    """The call is well-formed, but it is of no tool that may be called; `note` says why."""
+
+    def __init__(self, note: str) -> None:
+        super().__init__(note)
+        self.note = note
 
 
 @dataclass(slots=True)
@@ -102,8 +108,8 @@ class CallReader:
             return self._close_stream(stream, is_closed=is_closed)
         try:
             calls = self._parse(text)
-        except UnknownTool:
-            self._note(UNKNOWN)
+        except NotCallable as error:
+            self._note(error.note)
         except _PARSER_ERRORS:
             self._note(MALFORMED if is_closed else UNCLOSED)
         else:
@@ -177,7 +183,7 @@ class CallReader:
         """The calls in a whole section.
 
         Raises:
-            UnknownTool: a name is not among the tools.
+            NotCallable: a name is not among the tools, or not to be called.
             Exception: one of `_PARSER_ERRORS`, it is no call.
         """
         parse = self._dialect.parse_tool_call
@@ -196,7 +202,7 @@ class CallReader:
             raise TypeError
         tool = self._tools.by_name.get(name)
         if tool is None:
-            raise UnknownTool
+            raise NotCallable(REFUSED if name in self._tools.refused else UNKNOWN)
         if self._dialect.name in _GLM_LIKE and _is_invented(arguments, tool, text):
             raise ValueError
         if tool.is_freeform:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from runtime.types import Tool
+from runtime.types import ANY_TOOL, Tool, ToolChoice
 
 FREEFORM_ARGUMENT = "input"
 FREEFORM_SCHEMA = json.dumps(
@@ -30,20 +30,40 @@ class RequestTools:
     by_name: Mapping[str, Tool]
     definitions: list[dict[str, object]]
     is_parallel: bool = True
+    refused: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, tools: tuple[Tool, ...], *, is_parallel: bool = True) -> RequestTools:
-        """The tools that may be called; parsers find the arguments' types in `definitions`."""
+    def of(cls, tools: tuple[Tool, ...], choice: ToolChoice = ANY_TOOL) -> RequestTools:
+        """The tools that may be called, and the names of those that are shown and may not be.
+
+        Parsers find the arguments' types in `definitions`.
+        """
         definitions: list[dict[str, object]] = [
             {"type": "function", "function": {"name": tool.name, "parameters": schema_of(tool)}}
             for tool in tools
         ]
-        return cls({tool.name: tool for tool in tools}, definitions, is_parallel)
+        by_name = {tool.name: tool for tool in callable_tools(tools, choice)}
+        refused = frozenset(tool.name for tool in tools if tool.name not in by_name)
+        return cls(by_name, definitions, choice.is_parallel, refused)
+
+    @property
+    def is_empty(self) -> bool:
+        """None is shown, so nothing that the model writes is a call."""
+        return not (self.by_name or self.refused)
 
     @property
     def streamed_names(self) -> frozenset[str]:
         """Those whose arguments are said as they are written."""
         return frozenset(name for name, tool in self.by_name.items() if not tool.is_freeform)
+
+
+def callable_tools(tools: tuple[Tool, ...], choice: ToolChoice) -> tuple[Tool, ...]:
+    """Those of the tools that may be called."""
+    if choice.mode == "none":
+        return ()
+    if choice.allowed is None:
+        return tools
+    return tuple(tool for tool in tools if tool.name in choice.allowed)
 
 
 def schema_of(tool: Tool) -> Schema:
