@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
-from litestar import Litestar
+from litestar import Litestar, Router
+from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -54,30 +55,33 @@ from runtime.prewarm import PERIOD_S as PREWARM_S
 from runtime.prewarm import Prewarm
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
+from runtime.vision_files import can_see
 
 if TYPE_CHECKING:
     from api.traces import OtlpTraces
 
 log = structlog.stdlib.get_logger("hearth.app")
 
-ROUTES = (
+WITH_IMAGES = (
     chat_completions,
+    *RESPONSES,
+    messages,
+    count_tokens,
+    *agent_handlers.HANDLERS,
+    *ollama_handlers.HANDLERS,
+)
+ROUTES = (
     completions,
     embeddings,
     tokenize,
     detokenize,
-    *RESPONSES,
-    messages,
-    count_tokens,
     list_models,
     get_model,
     health.live,
     health.live_head,
     health.ready,
     health.metrics,
-    *agent_handlers.HANDLERS,
     *admin.HANDLERS,
-    *ollama_handlers.HANDLERS,
     *crashes.HANDLERS,
     *prewarming.HANDLERS,
     *model_admin.HANDLERS,
@@ -157,7 +161,7 @@ def create_app(
                 await asyncio.to_thread(traces.close)
 
     app = Litestar(
-        route_handlers=ROUTES,
+        route_handlers=(*ROUTES, _with_images(settings)),
         dependencies=_given(
             gate=gate,
             agents=agents,
@@ -169,6 +173,7 @@ def create_app(
         exception_handlers=desk.handlers,
         lifespan=[supervised],
         request_class=HttpRequest,
+        state=State({"has_sight": gate.has_sight}),
         request_max_body_size=settings.max_body_bytes,
         openapi_config=_openapi(),
         logging_config=None,
@@ -176,6 +181,12 @@ def create_app(
     patient = PatientReceive(app, settings.send_timeout_s)
     guard = Guard(patient, rules_of(settings, _token_digest(settings)), desk)
     return RequestLog(guard, metrics, traces)
+
+
+def _with_images(settings: Settings) -> Router:
+    """What may be sent images; how much may be sent to which model, `Gate.check_body` knows."""
+    limit = settings.max_image_body_bytes if can_see() else settings.max_body_bytes
+    return Router(path="/", route_handlers=WITH_IMAGES, request_max_body_size=limit)
 
 
 def _open_traces(endpoint: str | None) -> OtlpTraces | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator
 from functools import lru_cache
 from typing import NoReturn, TypeVar
 
@@ -12,7 +13,8 @@ from litestar.datastructures import State
 from litestar.exceptions import InternalServerException
 from typing_extensions import override
 
-from api.errors import ClientLeft, InvalidJson, WrongContentType
+from api.errors import BodyTooLarge, ClientLeft, InvalidJson, WrongContentType
+from api.record import record_of
 from runtime.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -40,7 +42,28 @@ class HttpRequest(Request[None, None, State]):
             raise ClientLeft from error
         if not body:
             raise InvalidJson("it is empty")
+        record_of(self.scope).num_body_bytes = len(body)
         return body
+
+    @override
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The body in pieces. While no model sees, nobody sends as much as images need.
+
+        Raises:
+            BodyTooLarge: there is more of it than any model may be sent.
+        """
+        limit = self.app.request_max_body_size
+        if not isinstance(limit, int) or self.app.state.has_sight():
+            limit = self.route_handler.resolve_request_max_body_size() or 0
+        num_bytes = self.content_length or 0
+        if num_bytes > limit:
+            raise BodyTooLarge(limit)
+        num_bytes = 0
+        async for piece in super().stream():
+            num_bytes += len(piece)
+            if num_bytes > limit:
+                raise BodyTooLarge(limit)
+            yield piece
 
     @override
     async def json(self) -> object:

@@ -12,6 +12,7 @@ import msgspec
 from litestar.types import Scope
 
 from api.answer import Answer
+from api.errors import BodyTooLarge
 from api.lineage import tenant_of
 from api.metrics import Metrics
 from api.record import record_of
@@ -201,13 +202,29 @@ class Gate:
         finally:
             generation.abort()
 
+    def has_sight(self) -> bool:
+        """Whether any model that can be named sees."""
+        return any(spec.sees for spec in self._catalog.models())
+
+    def check_body(self, scope: Scope, spec: ModelSpec) -> None:
+        """Refuse a body that only a model that sees may be sent.
+
+        Raises:
+            BodyTooLarge: it has more bytes than `max_body_bytes`.
+        """
+        limit = self.settings.max_body_bytes
+        if record_of(scope).num_body_bytes > limit and not spec.sees:
+            raise BodyTooLarge(limit)
+
     def submit(self, scope: Scope, requests: Sequence[GenerateRequest]) -> Answer:
         """Submit requests for one model, to be answered together. The answer must be closed.
 
         Raises:
             RequestRejected: one of them was refused; none of them is kept.
+            BodyTooLarge: only a model that sees may be sent as much.
         """
         model = requests[0].model
+        self.check_body(scope, self.spec(model))
         with ExitStack() as unless_all:
             generations: list[Generation] = []
             for request in requests:

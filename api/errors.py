@@ -75,6 +75,15 @@ class InvalidJson(RequestRejected):
         super().__init__(f"The body is not valid JSON: {reason}. Send one JSON object.")
 
 
+class BodyTooLarge(RequestRejected):
+    """The body has more bytes than are read for its model."""
+
+    code = "request_too_large"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The body is too large: at most {limit} bytes are read (max_body_bytes).")
+
+
 class WrongContentType(RequestRejected):
     """The body is declared as something other than JSON."""
 
@@ -111,6 +120,7 @@ STATUSES: dict[type[HearthError], Status] = {
     InvalidJson: Status(400, "invalid_request_error"),
     ContextTooLong: Status(400, "invalid_request_error"),
     InterchangeFailed: Status(400, "invalid_request_error"),
+    BodyTooLarge: Status(413, "invalid_request_error"),
     NotLocal: Status(403, "permission_error"),
     Unauthorized: Status(401, "authentication_error"),
     Forbidden: Status(403, "permission_error"),
@@ -146,7 +156,7 @@ STATUSES: dict[type[HearthError], Status] = {
 }
 _NOT_WORTH_A_RETRY = frozenset({PoisonRequest.code, ModelTooLarge.code, Aborted.code})
 _BY_CODE = {error.code: status for error, status in STATUSES.items()}
-_ROUTE_CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
+_ROUTE_CODES = {404: "route_not_found", 405: "method_not_allowed"}
 
 
 class ErrorBody(msgspec.Struct, gc=False):
@@ -278,6 +288,9 @@ class ErrorDesk:
     def _on_http_exception(self, request: AnyRequest, error: HTTPException) -> Response[Any]:
         if error.status_code >= 500:
             return self._on_unexpected(request, error)
+        if error.status_code == 413:
+            limit = request.route_handler.resolve_request_max_body_size()
+            return self._answer(request, refusal_of(BodyTooLarge(limit or 0)))
         return self._answer(request, _of_http_exception(request, error))
 
     def _on_unexpected(self, request: AnyRequest, error: Exception) -> Response[Any]:
@@ -293,11 +306,9 @@ def _of_http_exception(request: AnyRequest, error: HTTPException) -> Refusal:
     status = error.status_code
     where = f"{request.method} {request.scope['path'][:128]}"
     allowed = ", ".join(sorted((error.headers or {}).get("allow", "").split(", ")))
-    limit = request.app.request_max_body_size
     message = {
         404: f"There is no {where} here. GET /schema lists what there is.",
         405: f"{where} is not possible; use one of: {allowed}.",
-        413: f"The body is too large: at most {limit} bytes are read (max_body_bytes).",
     }.get(status, f"{error.detail}.")
     code = _ROUTE_CODES.get(status, "invalid_request")
     headers = {"allow": allowed} if status == 405 else {}

@@ -59,6 +59,7 @@ class RequestRecord:
     request_id: str
     started_s: float = field(default_factory=time.perf_counter)
     started_ns: int = field(default_factory=time.time_ns)
+    num_body_bytes: int = 0
     status: int = 0
     error_code: str | None = None
     model: str | None = None

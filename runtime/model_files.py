@@ -17,7 +17,7 @@ import msgspec
 from runtime.checked_tables import kinds_of
 from runtime.settings import ModelSettings, SamplingSettings
 from runtime.types import ModelSpec, Pooling, SamplingParams
-from runtime.vision_files import image_bytes, sees
+from runtime.vision_files import SEEING_TYPES, image_bytes, is_vision
 
 FALLBACK_CONTEXT = 4096
 _SCALE_BITS = 0.5
@@ -56,7 +56,9 @@ def read_spec(
         created_s = int(config_file.stat().st_mtime)
     except OSError as error:
         raise BrokenModel(f"{error.filename} cannot be read: {error.strerror}") from error
-    is_seeing = settings.vision and settings.ranks == 1 and sees(path, model_type, weights)
+    may_see = settings.vision and settings.ranks == 1
+    is_loaded_to_see = may_see and is_vision(path, model_type, weights)
+    sees = is_loaded_to_see and model_type in SEEING_TYPES
     return ModelSpec(
         id=model_id,
         path=str(path),
@@ -64,12 +66,13 @@ def read_spec(
         model_type=model_type,
         nbytes=nbytes,
         created_s=created_s,
-        image_bytes=image_bytes(path, config) if is_seeing else 0,
+        is_vision=is_loaded_to_see,
+        image_bytes=image_bytes(path, config) if sees else 0,
         kv_bytes_per_token=_kv_bytes_per_token(config, settings.kv_bits),
         pooling=_pooling(path),
         sampling=settings.sampling.over(_sampling(path)),
         aliases=aliases,
-        capabilities=_capabilities(path, is_seeing=is_seeing),
+        capabilities=_capabilities(path, sees=sees),
     )
 
 
@@ -241,7 +244,7 @@ def _kv_bytes_per_token(config: Json, kv_bits: int | None) -> int | None:
     return layers * values * bits // 8
 
 
-def _capabilities(path: Path, *, is_seeing: bool) -> tuple[str, ...]:
+def _capabilities(path: Path, *, sees: bool) -> tuple[str, ...]:
     """What the files promise: a template can be talked to, one that knows tools can use them."""
     jinja = path / "chat_template.jinja"
     template = _read_optional(path / "tokenizer_config.json").get("chat_template")
@@ -252,7 +255,7 @@ def _capabilities(path: Path, *, is_seeing: bool) -> tuple[str, ...]:
         "completion": True,
         "chat": len(text) > len('""'),
         "tools": "tools" in text,
-        "vision": is_seeing,
+        "vision": sees,
     }
     return tuple(name for name, is_promised in promises.items() if is_promised)
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 from runtime.checked_tables import KeyPath, Origin, convert_table, kinds_of
 from runtime.errors import SettingsError
 from runtime.prompt.switches import PromptSwitches, switched_off
-from runtime.types import Priority, SamplingParams, Struct
+from runtime.types import MAX_IMAGE_BYTES, Priority, SamplingParams, Struct
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(gt=0, le=2**48)]
@@ -101,6 +101,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     `allowed_origins` the web pages (`https://name:port`) that may ask it. A client that does not
     go on sending its request for `send_timeout_s` is cut off.
 
+    Of the images in a request at most `max_new_images` may be new, that is after the last answer;
+    a model that sees is sent bodies that are larger by as many. Only with `allow_remote_images` are
+    images fetched from https addresses on the public internet.
+
     The KV cache. `kv_disk = false` keeps KV in memory only, else it lies in `kv_dir` (`kv` in
     `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free). A
     model keeps `hot_bytes` in memory (a quarter of what its weights leave), of which a share of
@@ -138,6 +142,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     send_timeout_s: Seconds = 30.0
 
     max_body_bytes: Positive = 64 * 1024 * 1024
+    allow_remote_images: bool = False
+    max_new_images: Positive = 4
     max_queue: Positive = 256
     max_queue_per_model: Positive | None = None
     max_wait_s: Seconds = 600.0
@@ -198,6 +204,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         return (
             self.model_keep_alive_s if own is None or own.keep_alive_s is None else own.keep_alive_s
         )
+
+    @property
+    def max_image_body_bytes(self) -> int:
+        """What a body for a model that sees may have: as many images more, in base64."""
+        return self.max_body_bytes + self.max_new_images * MAX_IMAGE_BYTES * 4 // 3
 
     @property
     def kv_root(self) -> Path:

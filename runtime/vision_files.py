@@ -1,6 +1,6 @@
 """What a model's directory says about sight, read without loading or importing anything.
 
-The server names the model types that the pinned mlx-vlm reads images for: it never imports it.
+The server never imports mlx-vlm: here are the model types that the pinned one has images for.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-TESTED_TYPES = frozenset({"gemma3", "gemma4", "qwen2_5_vl", "qwen3_5", "qwen3_vl"})
-"""Model types for which tests prove that restored KV is exact."""
+SEEING_TYPES = frozenset({"gemma3", "gemma4", "qwen2_5_vl", "qwen3_5", "qwen3_vl"})
+"""`model_type`s that are served with images: tests prove that their restored KV is exact."""
 
-SEEING_TYPES = TESTED_TYPES | frozenset(
+VLM_TYPES = SEEING_TYPES | frozenset(
     """
     aya_vision cohere2_vision cohere_compass deepseek_v4 deepseek_vl_v2 deepseekocr deepseekocr_2
     dots_ocr ernie4_5_moe_vl fastvlm gemma3n gemma4_unified glm4v glm4v_moe glm5_next glm_ocr
@@ -28,7 +28,13 @@ SEEING_TYPES = TESTED_TYPES | frozenset(
     qwen3_vl_moe smolvlm step3p7 youtu_vl zaya1_vl
     """.split()
 )
-"""`model_type`s whose images upstream turns into embeddings that a decoder reads as tokens."""
+"""`model_type`s whose images upstream turns into embeddings that a decoder reads as tokens.
+
+Nobody has shown yet that those beyond `SEEING_TYPES` are driven rightly: they read text only.
+"""
+
+_OTHER_NAMES = {"gemma4_unified": "gemma4", "llava": "mistral3", "qwen2_5_vl": "qwen2_vl"}
+"""How mlx-lm calls types of another name."""
 
 _VALUE_BYTES = 4
 _DEFAULT_PIXELS = 4 << 20
@@ -44,18 +50,29 @@ def can_see() -> bool:
     return find_spec("mlx_vlm") is not None
 
 
-def sees(path: Path, model_type: str, weights: Sequence[Path]) -> bool:
-    """Whether the model in the directory `path` is served with images.
+def is_vision(path: Path, model_type: str, weights: Sequence[Path]) -> bool:
+    """Whether mlx-vlm is to load the model in the directory `path`.
 
     Text-only conversions keep the configuration of what they were made from, so the vision tower
-    must be among the weights, and the settings of the image processor beside them.
+    must be among the weights, and the settings of the image processor beside them. What cannot be
+    shown images anyhow is left to mlx-lm, if that knows it.
     """
     return (
-        model_type in SEEING_TYPES
+        model_type in VLM_TYPES
         and can_see()
+        and (model_type in SEEING_TYPES or not _reads_as_text(model_type))
         and any((path / name).is_file() for name in _PROCESSORS)
         and any(_TOWER.search(name) for name in _tensor_names(path, weights))
     )
+
+
+@cache
+def _reads_as_text(model_type: str) -> bool:
+    """Whether mlx-lm has a model of this type."""
+    found = find_spec("mlx_lm")
+    folders = (found.submodule_search_locations if found is not None else None) or ()
+    file = f"{_OTHER_NAMES.get(model_type, model_type)}.py"
+    return any((Path(folder) / "models" / file).is_file() for folder in folders)
 
 
 def image_bytes(path: Path, config: Mapping[str, object]) -> int:

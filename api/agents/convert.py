@@ -116,8 +116,20 @@ def with_history(
     new = prompt.messages
     _check_results(history, new)
     opening = (Message(role="system", text=system),) if system else ()
-    whole = msgspec.structs.replace(prompt, messages=(*opening, *history, *new))
+    before = (_as_history(message, f"history[{i}]") for i, message in enumerate(history))
+    whole = msgspec.structs.replace(prompt, messages=(*opening, *before, *new))
     return msgspec.structs.replace(request, prompt=whole), new
+
+
+def _as_history(message: Message, path: str) -> Message:
+    """The message, its images named by where they are now: their request is long over."""
+    if not message.images:
+        return message
+    images = (
+        msgspec.structs.replace(image, field=f"{path}.images[{i}]")
+        for i, image in enumerate(message.images)
+    )
+    return msgspec.structs.replace(message, images=tuple(images))
 
 
 def _check_results(history: Sequence[Message], new: Sequence[Message]) -> None:

@@ -17,10 +17,11 @@ from api.agents.turns import AgentTurn, Plan, Steps
 from api.answer import Answer
 from api.deps import Gate
 from api.draft import Draft
+from api.images import check_images
 from api.lineage import Caller
 from api.openai.convert import chat_to_generate
 from runtime.errors import AgentChanged, Overloaded, TurnConflict
-from runtime.types import CacheParams, GenerateRequest
+from runtime.types import CacheParams, ChatPrompt, GenerateRequest
 from store import agent_rows
 from store.agent_rows import AgentRow, TurnRow
 
@@ -72,6 +73,9 @@ class Generates:
         system = convert.read_config(row.config).system
         history = [convert.unpacked(body) for body in bodies]
         request, new_messages = convert.with_history(request, system, history)
+        prompt = request.prompt
+        assert isinstance(prompt, ChatPrompt), "a chat request has a chat prompt"
+        check_images(prompt.messages, spec, self._settings)
         cache = CacheParams(
             mode=chat.cache_mode or "full",
             ttl_s=PINNED_TTL_S if row.is_pinned else row.ttl_s,

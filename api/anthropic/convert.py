@@ -20,7 +20,7 @@ from api.anthropic.schemas import (
     ToolDefinition,
 )
 from api.anthropic.transcript import Transcript
-from api.images import refuse_unseen
+from api.images import check_images
 from api.lineage import Caller
 from api.refusal import refuse
 from runtime.settings import Settings
@@ -117,7 +117,7 @@ def count_to_generate(data: CountRequest, request_id: str, door: Door) -> Asked:
         transcript.add(turn, f"messages[{i}]")
     if not transcript.messages:
         refuse("messages", "have no content that is known here: say something in them.")
-    refuse_unseen(transcript.messages, door.spec)
+    check_images(transcript.messages, door.spec, door.settings)
     keep_s = breakpoints.keep_s(data.cache_control, "")
     request = GenerateRequest(
         request_id=request_id,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from api.images import image_of, refuse_unseen
+from api.images import check_images, image_of
 from api.lineage import Caller
 from api.ollama.durations import seconds_of
 from api.ollama.schemas import (
@@ -55,7 +55,7 @@ def chat_request(
         InvalidRequest: a field cannot be served; `param` is its path.
     """
     messages = _messages(data.messages)
-    refuse_unseen(messages, spec)
+    check_images(messages, spec, settings)
     prompt = ChatPrompt(
         messages=messages,
         tools=_tools(data.tools or ()),
@@ -77,14 +77,17 @@ def generate_request(
         message = "suffix is not supported: leave it out."
         raise InvalidRequest(message, "suffix")
     prompt: Prompt | None = None
+    if data.raw and data.images:
+        message = "images cannot be shown in a raw prompt: leave out raw or the images."
+        raise InvalidRequest(message, "images")
     if data.prompt and data.raw:
         prompt = TextPrompt(text=data.prompt)
-    elif data.prompt:
-        images = _images(data.images, len(data.prompt), "images")
+    elif data.prompt or data.images:
+        images = _images(data.images, "images")
         messages = (Message(role="user", text=data.prompt, images=images),)
         if data.system:
             messages = (Message(role="system", text=data.system), *messages)
-        refuse_unseen(messages, spec)
+        check_images(messages, spec, settings)
         prompt = ChatPrompt(messages=messages, thinking=_thinking(data.think))
     return _request(data, request_id, spec, settings, (caller, prompt))
 
@@ -175,7 +178,7 @@ def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
                 tool_calls=calls if role == "assistant" else (),
                 tool_call_id=call_id if role == "tool" else None,
                 name=message.tool_name,
-                images=_images(message.images, len(message.content), f"{path}.images"),
+                images=_images(message.images, f"{path}.images"),
             )
         )
     return tuple(read)
@@ -200,9 +203,10 @@ def _answered(open_calls: list[ToolCall], name: str | None) -> str | None:
     return found.id
 
 
-def _images(images: Sequence[str] | None, at: int, path: str) -> tuple[Image, ...]:
+def _images(images: Sequence[str] | None, path: str) -> tuple[Image, ...]:
+    """Ollama shows images before the text."""
     return tuple(
-        image_of(f"data:;base64,{data}", at, f"{path}[{i}]") for i, data in enumerate(images or ())
+        image_of(f"data:;base64,{data}", 0, f"{path}[{i}]") for i, data in enumerate(images or ())
     )
 
 

@@ -18,6 +18,7 @@ class ImageUrl(Body):
     """Where a picture is: a `data:` or `https:` address."""
 
     url: str | None = None
+    detail: str | None = None
 
 
 class ContentPart(Body):
@@ -27,6 +28,7 @@ class ContentPart(Body):
     text: str | None = None
     refusal: str | None = None
     image_url: str | ImageUrl | None = None
+    detail: str | None = None
 
 
 Content = str | list[ContentPart] | None
@@ -55,19 +57,19 @@ def _read_parts(parts: Sequence[ContentPart], path: str) -> Read:
     images: list[Image] = []
     for i, part in enumerate(parts):
         if part.type in IMAGE_PARTS:
-            at = len("\n".join(texts))
-            images.append(image_of(_url(part, f"{path}[{i}]"), at, f"{path}[{i}]"))
+            images.append(_image(part, len("\n".join(texts)), f"{path}[{i}]"))
         else:
             texts.append(_part_text(part, f"{path}[{i}]"))
     return Read("\n".join(texts), tuple(images))
 
 
-def _url(part: ContentPart, path: str) -> str:
+def _image(part: ContentPart, at: int, path: str) -> Image:
     given = part.image_url
-    url = given.url if isinstance(given, ImageUrl) else given
-    if url is None:
+    if not isinstance(given, ImageUrl):
+        given = ImageUrl(given, part.detail)
+    if given.url is None:
         refuse(path, "has no image_url: give the picture's address or a data: URL.")
-    return url
+    return image_of(given.url, at, path, given.detail)
 
 
 def _part_text(part: ContentPart, path: str) -> str:

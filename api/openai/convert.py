@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from api.images import refuse_unseen
+from api.images import check_images
 from api.lineage import Caller
 from api.openai.content import read
 from api.openai.formats import constraint_of
@@ -56,7 +56,7 @@ def chat_to_generate(
         constraint_of(form.type, form.json_schema, "response_format") if form is not None else None
     )
     prompt = _chat_prompt(data)
-    refuse_unseen(prompt.messages, spec)
+    check_images(prompt.messages, spec, settings)
     return GenerateRequest(
         request_id=request_id,
         model=spec.id,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from api.images import refuse_unseen
+from api.images import check_images
 from api.lineage import Caller
 from api.openai.fields import JsonSchemaFormat, is_given
 from api.openai.formats import constraint_of
@@ -85,7 +85,7 @@ def plan_of(
     messages = _instructions(data.instructions) + read.messages
     if not messages:
         refuse("input", "must not be empty: send a text or at least one item.")
-    refuse_unseen(messages, spec)
+    check_images(messages, spec, settings)
     constraint = constraint_of(form.type, schema, "text.format")
     request = GenerateRequest(
         request_id=request_id,

@@ -173,6 +173,7 @@ async def _planned(
     """The model, the request's own items, and what is to be done with the whole conversation."""
     check(data)
     spec = gate.spec(data.model)
+    gate.check_body(request.scope, spec)
     caller = asker_of(request)
     given = data.previous_response_id
     previous_id = owned(caller.tenant, given) if given is not None else None

@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from typing_extensions import override
 
 from runtime.errors import InvalidRequest
-from runtime.worker.pictures import MAX_IMAGE_BYTES
+from runtime.types import MAX_IMAGE_BYTES
 
 _MAX_REDIRECTS = 3
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

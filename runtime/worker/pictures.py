@@ -16,8 +16,8 @@ from PIL import Image as Pillow
 from PIL import ImageOps, UnidentifiedImageError
 
 from runtime.errors import InvalidRequest
+from runtime.types import MAX_IMAGE_BYTES
 
-MAX_IMAGE_BYTES = 20 * 1024 * 1024
 MAX_PIXELS = 50_000_000
 MAX_SIDE = 16_384
 MIN_SIDE = 2
@@ -39,8 +39,10 @@ class Picture(NamedTuple):
         return width, height
 
 
-def decode(data: bytes, field: str) -> Picture:
+def decode(data: bytes, field: str, max_side: int | None = None) -> Picture:
     """The picture in these bytes: turned as its camera said, transparency on white.
+
+    One with a longer side than `max_side` is shrunk to that.
 
     Raises:
         InvalidRequest: it is too large, damaged, animated, of another format, or deeper than
@@ -53,7 +55,7 @@ def decode(data: bytes, field: str) -> Picture:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Pillow only warns of some bombs and broken metadata
-            pixels = _pixels(data, field)
+            pixels = _pixels(data, field, max_side)
     except InvalidRequest:
         raise
     except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning):
@@ -69,12 +71,16 @@ def decode(data: bytes, field: str) -> Picture:
     return Picture(pixels, hashlib.blake2b(shape + pixels.tobytes(), digest_size=32).digest())
 
 
-def _pixels(data: bytes, field: str) -> NDArray[np.uint8]:
+def _pixels(data: bytes, field: str, max_side: int | None) -> NDArray[np.uint8]:
     with Pillow.open(io.BytesIO(data), formats=_FORMATS) as image:
         _check(image, field)
         image.load()
         upright = ImageOps.exif_transpose(image)
-    return np.asarray(_flattened(upright), dtype=np.uint8)
+    flat = _flattened(upright)
+    if max_side is not None and max(flat.size) > max_side:
+        width, height = (max(MIN_SIDE, max_side * n // max(flat.size)) for n in flat.size)
+        flat = flat.resize((width, height))
+    return np.asarray(flat, dtype=np.uint8)
 
 
 def _check(image: Pillow.Image, field: str) -> None:

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from runtime import vision_files
 from runtime.model_files import read_spec
 from runtime.settings import ModelSettings
-from runtime.vision_files import SEEING_TYPES, TESTED_TYPES
+from runtime.vision_files import SEEING_TYPES, VLM_TYPES
 from tests.tiny_vlms import VISION_FAMILIES
 
 pytest.importorskip("mlx_vlm")
@@ -33,7 +34,7 @@ def upstream() -> Any:
     return cast("Any", importlib.import_module("mlx_vlm.utils"))
 
 
-@pytest.mark.parametrize("model_type", sorted(SEEING_TYPES))
+@pytest.mark.parametrize("model_type", sorted(VLM_TYPES))
 def test_upstream_turns_the_images_of_every_listed_type_into_embeddings(model_type: str):
     module, _ = upstream().get_model_and_args({"model_type": model_type})
     parameters = list(inspect.signature(module.Model.get_input_embeddings).parameters)
@@ -49,14 +50,21 @@ def test_no_type_of_upstream_with_a_vision_tower_is_overlooked():
         if (path.parent / "language.py").is_file()
     }
     renamed: dict[str, str] = upstream().MODEL_REMAPPING
-    listed = {renamed.get(name, name) for name in SEEING_TYPES}
+    listed = {renamed.get(name, name) for name in VLM_TYPES}
     assert towers - listed == set().union(*LEFT_OUT.values()) - listed
 
 
+def test_what_mlx_lm_calls_otherwise_is_known():
+    renamed = cast("Any", importlib.import_module("mlx_lm.utils")).MODEL_REMAPPING
+    expected = {name: renamed[name] for name in VLM_TYPES if name in renamed}
+    assert expected == vision_files._OTHER_NAMES
+
+
 def test_every_tested_type_has_a_tiny_model_that_is_recognised(vlms_dir: Path):
-    assert set(VISION_FAMILIES) == TESTED_TYPES
+    assert set(VISION_FAMILIES) == SEEING_TYPES
     for family in VISION_FAMILIES:
         spec = read_spec(family, vlms_dir / family, ModelSettings())
         assert spec.is_vision
+        assert spec.sees
         assert (spec.context, spec.model_type) == (4096, family)
         assert spec.kv_bytes_per_token

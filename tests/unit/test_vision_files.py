@@ -48,6 +48,7 @@ def model(
 def test_a_model_with_its_vision_tower_and_processor_sees(tmp_path: Path, tower: str):
     spec = model(tmp_path / "a", TEXT, tower)
     assert spec.is_vision
+    assert spec.sees
     assert "vision" in spec.capabilities
     assert spec.context == 2048
 
@@ -62,6 +63,14 @@ def test_without_an_image_processor_it_reads_text(tmp_path: Path):
 
 def test_a_type_that_is_not_known_to_see_reads_text(tmp_path: Path):
     assert not model(tmp_path / "a", TEXT, TOWER, config=CONFIG | {"model_type": "new"}).is_vision
+
+
+@pytest.mark.parametrize(("model_type", "is_vision"), [("glm4v", True), ("kimi_vl", False)])
+def test_a_type_that_nobody_tested_reads_text_by_whichever_package_can(
+    tmp_path: Path, model_type: str, is_vision: bool
+):
+    spec = model(tmp_path / "a", TEXT, TOWER, config=CONFIG | {"model_type": model_type})
+    assert (spec.is_vision, spec.sees, spec.image_bytes) == (is_vision, False, 0)
 
 
 @pytest.mark.parametrize("settings", [ModelSettings(vision=False), ModelSettings(ranks=2)])
