@@ -24,10 +24,11 @@ _ACTIONS = ("load", "unload", "pin", "unpin", "restart")
 
 
 class RunningModel(msgspec.Struct, gc=False):
-    """A model that is not cold. Times in seconds from now, sizes in bytes.
+    """A model that is not cold, or whose memory is missing. Times in seconds from now.
 
     `expires_in_s` is when it is unloaded unless it is used, `retry_in_s` when one that failed is
     tried again. `has_changed_files`: what is loaded is no longer what lies on disk.
+    `unreturned_bytes` were held by a process of it and are missing since that ended.
     """
 
     id: str
@@ -47,6 +48,7 @@ class RunningModel(msgspec.Struct, gc=False):
     num_starts: int
     num_crashes: int
     has_changed_files: bool
+    unreturned_bytes: int
     error: str | None
 
 
@@ -63,7 +65,7 @@ class Cancelled(msgspec.Struct, gc=False):
 
 @get("/running", tags=["Admin"], sync_to_thread=False)
 def running(gate: NamedDependency[Gate]) -> RunningModels:
-    """Every model that is not cold: loaded, on its way, waited for, or failed."""
+    """Every model that is not cold: loaded, on its way, waited for, failed; or missing memory."""
     return _running(gate)
 
 
@@ -138,7 +140,7 @@ def _running(gate: Gate) -> RunningModels:
 
 def running_models(gate: Gate) -> list[RunningModel]:
     """Every model that is not cold."""
-    return [_view(one) for one in gate.status() if one.state != "cold"]
+    return [_view(one) for one in gate.status() if one.state != "cold" or one.unreturned_bytes]
 
 
 def _view(status: ModelStatus) -> RunningModel:
@@ -160,6 +162,7 @@ def _view(status: ModelStatus) -> RunningModel:
         num_starts=status.num_starts,
         num_crashes=status.num_crashes,
         has_changed_files=status.has_changed_files,
+        unreturned_bytes=status.unreturned_bytes,
         error=status.last_error,
     )
 

@@ -6,7 +6,6 @@ Nothing here awaits: every decision is made and carried out in one go, by `settl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from runtime.calls import Call
 from runtime.errors import (
@@ -21,10 +20,10 @@ from runtime.failures import Quarantine
 from runtime.generation import Generation
 from runtime.lifecycle import COMING_UP, SERVING, ModelState
 from runtime.model_actor import Crew, ModelActor, Worker
-from runtime.placement import Need, Room
 from runtime.refusals import check_number, no_room, too_late
 from runtime.request_queue import RequestQueue
-from runtime.swap import Plan, Resident, Scene, Terms, Waiting, plan
+from runtime.scene import Memory, scene_of
+from runtime.swap import Plan, Terms, plan
 from runtime.types import ModelSpec, Struct
 
 MAX_REQUEUES = 1
@@ -40,14 +39,6 @@ class Rules(Struct, frozen=True):
     max_open_per_model: int = 256
     max_loaded: int | None = None
     terms: Terms = Terms()
-
-
-class Memory(Protocol):
-    """What models need and what there is."""
-
-    def need(self, spec: ModelSpec) -> Need: ...
-
-    def room(self) -> Room: ...
 
 
 class Dispatch:
@@ -140,7 +131,7 @@ class Dispatch:
         """Whether the model could be loaded now without another one having to leave."""
         residents = (actor.resident() for actor in self.actors.values())
         held = [one.reserved_bytes for one in residents if one is not None]
-        return self._memory.room().without(held).holds(self._memory.need(spec).num_bytes)
+        return self._memory.room_now().without(held).holds(self._memory.need(spec).num_bytes)
 
     def close(self) -> None:
         """The server stops: nothing waits any more, nothing runs on, every model leaves."""
@@ -245,7 +236,9 @@ class Dispatch:
             else:
                 actor.unwant(now_s)
         waiting = [call for call in self._queue if self._may_load(call.model)]
-        steps = plan(_scene(waiting, self.actors.values(), self._memory, now_s), self._rules.terms)
+        steps = plan(
+            scene_of(waiting, self.actors.values(), self._memory, now_s), self._rules.terms
+        )
         self._carry_out(steps, now_s)
         _tell_phases(self._queue.in_order(), self.actors)
         self.due_s = self._next_due_s(steps.wake_s)
@@ -272,7 +265,8 @@ class Dispatch:
         for model in steps.blocked:
             for call in self._queue.take_all_of(model):
                 pinned = [one.model for one in self.actors.values() if one.is_pinned]
-                call.fail(no_room(model, pinned))
+                missing = self._memory.room().num_bytes - self._memory.room_now().num_bytes
+                call.fail(no_room(model, pinned, missing))
 
     def _grant(self, request_id: str, now_s: float) -> None:
         call = self._queue.take(request_id)
@@ -347,37 +341,6 @@ class Dispatch:
             f"Two processes of the model {call.model} died while they worked for this request. "
             f"It is not served again for {max(1, round(until_s - now_s))} s; change it."
         )
-
-
-def _scene(
-    calls: Iterable[Call], actors: Iterable[ModelActor], memory: Memory, now_s: float
-) -> Scene:
-    """How things stand, as the swap policy sees it."""
-    waiting: list[Waiting] = []
-    residents: list[Resident] = []
-    specs: dict[str, ModelSpec] = {}
-    for call in calls:
-        specs[call.model] = call.spec
-        waiting.append(
-            Waiting(
-                request_id=call.request_id,
-                model=call.model,
-                since_s=call.since_s,
-                priority=call.priority,
-            )
-        )
-    for actor in actors:
-        resident = actor.resident()
-        if resident is not None and actor.spec is not None:
-            residents.append(resident)
-            specs[actor.model] = actor.spec
-    return Scene(
-        waiting=tuple(waiting),
-        residents=tuple(residents),
-        needs={model: memory.need(spec) for model, spec in specs.items()},
-        room=memory.room(),
-        now_s=now_s,
-    )
 
 
 def _tell_phases(calls: Iterable[Call], actors: Mapping[str, ModelActor]) -> None:

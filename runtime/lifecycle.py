@@ -49,6 +49,8 @@ ModelEvent = Literal[
     "over",  # the time to hold back has passed, or the operator says so
     "overdue",  # the state's timeout
 ]
+MemoryEvent = Literal["unreturned", "returned"]
+"""What an ended process held is missing, or no longer: news of a model that stays in its state."""
 STATES: tuple[ModelState, ...] = get_args(ModelState)
 EVENTS: tuple[ModelEvent, ...] = get_args(ModelEvent)
 RESTING: frozenset[ModelState] = frozenset({"cold", "ready", "busy"})
@@ -108,7 +110,7 @@ class Transition(Struct, frozen=True):
 
     model: str
     before: ModelState
-    event: ModelEvent
+    event: ModelEvent | MemoryEvent
     after: ModelState
     at_s: float = 0.0
     reason: str = ""

@@ -11,10 +11,11 @@ import structlog
 
 from runtime import kv_sizes, placement, pressure
 from runtime.errors import MemoryShort
-from runtime.lifecycle import HAS_PROCESS
+from runtime.lifecycle import HAS_PROCESS, MemoryEvent, Transition
 from runtime.model_actor import ModelActor
-from runtime.placement import Need, Profile, Room
+from runtime.placement import Need, Profile, Room, Unreturned
 from runtime.pressure import Strain
+from runtime.process_memory import Departure, available_bytes
 from runtime.settings import Settings
 from runtime.types import ModelSpec
 from runtime.worker_process import WorkerProcess
@@ -41,6 +42,8 @@ class Memory:
         self._hot_bytes = settings.hot_bytes
         self._rows: Mapping[str, ModelRow] = {}
         self._strain = Strain()
+        self._unreturned: tuple[Unreturned, ...] = ()
+        self._free_bytes = budget
 
     def learn(self, rows: Mapping[str, ModelRow]) -> None:
         """What former runs needed, by model id."""
@@ -50,7 +53,42 @@ class Memory:
         return placement.need(Profile.of(spec, self._rows.get(spec.id)))
 
     def room(self) -> Room:
+        """What all models may take together."""
         return self._room
+
+    def room_now(self) -> Room:
+        """The same without what ended processes have not given back."""
+        return placement.room_left(self._room, self._unreturned, self._free_bytes)
+
+    def unreturned_bytes(self, model: str) -> int:
+        """What processes of a model held and did not give back when they ended."""
+        return sum(one.num_bytes for one in self._unreturned if one.model == model)
+
+    def departed(
+        self, model: str, departure: Departure, actors: Mapping[str, ModelActor]
+    ) -> Transition | None:
+        """A process has ended and its memory was looked for; news if some of it is missing."""
+        if not departure.is_memory_suspect:
+            return None
+        self._free_bytes = _free_bytes(actors)
+        lost = Unreturned(
+            model=model,
+            num_bytes=departure.footprint_bytes - max(departure.freed_bytes, 0),
+            free_bytes=self._free_bytes,
+        )
+        self._unreturned += (lost,)
+        self.share(actors)
+        return _news(actors[model], "unreturned", f"{lost.num_bytes / 1e9:.2f} GB are missing")
+
+    def found_again(self, actors: Mapping[str, ModelActor]) -> list[Transition]:
+        """Look whether missing memory has come back; the news of it."""
+        if not self._unreturned:
+            return []
+        self._free_bytes = _free_bytes(actors)
+        before = {one.model for one in self._unreturned}
+        self._unreturned = placement.still_missing(self._unreturned, self._free_bytes)
+        back = before - {one.model for one in self._unreturned}
+        return [_news(actors[model], "returned", "its memory is there again") for model in back]
 
     def check(self) -> None:
         """See that there is memory for one more request.
@@ -66,7 +104,7 @@ class Memory:
         loaded = {name: one for name, one in actors.items() if one.state in HAS_PROCESS}
         wishes = {name: self._wish(one.spec) for name, one in loaded.items() if one.spec}
         held = sum(one.reserved_bytes for one in loaded.values())
-        spare_bytes = self._room.num_bytes - held
+        spare_bytes = self.room_now().num_bytes - held
         if self._strain.lendable_bytes is not None:
             spare_bytes = min(spare_bytes, self._strain.lendable_bytes)
         return placement.hot_budgets(wishes, spare_bytes)
@@ -90,10 +128,10 @@ class Memory:
             if one.state == "ready" and not one.is_pinned and one.model not in awaited
         ]
         idle.sort(key=lambda one: one.last_used_s)
-        available_bytes = psutil.virtual_memory().available
+        num_available = available_bytes()
         relief = pressure.relieve(
             self._strain,
-            available_bytes=available_bytes,
+            available_bytes=num_available,
             floor_bytes=self._floor_bytes,
             lent_bytes=sum(_lent_bytes(one) for one in actors.values()),
             idle=[one.model for one in idle],
@@ -101,7 +139,7 @@ class Memory:
         if relief.strain != self._strain or relief.leaves is not None:
             _log.warning(
                 "memory",
-                available_bytes=available_bytes,
+                available_bytes=num_available,
                 floor_bytes=self._floor_bytes,
                 hot_bytes=relief.strain.lendable_bytes,
                 leaves=relief.leaves,
@@ -114,6 +152,25 @@ class Memory:
 
     def _wish(self, spec: ModelSpec) -> int:
         return self._hot_bytes or kv_sizes.hot_budget(self._total_bytes, spec.nbytes)
+
+
+def _news(actor: ModelActor, event: MemoryEvent, reason: str) -> Transition:
+    """Of a model that stays in its state."""
+    return Transition(
+        model=actor.model,
+        before=actor.state,
+        event=event,
+        after=actor.state,
+        at_s=time.time(),
+        reason=reason,
+    )
+
+
+def _free_bytes(actors: Mapping[str, ModelActor]) -> int:
+    """What models could have if all of them left."""
+    workers = [one.worker for one in actors.values()]
+    held = [one.obituary.footprint_bytes for one in workers if isinstance(one, WorkerProcess)]
+    return available_bytes() + sum(held)
 
 
 def _lent_bytes(actor: ModelActor) -> int:

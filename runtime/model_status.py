@@ -31,6 +31,8 @@ class ModelStatus(Struct, frozen=True):
     expires_in_s: float | None = None
     retry_in_s: float | None = None
     has_changed_files: bool = False
+    unreturned_bytes: int = 0
+    """Memory that its ended processes held and that did not come back."""
     swap_cost: SwapCost | None = None
     """What it took lately to have it leave and to have it back."""
     entered: tuple[tuple[ModelState, int], ...] = ()

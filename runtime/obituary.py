@@ -54,6 +54,11 @@ class Obituary:
         self.crash_id: str | None = None
         self.departure: Departure | None = None
 
+    @property
+    def footprint_bytes(self) -> int:
+        """What it took when it was looked at last."""
+        return self._memory.footprint
+
     def heard(self, beat: Heartbeat) -> None:
         """A heartbeat arrived."""
         peak_bytes = max(beat.peak_bytes, beat.active_bytes)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from runtime.errors import ModelTooLarge
 from runtime.kv_sizes import MIN_HOT_BYTES
 from runtime.types import ModelSpec, Struct
 from store.types import ModelRow
@@ -23,6 +22,7 @@ MEMORY_SHARE = 0.65
 RUNNING_CONTEXT_SHARE = 0.25
 """Requests that run at one time are expected to fill so much of one context together."""
 
+_RETURNED_SHARE = 0.7
 _PROCESS_BYTES = 256 << 20
 _PREFILL_SHARE = 0.1
 _MIN_PREFILL_BYTES = 2 << 30
@@ -123,14 +123,29 @@ def need(profile: Profile, min_hot_bytes: int = MIN_HOT_BYTES) -> Need:
     return Need(num_bytes=reservation(profile, min_hot_bytes), swap_s=swap_s)
 
 
-def check_fits(model: str, needed: Need, room: Room) -> None:
-    """See that a model fits when it is alone.
+class Unreturned(Struct, frozen=True):
+    """Memory that a process held and that was not available again after its end.
 
-    Raises:
-        ModelTooLarge: it never will.
+    `free_bytes` is what models could have had at that time.
     """
-    if needed.num_bytes > room.num_bytes:
-        raise ModelTooLarge(model, needed.num_bytes, room.num_bytes)
+
+    model: str
+    num_bytes: int
+    free_bytes: int
+
+
+def still_missing(held: Iterable[Unreturned], free_bytes: int) -> tuple[Unreturned, ...]:
+    """What has not come back since, by what models could have now."""
+    return tuple(
+        one for one in held if free_bytes < one.free_bytes + int(one.num_bytes * _RETURNED_SHARE)
+    )
+
+
+def room_left(room: Room, held: Iterable[Unreturned], free_bytes: int) -> Room:
+    """The room without what is missing, but never less of it than there really is."""
+    missing = sum(one.num_bytes for one in held)
+    num_bytes = max(room.num_bytes - missing, min(free_bytes, room.num_bytes))
+    return Room(num_bytes=num_bytes, num_models=room.num_models)
 
 
 def hot_budgets(wishes: Mapping[str, int], spare_bytes: int) -> dict[str, int]:
@@ -146,29 +161,3 @@ def hot_budgets(wishes: Mapping[str, int], spare_bytes: int) -> dict[str, int]:
         model: min(MIN_HOT_BYTES, wishes[model]) + (more * lent // total if total else 0)
         for model, more in beyond.items()
     }
-
-
-class Resident(Struct, frozen=True):
-    """A model that has a process. `last_used_s` is on any one monotonic clock."""
-
-    model: str
-    is_busy: bool
-    last_used_s: float
-
-
-def victims(residents: Iterable[Resident], max_loaded: int) -> tuple[str, ...] | None:
-    """The models to stop before one more may load, least recently used first.
-
-    None when there is no legal choice now: too many of them are busy.
-    """
-    loaded = list(residents)
-    num_excess = len(loaded) + 1 - max_loaded
-    if num_excess <= 0:
-        return ()
-    idle = sorted(
-        (resident for resident in loaded if not resident.is_busy),
-        key=lambda resident: resident.last_used_s,
-    )
-    if len(idle) < num_excess:
-        return None
-    return tuple(resident.model for resident in idle[:num_excess])

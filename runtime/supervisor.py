@@ -15,6 +15,7 @@ from itertools import count
 import msgspec
 import structlog
 
+from runtime.alarm import Alarm
 from runtime.calls import Call, Wish
 from runtime.catalog import Catalog
 from runtime.dispatch import Dispatch
@@ -26,6 +27,7 @@ from runtime.memory import Budgets, Memory
 from runtime.model_actor import Worker
 from runtime.model_status import ModelStatus, status_of
 from runtime.news import News
+from runtime.process_memory import Departure
 from runtime.settings import Settings
 from runtime.spare import Spares
 from runtime.supervision_rules import rules_of, with_settings
@@ -34,7 +36,6 @@ from runtime.types import GenerateRequest, ModelSpec, Priority
 from runtime.worker_process import WorkerProcess
 
 _log = structlog.get_logger("hearth.supervisor")
-_TIMER_S = 0.001
 
 
 class Supervisor:
@@ -50,7 +51,6 @@ class Supervisor:
         self._costs = SwapCosts()
         self._workers: dict[WorkerProcess, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
         self._preloading: set[str] = set()
         self._numbers = count()
         self._stop_bound_s = rules_of(settings).limits_s["flushing"]
@@ -58,6 +58,7 @@ class Supervisor:
         self._dispatch = Dispatch(
             rules_of(settings), self, self._memory, settings.keep_alive_of, time.monotonic
         )
+        self._alarm = Alarm(self._dispatch.settle)
         for model, own in settings.models.items():
             self._dispatch.actor(model).is_pinned = own.pinned
 
@@ -78,7 +79,7 @@ class Supervisor:
     async def start(self) -> None:
         """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
         specs = _preloaded(self._settings, self._catalog)
-        specs += [one for one in self._catalog.models() if self._is_pinned(one.id)]
+        specs += [one for one in self._catalog.models() if self._dispatch.actor(one.id).is_pinned]
         unique = {spec.id: spec for spec in specs}
         self._preloading = set(unique)
         self._spawn(self._preload(list(unique.values())))
@@ -92,8 +93,7 @@ class Supervisor:
         await self._spares.stop()
         if self._tasks:  # a process that the kernel does not let go of is left to it
             await asyncio.wait(self._tasks, timeout=self._stop_bound_s)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
 
     def kill(self) -> None:
         """End every worker at once."""
@@ -205,9 +205,12 @@ class Supervisor:
 
     async def relieve(self) -> None:
         """See to it that the rest of the machine has memory; to be called now and then."""
-        if not self._dispatch.is_stopping:
-            self._memory.relieve(self._dispatch.actors, self._dispatch.awaited)
-            self._dispatch.settle()
+        if self._dispatch.is_stopping:
+            return
+        for news in self._memory.found_again(self._dispatch.actors):
+            self.news.publish(news)
+        self._memory.relieve(self._dispatch.actors, self._dispatch.awaited)
+        self._dispatch.settle()
 
     # The crew of the dispatch
 
@@ -233,23 +236,30 @@ class Supervisor:
         self._costs.observe(transition)
         self.news.publish(transition)
         holds_no_more = transition.before in ("backing_off", "failed")
-        if transition.after == "cold" and holds_no_more and self._is_pinned(transition.model):
+        if (
+            transition.after == "cold"
+            and holds_no_more
+            and self._dispatch.actor(transition.model).is_pinned
+        ):
             self._spawn(self._reload(transition.model))
 
     def wake_at(self, due_s: float | None) -> None:
         """Settle again at that time."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if due_s is not None and due_s < float("inf"):
-            delay_s = max(due_s - time.monotonic(), 0.0) + _TIMER_S
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(delay_s, self._dispatch.settle)
+        self._alarm.set(due_s)
 
     # Inside
 
     def _on_change(self, worker: WorkerProcess) -> None:
         self._dispatch.on_change(worker.spec.id, worker)
+        departure = worker.obituary.departure
+        if departure is not None:  # which comes last of all changes, and once
+            self._departed(worker.spec.id, departure)
+
+    def _departed(self, model: str, departure: Departure) -> None:
+        news = self._memory.departed(model, departure, self._dispatch.actors)
+        if news is not None:
+            self.news.publish(news)
+            self._dispatch.settle()
 
     async def _run(self, worker: WorkerProcess) -> None:
         """One process from its start to its end."""
@@ -275,23 +285,17 @@ class Supervisor:
         await self._remember()
         for spec in specs:
             if self._dispatch.fits(spec):
-                await self._try_load(spec)
+                await self._try_load(spec.id)
             else:
                 _log.warning("not preloaded: no room beside the others", model=spec.id)
             self._preloading.discard(spec.id)
         self._spares.want()
 
-    async def _reload(self, model: str) -> None:
+    async def _try_load(self, model: str) -> None:
         try:
-            await self._try_load(self._catalog.resolve(model))
-        except UnknownModel as error:
-            _log.warning("not loaded again", model=model, why=error.message)
-
-    async def _try_load(self, spec: ModelSpec) -> None:
-        try:
-            await self._wish(spec, "background").granted()
+            await self._wish(self._resolve(model), "background").granted()
         except HearthError as error:
-            _log.warning("not loaded", model=spec.id, why=error.message)
+            _log.warning("not loaded", model=model, why=error.message)
 
     def _wish(self, spec: ModelSpec, priority: Priority) -> Wish:
         wish = Wish()
@@ -321,12 +325,12 @@ class Supervisor:
     def _status(self, spec: ModelSpec) -> ModelStatus:
         actor = self._dispatch.actor(spec.id)
         num_waiting = self._dispatch.num_waiting(spec.id)
-        status = status_of(spec, actor, num_waiting, time.monotonic())
-        entered = tuple(self._entered[spec.id].items())
-        return msgspec.structs.replace(status, swap_cost=self._costs.of(spec.id), entered=entered)
-
-    def _is_pinned(self, model: str) -> bool:
-        return self._dispatch.actor(model).is_pinned
+        return msgspec.structs.replace(
+            status_of(spec, actor, num_waiting, time.monotonic()),
+            swap_cost=self._costs.of(spec.id),
+            entered=tuple(self._entered[spec.id].items()),
+            unreturned_bytes=self._memory.unreturned_bytes(spec.id),
+        )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

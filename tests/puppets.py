@@ -66,6 +66,7 @@ class World:
         self.puppets: list[Puppet] = []
         self.transitions: list[Transition] = []
         self.due_s: float | None = None
+        self.missing_bytes = 0
         self._room = Room(num_bytes=ROOM, num_models=max_loaded)
         rules = Rules(
             limits_s={state: LIMIT_S for state in STATES if state not in RESTING},
@@ -96,6 +97,10 @@ class World:
 
     def room(self) -> Room:
         return self._room
+
+    def room_now(self) -> Room:
+        num_bytes = self._room.num_bytes - self.missing_bytes
+        return Room(num_bytes=num_bytes, num_models=self._room.num_models)
 
     def pass_time(self, seconds: float) -> None:
         """Let the timer ring whenever it is due."""

@@ -18,7 +18,16 @@ from runtime.errors import HearthError
 from runtime.generation import Generation
 from runtime.lifecycle import HAS_PROCESS
 from runtime.supervisor import Supervisor
-from runtime.types import ChatPrompt, Failed, Message, PrefillProgress, TextDelta, TextPrompt, Usage
+from runtime.types import (
+    ChatPrompt,
+    Failed,
+    Message,
+    PrefillProgress,
+    SamplingParams,
+    TextDelta,
+    TextPrompt,
+    Usage,
+)
 from tests.asking import ask, request, status_of, supervising
 from tests.conversation import CODE, QUESTION, Conversation
 from tests.tiny_models import write_model
@@ -60,6 +69,7 @@ class Needle:
         said = Conversation(num_sentences=12).messages
         self._messages = [Message(role=one["role"], text=one["content"]) for one in said]
         self.usage = Usage(num_prompt_tokens=0)
+        self._num_asked = 0
 
     async def recall(self, supervisor: Supervisor) -> str:
         """Ask once more; how it ended. An answer that forgot the word fails the test."""
@@ -67,7 +77,10 @@ class Needle:
         prompt = ChatPrompt(messages=(*self._messages, question))
         text = ""
         try:
-            generation = supervisor.submit(request(prompt, model=RECALLING))
+            self._num_asked += 1  # or two kills would have it taken for what workers die of
+            sampling = SamplingParams(temperature=0.0, seed=self._num_asked)
+            wanted = request(prompt, model=RECALLING, sampling=sampling)
+            generation = supervisor.submit(wanted)
             async with asyncio.timeout(PATIENCE_S):
                 await generation.accepted()
                 while chunks := await generation.next_chunks():
@@ -201,7 +214,7 @@ async def ends_of_chaos(
         num_descriptors = psutil.Process().num_fds()
         run = Chaos(supervisor, **chaos)
         await run.run(num_clients=8)
-        assert supervisor.is_idle
+        await until(lambda: supervisor.is_idle, "what was wished for is loaded", 60)
         await until(lambda: len(loaded(supervisor)) <= fields["max_loaded_models"], "leaving", 60)
         await run.needle.comes_back(supervisor)
         await everybody_leaves(supervisor)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -20,6 +21,7 @@ from runtime.errors import (
 )
 from runtime.generation import Generation
 from runtime.lifecycle import HAS_PROCESS
+from runtime.process_memory import Departure
 from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
 from runtime.types import TokenPrompt
@@ -206,3 +208,34 @@ async def test_a_model_that_disappears_is_served_until_it_is_unloaded(tmp_path: 
 
 def status_of_any(supervisor: Supervisor, model: str) -> str | None:
     return next((one.state for one in supervisor.status() if one.spec.id == model), None)
+
+
+async def test_memory_that_an_ended_process_keeps_is_no_room_until_it_is_there_again(
+    home: Path,
+) -> None:
+    """No process can be made to keep it; what one of them would be found to have done is told."""
+    pebibyte = 1 << 50
+    fields: dict[str, Any] = {"memory_budget": 2 * pebibyte, "max_loaded_models": None}
+    async with supervising(home, **fields) as supervisor:
+        listener = supervisor.news.listen()
+        lost = Departure(
+            is_clean=False, footprint_bytes=pebibyte, freed_bytes=0, is_memory_suspect=True
+        )
+        assert status_of(supervisor, "a").state == status_of(supervisor, "b").state == "cold"
+        supervisor._departed("a", lost)
+        supervisor._departed("b", msgspec.structs.replace(lost, footprint_bytes=2 * pebibyte))
+        batch = await listener.next()
+        assert batch is not None
+        assert [(one.model, one.event) for one in batch.items] == [
+            ("a", "unreturned"),
+            ("b", "unreturned"),
+        ]
+        assert status_of(supervisor, "a").unreturned_bytes == pebibyte
+        assert status_of(supervisor, "a").state == "cold"
+        await supervisor.relieve()
+        spec = status_of(supervisor, "a").spec
+        large = msgspec.structs.replace(spec, nbytes=pebibyte)
+        assert not supervisor._dispatch.fits(large)
+        assert (
+            await ask(supervisor, "a", model="a", max_tokens=1)
+        ).finished  # what is really free is room

@@ -130,6 +130,11 @@ class Supervision(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
+    @rule(num_bytes=st.sampled_from([0, 0, 30, 70]))
+    def ended_processes_keep_memory(self, num_bytes: int) -> None:
+        self.world.missing_bytes = num_bytes
+        self.dispatch.settle()
+
     @rule(pick=st.integers(0, 5))
     def a_process_goes_on(self, pick: int) -> None:
         if alive := self.world.alive():
@@ -216,6 +221,7 @@ class Supervision(RuleBasedStateMachine):
             return
         for actor in self.dispatch.actors.values():
             actor.is_pinned = False
+        self.world.missing_bytes = 0
         self.dispatch.settle()
         for _ in range(400):
             if all(one.is_finished for one in self.submitted):

@@ -3,58 +3,22 @@
 import msgspec
 import pytest
 
-from runtime.errors import ModelTooLarge
 from runtime.kv_sizes import MIN_HOT_BYTES
 from runtime.placement import (
-    Need,
     Profile,
-    Resident,
     Room,
-    check_fits,
+    Unreturned,
     hot_budgets,
     memory_budget,
     need,
     reservation,
-    victims,
+    room_left,
+    still_missing,
 )
 
 GB = 1_000_000_000
 FIXED = (256 << 20) + MIN_HOT_BYTES
 LARGE = Profile(weights_bytes=40 * GB, context=100_000, kv_bytes_per_token=100_000)
-
-
-def resident(model: str, last_used_s: float = 0.0, *, is_busy: bool = False) -> Resident:
-    return Resident(model=model, is_busy=is_busy, last_used_s=last_used_s)
-
-
-def test_nobody_leaves_while_there_is_room():
-    assert victims([], 1) == ()
-    assert victims([resident("a")], 2) == ()
-    assert victims([resident("a", is_busy=True)], 2) == ()
-
-
-def test_the_least_recently_used_leaves_first():
-    residents = [resident("a", 3.0), resident("b", 1.0), resident("c", 2.0)]
-    assert victims(residents, 3) == ("b",)
-    assert victims(residents, 2) == ("b", "c")
-    assert victims(residents, 1) == ("b", "c", "a")
-
-
-def test_the_busy_stay_even_when_they_were_used_longest_ago():
-    residents = [resident("a", 1.0, is_busy=True), resident("b", 2.0)]
-    assert victims(residents, 2) == ("b",)
-
-
-def test_no_choice_is_none_and_stops_nobody_in_vain():
-    assert victims([resident("a", is_busy=True)], 1) is None
-    assert victims([resident("a", is_busy=True), resident("b")], 1) is None
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_equal_times_keep_the_order_of_the_residents(order: tuple[int, int]):
-    pair = [resident("a"), resident("b")]
-    residents = [pair[i] for i in order]
-    assert victims(residents, 2) == (residents[0].model,)
 
 
 def test_what_the_device_recommends_counts_before_the_machines_memory():
@@ -105,14 +69,19 @@ def test_a_room_holds_bytes_and_a_number_of_models():
     assert Room(num_bytes=10).without([1] * 9).holds(1)
 
 
-def test_a_model_that_can_never_fit_is_refused_with_both_numbers():
-    check_fits("m", Need(num_bytes=10, swap_s=1.0), Room(num_bytes=10, num_models=1))
-    with pytest.raises(ModelTooLarge) as caught:
-        check_fits("m", Need(num_bytes=30 * GB, swap_s=1.0), Room(num_bytes=20 * GB))
-    assert (caught.value.num_bytes, caught.value.limit_bytes) == (30 * GB, 20 * GB)
-    assert "30.00 GB" in caught.value.message
-    assert "20.00 GB" in caught.value.message
-    assert caught.value.code == "model_too_large"
+def test_what_did_not_come_back_is_no_room_unless_it_is_there_after_all():
+    room = Room(num_bytes=40, num_models=2)
+    lost = Unreturned(model="m", num_bytes=20, free_bytes=10)
+    assert room_left(room, [], 5) == room
+    assert room_left(room, [lost], 10) == Room(num_bytes=20, num_models=2)
+    assert room_left(room, [lost], 30) == Room(num_bytes=30, num_models=2)
+    assert room_left(room, [lost], 90) == room
+
+
+def test_seven_tenths_of_it_is_back():
+    lost = Unreturned(model="m", num_bytes=20, free_bytes=10)
+    assert still_missing([lost], 23) == (lost,)
+    assert still_missing([lost], 24) == ()
 
 
 def test_what_is_left_over_is_lent_to_the_hot_tiers_in_proportion():
