@@ -137,3 +137,8 @@ def said(row: Row) -> str:
     if row.num_failed:
         parts.append(f"{row.num_failed} failed")
     return ", ".join(parts)
+
+
+def times(value: float) -> str:
+    """How many times, with the digits that say something."""
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"

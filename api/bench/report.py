@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import msgspec
 
-from api.bench.figures import Row, said
+from api.bench.figures import Row, said, times
 from api.bench.machine import Environment
 from api.bench.recipes import Recipe
 from api.bench.scenarios import Round
@@ -78,7 +78,7 @@ def _cell(report: Report, title: str, peer: str) -> str:
     (row,) = found
     if peer == report.baseline or row.times_better is None:
         return said(row)
-    return f"{said(row)} ({row.times_better:.2g}x)"
+    return f"{said(row)} ({times(row.times_better)}x)"
 
 
 def page(report: Report) -> str:

@@ -122,15 +122,15 @@ class Asking:
         return turn, self._ask("back", turn)
 
     def _lives(self, talk: Conversation, turn: Question, said: str) -> None:
-        """The conversation goes on after a restart and after `kill -9`."""
-        self._peer.stop()
-        if self._boot("restart"):
-            turn = turn.then(said, talk.door)
-            said = self._ask("restart", turn)
-            time.sleep(SETTLE_S)
-            self._peer.kill()
+        """The conversation goes on after `kill -9`, the first end of this server, and a restart."""
+        time.sleep(SETTLE_S)
+        self._peer.kill()
         if self._boot("kill"):
-            self._ask("kill", turn.then(said, talk.code))
+            turn = turn.then(said, talk.door)
+            said = self._ask("kill", turn)
+            self._peer.stop()
+        if self._boot("restart"):
+            self._ask("restart", turn.then(said, talk.code))
 
     def _ask(self, scenario: str, question: Question, target: Target | None = None) -> str:
         """Ask one thing; the text, or if there is none what it should have held."""

@@ -12,6 +12,7 @@ function add(parent, tag, text, className) {
   return made;
 }
 
+const times = (value) => (value < 10 ? String(Number(value.toPrecision(2))) : value.toFixed(0));
 const colour = (index) => getComputedStyle(document.documentElement).getPropertyValue(`--p${index % 6}`).trim();
 const amount = (value, unit) => (unit ? `${Math.round(value).toLocaleString("en")} ${unit}` : value.toFixed(2));
 
@@ -45,7 +46,7 @@ function figure(cell, row) {
   if (!row) { add(cell, "small", "not asked"); return; }
   if (row.median !== null) {
     cell.append(amount(row.median, row.unit));
-    if (row.peer !== report.baseline && row.times_better !== null) add(cell, "strong", ` ${row.times_better.toPrecision(2)}×`);
+    if (row.peer !== report.baseline && row.times_better !== null) add(cell, "strong", ` ${times(row.times_better)}×`);
     const digits = row.unit ? 0 : 2;
     add(cell, "small", `${row.low.toFixed(digits)} to ${row.high.toFixed(digits)}`);
   }
