@@ -236,12 +236,9 @@ class Supervisor:
         self._costs.observe(transition)
         self.news.publish(transition)
         holds_no_more = transition.before in ("backing_off", "failed")
-        if (
-            transition.after == "cold"
-            and holds_no_more
-            and self._dispatch.actor(transition.model).is_pinned
-        ):
-            self._spawn(self._reload(transition.model))
+        actor = self._dispatch.actor(transition.model)
+        if transition.after == "cold" and holds_no_more and actor.is_pinned:
+            self._spawn(self._try_load(actor.model))
 
     def wake_at(self, due_s: float | None) -> None:
         """Settle again at that time."""
