@@ -60,10 +60,13 @@ def model_hash(
     *,
     kv_bits: int | None = None,
     adapters: Sequence[Path] = (),
+    package: str = "mlx-lm",
     memo: DigestMemo | None = None,
     clock: Callable[[], float] = time.time,
 ) -> bytes:
     """32 bytes that stand for all that makes KV of the model in the directory `model` reusable.
+
+    `package` is whose code computes it: another one's layer caches are of other classes.
 
     Reads whole files up to 64 MiB and samples of larger ones, unless `memo` knows them.
 
@@ -77,7 +80,7 @@ def model_hash(
     parts = {
         "weights": [digest.hex() for digest in digests],
         "configs": configs,
-        "code": version("mlx-lm"),
+        "code": version(package) if package == "mlx-lm" else f"{package} {version(package)}",
         "kv": "live dtype" if kv_bits is None else f"{kv_bits} bits in groups of 64",
         "at_rest": AT_REST,
         "epoch": NUMERICS_EPOCH,

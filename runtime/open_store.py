@@ -96,7 +96,10 @@ class OpenStore:
         """
         memo = _Memo(self.records, self.clock)
         try:
-            model = identity.model_hash(Path(spec.path), kv_bits=kv_bits, memo=memo)
+            package = "mlx-vlm" if spec.is_vision else "mlx-lm"
+            model = identity.model_hash(
+                Path(spec.path), kv_bits=kv_bits, package=package, memo=memo
+            )
         except OSError as error:
             _log.warning("model_not_identified", model=spec.id, why=str(error))
             return None

@@ -89,7 +89,7 @@ def show(data: JSONBody[ShowRequest], gate: NamedDependency[Gate]) -> Shown:
             "general.basename": spec.id,
             f"{spec.model_type}.context_length": spec.context,
         },
-        capabilities=["completion", "tools", "thinking"],
+        capabilities=["completion", "tools", "thinking", *(["vision"] if spec.sees else [])],
         modified_at=_modified(spec),
     )
 

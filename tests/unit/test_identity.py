@@ -114,6 +114,12 @@ def test_configuration_is(model: Path, changes: dict[str, object]):
     assert model_hash(model) != before
 
 
+def test_whose_code_computes_it_is(model: Path):
+    pytest.importorskip("mlx_vlm")
+    assert model_hash(model, package="mlx-vlm") != model_hash(model, package="mlx-lm")
+    assert model_hash(model, package="mlx-lm") == model_hash(model)
+
+
 def test_kv_bits_and_adapters_in_order_are(model: Path, tmp_path: Path):
     one = make_model(tmp_path / "one", adapter_config={"rank": 8})
     two = make_model(tmp_path / "two", adapter_config={"rank": 16})
