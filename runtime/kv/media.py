@@ -52,7 +52,7 @@ def model_ids(token_ids: list[int], placeholder: int) -> list[int]:
     return [placeholder if one >= _LOWEST else one for one in token_ids]
 
 
-def place(
+def place_media(
     token_ids: Sequence[int], placeholder: int, media: Sequence[Medium], positions: Sequence[int]
 ) -> Placed:
     """Put pictures in the places of their placeholders, of which there is one for each.
@@ -72,11 +72,16 @@ def place(
         done = at + 1
     placed += token_ids[done:]
     longer = [span.end - span.start - 1 for span in spans]
-    moved = [
+    shifted = [
         position + sum(more for at, more in zip(places, longer, strict=True) if at < position)
         for position in positions
     ]
-    return Placed(placed, tuple(spans), moved)
+    return Placed(placed, tuple(spans), shifted)
+
+
+def moved(span: MediaSpan, by: int) -> MediaSpan:
+    """The same picture so many tokens later."""
+    return span._replace(start=span.start + by, end=span.end + by)
 
 
 def located(token_ids: Sequence[int], media: Sequence[Medium]) -> tuple[MediaSpan, ...] | None:

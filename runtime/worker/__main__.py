@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gc
+import importlib
 import os
 import queue
 import signal
@@ -14,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -43,6 +45,7 @@ from runtime.wire import (
     Warming,
 )
 from runtime.worker import model as models
+from runtime.worker.album import Gallery
 from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
 from runtime.worker.compose import Composer
 from runtime.worker.connection import Sender, commands
@@ -134,7 +137,12 @@ class Worker:
         if team is not None:
             model = team.model(model)
         off = frozenset(options.prompt_rules_off)
-        template = Template(model.tokenizer, tools_first="tools_first" not in off)
+        lens = model.eyes.lens if model.eyes is not None else None
+        template = Template(
+            model.tokenizer,
+            tools_first="tools_first" not in off,
+            markup=lens.markup if lens is not None else None,
+        )
         scheduler = Scheduler(
             max_batch=options.max_batch,
             max_slice=options.prefill_slice or models.best_slice(),
@@ -160,9 +168,7 @@ class Worker:
             rules_off=off,
             dialect=model.dialect,
         )
-        grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
-        constrainer = Constrainer(model.dialect, model.tokenizer, grammars)
-        intake = Intake(composer, model.dialect, model.vocab_size, chain, constrainer)
+        intake = _intake(model, composer, chain)
         _thread("intake", lambda: self._admit(intake))
         self._sender.send(
             Ready(
@@ -308,6 +314,18 @@ class Worker:
             peak_bytes=peak_bytes,
             kv=kv,
         )
+
+
+def _intake(model: LoadedModel, composer: Composer, chain: HashChain) -> Intake:
+    grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
+    constrainer = Constrainer(model.dialect, model.tokenizer, grammars)
+    intake = Intake(composer, model.dialect, model.vocab_size, chain, constrainer)
+    if model.eyes is None or model.eyes.lens is None:
+        return intake
+    # Only here, so that workers of other models never import Pillow.
+    module = importlib.import_module("runtime.worker.gallery")
+    gallery: Gallery = module.PictureGallery(model.eyes.lens)
+    return replace(intake, gallery=gallery, is_whole=model.eyes.is_whole)
 
 
 def _rejected(request_id: str, error: RequestRejected) -> Rejected:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.kv.media import Medium
+from runtime.types import ChatPrompt
 from store.types import MediaSpan
 
 
@@ -66,6 +67,18 @@ class Shot:
         """What the model's tower is given; it is not held any longer."""
         prepared, self.prepared = self.prepared, None
         return prepared or self.prepare()
+
+
+class Gallery(Protocol):
+    """Where intake has pictures looked at; `runtime.worker.gallery` has one, and imports Pillow."""
+
+    def hang(self, prompt: ChatPrompt) -> tuple[ChatPrompt, Mapping[bytes, Shot]]:
+        """The prompt with digests for images, and the pictures by their digests.
+
+        Raises:
+            InvalidRequest: one cannot be read, or there are too many.
+        """
+        ...
 
 
 @dataclass(eq=False, slots=True)

@@ -5,13 +5,14 @@ Stabilise, arrange, heal, render, tokenize, in this order. Belongs to the intake
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.kv.media import Medium, Placed, located, moved, place_media
 from runtime.prompt.arrange import arrange
 from runtime.prompt.canonical import Canon, answer
 from runtime.prompt.healing import (
@@ -28,9 +29,10 @@ from runtime.prompt.stabilise import place, stabilise
 from runtime.types import ChatPrompt, GenerateRequest, Message, PromptChange, ToolCall
 from runtime.worker.beginning import Beginning, gone_on, taken_out
 from runtime.worker.dialects.dialect import Dialect
-from runtime.worker.template import Template
+from runtime.worker.template import Marked, Template
 from runtime.worker.turns import TurnStore
 from store.turns import UNNAMED
+from store.types import MediaSpan
 
 MAX_BOUNDARIES = 8
 HEALED = "healed_turn"
@@ -55,11 +57,12 @@ class HealingCounts(Protocol):
 
 
 class Composed(NamedTuple):
-    """A prompt's tokens. Tools and system prompt end at `prefix_end`.
+    """A prompt's tokens, with identity ids for the pictures at `media`.
 
-    `boundaries` are worth a checkpoint, those of `passing` in memory only; what is before a
-    position of `keeps` is worth so many seconds. `lineage` is None when the answer is not to be
-    recognised. `beginning` is what the answer has said already.
+    Tools and system prompt end at `prefix_end`. `boundaries` are worth a checkpoint, those of
+    `passing` in memory only; what is before a position of `keeps` is worth so many seconds.
+    `lineage` is None when the answer is not to be recognised. `beginning` is what the answer has
+    said already.
     """
 
     token_ids: list[int]
@@ -70,12 +73,14 @@ class Composed(NamedTuple):
     changes: tuple[PromptChange, ...] = ()
     lineage: Lineage | None = None
     beginning: Beginning | None = None
+    media: tuple[MediaSpan, ...] = ()
 
 
 class _Asked(NamedTuple):
     """A request, stabilised and arranged, with the digests of its conversation.
 
     `begun_link` is that of the conversation with the beginning of the answer, if it has one.
+    `media` are its pictures by their digests.
     """
 
     prompt: ChatPrompt
@@ -85,6 +90,11 @@ class _Asked(NamedTuple):
     session_id: str | None
     beginning: Beginning | None = None
     begun_link: bytes = b""
+    media: Mapping[bytes, Medium] = {}
+
+    def pictures(self, messages: Sequence[Message]) -> list[Medium]:
+        """Those of some messages, in their order."""
+        return [self.media[image.data] for message in messages for image in message.images]
 
 
 @dataclass(slots=True)
@@ -101,14 +111,19 @@ class Composer:
     rules_off: frozenset[str] = frozenset()
     dialect: Dialect = field(default_factory=Dialect)
 
-    def compose(self, request: GenerateRequest, prompt: ChatPrompt) -> Composed:
-        """The prompt of a request.
+    def compose(
+        self,
+        request: GenerateRequest,
+        prompt: ChatPrompt,
+        media: Mapping[bytes, Medium] | None = None,
+    ) -> Composed:
+        """The prompt of a request. Its images have digests in place of bytes, keys of `media`.
 
         Raises:
             InvalidRequest: the template refuses it.
             ContextTooLong: it cannot fit, however it is tokenized.
         """
-        asked = self._asked(request, prompt)
+        asked = self._asked(request, prompt)._replace(media=media or {})
         composed = self._composed(asked, request)
         return composed._replace(beginning=asked.beginning)
 
@@ -121,8 +136,7 @@ class Composer:
                 return healed
         placed = place(asked.prompt.messages, asked.moved)
         fresh = self._fresh(
-            msgspec.structs.replace(asked.prompt, messages=placed),
-            asked.beginning,
+            asked._replace(prompt=msgspec.structs.replace(asked.prompt, messages=placed)),
             has_head=self.needs_state or request.cache.mode == "prefix",
         )
         lineage = self._lineage(asked, fresh) if asked.links else None
@@ -138,9 +152,7 @@ class Composer:
         messages = arrange(stable.messages, probe.abilities, prompt.tools, probe.definition)
         arranged = msgspec.structs.replace(prompt, messages=messages)
         arranged, beginning = taken_out(arranged, self.dialect)
-        # Pictures are tokens that stand for something else: turns with them are not healed.
         is_kept = request.cache.mode == "full" and HEALED not in self.rules_off
-        is_kept &= not any(m.images for m in messages)
         links = self._links(arranged, request.cache.tenant) if is_kept else []
         session_id = request.cache.session_id
         asked = _Asked(arranged, links, stable.moved, stable.changes, session_id, beginning)
@@ -199,9 +211,12 @@ class Composer:
         known = found[1]
         if known.token_ids[-1] in self.eos_token_ids or len(known.token_ids) >= self.context:
             return None
+        media = located(known.token_ids, asked.pictures(asked.prompt.messages))
+        if media is None:
+            return None
         ends = known.ends if self.needs_state else ()
         cut = self._cut(asked.prompt, known.token_ids, known.prefix_end, {}, ends)
-        return self._counted(asked, cut, known)
+        return self._counted(asked, cut._replace(media=media), known)
 
     def _healed(self, asked: _Asked, number: int, known: Known) -> Composed | None:
         """The known tokens, and those of what follows message `number`; None when in doubt."""
@@ -232,10 +247,13 @@ class Composer:
                 spliced = spliced._replace(text=text)
                 # A turn that we ended lacks the marker; it is part of what follows.
                 seen = known.token_ids[:-1] if is_ended else known.token_ids
-                return self._joined(spliced, seam, end_id, known._replace(token_ids=seen))
+                known = known._replace(token_ids=seen)
+                return self._joined(asked, spliced, seam, end_id, known)
         return None
 
-    def _joined(self, spliced: Spliced, seam: str, end_id: int, known: Known) -> Composed | None:
+    def _joined(
+        self, asked: _Asked, spliced: Spliced, seam: str, end_id: int, known: Known
+    ) -> Composed | None:
         """The known tokens, the end marker, and the rest of the text."""
         # The marker is tokenized with what follows it, as some tokens swallow blanks beside them.
         text = seam + spliced.text[spliced.rest_at :]
@@ -246,33 +264,56 @@ class Composer:
         marked = self.template.encode(text, [max(at - offset, len(seam)) for at in marks.values()])
         if marked.token_ids[:1] != [end_id]:
             return None
+        earlier, later = (
+            asked.pictures(part)
+            for part in (
+                spliced.prompt.messages[: spliced.number + 1],
+                spliced.prompt.messages[spliced.number + 1 :],
+            )
+        )
+        seen, rest = located(known.token_ids, earlier), self._hung(marked, later)
         shift = len(known.token_ids)
-        token_ids = [*known.token_ids, *marked.token_ids]
-        if len(token_ids) >= self.context:
+        if seen is None or rest is None or shift + len(rest.token_ids) >= self.context:
             return None
         positions = {
             message: position + shift
-            for message, position in zip(marks, marked.positions, strict=True)
+            for message, position in zip(marks, rest.positions, strict=True)
         }
         ends = [*known.ends, *positions.values()] if self.needs_state else []
-        return self._cut(spliced.prompt, token_ids, known.prefix_end, positions, ends)
+        token_ids = [*known.token_ids, *rest.token_ids]
+        cut = self._cut(spliced.prompt, token_ids, known.prefix_end, positions, ends)
+        return cut._replace(media=(*seen, *(moved(span, shift) for span in rest.spans)))
 
     # Without
 
-    def _fresh(
-        self, prompt: ChatPrompt, beginning: Beginning | None, *, has_head: bool
-    ) -> Composed:
-        text = gone_on(self.template.render(prompt), beginning, self.dialect)
+    def _fresh(self, asked: _Asked, *, has_head: bool) -> Composed:
+        prompt = asked.prompt
+        text = gone_on(self.template.render(prompt), asked.beginning, self.dialect)
         if (least := self.template.num_tokens_at_least(text, self.context)) > self.context:
             raise ContextTooLong(least, self.context)
         marks = self._marks(prompt, text, 0)
         has_head |= any(tool.keep_s is not None for tool in prompt.tools)
         head = self.template.end_of_head(prompt, text) if has_head else 0
         marked = self.template.encode(text, [head, *marks.values()] if has_head or marks else [])
-        prefix_end, *positions = marked.positions or [0]
+        hung = self._hung(marked, asked.pictures(prompt.messages))
+        if hung is None:
+            message = "The model's chat template does not show all images where they are."
+            raise InvalidRequest(message, "messages")
+        prefix_end, *positions = hung.positions or [0]
         ends = positions if self.needs_state else []
         by_message = dict(zip(marks, positions, strict=True))
-        return self._cut(prompt, marked.token_ids, prefix_end, by_message, ends)
+        cut = self._cut(prompt, hung.token_ids, prefix_end, by_message, ends)
+        return cut._replace(media=hung.spans)
+
+    def _hung(self, marked: Marked, media: Sequence[Medium]) -> Placed | None:
+        """Tokens with pictures in their places; None where there are more or fewer places."""
+        markup = self.template.markup
+        if markup is None:
+            return None if media else Placed(marked.token_ids, (), marked.positions)
+        try:
+            return place_media(marked.token_ids, markup.placeholder, media, marked.positions)
+        except ValueError:
+            return None
 
     def _marks(self, prompt: ChatPrompt, text: str, first: int) -> dict[int, int]:
         """Messages from `first` on whose ends are wanted, and up to where the text is theirs."""

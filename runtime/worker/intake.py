@@ -7,13 +7,16 @@ does not. No mlx call may be made on this thread.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.blocks import HashChain
+from runtime.kv.media import model_ids
 from runtime.kv.trail import Trail
 from runtime.prompt.thinking import EFFORT
 from runtime.types import ChatPrompt, GenerateRequest, Prompt, TextPrompt
+from runtime.worker.album import Album, Gallery, Shot
 from runtime.worker.compose import Composed, Composer
 from runtime.worker.constraint import Constrainer, Demands, budget_of
 from runtime.worker.dialects.tools import RequestTools
@@ -25,13 +28,18 @@ from store.types import class_of
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What a request is checked against. `context` is in tokens."""
+    """What a request is checked against. `context` is in tokens.
+
+    Without a `gallery` the model reads text only; with `is_whole` no picture may be divided.
+    """
 
     composer: Composer
     dialect: Dialect
     vocab_size: int
     chain: HashChain
     constrainer: Constrainer
+    gallery: Gallery | None = None
+    is_whole: bool = False
 
     @property
     def context(self) -> int:
@@ -44,8 +52,8 @@ class Intake:
             ContextTooLong: the prompt leaves no room for an answer.
             InvalidRequest: the prompt is empty, the template refuses it, or ids are out of range.
         """
-        composed = self._compose(request)
-        token_ids = composed.token_ids
+        composed, shots = self._compose(request)
+        token_ids = self._model_ids(composed)
         self._check(request, token_ids)
         demands = self._demands(request, composed)
         room = self.context - len(token_ids)
@@ -56,6 +64,11 @@ class Intake:
             max_tokens=min(request.max_tokens or room, room),
             deadline_s=time.monotonic() + request.deadline_s,
             trail=self._trail(request, composed),
+            album=Album(
+                spans=composed.media,
+                shots=tuple(shots[span.digest] for span in composed.media),
+                is_whole=self.is_whole,
+            ),
         )
         group.sequences = [self._sequence(group, i, composed) for i in range(request.num_choices)]
         for sequence in group.sequences:
@@ -76,15 +89,30 @@ class Intake:
         begun = composed.beginning.text if composed.beginning is not None else ""
         return self.constrainer.demands(request, block, budget, begun)
 
-    def _compose(self, request: GenerateRequest) -> Composed:
+    def _compose(self, request: GenerateRequest) -> tuple[Composed, Mapping[bytes, Shot]]:
         template, prompt = self.composer.template, request.prompt
         if isinstance(prompt, ChatPrompt):
-            return self.composer.compose(request, prompt)
+            shots: Mapping[bytes, Shot] = {}
+            if self.gallery is not None:
+                prompt, shots = self.gallery.hang(prompt)
+            else:
+                _refuse_images(prompt)
+            media = {digest: shot.medium for digest, shot in shots.items()}
+            return self.composer.compose(request, prompt, media), shots
         if isinstance(prompt, TextPrompt):
             least = template.num_tokens_at_least(prompt.text, self.context)
             if least > self.context:
                 raise ContextTooLong(least, self.context, "prompt")
-        return Composed(template.token_ids(prompt))
+        return Composed(template.token_ids(prompt)), {}
+
+    def _model_ids(self, composed: Composed) -> list[int]:
+        """What the model is given: placeholders where pictures are."""
+        markup = self.composer.template.markup
+        if markup is None or not composed.media:
+            return composed.token_ids
+        if composed.media[-1].end == len(composed.token_ids):
+            raise InvalidRequest("The prompt ends with an image: let text follow it.", "messages")
+        return model_ids(composed.token_ids, markup.placeholder)
 
     def _trail(self, request: GenerateRequest, composed: Composed) -> Trail:
         wish = request.cache
@@ -99,6 +127,7 @@ class Intake:
             boundaries=composed.boundaries,
             passing=composed.passing,
             keeps=composed.keeps,
+            media=composed.media,
         )
         if wish.ttl_s is not None:
             trail.ttl_s, trail.ttl_class = wish.ttl_s, class_of(wish.ttl_s)
@@ -147,7 +176,7 @@ class Intake:
         if composed.lineage is None or group.request.work != "generate":
             return None
         is_durable = group.request.cache.ttl_s != 0
-        ids = tuple(group.token_ids)
+        ids = tuple(composed.token_ids)
         known = composer.turns, composer.canon, composed.lineage, composer.template
         return Answer(*known, ids, is_durable)
 
@@ -161,6 +190,15 @@ class Intake:
         if template.starts_in_reasoning(composed.token_ids):
             return "open"
         return "closed" if template.has_closed_reasoning(composed.token_ids) else "unsaid"
+
+
+def _refuse_images(prompt: ChatPrompt) -> None:
+    for message in prompt.messages:
+        for image in message.images:
+            raise InvalidRequest(
+                f"{image.field} is an image, and this model reads text only: leave it out.",
+                image.field,
+            )
 
 
 def _callable_tools(prompt: Prompt) -> RequestTools:

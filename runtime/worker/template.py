@@ -17,6 +17,7 @@ from runtime.errors import InvalidRequest
 from runtime.prompt.healing import num_common_characters
 from runtime.prompt.thinking import switches
 from runtime.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from runtime.worker.album import Markup
 from runtime.worker.detokenizer import (
     Detokenizer,
     PlainDetokenizer,
@@ -25,6 +26,7 @@ from runtime.worker.detokenizer import (
 )
 from runtime.worker.probe import Probe
 from runtime.worker.template_input import (
+    defused,
     shown_tools,
     template_kwargs,
     template_message,
@@ -79,10 +81,18 @@ class Template:
     """Renders and tokenizes prompts for one model, and makes its detokenizers.
 
     With `tools_first` tools that a template writes right after the system text are written before
-    it: they change less often than what names directories and dates.
+    it: they change less often than what names directories and dates. Without a `markup` the model
+    reads text only.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, *, tools_first: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        tools_first: bool = True,
+        markup: Markup | None = None,
+    ) -> None:
+        self.markup = markup
         self._tokenizer = tokenizer
         self._tools_first = tools_first
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -183,8 +193,9 @@ class Template:
             "tokenize": False,
             "add_generation_prompt": opens_answer,
         }
+        prompt = defused(prompt, self._picture_words)
         try:
-            return self._renderer(kwargs)(
+            text = self._renderer(kwargs)(
                 [template_message(message) for message in prompt.messages],
                 tools=[template_tool(tool) for tool in shown_tools(prompt)] or None,
                 **kwargs,
@@ -193,6 +204,15 @@ class Template:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", "messages"
             ) from error
+        return text.replace(self.markup.mark, self.markup.spelled) if self.markup else text
+
+    @cached_property
+    def _picture_words(self) -> tuple[str, ...]:
+        """What no text may hold, as it would be taken for a picture's."""
+        if self.markup is None:
+            return ()
+        token, _ = self.token_text(self.markup.placeholder)
+        return tuple({self.markup.mark, token})
 
     def _with_tools_first(self, text: str, prompt: ChatPrompt) -> str:
         tools, first = shown_tools(prompt), next(iter(prompt.messages), None)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from runtime.errors import InvalidRequest
 from runtime.types import ChatPrompt, Message, Tool
@@ -27,7 +30,7 @@ def template_kwargs(prompt: ChatPrompt) -> dict[str, object]:
 
 
 def template_message(message: Message) -> dict[str, object]:
-    rendered: dict[str, object] = {"role": message.role, "content": message.text}
+    rendered: dict[str, object] = {"role": message.role, "content": _content(message)}
     if message.reasoning is not None:
         rendered["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -44,6 +47,65 @@ def template_message(message: Message) -> dict[str, object]:
     if message.name is not None:
         rendered["name"] = message.name
     return rendered
+
+
+def _content(message: Message) -> object:
+    """Text, or the parts of it around its pictures."""
+    if not message.images:
+        return message.text
+    parts: list[dict[str, str]] = []
+    done = 0
+    for image in sorted(message.images, key=lambda image: image.at):
+        if message.text[done : image.at]:
+            parts.append({"type": "text", "text": message.text[done : image.at]})
+        parts.append({"type": "image"})
+        done = max(done, image.at)
+    if message.text[done:]:
+        parts.append({"type": "text", "text": message.text[done:]})
+    return parts
+
+
+def defused(prompt: ChatPrompt, words: Sequence[str]) -> ChatPrompt:
+    """The prompt with a blank of no width in these words, which from clients are but words."""
+    if not words or not any(word in text for word in words for text in _texts(prompt)):
+        return prompt
+
+    def plain(text: str) -> str:
+        for word in words:
+            text = text.replace(word, f"{word[0]}\u200b{word[1:]}")
+        return text
+
+    def message(one: Message) -> Message:
+        return msgspec.structs.replace(
+            one,
+            text=plain(one.text),
+            reasoning=plain(one.reasoning) if one.reasoning is not None else None,
+            tool_calls=tuple(
+                msgspec.structs.replace(call, arguments=plain(call.arguments))
+                for call in one.tool_calls
+            ),
+        )
+
+    def tool(one: Tool) -> Tool:
+        description = plain(one.description) if one.description is not None else None
+        parameters = plain(one.parameters)
+        return msgspec.structs.replace(one, description=description, parameters=parameters)
+
+    return msgspec.structs.replace(
+        prompt,
+        messages=tuple(map(message, prompt.messages)),
+        tools=tuple(map(tool, prompt.tools)),
+    )
+
+
+def _texts(prompt: ChatPrompt) -> Iterator[str]:
+    for message in prompt.messages:
+        yield message.text
+        yield message.reasoning or ""
+        yield from (call.arguments for call in message.tool_calls)
+    for tool in prompt.tools:
+        yield tool.description or ""
+        yield tool.parameters
 
 
 def _arguments(text: str) -> Any:
