@@ -1,0 +1,111 @@
+"""The tables of `docs/configuration.md`, from the types, defaults and words of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import NODEFAULT, inspect
+
+from runtime.checked_tables import kinds_of
+from runtime.prompt.switches import PromptSwitches
+from runtime.settings import ModelSettings, SamplingSettings, Settings
+from runtime.settings_words import GROUPS, MODEL, PROMPT_RULES, SETTINGS
+
+_LARGE = 1e6
+
+
+def tables() -> str:
+    """The generated part of the page."""
+    kinds, parts = kinds_of(Settings), list[str]()
+    for title, names in GROUPS:
+        parts += [f"## {title}\n", _table(Settings, names, SETTINGS, kinds)]
+    parts += [
+        "## `[models.NAME]`\n",
+        _table(ModelSettings, tuple(MODEL), MODEL, kinds_of(ModelSettings)),
+        "## `[models.NAME.sampling]`\n\nEach is used when a request does not say.\n",
+        _table(SamplingSettings, _sampling(), {}, kinds_of(SamplingSettings)),
+        "## `[prompt_rules]` and `[models.NAME.prompt_rules]`\n\nAll are on.\n",
+        _table(PromptSwitches, tuple(PROMPT_RULES), PROMPT_RULES, kinds_of(PromptSwitches)),
+    ]
+    return "\n".join(parts)
+
+
+def _sampling() -> tuple[str, ...]:
+    return tuple(name for name in SamplingSettings.__struct_fields__ if name != "logit_bias")
+
+
+def _table(
+    struct: type[msgspec.Struct],
+    names: Sequence[str],
+    words: Mapping[str, str],
+    kinds: Mapping[str, object],
+) -> str:
+    fields = {one.name: one for one in msgspec.structs.fields(struct)}
+    lines = ["| key | value | default | |", "|---|---|---|---|"]
+    for name in names:
+        told, default = _told(words.get(name, ""))
+        shown = f"*{default}*" if default else _default(fields[name].default)
+        lines.append(f"| `{name}` | {_kind(kinds[name])} | {shown} | {told} |")
+    return "\n".join(lines) + "\n"
+
+
+def _told(words: str) -> tuple[str, str]:
+    """What a setting is, and the default that is told in words."""
+    told, _, default = words.partition(" (default: ")
+    return told, default.removesuffix(")")
+
+
+def _default(value: object) -> str:
+    if value is NODEFAULT or value is None or value == ():
+        return ""
+    match value:
+        case msgspec.Struct():
+            return ""
+        case bool():
+            return f"`{str(value).lower()}`"
+        case int() | float():
+            return f"`{value:g}`" if abs(value) < _LARGE else f"`{int(value)}`"
+        case _:
+            return f"`{value}`"
+
+
+def _kind(kind: object) -> str:
+    """The type in a reader's words, with the bounds that say something."""
+    match _form(kind):
+        case inspect.BoolType():
+            return "`true` or `false`"
+        case inspect.IntType() | inspect.FloatType() as form:
+            return ("whole number" if isinstance(form, inspect.IntType) else "number") + _range(
+                form
+            )
+        case inspect.LiteralType(values=values):
+            return ", ".join(f"`{one}`" for one in values)
+        case inspect.CustomType():
+            return "path"
+        case inspect.VarTupleType():
+            return "list"
+        case inspect.DictType() | inspect.StructType():
+            return "table"
+        case _:
+            return "text"
+
+
+def _form(kind: object) -> inspect.Type:
+    form = inspect.type_info(kind)
+    if isinstance(form, inspect.UnionType):
+        return next(one for one in form.types if not isinstance(one, inspect.NoneType))
+    return form
+
+
+def _range(form: inspect.IntType | inspect.FloatType) -> str:
+    low = form.ge if form.ge is not None else form.gt
+    high = form.le
+    if form.multiple_of is not None and low is not None and high is not None:
+        step = int(form.multiple_of)
+        return ": " + ", ".join(f"`{one}`" for one in range(int(low), int(high) + 1, step))
+    if low is None or low < -1e6:
+        return ""
+    if high is None or high > _LARGE:
+        return f", above {low:g}" if form.gt is not None else f" from {low:g}"
+    return f" from {low:g} to {high:g}" if form.gt is None else f", above {low:g}, to {high:g}"

@@ -1,0 +1,78 @@
+"""What a token of KV takes, by the shape of a model: the arithmetic behind `docs/sizing.md`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+GROUP = 64
+"""So many values share a scale and a bias in quantised KV."""
+
+
+class Shape(NamedTuple):
+    """What of a model's config decides how large its KV is; `item_bytes` is of its own dtype.
+
+    `full_layers` remember every token, `window_layers` the last `window` of them. With `latent` a
+    layer keeps so many values for each token instead of keys and values (MLA).
+    """
+
+    full_layers: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    item_bytes: int = 2
+    window_layers: int = 0
+    window: int = 0
+    latent: int = 0
+
+    def bytes_per_token(self, bits: int | None = None) -> int:
+        """Of the layers that remember every token."""
+        values = self.latent or 2 * self.kv_heads * self.head_dim
+        return int(self.full_layers * values * self._value_bytes(bits))
+
+    def window_bytes(self) -> int:
+        """Of all sliding windows when they are full; the same however long the conversation."""
+        return (
+            self.window_layers * 2 * self.kv_heads * self.head_dim * self.item_bytes * self.window
+        )
+
+    def _value_bytes(self, bits: int | None) -> float:
+        if bits is None:
+            return self.item_bytes
+        return bits / 8 + 2 * self.item_bytes / GROUP
+
+
+FAMILIES: dict[str, Shape] = {
+    "hearth-tiny (float32)": Shape(5, 2, 64, item_bytes=4),
+    "Llama 3.1 8B": Shape(32, 8, 128),
+    "Llama 3.3 70B": Shape(80, 8, 128),
+    "Qwen3 4B, 8B": Shape(36, 8, 128),
+    "Qwen3 32B": Shape(64, 8, 128),
+    "Qwen3 30B-A3B": Shape(48, 4, 128),
+    "Mistral Small 24B": Shape(40, 8, 128),
+    "GLM-4.5 Air": Shape(46, 8, 128),
+    "gpt-oss 20B": Shape(12, 8, 64, window_layers=12, window=128),
+    "gpt-oss 120B": Shape(18, 8, 64, window_layers=18, window=128),
+    "Gemma 3 4B": Shape(5, 4, 256, window_layers=29, window=1024),
+    "Gemma 3 27B": Shape(10, 16, 128, window_layers=52, window=1024),
+    "DeepSeek V3 (MLA)": Shape(61, latent=576),
+}
+_CONTEXTS = (8_192, 32_768, 131_072)
+
+
+def table() -> str:
+    """The families as Markdown."""
+    head = " | ".join(f"{tokens // 1024}k tokens" for tokens in _CONTEXTS)
+    lines = [
+        f"| model | KV of one token | {head} | windows | 32k at 8 bits |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, shape in FAMILIES.items():
+        token = shape.bytes_per_token()
+        cells = [f"{token:,} B", *(_size(token * tokens) for tokens in _CONTEXTS)]
+        windows = _size(shape.window_bytes()) if shape.window_layers else ""
+        eighth = "" if shape.latent else _size(shape.bytes_per_token(8) * _CONTEXTS[1])
+        lines.append(f"| {name} | {' | '.join(cells)} | {windows} | {eighth} |")
+    return "\n".join(lines)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
