@@ -6,9 +6,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from pathlib import Path
 
-from api.cli.commands import COMMANDS, TABLES, parser
+from api.cli.commands import COMMANDS, TABLES, WITHOUT_SETTINGS, parser
 from api.cli.connection import NoServer
 from runtime.errors import HearthError, SettingsError
 from runtime.settings import Settings, load_settings
@@ -35,36 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-# Each command imports what it needs: together that takes longer than most of them run.
-
-
 def _run(arguments: argparse.Namespace) -> int:
-    match arguments.command:
-        case "version":
-            sys.stdout.write(f"hearth {version('hearth')}\n")
-        case "key":
-            _make_key()
-        case "completion":
-            import shtab  # noqa: PLC0415
-
-            sys.stdout.write(shtab.complete(parser(), shell=arguments.shell))
-        case "pull":
-            from runtime.downloads import pull  # noqa: PLC0415
-
-            sys.stdout.write(f"{pull(arguments.repo, is_allowed=True)}\n")
-        case name:
-            given = {flag: vars(arguments).get(flag) for flag in _FLAGS}
-            flags = {flag: value for flag, value in given.items() if value is not None}
-            return _BY_NAME[name].run(load_settings(flags, os.environ), arguments)
-    return 0
-
-
-def _make_key() -> None:
-    from runtime.keys import digest_of, new_key  # noqa: PLC0415
-
-    key = new_key()
-    sys.stdout.write(f"key for the client, shown only now: {key}\n")
-    sys.stdout.write(f'line for hearth.toml, [api_keys]:   NAME = "{digest_of(key)}"\n')
+    command = _BY_NAME[arguments.command]
+    if command.name in WITHOUT_SETTINGS:  # it works also where those that there are do not
+        return command.run(Settings(home=Path()), arguments)
+    given = {flag: vars(arguments).get(flag) for flag in _FLAGS}
+    flags = {flag: value for flag, value in given.items() if value is not None}
+    return command.run(load_settings(flags, os.environ), arguments)
 
 
 if __name__ == "__main__":

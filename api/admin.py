@@ -1,4 +1,4 @@
-"""`/admin`: what lies in the cache; deleting, verifying, adding to it. For this machine only.
+"""`/admin`: what lies in the cache; pinning, deleting, verifying, adding to it. For operators only.
 
 Names of conversations are in the query, never in the path: paths may be logged.
 """
@@ -9,22 +9,29 @@ import ipaddress
 from typing import Any
 
 import msgspec
-from litestar import delete, get, post
+from litestar import Response, delete, get, post
 from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
 from litestar.params import FromQuery, JSONBody
 
+from api.body import HttpRequest
 from api.deps import Gate
+from api.errors import documented
+from api.long_work import Wanted, told
 from runtime.errors import NotLocal
+from runtime.inventory_pins import Pinned, pin, pin_ahead, shown, unpin
 from runtime.inventory_views import (
     ChainView,
+    CollectedView,
     ConversationView,
     PublishedView,
     RemovalView,
+    ShownView,
     StatsView,
     VerifyView,
 )
+from runtime.keys import Caller
 from runtime.wire import SlotStaged
 
 
@@ -41,6 +48,19 @@ class StagedSlots(msgspec.Struct, gc=False):
     slots: list[SlotStaged]
 
 
+def operator_only(connection: ASGIConnection[Any, Any, Any, Any], route: BaseRouteHandler) -> None:
+    """Let in who has the admin key, from wherever; without one, programs on this machine.
+
+    Where keys are asked for, nobody without the admin key gets as far as this.
+
+    Raises:
+        NotLocal: the request comes from elsewhere and has no admin key.
+    """
+    caller: Caller = connection.scope["state"]["caller"]
+    if not caller.is_admin:
+        local_only(connection, route)
+
+
 def local_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
     """Refuse other machines, and web pages that made their name resolve to this one.
 
@@ -51,7 +71,9 @@ def local_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandl
     host = connection.headers.get("host", "").rpartition("]")[0].lstrip("[")
     host = host or connection.headers.get("host", "").partition(":")[0]
     if not _is_loopback(peer) or not (host == "localhost" or _is_loopback(host)):
-        raise NotLocal("/admin answers programs on this machine only, at 127.0.0.1.")
+        raise NotLocal(
+            "/admin answers programs on this machine, at 127.0.0.1, and who has the admin key."
+        )
 
 
 def _is_loopback(address: str) -> bool:
@@ -61,7 +83,7 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-@get("/admin/cache", tags=["Admin"], guards=[local_only])
+@get("/admin/cache", tags=["Admin"], guards=[operator_only])
 async def list_cache(
     gate: NamedDependency[Gate], model: FromQuery[str | None] = None
 ) -> CacheListing:
@@ -71,19 +93,19 @@ async def list_cache(
     )
 
 
-@get("/admin/cache/stats", tags=["Admin"], guards=[local_only])
+@get("/admin/cache/stats", tags=["Admin"], guards=[operator_only])
 async def cache_stats(gate: NamedDependency[Gate]) -> StatsView:
     """Sums by model and tier, and counters."""
     return await gate.tend(lambda inventory: inventory.stats())
 
 
-@get("/admin/cache/chain", tags=["Admin"], guards=[local_only])
+@get("/admin/cache/chain", tags=["Admin"], guards=[operator_only])
 async def cache_chain(gate: NamedDependency[Gate], conversation: FromQuery[str]) -> ChainView:
     """Where a conversation's slots are: by session id, the beginning of its id, or a slot's id."""
     return await gate.tend(lambda inventory: inventory.chain(conversation))
 
 
-@delete("/admin/cache/conversations", tags=["Admin"], guards=[local_only], status_code=200)
+@delete("/admin/cache/conversations", tags=["Admin"], guards=[operator_only], status_code=200)
 async def delete_conversation(
     gate: NamedDependency[Gate], conversation: FromQuery[str]
 ) -> RemovalView:
@@ -91,7 +113,7 @@ async def delete_conversation(
     return await gate.remove_conversation(conversation)
 
 
-@delete("/admin/cache/models", tags=["Admin"], guards=[local_only], status_code=200)
+@delete("/admin/cache/models", tags=["Admin"], guards=[operator_only], status_code=200)
 async def delete_model(gate: NamedDependency[Gate], model: FromQuery[str]) -> RemovalView:
     """Delete everything of a model."""
     models = await gate.models_named(model)
@@ -99,17 +121,68 @@ async def delete_model(gate: NamedDependency[Gate], model: FromQuery[str]) -> Re
     return await gate.remove_models(models)
 
 
-@delete("/admin/cache/all", tags=["Admin"], guards=[local_only], status_code=200)
+@delete("/admin/cache/all", tags=["Admin"], guards=[operator_only], status_code=200)
 async def delete_all(gate: NamedDependency[Gate]) -> RemovalView:
     """Delete everything."""
     gate.forget_models(None)
     return await gate.remove_models(None)
 
 
-@post("/admin/cache/verify", tags=["Admin"], guards=[local_only], status_code=200)
-async def verify_cache(gate: NamedDependency[Gate]) -> VerifyView:
-    """Read every slot now; what is not as it was written goes."""
-    return await gate.tend(lambda inventory: inventory.verify())
+@get("/admin/cache/conversation", tags=["Admin"], guards=[operator_only])
+async def show_conversation(gate: NamedDependency[Gate], conversation: FromQuery[str]) -> ShownView:
+    """One conversation with its slots; named as for `chain`."""
+    return await gate.tend(lambda inventory: shown(inventory, conversation))
+
+
+@post("/admin/cache/pin", tags=["Admin"], guards=[operator_only], status_code=200)
+async def pin_conversation(
+    gate: NamedDependency[Gate],
+    conversation: FromQuery[str],
+    pinned: FromQuery[bool] = True,
+    model: FromQuery[str | None] = None,
+) -> Pinned:
+    """Keep a conversation and what it becomes, until that is taken back with `pinned=false`.
+
+    With a `model` also one of which nothing is on disk yet, by its session id.
+    """
+    if not pinned:
+        return await gate.tend(lambda inventory: unpin(inventory, conversation))
+    if model is None:
+        return await gate.tend(lambda inventory: pin(inventory, conversation))
+    model_hash = await gate.identify(gate.spec(model))
+    return await gate.tend(lambda inventory: pin_ahead(inventory, conversation, model_hash))
+
+
+@post(
+    "/admin/cache/verify",
+    tags=["Admin"],
+    guards=[operator_only],
+    status_code=200,
+    responses=documented(VerifyView),
+)
+async def verify_cache(request: HttpRequest, gate: NamedDependency[Gate]) -> Response[Any]:
+    """Read every slot now; what is not as it was written goes. Events say how far it is."""
+
+    async def work(wanted: Wanted) -> VerifyView:
+        return await gate.tend(lambda one: one.verify(wanted.watch, wanted.should_stop))
+
+    return await told(request, work)
+
+
+@post(
+    "/admin/cache/gc",
+    tags=["Admin"],
+    guards=[operator_only],
+    status_code=200,
+    responses=documented(CollectedView),
+)
+async def collect_garbage(request: HttpRequest, gate: NamedDependency[Gate]) -> Response[Any]:
+    """Do now what is done now and then: expiry, merging, order, caps. Events say how far it is."""
+
+    async def work(wanted: Wanted) -> CollectedView:
+        return await gate.collect_garbage(wanted.watch, wanted.should_stop)
+
+    return await told(request, work)
 
 
 @post("/admin/cache/publish", tags=["Admin"], guards=[local_only], status_code=200)
@@ -124,9 +197,12 @@ HANDLERS = [
     list_cache,
     cache_stats,
     cache_chain,
+    show_conversation,
+    pin_conversation,
     delete_conversation,
     delete_model,
     delete_all,
     verify_cache,
+    collect_garbage,
     publish_slots,
 ]

@@ -1,4 +1,4 @@
-"""`hearth cache`: list, delete, verify, count, export and import what was kept of conversations."""
+"""`hearth cache`: look at what was kept of conversations, pin, delete, verify, exchange it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import structlog
 
 from api import stock_exchange
 from api.cache_desk import CacheDesk, opened_desk
-from api.cli.views import ago, aligned, show, size
+from api.cli.progress import watching
+from api.cli.views import ago, aligned, show, size, span
 from runtime.errors import HearthError
-from runtime.inventory_views import ConversationView, StatsView
+from runtime.inventory_views import ConversationView, ShownView, StatsView
 from runtime.settings import Settings
 
 _SHOWN_ID = 12
@@ -37,16 +38,28 @@ def _act(desk: CacheDesk, settings: Settings, arguments: argparse.Namespace) -> 
     match arguments.action:
         case "ls":
             return desk.conversations(arguments.of_model)
+        case "show":
+            return desk.show(arguments.conversation)
+        case "pin":
+            return desk.pin(arguments.conversation, arguments.of_model)
+        case "unpin":
+            return desk.unpin(arguments.conversation)
         case "rm":
             return _remove(desk, arguments)
         case "stats":
             return desk.stats()
         case "export":
-            return stock_exchange.export(desk, settings, arguments)
+            with watching("export") as watch:
+                return stock_exchange.export(desk, settings, arguments, watch)
         case "import":
-            return stock_exchange.import_(desk, settings, arguments)
+            with watching("import") as watch:
+                return stock_exchange.import_(desk, settings, arguments, watch)
+        case "gc":
+            with watching("gc") as watch:
+                return desk.collect_garbage(watch)
         case _:
-            return desk.verify()
+            with watching("verify") as watch:
+                return desk.verify(watch)
 
 
 def _remove(desk: CacheDesk, arguments: argparse.Namespace) -> object:
@@ -65,6 +78,8 @@ def _text(answer: object) -> str:
         return _table(cast("list[ConversationView]", answer))
     if isinstance(answer, StatsView):
         return _stats(answer)
+    if isinstance(answer, ShownView):
+        return _shown(answer)
     return "\n".join(f"{name}: {value}" for name, value in msgspec.to_builtins(answer).items())
 
 
@@ -86,6 +101,21 @@ def _table(views: Sequence[ConversationView]) -> str:
         for view in views
     ]
     return aligned([head, *rows])
+
+
+def _shown(shown: ShownView) -> str:
+    view, head = shown.conversation, ("SLOT", "TIER", "FROM", "TO")
+    leaves = "never" if shown.is_kept or shown.ttl_s is None else f"{span(shown.ttl_s)} after use"
+    facts = [
+        f"id: {view.id}",
+        f"model: {view.model or view.model_hash[:_SHOWN_ID]}",
+        f"tokens: {view.num_tokens}, {size(view.disk_bytes)}, {view.tier}",
+        f"used: {ago(time.time() - view.last_used_s)}; leaves the disk: {leaves}",
+        f"pinned: {'yes' if shown.is_kept else 'no'}",
+        f"durable: {'yes' if view.is_durable else 'no'}",
+    ]
+    rows = [(one.id[:_SHOWN_ID], one.tier, str(one.start), str(one.leave)) for one in shown.slots]
+    return "\n".join([*facts, "", aligned([head, *rows])] if rows else facts)
 
 
 def _stats(stats: StatsView) -> str:

@@ -11,17 +11,23 @@ import msgspec
 
 from api.cli.connection import NoServer, ServerLink
 from runtime.catalog import Catalog
+from runtime.collection import GarbageCollection
 from runtime.errors import StoreUnavailable, UnknownModel
+from runtime.housekeeping import Limits
 from runtime.inventory import Inventory
+from runtime.inventory_pins import Pinned, pin, pin_ahead, shown, unpin
 from runtime.inventory_views import (
     ChainView,
+    CollectedView,
     ConversationView,
     PublishedView,
     RemovalView,
+    ShownView,
     StatsView,
     VerifyView,
 )
 from runtime.open_store import OpenStore
+from runtime.progress import Watch
 from runtime.settings import Settings
 from runtime.store_opening import open_store
 from runtime.wire import SlotStaged
@@ -46,7 +52,15 @@ class CacheDesk(Protocol):
 
     def remove_all(self) -> RemovalView: ...
 
-    def verify(self) -> VerifyView: ...
+    def show(self, name: str) -> ShownView: ...
+
+    def pin(self, name: str, model: str | None) -> Pinned: ...
+
+    def unpin(self, name: str) -> Pinned: ...
+
+    def verify(self, watch: Watch) -> VerifyView: ...
+
+    def collect_garbage(self, watch: Watch) -> CollectedView: ...
 
     def publish(self, slots: Sequence[SlotStaged]) -> PublishedView: ...
 
@@ -90,6 +104,26 @@ class _StoreDesk:
         self.remove_all = self._inventory.remove_all
         self.verify = self._inventory.verify
         self.publish = self._inventory.publish
+
+    def show(self, name: str) -> ShownView:
+        return shown(self._inventory, name)
+
+    def pin(self, name: str, model: str | None) -> Pinned:
+        if model is None:
+            return pin(self._inventory, name)
+        spec = Catalog(self._settings).resolve(model)
+        bits = self._settings.kv_bits_of(spec.id)
+        return pin_ahead(self._inventory, name, self._inventory.identify(spec, bits))
+
+    def unpin(self, name: str) -> Pinned:
+        return unpin(self._inventory, name)
+
+    def collect_garbage(self, watch: Watch) -> CollectedView:
+        collection = GarbageCollection(Limits.of(self._settings), (), watch)
+        for _ in collection.run(self._inventory.store):
+            pass  # there is no worker to be told
+        assert collection.outcome is not None
+        return collection.outcome
 
     def remove_model(self, name: str) -> RemovalView:
         models = self._inventory.models_named(name)
@@ -137,8 +171,21 @@ class _ServerDesk:
     def remove_all(self) -> RemovalView:
         return self._ask("DELETE", "/all", {}, RemovalView)
 
-    def verify(self) -> VerifyView:
-        return self._ask("POST", "/verify", {}, VerifyView)
+    def show(self, name: str) -> ShownView:
+        return self._ask("GET", "/conversation", {"conversation": name}, ShownView)
+
+    def pin(self, name: str, model: str | None) -> Pinned:
+        query = {"conversation": name} | ({"model": model} if model is not None else {})
+        return self._ask("POST", "/pin", query, Pinned)
+
+    def unpin(self, name: str) -> Pinned:
+        return self._ask("POST", "/pin", {"conversation": name, "pinned": "false"}, Pinned)
+
+    def verify(self, watch: Watch) -> VerifyView:
+        return self._link.watched("/admin/cache/verify", VerifyView, watch)
+
+    def collect_garbage(self, watch: Watch) -> CollectedView:
+        return self._link.watched("/admin/cache/gc", CollectedView, watch)
 
     def publish(self, slots: Sequence[SlotStaged]) -> PublishedView:
         body = msgspec.json.encode({"slots": slots})

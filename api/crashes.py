@@ -8,7 +8,7 @@ import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 
-from api.admin import local_only
+from api.admin import operator_only
 from api.deps import Gate
 from runtime.crashes import Crashes, CrashRecord
 from runtime.errors import UnknownCrash
@@ -33,7 +33,7 @@ class CrashListing(msgspec.Struct, gc=False):
     crashes: list[CrashSummary]
 
 
-@get("/admin/crashes", tags=["Admin"], guards=[local_only])
+@get("/admin/crashes", tags=["Admin"], guards=[operator_only])
 async def list_crashes(gate: NamedDependency[Gate]) -> CrashListing:
     """Every worker that was lost and is still on record, the latest first."""
     records = await asyncio.to_thread(_crashes(gate).records)
@@ -54,7 +54,7 @@ async def list_crashes(gate: NamedDependency[Gate]) -> CrashListing:
     )
 
 
-@get("/admin/crashes/{crash_id:str}", tags=["Admin"], guards=[local_only])
+@get("/admin/crashes/{crash_id:str}", tags=["Admin"], guards=[operator_only])
 async def get_crash(gate: NamedDependency[Gate], crash_id: str) -> CrashRecord:
     """Everything that is known of one of them: what it did, memory, stacks, last lines."""
     record = await asyncio.to_thread(_crashes(gate).find, crash_id)

@@ -17,14 +17,17 @@ from api.lineage import tenant_of
 from api.metrics import Metrics
 from api.record import record_of
 from runtime.catalog import Catalog
+from runtime.collection import GarbageCollection
 from runtime.errors import ContextTooLong, StoreUnavailable, UnknownConversation, UnknownModel
 from runtime.generation import Generation
+from runtime.housekeeping import Limits
 from runtime.inventory import Inventory
-from runtime.inventory_views import RemovalView
+from runtime.inventory_views import CollectedView, RemovalView
 from runtime.kv_figures import KvFigures
 from runtime.kv_store import KvStore
 from runtime.model_status import ModelStatus
 from runtime.prewarm import Prewarm
+from runtime.progress import Watch
 from runtime.settings import Settings
 from runtime.store_life import KvStatus
 from runtime.supervisor import Supervisor
@@ -138,6 +141,29 @@ class Gate:
             return await self.tend(lambda inventory: inventory.remove_all())
         return await self.tend(lambda inventory: inventory.remove_models(models))
 
+    async def identify(self, spec: ModelSpec) -> bytes:
+        """The model hash of a model as it is now.
+
+        Raises:
+            InterchangeFailed: its files cannot be read.
+            StoreUnavailable: there is no store, or it fails.
+        """
+        bits = self.settings.kv_bits_of(spec.id)
+        return await self.tend(lambda inventory: inventory.identify(spec, bits))
+
+    async def collect_garbage(self, watch: Watch, should_stop: Callable[[], bool]) -> CollectedView:
+        """Do now what is done to the store now and then.
+
+        Raises:
+            StoreUnavailable: there is no store, it fails, or the server is stopping.
+        """
+        loaded = self._kv.loaded_models()
+        collection = GarbageCollection(Limits.of(self.settings), loaded, watch, should_stop)
+        await self._kv.chore(collection.run)
+        if collection.outcome is None:
+            raise StoreUnavailable(f"It was not done to the end: {self.cache_status.message}.")
+        return collection.outcome
+
     def forget_models(self, name: str | None) -> None:
         """Learn no more from what was asked of a model, or of any."""
         if name is None:
@@ -161,9 +187,8 @@ class Gate:
             if found:
                 return found
             raise
-        bits = self.settings.kv_bits_of(spec.id)
         found |= await self.tend(lambda inventory: inventory.models_named(spec.id))
-        return found | {await self.tend(lambda inventory: inventory.identify(spec, bits))}
+        return found | {await self.identify(spec)}
 
     def tell_slots(self) -> None:
         """Have the workers look at what is on disk again."""

@@ -10,7 +10,7 @@ from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
-from api.admin import local_only
+from api.admin import operator_only
 from api.body import HttpRequest
 from api.deps import Gate
 from api.sse import EventStream, unless_left
@@ -69,7 +69,7 @@ def running(gate: NamedDependency[Gate]) -> RunningModels:
     return _running(gate)
 
 
-@post("/admin/models/{target:path}", tags=["Admin"], guards=[local_only], status_code=200)
+@post("/admin/models/{target:path}", tags=["Admin"], guards=[operator_only], status_code=200)
 async def change_model(
     target: FromPath[PurePosixPath], request: HttpRequest, gate: NamedDependency[Gate]
 ) -> RunningModel:
@@ -93,13 +93,13 @@ async def change_model(
     return _view(supervisor.status_of(name))
 
 
-@post("/admin/requests/{request_id:str}/cancel", tags=["Admin"], guards=[local_only])
+@post("/admin/requests/{request_id:str}/cancel", tags=["Admin"], guards=[operator_only])
 async def cancel_request(request_id: FromPath[str], gate: NamedDependency[Gate]) -> Cancelled:
     """End a request, by the id of its answer or its `x-request-id`, whatever it waits for."""
     return Cancelled(request_id, gate.cancel(request_id))
 
 
-@get("/admin/events", tags=["Admin"], guards=[local_only])
+@get("/admin/events", tags=["Admin"], guards=[operator_only])
 async def events(gate: NamedDependency[Gate]) -> EventStream:
     """Every transition of every model as it happens, after a first event with what is running.
 

@@ -11,6 +11,7 @@ from api.cache_desk import CacheDesk
 from runtime.catalog import Catalog
 from runtime.errors import HearthError, InterchangeFailed, UnknownModel
 from runtime.identity import model_hash
+from runtime.progress import Watch
 from runtime.settings import Settings
 from runtime.stock_jobs import Export, Import
 from runtime.stock_process import done
@@ -26,7 +27,9 @@ class Exchanged(msgspec.Struct, frozen=True):
     num_new_slots: int = 0
 
 
-def export(desk: CacheDesk, settings: Settings, arguments: argparse.Namespace) -> Exchanged:
+def export(
+    desk: CacheDesk, settings: Settings, arguments: argparse.Namespace, watch: Watch
+) -> Exchanged:
     """Write a conversation to a file. Raises HearthError."""
     if (arguments.conversation is None) == (arguments.slot is None):
         raise HearthError("Say what to export: a conversation, or --slot ID.")
@@ -37,11 +40,13 @@ def export(desk: CacheDesk, settings: Settings, arguments: argparse.Namespace) -
         model_path = chain.model
     file = _absolute(arguments.file)
     job = Export(str(file), chain.paths, chain.leaves, chain.model, model_path)
-    with done(job, settings.cpu_blas) as outcome:
+    with done(job, settings.cpu_blas, watch) as outcome:
         return Exchanged(str(file), chain.model, outcome.num_tokens)
 
 
-def import_(desk: CacheDesk, settings: Settings, arguments: argparse.Namespace) -> Exchanged:
+def import_(
+    desk: CacheDesk, settings: Settings, arguments: argparse.Namespace, watch: Watch
+) -> Exchanged:
     """Read a file into the store. Raises HearthError."""
     spec = Catalog(settings).resolve(arguments.of_model)
     bits = settings.kv_bits_of(spec.id)
@@ -60,7 +65,7 @@ def import_(desk: CacheDesk, settings: Settings, arguments: argparse.Namespace) 
         )
     except OSError as error:
         raise InterchangeFailed(f"{error.filename} cannot be read: {error.strerror}.") from error
-    with done(job, settings.cpu_blas) as outcome:
+    with done(job, settings.cpu_blas, watch) as outcome:
         published = desk.publish(outcome.slots)
         if published.num_refused:
             raise InterchangeFailed(f"The store refused {published.num_refused} of its slots.")

@@ -17,6 +17,7 @@ import structlog
 
 from runtime.housekeeping import News
 from runtime.open_store import Gone, OpenStore
+from runtime.progress import Progress, Watch, unwatched
 from store.disk import disk_bytes, opened
 from store.errors import SlotDamaged, SlotMissing, StoreFailed
 from store.slot_format import SlotContents
@@ -58,13 +59,18 @@ def chains(rows: Sequence[SlotRow]) -> Iterator[list[SlotRow]]:
 
 
 def compact(
-    store: OpenStore, loaded: Collection[bytes], should_stop: Callable[[], bool]
+    store: OpenStore,
+    loaded: Collection[bytes],
+    should_stop: Callable[[], bool],
+    watch: Watch = unwatched,
 ) -> Iterator[News]:
     """Merge what is too long, chain by chain, of models that are not `loaded`."""
     for model in store.records.models():
         if model.hash in loaded:
             continue
-        for chain in chains(store.index.slots_of(model.hash)):
+        long = list(chains(store.index.slots_of(model.hash)))
+        for number, chain in enumerate(long):
+            watch(Progress(step="merge", num_done=number, num_total=len(long)))
             if should_stop():
                 return
             try:

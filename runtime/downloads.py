@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 from runtime.errors import HearthError
+from runtime.progress import Progress, Watch, unwatched
+
+if TYPE_CHECKING:
+    from huggingface_hub.utils import tqdm
 
 _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
 
@@ -15,7 +22,7 @@ class DownloadFailed(HearthError):
     code = "download_failed"
 
 
-def pull(repo: str, *, is_allowed: bool) -> Path:
+def pull(repo: str, *, is_allowed: bool, watch: Watch = unwatched) -> Path:
     """Fetch weights, configuration and tokenizer of a repository; the directory they are in.
 
     What is already there is not fetched again. Code is never fetched. Blocks until it is done.
@@ -33,11 +40,31 @@ def pull(repo: str, *, is_allowed: bool) -> Path:
     from huggingface_hub import errors, snapshot_download  # noqa: PLC0415  # pyright: ignore[reportUnknownVariableType]
 
     try:
-        return Path(snapshot_download(repo, allow_patterns=_PATTERNS))
+        bars = _bars(watch)
+        return Path(snapshot_download(repo, allow_patterns=_PATTERNS, tqdm_class=bars))
     except errors.HFValidationError as error:
         raise DownloadFailed(f"{repo!r} is no repository name: ORGANISATION/NAME is.") from error
     except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
         raise DownloadFailed(f"{repo} cannot be fetched: {_first_line(error)}") from error
+
+
+def _bars(watch: Watch) -> type[tqdm]:
+    """What the hub's client draws with: it draws nothing, and tells of bytes."""
+    from huggingface_hub.utils import tqdm  # noqa: PLC0415
+
+    class Told(tqdm):
+        @override
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            if self.unit == "B":
+                watch(Progress(step="download", num_done=int(self.n), num_total=self.total or 0))
+            return shown
+
+        @override
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            del msg, pos
+
+    return Told
 
 
 def _first_line(error: Exception) -> str:

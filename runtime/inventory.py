@@ -21,9 +21,10 @@ from runtime.inventory_views import (
     VerifyView,
 )
 from runtime.open_store import INDEX, Gone, OpenStore
+from runtime.progress import Progress, Watch, unwatched
 from runtime.types import ModelSpec
 from runtime.wire import SlotStaged
-from store import listing, prefixes, removal, turns, upkeep
+from store import listing, pins, prefixes, removal, turns, upkeep
 from store.conversations import Conversations
 from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.listing import Entry, Link
@@ -205,6 +206,8 @@ class Inventory:
             UnknownConversation: as `find`.
         """
         entry = self.find(name)
+        source = pins.source_of(entry.id)
+        self.store.database.submit(lambda c: pins.drop(c, source)).result()
         if entry.is_named:
             dropping = Conversations(self.store.database).drop(bytes.fromhex(entry.id))
         else:
@@ -256,11 +259,17 @@ class Inventory:
 
     # Verifying and adding
 
-    def verify(self) -> VerifyView:
+    def verify(
+        self, watch: Watch = unwatched, should_stop: Callable[[], bool] = lambda: False
+    ) -> VerifyView:
         """Read every slot and compare every checksum; what is not as written goes."""
         sizes: list[int] = []
         num_damaged = num_unread = 0
-        for place in self.store.index.places():
+        places = self.store.index.places()
+        for number, place in enumerate(places):
+            watch(Progress(step="verify", num_done=number, num_total=len(places)))
+            if should_stop():
+                break
             try:
                 sizes.append(self._verify(place))
             except (SlotDamaged, SlotMissing):

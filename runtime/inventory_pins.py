@@ -5,13 +5,14 @@ Every call blocks and may come from any thread; all of them raise StoreError whe
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from runtime.errors import UnknownConversation
 from runtime.inventory import Inventory
-from runtime.inventory_views import ConversationView
+from runtime.inventory_views import ConversationView, ShownView, SlotView
 from runtime.types import Struct
-from store import listing
+from store import listing, pins
 from store.listing import Entry
 from store.types import Tier
 
@@ -27,6 +28,14 @@ class KeptConversation(NamedTuple):
     leaf: str | None
     ttl_s: float | None
     is_pinned: bool
+
+
+class Pinned(Struct, frozen=True):
+    """Whether a conversation stays; `num_tokens` of it are on disk now."""
+
+    id: str
+    is_pinned: bool
+    num_tokens: int
 
 
 class SlotNode(Struct, frozen=True):
@@ -46,39 +55,76 @@ def kept(inventory: Inventory) -> list[KeptConversation]:
     database = inventory.store.database
     entries = database.read(listing.entries)
     ends = database.read(listing.ends)
-    pins = {(pin.model, pin.end_hash, pin.source) for pin in inventory.store.index.pins()}
+    known = {(pin.model, pin.source) for pin in inventory.store.index.pins()}
     found: list[KeptConversation] = []
     for entry, view in zip(entries, inventory.views(entries), strict=True):
         end = ends.get(entry.leaf or "")
-        is_pinned = end is not None and (entry.model, end.end_hash, _source(entry)) in pins
+        is_pinned = (entry.model, _source(entry)) in known
         ttl_s = end.ttl_s if end is not None else None
         found.append(KeptConversation(view, entry.model, entry.leaf, ttl_s, is_pinned))
     return found
 
 
-def pin(inventory: Inventory, name: str) -> int:
-    """Keep what a conversation has on disk now until it is unpinned; the number of its tokens.
+def shown(inventory: Inventory, name: str) -> ShownView:
+    """One conversation with its slots. Raises UnknownConversation."""
+    entry = inventory.find(name)
+    database = inventory.store.database
+    end = database.read(listing.ends).get(entry.leaf or "")
+    links = database.read(lambda c: listing.way_to(c, entry.leaf or ""))
+    pinned = {(pin.model, pin.source) for pin in inventory.store.index.pins()}
+    return ShownView(
+        conversation=inventory.views([entry])[0],
+        is_kept=(entry.model, _source(entry)) in pinned,
+        ttl_s=end.ttl_s if end is not None else None,
+        slots=tuple(
+            SlotView(id=link.place.id, tier=link.place.tier, start=link.start, leave=link.leave)
+            for link in links
+        ),
+    )
+
+
+def pin(inventory: Inventory, name: str) -> Pinned:
+    """Keep a conversation, and what it becomes, until it is unpinned.
 
     Raises:
-        UnknownConversation: there is none, or nothing of it is on disk.
+        UnknownConversation: there is none; `pin_ahead` pins those that are yet to come.
     """
     entry = inventory.find(name)
-    end = inventory.store.database.read(listing.ends).get(entry.leaf or "")
+    database, source = inventory.store.database, _source(entry)
+    end = database.read(listing.ends).get(entry.leaf or "")
     if end is None:
-        message = "Nothing of that conversation is on disk, so there is nothing to pin."
-        raise UnknownConversation(message, "conversation")
-    unpin(inventory, name)
-    inventory.store.index.pin(entry.model, end.end_hash, _source(entry)).result()
-    return entry.num_durable
+        database.submit(lambda c: pins.pin_ahead(c, entry.model, source)).result()
+    else:
+        inventory.store.index.pin(entry.model, end.end_hash, source).result()
+    return Pinned(id=entry.id, is_pinned=True, num_tokens=entry.num_durable)
 
 
-def unpin(inventory: Inventory, name: str) -> int:
-    """Take back the pins of a conversation; how many there were. Raises UnknownConversation."""
-    source, index = _source(inventory.find(name)), inventory.store.index
-    mine = [one for one in index.pins() if one.source == source]
-    for one in mine:
-        index.unpin(one.model, one.end_hash, one.source).result()
-    return len(mine)
+def pin_ahead(inventory: Inventory, session_id: str, model: bytes) -> Pinned:
+    """Pin a conversation with a model as soon as something of it is on disk."""
+    database, key = inventory.store.database, inventory.store.conversation_key(session_id).hex()
+    with suppress(UnknownConversation):
+        return pin(inventory, session_id)
+    database.submit(lambda c: pins.pin_ahead(c, model, pins.source_of(key))).result()
+    return Pinned(id=key, is_pinned=True, num_tokens=0)
+
+
+def unpin(inventory: Inventory, name: str) -> Pinned:
+    """Take back the pins of a conversation, also of one that is yet to come.
+
+    Raises:
+        UnknownConversation: there is none, and none was pinned ahead.
+    """
+    store, key, num_tokens = inventory.store, inventory.store.conversation_key(name).hex(), 0
+    unknown: UnknownConversation | None = None
+    try:
+        entry = inventory.find(name)
+        key, num_tokens = entry.id, entry.num_durable
+    except UnknownConversation as error:
+        unknown = error
+    num_pins = store.database.submit(lambda c: pins.drop(c, pins.source_of(key))).result()
+    if unknown is not None and not num_pins:
+        raise unknown
+    return Pinned(id=key, is_pinned=False, num_tokens=num_tokens)
 
 
 def slots_of(inventory: Inventory, model: str) -> list[SlotNode]:
@@ -99,4 +145,4 @@ def slots_of(inventory: Inventory, model: str) -> list[SlotNode]:
 
 
 def _source(entry: Entry) -> str:
-    return f"conversation:{entry.id}"
+    return pins.source_of(entry.id)

@@ -57,6 +57,36 @@ class VerifyView(Struct, frozen=True):
     num_unread: int
 
 
+class CollectedView(Struct, frozen=True):
+    """`hearth cache gc`: slots that left the disk, went to the cold store, or became one."""
+
+    num_dropped: int
+    num_demoted: int
+    num_merged: int
+    freed_bytes: int
+
+
+class SlotView(Struct, frozen=True):
+    """One slot of a conversation: tokens `start` to `end`, the next one continuing at `leave`."""
+
+    id: str
+    tier: Tier
+    start: int
+    leave: int
+
+
+class ShownView(Struct, frozen=True):
+    """`hearth cache show`: a conversation, its slots in order, and when it leaves the disk.
+
+    `is_kept` says that it was pinned itself; `ttl_s` is how long it stays unused, None for ever.
+    """
+
+    conversation: ConversationView
+    is_kept: bool
+    ttl_s: float | None
+    slots: tuple[SlotView, ...]
+
+
 class RemovalView(Struct, frozen=True):
     """`hearth cache rm`: what is gone. `is_cut` says that the index's log holds no trace either."""
 

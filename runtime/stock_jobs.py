@@ -35,7 +35,7 @@ class Import(msgspec.Struct, frozen=True, tag="import", kw_only=True):
 Job = Export | Import
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
     """How many tokens were exchanged, the slots that were staged, and why it failed, if it did."""
 
     num_tokens: int

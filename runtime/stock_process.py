@@ -10,12 +10,13 @@ from contextlib import contextmanager
 import msgspec
 
 from runtime.errors import InterchangeFailed
+from runtime.progress import Progress, Watch, unwatched
 from runtime.stock_jobs import Job, Outcome
 from runtime.worker_link import worker_environment
 
 
 @contextmanager
-def done(job: Job, cpu_blas: str) -> Generator[Outcome]:
+def done(job: Job, cpu_blas: str, watch: Watch = unwatched) -> Generator[Outcome]:
     """Do a job; what it staged stays as long as the block lasts.
 
     Raises:
@@ -33,11 +34,16 @@ def done(job: Job, cpu_blas: str) -> Generator[Outcome]:
         assert process.stderr is not None
         process.stdin.write(msgspec.json.encode(job) + b"\n")
         process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
+        outcome: Outcome | None = None
+        for line in iter(process.stdout.readline, b""):
+            told = msgspec.json.decode(line, type=Progress | Outcome)
+            if isinstance(told, Outcome):
+                outcome = told
+                break
+            watch(told)
+        if outcome is None:
             last = process.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
             raise InterchangeFailed(f"The conversion ended without a result: {' '.join(last)}")
-        outcome = msgspec.json.decode(line, type=Outcome)
         if outcome.error is not None:
             process.stdin.close()
             raise InterchangeFailed(f"{job.file} cannot be exchanged: {outcome.error}.", "file")

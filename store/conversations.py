@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.dialects.sqlite import insert
 
-from store import slot_rows
+from store import pins, slot_rows
 from store.database import Database
 from store.errors import StoreError
 from store.tables import Conversation, ConversationSlot, Model, Slot
@@ -55,9 +55,10 @@ def _advance(connection: Connection, row: ConversationRow) -> None:
     leaf = slot_rows.slot_ids(connection, [row.leaf]).get(row.leaf) if row.leaf else None
     if row.leaf and leaf is None:
         raise StoreError("the conversation ends in an unknown slot")
+    model = slot_rows.known_model_id(connection, row.model)
     values = {
         "key": row.key,
-        "model_id": slot_rows.known_model_id(connection, row.model),
+        "model_id": model,
         "leaf_id": leaf,
         "num_tokens": row.num_tokens,
         "num_turns": row.num_turns,
@@ -77,6 +78,8 @@ def _advance(connection: Connection, row: ConversationRow) -> None:
     )
     number = connection.execute(advanced).scalar_one()
     _note_chain(connection, number, leaf)
+    if leaf is not None:
+        pins.carry(connection, model, pins.source_of(row.key.hex()), leaf)
 
 
 def _note_chain(connection: Connection, conversation: int, slot: int | None) -> None:

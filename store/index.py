@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from sqlalchemy import Connection, delete, func, literal, select, update
 from sqlalchemy.dialects.sqlite import insert
 
-from store import slot_rows
+from store import pins, slot_rows
 from store.clock import jump_between
 from store.database import Database
 from store.errors import StoreError
@@ -20,7 +20,6 @@ from store.tables import (
     Conversation,
     ConversationSlot,
     Model,
-    Pin,
     Slot,
     StoreState,
 )
@@ -93,15 +92,15 @@ class SlotIndex:
 
         The number of slots there are of it. What such a slot continues stays as well.
         """
-        return self._database.submit(lambda connection: _pin(connection, model, end_hash, source))
+        return self._database.submit(lambda c: pins.pin(c, model, end_hash, source))
 
     def unpin(self, model: bytes, end_hash: bytes, source: str) -> Future[int]:
         """Take back one source's pin; the number of slots that ended there."""
-        return self._database.submit(lambda connection: _unpin(connection, model, end_hash, source))
+        return self._database.submit(lambda c: pins.unpin(c, model, end_hash, source))
 
     def pins(self) -> list[PinRow]:
         """Everything that must stay."""
-        return self._database.read(_pins)
+        return self._database.read(pins.rows)
 
     def slots_of(self, model: bytes) -> list[SlotRow]:
         """Every slot of a model, parents before children, with block hashes: a worker's map."""
@@ -204,30 +203,6 @@ def _over(connection: Connection, now_s: float) -> tuple[str, ...]:
         else:
             alive_parents.add(parent)
     return tuple(over)
-
-
-def _pin(connection: Connection, model: bytes, end_hash: bytes, source: str) -> int:
-    number = slot_rows.known_model_id(connection, model)
-    pinned = insert(Pin).values(model_id=number, end_hash=end_hash, source=source)
-    connection.execute(pinned.on_conflict_do_nothing())
-    slots = update(Slot).where(Slot.model_id == number, Slot.end_hash == end_hash)
-    return connection.execute(slots.values(is_pinned=True)).rowcount
-
-
-def _unpin(connection: Connection, model: bytes, end_hash: bytes, source: str) -> int:
-    number = slot_rows.known_model_id(connection, model)
-    here = (Pin.model_id == number, Pin.end_hash == end_hash)
-    connection.execute(delete(Pin).where(*here, Pin.source == source))
-    slots = update(Slot).where(Slot.model_id == number, Slot.end_hash == end_hash)
-    is_pinned = (Slot.ttl_class == "pinned") | select(Pin.source).where(*here).exists()
-    return connection.execute(slots.values(is_pinned=is_pinned)).rowcount
-
-
-def _pins(connection: Connection) -> list[PinRow]:
-    columns = select(Model.hash, Pin.end_hash, Pin.source)
-    return [
-        PinRow(*row) for row in connection.execute(columns.join(Model, Model.id == Pin.model_id))
-    ]
 
 
 def _places(connection: Connection) -> list[SlotPlace]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pkgutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, cast
 
 from api.cache_commands import add_commands
@@ -43,41 +44,64 @@ COMMANDS = (
     Command("serve", "serve models over HTTP", "api.cli.serving:serve", has_json=False),
     Command("status", "whether a server runs, and how it is", "api.cli.models:status"),
     Command("ps", "the models that are loaded or on their way", "api.cli.models:ps"),
-    Command("top", "watch the server, live", "api.cli.top:top", has_json=False),
+    Command("top", "watch the server, live", "api.cli.top:top"),
     Command("models", "every model that can be named", "api.cli.models:models"),
     Command("load", "load a model now", "api.cli.models:change", has_model=True),
     Command("unload", "let a model leave memory", "api.cli.models:change", has_model=True),
     Command("pin", "keep a model loaded", "api.cli.models:change", has_model=True),
     Command("unpin", "let it leave again when it is idle", "api.cli.models:change", has_model=True),
     Command("restart", "load a model anew", "api.cli.models:change", has_model=True),
+    Command("prewarm", "have a prompt in memory before it is asked for", "api.cli.warm:prewarm"),
     Command("chat", "talk to a model and see what each turn reused", "api.cli.talk:chat"),
     Command("cache", "look at what was kept of conversations, delete it", "api.cache_cli:run"),
     Command("config", "the settings that are in force", "api.cli.configuration:config"),
     Command("db", "the store's database", "api.cli.configuration:database"),
     Command("service", "run at login: launchd or systemd", "api.cli.service:service"),
     Command("doctor", "look for what is wrong with the setup", "api.doctor:run"),
+    Command("pull", "download a model into the Hugging Face cache", "api.cli.fetching:pull"),
+    Command("key", "make an API key and the digest that stands for it", "api.cli.local:key"),
+    Command(
+        "completion",
+        "print what your shell needs to complete",
+        "api.cli.local:completion",
+        has_json=False,
+    ),
+    Command("version", "print the version", "api.cli.local:version"),
 )
+WITHOUT_SETTINGS = frozenset({"pull", "key", "completion", "version"})
+EXIT_CODES = """\
+exit codes:
+  0    it was done; doctor: nothing is wrong; service status: it runs
+  1    it failed, was refused, or doctor found something
+  2    the command line or the settings cannot be used
+  3    no server answers
+  130  interrupted
+
+Answers go to stdout, what is said meanwhile and complaints to stderr."""
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    top = argparse.ArgumentParser(prog="hearth", description="A local server for LLMs.")
+    as_written = argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser(
+        prog="hearth",
+        description="A local server for LLMs.",
+        epilog=EXIT_CODES,
+        formatter_class=as_written,
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
-        sub = commands.add_parser(command.name, help=command.help)
+        sub = commands.add_parser(
+            command.name, help=command.help, epilog=EXIT_CODES, formatter_class=as_written
+        )
         if command.name == "cache":
             add_commands(sub, _add_settings)
             continue
         _add_own(sub, command)
         if command.has_json:
             sub.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
-        _add_settings(sub)
-    pull = commands.add_parser("pull", help="download a model into the Hugging Face cache")
-    pull.add_argument("repo", metavar="REPO", help="such as mlx-community/Qwen3-4B-4bit")
-    commands.add_parser("key", help="make an API key and the digest that stands for it")
-    completion = commands.add_parser("completion", help="print what your shell needs to complete")
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
-    commands.add_parser("version", help="print the version")
+        if command.name not in WITHOUT_SETTINGS:
+            _add_settings(sub)
     return top
 
 
@@ -90,6 +114,19 @@ def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
             sub.add_argument("--think", action="store_true", help="let it think")
             sub.add_argument("--max-tokens", type=int, default=2048, help="of each answer")
             sub.add_argument("message", nargs="*", help="one message; without it, every line typed")
+        case "prewarm":
+            help_text = "a request's body as JSON; - is stdin"
+            sub.add_argument("file", nargs="?", type=Path, help=help_text)
+            sub.add_argument("--system", metavar="TEXT", help="a system prompt instead")
+            sub.add_argument("--session", metavar="ID", help="a conversation instead")
+            sub.add_argument("--model", help="its name or an alias (default: the default model)")
+            sub.add_argument("--load", action="store_true", help="load the model for it")
+            sub.add_argument("--pinned", action="store_true", help="keep it")
+            sub.add_argument("--no-wait", action="store_true", help="return at once")
+        case "completion":
+            sub.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+        case "pull":
+            sub.add_argument("repo", metavar="REPO", help="such as mlx-community/Qwen3-4B-4bit")
         case "config":
             sub.add_argument("action", choices=("show", "check"))
         case "db":

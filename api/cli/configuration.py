@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 import msgspec
 
@@ -18,6 +17,12 @@ from store.tables import SCHEMA_VERSION
 _SECRET = frozenset({"api_keys", "admin_key"})
 
 
+class CheckView(msgspec.Struct):
+    """What `hearth config check --json` prints of settings that can be used."""
+
+    num_models: int
+
+
 class DatabaseView(msgspec.Struct):
     """What `hearth db --json` prints."""
 
@@ -29,14 +34,14 @@ class DatabaseView(msgspec.Struct):
 def config(settings: Settings, arguments: argparse.Namespace) -> int:
     """Print the settings that are in force, or whether a server would take them."""
     if arguments.action == "check":
-        return _check(settings)
+        return _check(settings, as_json=arguments.as_json)
     plain: dict[str, object] = msgspec.to_builtins(settings, builtin_types=(), enc_hook=str)
     shown = {key: "…" if key in _SECRET and value else value for key, value in plain.items()}
     rows = [(key, msgspec.json.encode(value).decode()) for key, value in shown.items()]
     return show(shown, aligned([("KEY", "VALUE"), *rows]), as_json=arguments.as_json)
 
 
-def _check(settings: Settings) -> int:
+def _check(settings: Settings, *, as_json: bool) -> int:
     """What `build_house` would find, without building anything."""
     from api.guard import rules_of  # noqa: PLC0415 - it brings the web framework
     from runtime.keys import digest_of  # noqa: PLC0415
@@ -49,8 +54,9 @@ def _check(settings: Settings) -> int:
             catalog.resolve(name)
         except UnknownModel as error:
             raise SettingsError(error.message) from error
-    sys.stdout.write(f"the settings can be used; {len(catalog.models())} models can be named\n")
-    return 0
+    found = CheckView(num_models=len(catalog.models()))
+    text = f"the settings can be used; {found.num_models} models can be named"
+    return show(found, text, as_json=as_json)
 
 
 def database(settings: Settings, arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import msgspec
 
 from runtime.errors import HearthError
 from runtime.keys import read_admin_token
+from runtime.progress import Progress, Watch
 from runtime.settings import Settings
 
 T = TypeVar("T")
@@ -81,6 +82,22 @@ class ServerLink:
         with self._answered(method, target, body) as answer:
             return self._decoded(answer.read(), kind)
 
+    def watched(self, path: str, kind: type[T], watch: Watch) -> T:
+        """What comes of long work, of which `watch` is told how far it is. Raises as `ask`."""
+        name = b""
+        with self._answered("POST", path, b"", accept="text/event-stream") as answer:
+            for line in iter(answer.readline, b""):
+                if line.startswith(b"event: "):
+                    name = line[7:].strip()
+                elif line.startswith(b"data: "):
+                    data = line[6:]
+                    if name == b"done":
+                        return self._decoded(data, kind)
+                    if name == b"error":
+                        raise self._refused(data, 0)
+                    watch(self._decoded(data, Progress))
+        raise self._absent("it left before it was done")
+
     @contextmanager
     def stream(self, method: str, path: str, body: object = None) -> Generator[Any]:
         """The lines of a long answer, as bytes, while they arrive. Raises as `ask`."""
@@ -90,14 +107,21 @@ class ServerLink:
 
     @contextmanager
     def _answered(
-        self, method: str, target: str, body: bytes, *, is_any_status: bool = False
+        self,
+        method: str,
+        target: str,
+        body: bytes,
+        *,
+        is_any_status: bool = False,
+        accept: str | None = None,
     ) -> Generator[http.client.HTTPResponse]:
         connection = http.client.HTTPConnection(*self._address, timeout=CONNECT_S)
         try:
             try:
                 connection.connect()
                 connection.sock.settimeout(_TIMEOUT_S)
-                connection.request(method, target, body or None, self._headers(bool(body)))
+                headers = self._headers(bool(body)) | ({"accept": accept} if accept else {})
+                connection.request(method, target, body or None, headers)
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
                 raise self._absent(str(error)) from error

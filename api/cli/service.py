@@ -36,6 +36,13 @@ class Unit(NamedTuple):
     query: tuple[str, ...]
 
 
+class UnitView(msgspec.Struct):
+    """What `show --json` prints: where the file would lie, and what is in it."""
+
+    path: str
+    text: str
+
+
 class ServiceView(msgspec.Struct):
     """What `--json` prints."""
 
@@ -53,8 +60,8 @@ def service(settings: Settings, arguments: argparse.Namespace) -> int:
     unit = unit_of(settings, sys.platform, Path.home(), command_line(settings))
     match arguments.action:
         case "show":
-            sys.stdout.write(unit.text)
-            return 0
+            shown = UnitView(str(unit.path), unit.text)
+            return show(shown, unit.text, as_json=arguments.as_json)
         case "install":
             unit.path.parent.mkdir(parents=True, exist_ok=True)
             unit.path.write_text(unit.text)

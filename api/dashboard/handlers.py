@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import msgspec
-from litestar import delete, get, post
+from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from api.admin import local_only
+from api.admin import operator_only
 from api.dashboard.desk import Dashboard
 from api.dashboard.trend import SAMPLE_S
 from api.dashboard.views import (
     KeptListing,
-    Pinned,
     Prewarmed,
     Samples,
     SlotTree,
@@ -23,8 +22,7 @@ from api.dashboard.views import (
 from api.deps import Gate
 from api.sse import EventStream
 from runtime.inventory import Inventory
-from runtime.inventory_pins import pin, slots_of, unpin
-from runtime.inventory_views import RemovalView
+from runtime.inventory_pins import slots_of
 from runtime.lifecycle import Transition
 from runtime.news import Listener
 
@@ -32,19 +30,19 @@ _TICK_S = 1.0
 MAX_SLOTS = 2000
 
 
-@get("/admin/dashboard", tags=["Admin"], guards=[local_only])
+@get("/admin/dashboard", tags=["Admin"], guards=[operator_only])
 async def snapshot(dashboard: NamedDependency[Dashboard]) -> Snapshot:
     """How everything stands now."""
     return await dashboard.snapshot()
 
 
-@get("/admin/dashboard/samples", tags=["Admin"], guards=[local_only], sync_to_thread=False)
+@get("/admin/dashboard/samples", tags=["Admin"], guards=[operator_only], sync_to_thread=False)
 def samples(dashboard: NamedDependency[Dashboard]) -> Samples:
     """Time to first token and decode rate over the last hour."""
     return Samples(SAMPLE_S, dashboard.samples())
 
 
-@get("/admin/dashboard/events", tags=["Admin"], guards=[local_only])
+@get("/admin/dashboard/events", tags=["Admin"], guards=[operator_only])
 async def live_snapshots(
     gate: NamedDependency[Gate], dashboard: NamedDependency[Dashboard]
 ) -> EventStream:
@@ -53,7 +51,7 @@ async def live_snapshots(
     return EventStream(_feed(dashboard, listener), listener.close, {})
 
 
-@get("/admin/dashboard/conversations", tags=["Admin"], guards=[local_only])
+@get("/admin/dashboard/conversations", tags=["Admin"], guards=[operator_only])
 async def conversations(
     dashboard: NamedDependency[Dashboard], search: FromQuery[str] = ""
 ) -> KeptListing:
@@ -61,17 +59,11 @@ async def conversations(
     return await dashboard.conversations(search)
 
 
-@post("/admin/dashboard/conversations/pin", tags=["Admin"], guards=[local_only], status_code=200)
-async def pin_conversation(
-    gate: NamedDependency[Gate], conversation: FromQuery[str], pinned: FromQuery[bool] = True
-) -> Pinned:
-    """Keep what a conversation has on disk now, until that is taken back with `pinned=false`."""
-    await gate.tend(lambda one: pin(one, conversation) if pinned else unpin(one, conversation))
-    return Pinned(conversation, pinned)
-
-
 @post(
-    "/admin/dashboard/conversations/prewarm", tags=["Admin"], guards=[local_only], status_code=200
+    "/admin/dashboard/conversations/prewarm",
+    tags=["Admin"],
+    guards=[operator_only],
+    status_code=200,
 )
 async def prewarm_conversation(
     gate: NamedDependency[Gate], conversation: FromQuery[str]
@@ -89,14 +81,7 @@ async def prewarm_conversation(
     return Prewarmed(entry.id, entry.num_durable, "It is on its way into memory.")
 
 
-@delete("/admin/dashboard/conversations", tags=["Admin"], guards=[local_only], status_code=200)
-async def delete_kept(gate: NamedDependency[Gate], conversation: FromQuery[str]) -> RemovalView:
-    """Delete a conversation, its pin with it, on disk and in memory."""
-    await gate.tend(lambda one: unpin(one, conversation))
-    return await gate.remove_conversation(conversation)
-
-
-@get("/admin/dashboard/tree", tags=["Admin"], guards=[local_only])
+@get("/admin/dashboard/tree", tags=["Admin"], guards=[operator_only])
 async def slot_tree(gate: NamedDependency[Gate], model: FromQuery[str]) -> SlotTree:
     """The slots of a model as a tree; what is shared is there once."""
 
@@ -119,8 +104,6 @@ HANDLERS = [
     samples,
     live_snapshots,
     conversations,
-    pin_conversation,
     prewarm_conversation,
-    delete_kept,
     slot_tree,
 ]

@@ -99,13 +99,6 @@ class SlotTree(msgspec.Struct, gc=False):
     slots: list[SlotNode]
 
 
-class Pinned(msgspec.Struct, gc=False):
-    """What became of a conversation."""
-
-    id: str
-    is_pinned: bool
-
-
 class Prewarmed(msgspec.Struct, gc=False):
     """`num_tokens` are on their way into memory; none when the model is not loaded."""
 

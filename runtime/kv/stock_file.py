@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,9 +39,16 @@ class StockFile(NamedTuple):
 
 
 def write(
-    file: Path, paths: Sequence[Path], leaves: Sequence[int], model: str, model_path: str
+    file: Path,
+    paths: Sequence[Path],
+    leaves: Sequence[int],
+    model: str,
+    model_path: str,
+    on_read: Callable[[int], None],
 ) -> int:
     """Write the slots at `paths`, each up to position `leaves[i]`, as one file; its tokens.
+
+    `on_read` is told how many of them were read.
 
     Raises:
         SlotDamaged, SlotMissing, StoreFailed: a slot cannot be read.
@@ -50,7 +57,8 @@ def write(
     pieces: list[list[mx.array]] = []
     tokens = array("I")
     layout, state, model_hash = KvLayout(()), None, ""
-    for path, leave in zip(paths, leaves, strict=True):
+    for number, (path, leave) in enumerate(zip(paths, leaves, strict=True)):
+        on_read(number)
         slot = verify(path)
         header = slot.header
         layout = msgspec.json.decode(header.layout, type=PackedLayout).layout

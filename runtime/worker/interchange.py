@@ -1,7 +1,8 @@
 """`python -m runtime.worker.interchange`: one export or import, told as a line of JSON on stdin.
 
-It answers with a line of JSON on stdout. After an import it waits for the end of stdin: as long as
-it lives nobody takes the files that it staged for those of a dead process.
+It answers with lines of JSON on stdout, of which the last is the result. After an import it waits
+for the end of stdin: as long as it lives nobody takes the files that it staged for those of a dead
+process.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -13,7 +14,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from runtime.kv import layers, pack, stock_file
 from runtime.kv.blocks import HashChain
 from runtime.kv.commit import RUN_TOKENS
 from runtime.kv.layers import KvLayout, UnsupportedCache
+from runtime.progress import Progress
 from runtime.stock_jobs import Export, Import, Job, Outcome
 from runtime.wire import SlotStaged
 from runtime.worker import model as models
@@ -43,7 +45,9 @@ def run(job: Job) -> Outcome:
         if isinstance(job, Export):
             paths = [Path(path) for path in job.paths]
             file = Path(job.file)
-            return Outcome(stock_file.write(file, paths, job.leaves, job.model, job.model_path))
+            told = _reading(paths)
+            num_tokens = stock_file.write(file, paths, job.leaves, job.model, job.model_path, told)
+            return Outcome(num_tokens)
         return _import(job)
     except UnsupportedCache as error:
         return Outcome(0, error=f"layer caches of the class {error} cannot be exchanged")
@@ -52,14 +56,18 @@ def run(job: Job) -> Outcome:
 
 
 def _import(job: Import) -> Outcome:
+    _tell("read")
     stock = stock_file.read(Path(job.file))
     if stock.model_hash is not None and stock.model_hash != job.model_hash.hex():
         raise ValueError(f"it was computed by another model than {job.spec.id} is now")
-    model = models.load(job.spec, lambda _: None, job.kv_bits)
+    model = models.load(
+        job.spec, lambda share: _tell("load the model", int(share * 100), 100), job.kv_bits
+    )
     layout = layers.layout_of(model.new_kv())
     if layers.layout_of(stock.kv) != layout:
         raise ValueError(f"its layer caches are not those of {job.spec.id}")
     token_ids = _token_ids(job, model, stock)
+    _tell("compute the beginning")
     _check(model, layout, stock.kv, token_ids)
     return Outcome(len(token_ids), _stage(job, layout, stock.kv, token_ids))
 
@@ -130,6 +138,7 @@ def _stage(
     start = 0
     for run in stock_file.cut_runs(kv, layout, len(token_ids), RUN_TOKENS):
         end = min(start + RUN_TOKENS, len(token_ids))
+        _tell("write", start, len(token_ids))
         size = job.block_size
         last = hashes[end // size - 1] if end >= size else chain.root
         end_hash = chain.end_hash(last, token_ids[end - end % size : end])
@@ -156,6 +165,17 @@ def _stage(
             staged.append(SlotStaged(header=header, path=path, num_bytes=slot.num_bytes))
         parent, start = header.id, end
     return tuple(staged)
+
+
+def _reading(paths: Sequence[Path]) -> Callable[[int], None]:
+    return lambda number: _tell("read", number, len(paths))
+
+
+def _tell(step: str, num_done: int = 0, num_total: int = 0) -> None:
+    """How far it is, as a line of JSON."""
+    told = Progress(step=step, num_done=num_done, num_total=num_total)
+    sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    sys.stdout.flush()
 
 
 def main() -> None:

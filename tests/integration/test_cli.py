@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
+import io
 import json
+import os
+import pty
+import shutil
 import subprocess
 import sys
 from collections.abc import Generator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.widgets import DataTable, Static
 
+from api.cli.commands import COMMANDS, EXIT_CODES, parser
 from api.cli.connection import ServerLink
+from api.cli.progress import watching
 from api.cli.top import Top
+from runtime.progress import Progress
 from runtime.settings import Settings
-from tests.running_server import ROOT, RunningServer, environment, free_port, running
+from tests.running_server import (
+    CHAT,
+    ROOT,
+    RunningServer,
+    environment,
+    free_port,
+    running,
+    streaming,
+)
+from tests.running_server import hearth as command
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]
 
 
 def hearth(home: Path, port: int, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "api", *words],
-        env=environment({"HEARTH_HOME": str(home), "HEARTH_PORT": str(port)}),
-        cwd=ROOT,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return command(*words, stdin=stdin, HEARTH_HOME=str(home), HEARTH_PORT=str(port))
 
 
 def told(server: RunningServer, *words: str, stdin: str = "") -> str:
@@ -109,34 +117,189 @@ def test_the_database_of_a_running_server_is_left_alone(server: RunningServer):
     assert "server has the store open" in done.stderr
 
 
-def test_the_live_view_draws_what_runs(server: RunningServer):
-    async def look() -> tuple[int, str, str]:
+async def test_the_live_view_draws_what_runs(server: RunningServer):
+    body = {
+        "messages": [{"role": "user", "content": "go on"}],
+        "max_tokens": 20_000,
+        "ignore_eos": True,
+    }
+    async with streaming(server, CHAT, body) as stream:
+        await stream.next_event()
         view = Top(ServerLink(Settings(home=server.home, port=server.port)))
         async with view.run_test() as pilot:
             await pilot.pause()
             await view.refill()
-            table = view.query_one("#models", DataTable)
-            texts = [str(view.query_one(name, Static).render()) for name in ("#tiers", "#work")]
-            return table.row_count, texts[0], texts[1]
+            tables = [view.query_one(name, DataTable) for name in ("#models", "#requests")]
+            rows = [table.get_row_at(0) for table in tables]
+            texts = [str(view.query_one(name, Static).render()) for name in ("#memory", "#saved")]
+    model, request = rows
+    assert model[0] == request[1] == "hearth-tiny"
+    assert request[2] == "answering"
+    assert [line.split()[0] for line in texts[0].splitlines()] == ["memory", "hot", "warm", "cold"]
+    assert "reused today" in texts[1]
+    assert as_json(server, "top")["memory"]["reserved_bytes"] > 0
 
-    rows, tiers, work = asyncio.run(look())
-    assert rows == 1
-    assert tiers.startswith("hot ")
-    assert "tokens/s" in work
+
+def test_a_prompt_is_warm_when_the_command_returns(server: RunningServer, tmp_path: Path):
+    system = f"kettle {tmp_path.name} " * 40
+    done = as_json(server, "prewarm", "--system", system)
+    assert (done["status"], done["model"]) == ("completed", "hearth-tiny")
+    assert done["prompt_tokens"] > 100
+    file = tmp_path / "request.json"
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hi"}]
+    file.write_text(json.dumps({"messages": messages}))
+    again = as_json(server, "prewarm", str(file))
+    assert again["cached_tokens"] > 100
+    shown = hearth(server.home, server.port, "prewarm", "-", stdin=file.read_text())
+    assert "completed" in shown.stdout
+    wrong = hearth(server.home, server.port, "prewarm", str(tmp_path / "missing"))
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert "cannot be read" in wrong.stderr
+    assert "Say what to warm" in hearth(server.home, server.port, "prewarm").stderr
 
 
-@pytest.mark.parametrize("words", [("status",), ("ps",), ("top",), ("chat", "Hi"), ("load", "m")])
-def test_without_a_server_every_command_says_so(tmp_path: Path, words: tuple[str, ...]):
-    done = hearth(tmp_path, free_port(), *words)
-    assert done.returncode == 3
-    assert "No server answers at http://127.0.0.1" in done.stderr
+NEED_A_SERVER = [
+    ("status",),
+    ("ps",),
+    ("top",),
+    ("models",),
+    ("chat", "Hi"),
+    ("prewarm", "--system", "Hi"),
+    *((action, "m") for action in ("load", "unload", "pin", "unpin", "restart")),
+]
+
+
+def test_without_a_server_every_command_says_so(tmp_path: Path):
+    port = free_port()
+    for words in NEED_A_SERVER:
+        done = hearth(tmp_path, port, *words)
+        assert done.returncode == 3, words
+        assert "No server answers at http://127.0.0.1" in done.stderr
 
 
 def test_what_needs_no_server_works_without_one(tmp_path: Path):
-    assert hearth(tmp_path, 1, "version").stdout.startswith("hearth ")
-    assert "_shtab_hearth" in hearth(tmp_path, 1, "completion", "bash").stdout
-    assert "sha256:" in hearth(tmp_path, 1, "key").stdout
-    assert "ExecStart" in hearth(tmp_path, 1, "service", "show").stdout
-    findings = json.loads(hearth(tmp_path, free_port(), "doctor", "--json").stdout)
-    assert {"Python", "mlx", "Port"} <= {one["subject"] for one in findings}
+    (tmp_path / "hearth.toml").write_text("no = 1")
+    assert hearth(tmp_path, 1, "config", "check").returncode == 2
+    for words in (("version",), ("key",)):
+        done = hearth(tmp_path, 1, *words, "--json")
+        assert (done.returncode, bool(json.loads(done.stdout))) == (0, True)
+    (tmp_path / "hearth.toml").unlink()
+    assert json.loads(hearth(tmp_path, 1, "config", "check", "--json").stdout)["num_models"] > 0
+    assert (
+        "ExecStart" in json.loads(hearth(tmp_path, 1, "service", "show", "--json").stdout)["text"]
+    )
     assert hearth(tmp_path, 1, "db", "check").returncode == 1
+    assert hearth(tmp_path, 1, "cache", "ls").returncode == 1
+
+
+async def test_a_conversation_is_shown_and_pinned_also_before_it_is_on_disk(server: RunningServer):
+    assert as_json(server, "cache", "pin", "to-come", "--ahead", "hearth-tiny")["num_tokens"] == 0
+    unknown = hearth(server.home, server.port, "cache", "pin", "no such one")
+    assert (unknown.returncode, "cache ls" in unknown.stderr) == (1, True)
+    body = {"messages": [{"role": "user", "content": "kettle " * 300}], "max_tokens": 4}
+    assert server.post(CHAT, body | {"session_id": "to-come"}).status_code == 200
+    await until(lambda: is_known(server, "to-come"), "it is on disk")
+    shown = as_json(server, "cache", "show", "to-come")
+    assert shown["is_kept"] is True
+    assert shown["slots"][0]["start"] == 0
+    assert shown["slots"][-1]["leave"] == shown["conversation"]["num_tokens"]
+    assert "pinned: yes" in told(server, "cache", "show", shown["conversation"]["id"][:12])
+    assert as_json(server, "cache", "unpin", "to-come")["is_pinned"] is False
+    assert as_json(server, "cache", "show", "to-come")["is_kept"] is False
+
+
+def is_known(server: RunningServer, session: str) -> bool:
+    done = hearth(server.home, server.port, "cache", "show", session, "--json")
+    return done.returncode == 0 and json.loads(done.stdout)["conversation"]["is_durable"]
+
+
+def test_garbage_is_collected_and_everything_verified_with_signs_of_progress(
+    server: RunningServer,
+):
+    done = hearth(server.home, server.port, "cache", "gc", "--json")
+    wanted = {"num_dropped", "num_demoted", "num_merged", "freed_bytes"}
+    assert json.loads(done.stdout).keys() == wanted
+    assert "gc: expire" in done.stderr
+    done = hearth(server.home, server.port, "cache", "verify", "--json")
+    assert json.loads(done.stdout)["num_verified"] > 0
+    assert "verify" in done.stderr
+
+
+def test_a_cache_without_a_server_is_worked_on_itself(server: RunningServer, tmp_path: Path):
+    home = tmp_path / "copy"
+    shutil.copytree(server.home, home, ignore=shutil.ignore_patterns("*.lock", "*.sock"))
+    ids = [one["id"] for one in json.loads(hearth(home, 1, "cache", "ls", "--json").stdout)]
+    assert ids
+    pinned = hearth(home, 1, "cache", "pin", ids[0], "--json")
+    assert json.loads(pinned.stdout)["is_pinned"] is True
+    assert "pinned: yes" in hearth(home, 1, "cache", "show", ids[0]).stdout
+    assert json.loads(hearth(home, 1, "cache", "gc", "--json").stdout)["num_dropped"] == 0
+    assert hearth(home, 1, "cache", "unpin", ids[0]).returncode == 0
+    assert hearth(home, 1, "cache", "rm", ids[0]).returncode == 0
+    left = json.loads(hearth(home, 1, "cache", "ls", "--json").stdout)
+    assert ids[0] not in [one["id"] for one in left]
+
+
+def completions(words: str, script: str) -> set[str]:
+    """What bash offers for the last word of a command line."""
+    asking = f"""
+{script}
+COMP_WORDS=({words} "")
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+COMP_LINE="{words} "
+COMP_POINT=${{#COMP_LINE}}
+$(complete -p hearth | sed 's/.*-F \\([^ ]*\\) .*/\\1/') hearth "" "{words.rsplit(maxsplit=1)[-1]}"
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", asking], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_shell_completes_every_command(tmp_path: Path):
+    script = hearth(tmp_path, 1, "completion", "bash").stdout
+    commands = {command.name for command in COMMANDS}
+    assert {"prewarm", "cache", "doctor"} <= commands <= completions("hearth", script)
+    assert {"show", "pin", "unpin", "gc"} <= completions("hearth cache", script)
+
+
+def test_every_command_says_what_its_exit_code_means(tmp_path: Path):
+    for name in (one.name for one in COMMANDS if one.name != "cache"):
+        assert "exit codes:" in help_of(name)
+    documented = (ROOT / "docs" / "operations.md").read_text()
+    for line in EXIT_CODES.splitlines()[1:6]:
+        code, meaning = line.strip().split(maxsplit=1)
+        assert f"| {code} | {meaning} |" in documented
+
+
+def help_of(name: str) -> str:
+    with pytest.raises(SystemExit) as left, redirect_stdout(io.StringIO()) as out:
+        parser().parse_args([name, "--help"])
+    assert left.value.code == 0
+    return out.getvalue()
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]):
+    with watching("verify") as watch:
+        for number in range(1000):
+            watch(Progress(step="read", num_done=number, num_total=1000))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "verify: read 0 %"
+    assert len(lines) == 10
+
+
+def test_progress_is_a_bar_on_a_terminal(server: RunningServer):
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "api", "cache", "verify", "--json"],
+        env=environment({"HEARTH_HOME": str(server.home), "HEARTH_PORT": str(server.port)}),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        answer = process.communicate(timeout=60)[0]
+    assert json.loads(answer)["num_damaged"] == 0
+    drawn = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "verify" in drawn
+    assert "\x1b[" in drawn

@@ -14,6 +14,8 @@ from tests.waiting import until
 
 HTML = {"accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
 BASE = "/admin/dashboard"
+PREWARM = f"{BASE}/conversations/prewarm"
+PIN, KEPT = "/admin/cache/pin", "/admin/cache/conversations"
 SYSTEM = {"role": "system", "content": "kettle " * 400}
 
 
@@ -38,7 +40,7 @@ def listed(server: RunningServer, search: str = "") -> list[Any]:
 
 
 def act(server: RunningServer, method: str, path: str, **query: Any) -> Any:
-    answer = server.request(method, f"{BASE}/conversations{path}", params=query)
+    answer = server.request(method, path, params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -77,15 +79,15 @@ async def test_conversations_are_found_pinned_and_deleted(hearth: RunningServer)
     assert [one["id"] for one in listed(hearth, other["id"][:10])] == [other["id"]]
     assert listed(hearth, "no such thing") == []
 
-    act(hearth, "POST", "/pin", conversation=other["id"])
+    act(hearth, "POST", PIN, conversation=other["id"])
     pins = {one["id"]: (one["is_pinned"], one["expires_in_s"]) for one in listed(hearth)}
     assert pins[other["id"]] == (True, None)
     assert pins[latest["id"]][0] is False
-    act(hearth, "POST", "/pin", conversation=other["id"], pinned=False)
+    act(hearth, "POST", PIN, conversation=other["id"], pinned=False)
     assert not any(one["is_pinned"] for one in listed(hearth))
 
-    act(hearth, "POST", "/pin", conversation=other["id"])
-    gone = act(hearth, "DELETE", "", conversation=other["id"])
+    act(hearth, "POST", PIN, conversation=other["id"])
+    gone = act(hearth, "DELETE", KEPT, conversation=other["id"])
     assert gone["num_slots"] > 0
     assert [one["id"] for one in listed(hearth)] == [latest["id"]]
 
@@ -97,7 +99,7 @@ async def test_a_conversation_is_brought_into_memory(hearth: RunningServer):
     (name,) = {one["id"] for one in listed(hearth)} - known
 
     def is_brought_whole() -> bool:
-        told = act(hearth, "POST", "/prewarm", conversation=name)
+        told = act(hearth, "POST", PREWARM, conversation=name)
         return told["num_tokens"] == listed(hearth, name)[0]["num_tokens"] > 0
 
     await until(is_brought_whole, "all of it is on disk and asked for")
@@ -171,9 +173,7 @@ def test_figures_are_for_this_machine_only(hearth: RunningServer, path: str):
 
 
 def test_an_unknown_conversation_is_a_clear_error(hearth: RunningServer):
-    for method, path in (("POST", "/pin"), ("POST", "/prewarm"), ("DELETE", "")):
-        answer = hearth.request(
-            method, f"{BASE}/conversations{path}", params={"conversation": "nobody"}
-        )
+    for method, path in (("POST", PIN), ("POST", PREWARM), ("DELETE", KEPT)):
+        answer = hearth.request(method, path, params={"conversation": "nobody"})
         assert answer.status_code == 404
         assert "nobody" in answer.json()["error"]["message"]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from runtime.kv.eviction import choose
+from store import pins
 from store.clock import Jump, jump_between
 from store.conversations import Conversations
 from store.database import Database
@@ -122,6 +123,33 @@ def test_pins_keep_slots_also_those_yet_to_come(index: SlotIndex):
     assert [one.is_pinned for one in index.all_slots()] == [False, True]
     index.unpin(MODEL, rows[1].header.end_hash, "config").result()
     assert [one.is_pinned for one in index.all_slots()] == [False, False]
+
+
+def test_a_pinned_conversation_stays_pinned_as_it_goes_on(index: SlotIndex, database: Database):
+    rows, key, source = chain(1, 2), b"k" * 16, pins.source_of((b"k" * 16).hex())
+    conversations = Conversations(database)
+    database.submit(lambda c: pins.pin_ahead(c, MODEL, source)).result()
+    for number, one in enumerate(rows):
+        index.insert([one]).result()
+        conversations.advance(spoken(key, one)).result()
+        assert [slot.is_pinned for slot in index.all_slots()] == [False] * number + [True]
+    conversations.advance(spoken(b"o" * 16, rows[0])).result()
+    assert [one.source for one in index.pins()] == [source], "others are nobody's wish"
+    assert choose(index.candidates(), 1 << 40, NOW_S) == ()
+    assert database.submit(lambda c: pins.drop(c, source)).result() == 1
+    assert not any(slot.is_pinned for slot in index.all_slots())
+
+
+def spoken(key: bytes, leaf: SlotRow) -> ConversationRow:
+    header = leaf.header
+    return ConversationRow(
+        key=key,
+        model=MODEL,
+        leaf=header.id,
+        num_tokens=header.end,
+        last_used_s=NOW_S,
+        created_s=NOW_S,
+    )
 
 
 def test_a_slot_expires_only_after_all_that_continues_it(index: SlotIndex):

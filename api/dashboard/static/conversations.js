@@ -43,12 +43,12 @@ function actions(one) {
   const short = one.id.slice(0, 12);
   const query = `conversation=${encodeURIComponent(one.id)}`;
   const pin = button(one.is_pinned ? "Unpin" : "Pin", short);
-  pin.addEventListener("click", () => act("POST", `${PATH}/pin?${query}&pinned=${!one.is_pinned}`));
+  pin.addEventListener("click", () => act("POST", `/admin/cache/pin?${query}&pinned=${!one.is_pinned}`));
   const warm = button("Prewarm", short);
   warm.addEventListener("click", () => act("POST", `${PATH}/prewarm?${query}`));
   const remove = button("Delete", short);
   remove.addEventListener("click", () => {
-    if (remove.dataset.sure) { act("DELETE", `${PATH}?${query}`); return; }
+    if (remove.dataset.sure) { act("DELETE", `/admin/cache/conversations?${query}`); return; }
     remove.dataset.sure = "yes";
     remove.textContent = "Really delete?";
   });

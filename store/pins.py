@@ -1,0 +1,81 @@
+"""Pins: prefixes that must stay, whether a slot ends there now or not, and who wants that.
+
+Who pins a conversation pins what it becomes as well: its pin goes on with each turn, and may be
+there before anything of it is.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, delete, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from store import slot_rows
+from store.tables import Model, Pin, Slot
+from store.types import PinRow
+
+_NOWHERE = b""
+"""Where a conversation ends of which nothing is known yet."""
+
+
+def source_of(conversation: str) -> str:
+    """Who wants it when a conversation is pinned, by the hex of its key."""
+    return f"conversation:{conversation}"
+
+
+def pin(connection: Connection, model: bytes, end_hash: bytes, source: str) -> int:
+    """Have the slots that end there stay, now and later; how many there are now."""
+    return _pin(connection, slot_rows.known_model_id(connection, model), end_hash, source)
+
+
+def pin_ahead(connection: Connection, model: bytes, source: str) -> None:
+    """Pin a conversation of which nothing is on disk, as soon as something is."""
+    pin(connection, model, _NOWHERE, source)
+
+
+def unpin(connection: Connection, model: bytes, end_hash: bytes, source: str) -> int:
+    """Take a pin back; how many slots it was for."""
+    return _unpin(connection, slot_rows.known_model_id(connection, model), end_hash, source)
+
+
+def drop(connection: Connection, source: str) -> int:
+    """Take back all pins of a source, of every model; how many there were."""
+    found = connection.execute(select(Pin.model_id, Pin.end_hash).where(Pin.source == source)).all()
+    for model, end_hash in found:
+        _unpin(connection, model, end_hash, source)
+    return len(found)
+
+
+def carry(connection: Connection, model: int, source: str, leaf: int) -> None:
+    """A conversation ends in `leaf` now: what is pinned of it ends there as well."""
+    mine = (Pin.model_id == model, Pin.source == source)
+    before = list(connection.execute(select(Pin.end_hash).where(*mine)).scalars())
+    if not before:
+        return
+    end_hash = connection.execute(select(Slot.end_hash).where(Slot.id == leaf)).scalar_one()
+    for old in before:
+        if old != end_hash:
+            _unpin(connection, model, old, source)
+    _pin(connection, model, end_hash, source)
+
+
+def rows(connection: Connection) -> list[PinRow]:
+    """All pins."""
+    columns = select(Model.hash, Pin.end_hash, Pin.source)
+    return [
+        PinRow(*row) for row in connection.execute(columns.join(Model, Model.id == Pin.model_id))
+    ]
+
+
+def _pin(connection: Connection, model: int, end_hash: bytes, source: str) -> int:
+    pinned = insert(Pin).values(model_id=model, end_hash=end_hash, source=source)
+    connection.execute(pinned.on_conflict_do_nothing())
+    slots = update(Slot).where(Slot.model_id == model, Slot.end_hash == end_hash)
+    return connection.execute(slots.values(is_pinned=True)).rowcount
+
+
+def _unpin(connection: Connection, model: int, end_hash: bytes, source: str) -> int:
+    here = (Pin.model_id == model, Pin.end_hash == end_hash)
+    connection.execute(delete(Pin).where(*here, Pin.source == source))
+    slots = update(Slot).where(Slot.model_id == model, Slot.end_hash == end_hash)
+    is_pinned = (Slot.ttl_class == "pinned") | select(Pin.source).where(*here).exists()
+    return connection.execute(slots.values(is_pinned=is_pinned)).rowcount
