@@ -221,20 +221,23 @@ class OpenStore:
                 figures = {"published_bytes": num_bytes, "written_bytes": num_bytes}
                 self.records.count(figures, used_s)
             for row in saved:
-                session = staged[row.header.id].session_id
-                if session is not None:
-                    self._conversations.advance(self._conversation(session, row, used_s))
+                if staged[row.header.id].session_id is not None:
+                    self._conversations.advance(
+                        self._conversation(staged[row.header.id], row, used_s)
+                    )
 
-    def _conversation(self, session: str, row: SlotRow, used_s: float) -> ConversationRow:
+    def _conversation(self, staged: SlotStaged, row: SlotRow, used_s: float) -> ConversationRow:
         header = row.header
+        assert staged.session_id is not None
         return ConversationRow(
-            key=self.conversation_key(session),
+            key=self.conversation_key(staged.session_id),
             model=header.model,
             leaf=header.id,
             num_tokens=header.end,
             last_used_s=used_s,
             created_s=used_s,
             ttl_s=header.ttl_s,
+            num_turns=int(staged.ends_turn),
         )
 
     def conversation_key(self, session_id: str) -> bytes:

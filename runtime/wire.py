@@ -260,10 +260,7 @@ class Heartbeat(Struct, frozen=True, tag="beat"):
 
 
 class Flushing(Struct, frozen=True, tag="flushing"):
-    """It was told to stop and computes nothing more; so many bytes of KV are still to be written.
-
-    Sent again as they become fewer.
-    """
+    """It was told to stop; so many bytes of KV are to be written, told again as they get fewer."""
 
     num_bytes: int
 
@@ -275,12 +272,13 @@ class Flushed(Struct, frozen=True, tag="flushed"):
 
 
 class SlotStaged(Struct, frozen=True, tag="staged"):
-    """A slot file is written and synced at `path`, to be published; `num_bytes` is its length."""
+    """A slot file is synced at `path`, `num_bytes` long; with `ends_turn` the last of an answer."""
 
     header: SlotHeader
     path: str
     num_bytes: int
     session_id: str | None = None
+    ends_turn: bool = False
 
 
 class SlotBad(Struct, frozen=True, tag="bad"):

@@ -21,9 +21,9 @@ class Conversations:
         self._database = database
 
     def advance(self, row: ConversationRow) -> Future[None]:
-        """A turn of `row.num_tokens` tokens ended in `row.leaf`; its whole chain is noted.
+        """The first `row.num_tokens` tokens end in `row.leaf`; its whole chain is noted.
 
-        Creation time and turns are kept from the first call on; the row's own are ignored then.
+        Creation time is kept from the first call on, and `row.num_turns` more turns are counted.
         The future fails with StoreError when the leaf is unknown.
         """
         return self._database.submit(lambda connection: _advance(connection, row))
@@ -72,7 +72,7 @@ def _advance(connection: Connection, row: ConversationRow) -> None:
         .values(values)
         .on_conflict_do_update(
             index_elements=["key", "model_id"],
-            set_={**changing, "num_turns": Conversation.num_turns + 1},
+            set_={**changing, "num_turns": Conversation.num_turns + row.num_turns},
         )
         .returning(Conversation.id)
     )

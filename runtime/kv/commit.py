@@ -8,6 +8,7 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -37,11 +38,11 @@ class Committer:
         self._hot = ground.hot
         self._writer = writer
 
-    def commit(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
+    def commit(self, trail: Trail, kv: Sequence[Any], end: int, *, ends_turn: bool = False) -> None:
         """Keep the KV of the trail's tokens up to `end`, of which `kv` holds at least that many.
 
         With layers that cannot be sliced the caches must stand exactly at `end`. A picture is kept
-        once all of it is there.
+        once all of it is there. `ends_turn` says that a whole answer ends there.
         """
         if trail.mode == "off":
             return
@@ -56,7 +57,7 @@ class Committer:
         self._catch_up(trail, end)
         if trail.num_kept < end:
             self._append(trail, kv, end)
-        self._write(trail)
+        self._write(trail, ends_turn=ends_turn)
         self._ground.shrink()
 
     def keep_exactly(self, trail: Trail, kv: Sequence[Any], end: int) -> Run | None:
@@ -178,7 +179,7 @@ class Committer:
             sessions={trail.session_id},
         )
 
-    def _write(self, trail: Trail) -> None:
+    def _write(self, trail: Trail, *, ends_turn: bool = False) -> None:
         """Queue what is not on disk yet on the way to the trail's leaf, parents first."""
         if self._writer is None or trail.ttl_s == 0:
             return
@@ -196,7 +197,8 @@ class Committer:
             if held.kv is None or held.ttl_s == 0:
                 return
             held.is_written = True
-            self._writer.put(self._job(run, held, trail))
+            job = self._job(run, held, trail)
+            self._writer.put(replace(job, ends_turn=ends_turn and run is trail.leaf))
 
     def _job(self, run: Run, held: Held, trail: Trail) -> WriteJob:
         assert held.kv is not None

@@ -161,7 +161,7 @@ class Tiers:
             return
         trail.token_ids = [*trail.token_ids, *output_ids]
         self._committer.extend_hashes(trail)
-        self._committer.commit(trail, kv, len(trail.token_ids))
+        self._committer.commit(trail, kv, len(trail.token_ids), ends_turn=True)
 
     def pin(self, trail: Trail, kv: Sequence[Any], source: str) -> None:
         """Have the KV of a prompt stay, or in `prefix` mode that of its prefix.

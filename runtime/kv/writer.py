@@ -25,12 +25,13 @@ _BUSY_SHARE = 3.0
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """One slot to be written, and the conversation it belongs to, if that was named."""
+    """One slot to be written, the conversation it belongs to, if named, and whether a turn ends."""
 
     header: SlotHeader
     token_ids: array[int]
     tensors: list[TensorData]
     session_id: str | None = None
+    ends_turn: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -206,6 +206,7 @@ class Worker:
                 path=str(staged.path),
                 num_bytes=staged.num_bytes,
                 session_id=job.session_id,
+                ends_turn=job.ends_turn,
             )
         )
 

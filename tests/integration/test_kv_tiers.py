@@ -294,6 +294,13 @@ def test_only_what_is_new_is_written(stored: Stored):
     assert known[0].parent == stored.answer.id
 
 
+def test_the_last_slot_of_an_answer_says_that_a_turn_ends(dense: LoadedModel, tmp_path: Path):
+    session = Session(dense, tmp_path)
+    session.turn([*ids(4, 2500)], SAID, session_id="mine")
+    session.turn([*ids(4, 2500), *SAID, *NEXT], SAID, session_id="mine")
+    assert [job.ends_turn for job, _ in session.finish()] == [False, False, True, False, True]
+
+
 def test_a_request_that_must_leave_nothing_on_disk_leaves_nothing(
     dense: LoadedModel, tmp_path: Path
 ):
