@@ -32,7 +32,7 @@ from runtime.types import (
 from runtime.worker_process import WorkerProcess
 
 GREEDY = SamplingParams(temperature=0.0)
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 _numbers = itertools.count()
 

@@ -28,7 +28,7 @@ from store.types import SlotHeader
 
 BLOCK_TOKENS = 16
 SLICE_TOKENS = 32
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 _REQUEST = GenerateRequest(request_id="r", model="m", prompt=TokenPrompt(token_ids=()))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 _PERIOD_S = 0.005
 
 
-async def until(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> float:
+async def until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> float:
     """Wait until `condition()` is true; the seconds it took.
 
     Raises:

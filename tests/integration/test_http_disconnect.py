@@ -24,7 +24,7 @@ from tests.waiting import until
 
 SHORT: dict[str, Any] = {"model": "tiny", "prompt": "a kettle", "max_tokens": 2}
 LONG: dict[str, Any] = SHORT | {"max_tokens": 3500, "ignore_eos": True}
-SOON_S = 2.0
+SOON_S = 10.0
 
 
 def num_running(server: RunningServer) -> float:

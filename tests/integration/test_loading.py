@@ -91,9 +91,9 @@ async def test_a_load_that_gets_nowhere_is_ended_long_before_its_time_is_over(tm
     path = write_model(tmp_path / "m")
     (path / "model.safetensors").unlink()
     os.mkfifo(path / "model.safetensors")  # as a network disk that hangs
-    error, worker = await failure_of(path, load_timeout_s=20.0)
+    error, worker = await failure_of(path, load_timeout_s=50.0)
     assert isinstance(error, WorkerWedged)
-    assert "made no progress in loading for 4" in error.message
+    assert "made no progress in loading for 10" in error.message
     assert worker.is_gone
 
 

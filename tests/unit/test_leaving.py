@@ -12,7 +12,7 @@ from runtime.worker.leaving import EXIT_OVERDUE, Deadline, flush
 from store.slots import StagedSlot
 from tests.slot_samples import sample
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def job(number: int) -> WriteJob:

@@ -18,7 +18,7 @@ from store.slots import StagedSlot
 from store.types import TensorData
 from tests.slot_samples import sample, slot_id
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 LARGE_BYTES = 16 << 20
 
 
