@@ -55,6 +55,25 @@ little = "tiny"
 
 
 @pytest.fixture(scope="session")
+def seeing_server(
+    tmp_path_factory: pytest.TempPathFactory, vlms_dir: Path, models_dir: Path
+) -> Iterator[RunningServer]:
+    """A server whose default model sees; `blind` reads text only."""
+    home = tmp_path_factory.mktemp("seeing")
+    config = f"""
+models_dir = "{vlms_dir}"
+default_model = "qwen3_vl"
+max_loaded_models = 2
+max_body_bytes = 1000000
+[models.blind]
+path = "{models_dir / "tiny"}"
+"""
+    with running(home, config=config) as server:
+        yield server
+        assert "Traceback" not in server.stderr
+
+
+@pytest.fixture(scope="session")
 def narrow_server(
     tmp_path_factory: pytest.TempPathFactory, models_dir: Path
 ) -> Iterator[RunningServer]:

@@ -80,6 +80,13 @@ def test_what_is_transparent_is_white():
     assert (decode(file_of(clear), FIELD).pixels == 255).all()
 
 
+@pytest.mark.parametrize(
+    ("size", "shown"), [((12, 8), (12, 8)), ((64, 32), (16, 8)), ((320, 3), (16, 2))]
+)
+def test_what_is_larger_than_wanted_is_shrunk(size: tuple[int, int], shown: tuple[int, int]):
+    assert decode(file_of(drawn(*size)), FIELD, 16).size == shown
+
+
 def test_a_photograph_is_turned_the_way_it_was_taken():
     image = drawn(12, 8)
     exif = Pillow.Exif()

@@ -1,0 +1,181 @@
+"""Images over HTTP: seen in every protocol, refused by the part, kept with their conversation."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.image_requests import (
+    MESSAGES,
+    RESPONSES,
+    WAYS,
+    answered,
+    b64,
+    chat,
+    chat_part,
+    image_block,
+    input_part,
+    message,
+    problem,
+    response,
+    url_of,
+)
+from tests.running_server import CHAT, RunningServer, running
+from tests.tiny_vlms import encoded, picture
+from tests.waiting import until
+
+RED, BLUE = encoded(picture(1)), encoded(picture(2))
+
+
+def words(said: Any) -> Any:
+    """An answer without its ids."""
+    return said[0]["content"] if isinstance(said, list) and "content" in said[0] else said
+
+
+def test_a_model_that_sees_says_so(seeing_server: RunningServer):
+    cards = {one["id"]: one for one in seeing_server.get("/v1/models").json()["data"]}
+    assert "vision" in cards["qwen3_vl"]["capabilities"]
+    assert "vision" not in cards["blind"]["capabilities"]
+    shown = seeing_server.post("/api/show", {"model": "gemma3"}).json()
+    assert "vision" in shown["capabilities"]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_is_said_depends_on_the_image_in_every_protocol(
+    name: str, seeing_server: RunningServer
+):
+    way, _ = WAYS[name]
+    first, other, again = (
+        words(answered(seeing_server, way(data))) for data in (RED, BLUE, encoded(picture(1)))
+    )
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_an_image_that_cannot_be_read_is_refused_by_its_part(
+    name: str, seeing_server: RunningServer
+):
+    way, part = WAYS[name]
+    path, body = way(RED[:-40])
+    found = seeing_server.post(path, body)
+    assert problem(found).startswith(f"{part} ")
+    if path in (CHAT, RESPONSES):
+        assert found.json()["error"]["param"] == part
+    if path == MESSAGES:
+        assert found.json()["error"]["type"] == "invalid_request_error"
+
+
+def bomb() -> bytes:
+    """A PNG of a few bytes that claims to have ten thousand million pixels."""
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 1000)), (b"IEND", b""))
+    framed = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
+
+
+def moving() -> bytes:
+    return encoded(picture(1), "GIF", save_all=True, append_images=[picture(2)])
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (chat_part(bomb()), "Shrink it"),
+        (chat_part(moving(), "image/gif"), "animated"),
+        (chat_part(RED, "image/webp"), "its bytes are image/png"),
+        (chat_part(b"%PDF-1.7", "application/pdf"), "media type"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "file:"),
+        ({"type": "image_url", "image_url": {"url": "https://localhost/a"}}, "allow_remote_images"),
+        ({"type": "image_url", "image_url": {"url": "http://localhost/a"}}, "http:"),
+    ],
+)
+def test_what_is_no_usable_image_is_a_clear_refusal(
+    part: Any, said: str, seeing_server: RunningServer
+):
+    found = seeing_server.post(*chat(part))
+    assert said in problem(found)
+    assert found.json()["error"]["param"] == "messages[0].content[1]"
+
+
+def test_a_model_that_reads_text_only_is_shown_none(seeing_server: RunningServer):
+    found = seeing_server.post(*chat(chat_part(RED), model="blind"))
+    assert "reads text only" in problem(found)
+    turn = [{"role": "user", "content": "hi"}]
+    text = seeing_server.post(CHAT, {"model": "blind", "messages": turn, "max_tokens": 1})
+    assert text.status_code == 200
+
+
+def test_only_a_model_that_sees_is_sent_as_much_as_images_need(seeing_server: RunningServer):
+    large = encoded(picture(3, 640, 640))
+    assert len(b64(large)) > 1_000_000
+    assert answered(seeing_server, chat(chat_part(large)))
+    long = {"model": "blind", "messages": [{"role": "user", "content": "x" * 1_000_001}]}
+    assert seeing_server.post(CHAT, long).status_code == 413
+    assert seeing_server.post("/tokenize", {"prompt": "x" * 1_000_001}).status_code == 413
+
+
+def test_tokens_of_images_are_counted(seeing_server: RunningServer):
+    _, body = message(image_block(RED))
+    found = seeing_server.post(f"{MESSAGES}/count_tokens", {"messages": body["messages"]})
+    assert found.status_code == 200, found.text
+    answer = seeing_server.post(MESSAGES, body).json()
+    usage = answer["usage"]
+    read = usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+    assert found.json()["input_tokens"] == read + usage.get("cache_creation_input_tokens", 0)
+
+
+def follow_up(server: RunningServer, previous_id: str) -> Any:
+    turn = [{"role": "user", "content": "and now?"}]
+    _, body = response(input_part(RED), previous_response_id=previous_id, input=turn)
+    found = server.post(RESPONSES, body)
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+async def test_a_conversation_keeps_its_images_over_a_restart_until_it_is_deleted(
+    tmp_path: Path, vlms_dir: Path
+):
+    config = f'models_dir = "{vlms_dir}"\ndefault_model = "qwen3_vl"\nlog_level = "debug"\n'
+    with running(tmp_path, config=config) as server:
+        first = server.post(*response(input_part(RED))).json()
+        agent = server.post("/v1/agents", {"temperature": 0, "max_tokens": 4}).json()["id"]
+        turns = f"/v1/agents/{agent}/generate"
+        said = server.post(turns, {"messages": chat(chat_part(BLUE))[1]["messages"]}).json()
+        assert b64(RED)[:40] not in server.stderr
+        assert b64(BLUE)[:40] not in server.stderr
+        await until(lambda: kept(server) > said["usage"]["prompt_tokens"], "both are on disk")
+    with running(tmp_path, config=config) as server:
+        answer = follow_up(server, first["id"])
+        known = first["usage"]["total_tokens"]
+        assert answer["usage"]["input_tokens_details"]["cached_tokens"] >= known - 1
+        shown = server.get(f"/v1/agents/{agent}/history").json()
+        assert url_of(BLUE, "application/octet-stream") in str(shown)
+        more = server.post(turns, {"messages": [{"role": "user", "content": "and now?"}]}).json()
+        cached = more["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached >= said["usage"]["total_tokens"] - 1
+        for path in (
+            f"/v1/agents/{agent}",
+            *(f"{RESPONSES}/{one['id']}" for one in (answer, first)),
+        ):
+            assert server.request("DELETE", path).status_code == 200
+    left = bytes_of_history(tmp_path)
+    assert b64(RED)[:60].encode() not in left
+    assert b64(BLUE)[:60].encode() not in left
+
+
+def bytes_of_history(home: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in home.glob("history.sqlite3*"))
+
+
+def kept(server: RunningServer) -> int:
+    """Tokens of all conversations on disk."""
+    listed = server.get("/admin/cache").json()
+    return sum(one["num_tokens"] for one in listed["conversations"])
