@@ -8,21 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from api.bench.arguments import add_arguments as add_bench_arguments
 from api.cache_commands import add_commands
 from runtime.settings import Settings
+from runtime.settings_words import SETTINGS
 
 Runner = Callable[[Settings, argparse.Namespace], int]
 TABLES = ("aliases", "api_keys", "models")
-_HELP = {
-    "home": "directory of everything Hearth keeps (default ~/.hearth)",
-    "host": "address to listen on (default 127.0.0.1, this machine only)",
-    "port": "port to listen on (default 8420, 0 takes any free one)",
-    "models_dir": "directory whose subdirectories are models",
-    "default_model": "model for requests that name none",
-    "preload": "models to load at boot, separated by commas (default: the default model)",
-    "log_level": "debug, info, warning or error",
-    "log_format": "console or json",
-}
 
 
 class Command(NamedTuple):
@@ -58,6 +50,7 @@ COMMANDS = (
     Command("db", "the store's database", "api.cli.configuration:database"),
     Command("service", "run at login: launchd or systemd", "api.cli.service:service"),
     Command("doctor", "look for what is wrong with the setup", "api.doctor:run"),
+    Command("bench", "ask servers the same and compare them", "api.bench.command:run"),
     Command("pull", "download a model into the Hugging Face cache", "api.cli.fetching:pull"),
     Command("key", "make an API key and the digest that stands for it", "api.cli.local:key"),
     Command(
@@ -68,7 +61,7 @@ COMMANDS = (
     ),
     Command("version", "print the version", "api.cli.local:version"),
 )
-WITHOUT_SETTINGS = frozenset({"pull", "key", "completion", "version"})
+WITHOUT_SETTINGS = frozenset({"bench", "pull", "key", "completion", "version"})
 EXIT_CODES = """\
 exit codes:
   0    it was done; doctor: nothing is wrong; service status: it runs
@@ -127,6 +120,8 @@ def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
             sub.add_argument("shell", choices=("bash", "zsh", "tcsh"))
         case "pull":
             sub.add_argument("repo", metavar="REPO", help="such as mlx-community/Qwen3-4B-4bit")
+        case "bench":
+            add_bench_arguments(sub)
         case "config":
             sub.add_argument("action", choices=("show", "check"))
         case "db":
@@ -142,4 +137,5 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
     for name in Settings.__struct_fields__:
         if name not in TABLES:
             flag = "--" + name.replace("_", "-")
-            sub.add_argument(flag, dest=name, metavar="VALUE", help=_HELP.get(name))
+            told = SETTINGS.get(name, "").replace("%", "%%")
+            sub.add_argument(flag, dest=name, metavar="VALUE", help=told)
