@@ -60,8 +60,6 @@ def check(data: ResponseRequest) -> None:
         refuse("truncation", f"must be one of {', '.join(TRUNCATIONS)}.")
     if data.background and data.store is False:
         refuse("background", "needs the response to be stored: leave `store` out or set it true.")
-    if data.background and data.stream:
-        refuse("background", "cannot be streamed: leave `stream` out and ask for the response.")
 
 
 def plan_of(

@@ -12,8 +12,9 @@ import structlog
 from api.openai.response_archive import Archive, Stored
 from api.openai.response_convert import Plan
 from api.openai.response_items import Item
+from api.openai.response_log import EventLog, EventLogs
 from api.openai.response_output import ResponseErrorBody, ResponseResource
-from api.openai.response_stream import Reply
+from api.openai.response_stream import Reply, ResponsesStream
 from api.sse import take_all
 from runtime.errors import Aborted, HearthError, StoreUnavailable
 from runtime.types import ChatPrompt, GenerateRequest, Message
@@ -32,6 +33,7 @@ class ResponseDesk:
         self.archive = archive
         self._replies: weakref.WeakValueDictionary[str, Reply] = weakref.WeakValueDictionary()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._logs = EventLogs()
 
     def begin(self, reply: Reply) -> None:
         """A reply is being made; it can be cancelled for as long as somebody holds it."""
@@ -59,10 +61,19 @@ class ResponseDesk:
         except StoreUnavailable:
             reply.answer.close()
             raise
-        task = asyncio.create_task(self._make(reply, items))
+        log = self._logs.begin(reply.key)
+        task = asyncio.create_task(self._make(reply, items, log))
         self._tasks[reply.key] = task
-        task.add_done_callback(lambda _: self._tasks.pop(reply.key, None))
+        task.add_done_callback(lambda _: self._forget(reply.key))
         return queued
+
+    def _forget(self, response_id: str) -> None:
+        self._tasks.pop(response_id, None)
+        self._logs.complete(response_id)
+
+    def log_of(self, response_id: str) -> EventLog | None:
+        """The events of a response in the background, for as long as they are kept."""
+        return self._logs.get(response_id)
 
     async def find(self, response_id: str) -> Stored:
         """A stored response as it is now.
@@ -102,6 +113,7 @@ class ResponseDesk:
         """
         await self._end(response_id)
         await self.archive.remove(response_id)
+        self._logs.remove(response_id)
 
     def is_underway(self, response_id: str | None) -> bool:
         """It is being made in the background."""
@@ -123,18 +135,21 @@ class ResponseDesk:
         while tasks := list(self._tasks.values()):
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _make(self, reply: Reply, items: Sequence[Item]) -> None:
+    async def _make(self, reply: Reply, items: Sequence[Item], events: EventLog) -> None:
+        stream = ResponsesStream(reply)
+        events.add(stream.opening())
         try:
-            await take_all(reply.answer, reply.writer.add)
-            resource = reply.ended()
+            await take_all(reply.answer, lambda chunk: events.add(stream.chunks([chunk])))
+            resource, failure = reply.ended(), None
         except HearthError as error:
-            resource = reply.failed(error)
+            resource, failure = reply.failed(error), error
         finally:
             reply.answer.close()
         try:
             await self.archive.keep(resource, items, reply.tenant)
         except StoreUnavailable as error:
             log.warning("response_not_stored", reason=error.message)
+        events.add(stream.closing() if failure is None else stream.failure(failure))
 
 
 async def fitted(

@@ -170,6 +170,24 @@ class ResponsesStream:
         return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
 
 
+def told_at_once(resource: ResponseResource, after: int | None) -> bytes:
+    """The events of a stored response of which only the end is known: all there is to read."""
+    number = 0 if after is None else after + 1
+    begun = msgspec.structs.replace(resource, status="in_progress", output=[], error=None)
+    begun = msgspec.structs.replace(begun, usage=None, incomplete_details=None, completed_at=None)
+    kind = "failed" if resource.status == "cancelled" else resource.status
+    events = [("created", begun)] if after is None else []
+    return b"".join(
+        _written(f"response.{name}", {"response": told}, number + i)
+        for i, (name, told) in enumerate([*events, (kind, resource)])
+    )
+
+
+def _written(kind: str, fields: dict[str, ResponseResource], number: int) -> bytes:
+    body = encode({"type": kind, **fields, "sequence_number": number})
+    return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
+
+
 def _begun(data: ResponseRequest, plan: Plan, spec: ModelSpec) -> ResponseResource:
     sampling = plan.request.sampling.over(spec.sampling)
     return ResponseResource(

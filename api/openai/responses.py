@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 from typing import Annotated, Literal
 
@@ -20,9 +20,10 @@ from api.lineage import asker_of, tenant_of
 from api.openai.response_convert import Plan, check, items_of, plan_of
 from api.openai.response_desk import ResponseDesk, fitted
 from api.openai.response_items import Item
+from api.openai.response_log import EventLog
 from api.openai.response_output import DeletedResponse, InputTokens, ItemList, ResponseResource
 from api.openai.response_schemas import ItemHead, ResponseRequest
-from api.openai.response_stream import Reply, ResponsesStream, new_response_id
+from api.openai.response_stream import Reply, ResponsesStream, new_response_id, told_at_once
 from api.refusal import refuse
 from api.sse import EventStream, Pace, open_stream, unless_left, whole
 from runtime.errors import ContextTooLong, InvalidRequest
@@ -61,7 +62,10 @@ async def create_response(
         reply = Reply(data, plan, spec, answer)
         responses.begin(reply)
         if data.background:
-            return Response(await responses.start(reply, new))
+            queued = await responses.start(reply, new)
+            if data.stream:
+                return _followed(responses.log_of(reply.key), queued, gate, None)
+            return Response(queued)
         if data.stream:
             return await _streamed(request, gate, responses, reply, new)
         await whole(request, answer, reply.writer.add)
@@ -96,12 +100,16 @@ async def get_response(
     response_id: FromPath[str],
     request: HttpRequest,
     responses: NamedDependency[ResponseDesk],
+    gate: NamedDependency[Gate],
     stream: bool = False,
-) -> ResponseResource:
-    """A stored response."""
-    if stream:
-        refuse("stream", "is not supported for a stored response: leave it out.")
-    return (await responses.find(_mine(request, response_id))).resource
+    starting_after: Annotated[int, Parameter(ge=0)] | None = None,
+) -> Response[ResponseResource] | EventStream:
+    """A stored response; with `stream`, its events, also while it is made in the background."""
+    mine = _mine(request, response_id)
+    resource = (await responses.find(mine)).resource
+    if not stream:
+        return Response(resource)
+    return _followed(responses.log_of(mine), resource, gate, starting_after)
 
 
 @delete(
@@ -198,6 +206,22 @@ async def _streamed(
     return await open_stream(
         request, reply.answer, stream, pace, lambda: responses.settle(reply, new)
     )
+
+
+def _followed(
+    log: EventLog | None, resource: ResponseResource, gate: Gate, after: int | None
+) -> EventStream:
+    """The events behind that number. Whoever stops reading them ends nothing."""
+    keep_alive_s = min(gate.settings.keep_alive_s, MAX_KEEP_ALIVE_S)
+    if log is not None:
+        events = log.follow(-1 if after is None else after, keep_alive_s)
+    else:
+        events = _once(told_at_once(resource, after))
+    return EventStream(events, lambda: None, {})
+
+
+async def _once(events: bytes) -> AsyncIterator[bytes]:
+    yield events
 
 
 @contextmanager

@@ -63,7 +63,10 @@ OTHER_NAMES = {
 }
 
 
-OWN_FIELDS = ("background", "include", "metadata", "previous_response_id", "store", "top_logprobs")
+OWN_FIELDS = (
+    *("background", "include", "metadata", "previous_response_id", "store", "stream"),
+    "top_logprobs",
+)
 
 
 @pytest.fixture
@@ -349,33 +352,3 @@ def test_logprobs_are_those_of_the_text(client: OpenAI, model: Path) -> None:
     assert part.logprobs is not None
     assert "".join(entry.token for entry in part.logprobs).startswith("let me see")
     assert {len(entry.top_logprobs) for entry in part.logprobs} == {3}
-
-
-def test_a_response_is_made_in_the_background(client: OpenAI, model: Path) -> None:
-    made = ask(client, model, "let me see", background=True)
-    assert made.status == "queued"
-    while made.status in ("queued", "in_progress"):
-        made = client.responses.retrieve(made.id)
-    assert (made.status, made.output_text) == ("completed", "let me see")
-
-
-def test_a_response_in_the_background_is_cancelled(client: OpenAI) -> None:
-    endless: Any = {"model": "calm", "input": "x", "extra_body": {"ignore_eos": True}}
-    made = client.responses.create(**endless, background=True)
-    cancelled = client.responses.cancel(made.id)
-    assert cancelled.status == "cancelled"
-    assert client.responses.retrieve(made.id).status == "cancelled"
-    assert client.responses.cancel(made.id).status == "cancelled"
-
-
-def test_what_is_still_being_made_cannot_be_gone_on_from_and_can_be_deleted(
-    client: OpenAI,
-) -> None:
-    endless: Any = {"model": "calm", "input": "x", "extra_body": {"ignore_eos": True}}
-    made = client.responses.create(**endless, background=True)
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model="calm", input="y", previous_response_id=made.id)
-    assert caught.value.param == "previous_response_id"
-    client.responses.delete(made.id)
-    with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(made.id)

@@ -44,7 +44,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "sometimes"}, "truncation"),
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"background": True, "store": False}, "background"),
-    ({"background": True, "stream": True}, "background"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
