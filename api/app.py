@@ -51,7 +51,6 @@ from runtime.errors import SettingsError, UnknownModel
 from runtime.history import History
 from runtime.keys import digest_of, new_key, write_admin_token
 from runtime.kv_store import KvStore
-from runtime.prewarm import PERIOD_S as PREWARM_S
 from runtime.prewarm import Prewarm
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
@@ -209,7 +208,7 @@ def _chores(
     return [
         Chore("agents", 60.0, janitor.run),
         Chore("responses", 60.0, responses.archive.expire),
-        Chore("prewarm", PREWARM_S, prewarm.sweep),
+        Chore("prewarm", prewarm.period_s, prewarm.sweep),
         Chore("dashboard", SAMPLE_S, dashboard.tick),
         Chore("memory", 5.0, supervisor.relieve),
     ]

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from api.agents.open import Agents
 from api.anthropic.convert import Door, messages_to_generate
 from api.anthropic.schemas import MessagesRequest
 from api.body import HttpRequest
@@ -58,6 +59,7 @@ class PrewarmOptions(msgspec.Struct):
 
     model: str | None = None
     session_id: str | None = None
+    agent_id: str | None = None
     pinned: bool | None = None
     load: bool | None = None
     ttl: float | None = None
@@ -85,16 +87,22 @@ async def announce(
     gate: NamedDependency[Gate],
     prewarm: NamedDependency[Prewarm],
     responses: NamedDependency[ResponseDesk],
+    agents: NamedDependency[Agents],
 ) -> Response[PrewarmView]:
     """Have a prompt warm soon: tools and system alone, or with messages, or what went before."""
     fields, options = _read(await request.body())
-    spec = gate.spec(options.model)
     caller = asker_of(request)
+    if options.agent_id is not None:
+        agent = await agents.desk.kept(owned(caller.tenant, options.agent_id))
+        return _answer(await _bring(gate, agent.session, gate.spec(options.model or agent.model)))
+    spec = gate.spec(options.model)
     if "previous_response_id" in fields or shape_of(fields) == "responses":
         generate = await _of_response(fields, spec, gate.settings, caller, responses)
     elif not fields.keys() & {"messages", "system", "tools"}:
         if options.session_id is None:
-            refuse("messages", "is missing: send messages, system, tools, or a session_id.")
+            refuse(
+                "messages", "is missing: send messages, system, tools, a session_id or an agent_id."
+            )
         return _answer(await _bring(gate, owned(caller.tenant, options.session_id), spec))
     else:
         generate = prompt_of(fields, spec, gate.settings, caller)

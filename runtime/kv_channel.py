@@ -90,6 +90,11 @@ class KvChannel:
         """Whether this worker was told to use the disk."""
         return self.kv.root is not None
 
+    @property
+    def hot_budget_bytes(self) -> int | None:
+        """What its hot tier may take, as it was told last; None leaves that to the store."""
+        return self._hot_bytes
+
     async def options(self) -> KvOptions:
         """What the worker is loaded with; always an answer, without a disk if need be."""
         self.kv = await self._desk.options(self.spec, self._hot_bytes)
@@ -176,7 +181,8 @@ class KvChannel:
 
     def bring(self, ids: Sequence[str]) -> None:
         """Have what ends with these slots in memory soon."""
-        self._tell(Bring(ids=tuple(ids)))
+        if ids:
+            self._tell(Bring(ids=tuple(ids)))
 
     def tell_slots(self, rows: Sequence[SlotRow]) -> None:
         """These are on disk, parents before children."""

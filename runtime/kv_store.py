@@ -38,7 +38,7 @@ from runtime.wire import (
 from runtime.worker_memory import WorkerMemory
 from store.errors import StoreError
 from store.keyed_names import Whom
-from store.types import ModelRow
+from store.types import ModelRow, SlotRow
 
 T = TypeVar("T")
 
@@ -182,7 +182,7 @@ class KvStore:
 
     def on_slots(self) -> None:
         for channel in self._channels:
-            self._life.spawn(self._stream(channel))
+            self._life.spawn(self._welcome(channel))
 
     async def on_losing(self) -> None:
         for channel in list(self._channels):
@@ -228,7 +228,7 @@ class KvStore:
         """A worker is loading: tell it what is on disk of its model."""
         self._channels.add(channel)
         if channel.has_disk:
-            self._life.spawn(self._stream(channel))
+            self._life.spawn(self._welcome(channel))
             self._rest([channel])
 
     def leave(self, channel: KvChannel) -> None:
@@ -256,15 +256,22 @@ class KvStore:
                 if reason in _TROUBLES:
                     self._life.fail(reason, "a worker could not write a slot")
 
-    async def _stream(self, channel: KvChannel) -> None:
+    async def _welcome(self, channel: KvChannel) -> None:
+        """What is on disk of its model; what is pinned of that comes into its memory at once."""
+        rows = await self._stream(channel)
+        if self._settings.prewarm:
+            channel.bring([row.header.id for row in rows if row.is_pinned])
+
+    async def _stream(self, channel: KvChannel) -> list[SlotRow]:
         if not channel.has_disk:
-            return
+            return []
         kv = channel.kv
         rows = await self._life.attempt(lambda store: store.index.slots_of(kv.model_hash)) or []
         rows = [row for row in rows if row.header.block_size == kv.block_size]
         for start in range(0, len(rows), MAX_SLOTS):
             channel.tell_slots(rows[start : start + MAX_SLOTS])
             await asyncio.sleep(0)
+        return rows
 
     def _on_published(self) -> None:
         self._rest(self._channels)

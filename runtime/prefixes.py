@@ -19,7 +19,9 @@ from store.types import TTL_S, decayed_hits
 MIN_CHARS = 1000
 """Shorter ones are computed before anybody notices."""
 
-MIN_USES = 2
+MIN_USES = 1.5
+"""Twice within the half-life of a use: the first one counts a little less by then."""
+
 KEEP_ALIVE_SHARE = 0.8
 _OPENING = Message(role="user", text=".")
 """Some templates refuse a prompt without a user; only what precedes this message is kept."""

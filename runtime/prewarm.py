@@ -22,7 +22,7 @@ from runtime.keys import owned
 from runtime.kv_store import KvStore
 from runtime.lifecycle import Transition
 from runtime.prefix_book import PrefixBook
-from runtime.prefixes import warming_of
+from runtime.prefixes import KEEP_ALIVE_SHARE, warming_of
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
 from runtime.types import CacheTier, Failed, Finished, GenerateRequest, Usage
@@ -31,8 +31,10 @@ Source = Literal["config", "request", "learned", "kept"]
 State = Literal["waiting", "queued", "running", "completed", "failed", "cancelled"]
 Outcome = Literal["hot", "restored", "computed", "preempted", "failed"]
 
-PERIOD_S = 240.0
+_PERIOD_S = 240.0
 """80 % of the five minutes that clients call a short time."""
+
+_MIN_PERIOD_S = 1.0
 
 _MAX_REMEMBERED = 512
 _log = structlog.stdlib.get_logger("hearth.prewarm")
@@ -81,9 +83,17 @@ class Prewarm:
         self._book = PrefixBook(settings, kv)
         self._known: OrderedDict[str, Warming] = OrderedDict()
         self._queue: deque[Warming] = deque()
+        self._generation: Generation | None = None
+        """Of the one that is being warmed."""
         self._warm: dict[str, set[str]] = {}
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def period_s(self) -> float:
+        """How often to `sweep`: before the shortest of the usual times is over."""
+        life_s = self._settings.kv_ttl_s or _PERIOD_S / KEEP_ALIVE_SHARE
+        return max(min(_PERIOD_S, life_s * KEEP_ALIVE_SHARE), _MIN_PERIOD_S)
 
     def start(self) -> None:
         """Listen for models that come up."""
@@ -121,9 +131,11 @@ class Prewarm:
     async def cancel(self, warming_id: str) -> bool:
         """Warm it no more and take its pin back; False when nothing is known of it."""
         warming = self._known.get(warming_id)
-        num_pins = await self._kv.memory.unpin([warming_id])
-        if warming is not None and warming.state in ("waiting", "queued"):
-            warming.state = "cancelled"
+        if warming is not None and warming.state in ("waiting", "queued", "running"):
+            was_running, warming.state = warming.state == "running", "cancelled"
+            if was_running and self._generation is not None:
+                self._generation.abort()
+        num_pins = await self._kv.memory.take_back(warming_id)
         return warming is not None or num_pins > 0
 
     # What is learned
@@ -149,7 +161,7 @@ class Prewarm:
             return
         for model in list(self._warm):
             if self._is_loaded(model):
-                for prefix in self._book.due(model, time.time(), PERIOD_S):
+                for prefix in self._book.due(model, time.time(), self.period_s):
                     self._learn(model, prefix.name, "kept")
         self._release()
 
@@ -238,10 +250,12 @@ class Prewarm:
                 warming.state = "waiting"
                 return
             warming.state = "running"
+            self._generation = generation
             await self._follow(warming, generation)
         except Aborted:
-            self.counts["preempted", warming.source] += 1
-            warming.state = "waiting"
+            if warming.state == "running":
+                self.counts["preempted", warming.source] += 1
+                warming.state = "waiting"
         except HearthError as error:
             self._fail(warming, error.message)
 
@@ -262,6 +276,7 @@ class Prewarm:
                     case _:
                         pass
         finally:
+            self._generation = None
             generation.abort()
 
     def _complete(self, warming: Warming, usage: Usage, elapsed_ms: float) -> None:

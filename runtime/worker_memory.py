@@ -10,6 +10,8 @@ from runtime.store_life import StoreLife
 from runtime.wire import PinWanted
 from store.types import PinRow
 
+_MAX_TAKEN_BACK = 1024
+
 
 class WorkerMemory:
     """`channels` are those of the workers there are. It belongs to the event loop."""
@@ -17,6 +19,8 @@ class WorkerMemory:
     def __init__(self, life: StoreLife, channels: Collection[KvChannel]) -> None:
         self._life = life
         self._channels = channels
+        self._taken_back: dict[str, None] = {}
+        self._pinning = asyncio.Lock()
 
     async def hot(self, slots: Mapping[bytes, Sequence[str]]) -> set[str]:
         """Those of these slots, by model hash, that are in the memory of a worker now."""
@@ -46,14 +50,24 @@ class WorkerMemory:
 
     async def unpin(self, sources: Collection[str]) -> int:
         """Take back all pins of these sources; how many there were."""
-        pins = await self._life.attempt(lambda store: store.index.pins()) or []
-        mine = [one for one in pins if one.source in sources]
-        for one in mine:
-            await self._life.attempt(lambda store, pin=one: store.index.unpin(*pin).result())
+        async with self._pinning:
+            pins = await self._life.attempt(lambda store: store.index.pins()) or []
+            mine = [one for one in pins if one.source in sources]
+            for one in mine:
+                await self._life.attempt(lambda store, pin=one: store.index.unpin(*pin).result())
         return len(mine)
+
+    async def take_back(self, source: str) -> int:
+        """The same of one source for ever, also where a worker is about to ask for a pin of it."""
+        self._taken_back[source] = None
+        while len(self._taken_back) > _MAX_TAKEN_BACK:
+            del self._taken_back[next(iter(self._taken_back))]
+        return await self.unpin([source])
 
     async def pin(self, model: bytes, wanted: PinWanted) -> None:
         """Have a prefix stay, as a worker found it."""
-        await self._life.attempt(
-            lambda store: store.index.pin(model, wanted.end_hash, wanted.source).result()
-        )
+        async with self._pinning:
+            if wanted.source not in self._taken_back:
+                await self._life.attempt(
+                    lambda store: store.index.pin(model, wanted.end_hash, wanted.source).result()
+                )

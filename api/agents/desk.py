@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
@@ -20,6 +21,13 @@ from runtime.errors import AgentChanged, AgentExists, UnknownModel
 from runtime.keys import owned, owner, plain
 from store import agent_rows
 from store.agent_rows import AgentRow, Page
+
+
+class Kept(NamedTuple):
+    """The conversation of an agent, and the name of its model if it was given one."""
+
+    session: str
+    model: str | None
 
 
 class AgentDesk:
@@ -64,6 +72,11 @@ class AgentDesk:
     async def view(self, agent_id: str) -> AgentView:
         """One agent, with its config. Raises UnknownAgent."""
         return await self._view(await self._book.row(agent_id))
+
+    async def kept(self, agent_id: str) -> Kept:
+        """Where an agent's KV is found. Raises UnknownAgent."""
+        row = await self._book.row(agent_id)
+        return Kept(row.session, convert.read_config(row.config).model)
 
     async def change(self, agent_id: str, sent: Sent) -> AgentView:
         """Give an agent other fields; what runs goes on as it began.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.agents import Agent
 from tests.running_server import CHAT, RunningServer, running
 from tests.waiting import until
 
@@ -162,6 +163,86 @@ async def test_prefixes_of_the_configuration_are_warm_and_pinned(tmp_path: Path,
 
         await until(is_pinned, "its slots are pinned")
         assert asked(server, question("inline " + SYSTEM))[1] == "hot"
+
+
+def reload(server: RunningServer) -> None:
+    """Only what is on disk is left; nothing but what is pinned comes back by itself."""
+    for action in ("unload", "load"):
+        assert server.post(f"/admin/models/tiny/{action}", {}).status_code == 200
+
+
+async def test_what_an_agent_or_a_response_goes_on_from_is_warm_before_it_goes_on(
+    server: RunningServer,
+):
+    agent = Agent.made(server, system="agent " + SYSTEM, max_tokens=2)
+    said = agent.say("Hello?")
+    body = {"instructions": "response " + SYSTEM, "input": "Hello?", "max_output_tokens": 2}
+    first = server.post("/v1/responses", body).json()
+    reload(server)
+    view = server.post("/v1/prewarm", {"agent_id": agent.id}).json()
+    assert view["status"] == "queued", view
+    assert view["prompt_tokens"] >= said.num_prompt_tokens - 1
+    goes_on = {"instructions": body["instructions"], "previous_response_id": first["id"]}
+    warm = await warmed(server, goes_on)
+    assert warm["status"] == "completed", warm
+    assert warm["prompt_tokens"] >= first["usage"]["input_tokens"]
+    second = server.post("/v1/responses", body | goes_on | {"input": "And now?"}).json()
+    cached = second["usage"]["input_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["input_tokens"] - 1
+    assert second["hearth"]["cache"]["tier"] == "hot"
+    before = server.figure("hearth_cache_requests_total", tier="hot")
+    again = agent.say("And now?")
+    assert again.num_cached_tokens >= said.num_prompt_tokens - 1
+    assert server.figure("hearth_cache_requests_total", tier="hot") == before + 1
+    missing = server.post("/v1/prewarm", {"agent_id": "nobody"})
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "agent_not_found")
+
+
+async def test_what_is_pinned_comes_back_with_its_model_until_the_pin_is_deleted(
+    server: RunningServer,
+):
+    systems = {name: f"{name} pin " + SYSTEM for name in ("kept", "dropped")}
+    views = {
+        name: await warmed(server, {"messages": question(text)["messages"][:1], "pinned": True})
+        for name, text in systems.items()
+    }
+    assert all(view["pinned"] for view in views.values())
+    path = f"/v1/prewarm/{views['dropped']['id']}"
+    assert server.request("DELETE", path).status_code == 204
+    reload(server)
+    await until(lambda: server.figure("hearth_kv_hot_bytes") > 0, "what is pinned is hot")
+    assert asked(server, question(systems["dropped"]))[1] == "warm"
+    cached, tier = asked(server, question(systems["kept"]))
+    assert tier == "hot"
+    assert cached > views["kept"]["prompt_tokens"] - 30
+    path = f"/v1/prewarm/{views['kept']['id']}"
+    assert server.request("DELETE", path).status_code == 204
+    assert server.request("DELETE", "/v1/prewarm/unknown").status_code == 404
+
+
+async def test_what_is_warmed_at_this_moment_can_be_cancelled_and_is_not_pinned(
+    server: RunningServer,
+):
+    body = question("long " + SYSTEM * 2)
+    view = server.post("/v1/prewarm", {"messages": body["messages"], "pinned": True}).json()
+    path = f"/v1/prewarm/{view['id']}"
+    await until(lambda: server.get(path).json()["status"] != "queued", "it has begun")
+    assert server.request("DELETE", path).status_code == 204
+    assert server.get(path).json()["status"] in ("cancelled", "completed")
+    asked(server, body)  # whatever the worker did of it, it has told by now
+    listing = server.get("/admin/cache").json()["conversations"]
+    assert not any(one["is_pinned"] for one in listing)
+
+
+async def test_what_is_asked_within_its_time_is_kept_alive(tmp_path: Path, models_dir: Path):
+    config = CONFIG + "kv_ttl_s = 2.5\n"
+    with running(tmp_path, "--models-dir", str(models_dir), config=config) as server:
+
+        def is_kept_alive() -> bool:
+            asked(server, question(SYSTEM))
+            return server.figure("hearth_prewarm_total", source="kept") > 0
+
+        await until(is_kept_alive, "a sweep", 30)
 
 
 async def test_memory_only_kv_of_a_conversation_can_be_deleted(server: RunningServer):

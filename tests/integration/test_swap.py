@@ -20,12 +20,14 @@ from runtime.errors import (
     UnknownModel,
 )
 from runtime.generation import Generation
+from runtime.kv_channel import KvChannel
+from runtime.kv_sizes import MIN_HOT_BYTES
 from runtime.lifecycle import HAS_PROCESS
 from runtime.process_memory import Departure
 from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
 from runtime.types import TokenPrompt
-from tests.asking import ask, first_chunks, request, status_of, supervising
+from tests.asking import ask, first_chunks, request, status_of, supervising, worker_of
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -48,6 +50,12 @@ def loaded(supervisor: Supervisor) -> set[str]:
 def own_workers() -> list[psutil.Process]:
     children = psutil.Process().children()
     return [child for child in children if "runtime.worker" in child.cmdline()]
+
+
+def hot_share(channel: KvChannel, num_bytes: int) -> float:
+    """What its hot tier may take beyond the least, in units of a model."""
+    assert channel.hot_budget_bytes is not None
+    return round((channel.hot_budget_bytes - MIN_HOT_BYTES) / num_bytes, 3)
 
 
 def endless(supervisor: Supervisor, model: str, **fields: Any) -> Generation:
@@ -78,9 +86,14 @@ async def test_models_that_fit_together_stay_together_and_the_longest_idle_one_l
         num_bytes = status_of(supervisor, "a").reserved_bytes
     budget = int(num_bytes * 2.5)
     async with supervising(home, max_loaded_models=None, memory_budget=budget) as supervisor:
-        for model in MODELS:
-            await ask(supervisor, "a", model=model, max_tokens=1)
-            assert len(own_workers()) <= 2
+        await ask(supervisor, "a", model="a", max_tokens=1)
+        of_a = worker_of(supervisor, "a").kv
+        assert hot_share(of_a, num_bytes) == 1.5  # all that is left is lent to its hot tier
+        await ask(supervisor, "a", model="b", max_tokens=1)
+        of_b = worker_of(supervisor, "b").kv
+        assert hot_share(of_a, num_bytes) == hot_share(of_b, num_bytes) == 0.25
+        await ask(supervisor, "a", model="c", max_tokens=1)
+        assert len(own_workers()) <= 2
         assert loaded(supervisor) == {"b", "c"}
         assert await ask(supervisor, "a", model="b", max_tokens=1)
         assert status_of(supervisor, "b").num_starts == 1
