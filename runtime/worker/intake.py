@@ -159,7 +159,6 @@ class Intake:
             tools=_callable_tools(prompt),
             reasoning=self._reasoning_block(prompt, composed),
             is_constrained=group.request.constraint is not None,
-            is_begun=composed.beginning is not None,
         )
         return Sequence(
             group=group,
@@ -186,7 +185,7 @@ class Intake:
         if not isinstance(prompt, ChatPrompt):
             return "unsaid"
         if composed.beginning is not None:
-            return "open" if composed.beginning.is_thinking else "closed"
+            return "open" if composed.beginning.is_thinking else "begun"
         if template.starts_in_reasoning(composed.token_ids):
             return "open"
         return "closed" if template.has_closed_reasoning(composed.token_ids) else "unsaid"

@@ -43,7 +43,7 @@ class OutputParser:
     cannot be understood is given to the client as the text it was; `notes` say why. In a
     constrained answer nothing but stop strings is a mark. `reasoning` says how the prompt left its
     block; where it said nothing, one may close that was not opened. What goes on with an answer
-    that `is_begun` is told to the letter.
+    that has begun is told to the letter.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class OutputParser:
         tools: RequestTools = _NO_TOOLS,
         reasoning: ReasoningBlock = "unsaid",
         is_constrained: bool = False,
-        is_begun: bool = False,
     ) -> None:
         self._dialect = dialect
         self._index = index
@@ -68,13 +67,13 @@ class OutputParser:
         self._has_spoken = False
         self._held = ""
         self._header = ""
-        self._skips_blank = not is_begun and (self._has_tools or reasoning == "open")
+        self._skips_blank = reasoning == "open" or (self._has_tools and reasoning != "begun")
         self._may_be_orphan = reasoning == "unsaid"
         self._is_constrained = is_constrained
         self._logprobs: list[TokenLogprobs] = []
         self._notes: list[str] = []
         self._machine = _TextStateMachine(transitions(dialect, stop, has_tools=self._has_tools))
-        initial = NORMAL if is_begun else dialect.initial
+        initial = NORMAL if reasoning == "begun" else dialect.initial
         self._state = self._machine.make_state(REASONING if reasoning == "open" else initial)
 
     @property

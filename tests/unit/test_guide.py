@@ -368,29 +368,6 @@ def test_a_strict_call_in_free_text_is_held_to_its_schema_and_more_may_follow():
         jsonschema.validate(json.loads(arguments), SCHEMA)
 
 
-@pytest.mark.parametrize("block", ["closed", "open"])
-@pytest.mark.parametrize("name", [*FORCED, "gemma4", "pythonic"])
-def test_where_no_call_may_be_none_can_be_opened(name: str, block: ReasoningBlock):
-    choice = ToolChoice(mode="none")
-    prompt = ChatPrompt(messages=USER, tools=(LOOK,), tool_choice=choice)
-    mark = ids_of(dialect(name).tool_start)
-    guide = plan_of(prompt, name, block=block).start()
-    guide.advance([*ids_of("I look."), *mark[:-1]])
-    possible = allowed(guide)
-    assert possible is not None
-    assert set(range(len(tokenizer()))) - set(possible) == {mark[-1]}
-
-
-def test_of_some_allowed_tools_only_these_are_called():
-    tools = (replace(LOOK, is_strict=False), Tool(name="other"))
-    choice = ToolChoice(allowed=("look",))
-    prompt = ChatPrompt(messages=USER, tools=tools, tool_choice=choice)
-    wish = 'I look.<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
-    text, _, calls = read(speak(plan_of(prompt).start(), wish, RNG), dialect("json_tools"), tools)
-    assert text.startswith("I look.")
-    assert {name for name, _ in calls} == {"look"}
-
-
 def test_the_same_grammar_is_compiled_once_and_never_shared():
     grammars = Grammars(tokenizer(), len(tokenizer()), [EOS])
     first = grammars.of_constraint(FOX)

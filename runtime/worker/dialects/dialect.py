@@ -17,8 +17,8 @@ HEADER = "header"
 STOP = "stop "
 """Prefix of the states that a stop string leads to; its number follows."""
 
-ReasoningBlock = Literal["open", "closed", "unsaid"]
-"""How a prompt leaves the thinking block of the answer."""
+ReasoningBlock = Literal["open", "closed", "unsaid", "begun"]
+"""How a prompt leaves the thinking block of the answer; `begun` says that its text has begun."""
 
 Edges = Mapping[str, tuple[tuple[str, str], ...]]
 ToolCallParser = Callable[[str, Any], Any]
