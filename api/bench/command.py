@@ -87,7 +87,7 @@ def run(_: Settings, arguments: argparse.Namespace) -> int:
     Raises:
         RecipeError: a server is not known, or cannot be installed.
     """
-    report = measure(arguments)
+    report = measure(arguments, f"hearth {shlex.join(sys.argv[1:])}")
     text = msgspec.json.encode(report).decode() if arguments.as_json else table(report)
     sys.stdout.write(text + "\n")
     if arguments.out is not None:
@@ -103,8 +103,11 @@ def write(report: Report, folder: Path) -> None:
     (folder / "report.html").write_text(page(report), "utf-8")
 
 
-def measure(arguments: argparse.Namespace) -> Report:
-    """All rounds, with a bar on a terminal and a line for each figure elsewhere."""
+def measure(arguments: argparse.Namespace, command: str) -> Report:
+    """All rounds, with a bar on a terminal and a line for each figure elsewhere.
+
+    `command` is what makes the report again.
+    """
     console = Console(stderr=True)
     begun = time.perf_counter()
     before = environment()
@@ -127,7 +130,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     names = [one.name for one in course.recipes]
     given = arguments.baseline or (BASELINE if BASELINE in names else names[-1])
     return Report(
-        command="hearth bench " + shlex.join(arguments.peers),
+        command=command,
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         environment=before,
         model=Path(arguments.model).name,

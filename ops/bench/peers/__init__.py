@@ -6,6 +6,7 @@ The recipes and everything that measures are in `api/bench`, because users have 
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def main(words: Sequence[str]) -> None:
     add_arguments(parser)
     parser.set_defaults(out=REPORT)
     arguments = parser.parse_args(words)
-    report = measure(arguments)
+    report = measure(arguments, shlex.join(["python", "-m", "ops.bench", "peers", *words]))
     print(table(report))
     write(report, arguments.out)
     if arguments.out == REPORT:

@@ -1,0 +1,122 @@
+"""`hearth bench`: one small round of Hearth with itself, and a server that answers wrongly."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from api.bench.arguments import add_arguments
+from api.bench.command import measure, write
+from api.bench.figures import said
+from api.bench.report import Report, markdown, table
+from ops.bench.peers import BEGIN, END, with_table
+from tests.running_server import running
+
+OVER_HTTP = {"cold", "retry", "follow-up", "sibling", "mid-edit", "1 stream", "2 streams"}
+
+
+def arguments_of(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    few = ("--tokens", "600", "--streams", "2", "--rounds", "1")
+    return parser.parse_args([*few, *words])
+
+
+class Stubborn(BaseHTTPRequestHandler):
+    """Whatever it is asked, it says the same."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+        for text in ("I do", " not know."):
+            event = {"choices": [{"delta": {"content": text}}]}
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        usage = {"prompt_tokens": 9, "completion_tokens": 2}
+        self.wfile.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def stubborn() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stubborn) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, stubborn: str) -> Report:
+    """A Hearth that runs already, and a server that is always wrong."""
+    with running(tmp_path_factory.mktemp("home")) as server:
+        words = (server.url, stubborn, "--model", "hearth-tiny", "--baseline", stubborn)
+        return measure(arguments_of(*words), "a test")
+
+
+def rows_of(report: Report, number: int) -> dict[str, str]:
+    peer = report.peers[number].name
+    return {row.title: said(row) for row in report.rows if row.peer == peer}
+
+
+def test_right_answers_are_timed(report: Report) -> None:
+    rows = rows_of(report, 0)
+    assert rows.keys() >= OVER_HTTP
+    assert not [text for text in rows.values() if "WRONG" in text or "failed" in text]
+    retry = next(one for one in report.rounds[0].samples if one.scenario == "retry")
+    assert retry.cached_tokens >= retry.prompt_tokens - 32
+
+
+def test_wrong_answers_are_said_to_be_wrong_and_not_timed(report: Report) -> None:
+    rows = rows_of(report, 1)
+    assert rows.keys() >= OVER_HTTP
+    assert set(rows.values()) == {"1 WRONG"}
+    assert "1 WRONG" in table(report)
+    assert all(row.times_better is None for row in report.rows)
+
+
+def test_what_needs_a_restart_is_not_asked_of_a_server_that_runs_already(report: Report) -> None:
+    assert not {"restart", "kill -9", "swap", "back"} & rows_of(report, 0).keys()
+
+
+def test_the_report_is_one_file_that_loads_nothing(report: Report, tmp_path: Path) -> None:
+    write(report, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "/*DATA*/" not in page
+    assert "http" not in page.partition("<script id")[0].replace("http-equiv", "")
+    assert json.loads((tmp_path / "report.json").read_text())["num_rounds"] == 1
+
+
+def test_the_table_takes_the_place_of_the_one_before(report: Report) -> None:
+    text = with_table(f"before\n{BEGIN}\nOLD TABLE\n{END}\nafter", markdown(report))
+    assert "OLD TABLE" not in text
+    assert text.startswith("before\n")
+    assert "**cold**" in text
+    with pytest.raises(ValueError, match="no place"):
+        with_table("no marks", "")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_servers_are_started_swapped_killed_and_restarted() -> None:
+    """The recipes that need nothing but Hearth's own environment."""
+    report = measure(arguments_of(), "a test")
+    for number in range(2):
+        rows = rows_of(report, number)
+        assert rows.keys() >= {"swap", "back", "kill -9", "restart", "beside: gap"}
+        assert not [text for text in rows.values() if "WRONG" in text or "failed" in text]
+    killed = [one for one in report.rounds[0].samples if one.scenario == "kill"]
+    assert killed[0].cached_tokens > killed[0].prompt_tokens / 2
+
+
+def test_a_server_without_a_recipe_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="no recipe nobody"):
+        measure(arguments_of("nobody"), "a test")
