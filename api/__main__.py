@@ -41,7 +41,15 @@ def _run(arguments: argparse.Namespace) -> int:
         return command.run(Settings(home=Path()), arguments)
     given = {flag: vars(arguments).get(flag) for flag in _FLAGS}
     flags = {flag: value for flag, value in given.items() if value is not None}
-    return command.run(load_settings(flags, os.environ), arguments)
+    try:
+        settings = load_settings(flags, os.environ)
+    except SettingsError as error:
+        if command.name != "doctor":
+            raise
+        arguments.config_trouble = error.message
+        home = flags.get("home") or os.environ.get("HEARTH_HOME") or Path.home() / ".hearth"
+        settings = Settings(home=Path(home).absolute())
+    return command.run(settings, arguments)
 
 
 if __name__ == "__main__":

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import resource
+import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from api.cli.views import show
+import msgspec
+import psutil
+
+from api import doctor_disk
+from api.cli import service
+from api.cli.configuration import check
+from api.cli.connection import NoServer, ServerLink
+from api.cli.models import Readiness
+from api.cli.views import show, size
+from api.findings import Finding
 from api.serve import listen
 from runtime.blas import INSTALL_HINT, find_blas
+from runtime.errors import HearthError
 from runtime.settings import Settings
 
 _IMPORT_TIMEOUT_S = 120
+_PATIENCE_S = 3.0
+_LEAST_SQLITE = (3, 38)
+_OTHER_FILES = 256
+"""Open files of a server beside the two that a waiting request may take."""
 
 
-class Finding(NamedTuple):
-    """One thing that was looked at. Without a remedy it is as it should be."""
+class Examined(msgspec.Struct):
+    """What `--json` prints of one finding."""
 
     subject: str
     fact: str
-    remedy: str | None = None
+    remedy: str | None
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
@@ -31,20 +45,29 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _python()
     yield _mlx()
     yield _blas(settings.cpu_blas)
-    yield _port(settings.host, settings.port)
-    yield _home(settings.home)
+    yield _sqlite()
+    yield _config(settings)
+    yield from doctor_disk.findings(settings)
+    yield _memory(settings)
+    yield _open_files(settings.max_queue)
+    yield _port(settings)
+    yield _service(settings)
 
 
 def run(settings: Settings, arguments: argparse.Namespace) -> int:
     """Print the findings; the exit code is 1 when one of them has a remedy."""
     findings = list(examine(settings))
+    if (trouble := vars(arguments).get("config_trouble")) is not None:
+        remedy = "correct it; what follows was looked at with the default settings"
+        findings.insert(0, Finding("Config", trouble, remedy))
     lines: list[str] = []
     for finding in findings:
         mark = "ok  " if finding.remedy is None else "FIX "
         lines.append(f"{mark} {finding.subject}: {finding.fact}")
         if finding.remedy is not None:
             lines.append(f"     {finding.remedy}")
-    show([one._asdict() for one in findings], "\n".join(lines), as_json=arguments.as_json)
+    shown = [Examined(*one) for one in findings]
+    show(shown, "\n".join(lines), as_json=arguments.as_json)
     return int(any(finding.remedy is not None for finding in findings))
 
 
@@ -85,27 +108,71 @@ def _blas(setting: str) -> Finding:
     return Finding("BLAS", f"{library} is loaded into the workers")
 
 
-def _port(host: str, port: int) -> Finding:
+def _sqlite() -> Finding:
+    fact = sqlite3.sqlite_version
+    if sqlite3.sqlite_version_info < _LEAST_SQLITE:
+        least = ".".join(map(str, _LEAST_SQLITE))
+        return Finding("SQLite", fact, f"use a Python that is built with SQLite {least} or newer")
+    return Finding("SQLite", fact)
+
+
+def _config(settings: Settings) -> Finding:
+    try:
+        num_models = check(settings)
+    except HearthError as error:
+        return Finding("Settings", error.message, "correct hearth.toml, HEARTH_… or the flag")
+    return Finding("Settings", f"can be used; {num_models} models can be named")
+
+
+def _memory(settings: Settings) -> Finding:
+    total_bytes = psutil.virtual_memory().total
+    budget_bytes = settings.memory_budget or 0
+    fact = f"{size(total_bytes)} in this machine"
+    if budget_bytes > total_bytes:
+        fact = f"memory_budget is {size(budget_bytes)}, and there are {fact}"
+        return Finding("Memory", fact, "lower memory_budget, or leave it out")
+    return Finding("Memory", fact)
+
+
+def _open_files(max_queue: int) -> Finding:
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * max_queue + _OTHER_FILES
+    fact = f"{limit} may be open at once"
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        allowed = "" if hard == resource.RLIM_INFINITY or hard >= needed else " as root"
+        remedy = f"ulimit -n {service.OPEN_FILES}{allowed}; what `hearth service` installs has it"
+        return Finding("Open files", f"{fact}, and {needed} may be needed", remedy)
+    return Finding("Open files", fact)
+
+
+def _port(settings: Settings) -> Finding:
+    host, port = settings.host, settings.port
     try:
         listen(host, port).close()
     except OSError as error:
-        return Finding(
-            "Port",
-            f"{host} port {port} cannot be listened on: {error.strerror}",
-            f"stop what uses it (lsof -i :{port}) or choose another with --port",
-        )
+        try:
+            ServerLink(settings, _PATIENCE_S).peek("/health/ready", Readiness)
+        except NoServer:
+            return Finding(
+                "Port",
+                f"{host} port {port} cannot be listened on: {error.strerror}",
+                f"stop what uses it (lsof -i :{port}) or choose another with --port",
+            )
+        return Finding("Port", f"a Hearth answers at {host} port {port}")
     return Finding("Port", f"{host} port {port} is free")
 
 
-def _home(home: Path) -> Finding:
-    nearest = next(path for path in (home, *home.parents) if path.exists())
+def _service(settings: Settings) -> Finding:
+    """A unit from before the settings changed gives the server too little time to leave."""
     try:
-        with tempfile.TemporaryFile(dir=nearest):
-            pass
-    except OSError as error:
-        return Finding(
-            "Home",
-            f"{nearest} cannot be written: {error.strerror}",
-            "make it writable or choose another with --home",
-        )
-    return Finding("Home", str(home))
+        command = service.command_line(settings)
+        unit = service.unit_of(settings, sys.platform, Path.home(), command)
+        installed = unit.path.read_text() if unit.path.exists() else None
+    except (HearthError, OSError) as error:
+        return Finding("Service", f"not looked at: {error}")
+    if installed is None:
+        return Finding("Service", "not installed; `hearth service install` runs it at login")
+    if installed != unit.text:
+        fact = f"{unit.path} is not what this release and these settings would install"
+        return Finding("Service", fact, "hearth service install")
+    return Finding("Service", f"{unit.path} fits")

@@ -114,7 +114,7 @@ def take(
 
 def make_root(root: Path, list_mounts: Callable[[], Iterable[Mount]]) -> None:
     """Make the directory, or see to it that only we can look into it. Raises StoreFailed."""
-    _refuse_network(root, list_mounts)
+    refuse_network(root, list_mounts)
     with system_reported(root):
         if root.exists():
             _refuse_strangers(root)
@@ -132,7 +132,7 @@ def make_home(home: Path, list_mounts: Callable[[], Iterable[Mount]] = mounts) -
     Raises:
         StoreFailed: it lies on a network, or the system refuses.
     """
-    _refuse_network(home, list_mounts)
+    refuse_network(home, list_mounts)
     if not home.is_dir():
         make_directory(home)
 
@@ -153,7 +153,8 @@ def hold(path: Path) -> int:
     raise StoreLocked(f"another server owns {path.parent}")
 
 
-def _refuse_network(path: Path, list_mounts: Callable[[], Iterable[Mount]]) -> None:
+def refuse_network(path: Path, list_mounts: Callable[[], Iterable[Mount]] = mounts) -> None:
+    """Raises StoreFailed when a path is, or would be, on a network."""
     with system_reported(path):
         kind = _filesystem_of(path.resolve(), list_mounts())
     if kind in _NETWORK:

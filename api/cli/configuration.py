@@ -34,15 +34,21 @@ class DatabaseView(msgspec.Struct):
 def config(settings: Settings, arguments: argparse.Namespace) -> int:
     """Print the settings that are in force, or whether a server would take them."""
     if arguments.action == "check":
-        return _check(settings, as_json=arguments.as_json)
+        found = CheckView(num_models=check(settings))
+        text = f"the settings can be used; {found.num_models} models can be named"
+        return show(found, text, as_json=arguments.as_json)
     plain: dict[str, object] = msgspec.to_builtins(settings, builtin_types=(), enc_hook=str)
     shown = {key: "…" if key in _SECRET and value else value for key, value in plain.items()}
     rows = [(key, msgspec.json.encode(value).decode()) for key, value in shown.items()]
     return show(shown, aligned([("KEY", "VALUE"), *rows]), as_json=arguments.as_json)
 
 
-def _check(settings: Settings, *, as_json: bool) -> int:
-    """What `build_house` would find, without building anything."""
+def check(settings: Settings) -> int:
+    """What `build_house` would find, without building anything: how many models can be named.
+
+    Raises:
+        SettingsError: a server would not start with them.
+    """
     from api.guard import rules_of  # noqa: PLC0415 - it brings the web framework
     from runtime.keys import digest_of  # noqa: PLC0415
 
@@ -54,9 +60,7 @@ def _check(settings: Settings, *, as_json: bool) -> int:
             catalog.resolve(name)
         except UnknownModel as error:
             raise SettingsError(error.message) from error
-    found = CheckView(num_models=len(catalog.models()))
-    text = f"the settings can be used; {found.num_models} models can be named"
-    return show(found, text, as_json=as_json)
+    return len(catalog.models())
 
 
 def database(settings: Settings, arguments: argparse.Namespace) -> int:

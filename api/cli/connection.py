@@ -18,6 +18,7 @@ from runtime.settings import Settings
 T = TypeVar("T")
 
 CONNECT_S = 5.0
+_PATIENCE_S = 30.0
 _TIMEOUT_S = 3600.0
 _ANY = frozenset({"0.0.0.0", "::", "", "localhost"})  # noqa: S104
 
@@ -39,10 +40,12 @@ class _ErrorEnvelope(msgspec.Struct):
 class ServerLink:
     """One server, as its operator on the same machine sees it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, patience_s: float = _PATIENCE_S) -> None:
         host = "127.0.0.1" if settings.host in _ANY else settings.host
         self._address = (host, settings.port)
         self._home = settings.home
+        self._patience_s = patience_s
+        """How long it may take to say what it knows; what it does may take long."""
 
     @property
     def url(self) -> str:
@@ -119,7 +122,7 @@ class ServerLink:
         try:
             try:
                 connection.connect()
-                connection.sock.settimeout(_TIMEOUT_S)
+                connection.sock.settimeout(self._patience_s if method == "GET" else _TIMEOUT_S)
                 headers = self._headers(bool(body)) | ({"accept": accept} if accept else {})
                 connection.request(method, target, body or None, headers)
                 answer = connection.getresponse()

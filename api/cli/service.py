@@ -23,7 +23,7 @@ LEAST_STOP_S = 120
 """A worker that is killed with much wired memory can strand it, so leaving may take long."""
 
 _RESTART_S = 5
-_OPEN_FILES = 8192
+OPEN_FILES = 8192
 
 
 class Unit(NamedTuple):
@@ -113,7 +113,7 @@ def _launchd(settings: Settings, home: Path, command: tuple[str, ...], stop_s: i
         "ExitTimeOut": stop_s,
         # Workers inherit it: two Metal processes of different classes make each other time out.
         "ProcessType": "Interactive",
-        "SoftResourceLimits": {"NumberOfFiles": _OPEN_FILES},
+        "SoftResourceLimits": {"NumberOfFiles": OPEN_FILES},
         "EnvironmentVariables": {"HEARTH_LOG_FORMAT": "json", "HEARTH_LOG_FILE": log},
         "StandardErrorPath": "/dev/null",
         "StandardOutPath": "/dev/null",
@@ -146,7 +146,7 @@ Restart=on-failure
 RestartSec={_RESTART_S}
 TimeoutStopSec={stop_s}
 KillMode=mixed
-LimitNOFILE={_OPEN_FILES}
+LimitNOFILE={OPEN_FILES}
 NoNewPrivileges=true
 
 [Install]

@@ -1,0 +1,124 @@
+"""What `hearth doctor` looks at on disk: room, speed, permissions, and the databases' health."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from api.cli.views import size
+from api.findings import Finding
+from runtime.history import FILE as HISTORY_FILE
+from runtime.open_store import INDEX
+from runtime.settings import Settings
+from store import ownership
+from store.errors import StoreError
+from store.file_kinds import HISTORY, FileKind
+from store.file_kinds import INDEX as INDEX_KIND
+
+_LEAST_FREE_BYTES = 5_000_000_000
+_LEAST_BYTES_PER_S = 50_000_000
+_PROBE_BYTES = 32 << 20
+
+
+def findings(settings: Settings) -> Iterator[Finding]:
+    """In the order in which a server needs them."""
+    home = _home(settings.home)
+    yield home
+    for subject, folder in (("Permissions", settings.home), ("Store's own", settings.kv_root)):
+        if folder.is_dir():
+            yield _permissions(subject, folder)
+    if home.remedy is None:
+        yield _room(_existing(settings.kv_root))
+        yield _speed(_existing(settings.kv_root))
+    yield _place(settings.kv_root)
+    yield _database("Store", settings.kv_root / INDEX, INDEX_KIND)
+    yield _database("History", settings.home / HISTORY_FILE, HISTORY)
+
+
+def _existing(path: Path) -> Path:
+    """The path, or what of it is there."""
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def _home(home: Path) -> Finding:
+    nearest = _existing(home)
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        fact = f"{nearest} cannot be written: {error.strerror}"
+        return Finding("Home", fact, "make it writable or choose another with --home")
+    return Finding("Home", f"{home} can be written")
+
+
+def _permissions(subject: str, folder: Path) -> Finding:
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        remedy = f"run Hearth as that user, or: chown -R {os.geteuid()} {folder}"
+        return Finding(subject, f"{folder} belongs to user {status.st_uid}", remedy)
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        fact = f"others on this machine may look into {folder} (mode {mode:o})"
+        return Finding(subject, fact, f"chmod 700 {folder}")
+    return Finding(subject, f"{folder} is ours alone")
+
+
+def _room(folder: Path) -> Finding:
+    free_bytes = shutil.disk_usage(folder).free
+    fact = f"{size(free_bytes)} are free at {folder}"
+    if free_bytes < _LEAST_FREE_BYTES:
+        return Finding("Disk space", fact, "free some, or name another disk in kv_dir")
+    return Finding("Disk space", fact)
+
+
+def _speed(folder: Path) -> Finding:
+    """How fast bytes become durable there: that bounds how fast KV is written."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            content = os.urandom(1 << 20) * (_PROBE_BYTES >> 20)
+            started_s = time.perf_counter()
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            rate = _PROBE_BYTES / (time.perf_counter() - started_s)
+    except OSError as error:
+        fact = f"writing to {folder} fails: {error.strerror}"
+        return Finding("Disk speed", fact, "free some room, or name another disk in kv_dir")
+    fact = f"{size(rate)}/s are written and synced at {folder}"
+    if rate < _LEAST_BYTES_PER_S:
+        return Finding("Disk speed", fact, "name a faster disk in kv_dir")
+    return Finding("Disk speed", fact)
+
+
+def _place(root: Path) -> Finding:
+    try:
+        ownership.refuse_network(root)
+    except StoreError as error:
+        return Finding("Store's place", str(error), "name a directory on a local disk in kv_dir")
+    return Finding("Store's place", f"{root} is on a local disk")
+
+
+def _database(subject: str, path: Path, kind: FileKind) -> Finding:
+    """Read only, so that it is looked at also while a server uses it."""
+    if not path.exists():
+        return Finding(subject, f"{path} is made when the server first runs")
+    remedy = "stop the server and start it again: what is damaged is set aside and made anew"
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.Error as error:
+        return Finding(subject, f"{path} cannot be read: {error}", remedy)
+    if found != "ok":
+        return Finding(subject, f"{path} is damaged: {found}", remedy)
+    if version > kind.version:
+        fact = f"{path} has schema {version}, and this program knows {kind.version}"
+        return Finding(subject, fact, "install the newer release that wrote it")
+    return Finding(subject, f"{path} is whole, schema {version}")

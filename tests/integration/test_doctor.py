@@ -1,0 +1,114 @@
+"""`hearth doctor` finds what is really wrong, with one remedy each."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store.file_kinds import HISTORY
+from tests.running_server import ROOT, environment, free_port
+
+
+def examined(
+    home: Path, *words: str, port: int | None = None, before: Callable[[], None] | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Its exit code and findings by subject, in a process of its own that `before` prepares."""
+    variables = {"HEARTH_HOME": str(home), "HEARTH_PORT": str(port or free_port())}
+    done = subprocess.run(
+        [sys.executable, "-m", "api", "doctor", "--json", *words],
+        env=environment(variables | {"HOME": str(home)}),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        preexec_fn=before,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, {one["subject"]: one for one in json.loads(done.stdout)}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """One with nothing wrong."""
+    home = tmp_path / "home"
+    (home / "kv").mkdir(parents=True, mode=0o700)
+    home.chmod(0o700)
+    return home
+
+
+def remedies(found: dict[str, Any]) -> set[str]:
+    """BLAS and the disk are the machine's own."""
+    wrong = {name for name, one in found.items() if one["remedy"] is not None}
+    return wrong - {"BLAS", "Disk space", "Disk speed"}
+
+
+def test_a_good_setup_has_no_findings(home: Path):
+    _, found = examined(home)
+    assert remedies(found) == set()
+    wanted = {"Python", "mlx", "BLAS", "SQLite", "Settings", "Home", "Permissions", "Disk space"}
+    wanted |= {"Disk speed", "Store", "History", "Memory", "Open files", "Port", "Service"}
+    assert wanted <= found.keys()
+    assert "synced" in found["Disk speed"]["fact"]
+
+
+def test_everything_that_is_wrong_is_found_at_once(home: Path):
+    home.chmod(0o755)
+    (home / "kv" / "index.db").write_bytes(b"no database" * 999)
+    with closing(sqlite3.connect(home / "history.sqlite3")) as newer:
+        newer.execute("CREATE TABLE a (b)")
+        newer.execute(f"PRAGMA user_version = {HISTORY.version + 1}")
+    unit = home / ".config" / "systemd" / "user" / "hearth.service"
+    if sys.platform == "linux":
+        unit.parent.mkdir(parents=True)
+        unit.write_text("[Service]\nTimeoutStopSec=1\n")
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def lower() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        flags = ("--memory-budget", str(1 << 47), "--default-model", "nobody")
+        code, found = examined(home, *flags, port=port, before=lower)
+    assert code == 1
+    wanted = {"Permissions", "Store", "History", "Memory", "Open files", "Port", "Settings"}
+    assert remedies(found) == wanted | ({"Service"} if sys.platform == "linux" else set())
+    assert found["Permissions"]["remedy"] == f"chmod 700 {home}"
+    assert "newer release" in found["History"]["remedy"]
+    assert f"lsof -i :{port}" in found["Port"]["remedy"]
+    assert "nobody" in found["Settings"]["fact"]
+    assert "ulimit -n" in found["Open files"]["remedy"]
+
+
+def test_a_configuration_that_cannot_be_read_is_a_finding(home: Path):
+    (home / "hearth.toml").write_text("port = [")
+    code, found = examined(home)
+    assert code == 1
+    assert "not valid TOML" in found["Config"]["fact"]
+
+
+def test_a_home_that_cannot_be_written_is_a_finding(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    code, found = examined(tmp_path / "file" / "home")
+    assert (code, "Home" in remedies(found)) == (1, True)
+    assert "--home" in found["Home"]["remedy"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_read_only_home_is_a_finding(home: Path):
+    home.chmod(0o500)
+    _, found = examined(home)
+    assert "cannot be written" in found["Home"]["fact"]
