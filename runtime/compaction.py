@@ -22,7 +22,7 @@ from store.disk import disk_bytes, opened
 from store.errors import SlotDamaged, SlotMissing, StoreFailed
 from store.slot_format import SlotContents
 from store.slots import publish, read_contents, slot_path, stage, verify
-from store.types import SlotRow, TensorData
+from store.types import SlotHeader, SlotRow, TensorData
 
 MAX_CHAIN = 16
 """More slots than these in a row, all small, are merged."""
@@ -87,10 +87,9 @@ def merge(store: OpenStore, chain: Sequence[SlotRow]) -> Gone:
         StoreError: the store fails, or the chain was continued meanwhile.
     """
     ends = [row.header.start for row in chain[1:]] + [chain[-1].header.end]
-    token_ids, tensors = _joined(store, chain, ends)
-    last = chain[-1].header
+    token_ids, tensors, headers = _joined(store, chain, ends)
     header = msgspec.structs.replace(
-        last,
+        chain[-1].header,
         id=os.urandom(16).hex(),
         parent=chain[0].header.parent,
         start=chain[0].header.start,
@@ -99,6 +98,14 @@ def merge(store: OpenStore, chain: Sequence[SlotRow]) -> Gone:
             for row, end in zip(chain, ends, strict=True)
             for one in row.header.block_hashes[: _num_blocks(row, end)]
         ),
+        # Only files know their pictures: the index has no need of them.
+        media=tuple(
+            span
+            for one, end in zip(headers, ends, strict=True)
+            for span in one.media
+            if span.start < end
+        ),
+        rope_delta=headers[-1].rope_delta,
         recompute_ms=sum(row.header.recompute_ms for row in chain),
         created_s=store.clock().wall_s,
     )
@@ -123,22 +130,29 @@ def _num_blocks(row: SlotRow, end: int) -> int:
 
 def _joined(
     store: OpenStore, chain: Sequence[SlotRow], ends: Sequence[int]
-) -> tuple[array[int], list[TensorData]]:
-    """Token ids and slices one after the other, each up to its end, and the last slot's state."""
+) -> tuple[array[int], list[TensorData], list[SlotHeader]]:
+    """Token ids and slices one after the other, each up to its end, and the last slot's state.
+
+    And what the files say of themselves.
+    """
     token_ids: array[int] = array("I")
+    headers: list[SlotHeader] = []
     parts: list[list[TensorData]] = []
     slices: list[list[TensorData]] = []
     for row, end in zip(chain, ends, strict=True):
         path = slot_path(store.root, row.header.id)
         num_tokens = end - row.header.start
-        token_ids += verify(path).token_ids[:num_tokens]
+        slot = verify(path)
+        headers.append(slot.header)
+        token_ids += slot.token_ids[:num_tokens]
         with opened(path) as fd:
             parts.append(_tensors(fd, read_contents(fd)))
         slices.append([_cut(one, num_tokens) for one in parts[-1] if one.name.startswith("kv.")])
     if len({tuple((one.name, one.dtype, one.shape[1:]) for one in part) for part in slices}) != 1:
         raise SlotDamaged("the slots of a chain do not have the same tensors")
     state = [one for one in parts[-1] if not one.name.startswith("kv.")]
-    return token_ids, [_concatenated(column) for column in zip(*slices, strict=True)] + state
+    tensors = [_concatenated(column) for column in zip(*slices, strict=True)]
+    return token_ids, tensors + state, headers
 
 
 def _cut(tensor: TensorData, num_tokens: int) -> TensorData:

@@ -1,0 +1,214 @@
+"""`python -m tests.contract.seen_again before|after DIR FAMILY…`: two lives of what was seen.
+
+`before` says a prompt with two pictures, keeps it on disk, and goes on in several ways from the
+caches that it still has. `after` is another process with nothing but the files. Both write the
+logits of every slice and step.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import msgspec
+
+from runtime.kv.media import Placed, model_ids, place_media
+from runtime.kv.trail import Trail
+from runtime.types import ChatPrompt, Image, Message, ModelSpec
+from runtime.wire import KnownSlot
+from runtime.worker import model as models
+from runtime.worker.album import Album, Shot
+from runtime.worker.gallery import PictureGallery
+from runtime.worker.model import LoadedModel
+from runtime.worker.scheduler import Scheduler
+from runtime.worker.sequence import SequenceGroup
+from tests.kv_sessions import _REQUEST, SLICE_TOKENS, Session
+from tests.tiny_vlms import encoded, picture, write_vlm
+
+FIRST, SECOND, THIRD, OTHER = ((seed, 84, 112) for seed in (1, 2, 3, 4))
+"""Seeds and sizes: twelve tokens where the grid decides."""
+
+HEAD, MIDDLE, TAIL = 21, 37, 11
+SAID = 5
+WAYS = ("words", "a new picture", "the same", "another second picture", "swapped")
+
+
+def words(seed: int, num_tokens: int) -> list[int]:
+    """None of them means a picture."""
+    return random.Random(seed).choices(range(40, 400), k=num_tokens)
+
+
+class Script(NamedTuple):
+    """Words and pictures, in turn."""
+
+    parts: tuple[list[int] | tuple[int, int, int], ...]
+
+
+BEGINNING = Script((words(1, HEAD), FIRST, words(2, MIDDLE), SECOND, words(3, TAIL)))
+ANSWER = words(4, SAID)
+NEXT = {
+    "words": (*BEGINNING.parts, ANSWER, words(5, 45)),
+    "a new picture": (*BEGINNING.parts, ANSWER, words(6, 7), THIRD, words(7, 19)),
+    "the same": BEGINNING.parts,
+    "another second picture": (*BEGINNING.parts[:3], OTHER, *BEGINNING.parts[4:]),
+    "swapped": (words(1, HEAD), SECOND, words(2, MIDDLE), FIRST, words(3, TAIL)),
+}
+
+
+def load(path: Path, family: str) -> LoadedModel:
+    spec = ModelSpec(
+        id="m",
+        path=str(path),
+        context=4096,
+        model_type=family,
+        nbytes=1,
+        created_s=1,
+        is_vision=True,
+    )
+    return models.load(spec, lambda _: None)
+
+
+class SeeingSession(Session):
+    """A session whose prompts have pictures in them."""
+
+    def __init__(self, model: LoadedModel, root: Path | None) -> None:
+        super().__init__(model, root)
+        assert model.eyes is not None
+        assert model.eyes.lens is not None
+        self.loaded, self.eyes, self.lens = model, model.eyes, model.eyes.lens
+        self.gallery = PictureGallery(self.lens)
+        self._slices = Scheduler(max_batch=1, max_slice=SLICE_TOKENS, block_s=1.0)
+
+    def group(self, parts: tuple[Any, ...]) -> SequenceGroup:
+        """A prompt as intake makes it."""
+        placed, shots = self._placed(parts)
+        spans = placed.spans
+        return SequenceGroup(
+            request=_REQUEST,
+            token_ids=model_ids(placed.token_ids, self.lens.markup.placeholder),
+            num_prompt_tokens=len(placed.token_ids),
+            max_tokens=1,
+            deadline_s=0.0,
+            trail=Trail(
+                token_ids=placed.token_ids,
+                block_hashes=self.chain.block_hashes(placed.token_ids),
+                media=spans,
+                boundaries=(HEAD,) if self.tiers.needs_state else (),
+            ),
+            album=Album(
+                spans, tuple(shots[span.digest] for span in spans), is_whole=self.eyes.is_whole
+            ),
+        )
+
+    def _placed(self, parts: tuple[Any, ...]) -> tuple[Placed, dict[bytes, Shot]]:
+        pad = self.lens.markup.placeholder
+        images = [
+            Image(at=0, field="image", data=encoded(picture(*part)))
+            for part in parts
+            if isinstance(part, tuple)
+        ]
+        prompt = ChatPrompt(messages=(Message(role="user", images=tuple(images)),))
+        hung, shots = self.gallery.hang(prompt)
+        media = [shots[image.data].medium for image in hung.messages[0].images]
+        flat = [one for part in parts for one in ([pad] if isinstance(part, tuple) else part)]
+        return place_media(flat, pad, media, []), dict(shots)
+
+    def see(self, group: SequenceGroup) -> int:
+        """Take up what is known of a prompt; how many tokens."""
+        group.kv, group.num_computed_tokens = self.take_up(group.trail)
+        return group.num_computed_tokens
+
+    def prefill(self, group: SequenceGroup, *, keeps: bool = True) -> None:
+        assert group.kv is not None
+        while group.num_remaining_tokens:
+            plan = self._slices.next_slice(group, 0)
+            ids = group.token_ids[plan.start : plan.end]
+            self.loaded.prefill(ids, group.kv, group.album, plan.start)
+            group.num_computed_tokens = plan.end
+            if keeps:
+                self.tiers.on_prefill(group.trail, group.kv, (plan.start, plan.end), 0.001)
+                self.check()
+
+    def say(self, group: SequenceGroup, token_ids: list[int]) -> tuple[list[Any], mx.array]:
+        """Feed the prompt's last token and these; the layer caches, and logits [tokens, vocab]."""
+        assert group.kv is not None
+        kv = self.loaded.to_decode(group.kv, group.album, len(group.token_ids))
+        fed = [group.token_ids[-1], *token_ids]
+        logits = mx.stack([self.forward([one], kv)[0, -1] for one in fed])
+        return self.loaded.from_decode(kv), logits
+
+
+def go_on(session: SeeingSession, way: str, kept: list[Any] | None = None) -> dict[str, Any]:
+    """One way to continue, from live caches of the whole beginning or from what is restored."""
+    group = session.group(NEXT[way])
+    if kept is not None:
+        group.kv = kept
+        group.num_computed_tokens = len(session.group((*BEGINNING.parts, ANSWER)).token_ids)
+        start = group.num_computed_tokens
+    else:
+        start = session.see(group)
+    encoded_before = session.eyes.num_encoded
+    session.prefill(group, keeps=False)
+    num_encoded = session.eyes.num_encoded - encoded_before
+    _, logits = session.say(group, words(9, 3))
+    spans = [[span.start, span.end] for span in group.album.spans]
+    return {"start": start, "num_encoded": num_encoded, "spans": spans, "logits": logits}
+
+
+def cold(model: LoadedModel, way: str) -> mx.array:
+    """The same without anything known."""
+    return go_on(SeeingSession(model, None), way)["logits"]
+
+
+def before(folder: Path, family: str) -> dict[str, Any]:
+    model = load(write_vlm(folder / "model", family), family)
+    session = SeeingSession(model, folder / "store")
+    group = session.group(BEGINNING.parts)
+    assert session.see(group) == 0
+    session.prefill(group)
+    kv, _ = session.say(group, ANSWER)
+    session.tiers.on_finished(group.trail, ANSWER, kv)
+    logits = {way: go_on(session, way, model.copy_kv(kv))["logits"] for way in WAYS[:2]}
+    logits |= {way: cold(model, way) for way in WAYS[2:]}
+    mx.save_safetensors(str(folder / "before.safetensors"), logits)
+    (folder / "slots.json").write_bytes(msgspec.json.encode(session.publish()))
+    return {"num_held": len(group.token_ids) + SAID, "is_whole": session.eyes.is_whole}
+
+
+def after(folder: Path, family: str) -> dict[str, Any]:
+    model = load(folder / "model", family)
+    known = msgspec.json.decode((folder / "slots.json").read_bytes(), type=list[KnownSlot])
+    found: dict[str, Any] = {}
+    logits: dict[str, mx.array] = {}
+    for way in WAYS:
+        session = SeeingSession(model, folder / "store")
+        session.tiers.learn(known)
+        found[way] = go_on(session, way)
+        logits[way] = found[way].pop("logits")
+        found[way]["retreats"] = session.tiers.counts.vlm_retreat
+        found[way]["rejected"] = session.tiers.counts.exact_key_rejected_by_model_lcp
+    mx.save_safetensors(str(folder / "after.safetensors"), logits)
+    return {"ways": found}
+
+
+def main() -> None:
+    life, root, *families = sys.argv[1:]
+    run = {"before": before, "after": after}[life]
+    results: dict[str, Any] = {}
+    for family in families:
+        folder = Path(root) / family
+        folder.mkdir(exist_ok=True)
+        try:
+            results[family] = run(folder, family)
+        except Exception:
+            results[family] = {"error": traceback.format_exc()}
+    (Path(root) / f"{life}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Pictures in a conversation through the store: a killed server, merged slots, swapped models."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from runtime.compaction import MAX_CHAIN, chains, compact
+from runtime.types import ChatPrompt, Image, Message
+from tests.asking import ask, supervising_with_store
+from tests.image_requests import chat_part
+from tests.running_server import CHAT, RunningServer, running
+from tests.tiny_vlms import encoded, picture
+from tests.waiting import until
+
+FIRST, SECOND = encoded(picture(1, 84, 112)), encoded(picture(2, 84, 112))
+WORDS = {"type": "text", "text": "look at this: " * 8}
+
+
+def say(server: RunningServer, turns: list[Any]) -> tuple[Any, int]:
+    """Ask, and take the answer up; what was said and how much was known already."""
+    body = {"model": "qwen3_vl", "messages": turns, "max_tokens": 6, "temperature": 0}
+    found = server.post(CHAT, body | {"ignore_eos": True})
+    assert found.status_code == 200, found.text
+    said = found.json()
+    turns.append(said["choices"][0]["message"])
+    return said, said["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def test_a_killed_server_goes_on_with_what_was_seen(tmp_path: Path, vlms_dir: Path):
+    config = f'models_dir = "{vlms_dir}"\n'
+    turns: list[Any] = [{"role": "user", "content": [WORDS, chat_part(FIRST), WORDS]}]
+    with running(tmp_path, config=config) as server:
+        say(server, turns)
+        turns.append({"role": "user", "content": "and what else? " * 6})
+        said, cached = say(server, turns)
+        assert cached > said["usage"]["prompt_tokens"] // 2
+        held = said["usage"]["total_tokens"]
+        await until(
+            lambda: (
+                sum(one["num_tokens"] for one in server.get("/admin/cache").json()["conversations"])
+                >= held - 1
+            ),
+            "both turns are on disk",
+        )
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait(10)
+    with running(tmp_path, config=config) as server:
+        turns.append({"role": "user", "content": [WORDS, chat_part(SECOND), WORDS]})
+        said, cached = say(server, turns)
+        assert held - 1 <= cached < said["usage"]["prompt_tokens"]
+        swapped = [*turns[:-1]]
+        swapped[0] = {"role": "user", "content": [WORDS, chat_part(SECOND), WORDS]}
+        _, shared = say(server, swapped[:1])
+        assert 0 < shared < 100, "words before another picture are shared, and no more"
+        assert server.figure("hearth_kv_vlm_retreat_total") == 0
+
+
+async def test_merged_slots_still_know_their_pictures(tmp_path: Path, vlms_dir: Path):
+    (tmp_path / "models").symlink_to(vlms_dir)
+    seen = Image(at=3, field="image", data=FIRST)
+    messages = [Message(role="user", text="so, what is it?", images=(seen,))]
+    async with supervising_with_store(tmp_path, kv_disk=True) as (supervisor, kv):
+        for number in range(MAX_CHAIN + 2):
+            prompt = ChatPrompt(messages=tuple(messages))
+            await ask(supervisor, prompt, model="qwen3_vl", max_tokens=2)
+            messages += [
+                Message(role="assistant", text=f"it is {number}"),
+                Message(role="user", text=f"and {number}?"),
+            ]
+        store = kv.store
+        assert store is not None
+        await until(lambda: any(chains(store.index.all_slots())), "a long chain is on disk")
+        await ask(supervisor, ChatPrompt(messages=tuple(messages[:1])), model="gemma3")
+        await kv.chore(lambda s: compact(s, kv.loaded_models(), lambda: False))
+        assert store.counts["compacted"] > MAX_CHAIN
+        done = await ask(
+            supervisor, ChatPrompt(messages=tuple(messages)), model="qwen3_vl", max_tokens=2
+        )
+        usage = done.finished.usage
+        assert usage.cache.num_tokens > usage.num_prompt_tokens * 3 // 4
+        counts = kv.figures().models["qwen3_vl"]
+        assert (counts.vlm_retreat, counts.exact_key_rejected_by_model_lcp) == (0, 0)
