@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,12 @@ from runtime.supervisor import Supervisor
 from runtime.types import CacheParams, Message, Usage
 from tests.asking import Answer, ask, script, supervising, supervising_with_store
 from tests.client_shapes import NEEDLE, SHAPES, Conversation, Said, Shape
+from tests.templates import TEMPLATES
 from tests.tiny_models import TOOL_CALL, write_model
 from tests.waiting import until
 
 CONTEXT = 16_384
+FAMILIES = ("qwen3", "qwen3_next", "gemma3_text", "falcon_h1", "gpt_oss")
 SLACK_TOKENS = 64
 THOUGHT = "let me see"
 CALLS = f"{THOUGHT}</think><tool_call>{TOOL_CALL}</tool_call><|im_end|>"
@@ -52,8 +54,12 @@ class Replay:
         home: Path,
         shapes: Sequence[Shape] = SHAPES,
         switches: PromptSwitches | None = None,
+        template: str = "chatml",
     ) -> None:
         self.home = home
+        if template != "chatml":
+            (home / "models" / "m" / "chat_template.jinja").write_text(TEMPLATES[template])
+        self.opening = "<think>" * (template == "qwen3")
         self.switches = switches or PromptSwitches()
         path = home / "models" / "m" / "tokenizer.json"
         self.tokenizer = Tokenizer.from_file(str(path))
@@ -94,6 +100,7 @@ class Replay:
     ) -> None:
         number = conversation.num_turns
         words = CALLS if number % 5 < 4 else SAYS
+        words, is_call = self.opening + words, words == CALLS
         ids = self.tokenizer.encode(words, add_special_tokens=False).ids
         answer = await ask(
             supervisor,
@@ -104,7 +111,7 @@ class Replay:
         )
         said = said_of(answer)
         assert said.reasoning == THOUGHT, (client, number, answer.text)
-        assert said.calls if words == CALLS else said.text == "while rain falls"
+        assert said.calls if is_call else said.text == "while rain falls"
         turns = self.turns[client]
         before = turns[-1].usage if turns else None
         known = before.num_prompt_tokens + before.num_output_tokens if before else 0
@@ -147,13 +154,64 @@ async def test_agents_pay_for_new_tokens_only_over_a_restart(family: str, tmp_pa
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_next", "gemma3_text", "falcon_h1", "gpt_oss"])
-async def test_agents_pay_for_new_tokens_only_for_thirty_turns(family: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("family", "template"),
+    [
+        *((family, "chatml") for family in FAMILIES),
+        ("qwen3", "qwen3"),
+        ("qwen3_next", "qwen3"),
+    ],
+)
+async def test_agents_pay_for_new_tokens_only_for_thirty_turns(
+    family: str,
+    template: str,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+):
     write_model(tmp_path / "models" / "m", family)
-    replay = Replay(tmp_path)
+    replay = Replay(tmp_path, template=template)
     await replay.run(num_turns=30, num_starts=5)
     for client in replay.turns:
+        record_property(client, figures_of(replay.turns[client]))
         check(replay, client)
+
+
+def figures_of(turns: Sequence[Turn]) -> dict[str, int]:
+    """What a conversation cost after its first turn, in tokens."""
+    rest = turns[1:]
+    return {
+        "prompt": sum(turn.usage.num_prompt_tokens for turn in rest),
+        "new": sum(turn.num_new for turn in rest),
+        "prefilled": sum(turn.num_prefilled for turn in rest),
+        "most_beyond_new": max(turn.num_prefilled - turn.num_new for turn in rest),
+    }
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.client)
+async def test_a_real_model_recalls_after_thirty_turns_over_restarts(shape: Shape, tmp_path: Path):
+    models = {"m": ModelSettings(path=HEARTH_TINY)}
+    conversation = Conversation(shape)
+    known, beyond = 0, 0
+    for start in range(5):
+        async with supervising(tmp_path, models=models, kv_disk=True) as supervisor:
+            for number in range(6):
+                is_asked = (start, number) == (4, 5)
+                if is_asked:
+                    question = Message(role="user", text="What is the code word?")
+                    conversation.later[-1] = question
+                prompt = msgspec.structs.replace(conversation.prompt(), tools=())
+                answer = await ask(supervisor, prompt, client=shape.client, max_tokens=60)
+                usage = answer.finished.usage
+                assert not is_asked or NEEDLE in answer.text, (shape.client, answer.text)
+                num_prefilled = usage.num_prompt_tokens - usage.num_cached_tokens
+                if conversation.num_turns:
+                    beyond = max(beyond, num_prefilled - (usage.num_prompt_tokens - known))
+                known = usage.num_prompt_tokens + usage.num_output_tokens
+                conversation.answered(said_of(answer))
+    assert conversation.num_turns == 30
+    assert beyond <= SLACK_TOKENS
 
 
 async def test_a_real_model_still_knows_what_was_said_first(tmp_path: Path):
