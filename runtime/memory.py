@@ -40,6 +40,7 @@ class Memory:
         self._room = Room(num_bytes=budget, num_models=settings.max_loaded_models)
         self._floor_bytes = settings.memory_floor or pressure.floor_bytes(self._total_bytes)
         self._hot_bytes = settings.hot_bytes
+        self._models = settings.models
         self._rows: Mapping[str, ModelRow] = {}
         self._strain = Strain()
         self._unreturned: tuple[Unreturned, ...] = ()
@@ -50,7 +51,8 @@ class Memory:
         self._rows = rows
 
     def need(self, spec: ModelSpec) -> Need:
-        return placement.need(Profile.of(spec, self._rows.get(spec.id)))
+        own = self._models.get(spec.id)
+        return placement.need(Profile.of(spec, self._rows.get(spec.id), own))
 
     def room(self) -> Room:
         """What all models may take together."""
@@ -113,12 +115,17 @@ class Memory:
         """How much there is to deal out now."""
         return Budgets(self._room.num_bytes, sum(self.hot_budgets(actors).values()))
 
+    def hot_share(self, actors: Mapping[str, ModelActor], model: str) -> int | None:
+        """What each process of a model may take for its hot tier: ranks here divide it."""
+        num_bytes = self.hot_budgets(actors).get(model)
+        return None if num_bytes is None else self._part(model, num_bytes)
+
     def share(self, actors: Mapping[str, ModelActor]) -> None:
         """Tell the workers how large their hot tiers may be now."""
         for model, num_bytes in self.hot_budgets(actors).items():
             worker = actors[model].worker
             if isinstance(worker, WorkerProcess):
-                worker.kv.set_hot_budget(num_bytes)
+                worker.kv.set_hot_budget(self._part(model, num_bytes))
 
     def relieve(self, actors: Mapping[str, ModelActor], awaited: frozenset[str]) -> None:
         """Look at the machine's memory, and make room if it runs short."""
@@ -133,7 +140,7 @@ class Memory:
             self._strain,
             available_bytes=num_available,
             floor_bytes=self._floor_bytes,
-            lent_bytes=sum(_lent_bytes(one) for one in actors.values()),
+            lent_bytes=sum(self._lent_bytes(one) for one in actors.values()),
             idle=[one.model for one in idle],
         )
         if relief.strain != self._strain or relief.leaves is not None:
@@ -149,6 +156,19 @@ class Memory:
         if relief.leaves is not None:
             actors[relief.leaves].leave("memory is short", time.monotonic())
         self.share(actors)
+
+    def _part(self, model: str, num_bytes: int) -> int:
+        own = self._models.get(model)
+        return num_bytes // (own.num_ranks_here if own is not None else 1)
+
+    def _lent_bytes(self, actor: ModelActor) -> int:
+        """What its hot tiers hold beyond the least, which its reservation has."""
+        worker = actor.worker
+        if not isinstance(worker, WorkerProcess):
+            return 0
+        own = self._models.get(actor.model)
+        num_bytes = worker.kv.counts.hot_bytes * (own.num_ranks_here if own is not None else 1)
+        return max(num_bytes - kv_sizes.MIN_HOT_BYTES, 0)
 
     def _wish(self, spec: ModelSpec) -> int:
         return self._hot_bytes or kv_sizes.hot_budget(self._total_bytes, spec.nbytes)
@@ -171,10 +191,3 @@ def _free_bytes(actors: Mapping[str, ModelActor]) -> int:
     workers = [one.worker for one in actors.values()]
     held = [one.obituary.footprint_bytes for one in workers if isinstance(one, WorkerProcess)]
     return available_bytes() + sum(held)
-
-
-def _lent_bytes(actor: ModelActor) -> int:
-    """What its hot tier holds beyond the least, which its reservation has."""
-    worker = actor.worker
-    hot_bytes = worker.kv.counts.hot_bytes if isinstance(worker, WorkerProcess) else 0
-    return max(hot_bytes - kv_sizes.MIN_HOT_BYTES, 0)

@@ -39,7 +39,8 @@ _POLL_S = 0.25
 class Obituary:
     """Belongs to the event loop: `sample()` now and then, `lost()` at a crash, the rest after."""
 
-    def __init__(self, directory: Path, model: str) -> None:
+    def __init__(self, directory: Path, model: str, num_processes: int = 1) -> None:
+        self._num_processes = num_processes
         self._crashes = Crashes(directory)
         self._model = model
         self._memory = MemoryFigures()
@@ -73,7 +74,9 @@ class Obituary:
             active=beat.active_bytes,
             cache=beat.cache_bytes,
             peak=self.peak_bytes,
-            footprint=footprint_bytes(pid, beat.active_bytes + beat.cache_bytes),
+            footprint=footprint_bytes(
+                pid, beat.active_bytes + beat.cache_bytes, num_processes=self._num_processes
+            ),
             available=available_bytes(),
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from runtime.kv_sizes import MIN_HOT_BYTES
+from runtime.settings import ModelSettings
 from runtime.types import ModelSpec, Struct
 from store.types import ModelRow
 
@@ -67,7 +68,8 @@ class Profile(Struct, frozen=True):
     """What is known of a model before it is loaded. None is what nobody measured or can tell.
 
     `peak_bytes` is the most that former runs used, weights included, the hot tier not; `load_ms`
-    what it took to have it in another's place.
+    what it took to have it in another's place. Of `num_ranks` that share a model each holds its
+    part, and so many as are `here` hold it on this machine; a peak is that of one of them.
     """
 
     weights_bytes: int
@@ -76,10 +78,12 @@ class Profile(Struct, frozen=True):
     image_bytes: int = 0
     peak_bytes: int | None = None
     load_ms: float | None = None
+    num_ranks: int = 1
+    num_ranks_here: int = 1
 
     @classmethod
-    def of(cls, spec: ModelSpec, row: ModelRow | None) -> Profile:
-        """What the model's files say, and what the store remembers of its former runs."""
+    def of(cls, spec: ModelSpec, row: ModelRow | None, own: ModelSettings | None = None) -> Profile:
+        """What the model's files say, what the store remembers of its former runs, its ranks."""
         return cls(
             weights_bytes=spec.nbytes,
             context=spec.context,
@@ -87,6 +91,8 @@ class Profile(Struct, frozen=True):
             image_bytes=spec.image_bytes,
             peak_bytes=row.peak_bytes if row is not None else None,
             load_ms=row.load_ms if row is not None else None,
+            num_ranks=own.ranks if own is not None else 1,
+            num_ranks_here=own.num_ranks_here if own is not None else 1,
         )
 
 
@@ -111,8 +117,9 @@ def reservation(profile: Profile, min_hot_bytes: int = MIN_HOT_BYTES) -> int:
         prefill_bytes = max(int(weights_bytes * _PREFILL_SHARE), floor_bytes)
         work_bytes = kv_bytes + max(prefill_bytes, profile.image_bytes)
     else:
-        work_bytes = max(profile.peak_bytes - weights_bytes, kv_bytes)
-    return weights_bytes + work_bytes + _PROCESS_BYTES + min_hot_bytes
+        work_bytes = max(profile.peak_bytes * profile.num_ranks - weights_bytes, kv_bytes)
+    shared_bytes = (weights_bytes + work_bytes) * profile.num_ranks_here // profile.num_ranks
+    return shared_bytes + profile.num_ranks_here * _PROCESS_BYTES + min_hot_bytes
 
 
 def need(profile: Profile, min_hot_bytes: int = MIN_HOT_BYTES) -> Need:

@@ -36,15 +36,18 @@ def has_returned(footprint_bytes: int, freed_bytes: int) -> bool:
     return freed_bytes >= footprint_bytes * _RETURNED_SHARE - _NOISE_BYTES / 2
 
 
-def footprint_bytes(pid: int, allocated_bytes: int) -> int:
+def footprint_bytes(pid: int, allocated_bytes: int, *, num_processes: int = 1) -> int:
     """What a process takes: resident pages, or what its allocator holds if that is more.
 
-    Metal's buffers are no resident pages.
+    Metal's buffers are no resident pages. With more processes its children are taken to hold as
+    much each as it says itself.
     """
     resident = 0
     with contextlib.suppress(psutil.Error):
-        resident = psutil.Process(pid).memory_info().rss
-    return max(resident, allocated_bytes)
+        process = psutil.Process(pid)
+        family = [process, *(process.children() if num_processes > 1 else ())]
+        resident = sum(one.memory_info().rss for one in family)
+    return max(resident, allocated_bytes * num_processes)
 
 
 def available_bytes() -> int:

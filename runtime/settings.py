@@ -72,6 +72,11 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ranks: Annotated[int, Meta(ge=1, le=64)] = 1
     hosts: tuple[str, ...] = ()
 
+    @property
+    def num_ranks_here(self) -> int:
+        """How many of the ranks are processes of this machine; rank 0 always is."""
+        return 1 + (self.hosts[1:].count("127.0.0.1") if self.hosts else self.ranks - 1)
+
     def __post_init__(self) -> None:
         if self.hosts and len(self.hosts) != self.ranks:
             raise ValueError(f"ranks = {self.ranks} needs one of hosts each, or no hosts at all")

@@ -217,7 +217,7 @@ class Supervisor:
     def hire(self, spec: ModelSpec) -> WorkerProcess:
         """A process for this model, which begins to load it."""
         actors = self._dispatch.actors
-        hot_bytes = self._memory.hot_budgets(actors).get(spec.id)
+        hot_bytes = self._memory.hot_share(actors, spec.id)
         channel = self._kv.channel(spec, hot_bytes)
         worker = WorkerProcess(self._settings, channel, self._on_change, self._spares)
         self._memory.share(actors)

@@ -16,6 +16,7 @@ from runtime.errors import LoadFailed, WorkerDied, WorkerWedged
 from runtime.kv.blocks import HashChain
 from runtime.kv.ground import Ground
 from runtime.kv.trail import Trail
+from runtime.placement import Profile, reservation
 from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
 from runtime.types import Constraint, SamplingParams
@@ -27,6 +28,7 @@ from tests.asking import (
     ask,
     first_chunks,
     request,
+    status_of,
     supervising,
     worker_of,
 )
@@ -131,6 +133,15 @@ async def test_two_ranks_say_what_one_says(two: Supervisor, expected: Expected):
     streamed = await ask(two, PROMPTS[0])
     assert streamed.text == expected.alone.text
     assert len(streamed.pieces) > 1
+
+
+async def test_the_ledger_counts_every_rank(two: Supervisor):
+    ranks = processes(two)
+    footprint = worker_of(two).obituary.footprint_bytes
+    assert footprint > 1.5 * min(one.memory_info().rss for one in ranks)
+    spec = status_of(two).spec
+    alone = reservation(Profile.of(spec, None))
+    assert reservation(Profile.of(spec, None, ModelSettings(ranks=2))) == alone + (256 << 20)
 
 
 async def test_a_stop_string_ends_a_sequence_on_all_ranks(two: Supervisor, expected: Expected):

@@ -15,6 +15,7 @@ from runtime.placement import (
     room_left,
     still_missing,
 )
+from runtime.settings import ModelSettings
 
 GB = 1_000_000_000
 FIXED = (256 << 20) + MIN_HOT_BYTES
@@ -47,6 +48,22 @@ def test_a_measured_peak_takes_the_place_of_the_guess_but_not_of_the_expected_kv
     assert reservation(high) == 45 * GB + FIXED
     low = msgspec.structs.replace(LARGE, peak_bytes=41 * GB)
     assert reservation(low) == 40 * GB + 2_500_000_000 + FIXED
+
+
+def test_ranks_hold_a_part_each_and_only_those_on_this_machine_count():
+    whole = reservation(LARGE) - FIXED
+    here = msgspec.structs.replace(LARGE, num_ranks=4, num_ranks_here=4)
+    assert reservation(here) == whole + 4 * (256 << 20) + MIN_HOT_BYTES
+    spread = msgspec.structs.replace(LARGE, num_ranks=4, num_ranks_here=1)
+    assert reservation(spread) == whole // 4 + FIXED
+    measured = msgspec.structs.replace(spread, peak_bytes=12 * GB)
+    assert reservation(measured) == 12 * GB + FIXED
+
+
+def test_rank_0_is_always_here():
+    assert ModelSettings(ranks=3).num_ranks_here == 3
+    assert ModelSettings(ranks=2, hosts=("10.0.0.1", "10.0.0.2")).num_ranks_here == 1
+    assert ModelSettings(ranks=2, hosts=("127.0.0.1", "127.0.0.1")).num_ranks_here == 2
 
 
 def test_a_small_hot_tier_is_reserved_as_it_is():
