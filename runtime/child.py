@@ -12,6 +12,7 @@ from collections.abc import Callable
 import psutil
 import structlog
 
+from runtime.last_words import kept
 from runtime.wire import Command, Event, Hello
 from runtime.worker_link import Link, spawn
 
@@ -154,4 +155,5 @@ class Child:
                 return
             text = line.decode(errors="replace").rstrip()
             self._output.append(text)
-            _log.debug("worker says", model=self.model, pid=process.pid, line=text)
+            if (line := kept(text)) is not None:
+                _log.debug("worker says", model=self.model, pid=process.pid, line=line)

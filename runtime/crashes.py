@@ -39,7 +39,7 @@ class CrashRecord(Struct, frozen=True):
 
     `signal` or `exit_status` is set when the process ended by itself. `step` counts engine steps
     and `phase` is what it did, both as last heard. `stacks` are Python's of all threads, `stderr`
-    the other lines it printed last.
+    what may be kept of the other lines that it printed last.
     """
 
     id: str

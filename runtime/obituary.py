@@ -19,6 +19,7 @@ from runtime.crashes import (
     split_stacks,
 )
 from runtime.errors import WorkerError
+from runtime.last_words import last_words
 from runtime.process_memory import (
     RETURN_S,
     Departure,
@@ -158,6 +159,6 @@ class Obituary:
             uptime_s=round(time.monotonic() - child.spawned_s, 3),
             memory=lost.memory,
             was_out_of_memory=self._was_killed_for_memory or ran_out,
-            stderr=stderr,
-            stacks=stacks,
+            stderr=last_words(stderr),
+            stacks=last_words(stacks),
         )
