@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from api.bench.machine import Environment, environment
-from ops.bench import engine, kv, peers
+from ops.bench import engine, kv, peers, vision
 from ops.bench.processes import bare, hearth
 from runtime.embedded import HEARTH_TINY
 
@@ -91,15 +91,16 @@ def print_kv(figures: kv.KvFigures) -> None:
 
 def main() -> None:
     """Parse the command line and run."""
-    if sys.argv[1:2] == ["peers"]:
-        peers.main(sys.argv[2:])
+    apart = {"peers": peers.main, "vision": vision.main}
+    if sys.argv[1:2] and sys.argv[1] in apart:
+        apart[sys.argv[1]](sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m ops.bench", description=__doc__)
     parser.add_argument(
         "parts",
         nargs="*",
         default=["engine", "kv"],
-        help="engine, kv; peers has its own flags",
+        help="engine, kv; peers and vision have flags of their own",
     )
     parser.add_argument("--model", type=Path, default=HEARTH_TINY, help="a model directory")
     parser.add_argument("--rounds", type=int, default=5)
