@@ -19,6 +19,7 @@ _MODEL_COUNTERS: tuple[tuple[str, str, Callable[[KvCounts], float]], ...] = (
     ("hot_evictions", "Runs that left memory", lambda c: c.num_evicted),
     ("damaged_slots", "Slots that could not be read", lambda c: c.num_damaged),
     ("unwritten_slots", "Slots that could not be written", lambda c: c.num_unwritten),
+    ("encoded_images", "Images that a vision tower saw", lambda c: c.num_encoded_images),
     ("healed_turns", "Turns read as the tokens generated", lambda c: c.num_healed_turns),
     (
         "exact_key_rejected_by_model_lcp",

@@ -238,6 +238,7 @@ class KvCounts(Struct, frozen=True):
     num_damaged: int = 0
     num_unwritten: int = 0
     num_healed_turns: int = 0
+    num_encoded_images: int = 0
     exact_key_rejected_by_model_lcp: int = 0
     hybrid_trim_miss: int = 0
     vlm_retreat: int = 0

@@ -71,7 +71,7 @@ class Ground:
     layout: KvLayout
     hot: HotTier
     unsupported: str | None = None
-    """The class of the layer cache that is not in the registry: nothing can be kept."""
+    """The class of a layer cache, or kind of model, that nobody has shown can be kept."""
     rates: Rates = field(default_factory=Rates)
     counts: Counts = field(default_factory=Counts)
     ghosts: OrderedDict[bytes, MissReason] = field(

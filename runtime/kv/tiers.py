@@ -108,7 +108,7 @@ class Tiers:
         """Waiting to be written."""
         return self._writer.num_queued_bytes if self._writer is not None else 0
 
-    def wire_counts(self) -> KvCounts:
+    def wire_counts(self, num_encoded_images: int = 0) -> KvCounts:
         """The counters for the heartbeat."""
         hot = self.hot
         return KvCounts(
@@ -116,6 +116,7 @@ class Tiers:
             num_runs=len(hot.tree),
             num_evicted=hot.num_evicted,
             num_queued_bytes=self.num_queued_bytes,
+            num_encoded_images=num_encoded_images,
             **asdict(self.counts),
         )
 

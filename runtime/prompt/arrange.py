@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from runtime.prompt.stabilise import reminder_of
-from runtime.types import Message, Tool
+from runtime.types import Image, Message, Tool
 
 FAILED = "The tool call failed:\n"
 LOADED = "These tools can be called from now on:"
@@ -24,13 +24,14 @@ class Abilities(NamedTuple):
     """What a template renders without losing or refusing it.
 
     A system message at the beginning; one later on; a user's turn after a user's; a user's turn
-    after a tool's result.
+    after a tool's result; an image in a tool's result.
     """
 
     system: bool = True
     late_system: bool = True
     users_in_a_row: bool = True
     user_after_tool: bool = True
+    images_in_results: bool = True
 
 
 def arrange(
@@ -42,7 +43,10 @@ def arrange(
     """The messages as the template takes them. `definition` gives a tool's text in its form."""
     by_name = {tool.name: tool for tool in tools}
     arranged: list[Message] = []
-    for message in _with_ordered_results(messages):
+    ordered = _with_ordered_results(messages)
+    if not abilities.images_in_results and abilities.user_after_tool:
+        ordered = _with_images_after_results(ordered)
+    for message in ordered:
         one = _as_text(message, by_name, definition)
         is_head = all(earlier.role == "system" for earlier in arranged)
         if one.role == "system" and not (abilities.system if is_head else abilities.late_system):
@@ -68,6 +72,24 @@ def _with_ordered_results(messages: Sequence[Message]) -> list[Message]:
         ordered += results or [messages[number]]
         number = max(end, number + 1)
     return ordered
+
+
+def _with_images_after_results(messages: Sequence[Message]) -> list[Message]:
+    """Images of tools' results in the user's turn that follows them."""
+    moved: list[Message] = []
+    images: list[Image] = []
+    for message in messages:
+        if images and message.role != "tool":
+            moved.append(Message(role="user", images=tuple(images)))
+            images = []
+        if message.role == "tool" and message.images:
+            images += (msgspec.structs.replace(image, at=0) for image in message.images)
+            moved.append(msgspec.structs.replace(message, images=()))
+        else:
+            moved.append(message)
+    if images:
+        moved.append(Message(role="user", images=tuple(images)))
+    return moved
 
 
 def _by_call(results: list[Message], before: Sequence[Message]) -> list[Message]:

@@ -52,6 +52,7 @@ from runtime.worker.connection import Sender, commands
 from runtime.worker.constraint import Constrainer
 from runtime.worker.decode import warm_decode
 from runtime.worker.engine import Engine
+from runtime.worker.fetcher import Fetcher, names_pictures
 from runtime.worker.grammars import Grammars
 from runtime.worker.intake import Intake
 from runtime.worker.lead import Team
@@ -182,6 +183,7 @@ class Worker:
 
     def _tiers(self, model: LoadedModel, chain: HashChain, options: KvOptions) -> Tiers:
         ground = Ground.of(model, chain, options.model_hash, options.hot_bytes)
+        ground.unsupported = ground.unsupported or model.unproven
         if self._team is not None:
             return self._team.tiers(ground, self._sender.send, checks=sys.flags.dev_mode)
         if options.root is None:
@@ -246,22 +248,30 @@ class Worker:
 
     def _admit(self, intake: Intake) -> None:
         """The intake thread."""
+        fetcher = Fetcher(lambda one: self._intake.put(Submit(request=one)), self._refuse)
         while (command := self._intake.get()) is not None:
             if isinstance(command, Abort):
+                fetcher.drop(command.request_id)
                 self._inbox.put(AbortRequest(command.request_id))
+                continue
+            if intake.gallery is not None and names_pictures(command.request):
+                fetcher.take(command.request)
                 continue
             request_id = command.request.request_id
             try:
                 group = intake.admit(command.request)
             except RequestRejected as error:
-                self._sender.send(_rejected(request_id, error))
+                self._refuse(request_id, error)
                 continue
             except Exception as error:  # whatever a template does, the next request is admitted
                 _print_without_text(error)
                 refusal = InvalidRequest(f"The prompt cannot be read: {type(error).__name__}.")
-                self._sender.send(_rejected(request_id, refusal))
+                self._refuse(request_id, refusal)
                 continue
             self._inbox.put(group)
+
+    def _refuse(self, request_id: str, error: RequestRejected) -> None:
+        self._sender.send(_rejected(request_id, error))
 
     def _quit(self) -> None:
         """The server asked for it, or is gone: end gracefully, and in any case end."""

@@ -64,7 +64,7 @@ class Engine:
     @property
     def kv_counts(self) -> KvCounts:
         """What the tiers did so far; may be read from any thread."""
-        return self._tiers.wire_counts()
+        return self._tiers.wire_counts(self._model.num_encoded_images)
 
     @property
     def is_busy(self) -> bool:

@@ -69,6 +69,17 @@ class LoadedModel:
         return copy.deepcopy(kv)
 
     @property
+    def unproven(self) -> str | None:
+        """The kind of a model whose KV nobody has shown to survive a restart, or None."""
+        is_known = self.eyes is None or self.eyes.lens is not None
+        return None if is_known else self.spec.model_type
+
+    @property
+    def num_encoded_images(self) -> int:
+        """Images that its tower saw since it was loaded."""
+        return self.eyes.num_encoded if self.eyes is not None else 0
+
+    @property
     def inner(self) -> Callable[..., mx.array] | None:
         """The model without its head: token ids [1, tokens] to hidden states [1, tokens, dim]."""
         return getattr(self.model, "model", None)

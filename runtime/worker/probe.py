@@ -12,7 +12,7 @@ import msgspec
 from runtime.errors import InvalidRequest
 from runtime.prompt.arrange import Abilities
 from runtime.prompt.thinking import EFFORT, SWITCHES
-from runtime.types import ChatPrompt, Message, Role, Tool, ToolCall
+from runtime.types import ChatPrompt, Image, Message, Role, Tool, ToolCall
 
 Render = Callable[[ChatPrompt, bool], str]
 """A conversation as text; whether an answer is opened at its end."""
@@ -32,10 +32,14 @@ class ToolsAfterSystem(NamedTuple):
 
 
 class Probe:
-    """Asks a template; every answer is found once and kept."""
+    """Asks a template; every answer is found once and kept.
 
-    def __init__(self, render: Render) -> None:
+    `picture` is how it writes one, where the model sees any.
+    """
+
+    def __init__(self, render: Render, picture: str = "") -> None:
         self._render = render
+        self._picture = picture
         self._heads: dict[tuple[tuple[Tool, ...], str], ToolsAfterSystem | None] = {}
 
     @cached_property
@@ -48,6 +52,7 @@ class Probe:
             users_in_a_row=self._shows(("user", "user")),
             user_after_tool=self._shows(("user", "assistant", "tool", "user"))
             or not self._shows(("user", "assistant", "tool")),
+            images_in_results=self._shows_image_in_result(),
         )
 
     @cached_property
@@ -104,6 +109,13 @@ class Probe:
         ]
         return None not in texts and texts[0] != texts[1]
 
+    def _shows_image_in_result(self) -> bool:
+        if not self._picture:
+            return True
+        roles: tuple[Role, ...] = ("user", "assistant", "tool")
+        with_one = self._text(roles, image=Image(at=0, field=""))
+        return with_one is not None and self._picture in with_one
+
     def _shows(self, roles: Sequence[Role]) -> bool:
         """Every message is in the text, in its place."""
         text = self._text(roles)
@@ -120,12 +132,16 @@ class Probe:
         kwargs: str = "{}",
         *,
         opens_answer: bool = False,
+        image: Image | None = None,
     ) -> str | None:
         has_result = "tool" in roles
         messages = tuple(
             _message(role, word, has_result=has_result)
             for role, word in zip(roles, words, strict=False)
         )
+        if image is not None:
+            last = msgspec.structs.replace(messages[-1], images=(image,))
+            messages = (*messages[:-1], last)
         prompt = ChatPrompt(messages=messages, tools=tools, template_kwargs=kwargs)
         try:
             return self._render(prompt, opens_answer)

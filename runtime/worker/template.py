@@ -98,7 +98,10 @@ class Template:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend = backend
         self._is_byte_level = backend is not None and _is_byte_level(backend)
-        self.probe = Probe(lambda prompt, opens: self._rendered(prompt, {}, opens_answer=opens))
+        self.probe = Probe(
+            lambda prompt, opens: self._rendered(prompt, {}, opens_answer=opens),
+            markup.spelled if markup is not None else "",
+        )
 
     @cached_property
     def fingerprint(self) -> bytes:

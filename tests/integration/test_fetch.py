@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+import queue
 import ssl
 import threading
 from collections.abc import Callable, Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
 
 import pytest
 from cryptography import x509
@@ -17,7 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from typing_extensions import override
 
 from runtime.errors import InvalidRequest
+from runtime.types import ChatPrompt, GenerateRequest, Image, Message
 from runtime.worker.fetch import PUBLIC, FetchPolicy, fetch, is_public
+from runtime.worker.fetcher import Fetcher, names_pictures
 
 FIELD = "messages[0].content[0].image_url.url"
 IMAGE = b"\x89PNG these are the bytes"
@@ -193,3 +197,35 @@ def test_only_https_addresses_are_fetched(url: str):
 )
 def test_public_addresses_are_told_from_others(address: str, expected: bool):
     assert is_public(ipaddress.ip_address(address)) is expected
+
+
+def request(name: str, *urls: str) -> GenerateRequest:
+    images = (
+        Image(at=1, field="a", data=b"here"),
+        *(Image(at=2, field=FIELD, url=u) for u in urls),
+    )
+    prompt = ChatPrompt(messages=(Message(role="user", text="see", images=images),))
+    return GenerateRequest(request_id=name, model="m", prompt=prompt)
+
+
+def test_requests_come_back_with_their_pictures_or_are_refused(place: tuple[str, FetchPolicy]):
+    url, policy = place
+    answers: queue.SimpleQueue[GenerateRequest | tuple[str, InvalidRequest]] = queue.SimpleQueue()
+    fetcher = Fetcher(answers.put, lambda name, error: answers.put((name, error)), policy)
+    whole = request("whole", f"{url}/image.png?size=1", f"{url}/moved")
+    assert names_pictures(whole)
+    fetcher.take(whole)
+    found = answers.get(timeout=10)
+    assert isinstance(found, GenerateRequest)
+    assert not names_pictures(found)
+    assert isinstance(found.prompt, ChatPrompt)
+    (message,) = found.prompt.messages
+    assert [image.data for image in message.images] == [b"here", IMAGE, IMAGE]
+    fetcher.take(request("lost", f"{url}/nothing"))
+    name, error = cast("tuple[str, InvalidRequest]", answers.get(timeout=10))
+    assert (name, error.param) == ("lost", FIELD)
+    fetcher.take(request("dropped", f"{url}/drip"))
+    fetcher.drop("dropped")
+    fetcher.take(request("last", f"{url}/nothing"))
+    name, _ = cast("tuple[str, InvalidRequest]", answers.get(timeout=10))
+    assert name == "last"

@@ -229,3 +229,20 @@ def test_everybody_elses_words_count_to_the_letter():
 def test_digests_depend_on_the_stores_secret():
     other = Canon(b"other").chain(b"root", [message("user", "a")])[-1]
     assert other != chain(message("user", "a"))
+
+
+def test_images_of_results_follow_them_where_a_template_shows_none_inside():
+    seen = tuple(Image(at=3, field=name) for name in ("one", "other"))
+    asked = message("assistant", tool_calls=calls("x", "y"))
+    results = [
+        Message(role="tool", text="done", tool_call_id=name, images=(image,))
+        for name, image in zip(("x", "y"), seen, strict=True)
+    ]
+    prompt = [message("user", "a"), asked, *results, message("user", "b")]
+    assert arrange(prompt, Abilities()) == tuple(prompt)
+    arranged = arrange(prompt, Abilities(images_in_results=False))
+    assert [one.role for one in arranged] == ["user", "assistant", "tool", "tool", "user", "user"]
+    assert not any(one.images for one in arranged[2:4])
+    assert [(image.at, image.field) for image in arranged[4].images] == [(0, "one"), (0, "other")]
+    last = arrange(prompt[:4], Abilities(images_in_results=False))
+    assert last == arranged[:5]
