@@ -22,7 +22,7 @@ from api.bench.machine import environment
 from api.bench.peers import Models, Peer, lay_out
 from api.bench.recipes import Recipe, RecipeError, find
 from api.bench.report import PeerNote, Report, page, table
-from api.bench.scenarios import Asking, Round, Sizes
+from api.bench.scenarios import Asking, Round, Sizes, num_samples
 from api.bench.texts import CHARACTERS_PER_TOKEN, conversation
 from runtime.settings import Settings
 
@@ -30,10 +30,9 @@ from runtime.settings import Settings
 class Course:
     """The rounds of one run."""
 
-    def __init__(self, arguments: argparse.Namespace, folder: Path, say: Callable[[str], None]):
+    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self._arguments = arguments
         self._folder = folder
-        self._say = say
         self._recipes = [find(word) for word in arguments.peers]
         self._models = lay_out(folder, arguments.model, arguments.second)
         self._venvs: Path = arguments.venvs or folder / "venvs"
@@ -47,7 +46,13 @@ class Course:
     def models(self) -> Models:
         return self._models
 
-    def run(self) -> None:
+    @property
+    def num_samples(self) -> int:
+        """How many there will be, unless something fails."""
+        each = (num_samples(self._peer(one, 0)) for one in self._recipes)
+        return self._arguments.rounds * sum(each)
+
+    def run(self, say: Callable[[str], None]) -> None:
         """Every round asks every server, the other way round each time."""
         if self._arguments.install:
             for recipe in self._recipes:
@@ -59,7 +64,7 @@ class Course:
                 self.rounds.append(into)
                 peer = self._peer(recipe, number)
                 try:
-                    Asking(peer, into, sizes, self._say).everything()
+                    Asking(peer, into, sizes, say).everything()
                 finally:
                     peer.stop()
 
@@ -115,16 +120,16 @@ def measure(arguments: argparse.Namespace, command: str) -> Report:
         tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder,
         Progress(console=console, disable=not console.is_terminal) as progress,
     ):
-        bar = progress.add_task("asking", total=None)
+        course = Course(arguments, Path(folder))
+        bar = progress.add_task("asking", total=course.num_samples)
 
         def say(line: str) -> None:
             progress.update(bar, description=line[:60], advance=1)
             if not console.is_terminal:
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-        course = Course(arguments, Path(folder), say)
         try:
-            course.run()
+            course.run(say)
         except AskFailed as error:
             raise RecipeError(f"The first server does not answer: {error.message}") from error
     names = [one.name for one in course.recipes]
