@@ -192,14 +192,21 @@ def best_slice() -> int:
 
     A CPU's caches like short slices: twice the rate of 2,048 at 256, measured on x86-64.
     """
-    return 256 if mx.default_device() == mx.Device(mx.cpu) else 2048
+    return 2048 if compiles_kernels() else 256
+
+
+def compiles_kernels() -> bool:
+    """Whether this device takes longer for what it does for the first time. A CPU does not."""
+    return mx.default_device() != mx.Device(mx.cpu)
 
 
 def warm(model: LoadedModel, decode: Callable[[list[int], list[Any]], None]) -> float:
     """Compile the kernels of prefill and decode before the first request pays; seconds taken."""
     start = time.perf_counter()
-    token_ids = [0] * _WARM_TOKENS
+    token_ids = [0] * (_WARM_TOKENS if compiles_kernels() else 2)
     kv = model.new_kv()
+    if model.eyes is not None:
+        model.eyes.open(model.stream)
     model.prefill(token_ids[:-1], kv)
     decode(token_ids, kv)
     return time.perf_counter() - start
@@ -260,6 +267,6 @@ def _check_kv_bits(model: Any, stream: mx.Stream, kv_bits: int | None) -> None:
 
 def _vocab_size(model: Any, stream: mx.Stream) -> int:
     with mx.stream(stream):
+        # Its shape is known before anything of it is computed.
         logits = model(mx.array([[0]]), cache=make_prompt_cache(model))
-        mx.eval(logits)
     return logits.shape[-1]
