@@ -13,7 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-SEEING_TYPES = frozenset({"gemma3", "gemma4", "qwen2_5_vl", "qwen3_5", "qwen3_vl"})
+SEEING_TYPES = frozenset(
+    "gemma3 gemma4 qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe".split()
+)
 """`model_type`s that are served with images: tests prove that their restored KV is exact."""
 
 VLM_TYPES = SEEING_TYPES | frozenset(
@@ -24,8 +26,7 @@ VLM_TYPES = SEEING_TYPES | frozenset(
     kimi_k25 kimi_k3 kimi_vl lfm2-vl lfm2_vl llama4 llava llava-qwen2 llava_next llava_onevision
     llava_qwen2 mage_vl mimo_v2 minicpmo minicpmv4_6 minimax_m3_vl mistral3 molmo molmo2
     multi_modality muse_glimmer muse_spark nemotron_h_nano_omni paddleocr_vl paligemma
-    phi4-siglip phi4_siglip phi4mm pixtral plamo2vl qwen2_vl qwen3_5_moe qwen3_omni_moe
-    qwen3_vl_moe smolvlm step3p7 youtu_vl zaya1_vl
+    phi4-siglip phi4_siglip phi4mm pixtral plamo2vl qwen3_omni_moe smolvlm step3p7 youtu_vl zaya1_vl
     """.split()
 )
 """`model_type`s whose images upstream turns into embeddings that a decoder reads as tokens.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,28 +11,9 @@ import numpy as np
 from PIL import Image
 
 from tests.tiny_models import CHAT_TEMPLATE, SPECIAL_TOKENS, write_tokenizer
+from tests.tiny_vlm_configs import CONFIGS, QWEN_IDS, VIEWS, VISION_TOKENS
 
-VISION_TOKENS = [
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<bos>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<start_of_image>",
-    "<end_of_image>",
-    "<image_soft_token>",
-    "<|image>",
-    "<|image|>",
-    "<image|>",
-    "<|video|>",
-    "<|audio>",
-    "<|audio|>",
-    "<audio|>",
-]
-_IDS = {token: number for number, token in enumerate([*SPECIAL_TOKENS, *VISION_TOKENS])}
+VISION_FAMILIES = tuple(CONFIGS)
 
 PARTS = """\
 {%- macro said(content) %}{% if content is string %}{{ content }}{% else %}\
@@ -41,230 +21,6 @@ PARTS = """\
 {% elif part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endmacro -%}
 """
 """How templates show images: where each of them is among the text."""
-
-_TEXT: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
-
-_TOWER: dict[str, Any] = {
-    "depth": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "out_hidden_size": 64,
-    "num_heads": 2,
-    "patch_size": 16,
-    "in_channels": 3,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-}
-
-_SIGLIP: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-}
-
-_QWEN_IDS: dict[str, Any] = {
-    "image_token_id": _IDS["<|image_pad|>"],
-    "video_token_id": _IDS["<|video_pad|>"],
-    "vision_start_token_id": _IDS["<|vision_start|>"],
-    "vision_end_token_id": _IDS["<|vision_end|>"],
-    "eos_token_id": [_IDS["<|im_end|>"], _IDS["<|endoftext|>"]],
-}
-
-_QWEN_IMAGES: dict[str, Any] = {
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "patch_size": 16,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "min_pixels": 28 * 28,
-    "max_pixels": 112 * 112,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-}
-
-
-def _qwen2_5_vl(vocab_size: int) -> dict[str, Any]:
-    text = {key: value for key, value in _TEXT.items() if key != "head_dim"}
-    return text | {
-        "vocab_size": vocab_size,
-        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
-        "vision_token_id": _IDS["<|vision_pad|>"],
-        "vision_config": _TOWER
-        | {
-            "model_type": "qwen2_5_vl",
-            "patch_size": 14,
-            "window_size": 56,
-            "fullatt_block_indexes": [1],
-            "tokens_per_second": 2,
-        },
-    }
-
-
-def _qwen3_vl(vocab_size: int) -> dict[str, Any]:
-    rope = {"type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": True}
-    return {
-        "vocab_size": vocab_size,
-        "text_config": _TEXT
-        | {
-            "model_type": "qwen3_vl_text",
-            "num_hidden_layers": 3,
-            "vocab_size": vocab_size,
-            "rope_scaling": rope,
-        },
-        "vision_config": _TOWER
-        | {
-            "model_type": "qwen3_vl",
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 1],
-        },
-    }
-
-
-def _qwen3_5(vocab_size: int) -> dict[str, Any]:
-    rope = {
-        "type": "default",
-        "mrope_section": [2, 1, 1],
-        "mrope_interleaved": True,
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.25,
-    }
-    return {
-        "vocab_size": vocab_size,
-        "text_config": _TEXT
-        | {
-            "model_type": "qwen3_5_text",
-            "num_hidden_layers": 4,
-            "head_dim": 32,
-            "vocab_size": vocab_size,
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 32,
-            "linear_conv_kernel_dim": 4,
-            "full_attention_interval": 4,
-            "eos_token_id": _IDS["<|im_end|>"],
-            "rope_parameters": rope,
-        },
-        "vision_config": _TOWER
-        | {
-            "model_type": "qwen3_5",
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [],
-        },
-    }
-
-
-def _gemma3(vocab_size: int) -> dict[str, Any]:
-    """Windows of 32 tokens and whole contexts in turn."""
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": 64,
-        "pad_token_id": _IDS["<|endoftext|>"],
-        "image_token_index": _IDS["<image_soft_token>"],
-        "eos_token_id": [_IDS["<|endoftext|>"], _IDS["<end_of_turn>"]],
-        "text_config": _TEXT
-        | {
-            "model_type": "gemma3_text",
-            "num_hidden_layers": 4,
-            "vocab_size": vocab_size,
-            "query_pre_attn_scalar": 16,
-            "sliding_window": 32,
-            "sliding_window_pattern": 2,
-            "mm_tokens_per_image": 4,
-        },
-        "vision_config": _SIGLIP
-        | {"model_type": "siglip_vision_model", "patch_size": 14, "image_size": 56},
-    }
-
-
-def _gemma4(vocab_size: int) -> dict[str, Any]:
-    """As the larger ones: attention inside an image goes both ways, the last layers share KV."""
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": 64,
-        "pad_token_id": _IDS["<|endoftext|>"],
-        "image_token_id": _IDS["<|image|>"],
-        "video_token_id": _IDS["<|video|>"],
-        "audio_token_id": _IDS["<|audio|>"],
-        "boi_token_id": _IDS["<|image>"],
-        "eoi_token_id": _IDS["<image|>"],
-        "boa_token_id": _IDS["<|audio>"],
-        "eoa_token_id": _IDS["<audio|>"],
-        "vision_soft_tokens_per_image": 4,
-        "audio_config": None,
-        "eos_token_id": [_IDS["<|endoftext|>"], _IDS["<end_of_turn>"]],
-        "text_config": _TEXT
-        | {
-            "model_type": "gemma4_text",
-            "num_hidden_layers": 6,
-            "global_head_dim": 32,
-            "vocab_size": vocab_size,
-            "vocab_size_per_layer_input": vocab_size,
-            "hidden_size_per_layer_input": 8,
-            "num_kv_shared_layers": 2,
-            "sliding_window": 32,
-            "sliding_window_pattern": 2,
-            "use_bidirectional_attention": "vision",
-            "use_double_wide_mlp": False,
-        },
-        "vision_config": _SIGLIP
-        | {
-            "model_type": "gemma4_vision",
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "global_head_dim": 16,
-            "patch_size": 8,
-            "pooling_kernel_size": 2,
-            "default_output_length": 4,
-            "position_embedding_size": 64,
-        },
-    }
-
-
-_GEMMA3_IMAGES: dict[str, Any] = {
-    "image_processor_type": "Gemma3ImageProcessor",
-    "size": {"height": 56, "width": 56},
-    "image_seq_length": 4,
-    "do_resize": True,
-    "do_rescale": True,
-    "do_normalize": True,
-    "do_convert_rgb": True,
-    "rescale_factor": 1 / 255,
-    "resample": 2,
-    "image_mean": [0.5] * 3,
-    "image_std": [0.5] * 3,
-}
-
-_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-_VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2_5_vl": (_QWEN_IMAGE, _QWEN_IMAGES | {"patch_size": 14}),
-    "qwen3_vl": (_QWEN_IMAGE, _QWEN_IMAGES),
-    "qwen3_5": (_QWEN_IMAGE, _QWEN_IMAGES),
-    "gemma3": ("<start_of_image>", _GEMMA3_IMAGES),
-    "gemma4": ("<|image|>", {"patch_size": 8, "max_soft_tokens": 4, "pooling_kernel_size": 2}),
-}
-"""Family -> how its template writes an image, and what its image processor is told."""
-
-_CONFIGS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "qwen2_5_vl": _qwen2_5_vl,
-    "qwen3_vl": _qwen3_vl,
-    "qwen3_5": _qwen3_5,
-    "gemma3": _gemma3,
-    "gemma4": _gemma4,
-}
-
-VISION_FAMILIES = tuple(_CONFIGS)
 
 _GEMMA_TOKENS: dict[str, dict[str, str]] = {
     "gemma3": {
@@ -289,7 +45,7 @@ def template_of(family: str) -> str:
 
     Gemma-style turns end by their own token, so that the end of a turn ends an answer.
     """
-    template = PARTS.replace("IMAGE", _VIEWS[family][0])
+    template = PARTS.replace("IMAGE", VIEWS[family][0])
     template += CHAT_TEMPLATE.replace("{{ message.content }}", "{{ said(message.content) }}")
     if family in _GEMMA_TOKENS:
         template = template.replace("<|im_start|>", "<start_of_turn>")
@@ -314,10 +70,10 @@ def write_vlm(directory: Path, family: str, *, seed: int = 0, **changes: Any) ->
         if is_gemma
         else {},
     )
-    config = {"model_type": family} | ({} if is_gemma else _QWEN_IDS)
-    config |= _CONFIGS[family](vocab_size) | changes
+    config = {"model_type": family} | ({} if is_gemma else QWEN_IDS)
+    config |= CONFIGS[family](vocab_size) | changes
     _write(directory / "config.json", config)
-    _write(directory / "preprocessor_config.json", _VIEWS[family][1])
+    _write(directory / "preprocessor_config.json", VIEWS[family][1])
     _write(
         directory / "generation_config.json",
         {"do_sample": False, "eos_token_id": config["eos_token_id"]},
