@@ -375,6 +375,8 @@ def main() -> int:
     # The terminal's Ctrl-C is the server's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=arguments.fd)
+    # What was imported stays: looking through it would only make every collection longer.
+    gc.freeze()
     return Worker(sock).run()
 
 
