@@ -25,10 +25,11 @@ from PIL import Image as Pillow
 
 from runtime.kv.media import rope_positions
 from runtime.worker.album import Album, Markup, Prepared
-from store.types import MediaSpan
 
 _utils: Any = importlib.import_module("mlx_vlm.utils")
 _caches: Any = importlib.import_module("mlx_vlm.models.cache")
+
+_WARM_SIDE = 64
 
 
 class RopeDelta:
@@ -163,6 +164,15 @@ class Eyes:
     num_encoded: int = 0
     """Pictures that went through the tower."""
 
+    def open(self, stream: mx.Stream) -> None:
+        """See one small picture, so that no kernel is compiled under a request."""
+        if self.lens is None:
+            return
+        prepared = self.lens.prepare(np.zeros((_WARM_SIDE, _WARM_SIDE, 3), dtype=np.uint8))
+        with mx.stream(stream):
+            self._encoded(prepared)
+        self.num_encoded = 0
+
     def to_decode(self, kv: list[Any], delta: int) -> list[Any]:
         """These layer caches, and how far this sequence's positions are from their offsets."""
         return [*kv, RopeDelta(mx.array([[delta]], dtype=mx.int32))] if self.model.has_rope else kv
@@ -225,15 +235,15 @@ class Eyes:
 
     def _rows(self, album: Album, number: int) -> _Rows:
         if number not in album.rows:
-            album.rows[number] = self._encoded(album.shots[number].take(), album.spans[number])
+            album.rows[number] = self._encoded(album.shots[number].take())
         return album.rows[number]
 
-    def _encoded(self, prepared: Prepared, span: MediaSpan) -> _Rows:
+    def _encoded(self, prepared: Prepared) -> _Rows:
         """The tower's work, done once for each picture whose KV is not there."""
         assert self.lens is not None
         inputs = {name: mx.array(array) for name, array in prepared.inputs.items()}
         pixels = inputs.pop("pixel_values")
-        ids = mx.full((1, span.end - span.start), self.lens.markup.placeholder, dtype=mx.int32)
+        ids = mx.full((1, prepared.num_tokens), self.lens.markup.placeholder, dtype=mx.int32)
         found = self.model.whole.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **inputs)
         deep = found.deepstack_visual_embeds
         rows = _Rows(
