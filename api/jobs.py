@@ -88,7 +88,7 @@ class Jobs:
 
 def _jobs(limits: Limits, is_busy: Callable[[], bool], kv: KvStore) -> tuple[Job, ...]:
     def merge(store: OpenStore) -> Iterable[News]:
-        return compact(store, kv.loaded_models(), is_busy)
+        return compact(store, kv.loaded_models, is_busy)
 
     expire = partial(housekeeping.expire, limits=limits)
     caps = partial(housekeeping.keep_within_caps, limits=limits)

@@ -13,7 +13,7 @@ from runtime.progress import Progress, Watch
 
 
 class GarbageCollection:
-    """One run over one store. `loaded` are the models that workers hold: theirs is not merged."""
+    """One run over one store. `loaded` are the models that workers hold."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class GarbageCollection:
         return [
             ("expire", housekeeping.expire(store, self._limits)),
             ("agree", housekeeping.sweep_orphans(store, self._should_stop)),
-            ("merge", compact(store, self._loaded, self._should_stop, self._watch)),
+            ("merge", compact(store, lambda: self._loaded, self._should_stop, self._watch)),
             ("tidy", housekeeping.tidy(store)),
             ("caps", housekeeping.keep_within_caps(store, self._limits)),
         ]

@@ -1,8 +1,8 @@
-"""Compaction: the many small slots at the end of a long chain become one.
+"""Compaction: the many small slots at the end of a long chain become one; old states are thinned.
 
 Tensors lie token by token, so those of a chain are the bytes of its slots one after the other; no
-mlx is needed. The new slot is durable before rows change places, old files go last. Only chains of
-models without a worker are merged: a worker holds the ids of what it has in memory.
+mlx is needed. New slots are durable before rows change places, and old files go last: where a
+worker knows them, only with the next compaction, so that whoever reads one gets to its end.
 """
 
 from __future__ import annotations
@@ -11,21 +11,27 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import structlog
 
 from runtime.housekeeping import News
-from runtime.open_store import Gone, OpenStore
+from runtime.kv.eviction import densest
+from runtime.open_store import Merged, OpenStore
 from runtime.progress import Progress, Watch, unwatched
+from store import listing
 from store.disk import disk_bytes, opened
-from store.errors import SlotDamaged, SlotMissing, StoreFailed
+from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.slot_format import SlotContents
-from store.slots import publish, read_contents, slot_path, stage, verify
-from store.types import SlotHeader, SlotRow, TensorData
+from store.slots import publish, read_contents, remove, slot_path, stage, verify
+from store.types import MediaSpan, SlotHeader, SlotPlace, SlotRow, TensorData
 
 MAX_CHAIN = 16
 """More slots than these in a row, all small, are merged."""
+
+MAX_STATES = 8
+"""So many states of layers that cannot be sliced are left of a chain: dense at its end."""
 
 SMALL_TOKENS = 2048
 MAX_LOST_TOKENS = 64
@@ -36,90 +42,166 @@ MAX_MERGED_BYTES = 256 << 20
 _log = structlog.stdlib.get_logger("hearth.store")
 
 
-def chains(rows: Sequence[SlotRow]) -> Iterator[list[SlotRow]]:
-    """The chains of small slots that end in a leaf and are too long; `rows` has parents first.
+class Link(NamedTuple):
+    """A slot of a chain, and the position at which the chain leaves it."""
 
-    Pure. Nothing else continues what is in a chain, and no state but the leaf's would be lost.
+    row: SlotRow
+    leave: int
+
+    @property
+    def has_state(self) -> bool:
+        """The state that it holds is that where the next slot begins."""
+        return self.row.header.has_state and self.leave == self.row.header.end
+
+
+Segments = list[list[Link]]
+"""What is to become of the end of a chain: one slot of each."""
+
+
+def plans(rows: Sequence[SlotRow], ends: Collection[str]) -> Iterator[Segments]:
+    """What there is to merge; `rows` has parents first, `ends` are where conversations end.
+
+    Pure. Nothing else continues what is in a chain, and no conversation ends inside it.
     """
     by_id = {row.header.id: row for row in rows}
     num_children = Counter(row.header.parent for row in rows)
     for leaf in rows:
-        if num_children[leaf.header.id] or not _is_small(leaf):
+        if num_children[leaf.header.id] or leaf.tier != "warm" or leaf.is_pinned:
             continue
-        chain, num_bytes = [leaf], leaf.disk_bytes
-        while parent := by_id.get(chain[-1].header.parent or ""):
-            num_bytes += parent.disk_bytes
-            is_only = num_children[parent.header.id] == 1 and _is_plain(parent)
-            num_lost = parent.header.end - chain[-1].header.start
-            if not is_only or num_lost > MAX_LOST_TOKENS or num_bytes > MAX_MERGED_BYTES:
+        chain = [Link(leaf, leaf.header.end)]
+        while parent := by_id.get(chain[-1].row.header.parent or ""):
+            link = Link(parent, chain[-1].row.header.start)
+            is_only = num_children[parent.header.id] == 1 and parent.header.id not in ends
+            is_free = parent.tier == "warm" and not parent.is_pinned
+            if not (is_only and is_free) or parent.header.end - link.leave > MAX_LOST_TOKENS:
                 break
-            chain.append(parent)
-        if len(chain) > MAX_CHAIN:
-            yield chain[::-1]
+            chain.append(link)
+        chain.reverse()
+        if segments := _thinned(chain) or _joint(chain):
+            yield segments
+
+
+def _joint(chain: list[Link]) -> Segments:
+    """The small slots at the end of a chain without states, if there are too many."""
+    start, num_bytes = len(chain), 0
+    while start and chain[start - 1].row.header.num_tokens <= SMALL_TOKENS:
+        link = chain[start - 1]
+        num_bytes += link.row.disk_bytes
+        is_last = start == len(chain)
+        if num_bytes > MAX_MERGED_BYTES or (link.row.header.has_state and not is_last):
+            break
+        start -= 1
+    return [chain[start:]] if len(chain) - start > MAX_CHAIN else []
+
+
+def _thinned(chain: list[Link]) -> Segments:
+    """A chain with fewer states, if there are twice too many and it has doubled since."""
+    kept = [number for number, link in enumerate(chain) if link.has_state]
+    if len(kept) <= 2 * MAX_STATES:
+        return []
+    old_tokens = chain[MAX_STATES - 1].leave - chain[0].row.header.start
+    if chain[-1].leave - chain[MAX_STATES - 1].leave < old_tokens:
+        return []
+    while len(kept) > MAX_STATES:
+        kept.pop(densest([chain[number].leave for number in kept]))
+    cuts = [0, *(number + 1 for number in kept)]
+    segments = [chain[a:b] for a, b in zip(cuts, [*cuts[1:], len(chain)], strict=True) if a < b]
+    while segments and len(segments[0]) == 1:
+        segments.pop(0)
+    sizes = (sum(link.row.disk_bytes for link in segment) for segment in segments)
+    return segments if all(size <= MAX_MERGED_BYTES for size in sizes) else []
 
 
 def compact(
     store: OpenStore,
-    loaded: Collection[bytes],
+    loaded: Callable[[], Collection[bytes]],
     should_stop: Callable[[], bool],
     watch: Watch = unwatched,
 ) -> Iterator[News]:
-    """Merge what is too long, chain by chain, of models that are not `loaded`."""
+    """Merge what is too long, chain by chain; workers of the `loaded` models are told."""
+    before, store.replaced = store.replaced, []
+    store.unlink(before)
+    ends = store.database.read(listing.leaves)
     for model in store.records.models():
-        if model.hash in loaded:
-            continue
-        long = list(chains(store.index.slots_of(model.hash)))
-        for number, chain in enumerate(long):
+        long = list(plans(store.index.slots_of(model.hash), ends))
+        for number, segments in enumerate(long):
             watch(Progress(step="merge", num_done=number, num_total=len(long)))
             if should_stop():
                 return
             try:
-                yield merge(store, chain)
+                news, places = merge(store, segments)
             except (SlotDamaged, SlotMissing) as error:
-                _log.warning("chain_not_merged", leaf=chain[-1].header.id, why=str(error))
+                leaf = segments[-1][-1].row.header.id
+                _log.warning("chain_not_merged", leaf=leaf, why=str(error))
+                continue
+            yield news
+            if model.hash in loaded():
+                store.replaced += places
+            else:
+                store.unlink(places)
 
 
-def merge(store: OpenStore, chain: Sequence[SlotRow]) -> Gone:
-    """Put one slot in the place of a chain.
+def merge(store: OpenStore, segments: Segments) -> tuple[Merged, tuple[SlotPlace, ...]]:
+    """Put one slot in the place of each segment; the files of the old ones are still there.
 
     Raises:
-        SlotDamaged, SlotMissing: one of them cannot be read, or they do not fit together.
-        StoreError: the store fails, or the chain was continued meanwhile.
+        SlotDamaged, SlotMissing: one of them cannot be read, they do not fit together, or the
+            chain was continued meanwhile.
+        StoreError: the store fails.
     """
-    ends = [row.header.start for row in chain[1:]] + [chain[-1].header.end]
-    token_ids, tensors, headers = _joined(store, chain, ends)
+    rows: list[SlotRow] = []
+    old = [link.row.header.id for segment in segments for link in segment]
+    try:
+        for segment in segments:
+            parent = rows[-1].header.id if rows else segment[0].row.header.parent
+            rows.append(_written(store, segment, parent))
+        places = store.index.replace(rows, old).result()
+    except StoreError as error:
+        for row in rows:
+            remove(slot_path(store.root, row.header.id))
+        if type(error) is StoreError:
+            raise SlotDamaged(str(error)) from error
+        raise
+    store.counts["compacted"] += len(old)
+    return Merged(rows[0].header.model, tuple(old), tuple(rows)), places
+
+
+def _written(store: OpenStore, segment: Sequence[Link], parent: str | None) -> SlotRow:
+    """Publish one slot for a segment."""
+    first, last = segment[0].row.header, segment[-1]
+    token_ids, tensors, files = _joined(store, segment)
     header = msgspec.structs.replace(
-        chain[-1].header,
+        last.row.header,
         id=os.urandom(16).hex(),
-        parent=chain[0].header.parent,
-        start=chain[0].header.start,
+        parent=parent,
+        start=first.start,
         block_hashes=tuple(
             one
-            for row, end in zip(chain, ends, strict=True)
-            for one in row.header.block_hashes[: _num_blocks(row, end)]
+            for link in segment
+            for one in link.row.header.block_hashes[: _num_blocks(link.row, link.leave)]
         ),
-        # Only files know their pictures: the index has no need of them.
-        media=tuple(
-            span
-            for one, end in zip(headers, ends, strict=True)
-            for span in one.media
-            if span.start < end
-        ),
-        rope_delta=headers[-1].rope_delta,
-        recompute_ms=sum(row.header.recompute_ms for row in chain),
+        recompute_ms=sum(link.row.header.recompute_ms for link in segment),
         created_s=store.clock().wall_s,
+        media=_pictures(segment, files),
+        rope_delta=files[-1].rope_delta,
     )
     staged = stage(store.root, header, token_ids, tensors)
     path = publish(staged)
-    merged = msgspec.structs.replace(chain[-1], header=header, disk_bytes=disk_bytes(path))
-    old = [row.header.id for row in chain]
-    places = store.index.replace(merged, old).result()
-    store.unlink(places)
-    store.counts["compacted"] += len(chain)
     store.counts["written_bytes"] += staged.num_bytes
     store.wear.add(staged.num_bytes, header.created_s)
     store.records.count({"written_bytes": staged.num_bytes}, header.created_s)
-    return Gone(tuple(old), "evicted")
+    return msgspec.structs.replace(last.row, header=header, disk_bytes=disk_bytes(path))
+
+
+def _pictures(segment: Sequence[Link], files: Sequence[SlotHeader]) -> tuple[MediaSpan, ...]:
+    """The index does not know them: what the files say, each once."""
+    spans = (
+        span
+        for link, header in zip(segment, files, strict=True)
+        for span in header.media
+        if span.start < link.leave
+    )
+    return tuple(dict.fromkeys(spans))
 
 
 def _num_blocks(row: SlotRow, end: int) -> int:
@@ -129,17 +211,14 @@ def _num_blocks(row: SlotRow, end: int) -> int:
 
 
 def _joined(
-    store: OpenStore, chain: Sequence[SlotRow], ends: Sequence[int]
+    store: OpenStore, segment: Sequence[Link]
 ) -> tuple[array[int], list[TensorData], list[SlotHeader]]:
-    """Token ids and slices one after the other, each up to its end, and the last slot's state.
-
-    And what the files say of themselves.
-    """
+    """Token ids and slices one after the other, the last slot's state; and all their headers."""
     token_ids: array[int] = array("I")
-    headers: list[SlotHeader] = []
     parts: list[list[TensorData]] = []
     slices: list[list[TensorData]] = []
-    for row, end in zip(chain, ends, strict=True):
+    headers: list[SlotHeader] = []
+    for row, end in segment:
         path = slot_path(store.root, row.header.id)
         num_tokens = end - row.header.start
         slot = verify(path)
@@ -151,8 +230,8 @@ def _joined(
     if len({tuple((one.name, one.dtype, one.shape[1:]) for one in part) for part in slices}) != 1:
         raise SlotDamaged("the slots of a chain do not have the same tensors")
     state = [one for one in parts[-1] if not one.name.startswith("kv.")]
-    tensors = [_concatenated(column) for column in zip(*slices, strict=True)]
-    return token_ids, tensors + state, headers
+    joined = [_concatenated(column) for column in zip(*slices, strict=True)]
+    return token_ids, joined + state, headers
 
 
 def _cut(tensor: TensorData, num_tokens: int) -> TensorData:
@@ -178,11 +257,3 @@ def _tensors(fd: int, contents: SlotContents) -> list[TensorData]:
             raise StoreFailed(f"{contents.header.id} became shorter while it was read")
         found.append(TensorData(entry.name, entry.dtype, entry.shape, memoryview(data)))
     return found
-
-
-def _is_plain(row: SlotRow) -> bool:
-    return _is_small(row) and not row.is_pinned and not row.header.has_state
-
-
-def _is_small(row: SlotRow) -> bool:
-    return row.tier == "warm" and row.header.num_tokens <= SMALL_TOKENS

@@ -15,7 +15,7 @@ import structlog
 
 from runtime import kv_sizes
 from runtime.kv.eviction import choose
-from runtime.open_store import INDEX, Demoted, Gone, OpenStore
+from runtime.open_store import INDEX, Demoted, Gone, Merged, OpenStore
 from runtime.settings import Settings
 from runtime.types import MissReason
 from store import turns, upkeep
@@ -27,7 +27,7 @@ from store.slots import slot_path, verify
 from store.temp_names import slot_id_of
 from store.types import Candidate, Tier
 
-News = Gone | Demoted
+News = Gone | Demoted | Merged
 
 LOW_WATER = 0.9
 """What is left of the cap after an eviction, so that not every write causes one."""
@@ -75,6 +75,7 @@ def usage_of(store: OpenStore) -> Usage:
     others += turns.turn_files(root)
     others += [root / upkeep.BALLAST, *(root / upkeep.QUARANTINE).glob("*")]
     others += [path for path in root.glob("slots/??/.tmp-*") if slot_id_of(path.name)]
+    others += [slot_path(root, place.id) for place in store.replaced]
     return Usage(by_tier["warm"], by_tier["cold"], sum(disk_bytes(path) for path in others))
 
 

@@ -6,6 +6,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from runtime.slot_news import (
+    KnownSlot,
+    Slots,
+    SlotsDemoted,
+    SlotsGone,
+    SlotsMerged,
+    SlotsPromoted,
+    SlotsSaved,
+    WritesPaused,
+)
 from runtime.types import MissReason, ModelSpec
 from runtime.wire import (
     Bring,
@@ -15,22 +25,15 @@ from runtime.wire import (
     HotAsked,
     HotBudget,
     HotNow,
-    KnownSlot,
     KvCounts,
     KvNews,
     KvOptions,
     PinWanted,
     SlotBad,
-    Slots,
-    SlotsDemoted,
-    SlotsGone,
-    SlotsPromoted,
-    SlotsSaved,
     SlotStaged,
     SlotsUsed,
     SlotsWanted,
     StoreTrouble,
-    WritesPaused,
 )
 from store.keyed_names import Whom
 from store.types import SlotRow
@@ -191,6 +194,9 @@ class KvChannel:
     def tell_saved(self, ids: Sequence[str]) -> None:
         if ids:
             self._tell(SlotsSaved(ids=tuple(ids)))
+
+    def tell_merged(self, ids: Sequence[str], rows: Sequence[SlotRow]) -> None:
+        self._tell(SlotsMerged(ids=tuple(ids), slots=tuple(known(row) for row in rows)))
 
     def tell_promoted(self, ids: Sequence[str]) -> None:
         if ids:

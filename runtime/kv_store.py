@@ -20,7 +20,7 @@ from runtime.errors import StoreUnavailable
 from runtime.housekeeping import Limits, News, keep_within_caps, make_room
 from runtime.kv_channel import MAX_SLOTS, KvChannel, KvEvent
 from runtime.kv_figures import GAUGES, KvFigures, TierFigure, added, tier_figures
-from runtime.open_store import Demoted, Gone, OpenStore
+from runtime.open_store import Demoted, Gone, Merged, OpenStore
 from runtime.publisher import Publisher
 from runtime.settings import Settings
 from runtime.store_life import KvStatus, StoreLife
@@ -329,3 +329,6 @@ class KvStore:
                     channel.tell_gone(ids, reason)
                 case Demoted(ids):
                     channel.tell_demoted(ids)
+                case Merged(model, ids, rows):
+                    if channel.kv.model_hash == model:
+                        channel.tell_merged(ids, rows)

@@ -59,6 +59,14 @@ class Demoted(NamedTuple):
     ids: tuple[str, ...]
 
 
+class Merged(NamedTuple):
+    """A chain of slots of a model became fewer, `rows`; the files of `ids` leave a while later."""
+
+    model: bytes
+    ids: tuple[str, ...]
+    rows: tuple[SlotRow, ...]
+
+
 class OpenStore:
     """Files and index of a store, for as long as its lock is held."""
 
@@ -75,6 +83,8 @@ class OpenStore:
         self.moving = threading.Lock()
         self.counts: Counter[str] = Counter()
         self.wear = Wear()
+        self.replaced: list[SlotPlace] = []
+        """Merged into others; their files leave once nobody can be reading them."""
         self.scrubbed_to = ""
         """Up to this slot, in order of ids, everything was read to find damage."""
         self._owned = owned

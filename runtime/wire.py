@@ -11,9 +11,18 @@ from typing import Literal
 
 import msgspec
 
-from runtime.types import CacheUse, Chunk, GenerateRequest, MissReason, ModelSpec, Struct
+from runtime.slot_news import (
+    Slots,
+    SlotsDemoted,
+    SlotsGone,
+    SlotsMerged,
+    SlotsPromoted,
+    SlotsSaved,
+    WritesPaused,
+)
+from runtime.types import CacheUse, Chunk, GenerateRequest, ModelSpec, Struct
 from store.keyed_names import Whom
-from store.types import SlotHeader, Tier, TtlClass
+from store.types import SlotHeader
 
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH = struct.Struct("<I")
@@ -53,63 +62,6 @@ class Load(Struct, frozen=True, tag="load"):
     spec: ModelSpec
     options: WorkerOptions
     kv: KvOptions = KvOptions()
-
-
-class KnownSlot(Struct, frozen=True, array_like=True):
-    """A slot on disk, as the index knows it. Hashes are 16 bytes; `root` is as in its header."""
-
-    id: str
-    parent: str | None
-    start: int
-    end: int
-    block_hashes: tuple[bytes, ...]
-    end_hash: bytes
-    has_state: bool
-    tier: Tier
-    disk_bytes: int
-    recompute_ms: float
-    last_used_s: float
-    hits: float
-    ttl_class: TtlClass
-    ttl_s: float | None
-    root: bytes = b""
-
-
-class Slots(Struct, frozen=True, tag="slots"):
-    """What is on disk of this model, parents before children; some of it at a time."""
-
-    slots: tuple[KnownSlot, ...]
-
-
-class SlotsSaved(Struct, frozen=True, tag="saved"):
-    """Staged slots that are published now: durable."""
-
-    ids: tuple[str, ...]
-
-
-class SlotsPromoted(Struct, frozen=True, tag="promoted"):
-    """Cold slots that can be read now."""
-
-    ids: tuple[str, ...]
-
-
-class SlotsDemoted(Struct, frozen=True, tag="demoted"):
-    """Slots that are in the cold store now."""
-
-    ids: tuple[str, ...]
-
-
-class SlotsGone(Struct, frozen=True, tag="gone"):
-    """Slots that are no longer on disk, or were refused."""
-
-    ids: tuple[str, ...]
-    reason: MissReason
-
-
-class WritesPaused(Struct, frozen=True, tag="paused"):
-    """Enough was written today: only pinned KV goes to disk in the next `seconds`."""
-
-    seconds: float
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -161,6 +113,7 @@ KvNews = (
     | SlotsPromoted
     | SlotsDemoted
     | SlotsGone
+    | SlotsMerged
     | WritesPaused
     | HotAsked
     | HotBudget

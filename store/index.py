@@ -49,10 +49,12 @@ class SlotIndex:
         """
         return self._database.submit(lambda connection: slot_rows.insert_slots(connection, rows))
 
-    def replace(self, merged: SlotRow, old: Sequence[str]) -> Future[tuple[SlotPlace, ...]]:
-        """Put a compacted slot in the place of a chain that ends in a leaf; its files' places.
+    def replace(
+        self, merged: Sequence[SlotRow], old: Sequence[str]
+    ) -> Future[tuple[SlotPlace, ...]]:
+        """Put compacted slots in the place of a chain that ends in a leaf; its files' places.
 
-        Conversations that were part of the chain are part of the new slot. The future fails with
+        Conversations that were part of the chain are part of the new slots. The future fails with
         StoreError when something outside `old` continues the chain.
         """
         return self._database.submit(lambda connection: _replace(connection, merged, old))
@@ -132,22 +134,24 @@ def _set_tier(connection: Connection, place: SlotPlace, disk_bytes: int) -> None
     connection.execute(moved.values(tier=place.tier, disk_bytes=disk_bytes))
 
 
-def _replace(connection: Connection, merged: SlotRow, old: Sequence[str]) -> tuple[SlotPlace, ...]:
-    slot_rows.insert_slots(connection, [merged])
-    ids = slot_rows.slot_ids(connection, [*old, merged.header.id])
-    new_id = ids.pop(merged.header.id)
-    numbers = list(ids.values())
-    outside = select(Slot.id).where(Slot.parent_id.in_(numbers), Slot.id.not_in([*numbers, new_id]))
-    if connection.execute(outside).first() is not None:
-        raise StoreError("something else continues the chain that was compacted")
-    members = select(ConversationSlot.conversation_id, literal(new_id)).where(
-        ConversationSlot.slot_id.in_(numbers)
-    )
-    columns = ["conversation_id", "slot_id"]
-    joined = insert(ConversationSlot).from_select(columns, members.distinct())
-    connection.execute(joined.on_conflict_do_nothing())
+def _replace(
+    connection: Connection, merged: Sequence[SlotRow], old: Sequence[str]
+) -> tuple[SlotPlace, ...]:
+    numbers = list(slot_rows.slot_ids(connection, old).values())
+    outside = select(Slot.id).where(Slot.parent_id.in_(numbers), Slot.id.not_in(numbers))
+    if len(numbers) != len(old) or connection.execute(outside).first() is not None:
+        raise StoreError("the chain that was compacted is no longer what it was")
+    slot_rows.insert_slots(connection, merged)
+    new = slot_rows.slot_ids(connection, [row.header.id for row in merged])
+    for number in new.values():
+        members = select(ConversationSlot.conversation_id, literal(number)).where(
+            ConversationSlot.slot_id.in_(numbers)
+        )
+        columns = ["conversation_id", "slot_id"]
+        joined = insert(ConversationSlot).from_select(columns, members.distinct())
+        connection.execute(joined.on_conflict_do_nothing())
     ends = update(Conversation).where(Conversation.leaf_id.in_(numbers))
-    connection.execute(ends.values(leaf_id=new_id))
+    connection.execute(ends.values(leaf_id=new[merged[-1].header.id]))
     return slot_rows.delete_subtrees(connection, old)
 
 

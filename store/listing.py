@@ -88,6 +88,12 @@ def ends(connection: Connection) -> dict[str, End]:
     return {row.name: End(end_hash=row.end_hash, ttl_s=row.ttl_s) for row in rows}
 
 
+def leaves(connection: Connection) -> set[str]:
+    """The slots where conversations end."""
+    query = "SELECT name FROM slots WHERE id IN (SELECT leaf_id FROM conversations)"
+    return set(connection.execute(text(query)).scalars())
+
+
 def entries(connection: Connection) -> list[Entry]:
     """Everything there is, the latest used first."""
     found = [

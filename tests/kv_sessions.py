@@ -16,8 +16,8 @@ from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.tiers import TierEvent, Tiers
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
+from runtime.slot_news import KnownSlot
 from runtime.types import GenerateRequest, ModelSpec, TokenPrompt
-from runtime.wire import KnownSlot
 from runtime.worker import model as models
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
@@ -68,12 +68,11 @@ class Session:
         self.news: queue.SimpleQueue[SlotRead | WriteFailed] = queue.SimpleQueue()
         self.reports: list[TierEvent] = []
         self.written: list[tuple[WriteJob, StagedSlot]] = []
+        self._num_staged = threading.Semaphore(0)
         self.writer: SlotWriter | None = None
         reader = None
         if root is not None:
-            self.writer = SlotWriter(
-                root, 1 << 30, lambda *one: self.written.append(one), self.news.put
-            )
+            self.writer = SlotWriter(root, 1 << 30, self._on_staged, self.news.put)
             self.writer.idle.set()
             self._writing = threading.Thread(target=self.writer.run, daemon=True)
             self._writing.start()
@@ -151,6 +150,17 @@ class Session:
         self.compute(trail, kv, start)
         self.answer(trail, kv, output_ids)
         return trail
+
+    def _on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
+        self.written.append((job, staged))
+        self._num_staged.release()
+
+    def wait_until_written(self) -> None:
+        """Wait until every run that is not in memory only is staged."""
+        runs = [run for run in self.tiers.hot.tree if self.tiers.hot[run].is_written]
+        unsaved = [run for run in runs if not self.tiers.hot[run].is_saved]
+        while len(self.written) < len(unsaved):
+            assert self._num_staged.acquire(timeout=PATIENCE_S)
 
     def check(self) -> None:
         self.tiers.hot.integrity_check()

@@ -31,7 +31,7 @@ from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.tiers import Tiers
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
-from runtime.wire import KnownSlot
+from runtime.slot_news import KnownSlot
 from store.slots import StagedSlot, publish, slot_path
 
 SLICE = 2048

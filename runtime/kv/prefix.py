@@ -141,6 +141,12 @@ class PrefixTree:
         removed.reverse()
         return removed
 
+    def move(self, child: Run, parent: Run) -> None:
+        """Hang a run, with what is below it, on another one that holds the tokens before it."""
+        self._siblings(child).remove(child)
+        child.parent = parent
+        self._siblings(child).append(child)
+
     def lose_state(self, run: Run) -> None:
         """The state at the end of this run is no longer kept."""
         run.has_state = False

@@ -17,12 +17,23 @@ import mlx.core as mx
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
+from runtime.kv.merged import take_over
 from runtime.kv.prefix import Run, run_of
 from runtime.kv.prewarm import Prewarmer
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.restore import Restorer
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteFailed
+from runtime.slot_news import (
+    KnownSlot,
+    Slots,
+    SlotsDemoted,
+    SlotsGone,
+    SlotsMerged,
+    SlotsPromoted,
+    SlotsSaved,
+    WritesPaused,
+)
 from runtime.types import MissReason
 from runtime.wire import (
     Bring,
@@ -31,19 +42,12 @@ from runtime.wire import (
     HotAsked,
     HotBudget,
     HotNow,
-    KnownSlot,
     KvCounts,
     KvNews,
     PinWanted,
     SlotBad,
-    Slots,
-    SlotsDemoted,
-    SlotsGone,
-    SlotsPromoted,
-    SlotsSaved,
     SlotsUsed,
     SlotsWanted,
-    WritesPaused,
 )
 
 TierEvent = SlotBad | SlotsUsed | SlotsWanted | HotNow | Forgotten | PinWanted
@@ -211,6 +215,8 @@ class Tiers:
                 self.rest(seconds)
             case SlotsDemoted(ids=ids):
                 self.on_demoted(ids)
+            case SlotsMerged(ids=ids, slots=slots):
+                self.on_merged(ids, slots)
             case SlotsGone(ids=ids, reason=reason):
                 self.on_gone(ids, reason)
             case HotBudget(num_bytes=num_bytes):
@@ -263,6 +269,17 @@ class Tiers:
         for slot_id in slot_ids:
             if (run := self.hot.find(slot_id)) is not None:
                 self.hot[run].tier = "cold"
+
+    def on_merged(self, slot_ids: Sequence[str], slots: Sequence[KnownSlot]) -> None:
+        """Slots became fewer; who waits for an old one is given the new one that stands for it."""
+        old = [run for one in slot_ids if (run := self.hot.find(one)) is not None]
+        self.learn(slots)
+        for run in filter(None, (self.hot.find(slot.id) for slot in slots)):
+            take_over(self._ground, old, run)
+        for run in reversed(old):
+            if run in self.hot:
+                self._ground.forget(run, "evicted")
+                self._restorer.on_lost(run)
 
     def on_gone(self, slot_ids: Sequence[str], reason: MissReason) -> None:
         """These slots are no longer on disk; what was deleted leaves memory as well."""

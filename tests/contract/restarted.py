@@ -18,7 +18,7 @@ import mlx.core as mx
 import msgspec
 from mlx_lm.models.cache import trim_prompt_cache
 
-from runtime.wire import KnownSlot
+from runtime.slot_news import KnownSlot
 from tests.kv_sessions import Session, load
 from tests.tiny_models import FAMILIES, write_model
 

@@ -19,8 +19,8 @@ import msgspec
 
 from runtime.kv.media import Placed, model_ids, place_media
 from runtime.kv.trail import Trail
+from runtime.slot_news import KnownSlot
 from runtime.types import ChatPrompt, Image, Message, ModelSpec
-from runtime.wire import KnownSlot
 from runtime.worker import model as models
 from runtime.worker.album import Album, Shot
 from runtime.worker.gallery import PictureGallery

@@ -20,7 +20,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from runtime.kv.trail import Trail
-from runtime.wire import KnownSlot
+from runtime.slot_news import KnownSlot
 from store import slots
 from store.slots import slot_path
 from store.types import class_of

@@ -254,10 +254,10 @@ def test_compaction_replaces_a_chain_for_its_conversations(database: Database, i
     merged = row(9, rows[0].header, end=rows[2].header.end)
     branch = row(4, rows[1].header)
     index.insert([branch]).result()
-    assert type(index.replace(merged, ids(2, 3)).exception()) is StoreError
+    assert type(index.replace([merged], ids(2, 3)).exception()) is StoreError
     assert left(index) == set(ids(1, 2, 3, 4))
     index.drop(ids(4)).result()
-    assert {place.id for place in index.replace(merged, ids(2, 3)).result()} == set(ids(2, 3))
+    assert {place.id for place in index.replace([merged], ids(2, 3)).result()} == set(ids(2, 3))
     assert [(one.leaf, one.num_slots) for one in conversations.listing()] == [(slot_id(9), 2)]
     assert [one.num_children for one in index.all_slots()] == [1, 0]
 

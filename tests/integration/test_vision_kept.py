@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from runtime.compaction import MAX_CHAIN, chains, compact
+from runtime.compaction import MAX_CHAIN, compact, plans
 from runtime.types import ChatPrompt, Image, Message
 from tests.asking import ask, supervising_with_store
 from tests.image_requests import chat_part
@@ -71,9 +71,9 @@ async def test_merged_slots_still_know_their_pictures(tmp_path: Path, vlms_dir: 
             ]
         store = kv.store
         assert store is not None
-        await until(lambda: any(chains(store.index.all_slots())), "a long chain is on disk")
+        await until(lambda: any(plans(store.index.all_slots(), ())), "a long chain is on disk")
         await ask(supervisor, ChatPrompt(messages=tuple(messages[:1])), model="gemma3")
-        await kv.chore(lambda s: compact(s, kv.loaded_models(), lambda: False))
+        await kv.chore(lambda s: compact(s, kv.loaded_models, lambda: False))
         assert store.counts["compacted"] > MAX_CHAIN
         done = await ask(
             supervisor, ChatPrompt(messages=tuple(messages)), model="qwen3_vl", max_tokens=2

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from runtime.compaction import MAX_CHAIN, chains
+from runtime.compaction import MAX_CHAIN, MAX_STATES, Segments, plans
 from runtime.housekeeping import excess_bytes
 from runtime.kv_sizes import cache_budget, hot_budget, queue_budget
 from runtime.wear import Wear
@@ -61,9 +61,15 @@ def numbers(found: list[SlotRow]) -> list[str]:
     return [one.header.id for one in found]
 
 
+def merged(rows: list[SlotRow], ends: tuple[str, ...] = ()) -> list[list[str]]:
+    """The slots of each segment of the one plan there is; none without a plan."""
+    found: list[Segments] = list(plans(rows, ends))
+    return [numbers([link.row for link in segment]) for plan in found for segment in plan]
+
+
 def test_a_long_chain_of_small_slots_is_found_whole():
     long, short = chain(*range(1, MAX_CHAIN + 2)), chain(*range(100, 100 + MAX_CHAIN))
-    assert [numbers(found) for found in chains([*long, *short])] == [numbers(long)]
+    assert merged([*long, *short]) == [numbers(long)]
 
 
 def test_a_chain_ends_at_branches_pins_state_large_slots_and_the_cold_store():
@@ -79,10 +85,12 @@ def test_a_chain_ends_at_branches_pins_state_large_slots_and_the_cold_store():
         rest = [row(2, first.header, start=first.header.end, end=first.header.end + 512)]
         for number in range(3, size):
             rest.append(row(number, rest[-1].header))
-        assert [numbers(found) for found in chains([first, *rest])] == [numbers(rest)]
+        assert merged([first, *rest]) == [numbers(rest)]
     rows = chain(*range(1, size))
     branch = row(1000, rows[1].header)
-    assert [numbers(found) for found in chains([*rows, branch])] == [numbers(rows[2:])]
+    assert merged([*rows, branch]) == [numbers(rows[2:])]
+    ended = rows[1].header.id
+    assert merged(rows, (ended, rows[-1].header.id)) == [numbers(rows[2:])]
 
 
 def test_a_short_end_that_nobody_continues_may_be_cut_off():
@@ -91,5 +99,33 @@ def test_a_short_end_that_nobody_continues_may_be_cut_off():
         rest = [row(2, first.header, start=512 - lost, end=1024)]
         for number in range(3, MAX_CHAIN + 5):
             rest.append(row(number, rest[-1].header))
-        (found,) = chains([first, *rest])
-        assert (found[0] is first) is is_in
+        (found,) = merged([first, *rest])
+        assert (found[0] == first.header.id) is is_in
+
+
+def test_states_are_thinned_to_few_that_are_dense_at_the_end():
+    rows = chain(*range(1, 2 * MAX_STATES + 2), has_state=True)
+    assert merged(rows[:-1]) == []
+    segments = merged(rows)
+    assert [one for segment in segments for one in segment][-1] == rows[-1].header.id
+    assert len(segments) <= MAX_STATES
+    sizes = [len(segment) for segment in segments]
+    assert sizes[0] > 1
+    assert sizes[-1] == 1
+
+
+def test_a_thinned_chain_is_thinned_again_when_it_has_doubled():
+    rows: list[SlotRow] = []
+    num_new, num_rewritten, ids = 200, 0, iter(range(1, 10**6))
+    for _ in range(num_new):
+        rows.append(row(next(ids), rows[-1].header if rows else None, has_state=True))
+        for plan in plans(rows, ()):
+            old = {link.row.header.id for segment in plan for link in segment}
+            rows = [one for one in rows if one.header.id not in old]
+            assert len(rows) + len(plan) <= MAX_STATES
+            for segment in plan:
+                start, end = segment[0].row.header.start, segment[-1].leave
+                parent = rows[-1].header if rows else None
+                rows.append(row(next(ids), parent, start=start, end=end, has_state=True))
+                num_rewritten += (end - start) // 512
+    assert 0 < num_rewritten <= 2 * num_new

@@ -1,0 +1,55 @@
+"""A chain of slots became fewer ones: the worker's runs follow, with what of them is in memory."""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from runtime.kv.ground import Ground
+from runtime.kv.pack import RunKv
+from runtime.kv.prefix import Run, path_to
+
+Part = tuple[Run, int]
+"""A run of the old chain, and the position at which the chain leaves it."""
+
+
+def take_over(ground: Ground, old: Sequence[Run], new: Run) -> None:
+    """Give `new`, which is known already, what the runs that it stands for have.
+
+    Their tokens, their KV if all of it is in memory, who used them, and what hangs on them.
+    """
+    last = next((one for one in old if (one.end, one.end_hash) == (new.end, new.end_hash)), None)
+    parts = [part for part in path_to(last, new.end) if part[0] in old and part[0].end > new.start]
+    if not parts or parts[0][0].start != new.start:
+        return
+    hot = ground.hot
+    if new.token_ids is None and all(run.token_ids is not None for run, _ in parts):
+        new.token_ids = array("I", (one for part in parts for one in _tokens(*part)))
+        new.media = tuple(dict.fromkeys(span for run, _ in parts for span in run.media))
+        new.rope_delta = parts[-1][0].rope_delta
+    for run, leave in parts:
+        hot[new].sessions |= hot[run].sessions
+        for child in [one for one in run.children if one not in old and one.start <= leave]:
+            hot.tree.move(child, new)
+    found = [(hot[run].kv, leave - run.start) for run, leave in parts]
+    pieces = [(kv, count) for kv, count in found if kv is not None]
+    has_all = len(pieces) == len(parts) and new.token_ids is not None
+    if has_all and new.has_state == (pieces[-1][0].state is not None):
+        hot.attach(new, _joined(ground, pieces))
+
+
+def _tokens(run: Run, leave: int) -> Sequence[int]:
+    return run.token_ids[: leave - run.start] if run.token_ids is not None else ()
+
+
+def _joined(ground: Ground, pieces: Sequence[tuple[RunKv, int]]) -> RunKv:
+    """The slices one after the other, each up to its number of tokens, and the last one's state."""
+    with mx.stream(ground.model.stream):
+        columns = zip(*([one[:count] for one in kv.slices] for kv, count in pieces), strict=True)
+        slices = [mx.concatenate(list(column)) for column in columns]
+        mx.eval(slices)
+    return RunKv(slices, pieces[-1][0].state)

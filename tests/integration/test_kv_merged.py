@@ -1,0 +1,166 @@
+"""Merging: what a chain becomes is found, restored to the bit, and taken over by a worker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from runtime.compaction import MAX_STATES, compact
+from runtime.kv.trail import Trail
+from runtime.kv_channel import known
+from runtime.open_store import Merged, OpenStore
+from runtime.store_opening import open_store
+from runtime.wire import SlotStaged
+from runtime.worker.model import LoadedModel
+from store.upkeep import slot_files
+from tests.kv_sessions import Session, load
+from tests.tiny_models import write_model
+
+NUM_TURNS = 18
+
+
+def ids(seed: int, num_tokens: int) -> list[int]:
+    return random.Random(seed).choices(range(10, 400), k=num_tokens)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "lfm2"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load(write_model(tmp_path_factory.mktemp("model"), request.param))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Generator[OpenStore]:
+    one = open_store(tmp_path / "kv", None)
+    yield one
+    one.close()
+
+
+class Talk:
+    """A conversation of many short turns; `ends` are where each answer ended."""
+
+    def __init__(self, model: LoadedModel, store: OpenStore) -> None:
+        self.model, self.store = model, store
+        self.token_ids: list[int] = []
+        self.ends: list[int] = []
+        self.session = self.new_session()
+
+    def new_session(self) -> Session:
+        """A worker that knows what is on disk now."""
+        session = Session(self.model, self.store.root)
+        session.tiers.learn([known(row) for row in self.store.index.all_slots()])
+        return session
+
+    def say(self, num_turns: int) -> None:
+        """Turns that are all on disk afterwards."""
+        for _ in range(num_turns):
+            prompt = [*self.token_ids, *ids(len(self.ends), 20)]
+            answer = ids(1000 + len(self.ends), 5)
+            self.session.turn(prompt, answer, session_id="mine")
+            self.token_ids = [*prompt, *answer]
+            self.ends.append(len(self.token_ids))
+        self.session.wait_until_written()
+        staged = [
+            SlotStaged(
+                header=job.header,
+                path=str(one.path),
+                num_bytes=one.num_bytes,
+                session_id=job.session_id,
+            )
+            for job, one in self.session.written
+        ]
+        self.session.written.clear()
+        published = self.store.publish(staged)
+        assert not published.refused
+        self.session.tiers.on_saved([row.header.id for row in published.saved])
+
+    def merge(self) -> list[Merged]:
+        """Compaction; what workers would be told."""
+        news = compact(self.store, lambda: {b"model"}, lambda: False)
+        return [one for one in news if isinstance(one, Merged)]
+
+    def tell(self, session: Session, news: list[Merged]) -> None:
+        for one in news:
+            session.tiers.on_merged(one.ids, [known(row) for row in one.rows])
+            session.check()
+
+    def kv_at(self, session: Session, num_tokens: int) -> list[mx.array]:
+        """Every array of the layer caches that are taken up for the first tokens."""
+        trail = session.trail([*self.token_ids[:num_tokens], 7])
+        kv, found = session.take_up(trail)
+        assert found == num_tokens
+        arrays = [one for _, one in tree_flatten([cache.state for cache in kv])]
+        return [one for one in arrays if isinstance(one, mx.array)]
+
+    def check(self, session: Session, num_tokens: int) -> Trail:
+        """The first tokens are taken up as they were kept, and what follows is computed right."""
+        prompt = [*self.token_ids[:num_tokens], 7, 8, 9]
+        trail = session.trail(prompt)
+        kv, start = session.take_up(trail)
+        session.compute(trail, kv, start)
+        said = session.forward(prompt[-1:], kv)
+        plain = Session(self.model)
+        off = plain.trail(prompt, mode="off")
+        kv, _ = plain.take_up(off)
+        plain.compute(off, kv, 0)
+        assert mx.allclose(said, plain.forward(prompt[-1:], kv), rtol=1e-4, atol=1e-5)
+        return trail
+
+
+@pytest.fixture
+def talk(model: LoadedModel, store: OpenStore) -> Talk:
+    one = Talk(model, store)
+    one.say(NUM_TURNS)
+    return one
+
+
+def test_a_worker_goes_on_from_what_its_runs_became(talk: Talk):
+    before = len(talk.store.index.places())
+    end, session = talk.ends[-1], talk.session
+    news = talk.merge()
+    assert news
+    assert len(talk.store.index.places()) < before / 2
+    talk.tell(session, news)
+    assert talk.check(session, end).use.tier == "hot"
+    talk.say(1)
+    assert talk.store.index.all_slots()[-1].header.start >= end
+    assert talk.check(talk.new_session(), talk.ends[-1]).use.num_tokens == talk.ends[-1]
+
+
+def test_who_is_restoring_a_chain_while_it_is_merged_gets_it(talk: Talk):
+    late, early = talk.new_session(), talk.new_session()
+    trails = [one.trail([*talk.token_ids, 5]) for one in (late, early)]
+    late.tiers.begin(trails[0])
+    early.tiers.begin(trails[1])
+    news = talk.merge()
+    talk.tell(early, news)
+    for session, trail in zip((late, early), trails, strict=True):
+        while trail.is_waiting:
+            session.hear()
+        _, num_tokens = session.tiers.restore(trail)
+        assert (num_tokens, trail.use.tier) == (talk.ends[-1], "warm")
+    talk.tell(late, news)
+    assert talk.check(late, talk.ends[-1]).use.num_tokens == talk.ends[-1]
+    assert talk.merge() == []
+    files = {path.stem for path in slot_files(talk.store.root)}
+    assert files == {place.id for place in talk.store.index.places()}
+
+
+def test_at_most_so_many_states_are_left_and_each_of_them_resumes(talk: Talk):
+    if not talk.session.tiers.needs_state:
+        pytest.skip("only layers with a state")
+    before = {end: talk.kv_at(talk.session, end) for end in talk.ends}
+    talk.merge()
+    kept = [row.header.end for row in talk.store.index.all_slots() if row.header.has_state]
+    assert 2 < len(kept) <= MAX_STATES
+    assert kept[-1] == talk.ends[-1]
+    for end in set(kept) & set(talk.ends):
+        after = talk.kv_at(talk.new_session(), end)
+        assert all(map(mx.array_equal, before[end], after))
+    between = next(end for end in talk.ends if end not in kept and end > kept[0])
+    trail = talk.check(talk.new_session(), between)
+    assert trail.use.num_tokens == max(end for end in kept if end <= between)
