@@ -39,6 +39,7 @@ class Metric(NamedTuple):
 
 
 METRICS = (
+    Metric("start", "start", "from the command to the answer to a greeting, nothing kept"),
     Metric("cold", "cold", "a prompt that nobody has seen"),
     Metric("retry", "retry", "the same prompt again"),
     Metric("follow-up", "follow-up", "the next turn of the conversation"),

@@ -87,7 +87,7 @@ class Peer:
 
     def _target(self, model: str) -> Target:
         url = fill(self.recipe.url, self._values)
-        return Target(url, fill(model, self._values), self.recipe.body)
+        return Target(url, fill(model, self._values), self.recipe.body, self.recipe.key)
 
     def start(self) -> float:
         """Start it and wait until it answers; seconds. Raises RecipeError or AskFailed."""

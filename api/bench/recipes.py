@@ -25,8 +25,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `start` is a command that stays in the foreground; without it the server at `url` runs already,
     and nothing is asked that needs a restart. `model` and `second` are what requests name.
-    `install` are commands that make {venv}; `files` are written into {home} before the start;
-    `body` goes into every request. `tried` says what of all this was run, and where.
+    `key` is sent as a bearer token, `body` goes into every request. `install` are commands that
+    make {venv}, `files` are written into {home} before the start. `tried` says what of all this
+    was run, and where.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     env: dict[str, str] = {}
     files: dict[str, str] = {}
     body: dict[str, object] = {}
+    key: str | None = None
     ready: str | None = None
 
 

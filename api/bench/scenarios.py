@@ -77,8 +77,10 @@ class Asking:
 
     def everything(self) -> None:
         """All scenarios, in the order in which they are told."""
-        if not self._boot("boot"):
+        if not self._boot("start"):
             return
+        if self._peer.can_restart:
+            self._add(Sample("start", ttft_ms=round(self._round.boots_s[0] * 1000, 1)))
         talk = self._conversation()
         turn, said = self._one_conversation(talk)
         if self._peer.second is not None:
@@ -262,4 +264,4 @@ def told(sample: Sample) -> str:
 
 def num_samples(peer: Peer) -> int:
     """How many a round of this server has when all goes well."""
-    return 8 + 2 * (peer.second is not None) + 2 * peer.can_restart
+    return 8 + 2 * (peer.second is not None) + 3 * peer.can_restart

@@ -24,7 +24,7 @@ function head() {
     place("warning").hidden = false;
     place("warning").textContent = `The machine was busy with other work (load ${machine.load_before[0]}): read the ratios only.`;
   }
-  place("ratio").textContent = `Medians of the right answers, below them the range over the rounds; × is how many times better than ${report.baseline} in the same run.`;
+  place("ratio").textContent = `Medians of the right answers, below them the range over the rounds; × is how many times better than ${report.baseline} in the same run. CPU seconds and reused tokens, as the server counts them, depend less on what else the machine does.`;
 }
 
 function figures() {
@@ -49,6 +49,7 @@ function figure(cell, row) {
     if (row.peer !== report.baseline && row.times_better !== null) add(cell, "strong", ` ${times(row.times_better)}×`);
     const digits = row.unit ? 0 : 2;
     add(cell, "small", `${row.low.toFixed(digits)} to ${row.high.toFixed(digits)}`);
+    if (row.cpu_s !== null) add(cell, "small", `${row.cpu_s.toFixed(1)} s of CPU, ${Math.round(row.cached_tokens ?? 0)} tokens reused`);
   }
   if (row.num_wrong) add(cell, "span", ` ${row.num_wrong} wrong`, "bad");
   if (row.num_failed) add(cell, "span", ` ${row.num_failed} failed`, "bad");
