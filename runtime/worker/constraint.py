@@ -150,7 +150,7 @@ class Constrainer:
         is_part = len(tools) < len(prompt.tools)
         if not tools or not (is_demanded or is_strict or has_answer or is_part):
             return None, ()
-        if not forcing.can_force(self._dialect):
+        if not forcing.can_force(self._dialect, tools):
             if is_demanded or has_answer:
                 self._refuse_unforced(prompt, has_answer=has_answer)
             return None, (NOT_ENFORCED,) * is_strict
@@ -194,8 +194,9 @@ class Constrainer:
         is_demanded = prompt.tool_choice.mode == "required"
         field = "tool_choice" if is_demanded or not has_answer else "tools"
         raise InvalidRequest(
-            f"{field} cannot be enforced: this model's way to write tool calls is none that can be "
-            'forced. Use "auto", ask for the call in the prompt, and give the answer no format.',
+            f"{field} cannot be enforced: this model's way to write calls of these tools is none "
+            'that can be forced. Use "auto", ask for the call in the prompt, and give the answer '
+            "no format.",
             field,
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from tests.client_shapes import NEEDLE, SHAPES, Conversation, Said, Shape
 from tests.templates import TEMPLATES
 from tests.tiny_models import TOOL_CALL, write_model
 from tests.waiting import until
+
+log = logging.getLogger(__name__)
 
 CONTEXT = 16_384
 FAMILIES = ("qwen3", "qwen3_next", "gemma3_text", "falcon_h1", "gpt_oss")
@@ -163,16 +166,13 @@ async def test_agents_pay_for_new_tokens_only_over_a_restart(family: str, tmp_pa
     ],
 )
 async def test_agents_pay_for_new_tokens_only_for_thirty_turns(
-    family: str,
-    template: str,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
+    family: str, template: str, tmp_path: Path
 ):
     write_model(tmp_path / "models" / "m", family)
     replay = Replay(tmp_path, template=template)
     await replay.run(num_turns=30, num_starts=5)
     for client in replay.turns:
-        record_property(client, figures_of(replay.turns[client]))
+        log.info("%s %s %s %s", family, template, client, figures_of(replay.turns[client]))
         check(replay, client)
 
 

@@ -7,7 +7,7 @@ arguments in the schema's order, a text as it is and every other value as JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,12 +17,14 @@ from runtime.types import Tool
 from runtime.worker.closed_schema import closed
 from runtime.worker.dialects import harmony
 from runtime.worker.dialects.dialect import Dialect
-from runtime.worker.dialects.tools import Schema, properties_of, schema_of
-
-Literal = Callable[[str], str]
-"""Text to Lark that matches exactly this text."""
-JsonRule = Callable[[object], str]
-"""A JSON schema to Lark."""
+from runtime.worker.dialects.joined import (
+    JsonRule,
+    Literal,
+    Notation,
+    Rows,
+    with_definitions,
+)
+from runtime.worker.dialects.tools import Schema, as_schema, properties_of, schema_of
 
 _COUNTER = "\0"
 _DIGITS = "/[0-9]{1,4}/"
@@ -35,15 +37,17 @@ class CallForm:
     model counts `{n}` itself.
 
     Without `argument` the arguments are one JSON object; else each is opened by it and closed by
-    `argument_end`.
+    `argument_end`. Those of a `row` are in its notation.
     """
 
     opening: str
     closing: str
     argument: str = ""
     argument_end: str = ""
+    row: Notation | None = None
 
 
+_GLM = CallForm("{name}", "</tool_call>", "<arg_key>{key}</arg_key><arg_value>", "</arg_value>")
 _FORMS: Mapping[str, CallForm] = {
     "json_tools": CallForm('\n{{"name": {name_json}, "arguments": ', "}\n</tool_call>"),
     "mistral": CallForm("{name}[ARGS]", ""),
@@ -62,12 +66,8 @@ _FORMS: Mapping[str, CallForm] = {
         "<parameter={key}>\n",
         "\n</parameter>\n",
     ),
-    "glm47": CallForm(
-        "{name}",
-        "</tool_call>",
-        "<arg_key>{key}</arg_key><arg_value>",
-        "</arg_value>",
-    ),
+    "glm47": _GLM,
+    "laguna": _GLM,
     "longcat": CallForm(
         "{name}\n",
         "</longcat_tool_call>",
@@ -80,21 +80,37 @@ _FORMS: Mapping[str, CallForm] = {
         '<parameter name="{key}">',
         "</parameter>\n",
     ),
+    "gemma4": CallForm(
+        "call:{name}{{", "}}<tool_call|>", row=Notation("{key}:", ",", '<|"|>', name=r"[\w-]+")
+    ),
+    "function_gemma": CallForm(
+        "call:{name}{{",
+        "}}<end_function_call>",
+        row=Notation("{key}:", ",", "<escape>", text="[^}<]*", name=r"\w+", nests=False),
+    ),
+    "pythonic": CallForm("[{name}(", ")]<|tool_call_end|>", row=Notation("{key}=", ", ")),
     "minicpm5": CallForm('"{name}">', "</function>", '<param name="{key}">', "</param>"),
 }
 
 
-def can_force(dialect: Dialect) -> bool:
-    """Calls in this dialect can be held to a grammar."""
-    return form_of(dialect) is not None
+def can_force(dialect: Dialect, tools: Sequence[Tool]) -> bool:
+    """Calls of these tools can be held to a grammar in this dialect."""
+    form = form_of(dialect)
+    if form is None or form.row is None:
+        return form is not None
+    return all(form.row.can_write(tool.name, schema_of(tool)) for tool in tools)
 
 
 def is_exact(dialect: Dialect, tool: Tool) -> bool:
     """A forced call follows the whole schema; tags leave what a text may be to the model."""
     form = form_of(dialect)
-    if form is None or not form.argument:
+    if form is None or not (form.argument or form.row):
         return form is not None
     schema = schema_of(tool)
+    if form.row is not None:
+        kinds = [as_schema(one).get("type") for one in properties_of(schema).values()]
+        if not form.row.mark or "object" in kinds or "array" in kinds:
+            return not form.row.mark
     odd = {"anyOf", "oneOf", "allOf", "$ref", "patternProperties"} & schema.keys()
     return not odd and all(_is_plain(one) for one in properties_of(schema).values())
 
@@ -125,7 +141,10 @@ def rest_of_call(
         parts = [opening, f"arguments_{i}", literal(form.closing)]
         rules.append(f"call_{i}: {' '.join(part for part in parts if part)}")
         schema = schema_of(tool) if tool.is_strict or tool.is_freeform else _loose(tool, form)
-        if form.argument:
+        if form.row is not None:
+            row = Rows(form.row, f"row_{i}", literal, json_rule)
+            rules += [f"arguments_{i}: {row.arguments(schema)}", *row.rules]
+        elif form.argument:
             rules += _tagged(i, form, schema, literal, json_rule)
         else:
             rules.append(f"arguments_{i}: {json_rule(_object_of(schema))}")
@@ -139,7 +158,7 @@ def form_of(dialect: Dialect) -> CallForm | None:
 
 def _loose(tool: Tool, form: CallForm) -> Schema:
     """What is demanded of a tool that is not strict: an object, or each tag at most once."""
-    if not form.argument:
+    if not (form.argument or form.row):
         return {"type": "object"}
     return {**schema_of(tool), "additionalProperties": False}
 
@@ -172,7 +191,7 @@ def _tagged(
         name = f"argument_{i}_{n}"
         order.append(name if key in needed else f"{name}?")
         head = literal(form.argument.format(key=key))
-        rules += _argument(name, head, _with_definitions(value, schema), form, (literal, json_rule))
+        rules += _argument(name, head, with_definitions(value, schema), form, (literal, json_rule))
     body = " ".join(order) or '""'
     return [f"arguments_{i}: {body}", *rules]
 
@@ -194,10 +213,3 @@ def _argument(
 def _enumerated(schema: object) -> list[object]:
     values = cast("Schema", schema).get("enum") if isinstance(schema, dict) else None
     return cast("list[object]", values) if isinstance(values, list) else []
-
-
-def _with_definitions(value: object, schema: Schema) -> object:
-    if not isinstance(value, dict):
-        return value
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    return {**shared, **cast("dict[str, object]", value)}

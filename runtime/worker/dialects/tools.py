@@ -77,5 +77,9 @@ def schema_of(tool: Tool) -> Schema:
 
 def properties_of(schema: Schema) -> Schema:
     """The schemas of an object's members, by their names."""
-    found = schema.get("properties")
-    return cast("Schema", found) if isinstance(found, dict) else {}
+    return as_schema(schema.get("properties"))
+
+
+def as_schema(value: object) -> Schema:
+    """A part of a schema; `{}` where it is no object."""
+    return cast("Schema", value) if isinstance(value, dict) else {}
