@@ -144,6 +144,7 @@ async def test_a_conversation_keeps_its_images_over_a_restart_until_it_is_delete
     tmp_path: Path, vlms_dir: Path
 ):
     config = f'models_dir = "{vlms_dir}"\ndefault_model = "qwen3_vl"\nlog_level = "debug"\n'
+    config += "allow_remote_images = true\n"
     with running(tmp_path, config=config) as server:
         first = server.post(*response(input_part(RED))).json()
         agent = server.post("/v1/agents", {"temperature": 0, "max_tokens": 4}).json()["id"]
@@ -151,6 +152,8 @@ async def test_a_conversation_keeps_its_images_over_a_restart_until_it_is_delete
         said = server.post(turns, {"messages": chat(chat_part(BLUE))[1]["messages"]}).json()
         assert b64(RED)[:40] not in server.stderr
         assert b64(BLUE)[:40] not in server.stderr
+        own = {"type": "image_url", "image_url": {"url": f"https://127.0.0.1:{server.port}/a.png"}}
+        assert "not on the public internet" in problem(server.post(*chat(own)))
         await until(lambda: kept(server) > said["usage"]["prompt_tokens"], "both are on disk")
     with running(tmp_path, config=config) as server:
         answer = follow_up(server, first["id"])
