@@ -13,6 +13,7 @@ function add(parent, tag, text, className) {
 }
 
 const times = (value) => (value < 10 ? String(Number(value.toPrecision(2))) : value.toFixed(0));
+const spell = (ms) => (ms < 1000 ? `${ms} ms` : `${ms / 1000} s`);
 const colour = (index) => getComputedStyle(document.documentElement).getPropertyValue(`--p${index % 6}`).trim();
 const amount = (value, unit) => (unit ? `${Math.round(value).toLocaleString("en")} ${unit}` : value.toFixed(2));
 
@@ -84,7 +85,7 @@ function dots(width) {
     scales: { x: { time: false, range: [0.5, scenarios.length + 0.5] }, y: { distr: 3 } },
     axes: [
       { ...axis, splits: scenarios.map((_, index) => index + 1), values: (_, marks) => marks.map(String), grid: { show: false } },
-      { ...axis, size: 76, values: (_, marks) => marks.map((mark) => (mark === null || Math.log10(mark) % 1 ? "" : `${mark} ms`)) },
+      { ...axis, size: 64, values: (_, marks) => marks.map((mark) => (mark === null || Math.log10(mark) % 1 ? "" : spell(mark))) },
     ],
     series: [{}, ...kinds.map(({ index, isRight }) => ({
       paths: () => null, stroke: colour(index),
