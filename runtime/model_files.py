@@ -249,8 +249,9 @@ def _capabilities(path: Path, *, sees: bool) -> tuple[str, ...]:
     jinja = path / "chat_template.jinja"
     template = _read_optional(path / "tokenizer_config.json").get("chat_template")
     text = template if isinstance(template, str) else json.dumps(template or "")
-    with contextlib.suppress(OSError):
-        text += jinja.read_text("utf-8", errors="replace") if jinja.is_file() else ""
+    for file in (jinja, path / "chat_template.json"):
+        with contextlib.suppress(OSError):
+            text += file.read_text("utf-8", errors="replace") if file.is_file() else ""
     promises = {
         "completion": True,
         "chat": len(text) > len('""'),

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -137,7 +138,7 @@ def load(
     weights_bytes = _read_weights(model, on_progress)
     # Private arrays, rope frequencies among them, are no parameters and would stay lazy.
     mx.eval(model)
-    tokenizer = load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+    tokenizer = load_tokenizer(path, _template_of(path), eos_token_ids=config.get("eos_token_id"))
     stream = mx.default_stream(mx.default_device())
     _check_kv_bits(model, stream, kv_bits)
     caches = _new_kv(model, kv_bits)
@@ -163,6 +164,20 @@ def _load_seeing(path: Path, kv_bits: int | None) -> tuple[Any, dict[str, object
         )
     # Only here, so that workers of other models never import mlx-vlm.
     return importlib.import_module("runtime.worker.vision").load(path)
+
+
+def _template_of(path: Path) -> dict[str, str]:
+    """What tokenizers do not read by themselves: the file that older models that see have."""
+    try:
+        found: object = json.loads((path / "chat_template.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    template = (
+        cast("Mapping[str, object]", found).get("chat_template")
+        if isinstance(found, dict)
+        else None
+    )
+    return {"chat_template": template} if isinstance(template, str) else {}
 
 
 def split(model: Any, group: mx.distributed.Group) -> None:

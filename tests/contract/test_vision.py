@@ -17,6 +17,8 @@ import pytest
 from PIL import Image
 
 from runtime.kv.media import identity_ids
+from runtime.model_files import read_spec
+from runtime.settings import ModelSettings
 from runtime.types import ChatPrompt, GenerateRequest, Message, SamplingParams, TextPrompt
 from runtime.types import Image as Sent
 from runtime.worker import vision
@@ -280,6 +282,17 @@ def test_the_same_pixels_in_another_shape_or_grid_are_another_picture(
     settings["max_pixels"] = 64 * 64
     (other / "preprocessor_config.json").write_text(json.dumps(settings))
     assert digest_of(load(other, "qwen3_vl"), wide) != digest_of(qwen, wide)
+
+
+def test_the_template_in_a_file_of_older_models_is_read(tmp_path: Path):
+    path = write_vlm(tmp_path, "qwen2_5_vl")
+    jinja = path / "chat_template.jinja"
+    template = {"chat_template": jinja.read_text()}
+    jinja.unlink()
+    assert not load(path, "qwen2_5_vl").tokenizer.has_chat_template
+    (path / "chat_template.json").write_text(json.dumps(template))
+    assert load(path, "qwen2_5_vl").tokenizer.chat_template == template["chat_template"]
+    assert read_spec("m", path, ModelSettings()).capabilities[1] == "chat"
 
 
 def test_what_is_used_of_upstream_is_there():

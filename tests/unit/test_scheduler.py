@@ -5,10 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.types import GenerateRequest, TokenPrompt
+from runtime.worker.album import Album
 from runtime.worker.detokenizer import PlainDetokenizer
 from runtime.worker.output import Dialect, OutputParser
 from runtime.worker.scheduler import SLICE_GRID, Scheduler, StepPlan
 from runtime.worker.sequence import Sequence, SequenceGroup
+from store.types import MediaSpan
 
 
 class NoTokenizer:
@@ -294,3 +296,21 @@ def test_background_requests_are_computed_beside_decode_but_after_others():
     assert slice_of(scheduler.plan(1))[0] is other
     scheduler.remove(other)
     assert slice_of(scheduler.plan(1))[0] is background
+
+
+def test_pictures_that_may_not_be_divided_are_computed_in_one_slice():
+    def ends(spans: tuple[tuple[int, int], ...], *, is_whole: bool) -> list[int]:
+        group = new_group(300)
+        group.album = Album(
+            tuple(MediaSpan(start, end, b"") for start, end in spans), is_whole=is_whole
+        )
+        scheduler = new_scheduler(max_slice=64)
+        found: list[int] = []
+        while group.num_remaining_tokens:
+            group.num_computed_tokens = scheduler.next_slice(group, 0).end
+            found.append(group.num_computed_tokens)
+        return found
+
+    spans = ((60, 70), (70, 80), (120, 250))
+    assert ends(spans, is_whole=False) == [64, 128, 192, 256, 299]
+    assert ends(spans, is_whole=True) == [60, 70, 120, 250, 256, 299]

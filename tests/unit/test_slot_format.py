@@ -6,6 +6,7 @@ from array import array
 from pathlib import Path
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -13,8 +14,15 @@ from safetensors import safe_open
 from store import slots
 from store.disk import CHUNK_BYTES, disk_bytes
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreFailed
-from store.slot_format import TensorEntry, front_bytes, pack_front, place, unpack_front
-from store.types import TensorData
+from store.slot_format import (
+    TensorEntry,
+    front_bytes,
+    header_problem,
+    pack_front,
+    place,
+    unpack_front,
+)
+from store.types import MediaSpan, SlotHeader, TensorData
 from tests.slot_samples import expected_payload, publish_sample, sample, slot_id, stage_sample
 
 
@@ -177,3 +185,22 @@ def test_removing_twice_is_no_error(tmp_path: Path):
     assert not slots.remove(path)
     with pytest.raises(SlotMissing):
         slots.read_header(path)
+
+
+def test_a_header_from_before_pictures_is_read_and_odd_pictures_are_not():
+    header, _, _ = sample(1)
+    old = {
+        key: value
+        for key, value in msgspec.json.decode(msgspec.json.encode(header), type=dict).items()
+        if key not in ("media", "rope_delta")
+    }
+    assert msgspec.json.decode(msgspec.json.encode(old), type=SlotHeader) == header
+    span = MediaSpan(header.start, header.start + 2, b"d" * 32, (1, 1, 2))
+    seen = msgspec.structs.replace(header, media=(span,), rope_delta=-1)
+    entries = place([("tokens", "U32", (header.num_tokens,))])
+    assert msgspec.json.decode(msgspec.json.encode(seen), type=SlotHeader) == seen
+    assert header_problem(seen, entries) is None
+    odd = (span._replace(end=span.start), span._replace(digest=b"d"), span._replace(grid=(1, 2, 2)))
+    for one in odd:
+        problem = header_problem(msgspec.structs.replace(seen, media=(one,)), entries)
+        assert problem is not None
