@@ -19,7 +19,7 @@ from api.body import HttpRequest
 from api.deps import Gate
 from api.errors import documented
 from api.long_work import Wanted, told
-from runtime.errors import NotLocal
+from runtime.errors import Forbidden, NotLocal
 from runtime.inventory_pins import Pinned, pin, pin_ahead, shown, unpin
 from runtime.inventory_views import (
     ChainView,
@@ -51,12 +51,13 @@ class StagedSlots(msgspec.Struct, gc=False):
 def operator_only(connection: ASGIConnection[Any, Any, Any, Any], route: BaseRouteHandler) -> None:
     """Let in who has the admin key, from wherever; without one, programs on this machine.
 
-    Where keys are asked for, nobody without the admin key gets as far as this.
-
     Raises:
+        Forbidden: it has a tenant's key.
         NotLocal: the request comes from elsewhere and has no admin key.
     """
     caller: Caller = connection.scope["state"]["caller"]
+    if caller.tenant:  # the guard says so before; nothing must depend on one place
+        raise Forbidden("That needs the admin key.", "admin_key_needed")
     if not caller.is_admin:
         local_only(connection, route)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator
 from functools import lru_cache
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
 import msgspec
 from litestar import Request
@@ -74,11 +74,20 @@ class HttpRequest(Request[None, None, State]):
             InvalidJson: it is not JSON.
             InvalidRequest: a field has the wrong type; `param` is its path.
         """
+        field = self.route_handler.parsed_data_field
+        return decoded(await self.json_body(), object if field is None else field.annotation)
+
+    async def json_body(self) -> bytes:
+        """The bytes of a body that is declared as JSON.
+
+        Raises:
+            WrongContentType: it is not, which browsers' forms cannot be either.
+            InvalidJson: it is empty.
+        """
         media_type = self.content_type[0]
         if media_type != "application/json" and not media_type.endswith("+json"):
             raise WrongContentType(media_type)
-        field = self.route_handler.parsed_data_field
-        return _decoded(await self.body(), object if field is None else field.annotation)
+        return await self.body()
 
 
 @lru_cache(maxsize=64)
@@ -99,11 +108,19 @@ def decoded_at(raw: msgspec.Raw, kind: type[T], path: str) -> T:
         _refuse_field(str(error), path)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidJson(f"{path}: {error}") from None
+    except RecursionError:
+        raise InvalidJson(f"{path} is nested too deeply") from None
 
 
-def _decoded(body: bytes, body_type: type[object]) -> object:
+def decoded(body: bytes, body_type: type[T]) -> T:
+    """A whole body as that type.
+
+    Raises:
+        InvalidJson: it is not JSON, or nested too deeply.
+        InvalidRequest: a field has the wrong type; `param` is its path.
+    """
     try:
-        return _decoder(body_type).decode(body)
+        return cast("T", _decoder(body_type).decode(body))
     except msgspec.ValidationError as error:
         _refuse_field(str(error))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -13,6 +13,7 @@ from litestar.types import Scope
 
 from api.answer import Answer
 from api.errors import BodyTooLarge
+from api.limits import check_size
 from api.lineage import tenant_of
 from api.metrics import Metrics
 from api.record import record_of
@@ -217,6 +218,7 @@ class Gate:
         Raises:
             HearthError: the prompt is refused for something else, or its worker failed.
         """
+        check_size(request)
         own_id = f"{request.request_id}-{secrets.token_hex(6)}"  # aborting it must meet no other
         counted = msgspec.structs.replace(request, request_id=own_id, work="count")
         generation = self.supervisor.submit(counted)
@@ -250,6 +252,8 @@ class Gate:
         """
         model = requests[0].model
         self.check_body(scope, self.spec(model))
+        for request in requests:
+            check_size(request)
         with ExitStack() as unless_all:
             generations: list[Generation] = []
             for request in requests:

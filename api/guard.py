@@ -97,6 +97,11 @@ def judge(path: str, headers: Mapping[str, str], rules: Rules) -> Caller:
     return caller
 
 
+def canonical(path: str) -> str:
+    """A path as routes know it: what the router would ignore must not be what rules look at."""
+    return "/" + "/".join(part for part in path.split("/") if part)
+
+
 def is_loopback_name(host: str) -> bool:
     """Whether nobody but this machine can reach a server that listens there."""
     if host.lower() == "localhost":
@@ -181,6 +186,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = canonical(scope["path"])  # what is judged is what is served
         try:
             caller = judge(scope["path"], _headers(scope), self._rules)
         except (Forbidden, Unauthorized) as error:

@@ -58,8 +58,15 @@ class PatientProtocol(HttpToolsProtocol):
             transport.close()
 
 
+MIN_BYTES_PER_S = 4096
+"""Who sends more slowly than any line is only holding on to the connection."""
+
+
 class PatientReceive:
-    """`receive` for a body that must go on arriving: each piece within `timeout_s` seconds."""
+    """`receive` for a body that must go on arriving: each piece within `timeout_s` seconds.
+
+    All of it has that long as well, and a second more for each `MIN_BYTES_PER_S` that arrived.
+    """
 
     def __init__(self, app: ASGIApp, timeout_s: float) -> None:
         self._app = app
@@ -71,16 +78,21 @@ class PatientReceive:
             await self._app(scope, receive, send)
             return
         is_whole = False
+        num_bytes = 0
+        started_s = asyncio.get_running_loop().time()
 
         async def patient_receive() -> Any:
-            nonlocal is_whole
+            nonlocal is_whole, num_bytes
             if is_whole:  # what follows is only the client's leaving
                 return await receive()
             try:
-                async with asyncio.timeout(self._timeout_s):
+                now_s = asyncio.get_running_loop().time()
+                over_s = started_s + self._timeout_s + num_bytes / MIN_BYTES_PER_S
+                async with asyncio.timeout_at(min(now_s + self._timeout_s, over_s)):
                     message: HTTPReceiveMessage | Any = await receive()
             except TimeoutError:
                 raise RequestTimeout(self._timeout_s) from None
+            num_bytes += len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
             return message
 

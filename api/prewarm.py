@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import structlog
@@ -19,9 +19,10 @@ from typing_extensions import override
 from api.agents.open import Agents
 from api.anthropic.convert import Door, messages_to_generate
 from api.anthropic.schemas import MessagesRequest
-from api.body import HttpRequest
+from api.body import HttpRequest, decoded, decoded_at
 from api.deps import Gate
 from api.errors import documented
+from api.limits import check_size
 from api.lineage import Caller, asker_of, tenant_of
 from api.openai.convert import chat_to_generate
 from api.openai.response_convert import check, items_of, plan_of
@@ -30,7 +31,7 @@ from api.openai.response_schemas import ResponseRequest
 from api.openai.schemas import ChatRequest
 from api.refusal import refuse
 from runtime.catalog import Catalog
-from runtime.errors import HearthError, InvalidRequest, UnknownPrewarm
+from runtime.errors import HearthError, UnknownPrewarm
 from runtime.keys import owned, plain
 from runtime.prewarm import Prewarm, State, Warming
 from runtime.settings import PrewarmSettings, Settings
@@ -52,6 +53,12 @@ _STATES: dict[State, str] = {
     "cancelled": "It is not warmed.",
 }
 log = structlog.stdlib.get_logger("hearth.prewarm")
+
+
+class _Spoken(msgspec.Struct):
+    """Of a message, who says it."""
+
+    role: object = None
 
 
 class PrewarmOptions(msgspec.Struct):
@@ -90,7 +97,7 @@ async def announce(
     agents: NamedDependency[Agents],
 ) -> Response[PrewarmView]:
     """Have a prompt warm soon: tools and system alone, or with messages, or what went before."""
-    fields, options = _read(await request.body())
+    fields, options = _read(await request.json_body())
     caller = asker_of(request)
     if options.agent_id is not None:
         agent = await agents.desk.kept(owned(caller.tenant, options.agent_id))
@@ -110,6 +117,7 @@ async def announce(
         refuse("ttl", "excludes pinned: what is pinned stays until it is deleted.")
     cache = msgspec.structs.replace(generate.cache, pin="" if options.pinned else None)
     generate = msgspec.structs.replace(generate, cache=cache)
+    check_size(generate)
     return _answer(view_of(prewarm.ask(generate, loads=bool(options.load))))
 
 
@@ -177,8 +185,8 @@ def prompt_of(
         data = _decoded(fields, MessagesRequest)
         generate = messages_to_generate(data, "", Door(spec, settings, caller, fields)).request
     else:
-        messages = msgspec.json.decode(given, type=list[msgspec.Raw])
-        roles = [msgspec.json.decode(one, type=dict[str, Any]).get("role") for one in messages]
+        messages = decoded_at(msgspec.Raw(given), list[msgspec.Raw], "messages")
+        roles = [decoded_at(one, _Spoken, "messages").role for one in messages]
         has_turns = any(role not in ("system", "developer") for role in roles)
         if not has_turns:
             messages += msgspec.json.decode(_OPENING, type=list[msgspec.Raw])
@@ -246,19 +254,12 @@ class PrewarmCollector(Collector):
 
 
 def _read(body: bytes) -> tuple[Fields, PrewarmOptions]:
-    try:
-        fields = msgspec.json.decode(body, type=Fields)
-        options = msgspec.json.decode(body, type=PrewarmOptions)
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"The body cannot be read: {error}.") from error
+    fields, options = decoded(body, Fields), decoded(body, PrewarmOptions)
     return {name: raw for name, raw in fields.items() if bytes(raw) != b"null"}, options
 
 
 def _decoded(fields: Fields, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(msgspec.json.encode(fields), type=kind)
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"The body cannot be read: {error}.") from error
+    return decoded(msgspec.json.encode(fields), kind)
 
 
 async def _of_response(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import socket
 import stat
@@ -21,6 +22,7 @@ CONFIG = f"""
 admin_key = "{digest_of(ADMIN)}"
 send_timeout_s = 1
 preload = []
+allowed_hosts = ["studio.local"]
 [api_keys]
 alice = "{digest_of(KEY)}"
 """
@@ -66,6 +68,38 @@ def test_a_key_opens_the_protocols_but_not_the_administration(server: RunningSer
     assert ask(server, "/admin/cache", **{"x-api-key": ADMIN}).status_code == 200
 
 
+@pytest.mark.parametrize("slashes", ["//", "///", "/%2F", "/%2f/"])
+def test_no_spelling_of_a_path_leads_around_the_admin_key(server: RunningServer, slashes: str):
+    for path in ("admin/cache", "admin//dashboard", "admin/crashes"):
+        answer = raw(server, f"GET {slashes}{path}")
+        assert b" 403 " in answer.split(b"\r\n", 1)[0], answer
+        assert b"admin_key_needed" in answer
+
+
+def raw(server: RunningServer, line: str, headers: str = f"x-api-key: {KEY}\r\n") -> bytes:
+    """What comes of a request line that a client's library would have tidied up."""
+    head = f"{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(head.encode())
+        return read_all(connection)
+
+
+def test_the_dashboard_works_from_afar_with_the_admin_key_alone(server: RunningServer):
+    afar = {"host": "studio.local"}
+    figures = ("/admin/dashboard", "/admin/dashboard/conversations", "/admin/crashes", "/metrics")
+    for path in figures:
+        assert ask(server, path, **afar).status_code == 401
+        assert ask(server, path, **{"x-api-key": ADMIN, **afar}).status_code == 200, path
+    for path in figures[:3]:
+        assert ask(server, path, **{"x-api-key": KEY, **afar}).status_code == 403, path
+    basic = "Basic " + base64.b64encode(f"me:{ADMIN}".encode()).decode()
+    page = ask(server, "/", accept="text/html", authorization=basic, **afar)
+    assert page.status_code == 200
+    headers = {"x-api-key": ADMIN, **afar}
+    refused = server.request("POST", "/admin/cache/publish", json={"slots": []}, headers=headers)
+    assert refused.status_code == 403, "whoever stages files has them on this machine"
+
+
 def test_the_operators_own_programs_find_a_key_that_only_they_can_read(server: RunningServer):
     token = read_admin_token(server.home)
     assert token is not None
@@ -89,10 +123,53 @@ def test_other_names_and_other_sites_are_refused_even_with_a_key(server: Running
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_form_of_a_web_page_cannot_post(server: RunningServer):
-    headers = {"x-api-key": KEY, "content-type": "text/plain"}
-    answer = server.request("POST", CHAT, content=json.dumps(BODY), headers=headers)
-    assert answer.status_code == 415
+def routes_with_a_body(server: RunningServer) -> list[str]:
+    """Every POST of the schema whose path names nothing, as OpenAPI knows them, and prewarm."""
+    schema = ask(server, "/schema", **{"x-api-key": KEY}).json()
+    found = [path for path, one in schema["paths"].items() if "requestBody" in one.get("post", {})]
+    return [path for path in found if "{" not in path and "/admin/" not in path] + ["/v1/prewarm"]
+
+
+def test_a_form_of_a_web_page_cannot_post_anywhere(server: RunningServer):
+    routes = routes_with_a_body(server)
+    assert len(routes) > 8
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        headers = {"x-api-key": KEY, "content-type": kind}
+        for path in routes:
+            answer = server.request("POST", path, content=json.dumps(BODY), headers=headers)
+            assert answer.status_code == 415, path
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"tools": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
+        b'{"system": "\xff"}',
+        b"[" * 100_000,
+        b'{"messages": {"a": 1}, "model": "hearth-tiny"}',
+        b'{"messages": [1], "model": "hearth-tiny"}',
+        b'{"input": {"a": 1}, "system": 5, "prompt": {}, "model": {}}',
+        b"[]",
+        b"null",
+    ],
+    ids=lambda body: body[:12].decode(errors="replace"),
+)
+def test_no_body_is_our_own_fault(server: RunningServer, body: bytes):
+    headers = {"x-api-key": KEY, "content-type": "application/json"}
+    for path in routes_with_a_body(server):
+        answer = server.request("POST", path, content=body, headers=headers)
+        assert answer.status_code < 500, (path, answer.text)
+
+
+def test_more_parts_than_any_conversation_has_are_refused_at_once(server: RunningServer):
+    headers = {"x-api-key": KEY}
+    tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(2000)]
+    for fields in ({"messages": BODY["messages"] * 20_000}, {"tools": tools}):
+        for path in (CHAT, "/v1/prewarm"):
+            answer = server.request("POST", path, json=BODY | fields, headers=headers)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] in fields
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -112,6 +189,23 @@ def test_a_client_that_stops_in_its_body_is_told_so_and_cut_off(server: RunningS
         answer = read_all(connection)
     assert b" 408 " in answer.split(b"\r\n", 1)[0]
     assert b"request_timeout" in answer
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_cut_off_as_well(server: RunningServer):
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\n"
+        "content-type: application/json\r\ncontent-length: 100000\r\nconnection: close\r\n\r\n{"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=0.2) as connection:
+        connection.sendall(head.encode())
+        answer = b""
+        for _ in range(100):
+            try:
+                answer = connection.recv(65536)
+                break
+            except TimeoutError:
+                connection.sendall(b" ")
+    assert b" 408 " in answer.split(b"\r\n", 1)[0]
 
 
 def test_a_server_for_other_machines_does_not_start_without_keys(tmp_path: Path):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from api.guard import Rules, judge, rules_of
+from api.guard import Rules, canonical, judge, rules_of
 from runtime.errors import Forbidden, SettingsError, Unauthorized
-from runtime.keys import ANYONE, Caller, digest_of, new_key
+from runtime.keys import ANYONE, Caller, Keyring, digest_of, new_key
 from runtime.settings import Settings
 
 ALICE, BOB, ADMIN, TOKEN = "alice-key", "bob-key", "admin-key", "token"
@@ -110,6 +110,34 @@ def test_administration_takes_the_admin_key_or_the_token_of_this_machine():
     for key in (ADMIN, TOKEN):
         assert judge("/admin/cache", {"x-api-key": key}, KEYED) == Caller(is_admin=True)
     assert judge("/administrators", {"x-api-key": BOB}, KEYED) == Caller("bob")
+
+
+@pytest.mark.parametrize(
+    "path", ["//admin/cache", "///admin//cache", "/admin/cache/", "/", "//", "/v1//models"]
+)
+def test_a_path_is_judged_as_the_router_reads_it(path: str):
+    assert canonical(path) == "/" + "/".join(filter(None, path.split("/")))
+    if "admin" in path:
+        with pytest.raises(Forbidden):
+            judge(canonical(path), {"x-api-key": ALICE}, KEYED)
+
+
+class Digest(str):
+    """One that must not be looked at character by character until they differ."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("compared in a time that tells how much was right")
+
+
+@pytest.mark.parametrize("key", ["guess", ALICE, BOB, ADMIN, "x" * 10_000])
+def test_no_key_is_compared_in_a_time_that_depends_on_it(key: str):
+    keyring = Keyring(
+        {name: Digest(one) for name, one in KEYS.items()}, (Digest(digest_of(ADMIN)),)
+    )
+    found = keyring.find(key)
+    assert (found is not None) == (key in (ALICE, BOB, ADMIN))
 
 
 def test_where_no_key_is_needed_any_key_will_do():
