@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from api.serve import listen
 from runtime.blas import INSTALL_HINT, find_blas
 from runtime.errors import HearthError
 from runtime.settings import Settings
+from runtime.vision_files import can_see
 
 _IMPORT_TIMEOUT_S = 120
 _PATIENCE_S = 3.0
@@ -44,6 +46,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     """Look at everything that serving needs, in the order in which it is needed."""
     yield _python()
     yield _mlx()
+    yield _vision()
     yield _blas(settings.cpu_blas)
     yield _sqlite()
     yield _config(settings)
@@ -93,6 +96,12 @@ def _mlx() -> Finding:
         reason = result.stderr.strip().splitlines()[-1:] or [f"exit code {result.returncode}"]
         return Finding("mlx", f"cannot be imported: {reason[0]}", "reinstall it: make clean setup")
     return Finding("mlx", result.stdout.strip())
+
+
+def _vision() -> Finding:
+    if not can_see():
+        return Finding("Vision", "mlx-vlm is not installed: models that see read text only")
+    return Finding("Vision", f"mlx-vlm {version('mlx-vlm')}")
 
 
 def _blas(setting: str) -> Finding:

@@ -58,7 +58,16 @@ def test_a_good_setup_has_no_findings(home: Path):
     _, found = examined(home)
     assert remedies(found) == set()
     wanted = {"Python", "mlx", "BLAS", "SQLite", "Settings", "Home", "Permissions", "Disk space"}
-    wanted |= {"Disk speed", "Store", "History", "Memory", "Open files", "Port", "Service"}
+    wanted |= {
+        "Vision",
+        "Disk speed",
+        "Store",
+        "History",
+        "Memory",
+        "Open files",
+        "Port",
+        "Service",
+    }
     assert wanted <= found.keys()
     assert "synced" in found["Disk speed"]["fact"]
 
