@@ -113,6 +113,19 @@ def test_a_model_that_reads_text_only_is_shown_none(seeing_server: RunningServer
     assert text.status_code == 200
 
 
+def test_an_agent_that_has_seen_cannot_go_on_with_a_model_that_cannot(
+    seeing_server: RunningServer,
+):
+    made = seeing_server.post("/v1/agents", {"temperature": 0, "max_tokens": 2})
+    agent = f"/v1/agents/{made.json()['id']}"
+    turn = {"messages": chat(chat_part(RED))[1]["messages"]}
+    assert seeing_server.post(f"{agent}/generate", turn).status_code == 200
+    assert seeing_server.request("PATCH", agent, json={"model": "blind"}).status_code == 200
+    more = {"messages": [{"role": "user", "content": "and now?"}]}
+    found = seeing_server.post(f"{agent}/generate", more)
+    assert problem(found).startswith("history[0].images[0] is an image, and blind reads text only")
+
+
 def test_only_a_model_that_sees_is_sent_as_much_as_images_need(seeing_server: RunningServer):
     large = encoded(picture(3, 640, 640))
     assert len(b64(large)) > 1_000_000
