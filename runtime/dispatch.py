@@ -147,11 +147,10 @@ class Dispatch:
 
     def aborted(self, generation: Generation) -> None:
         """Neither wait for it nor work for it."""
-        request_id = generation.request.request_id
-        self._queue.take(request_id)
-        for actor in self.actors.values():
-            if request_id in actor.running and actor.worker is not None:
-                actor.worker.abort(generation)
+        _drop(self._queue, generation)
+        call, actor = _running(generation, self.actors.values())
+        if call is not None and actor is not None and actor.worker is not None:
+            actor.worker.abort(generation)
 
     def lost(self, generation: Generation, error: WorkerError) -> bool:
         """Its worker failed. True when that was not the end of it, or already is."""
@@ -180,7 +179,7 @@ class Dispatch:
 
     def ended(self, generation: Generation) -> None:
         """No further chunk will arrive."""
-        self._queue.take(generation.request.request_id)
+        _drop(self._queue, generation)
         call, actor = _running(generation, self.actors.values())
         if call is not None and actor is not None:
             asked_s = generation.request.keep_alive_s
@@ -351,6 +350,13 @@ def _tell_phases(calls: Iterable[Call], actors: Mapping[str, ModelActor]) -> Non
             call.job.loading(f"loading {actor.worker.load_fraction * 100:.0f} %")
         else:
             call.job.phase = f"queued {position}"
+
+
+def _drop(queue: RequestQueue[Call], generation: Generation) -> None:
+    """It waits no longer; another one of the same id, which kept it out, goes on."""
+    request_id = generation.request.request_id
+    if any(one.job is generation for one in queue if one.request_id == request_id):
+        queue.take(request_id)
 
 
 def _running(

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 import structlog
 
-from runtime.errors import Aborted, HearthError
+from runtime.errors import Aborted, HearthError, Overloaded
 from runtime.generation import Generation
 from runtime.keys import owned
 from runtime.kv_store import KvStore
@@ -37,6 +37,7 @@ _PERIOD_S = 240.0
 _MIN_PERIOD_S = 1.0
 
 _MAX_REMEMBERED = 512
+_OPEN = frozenset({"waiting", "queued", "running"})
 _log = structlog.stdlib.get_logger("hearth.prewarm")
 
 
@@ -114,8 +115,15 @@ class Prewarm:
         """Warm a prompt when its model is loaded; with `loads` have it loaded.
 
         Raises:
+            Overloaded: as many are open as may be.
             RequestRejected: the model cannot be loaded now.
         """
+        limit = self._settings.max_queue
+        num_open = sum(one.state in _OPEN for one in self._known.values())
+        if num_open >= limit:
+            raise Overloaded(
+                f"{num_open} prompts are to be warmed, the limit (max_queue) is {limit}."
+            )
         warming = self._add(request, "request")
         if loads and not self._is_loaded(warming.model):
             wish = self._supervisor.load(warming.model)

@@ -95,8 +95,8 @@ class Spares:
     async def stop(self) -> None:
         """End it; none is started any more."""
         self._is_over = True
-        if self._tending is not None:
-            self._tending.cancel()
+        self._wake.set()
+        if self._tending is not None:  # cancelled while it spawns a process it would lose that
             await asyncio.wait([self._tending])
         if self._child is not None:
             self._end(self._child)

@@ -114,8 +114,8 @@ class Worker:
             return EXIT_TAINTED
         del engine
         self._phase = "flushing"
-        # Without a server nobody would publish what is written now.
-        flush(self._writer if self._is_heard else None, self._sender.send, self._deadline)
+        if self._is_heard:  # or nobody would publish what is written now
+            flush(self._writer, self._sender.send, self._deadline)
         self._close_turns()
         self._release()
         self._sender.close()
@@ -223,7 +223,17 @@ class Worker:
         self._sender.send(LoadProgress(fraction=fraction))
 
     def _read(self) -> None:
-        """The reader thread: aborts overtake the intake's queue and follow it too."""
+        """The reader thread; what it cannot understand is the end, as if the server were gone."""
+        try:
+            self._is_heard = self._obey()
+        except Exception:
+            self._is_heard = False
+            traceback.print_exc()
+        finally:
+            self._quit()
+
+    def _obey(self) -> bool:
+        """Until it is to stop, or the server is gone (False). Aborts overtake the queue as well."""
         for command in commands(self._sock):
             match command:
                 case Load():
@@ -235,16 +245,14 @@ class Worker:
                     self._intake.put(command)
                 case Stop(exit_s=exit_s):
                     self._deadline.phase_s = exit_s
-                    break
+                    return True
                 case Forget(whom=whom):
                     if self._turns is not None:
                         self._turns[0].forget(self._canon.folder(whom))
                     self._inbox.put(command)
                 case _:
                     self._inbox.put(command)
-        else:
-            self._is_heard = False
-        self._quit()
+        return False
 
     def _admit(self, intake: Intake) -> None:
         """The intake thread."""

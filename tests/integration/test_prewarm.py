@@ -99,6 +99,17 @@ def test_what_cannot_be_warmed_is_refused_by_its_field(server: RunningServer):
     assert server.get("/v1/prewarm/unknown").status_code == 404
 
 
+def test_only_so_many_prompts_can_be_announced(narrow_server: RunningServer):
+    body = question("many " + SYSTEM, model="twin")
+    views = [narrow_server.post("/v1/prewarm", body) for _ in range(5)]
+    assert [one.status_code for one in views] == [202, 202, 202, 202, 429]
+    assert "max_queue" in views[-1].json()["error"]["message"]
+    for one in views[:-1]:
+        path = f"/v1/prewarm/{one.json()['id']}"
+        assert narrow_server.request("DELETE", path).status_code == 204
+    assert narrow_server.post("/v1/prewarm", body).status_code == 202
+
+
 async def test_a_cold_model_is_not_woken_unless_that_is_asked(server: RunningServer):
     body = question(SYSTEM, model="twin")
     view = server.post("/v1/prewarm", body).json()

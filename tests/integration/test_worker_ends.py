@@ -124,6 +124,20 @@ async def test_a_kill_reaches_a_worker_that_is_already_being_ended(tmp_path: Pat
         assert record_of(tmp_path, process).signal == "SIGKILL"
 
 
+async def test_a_worker_that_cannot_understand_the_server_ends(tmp_path: Path, models: Path):
+    """Deaf it would hold its memory and wait for a long time."""
+    async with lone_worker(lone_settings(tmp_path), models / "m") as worker:
+        running = await decoding(worker)
+        child = worker.process._child
+        assert child is not None
+        assert child._link is not None
+        assert child._link._transport is not None
+        child._link._transport.write(b"\x01\0\0\0\xc1")  # a byte that MessagePack never uses
+        assert (await answer(running)).failed.code == WorkerDied.code
+        await gone(worker.process)
+        assert any("DecodeError" in line for line in record_of(tmp_path, worker.process).stderr)
+
+
 async def test_a_worker_without_memory_fails_its_requests_and_is_gone(tmp_path: Path, models: Path):
     async with lone_worker(lone_settings(tmp_path), models / "m") as worker:
         process = psutil.Process(worker.process.pid)

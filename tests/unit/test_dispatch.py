@@ -26,6 +26,7 @@ from api.errors import STATUSES
 from runtime.calls import Call, Wish
 from runtime.errors import (
     HearthError,
+    InvalidRequest,
     LoadFailed,
     Overloaded,
     PoisonRequest,
@@ -271,6 +272,37 @@ def silence() -> Iterator[None]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     yield
     structlog.reset_defaults()
+
+
+async def test_a_request_that_is_refused_for_its_id_takes_nobody_out_of_the_queue() -> None:
+    world = World(None)
+    requests = [
+        GenerateRequest(request_id="same", model="a", prompt=TextPrompt(text=text))
+        for text in ("first", "second")
+    ]
+    first, second = (Generation(one, world.dispatch) for one in requests)
+
+    def submit(generation: Generation) -> None:
+        world.dispatch.submit(
+            Call(
+                spec_of("a"),
+                generation,
+                request_id="same",
+                priority="default",
+                since_s=world.now_s,
+                until_s=world.now_s + 600.0,
+            )
+        )
+
+    submit(first)
+    with pytest.raises(InvalidRequest):
+        submit(second)
+    second.abort()
+    for _ in range(5):
+        for puppet in world.alive():
+            world.advance(puppet)
+    assert first.is_finished
+    assert isinstance(await _end_of(first), Finished)
 
 
 TestSupervision = Supervision.TestCase
