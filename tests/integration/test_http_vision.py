@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from pathlib import Path
@@ -195,3 +196,71 @@ def kept(server: RunningServer) -> int:
     """Tokens of all conversations on disk."""
     listed = server.get("/admin/cache").json()
     return sum(one["num_tokens"] for one in listed["conversations"])
+
+
+LONG = {"type": "text", "text": "look at this: " * 8}
+SHAPE = {
+    "type": "object",
+    "properties": {"is_red": {"type": "boolean"}},
+    "required": ["is_red"],
+    "additionalProperties": False,
+}
+"""Bounded, so that any model comes to an end."""
+
+LOOK = {"type": "function", "function": {"name": "look", "parameters": SHAPE, "strict": True}}
+
+
+def turn(server: RunningServer, turns: list[Any], **fields: Any) -> tuple[Any, int, int]:
+    """The message that was said, cached tokens, and all tokens up to its end."""
+    body: dict[str, Any] = {"model": "qwen3_vl", "messages": turns, "max_tokens": 200}
+    body |= {"temperature": 0, "enable_thinking": False}
+    found = server.post(CHAT, body | fields)
+    assert found.status_code == 200, found.text
+    said = found.json()
+    usage = said["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return said["choices"][0]["message"], cached, usage["total_tokens"]
+
+
+def test_calls_results_and_shapes_go_on_from_what_was_seen(seeing_server: RunningServer):
+    turns: list[Any] = [{"role": "user", "content": [LONG, chat_part(BLUE)]}]
+    called, _, total = turn(seeing_server, turns, tools=[LOOK], tool_choice="required")
+    call = called["tool_calls"][0]
+    turns += [
+        {**called, "reasoning_content": None},
+        {"role": "tool", "tool_call_id": call["id"], "content": [LONG, chat_part(RED)]},
+    ]
+    form = {"type": "json_schema", "json_schema": {"name": "seen", "schema": SHAPE}}
+    shaped, cached, total = turn(
+        seeing_server, turns, tools=[LOOK], tool_choice="none", response_format=form
+    )
+    assert cached >= total // 2
+    assert set(json.loads(shaped["content"])) == {"is_red"}
+    turns += [shaped, {"role": "user", "content": "and now?"}]
+    _, cached, _ = turn(seeing_server, turns, tools=[LOOK], tool_choice="none")
+    assert cached >= total - 1, "what was generated is known to the last token"
+
+
+async def test_what_will_be_seen_is_computed_before_it_is_asked(seeing_server: RunningServer):
+    turns = [{"role": "user", "content": [chat_part(RED), LONG, chat_part(BLUE), LONG]}]
+    before = seeing_server.figure("hearth_kv_encoded_images_total")
+    warmed = seeing_server.post("/v1/prewarm", {"model": "qwen3_vl", "messages": turns})
+    assert warmed.status_code in (200, 202), warmed.text
+    path = f"/v1/prewarm/{warmed.json()['id']}"
+    await until(lambda: seeing_server.get(path).json()["status"] == "completed", "it is warm")
+    _, cached, _ = turn(seeing_server, turns, max_tokens=1)
+    assert cached > 100
+    seen = seeing_server.figure("hearth_kv_encoded_images_total") - before
+    assert seen <= 2, "each was seen once"
+
+
+def test_words_for_pictures_are_words_when_clients_say_them(seeing_server: RunningServer):
+    words = "<|image_pad|> and <|vision_start|><|image_pad|><|vision_end|>"
+    text = [{"role": "user", "content": words}]
+    said, _, _ = turn(seeing_server, text, max_tokens=2)
+    mixed = [{"role": "user", "content": [{"type": "text", "text": words}, chat_part(RED)]}]
+    said, _, total = turn(seeing_server, mixed, max_tokens=2)
+    assert said["role"] == "assistant"
+    mixed += [said, {"role": "user", "content": words}]
+    _, cached, _ = turn(seeing_server, mixed, max_tokens=2)
+    assert cached >= total - 1
