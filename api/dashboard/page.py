@@ -18,6 +18,7 @@ _FILES = {
     "chat.js": "text/javascript",
     "conversations.js": "text/javascript",
     "dom.js": "text/javascript",
+    "models.js": "text/javascript",
     "tree.js": "text/javascript",
     "theme.js": "text/javascript",
     "style.css": "text/css",

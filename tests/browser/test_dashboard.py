@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,42 @@ def test_a_conversation_is_pinned_prewarmed_and_deleted(page: Page, server: Runn
     assert kept(server, name) == []
 
 
+def test_a_model_is_pinned_unloaded_and_loaded_after_a_question(page: Page, server: RunningServer):
+    line = page.locator('#models tr[data-id="hearth-tiny"]')
+    note = page.locator("#models-note")
+    line.get_by_role("button", name="Pin", exact=True).click()
+    expect(note).to_contain_text("pinned", timeout=PATIENCE_MS)
+    line.get_by_role("button", name="Unpin").click()
+    expect(line.get_by_role("button", name="Pin", exact=True)).to_be_visible(timeout=PATIENCE_MS)
+    line.get_by_role("button", name="Prewarm").click()
+    expect(note).to_contain_text("memory", timeout=PATIENCE_MS)
+    unload = line.get_by_role("button", name="Unload")
+    unload.click()
+    assert server.get("/running").json()["models"], "it is asked first"
+    line.get_by_role("button", name="Pin", exact=True).focus()
+    expect(line.get_by_role("button", name="Unload?")).to_have_count(0)
+    unload.click()
+    line.get_by_role("button", name="Unload?").click()
+    expect(line).to_contain_text("cold", timeout=PATIENCE_MS)
+    line.get_by_role("button", name="Load").click()
+    line.get_by_role("button", name="Load?").click()
+    expect(line).to_contain_text("ready", timeout=PATIENCE_MS)
+
+
+def test_a_conversation_is_pinned_before_anything_of_it_is_on_disk(
+    page: Page, server: RunningServer
+):
+    page.get_by_role("button", name="New conversation").click()
+    page.get_by_role("button", name="Pin this conversation").click()
+    expect(page.locator("#chat-note")).to_contain_text("as soon as", timeout=PATIENCE_MS)
+    before = {one["id"] for one in named(server)}
+    page.get_by_label("Message").fill("kettle " * 300)
+    page.get_by_role("button", name="Send").click()
+    while not (new := [one for one in named(server) if one["id"] not in before]):
+        pass
+    assert [one["is_pinned"] for one in new] == [True]
+
+
 def kept(server: RunningServer, name: str) -> list[Any]:
     answer = server.request("GET", "/admin/dashboard/conversations", params={"search": name})
     return answer.json()["conversations"]
@@ -181,7 +219,8 @@ def test_every_control_is_reached_by_keyboard_and_the_theme_is_switched(page: Pa
     for _ in range(60):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id"))
-    wanted = {"theme", "chat-model", "chat-text", "chat-send", "chat-new", "search", "tree-model"}
+    wanted = {"theme", "chat-model", "chat-text", "chat-send", "chat-new", "chat-keep"}
+    wanted |= {"search", "tree-model"}
     assert wanted <= reached
     page.locator("#theme").focus()
     page.keyboard.press("Enter")
@@ -207,3 +246,14 @@ def test_axe_finds_nothing_serious(
         serious = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
         assert [(one["id"], [n["html"] for n in one["nodes"]]) for one in serious] == []
     assert complaints == []
+
+
+def test_a_lost_worker_is_told_of_with_what_is_known(page: Page, server: RunningServer):
+    os.kill(server.worker_pid(), signal.SIGKILL)
+    while not server.get("/admin/crashes").json()["crashes"]:
+        pass
+    page.reload()
+    fold = page.locator("#crashes details").first
+    expect(fold).to_contain_text("SIGKILL", timeout=PATIENCE_MS)
+    fold.locator("summary").click()
+    expect(fold.locator("pre")).to_contain_text("up for", timeout=PATIENCE_MS)

@@ -1,7 +1,8 @@
 import { ask, byId, bytes, count, fill, make, row, seconds } from "./dom.js";
 import { Charts } from "./charts.js";
-import { startChat, showModels } from "./chat.js";
+import { startChat, showChatModels } from "./chat.js";
 import { startConversations } from "./conversations.js";
+import { showModels } from "./models.js";
 import { startTree, showTreeModels } from "./tree.js";
 
 const charts = new Charts();
@@ -42,14 +43,11 @@ function showGlance(now) {
 
 function showSnapshot(now) {
   showGlance(now);
-  fill(byId("models"), now.models.map((one) => row([
-    one.id, one.error ? `${one.state}: ${one.error}` : one.state, bytes(one.reserved_bytes),
-    one.num_running, one.num_waiting,
-  ])), "No model is loaded.", 5);
+  showModels(now);
   fill(byId("requests"), now.requests.map((one) => row([
     one.id, one.model, one.phase, count(one.num_prompt_tokens), count(one.num_cached_tokens), count(one.num_pieces),
   ])), "Nothing is being answered.", 6);
-  showModels(now.known_models);
+  showChatModels(now.known_models);
   showTreeModels(now.known_models);
   if (now.sample) charts.add(now.sample);
 }
@@ -59,7 +57,7 @@ function listen() {
   feed.addEventListener("open", () => { byId("connection").textContent = "Live"; });
   feed.addEventListener("error", () => {
     byId("connection").textContent = feed.readyState === EventSource.CLOSED
-      ? "No live figures: they are for browsers on the server's own machine, with the admin key where one is set."
+      ? "No live figures: they need the admin key where keys are set. Reload and give it as the password."
       : "Connection lost, trying again…";
   });
   feed.addEventListener("snapshot", (event) => showSnapshot(JSON.parse(event.data)));
@@ -67,10 +65,29 @@ function listen() {
 
 async function showCrashes() {
   const { crashes } = await ask("GET", "/admin/crashes");
+  const latest = crashes.map((one) => one.id).join();
+  if (latest === byId("crashes").dataset.latest) return;
+  byId("crashes").dataset.latest = latest;
   fill(byId("crashes"), crashes.map((one) => row([
-    new Date(one.at_s * 1000).toLocaleString(), one.model, one.code, one.phase,
-    make("td", one.message, { class: "words" }),
+    new Date(one.at_s * 1000).toLocaleString(), one.model, one.code, one.phase, details(one),
   ])), "No worker was lost.", 5);
+}
+
+function details(one) {
+  const cell = make("td", "", { class: "words" });
+  const fold = make("details"), text = make("pre");
+  fold.append(make("summary", one.message), text);
+  fold.addEventListener("toggle", async () => {
+    if (!fold.open || text.textContent) return;
+    try {
+      const record = await ask("GET", `/admin/crashes/${one.id}`);
+      const facts = [`up for ${seconds(record.uptime_s)}, ${record.num_running} requests, step ${record.step}`];
+      if (record.was_out_of_memory) facts.push("out of memory");
+      text.textContent = [...facts, ...record.stderr, ...record.stacks].join("\n");
+    } catch (error) { text.textContent = error.message; }
+  });
+  cell.append(fold);
+  return cell;
 }
 
 async function start() {

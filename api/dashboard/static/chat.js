@@ -1,4 +1,4 @@
-import { byId, count, make } from "./dom.js";
+import { act, ask, byId, count, make } from "./dom.js";
 
 let messages = [];
 let session = newSession();
@@ -9,7 +9,7 @@ function newSession() {
   return `dashboard-${Array.from(bits, (one) => one.toString(16).padStart(2, "0")).join("")}`;
 }
 
-export function showModels(models) { setOptions(byId("chat-model"), models); }
+export function showChatModels(models) { setOptions(byId("chat-model"), models); }
 
 export function setOptions(select, names) {
   const known = Array.from(select.options, (one) => one.value);
@@ -27,7 +27,16 @@ export function startChat() {
     messages = [];
     session = newSession();
     byId("chat-log").replaceChildren();
+    byId("chat-note").textContent = "";
   });
+  byId("chat-keep").addEventListener("click", () => act(byId("chat-note"), keep));
+}
+
+// Also while nothing of it is on disk: it is pinned as soon as something is.
+async function keep() {
+  const query = new URLSearchParams({ conversation: session, model: byId("chat-model").value });
+  const kept = await ask("POST", `/admin/cache/pin?${query}`);
+  return kept.num_tokens ? `Pinned: ${count(kept.num_tokens)} tokens on disk.` : "Pinned as soon as it is on disk.";
 }
 
 async function send() {

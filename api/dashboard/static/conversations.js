@@ -1,4 +1,4 @@
-import { ask, byId, bytes, count, fill, make, row, seconds } from "./dom.js";
+import { ask, byId, confirmed, bytes, count, fill, make, row, seconds } from "./dom.js";
 
 const PATH = "/admin/dashboard/conversations";
 const EVERY_MS = 5000;
@@ -42,22 +42,13 @@ function actions(one) {
   const cell = make("td");
   const short = one.id.slice(0, 12);
   const query = `conversation=${encodeURIComponent(one.id)}`;
-  const pin = button(one.is_pinned ? "Unpin" : "Pin", short);
-  pin.addEventListener("click", () => act("POST", `/admin/cache/pin?${query}&pinned=${!one.is_pinned}`));
-  const warm = button("Prewarm", short);
-  warm.addEventListener("click", () => act("POST", `${PATH}/prewarm?${query}`));
-  const remove = button("Delete", short);
-  remove.addEventListener("click", () => {
-    if (remove.dataset.sure) { act("DELETE", `/admin/cache/conversations?${query}`); return; }
-    remove.dataset.sure = "yes";
-    remove.textContent = "Really delete?";
-  });
+  const pin = confirmed(one.is_pinned ? "Unpin" : "Pin", short, null,
+    () => act("POST", `/admin/cache/pin?${query}&pinned=${!one.is_pinned}`));
+  const warm = confirmed("Prewarm", short, null, () => act("POST", `${PATH}/prewarm?${query}`));
+  const remove = confirmed("Delete", short, "Really delete?",
+    () => act("DELETE", `/admin/cache/conversations?${query}`));
   cell.append(pin, warm, remove);
   return cell;
-}
-
-function button(name, short) {
-  return make("button", name, { type: "button", "aria-describedby": "kept-title", title: `${name} ${short}` });
 }
 
 async function act(method, path) {

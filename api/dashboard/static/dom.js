@@ -43,3 +43,32 @@ export async function ask(method, path) {
   if (!answer.ok) throw new Error(body.error?.message ?? `The server answered ${answer.status}.`);
   return body;
 }
+
+// Asks again before it does what costs something; the question goes with the focus.
+export function confirmed(name, about, question, run) {
+  const button = make("button", name, { type: "button", title: `${name} ${about}` });
+  const calm = () => {
+    if (button.dataset.sure) { delete button.dataset.sure; button.textContent = button.dataset.name; }
+  };
+  button.addEventListener("blur", calm);
+  button.addEventListener("click", () => {
+    if (question && !button.dataset.sure) {
+      button.dataset.sure = "yes";
+      button.dataset.name = button.textContent;
+      button.textContent = question;
+      return;
+    }
+    calm();
+    run();
+  });
+  return button;
+}
+
+export async function act(note, work) {
+  note.textContent = "…";
+  try {
+    note.textContent = (await work()) ?? "";
+  } catch (error) {
+    note.textContent = error.message;
+  }
+}
