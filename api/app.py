@@ -52,6 +52,7 @@ from runtime.history import History
 from runtime.keys import digest_of, new_key, write_admin_token
 from runtime.kv_store import KvStore
 from runtime.prewarm import Prewarm
+from runtime.rejoin import Rejoin
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
 from runtime.vision_files import can_see
@@ -135,6 +136,7 @@ def create_app(
     agents, janitor = open_agents(gate, history)
     responses = ResponseDesk(Archive(history, settings))
     chores = _chores(janitor, responses, prewarm, dashboard, supervisor)
+    chores.append(Chore("rejoin", 5.0, Rejoin(supervisor, kv).run))
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
     traces = _open_traces(settings.otlp_endpoint)
     desk = ErrorDesk([(speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error)])

@@ -58,6 +58,9 @@ KvReport = KvEvent | Told
 class KvDesk(Protocol):
     """The store, as a channel sees it."""
 
+    @property
+    def is_waiting(self) -> bool: ...
+
     async def options(self, spec: ModelSpec, hot_bytes: int | None) -> KvOptions: ...
 
     def join(self, channel: KvChannel) -> None: ...
@@ -81,6 +84,8 @@ class KvChannel:
         self.spec = spec
         self._hot_bytes = hot_bytes
         self.kv = KvOptions()
+        self.is_shut_out = False
+        """It was to use the disk, and there was no store."""
         self.counts = KvCounts()
         self._desk = desk
         self._send: Callable[[KvNews], None] | None = None
@@ -101,6 +106,7 @@ class KvChannel:
     async def options(self) -> KvOptions:
         """What the worker is loaded with; always an answer, without a disk if need be."""
         self.kv = await self._desk.options(self.spec, self._hot_bytes)
+        self.is_shut_out = not self.has_disk and self._desk.is_waiting
         return self.kv
 
     def open(self, send: Callable[[KvNews], None]) -> None:

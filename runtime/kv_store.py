@@ -75,6 +75,11 @@ class KvStore:
         return self._life.status
 
     @property
+    def is_waiting(self) -> bool:
+        """There is to be a store and there is none that works."""
+        return self.status.state in ("opening", "degraded")
+
+    @property
     def store(self) -> OpenStore | None:
         """The open store; None while there is none."""
         return self._life.store
@@ -133,6 +138,12 @@ class KvStore:
     def is_stopping(self) -> bool:
         """Whether long work is to come to its end."""
         return self._life.stopping.is_set()
+
+    def shut_out(self) -> list[str]:
+        """The models that were loaded while there was no store, now that there is one."""
+        if self.status.state != "ok":
+            return []
+        return [channel.spec.id for channel in self._channels if channel.is_shut_out]
 
     def loaded_models(self) -> frozenset[bytes]:
         """The model hashes of the workers there are."""

@@ -166,7 +166,7 @@ class Supervisor:
         """Have a model leave once its requests have ended. Raises UnknownModel."""
         return self._take_away(name, "the operator unloads it")
 
-    def restart(self, name: str) -> Wish:
+    def restart(self, name: str, reason: str = "the operator restarts it") -> Wish:
         """Forget its failures, replace its process if it has one, and load it.
 
         Raises:
@@ -175,7 +175,7 @@ class Supervisor:
         """
         spec = self._resolve(name)
         self._dispatch.actor(spec.id).forgive(time.monotonic())
-        self._take_away(name, "the operator restarts it")
+        self._take_away(name, reason)
         return self._wish(spec, "default")
 
     def pin(self, name: str, *, is_pinned: bool) -> ModelStatus:

@@ -18,6 +18,7 @@ from runtime.housekeeping import Limits, News, expire, keep_within_caps, scrub, 
 from runtime.kv_store import KvStore
 from runtime.open_store import OpenStore
 from runtime.placement import Profile
+from runtime.rejoin import Rejoin
 from runtime.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
 from tests.asking import ask, supervising_with_store, worker_of
@@ -124,7 +125,7 @@ async def test_a_full_disk_degrades_the_cache_and_nothing_else(home: Path):
         await until(lambda: kv.status.state == "ok", "it is tried again")
 
 
-async def test_a_store_that_cannot_be_opened(home: Path):
+async def test_a_store_that_cannot_be_opened_is_used_once_it_can(home: Path):
     (home / "kv").write_text("no directory")
     async with serving(home) as (supervisor, kv):
         assert (await reused(supervisor, prompt(1))).tier == "none"
@@ -132,6 +133,11 @@ async def test_a_store_that_cannot_be_opened(home: Path):
         assert kv.status.state == "degraded"
         (home / "kv").unlink()
         await until(lambda: kv.status.state == "ok", "it is opened after all", 20)
+        assert kv.shut_out() == ["m"]
+        await Rejoin(supervisor, kv).run()
+        assert kv.shut_out() == []
+        await reused(supervisor, prompt(1))
+        await saved(kv)
 
 
 async def test_slots_cannot_be_written(home: Path):
