@@ -122,6 +122,12 @@ async def test_a_model_leaves_when_nobody_uses_it_unless_somebody_said_otherwise
         await ask(supervisor, "a", model="a", max_tokens=1)
         assert status_of(supervisor, "a").expires_in_s is not None
         assert status_of(supervisor, "c").expires_in_s is None
+        worker_of(supervisor, "c").kill()
+        await until(
+            lambda: (one := status_of(supervisor, "c")).num_starts == 2 and one.state == "ready",
+            "the pinned one comes back unasked",
+            30,
+        )
 
 
 async def test_a_request_waits_only_so_long_and_queues_are_bounded(home: Path) -> None:
