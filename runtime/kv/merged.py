@@ -29,7 +29,8 @@ def take_over(ground: Ground, old: Sequence[Run], new: Run) -> None:
     hot = ground.hot
     if new.token_ids is None and all(run.token_ids is not None for run, _ in parts):
         new.token_ids = array("I", (one for part in parts for one in _tokens(*part)))
-        new.media = tuple(dict.fromkeys(span for run, _ in parts for span in run.media))
+        spans = (span for run, leave in parts for span in run.media if span.start < leave)
+        new.media = tuple(dict.fromkeys(spans))
         new.rope_delta = parts[-1][0].rope_delta
     for run, leave in parts:
         hot[new].sessions |= hot[run].sessions
