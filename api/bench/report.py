@@ -63,7 +63,13 @@ def markdown(report: Report) -> str:
     for title in titles(report):
         cells = " | ".join(_cell(report, title, name) for name in names)
         lines.append(f"| **{title}**: {meanings[title]} | {cells} |")
-    return "\n".join(lines)
+    machine = report.environment
+    told = (
+        f"{machine.cpu}, {machine.cores} cores, {report.num_rounds} rounds, {report.made_at[:10]}"
+    )
+    if machine.load_before[0] > machine.cores / 2:
+        told += f"; busy with other work (load {machine.load_before[0]}): read the ratios only"
+    return "\n".join([*lines, "", f"{told}."])
 
 
 def titles(report: Report) -> list[str]:
