@@ -9,8 +9,11 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import re
 import statistics
 import tempfile
+import time
+import urllib.request
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import cast
@@ -30,6 +33,7 @@ _SYSTEM = " ".join(f"On day {day} the river was calm and the boats stayed." for 
 _STEPS = ("cold", "follow_up", "new_image", "restart")
 _NEW_TOKENS = 16
 _NEW_IMAGE_TURN = 5
+_TOLD_S = 1.5
 
 
 class _Url(msgspec.Struct):
@@ -102,8 +106,8 @@ class _Talk:
         self._seed = seed
         self._messages = [_Message("system", f"Conversation {seed}. {_SYSTEM}")]
         self._num_images = 0
-        self._known = (0, 0)
-        """Tokens and pictures of the turn before."""
+        self._num_encoded = 0
+        self.look()
 
     def turn(self, name: str, text: str, *, has_image: bool = False) -> Step:
         """Say it, with a new picture if there is to be one, and hear the answer."""
@@ -117,12 +121,17 @@ class _Talk:
         self._messages.append(_Message("assistant", answer.text))
         return self._step(name, answer)
 
+    def look(self) -> None:
+        """Take the server's counter as it is; after a start it begins anew."""
+        if self._peer.recipe.name == "hearth":
+            self._num_encoded = _num_encoded(self._peer)
+
     def _step(self, name: str, answer: Answer) -> Step:
-        # Upstream encodes what a request holds before it looks into its cache; ours what is new.
-        num_tokens, num_images = self._known
-        is_known = self._peer.recipe.name == "hearth" and answer.cached_tokens >= num_tokens
-        num_encoded = self._num_images - (num_images if is_known else 0)
-        self._known = (answer.prompt_tokens, self._num_images)
+        # Upstream encodes all that a request holds before it looks into its cache.
+        num_encoded = self._num_images
+        if self._peer.recipe.name == "hearth":
+            before, self._num_encoded = self._num_encoded, _num_encoded(self._peer)
+            num_encoded = self._num_encoded - before
         return Step(
             name=name,
             ttft_ms=answer.ttft_ms,
@@ -132,6 +141,17 @@ class _Talk:
             num_encoded=num_encoded,
             text=answer.text,
         )
+
+
+def _num_encoded(peer: Peer) -> int:
+    """Pictures that its towers saw, once what the last request did has been told."""
+    time.sleep(_TOLD_S)
+    url = peer.target.url.removesuffix("/v1") + "/metrics"
+    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
+        found = re.findall(
+            r"^hearth_kv_encoded_images_total\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE
+        )
+    return sum(int(float(one)) for one in found)
 
 
 def _part(seed: int) -> _Part:
@@ -153,6 +173,7 @@ def converse(peer: Peer, seed: int) -> list[Step]:
         steps.append(talk.turn("new_image", "And what is this?", has_image=True))
         peer.stop()
         peer.start()
+        talk.look()
         steps.append(talk.turn("restart", "Which of both is larger?"))
     finally:
         peer.stop()
