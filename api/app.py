@@ -30,6 +30,7 @@ from api.dashboard.trend import SAMPLE_S
 from api.deps import Gate
 from api.errors import ErrorDesk
 from api.guard import Guard, rules_of
+from api.history_metrics import HistoryCollector
 from api.jobs import Chore, Jobs
 from api.log import RequestLog, configure_logging
 from api.metrics import Metrics
@@ -49,6 +50,7 @@ from api.version import VERSION
 from runtime.catalog import Catalog
 from runtime.errors import SettingsError, UnknownModel
 from runtime.history import History
+from runtime.history_figures import HistoryFigures
 from runtime.keys import digest_of, new_key, write_admin_token
 from runtime.kv_store import KvStore
 from runtime.prewarm import Prewarm
@@ -129,10 +131,11 @@ def create_app(
     """The server as an ASGI application; its lifespan starts and stops supervisor and store."""
     metrics = Metrics(supervisor.status, kv.figures)
     prewarm = Prewarm(settings, supervisor, kv, PinnedPrompts(settings, catalog))
-    metrics.add(PrewarmCollector(prewarm))
     gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
     dashboard = Dashboard(gate)
     history = History(settings.home)
+    history_figures = HistoryFigures(history)
+    metrics.add(PrewarmCollector(prewarm), HistoryCollector(history_figures, settings))
     agents, janitor = open_agents(gate, history)
     responses = ResponseDesk(Archive(history, settings))
     chores = _chores(janitor, responses, prewarm, dashboard, supervisor)
@@ -168,6 +171,7 @@ def create_app(
             agents=agents,
             responses=responses,
             history=history,
+            history_figures=history_figures,
             prewarm=prewarm,
             dashboard=dashboard,
         ),

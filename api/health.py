@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from api.deps import Gate
 from runtime.history import History
+from runtime.history_figures import HistoryFigures
 
 
 class Live(msgspec.Struct, gc=False):
@@ -79,8 +80,11 @@ def ready(gate: NamedDependency[Gate], history: NamedDependency[History]) -> Res
 
 
 @get("/metrics", tags=["Health"], media_type=MediaType.TEXT)
-async def metrics(gate: NamedDependency[Gate]) -> Response[bytes]:
+async def metrics(
+    gate: NamedDependency[Gate], history_figures: NamedDependency[HistoryFigures]
+) -> Response[bytes]:
     """Figures for Prometheus."""
     await gate.refresh_figures()
+    await history_figures.refresh()
     headers = {"content-type": CONTENT_TYPE_LATEST}
     return Response(gate.metrics.exposition(), headers=headers, media_type=MediaType.TEXT)

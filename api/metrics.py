@@ -92,9 +92,10 @@ class Metrics:
         self._requests.labels(route, method, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
 
-    def add(self, collector: Collector) -> None:
-        """Show the figures of another part as well."""
-        self._registry.register(collector)
+    def add(self, *collectors: Collector) -> None:
+        """Show the figures of other parts as well."""
+        for collector in collectors:
+            self._registry.register(collector)
 
     def meter(self, model: str, watch: Callable[[Usage], None] | None = None) -> Meter:
         """What measures one answer of this model, from now on; `watch` hears of its usage."""

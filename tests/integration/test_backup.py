@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.conversation import Conversation, wait_until_saved
-from tests.running_server import RunningServer, running
+from tests.running_server import RunningServer, hearth, running
 
 CONFIG = "prewarm_share = 0"
 DATABASES = ("history.sqlite3", "kv/index.db")
@@ -35,6 +35,11 @@ def ask_agent(server: RunningServer) -> int:
     return server.post("/v1/agents/helper/generate", body).json()["agent"]["turn"]
 
 
+def history_of(server: RunningServer) -> tuple[float, ...]:
+    assert 0 < server.figure("hearth_history_bytes") < server.figure("hearth_history_max_bytes")
+    return tuple(server.figure(f"hearth_history_{name}") for name in ("up", "agents", "turns"))
+
+
 def test_a_conversation_goes_on_warm_in_another_home_from_a_copy_of_a_running_server(
     tmp_path: Path,
 ):
@@ -44,6 +49,7 @@ def test_a_conversation_goes_on_warm_in_another_home_from_a_copy_of_a_running_se
         first = talk.ask(server, session_id="river")
         server.post("/v1/agents", {"id": "helper", "system": "Be brief."})
         assert ask_agent(server) == 1
+        assert history_of(server) == (1, 1, 1)
         wait_until_saved(server, first.num_prompt_tokens)
         back_up(tmp_path / "home", copy)
         assert ask_agent(server) == 2
@@ -52,4 +58,37 @@ def test_a_conversation_goes_on_warm_in_another_home_from_a_copy_of_a_running_se
         again = talk.ask(server, session_id="river")
         assert again.tier == "warm"
         assert again.num_cached_tokens >= first.num_prompt_tokens - 4
+        assert history_of(server) == (1, 1, 1), "what was said after the copy is not in it"
         assert ask_agent(server) == 2, "the copy was made after the first turn"
+
+
+def kept_bytes(home: Path) -> dict[str, bytes]:
+    """What must not change: slots, turns and the databases, without what SQLite keeps beside."""
+    files = [*home.glob("kv/slots/**/*.safetensors"), *home.glob("kv/turns/**/*.turn")]
+    files += [home / name for name in DATABASES]
+    return {str(file.relative_to(home)): file.read_bytes() for file in files if file.is_file()}
+
+
+def test_what_a_newer_release_wrote_is_left_as_it_is_by_an_older_one(tmp_path: Path):
+    talk, home = Conversation(60), tmp_path / "home"
+    with running(home, config=CONFIG) as server:
+        first = talk.ask(server, session_id="river")
+        server.post("/v1/agents", {"id": "helper", "system": "Be brief."})
+        wait_until_saved(server, first.num_prompt_tokens)
+    for name in DATABASES:
+        with closing(sqlite3.connect(home / name)) as database:
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            database.execute(f"PRAGMA user_version = {version + 1}")
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = kept_bytes(home)
+    assert len(before) > 3
+    with running(home) as server:
+        again = talk.ask(server, session_id="river")
+        assert again.tier in ("none", "hot")
+        health = server.get("/health/ready").json()
+        assert (health["cache"], health["history"]) == ("degraded", "degraded")
+        assert server.get("/v1/agents/helper").status_code == 503
+        assert server.figure("hearth_history_up") == 0
+    for words in (("cache", "rm", "--all"), ("cache", "gc"), ("db", "upgrade")):
+        assert hearth(*words, HEARTH_HOME=str(home)).returncode == 1, words
+    assert kept_bytes(home) == before
