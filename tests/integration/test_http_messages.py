@@ -252,11 +252,16 @@ async def test_a_worker_that_dies_fails_whole_answers_with_529_and_is_worth_a_re
     narrow_server: RunningServer,
 ) -> None:
     assert narrow_server.post(MESSAGES, {"messages": [USER], "max_tokens": 2}).status_code == 200
-    running = {"name": "hearth_running", "model": "tiny"}
     body = {"model": "tiny", "messages": [USER], "max_tokens": 3500}
+
+    def has_begun() -> bool:
+        requests = narrow_server.get("/admin/dashboard").json()["requests"]
+        return any(one["num_pieces"] for one in requests)
+
     async with narrow_server.client() as client:
         answer = asyncio.create_task(client.post(MESSAGES, json=body))
-        await until(lambda: narrow_server.figure(**running) == 1, "the request runs")
+        # Before its first token a request would wait for another worker instead.
+        await until(has_begun, "the answer has begun")
         os.kill(narrow_server.worker_pid(), signal.SIGKILL)
         response = await answer
     assert response.status_code == 529
