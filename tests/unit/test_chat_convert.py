@@ -199,6 +199,15 @@ def test_pictures_stand_where_the_text_before_them_ends() -> None:
     )
 
 
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_low_detail_shrinks_a_picture_wherever_it_is_said(is_inside: bool) -> None:
+    url = "data:image/png;base64,AAAA"
+    inside = ContentPart(type="image_url", image_url=ImageUrl(url, "low"))
+    beside = ContentPart(type="input_image", image_url=url, detail="low")
+    (image,) = read([inside if is_inside else beside], "p").images
+    assert image.max_side == 512
+
+
 @pytest.mark.parametrize(
     "url", ["", "file:///etc/passwd", "data:image/png,AAAA", "data:image/png;base64,?"]
 )

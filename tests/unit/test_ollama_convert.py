@@ -18,6 +18,7 @@ from runtime.types import (
     ChatPrompt,
     Constraint,
     GenerateRequest,
+    Image,
     Message,
     ModelSpec,
     SamplingParams,
@@ -151,6 +152,18 @@ def test_a_prompt_goes_through_the_template_unless_it_is_raw():
     )
     assert prompt_of(request).thinking == Thinking(is_enabled=False)
     assert generate(prompt="Hi", raw=True).prompt == TextPrompt(text="Hi")
+
+
+def test_images_stand_before_the_text_and_need_none():
+    seeing = msgspec.structs.replace(SPEC, capabilities=("completion", "vision"))
+    for text in ("Hi", ""):
+        body = read({"prompt": text, "images": ["AAAA"]}, GenerateBody)
+        request = generate_request(body, "r", seeing, SETTINGS, Caller())
+        image = Image(at=0, field="images[0]", data=b"\0\0\0")
+        assert prompt_of(request).messages == (Message(role="user", text=text, images=(image,)),)
+    with pytest.raises(InvalidRequest) as caught:
+        generate(prompt="Hi", raw=True, images=["AAAA"])
+    assert caught.value.param == "images"
 
 
 def test_a_request_without_a_prompt_only_loads_or_unloads():
