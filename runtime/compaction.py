@@ -82,12 +82,17 @@ def plans(rows: Sequence[SlotRow], ends: Collection[str]) -> Iterator[Segments]:
 
 
 def _joint(chain: list[Link]) -> Segments:
-    """The small slots at the end of a chain without states, if there are too many."""
+    """The small slots at the end of a chain without states, if there are too many.
+
+    The very first stays: it is what others begin with as well, and what keeps rewriting below one.
+    """
     start, num_bytes = len(chain), 0
     while start and chain[start - 1].row.header.num_tokens <= SMALL_TOKENS:
         link = chain[start - 1]
         num_bytes += link.row.disk_bytes
         is_last = start == len(chain)
+        if link.row.header.parent is None:
+            break
         if num_bytes > MAX_MERGED_BYTES or (link.row.header.has_state and not is_last):
             break
         start -= 1

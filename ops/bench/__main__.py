@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,10 @@ import msgspec
 from api.bench.machine import Environment, environment
 from ops.bench import engine, kv, peers, vision
 from ops.bench.processes import bare, hearth
+from ops.bench.swap import write_wide
 from runtime.embedded import HEARTH_TINY
 
+WIDE_LENGTHS = [1024, 4096]
 _REPORT = Path(__file__).parent / "report.json"
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -30,15 +33,16 @@ class Report(msgspec.Struct):
     kv: kv.KvFigures | None = None
 
 
-async def run(report: Report, model: Path, parts: list[str]) -> None:
-    """Measure the parts into the report."""
+async def run(report: Report, model: Path, parts: list[str], lengths: Sequence[int]) -> None:
+    """Measure the parts into the report; KV with prompts of these lengths."""
     async with bare(model) as opponent:
         if "engine" in parts:
             async with hearth(model) as server:
                 report.engine = await engine.measure(server, opponent, report.rounds)
         if "kv" in parts:
             with tempfile.TemporaryDirectory() as home:
-                job = kv.Run(model, Path(home), opponent, report.rounds, kv_bytes_per_token(model))
+                per_token = kv_bytes_per_token(model)
+                job = kv.Run(model, Path(home), opponent, report.rounds, per_token, lengths)
                 report.kv = await kv.measure(job)
 
 
@@ -87,6 +91,8 @@ def print_kv(figures: kv.KvFigures) -> None:
         print(f"restore of {row.num_tokens} tokens: {speeds} plain read, {row.ratio:.2f}")
     print(f"decode with writes behind it: {figures.decode_with_writes:.3f} of without")
     print(f"write amplification over 40 turns: {figures.write_amplification:.3f}")
+    if figures.merged_write_amplification is not None:
+        print(f"the same once they are merged: {figures.merged_write_amplification:.3f}")
 
 
 def main() -> None:
@@ -103,15 +109,29 @@ def main() -> None:
         help="engine, kv; peers and vision have flags of their own",
     )
     parser.add_argument("--model", type=Path, default=HEARTH_TINY, help="a model directory")
+    parser.add_argument(
+        "--wide",
+        action="store_true",
+        help="a model of 47M random weights in float32, of prompts of 1k and 4k tokens",
+    )
+    parser.add_argument("--tokens", type=int, nargs="+", help="lengths of prompts, for kv")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, default=_REPORT)
     arguments = parser.parse_args()
-    model = arguments.model.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        wide = Path(folder) / "wide"
+        model = write_wide(wide, seed=1) if arguments.wide else arguments.model.resolve()
+        measure(arguments, model)
+
+
+def measure(arguments: argparse.Namespace, model: Path) -> None:
+    """Run the parts, print them, and write them into the report."""
     report = Report(environment(), model.name, arguments.rounds)
     if arguments.json.exists():
         old = msgspec.json.decode(arguments.json.read_bytes(), type=Report)
         report.engine, report.kv = old.engine, old.kv
-    asyncio.run(run(report, model, arguments.parts))
+    lengths = arguments.tokens or (WIDE_LENGTHS if arguments.wide else list(kv.LENGTHS))
+    asyncio.run(run(report, model, arguments.parts, lengths))
     if report.engine is not None and "engine" in arguments.parts:
         print_engine(report.engine)
     if report.kv is not None and "kv" in arguments.parts:

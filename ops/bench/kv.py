@@ -7,7 +7,8 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from ops.bench.engine import prompt
 from ops.bench.processes import Bare, Hearth, hearth
 
 LENGTHS = (1024, 4096, 8192, 16384)
-FOLLOW_UP, SHARED = 50, 0.85
+FOLLOW_UP, SHARED, WRITTEN = 50, 0.85, 4096
 _PATIENCE_S, _SETTLED_S = 120.0, 0.3
 
 
@@ -59,13 +60,14 @@ class Restore(msgspec.Struct):
 
 
 class Run(NamedTuple):
-    """What a run measures: `home` is an empty directory."""
+    """What a run measures: `home` is an empty directory, `lengths` are those of prompts."""
 
     model: Path
     home: Path
     opponent: Bare
     rounds: int
     kv_bytes_per_token: int
+    lengths: Sequence[int] = LENGTHS
 
 
 class KvFigures(msgspec.Struct):
@@ -77,6 +79,8 @@ class KvFigures(msgspec.Struct):
     """Decode rate while what was just computed is written, over the rate with the cache off."""
     write_amplification: float
     """Bytes of slot files over the bytes of KV in them, over a conversation of 40 turns."""
+    merged_write_amplification: float | None = None
+    """The same with what merging them afterwards writes."""
 
 
 async def measure(run: Run) -> KvFigures:
@@ -84,7 +88,7 @@ async def measure(run: Run) -> KvFigures:
     seeds = iter(range(10**8, 10**9))
     reuse: list[Reuse] = []
     restores: list[Restore] = []
-    for num_tokens in LENGTHS:
+    for num_tokens in run.lengths:
         parts = [await _one_length(run, num_tokens, seeds) for _ in range(run.rounds)]
         reuse.append(_medians([row for row, _ in parts]))
         restores.append(
@@ -92,12 +96,13 @@ async def measure(run: Run) -> KvFigures:
         )
     async with hearth(run.model, run.home) as server:
         ratios = [await _with_writes(server, seeds) for _ in range(run.rounds)]
-    amplification = await _amplification(run, seeds)
+    amplification, merged = await _amplification(run, seeds)
     return KvFigures(
         reuse=reuse,
         restore=restores,
         decode_with_writes=round(statistics.median(ratios), 3),
         write_amplification=round(amplification, 3),
+        merged_write_amplification=round(merged, 3),
     )
 
 
@@ -200,18 +205,40 @@ async def _settled(home: Path) -> None:
 async def _with_writes(server: Hearth, seeds: Iterator[int]) -> float:
     rates: dict[str, float] = {}
     for mode in ("off", "full"):
-        stream = await _ask(server, prompt(4096, next(seeds)), max_tokens=384, cache_mode=mode)
+        token_ids = prompt(WRITTEN, next(seeds))
+        stream = await _ask(server, token_ids, max_tokens=384, cache_mode=mode)
         rates[mode] = stream.rate
     return rates["full"] / rates["off"]
 
 
-async def _amplification(run: Run, seeds: Iterator[int]) -> float:
-    """Turns of 200 tokens each; the files of all of them over the KV they hold."""
+async def _amplification(run: Run, seeds: Iterator[int]) -> tuple[float, float]:
+    """Turns of 200 tokens each: what was written over the KV of them, before and after merging."""
     known = set(_slots(run.home))
     token_ids: list[int] = []
     async with hearth(run.model, run.home) as server:
         for _ in range(40):
             token_ids += prompt(200, next(seeds))
             await _ask(server, token_ids, cache_mode="full", max_tokens=1)
-    num_bytes = sum(path.stat().st_size for path in set(_slots(run.home)) - known)
-    return num_bytes / (len(token_ids) * run.kv_bytes_per_token)
+        await _settled(run.home)
+        num_bytes = sum(path.stat().st_size for path in set(_slots(run.home)) - known)
+        before = await asyncio.to_thread(_admin, server, "GET", "stats")
+        await asyncio.to_thread(_admin, server, "POST", "gc")
+        after = await asyncio.to_thread(_admin, server, "GET", "stats")
+    merged_bytes = _written(after) - _written(before)
+    kv_bytes = len(token_ids) * run.kv_bytes_per_token
+    return num_bytes / kv_bytes, (num_bytes + merged_bytes) / kv_bytes
+
+
+def _admin(server: Hearth, method: str, what: str) -> bytes:
+    url = f"http://127.0.0.1:{server.port}/admin/cache/{what}"
+    request = urllib.request.Request(url, method=method)
+    with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:  # noqa: S310
+        return answer.read()
+
+
+class _Stats(msgspec.Struct):
+    counters: dict[str, float]
+
+
+def _written(stats: bytes) -> float:
+    return msgspec.json.decode(stats, type=_Stats).counters.get("written_bytes", 0.0)

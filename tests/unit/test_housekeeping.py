@@ -68,8 +68,8 @@ def merged(rows: list[SlotRow], ends: tuple[str, ...] = ()) -> list[list[str]]:
 
 
 def test_a_long_chain_of_small_slots_is_found_whole():
-    long, short = chain(*range(1, MAX_CHAIN + 2)), chain(*range(100, 100 + MAX_CHAIN))
-    assert merged([*long, *short]) == [numbers(long)]
+    long, short = chain(*range(1, MAX_CHAIN + 3)), chain(*range(100, 101 + MAX_CHAIN))
+    assert merged([*long, *short]) == [numbers(long[1:])]
 
 
 def test_a_chain_ends_at_branches_pins_state_large_slots_and_the_cold_store():
@@ -94,12 +94,13 @@ def test_a_chain_ends_at_branches_pins_state_large_slots_and_the_cold_store():
 
 
 def test_a_short_end_that_nobody_continues_may_be_cut_off():
-    first = row(1)
+    root = row(1000)
+    first = row(1, root.header)
     for lost, is_in in ((64, True), (65, False)):
-        rest = [row(2, first.header, start=512 - lost, end=1024)]
+        rest = [row(2, first.header, start=1024 - lost, end=1536)]
         for number in range(3, MAX_CHAIN + 5):
             rest.append(row(number, rest[-1].header))
-        (found,) = merged([first, *rest])
+        (found,) = merged([root, first, *rest])
         assert (found[0] == first.header.id) is is_in
 
 
