@@ -104,8 +104,8 @@ class Pulse:
         """What is wrong; None when nothing is."""
         stuck_s = now_s - self._moved_s
         if self.phase in LOADING:
-            limits = self._limits
-            if stuck_s <= (limits.warm_s if self.phase == "warming" else limits.load_s):
+            limits = {"starting": LOAD_STALL_S, "warming": self._limits.warm_s}
+            if stuck_s <= limits.get(self.phase, self._limits.load_s):
                 return None
             return Complaint(f"made no progress in {self.phase} for {stuck_s:.1f} s", False)
         silent_s = now_s - self._heard_s
