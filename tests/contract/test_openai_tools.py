@@ -124,6 +124,25 @@ def test_a_format_is_gone_on_with_from_where_the_client_began(calm_client: OpenA
     assert caught.value.param == "response_format"
 
 
+@pytest.mark.parametrize("end", [{"stop": ["falls"]}, {"max_tokens": 4}])
+def test_the_turn_after_an_answer_that_was_cut_goes_on_from_its_tokens(
+    calm_client: OpenAI, calm: Path, end: Any
+) -> None:
+    told: Any = saying(calm, f"while rain falls on the hearth{END}")
+    biases, rest = told.pop("logit_bias"), told
+    request: Any = {"model": "calm", "messages": QUESTION, "logit_bias": biases, **rest}
+    cut = calm_client.chat.completions.create(**request, **end)
+    text = cut.choices[0].message.content
+    assert text
+    assert "hearth" not in text
+    later: Any = [{"role": "assistant", "content": text}, {"role": "user", "content": "Go on."}]
+    after = calm_client.chat.completions.create(
+        model="calm", messages=[*QUESTION, *later], max_tokens=2
+    )
+    told_of: Any = after.to_dict()["hearth"]
+    assert told_of["prompt"] == [{"rule": "healed_turn", "num_places": 1}]
+
+
 # Tools that may not be called
 
 

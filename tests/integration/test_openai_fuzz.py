@@ -130,6 +130,7 @@ def bodies(
         optional={
             "tools": st.just(tools),
             "tool_choice": st.sampled_from(["auto", "none"]),
+            "continue_final_message": st.booleans(),
             "stream": st.booleans(),
         },
     )
