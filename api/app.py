@@ -138,8 +138,7 @@ def create_app(
     metrics.add(PrewarmCollector(prewarm), HistoryCollector(history_figures, settings))
     agents, janitor = open_agents(gate, history)
     responses = ResponseDesk(Archive(history, settings))
-    chores = _chores(janitor, responses, prewarm, dashboard, supervisor)
-    chores.append(Chore("rejoin", 5.0, Rejoin(supervisor, kv).run))
+    chores = _chores(janitor, responses, prewarm, dashboard, supervisor, kv)
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
     traces = _open_traces(settings.otlp_endpoint)
     desk = ErrorDesk([(speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error)])
@@ -209,6 +208,7 @@ def _chores(
     prewarm: Prewarm,
     dashboard: Dashboard,
     supervisor: Supervisor,
+    kv: KvStore,
 ) -> list[Chore]:
     """What is done now and then."""
     return [
@@ -217,6 +217,7 @@ def _chores(
         Chore("prewarm", prewarm.period_s, prewarm.sweep),
         Chore("dashboard", SAMPLE_S, dashboard.tick),
         Chore("memory", 5.0, supervisor.relieve),
+        Chore("rejoin", 5.0, Rejoin(supervisor, kv).run),
     ]
 
 

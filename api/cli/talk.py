@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TextIO
 
 import msgspec
 
-from api.cli.connection import ServerLink
+from api.cli.connection import NoServer, ServerLink
 from api.cli.views import show
 from runtime.errors import HearthError
 from runtime.settings import Settings
@@ -66,6 +67,7 @@ class Turn(msgspec.Struct):
     prompt_tokens: int = 0
     output_tokens: int = 0
     cache: Cache = msgspec.field(default_factory=Cache)
+    is_stopped: bool = False
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -82,9 +84,26 @@ def chat(settings: Settings, arguments: argparse.Namespace) -> int:
         turn = talk.say(" ".join(arguments.message), out)
         return show(turn, summary(turn), as_json=arguments.as_json)
     for line in _typed():
-        turn = talk.say(line, None if arguments.as_json else sys.stdout)
-        show(turn, summary(turn), as_json=arguments.as_json)
+        if line.strip() == "/new":
+            talk.begin()
+        else:
+            _answer(talk, line, as_json=arguments.as_json)
     return 0
+
+
+def _answer(talk: Conversation, line: str, *, as_json: bool) -> None:
+    """One turn. Whoever types is told of a refusal and goes on; a program's pipe ends with it."""
+    try:
+        turn = talk.say(line, None if as_json else sys.stdout)
+    except NoServer:
+        raise
+    except HearthError as error:
+        if not sys.stdin.isatty():
+            raise
+        sys.stderr.write(f"hearth: {error.message}\n")
+        return
+    said = summary(turn)
+    show(turn, said if as_json else _dimmed(said, sys.stdout), as_json=as_json)
 
 
 class Conversation:
@@ -96,30 +115,48 @@ class Conversation:
             **fields,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "session_id": f"chat-{secrets.token_hex(8)}",
         }
         self._messages: list[dict[str, str]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew, in a conversation of its own."""
+        self._messages = []
+        self._fields["session_id"] = f"chat-{secrets.token_hex(8)}"
 
     def say(self, text: str, out: TextIO | None) -> Turn:
-        """Send a message; the answer is written to `out` while it comes. Raises HearthError."""
-        self._messages.append({"role": "user", "content": text})
-        body = self._fields | {"messages": self._messages}
+        """Send a message; the answer is written to `out` while it comes.
+
+        A keyboard interrupt stops the answer, of which what came is kept.
+
+        Raises:
+            HearthError: it was refused or failed; the conversation is as it was before.
+        """
+        asked = [*self._messages, {"role": "user", "content": text}]
         turn = Turn()
-        with self._link.stream("POST", "/v1/chat/completions", body) as lines:
-            for line in lines:
-                if line.startswith(b"data: {"):
-                    _take(turn, _decoder.decode(line[6:]), out)
+        with self._link.stream("POST", "/v1/chat/completions", self._body(asked)) as lines:
+            try:
+                for line in lines:
+                    if line.startswith(b"data: {"):
+                        _take(turn, _decoder.decode(line[6:]), out)
+            except KeyboardInterrupt:
+                turn.is_stopped = True
         if out is not None:
             out.write("\n")
         answer = {"role": "assistant", "content": turn.text}
         if turn.reasoning:
             answer["reasoning_content"] = turn.reasoning
-        self._messages.append(answer)
+        self._messages = [*asked, answer]
         return turn
+
+    def _body(self, messages: Sequence[Mapping[str, str]]) -> dict[str, object]:
+        return {**self._fields, "messages": messages}
 
 
 def summary(turn: Turn) -> str:
     """One line about a turn: what was reused, from where, and why no more."""
+    if turn.is_stopped:
+        return "[stopped]"
     cache = turn.cache
     new = turn.prompt_tokens - cache.cached_tokens
     came = f"{cache.cached_tokens} of {turn.prompt_tokens} tokens reused ({cache.tier})"
@@ -150,14 +187,18 @@ def _dimmed(text: str, out: TextIO) -> str:
 
 
 def _typed() -> Iterator[str]:
-    """Lines until the end of the input, or an empty word of farewell."""
+    """Lines until the end of the input, or a word of farewell. On a terminal they can be edited."""
     is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        import_module("readline")  # it lends input() its keys
+        sys.stderr.write("/new begins anew, Ctrl-C stops an answer, /bye leaves.\n")
     while True:
-        if is_terminal:
-            sys.stdout.write("> ")
-            sys.stdout.flush()
-        line = sys.stdin.readline()
-        if not line or line.strip() in ("/bye", "/exit", "/quit"):
+        try:
+            line = input("> ") if is_terminal else sys.stdin.readline()
+        except EOFError:
+            sys.stdout.write("\n")
+            return
+        if (not line and not is_terminal) or line.strip() in ("/bye", "/exit", "/quit"):
             return
         if line.strip():
             yield line.rstrip("\n")

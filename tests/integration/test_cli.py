@@ -20,6 +20,7 @@ from textual.widgets import DataTable, Static
 from api.cli.commands import COMMANDS, EXIT_CODES, parser
 from api.cli.connection import ServerLink
 from api.cli.progress import watching
+from api.cli.talk import Conversation, summary
 from api.cli.top import Top
 from runtime.progress import Progress
 from runtime.settings import Settings
@@ -99,6 +100,46 @@ def test_one_message_is_answered_and_can_be_had_as_json(server: RunningServer):
     assert turn["text"]
     assert turn["reasoning"]
     assert turn["output_tokens"] > 0
+
+
+class Impatient(io.StringIO):
+    """Somebody who presses Ctrl-C when the first word comes."""
+
+    def write(self, text: str, /) -> int:
+        if not self.getvalue():
+            super().write(text)
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_an_answer_that_is_stopped_leaves_the_conversation_usable(server: RunningServer):
+    settings = Settings(home=server.home, port=server.port)
+    talk = Conversation(ServerLink(settings), {"max_tokens": 200})
+    stopped = talk.say("Hello!", Impatient())
+    assert (stopped.is_stopped, summary(stopped)) == (True, "[stopped]")
+    told_after = talk.say("And again?", io.StringIO())
+    assert told_after.text
+    assert told_after.cache.cached_tokens > 0
+
+
+def test_who_types_is_told_of_a_refusal_and_goes_on(server: RunningServer):
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "api", "chat", "--model", "nobody"],
+        env=environment({"HEARTH_HOME": str(server.home), "HEARTH_PORT": str(server.port)}),
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.close(theirs)
+        os.write(ours, b"Hi\n/bye\n")
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+    os.close(ours)
+    assert "Ctrl-C stops an answer" in said
+    assert "nobody" in said
 
 
 def test_the_settings_in_force_are_shown_without_their_secrets(server: RunningServer):
