@@ -1,0 +1,69 @@
+"""Row 15: a clock that is set wrong and back expires nothing and keeps nothing for ever."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.store_opening import open_store
+from store import slots
+from store.disk import disk_bytes
+from store.types import SlotRow
+from tests.slot_samples import sample, slot_id
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("faketime") is None, reason="faketime is not installed: the clock stays right"
+)
+
+IDS = {slot_id(1), slot_id(2)}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store with two slots that live for a day, used a moment ago."""
+    store = open_store(tmp_path / "kv", None)
+    rows: list[SlotRow] = []
+    for number in (1, 2):
+        path = slots.publish(slots.stage(store.root, *sample(number)))
+        used_s = store.clock().wall_s
+        header = slots.read_header(path)
+        rows.append(SlotRow(header=header, disk_bytes=disk_bytes(path), last_used_s=used_s))
+    store.index.insert(rows).result()
+    assert store.index.expired(store.clock()).result() == ()
+    store.close()
+    return tmp_path / "kv"
+
+
+def left(root: Path, offset: str, *, sleeps: bool = False, num_sweeps: int = 2) -> set[str]:
+    """What is left after sweeps at another time; `sleeps` says that the time did pass."""
+    command = ["faketime", "-f", offset, sys.executable, "-m", "tests.crash.clock_store"]
+    environment = os.environ | {"FAKETIME_DONT_FAKE_MONOTONIC": str(int(not sleeps))}
+    done = subprocess.run(
+        [*command, str(root), str(num_sweeps)],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("offset", ["+10y", pytest.param("-10y", marks=pytest.mark.soak), "+25h"])
+def test_a_clock_that_is_set_wrong_and_right_again_expires_nothing(root: Path, offset: str):
+    assert left(root, offset) == IDS
+    assert left(root, "+0") == IDS
+
+
+@pytest.mark.parametrize("before", [pytest.param("+10y", marks=pytest.mark.soak), "-10y"])
+def test_what_nobody_uses_for_its_time_goes_whatever_the_clock_said_before(root: Path, before: str):
+    assert left(root, before) == IDS
+    assert left(root, "+0") == IDS
+    assert left(root, "+25h", sleeps=True) == set()
