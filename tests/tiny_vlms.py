@@ -104,8 +104,8 @@ def _write_weights(directory: Path, config: dict[str, Any], seed: int) -> None:
         config,
         ["text", "vision", "perceiver", "projector", "audio"],
     )
-    model = module.Model(arguments)
     mx.random.seed(seed)
+    model = module.Model(arguments)
     weights = {
         name: _drawn(name, cast("mx.array", array))
         for name, array in tree_flatten(model.parameters())
