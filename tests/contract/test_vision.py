@@ -39,6 +39,7 @@ from tests.contract.seen_again import (
     load,
     words,
 )
+from tests.tiny_models import write_model
 from tests.tiny_vlms import VISION_FAMILIES, encoded, picture, write_vlm
 
 TIMEOUT_S = 110
@@ -293,6 +294,20 @@ def test_the_template_in_a_file_of_older_models_is_read(tmp_path: Path):
     (path / "chat_template.json").write_text(json.dumps(template))
     assert load(path, "qwen2_5_vl").tokenizer.chat_template == template["chat_template"]
     assert read_spec("m", path, ModelSettings()).capabilities[1] == "chat"
+
+
+def test_a_worker_of_a_model_that_reads_text_only_knows_nothing_of_pictures(tmp_path: Path):
+    path = write_model(tmp_path)
+    script = f"""
+import sys
+from pathlib import Path
+import runtime.worker.__main__
+from tests.kv_sessions import load
+assert load(Path({str(path)!r})).eyes is None
+known = {{"mlx_vlm", "runtime.worker.gallery", "runtime.worker.pictures"}}
+assert not known & set(sys.modules), known & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=TIMEOUT_S)
 
 
 def test_what_is_used_of_upstream_is_there():
