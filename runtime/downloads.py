@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -53,16 +53,18 @@ def _bars(watch: Watch) -> type[tqdm]:
     from huggingface_hub.utils import tqdm  # noqa: PLC0415
 
     class Told(tqdm):
-        @override
-        def update(self, n: float | None = 1) -> bool | None:
-            shown = super().update(n)
-            if self.unit == "B":
-                watch(Progress(step="download", num_done=int(self.n), num_total=self.total or 0))
-            return shown
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self._is_of_bytes = options.get("unit") == "B"
+            options["disable"] = True
+            super().__init__(*arguments, **options)  # pyright: ignore[reportUnknownMemberType]
 
         @override
-        def display(self, msg: str | None = None, pos: int | None = None) -> None:
-            del msg, pos
+        def update(self, n: float | None = 1) -> bool | None:
+            self.n += n or 0
+            if self._is_of_bytes:
+                total = int(self.total or 0)
+                watch(Progress(step="download", num_done=min(int(self.n), total), num_total=total))
+            return None
 
     return Told
 
