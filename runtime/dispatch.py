@@ -22,7 +22,7 @@ from runtime.lifecycle import COMING_UP, SERVING, ModelState
 from runtime.model_actor import Crew, ModelActor, Worker
 from runtime.refusals import check_number, no_room, too_late
 from runtime.request_queue import RequestQueue
-from runtime.scene import Memory, scene_of
+from runtime.scene import Memory, missing_bytes, room_for, scene_of
 from runtime.swap import Plan, Terms, plan
 from runtime.types import ModelSpec, Struct
 
@@ -131,7 +131,8 @@ class Dispatch:
         """Whether the model could be loaded now without another one having to leave."""
         residents = (actor.resident() for actor in self.actors.values())
         held = [one.reserved_bytes for one in residents if one is not None]
-        return self._memory.room_now().without(held).holds(self._memory.need(spec).num_bytes)
+        room = room_for(self.actors.values(), self._memory)
+        return room.without(held).holds(self._memory.need(spec).num_bytes)
 
     def close(self) -> None:
         """The server stops: nothing waits any more, nothing runs on, every model leaves."""
@@ -264,7 +265,7 @@ class Dispatch:
         for model in steps.blocked:
             for call in self._queue.take_all_of(model):
                 pinned = [one.model for one in self.actors.values() if one.is_pinned]
-                missing = self._memory.room().num_bytes - self._memory.room_now().num_bytes
+                missing = missing_bytes(self.actors.values(), self._memory)
                 call.fail(no_room(model, pinned, missing))
 
     def _grant(self, request_id: str, now_s: float) -> None:

@@ -106,6 +106,7 @@ class Memory:
         loaded = {name: one for name, one in actors.items() if one.state in HAS_PROCESS}
         wishes = {name: self._wish(one.spec) for name, one in loaded.items() if one.spec}
         held = sum(one.reserved_bytes for one in loaded.values())
+        held += sum(one.abandoned_bytes for one in actors.values())
         spare_bytes = self.room_now().num_bytes - held
         if self._strain.lendable_bytes is not None:
             spare_bytes = min(spare_bytes, self._strain.lendable_bytes)

@@ -115,6 +115,7 @@ class ModelActor:
         self._ready_since_s: float | None = None
         self._last_finished_s: float | None = None
         self._files: Fingerprint = ()
+        self._abandoned: list[tuple[Worker, int]] = []
 
     @property
     def state(self) -> ModelState:
@@ -146,6 +147,11 @@ class ModelActor:
     def is_takable(self) -> bool:
         """It can be handed a request."""
         return self.state in SERVING or (self.state == "draining" and not self.is_leaving)
+
+    @property
+    def abandoned_bytes(self) -> int:
+        """What was reserved for processes that could not be ended and are still there."""
+        return sum(num_bytes for worker, num_bytes in self._abandoned if not worker.is_gone)
 
     def resident(self) -> Resident | None:
         """What the swap policy has to know; None without a process."""
@@ -286,6 +292,8 @@ class ModelActor:
         if before == "crashed" and self.worker is not None:
             self.last_error = WorkerError(f"The process of the model {self.model} cannot be ended.")
             _log.error("process abandoned", model=self.model, pid=self.worker.pid)
+            self._abandoned = [one for one in self._abandoned if not one[0].is_gone]
+            self._abandoned.append((self.worker, self.reserved_bytes))
             self._release(self.worker)
 
     def make_way(self) -> None:

@@ -25,11 +25,11 @@ def too_late(call: Call, now_s: float) -> QueueTimeout:
 
 
 def no_room(model: str, pinned: Iterable[str], missing_bytes: int) -> NoRoom:
-    """What is pinned keeps the model out, or memory that ended processes did not give back."""
+    """What is pinned keeps the model out, or memory that former processes did not give back."""
     if missing_bytes:
         return NoRoom(
             f"The model {model} does not fit: {missing_bytes / 1e9:.2f} GB that processes of "
-            "models held did not come back when they ended (/running). Should that stay so, only a "
+            "models held did not come back (/running). Should that stay so, only a "
             "restart of the machine gives it back.",
             retry_after_s=60,
         )

@@ -26,6 +26,18 @@ class Memory(Protocol):
         ...
 
 
+def room_for(actors: Iterable[ModelActor], memory: Memory) -> Room:
+    """What models may take now: not what processes hold that nobody could end."""
+    room = memory.room_now()
+    held = sum(actor.abandoned_bytes for actor in actors)
+    return Room(num_bytes=room.num_bytes - held, num_models=room.num_models)
+
+
+def missing_bytes(actors: Iterable[ModelActor], memory: Memory) -> int:
+    """How much of their room models cannot have, though none of them has it."""
+    return memory.room().num_bytes - room_for(actors, memory).num_bytes
+
+
 def scene_of(
     calls: Iterable[Call], actors: Iterable[ModelActor], memory: Memory, now_s: float
 ) -> Scene:
@@ -43,7 +55,8 @@ def scene_of(
                 priority=call.priority,
             )
         )
-    for actor in actors:
+    everybody = list(actors)
+    for actor in everybody:
         resident = actor.resident()
         if resident is not None and actor.spec is not None:
             residents.append(resident)
@@ -52,6 +65,6 @@ def scene_of(
         waiting=tuple(waiting),
         residents=tuple(residents),
         needs={model: memory.need(spec) for model, spec in specs.items()},
-        room=memory.room_now(),
+        room=room_for(everybody, memory),
         now_s=now_s,
     )

@@ -326,7 +326,7 @@ class Supervisor:
             status_of(spec, actor, num_waiting, time.monotonic()),
             swap_cost=self._costs.of(spec.id),
             entered=tuple(self._entered[spec.id].items()),
-            unreturned_bytes=self._memory.unreturned_bytes(spec.id),
+            unreturned_bytes=self._memory.unreturned_bytes(spec.id) + actor.abandoned_bytes,
         )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

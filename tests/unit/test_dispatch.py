@@ -28,6 +28,7 @@ from runtime.errors import (
     HearthError,
     InvalidRequest,
     LoadFailed,
+    NoRoom,
     Overloaded,
     PoisonRequest,
     WorkerDied,
@@ -45,6 +46,7 @@ from runtime.types import (
 )
 from tests.puppets import (
     MODELS,
+    NEEDS,
     ROOM,
     World,
     spec_of,
@@ -197,7 +199,8 @@ class Supervision(RuleBasedStateMachine):
         held = [a for a in self.dispatch.actors.values() if a.state in HAS_PROCESS]
         models = {actor.model for actor in held}
         assert {puppet.spec.id for puppet in self.world.alive()} >= models - self.given_up()
-        assert sum(actor.reserved_bytes for actor in held) <= ROOM
+        abandoned = sum(a.abandoned_bytes for a in self.dispatch.actors.values())
+        assert sum(actor.reserved_bytes for actor in held) + abandoned <= ROOM
         limit = self.world.room().num_models
         assert limit is None or len(held) <= limit
         assert all(a.reserved_bytes == 0 for a in self.dispatch.actors.values() if a not in held)
@@ -272,6 +275,38 @@ def silence() -> Iterator[None]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     yield
     structlog.reset_defaults()
+
+
+async def test_a_process_that_cannot_be_ended_keeps_its_memory_until_it_has_ended() -> None:
+    world = World(None)
+    world.dispatch.submit(call_for(world, "c"))
+    (stuck,) = world.alive()
+    world.pass_time(200.0)  # it never comes up, and no signal ends it
+    assert stuck.is_killed
+    assert world.dispatch.actor("c").state not in HAS_PROCESS
+    assert world.dispatch.actor("c").abandoned_bytes == NEEDS["c"]
+    wish = call_for(world, "b")
+    world.dispatch.submit(wish)
+    with pytest.raises(NoRoom, match="did not come back"):
+        await granted(wish)
+    world.end(stuck, None)
+    assert world.dispatch.fits(spec_of("b"))
+
+
+def call_for(world: World, model: str) -> Call:
+    return Call(
+        spec_of(model),
+        Wish(),
+        request_id=f"wish-{model}",
+        priority="default",
+        since_s=world.now_s,
+        until_s=world.now_s + 100.0,
+    )
+
+
+async def granted(call: Call) -> None:
+    assert isinstance(call.job, Wish)
+    await call.job.granted()
 
 
 async def test_a_request_that_is_refused_for_its_id_takes_nobody_out_of_the_queue() -> None:
