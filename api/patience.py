@@ -11,8 +11,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from runtime.errors import RequestTimeout
 
-HEAD_TIMEOUT_S = 30.0
-
 
 class PatientProtocol(HttpToolsProtocol):
     """Uvicorn's protocol, that closes a connection whose request head does not arrive in time.
@@ -20,6 +18,7 @@ class PatientProtocol(HttpToolsProtocol):
     Between two requests the keep-alive timeout counts, as ever.
     """
 
+    head_timeout_s = 30.0
     _deadline: asyncio.TimerHandle | None = None
 
     @override
@@ -44,7 +43,7 @@ class PatientProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _wait(self) -> None:
-        self._deadline = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._give_up)
+        self._deadline = asyncio.get_running_loop().call_later(self.head_timeout_s, self._give_up)
 
     def _relax(self) -> None:
         if self._deadline is not None:
@@ -56,6 +55,11 @@ class PatientProtocol(HttpToolsProtocol):
         transport: Any = self.transport
         if transport is not None and not transport.is_closing():
             transport.close()
+
+
+def patient_protocol(timeout_s: float) -> type[PatientProtocol]:
+    """The protocol whose clients have so long for the head of a request."""
+    return type("PatientProtocol", (PatientProtocol,), {"head_timeout_s": timeout_s})
 
 
 MIN_BYTES_PER_S = 4096

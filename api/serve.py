@@ -21,7 +21,7 @@ import uvloop
 from typing_extensions import override
 
 from api.doorway import Doorway
-from api.patience import PatientProtocol
+from api.patience import patient_protocol
 from runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class _Server(uvicorn.Server):
 async def _run(settings: Settings, doorway: Doorway, listener: socket.socket) -> None:
     config = uvicorn.Config(
         doorway,
-        http=PatientProtocol,
+        http=patient_protocol(settings.send_timeout_s),
         ws="none",
         lifespan="on",
         interface="asgi3",

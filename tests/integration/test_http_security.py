@@ -123,6 +123,27 @@ def test_other_names_and_other_sites_are_refused_even_with_a_key(server: Running
     assert "access-control-allow-origin" not in answer.headers
 
 
+def test_a_browser_that_asks_first_gets_no_leave(server: RunningServer):
+    asking = {"access-control-request-method": "POST", "access-control-request-headers": "x"}
+    for path in (CHAT, "/v1/messages", "/admin/cache", "/"):
+        headers = {"x-api-key": ADMIN, "origin": "https://evil.example", **asking}
+        answer = server.request("OPTIONS", path, headers=headers)
+        assert answer.status_code == 403, path
+        own = server.request("OPTIONS", path, headers=headers | {"origin": server.url})
+        for one in (answer, own):
+            assert not [name for name in one.headers if name.startswith("access-control")], path
+
+
+def test_one_request_is_not_two(server: RunningServer):
+    """Lengths that contradict each other are how one client's request is read as another's."""
+    body = "0\r\n\r\nGET /admin/cache HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    keyed = f"x-api-key: {KEY}\r\ncontent-type: application/json\r\n"
+    lengths = f"content-length: {len(body)}\r\ntransfer-encoding: chunked\r\n"
+    answer = raw(server, f"POST {CHAT}", f"{keyed}{lengths}\r\n{body}".removesuffix("\r\n"))
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    assert b" 200 " not in answer.split(b"\r\n", 1)[0]
+
+
 def routes_with_a_body(server: RunningServer) -> list[str]:
     """Every POST of the schema whose path names nothing, as OpenAPI knows them, and prewarm."""
     schema = ask(server, "/schema", **{"x-api-key": KEY}).json()
@@ -189,6 +210,13 @@ def test_a_client_that_stops_in_its_body_is_told_so_and_cut_off(server: RunningS
         answer = read_all(connection)
     assert b" 408 " in answer.split(b"\r\n", 1)[0]
     assert b"request_timeout" in answer
+
+
+@pytest.mark.parametrize("head", ["", "GET /v1/models HTTP/1.1\r\nhost: lo"])
+def test_a_client_that_stops_before_its_headers_end_is_cut_off(server: RunningServer, head: str):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(head.encode())
+        assert read_all(connection) == b""
 
 
 def test_a_client_that_sends_a_byte_now_and_then_is_cut_off_as_well(server: RunningServer):
