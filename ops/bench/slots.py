@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,16 +28,18 @@ from mlx_lm.models import qwen3
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 from tokenizers import Tokenizer
+from xxhash import xxh3_128
 
 from runtime.embedded import HEARTH_TINY
 from store import slots
 from store.cold import ColdDirectory
 from store.cold_codec import split_planes
-from store.disk import CHUNK_BYTES
+from store.disk import CHUNK_BYTES, opened
 from store.types import SlotHeader, TensorData
 
 PREFILL_SLICE = 256
 LEVELS = (1, 3)
+HASHED_BYTES = 256 << 10
 
 
 class Packing(msgspec.Struct):
@@ -68,6 +70,70 @@ class Reading(msgspec.Struct):
     plain_gb_per_s: float
     verify_gb_per_s: float
     ratio: float
+
+
+class Loading(msgspec.Struct):
+    """Milliseconds from a file in the page cache to arrays of bytes that were checked.
+
+    `verified` reads and compares all of it first and loads it then, as restoring does; `hashed`
+    reads it first, so that nobody waits for the disk, and compares what is hashed on its way into
+    the arrays. `*_blocking` is the part that keeps the thread that computes.
+    """
+
+    num_bytes: int
+    verified_ms: float
+    verified_blocking_ms: float
+    hashed_ms: float
+    hashed_blocking_ms: float
+
+
+class HashedReader:
+    """A file for `mx.load` that hashes every range as it is read into its array."""
+
+    closed = False
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._position = 0
+        self.checksums: dict[int, str] = {}
+        """By where the range begins."""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_CUR:
+            offset += self._position
+        elif whence == os.SEEK_END:
+            offset += os.fstat(self._fd).st_size
+        self._position = offset
+        return offset
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:
+        view, start, hasher = memoryview(buffer).cast("B"), self._position, xxh3_128()
+        for at in range(0, len(view), HASHED_BYTES):
+            piece = view[at : at + HASHED_BYTES]
+            self._position += os.preadv(self._fd, [piece], self._position)
+            hasher.update(piece)
+        self.checksums[start] = hasher.hexdigest()
+        return self._position - start
+
+
+def load(source: Path | HashedReader) -> None:
+    """Have the arrays in memory, as the mlx thread does."""
+    file = str(source) if isinstance(source, Path) else cast("BinaryIO", source)
+    mx.eval(list(cast("dict[str, mx.array]", mx.load(file, "safetensors")).values()))
+
+
+def load_hashed(path: Path) -> None:
+    """Raises AssertionError when any byte in an array is not as written."""
+    with opened(path) as fd:
+        contents = slots.read_contents(fd)
+        reader = HashedReader(fd)
+        load(reader)
+    for entry in contents.tensors:
+        found = reader.checksums.get(contents.payload_start + entry.start)
+        assert not entry.num_bytes or found == entry.checksum
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -203,7 +269,7 @@ def read_plainly(path: Path) -> None:
     os.close(fd)
 
 
-def measure_reading(root: Path, rounds: int) -> Reading:
+def measure_reading(root: Path, rounds: int) -> tuple[Reading, Loading]:
     """One slot of 2,048 tokens in the shape of an 8B model: 36 layers, 8 KV heads of 128, BF16."""
     rows = memoryview(os.urandom(2048 * 8 * 128 * 2))
     names = [f"{layer}.{one}" for layer in range(36) for one in ("keys", "values")]
@@ -218,17 +284,38 @@ def measure_reading(root: Path, rounds: int) -> Reading:
         verified.append(timed(lambda: slots.verify(slot.path)))
     ratios = [one / other for one, other in zip(plain, verified, strict=True)]
     gigabytes = slot.num_bytes / 1e9
-    return Reading(
+    reading = Reading(
         num_bytes=slot.num_bytes,
         stage_gb_per_s=round(gigabytes / stage_s, 2),
         plain_gb_per_s=round(gigabytes / statistics.median(plain), 2),
         verify_gb_per_s=round(gigabytes / statistics.median(verified), 2),
         ratio=round(statistics.median(ratios), 3),
     )
+    return reading, measure_loading(slot.path, rounds)
+
+
+def measure_loading(path: Path, rounds: int) -> Loading:
+    """Both ways in turn, from the same file."""
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: slots.verify(path),
+        lambda: load(path),
+        lambda: read_plainly(path),
+        lambda: load_hashed(path),
+    )
+    times = [[timed(call) * 1000 for call in calls] for _ in range(rounds)]
+    verify, plain, read, hashed = map(statistics.median, zip(*times, strict=True))
+    return Loading(
+        num_bytes=path.stat().st_size,
+        verified_ms=round(verify + plain, 2),
+        verified_blocking_ms=round(plain, 2),
+        hashed_ms=round(read + hashed, 2),
+        hashed_blocking_ms=round(hashed, 2),
+    )
 
 
 class Report(msgspec.Struct):
     reading: Reading
+    loading: Loading
     samples: list[Sample]
 
 
@@ -241,7 +328,7 @@ def measure(root: Path, num_tokens: int, rounds: int) -> Report:
     tiny.set_dtype(mx.bfloat16)
     samples.append(measure_kv(root, "hearth-tiny BF16", tensors_of(tiny, ids)))
     samples.append(measure_kv(root, "random BF16", tensors_of(random_model(), ids)))
-    return Report(measure_reading(root, rounds), samples)
+    return Report(*measure_reading(root, rounds), samples)
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ class Talk:
 
     def ask(self, server: RunningServer, messages: Sequence[Any], **fields: Any) -> dict[str, Any]:
         body = {"messages": messages, "temperature": 0, "max_tokens": 60} | fields
-        response = server.post(CHAT, body)
+        response = server.request("POST", CHAT, json=body, timeout=600)
         assert response.status_code == 200, response.text
         answer = response.json()
         usage, cache = answer["usage"], answer["hearth"]["cache"]
