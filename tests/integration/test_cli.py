@@ -267,7 +267,7 @@ def test_garbage_is_collected_and_everything_verified_with_signs_of_progress(
 
 
 async def test_a_cache_without_a_server_is_worked_on_itself(server: RunningServer, tmp_path: Path):
-    body = {"messages": [{"role": "user", "content": "kettle " * 300}], "max_tokens": 4}
+    body = {"messages": [{"role": "user", "content": "copied kettle " * 200}], "max_tokens": 4}
     assert server.post(CHAT, body | {"session_id": "copied"}).status_code == 200
     await until(lambda: is_known(server, "copied"), "it is on disk")
     home = tmp_path / "copy"
