@@ -30,12 +30,14 @@ from runtime.types import ChatPrompt, GenerateRequest, Message, PromptChange, To
 from runtime.worker.beginning import Beginning, gone_on, taken_out
 from runtime.worker.dialects.dialect import Dialect
 from runtime.worker.template import Marked, Template
+from runtime.worker.template_input import defused
 from runtime.worker.turns import TurnStore
 from store.turns import UNNAMED
 from store.types import MediaSpan
 
 MAX_BOUNDARIES = 8
 HEALED = "healed_turn"
+SPELLED_OUT = "picture_words"
 _PROBE = (
     Message(role="user", text="a"),
     Message(
@@ -155,7 +157,10 @@ class Composer:
         is_kept = request.cache.mode == "full" and HEALED not in self.rules_off
         links = self._links(arranged, request.cache.tenant) if is_kept else []
         session_id = request.cache.session_id
-        asked = _Asked(arranged, links, stable.moved, stable.changes, session_id, beginning)
+        changes = stable.changes
+        if defused(arranged, self.template.picture_words) is not arranged:
+            changes = (*changes, PromptChange(rule=SPELLED_OUT))
+        asked = _Asked(arranged, links, stable.moved, changes, session_id, beginning)
         if links and beginning is not None:
             return asked._replace(begun_link=self.canon.advance(links[-1], answer(beginning.text)))
         return asked

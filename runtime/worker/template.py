@@ -196,7 +196,7 @@ class Template:
             "tokenize": False,
             "add_generation_prompt": opens_answer,
         }
-        prompt = defused(prompt, self._picture_words)
+        prompt = defused(prompt, self.picture_words)
         try:
             text = self._renderer(kwargs)(
                 [template_message(message) for message in prompt.messages],
@@ -210,7 +210,7 @@ class Template:
         return text.replace(self.markup.mark, self.markup.spelled) if self.markup else text
 
     @cached_property
-    def _picture_words(self) -> tuple[str, ...]:
+    def picture_words(self) -> tuple[str, ...]:
         """What no text may hold, as it would be taken for a picture's."""
         if self.markup is None:
             return ()

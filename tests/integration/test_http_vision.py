@@ -257,7 +257,8 @@ async def test_what_will_be_seen_is_computed_before_it_is_asked(seeing_server: R
 def test_words_for_pictures_are_words_when_clients_say_them(seeing_server: RunningServer):
     words = "<|image_pad|> and <|vision_start|><|image_pad|><|vision_end|>"
     text = [{"role": "user", "content": words}]
-    said, _, _ = turn(seeing_server, text, max_tokens=2)
+    found = seeing_server.post(CHAT, {"messages": text, "max_tokens": 2, "temperature": 0})
+    assert "picture_words" in str(found.json()["hearth"])
     mixed = [{"role": "user", "content": [{"type": "text", "text": words}, chat_part(RED)]}]
     said, _, total = turn(seeing_server, mixed, max_tokens=2)
     assert said["role"] == "assistant"
