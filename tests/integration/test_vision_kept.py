@@ -64,17 +64,25 @@ async def test_merged_slots_still_know_their_pictures(tmp_path: Path, vlms_dir: 
     (tmp_path / "models").symlink_to(vlms_dir)
     seen = Image(at=3, field="image", data=FIRST)
     messages = [Message(role="user", text="so, what is it?", images=(seen,))]
+    num_tokens = 0
     async with supervising_with_store(tmp_path, kv_disk=True) as (supervisor, kv):
         for number in range(MAX_CHAIN + 2):
             prompt = ChatPrompt(messages=tuple(messages))
-            await ask(supervisor, prompt, model="qwen3_vl", max_tokens=2)
+            done = await ask(supervisor, prompt, model="qwen3_vl", max_tokens=2)
+            num_tokens = done.finished.usage.num_prompt_tokens
             messages += [
                 Message(role="assistant", text=f"it is {number}"),
                 Message(role="user", text=f"and {number}?"),
             ]
         store = kv.store
         assert store is not None
-        await until(lambda: any(plans(store.index.all_slots(), ())), "a long chain is on disk")
+        await until(
+            lambda: (
+                max((one.header.end for one in store.index.all_slots()), default=0) >= num_tokens
+            ),
+            "all that was said is on disk",
+        )
+        assert any(plans(store.index.all_slots(), ()))
         async with asyncio.timeout(10):
             while not store.counts["compacted"]:  # the last turn may be on its way to the disk
                 await kv.chore(lambda s: compact(s, kv.loaded_models, lambda: False))
