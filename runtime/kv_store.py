@@ -98,9 +98,7 @@ class KvStore:
 
     async def remembered(self) -> dict[str, ModelRow]:
         """What former runs were measured to need, by model id; nothing while there is no store."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_OPEN_PATIENCE_S):
-                await self._life.settled.wait()
+        await self._settled()
         rows = await self._life.attempt(lambda store: store.records.models()) or []
         return {row.label: row for row in reversed(rows)}
 
@@ -113,6 +111,12 @@ class KvStore:
         """
         if channel.has_disk:
             self._life.spawn(self._remember(channel.kv.model_hash, load_ms, peak_bytes))
+
+    async def _settled(self) -> None:
+        """Wait a moment for a store that is being opened."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OPEN_PATIENCE_S):
+                await self._life.settled.wait()
 
     async def _remember(self, model: bytes, load_ms: float | None, peak_bytes: int | None) -> None:
         await self._life.attempt(
@@ -168,6 +172,7 @@ class KvStore:
         Raises:
             StoreUnavailable: there is no store, or it fails.
         """
+        await self._settled()
         loop, store = asyncio.get_running_loop(), self._life.store
         if store is None:
             raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
@@ -222,9 +227,7 @@ class KvStore:
             queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
             kv_bits=own.kv_bits if own is not None and own.kv_bits else settings.kv_bits,
         )
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_OPEN_PATIENCE_S):
-                await self._life.settled.wait()
+        await self._settled()
         return await self._with_disk(spec, hot_only)
 
     async def _with_disk(self, spec: ModelSpec, kv: KvOptions) -> KvOptions:
