@@ -149,7 +149,10 @@ async def test_a_worker_without_memory_fails_its_requests_and_is_gone(tmp_path: 
         assert failed.code in (WorkerDied.code, "model_error")
         if failed.code == WorkerDied.code:
             await gone(worker.process)
-            assert record_of(tmp_path, worker.process).phase == "prefill"
+            record = record_of(tmp_path, worker.process)
+            # As of its last heartbeat: it may die before the next one.
+            assert record.phase in ("idle", "restore", "prefill")
+            assert record.signal or record.exit_status
 
 
 async def test_weights_that_cannot_be_loaded_leave_a_record(tmp_path: Path, models: Path):
