@@ -79,6 +79,8 @@ class Jobs:
     def stop(self) -> None:
         """Start no more of them."""
         if self._scheduler.running:
+            # It reports the jobs that it cancels as if they had failed.
+            logging.getLogger("apscheduler").setLevel(logging.CRITICAL)
             self._scheduler.shutdown(wait=False)
 
     async def _run(self, job: Job) -> None:
