@@ -27,7 +27,7 @@ def test_a_response_is_made_in_the_background(client: OpenAI, model: Path) -> No
     assert made.status == "queued"
     while made.status in ("queued", "in_progress"):
         made = client.responses.retrieve(made.id)
-    assert (made.status, made.output_text) == ("completed", "let me see")
+    assert (made.status, made.output_text) == ("completed", "let me see"), made.error
 
 
 def test_a_response_in_the_background_is_streamed_and_taken_up_again(
