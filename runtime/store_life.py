@@ -159,6 +159,7 @@ class StoreLife:
         def run(_: OpenStore) -> None:
             with store.moving:
                 recovery.run()
+            store.index.begin(store.clock()).result()
 
         running = asyncio.ensure_future(self.attempt(run, "chore"))
         num_told = 0

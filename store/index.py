@@ -81,6 +81,10 @@ class SlotIndex:
             lambda connection: _set_tier(connection, SlotPlace(slot, tier), disk_bytes)
         )
 
+    def begin(self, now: Instant) -> Future[None]:
+        """Take an empty index's clocks, so that the first look at it has something to compare."""
+        return self._database.submit(lambda connection: _begin(connection, now))
+
     def expired(self, now: Instant) -> Future[tuple[str, ...]]:
         """The ids whose time is over, children first; a slot outlives all that continues it.
 
@@ -168,6 +172,12 @@ def _forget(connection: Connection, places: Sequence[SlotPlace]) -> None:
     for name, tier in places:
         done = delete(Condemned).where(Condemned.name == name, Condemned.tier == tier)
         connection.execute(done)
+
+
+def _begin(connection: Connection, now: Instant) -> None:
+    is_empty = ~select(Slot.id).exists()
+    never = StoreState.boot_id == ""
+    connection.execute(update(StoreState).where(never, is_empty).values(now._asdict()))
 
 
 def _expired(connection: Connection, now: Instant) -> tuple[str, ...]:

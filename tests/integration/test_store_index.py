@@ -167,6 +167,18 @@ def forget_after(one: SlotRow, ttl_s: float) -> SlotRow:
     return msgspec.structs.replace(one, header=msgspec.structs.replace(one.header, ttl_s=ttl_s))
 
 
+def test_what_was_written_into_an_empty_index_is_due_at_the_first_look(index: SlotIndex):
+    index.begin(instant(0)).result()
+    index.insert([forget_after(one, 60.0) for one in chain(1, 2)]).result()
+    assert index.expired(instant(7300)).result() == ids(2, 1)
+
+
+def test_what_was_found_by_a_rebuild_is_not_trusted_at_the_first_look(index: SlotIndex):
+    index.insert([forget_after(one, 60.0) for one in chain(1, 2)]).result()
+    index.begin(instant(0)).result()
+    assert index.expired(instant(7300)).result() == ()
+
+
 @pytest.mark.parametrize("jumped_s", [10 * YEAR_S, -10 * YEAR_S, 3600.0 * 20, -3600.0 * 20])
 def test_a_clock_that_jumps_expires_nothing_and_makes_nothing_immortal(
     index: SlotIndex, jumped_s: float
