@@ -24,7 +24,7 @@ from runtime.open_store import Demoted, Gone, Merged, OpenStore
 from runtime.publisher import Publisher
 from runtime.settings import Settings
 from runtime.store_life import KvStatus, StoreLife
-from runtime.types import ModelSpec
+from runtime.types import MissReason, ModelSpec
 from runtime.wire import (
     KvCounts,
     KvOptions,
@@ -261,7 +261,7 @@ class KvStore:
                 if self._toucher is None or self._toucher.done():
                     self._toucher = self._life.spawn(self._touch())
             case SlotBad():
-                self._life.spawn(self._drop_bad(event))
+                self._life.spawn(self._drop_bad(channel, event))
             case PinWanted():
                 self._life.spawn(self.memory.pin(channel.kv.model_hash, event))
             case SlotsWanted(ids=ids):
@@ -314,16 +314,24 @@ class KvStore:
         used, self._used = list(self._used), {}
         await self._life.attempt(lambda store: store.touch(used))
 
-    async def _drop_bad(self, bad: SlotBad) -> None:
-        """A file that is not what it should be goes; one that cannot be read now may stay."""
+    async def _drop_bad(self, channel: KvChannel, bad: SlotBad) -> None:
+        """A file that is not what it should be goes; one that cannot be read now may stay.
+
+        The reader of one that is missing waits to hear where it is.
+        """
         _log.warning("slot_bad", slot=bad.id, reason=bad.reason, why=bad.message)
         if bad.reason == "failed":
             self._life.fail(bad.reason, bad.message)
         if bad.reason in ("damaged", "missing"):
+            why: MissReason = "damaged" if bad.reason == "damaged" else "evicted"
             ids = await self._life.attempt(lambda store: store.drop_bad(bad.id))
-            if ids is not None:
-                self._tell(Gone(ids, "damaged" if bad.reason == "damaged" else "evicted"))
+            if ids:
+                self._tell(Gone(ids, why))
                 self.on_slots()
+            elif await self._life.attempt(lambda store: store.is_cold(bad.id)):
+                await self._promote(channel, (bad.id,))
+            else:
+                channel.tell_gone([bad.id], why)
 
     async def _promote(self, channel: KvChannel, ids: tuple[str, ...]) -> None:
         for slot_id in ids:

@@ -343,6 +343,8 @@ class OpenStore:
             except (SlotMissing, SlotDamaged) as error:
                 _log.warning("cold_slot_lost", slot=slot_id, why=str(error))
                 return False
+            # Who asked for it needs it for longer than until the next look at what is over.
+            self.touch([slot_id])
             self.index.set_tier(slot_id, "warm", size).result()
             self.cold.delete(slot_id)
         self.counts["promoted"] += 1

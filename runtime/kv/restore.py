@@ -148,6 +148,11 @@ class Restorer:
         if run in self._hot:
             try:
                 self._take_in(read)
+            except SlotMissing as error:
+                # It left under its reader; the news that it is cold, or gone, is on its way.
+                self._reading[run] = trails
+                self._say_bad(run, error)
+                return
             except StoreError as error:
                 self._on_damaged(run, error, trails)
         for trail in trails:
@@ -204,13 +209,14 @@ class Restorer:
         return said == known and hashes == (run.block_hashes, run.end_hash)
 
     def _on_damaged(self, run: Run, error: StoreError, trails: Sequence[Trail]) -> None:
-        # A file that is gone was evicted or deleted a moment ago, and the news is on its way.
-        is_gone = isinstance(error, SlotMissing)
-        self._ground.counts.num_damaged += not is_gone
+        self._ground.counts.num_damaged += 1
         for trail in trails:
-            trail.reason = "evicted" if is_gone else "damaged"
+            trail.reason = "damaged"
+        self._say_bad(run, error)
+        self._ground.forget(run, "damaged")
+
+    def _say_bad(self, run: Run, error: StoreError) -> None:
         self._report(SlotBad(id=self._hot[run].id, reason=error.reason, message=str(error)))
-        self._ground.forget(run, "evicted" if is_gone else "damaged")
 
     def give_up(self, trail: Trail) -> None:
         """Reading takes longer than prefill would; go on with what is in memory."""

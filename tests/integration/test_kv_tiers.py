@@ -117,11 +117,39 @@ def test_what_precedes_a_damaged_slot_is_used(stored: Stored):
     assert reused(check_right(session, TURN_2)) == (99, "warm", "damaged")
 
 
-def test_a_missing_file_is_a_miss(stored: Stored):
-    slot_path(stored.root, stored.prompt.id).unlink()
+def waiting_for_a_missing_file(stored: Stored) -> tuple[Session, Trail, Path]:
+    """The prompt's slot is not where it was, and the store was told; where it is now."""
+    path = slot_path(stored.root, stored.prompt.id)
+    elsewhere = path.rename(stored.root / "elsewhere")
     session = stored.session()
-    assert reused(check_right(session, TURN_2)) == (0, "none", "evicted")
-    assert [type(one) for one in session.reports] == [SlotBad]
+    trail = session.trail(TURN_2)
+    session.tiers.begin(trail)
+    while trail.waiting and not session.reports:
+        session.hear()
+    (report,) = session.reports
+    assert isinstance(report, SlotBad)
+    assert (report.id, report.reason) == (stored.prompt.id, "missing")
+    assert trail.is_waiting
+    return session, trail, elsewhere
+
+
+def test_a_missing_file_is_a_miss_once_the_store_says_that_it_is_gone(stored: Stored):
+    session, trail, _ = waiting_for_a_missing_file(stored)
+    session.tiers.on_gone([stored.prompt.id], "evicted")
+    assert not trail.is_waiting
+    session.tiers.restore(trail)
+    assert reused(trail) == (0, "none", "evicted")
+    assert session.tiers.counts.num_damaged == 0
+
+
+def test_a_file_that_left_for_the_cold_store_is_read_when_it_is_back(stored: Stored):
+    session, trail, elsewhere = waiting_for_a_missing_file(stored)
+    elsewhere.rename(slot_path(stored.root, stored.prompt.id))
+    session.tiers.on_promoted([stored.prompt.id])
+    while trail.is_waiting:
+        session.hear()
+    session.tiers.restore(trail)
+    assert reused(trail)[0] == 120
 
 
 def test_a_whole_file_that_is_not_what_the_index_says_is_a_miss(stored: Stored, tmp_path: Path):
