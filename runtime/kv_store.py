@@ -315,10 +315,7 @@ class KvStore:
         await self._life.attempt(lambda store: store.touch(used))
 
     async def _drop_bad(self, channel: KvChannel, bad: SlotBad) -> None:
-        """A file that is not what it should be goes; one that cannot be read now may stay.
-
-        The reader of one that is missing waits to hear where it is.
-        """
+        """A file that is not as it should be goes; who reads a missing one waits to hear of it."""
         _log.warning("slot_bad", slot=bad.id, reason=bad.reason, why=bad.message)
         if bad.reason == "failed":
             self._life.fail(bad.reason, bad.message)

@@ -17,7 +17,7 @@ from runtime.kv.tiers import TierEvent, Tiers
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.slot_news import KnownSlot
-from runtime.types import GenerateRequest, ModelSpec, TokenPrompt
+from runtime.types import GenerateRequest, MissReason, ModelSpec, TokenPrompt
 from runtime.worker import model as models
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
@@ -177,3 +177,25 @@ class Session:
         written = self.finish()
         slots.publish_all([staged for _, staged in written])
         return [known(job.header) for job, _ in written]
+
+
+def last_logits(session: Session, token_ids: list[int], trail: Trail | None = None) -> mx.array:
+    """What the model says after a prompt; without a trail nothing known is used."""
+    trail = trail or session.trail(token_ids, mode="off")
+    kv, start = session.take_up(trail)
+    session.compute(trail, kv, start)
+    return session.forward(token_ids[-1:], kv)
+
+
+def check_right(session: Session, token_ids: list[int]) -> Trail:
+    """A prompt is answered as without any cache; its trail."""
+    trail = session.trail(token_ids)
+    said = last_logits(session, token_ids, trail)
+    expected = last_logits(Session(session.model), token_ids)
+    assert mx.allclose(said, expected, rtol=1e-4, atol=1e-5)
+    session.check()
+    return trail
+
+
+def reused(trail: Trail) -> tuple[int, str, MissReason | None]:
+    return trail.use.num_tokens, trail.use.tier, trail.use.reason

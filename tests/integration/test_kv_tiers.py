@@ -4,16 +4,14 @@ import random
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import msgspec
 import pytest
 
 from runtime.kv.trail import Trail
-from runtime.types import MissReason
 from runtime.wire import SlotBad, SlotsUsed, SlotsWanted
 from runtime.worker.model import LoadedModel
 from store.slots import slot_path
-from tests.kv_sessions import BLOCK_TOKENS, Session, load
+from tests.kv_sessions import BLOCK_TOKENS, Session, check_right, last_logits, load, reused
 from tests.tiny_models import write_model
 
 
@@ -38,28 +36,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 @pytest.fixture(params=["dense", "hybrid"])
 def model(request: pytest.FixtureRequest) -> LoadedModel:
     return request.getfixturevalue(request.param)
-
-
-def last_logits(session: Session, token_ids: list[int], trail: Trail | None = None) -> mx.array:
-    """What the model says after a prompt; without a trail nothing known is used."""
-    trail = trail or session.trail(token_ids, mode="off")
-    kv, start = session.take_up(trail)
-    session.compute(trail, kv, start)
-    return session.forward(token_ids[-1:], kv)
-
-
-def check_right(session: Session, token_ids: list[int]) -> Trail:
-    """A prompt is answered as without any cache; its trail."""
-    trail = session.trail(token_ids)
-    said = last_logits(session, token_ids, trail)
-    expected = last_logits(Session(session.model), token_ids)
-    assert mx.allclose(said, expected, rtol=1e-4, atol=1e-5)
-    session.check()
-    return trail
-
-
-def reused(trail: Trail) -> tuple[int, str, MissReason | None]:
-    return trail.use.num_tokens, trail.use.tier, trail.use.reason
 
 
 class Stored:
