@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gc
-import importlib
 import os
 import queue
 import signal
@@ -15,12 +14,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 
-from runtime.errors import ContextTooLong, InvalidRequest, RequestRejected
+from runtime.errors import InvalidRequest, RequestRejected
 from runtime.kv.blocks import HashChain
 from runtime.kv.ground import Ground
 from runtime.kv.reader import SlotReader
@@ -37,7 +35,6 @@ from runtime.wire import (
     LoadError,
     LoadProgress,
     Ready,
-    Rejected,
     SlotStaged,
     Stop,
     StoreTrouble,
@@ -45,15 +42,13 @@ from runtime.wire import (
     Warming,
 )
 from runtime.worker import model as models
-from runtime.worker.album import Gallery
+from runtime.worker.admission import intake_of, print_without_text, rejected
 from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
 from runtime.worker.compose import Composer
 from runtime.worker.connection import Sender, commands
-from runtime.worker.constraint import Constrainer
 from runtime.worker.decode import warm_decode
 from runtime.worker.engine import Engine
 from runtime.worker.fetcher import Fetcher, names_pictures
-from runtime.worker.grammars import Grammars
 from runtime.worker.intake import Intake
 from runtime.worker.lead import Team
 from runtime.worker.leaving import Deadline, flush
@@ -169,7 +164,7 @@ class Worker:
             rules_off=off,
             dialect=model.dialect,
         )
-        intake = _intake(model, composer, chain)
+        intake = intake_of(model, composer, chain)
         _thread("intake", lambda: self._admit(intake))
         self._sender.send(
             Ready(
@@ -272,14 +267,14 @@ class Worker:
                 self._refuse(request_id, error)
                 continue
             except Exception as error:  # whatever a template does, the next request is admitted
-                _print_without_text(error)
+                print_without_text(error)
                 refusal = InvalidRequest(f"The prompt cannot be read: {type(error).__name__}.")
                 self._refuse(request_id, refusal)
                 continue
             self._inbox.put(group)
 
     def _refuse(self, request_id: str, error: RequestRejected) -> None:
-        self._sender.send(_rejected(request_id, error))
+        self._sender.send(rejected(request_id, error))
 
     def _quit(self) -> None:
         """The server asked for it, or is gone: end gracefully, and in any case end."""
@@ -333,38 +328,6 @@ class Worker:
             peak_bytes=peak_bytes,
             kv=kv,
         )
-
-
-def _intake(model: LoadedModel, composer: Composer, chain: HashChain) -> Intake:
-    grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
-    constrainer = Constrainer(model.dialect, model.tokenizer, grammars)
-    intake = Intake(composer, model.dialect, model.vocab_size, chain, constrainer)
-    if model.eyes is None or model.eyes.lens is None:
-        return intake
-    # Only here, so that workers of other models never import Pillow.
-    module = importlib.import_module("runtime.worker.gallery")
-    gallery: Gallery = module.PictureGallery(model.eyes.lens)
-    return replace(intake, gallery=gallery, is_whole=model.eyes.is_whole)
-
-
-def _rejected(request_id: str, error: RequestRejected) -> Rejected:
-    num_tokens, context = 0, 0
-    if isinstance(error, ContextTooLong):
-        num_tokens, context = error.num_tokens, error.context
-    return Rejected(
-        request_id=request_id,
-        code=error.code,
-        message=error.message,
-        param=error.param,
-        num_tokens=num_tokens,
-        context=context,
-    )
-
-
-def _print_without_text(error: Exception) -> None:
-    """Where it was raised: its message may quote the prompt, and what is printed is kept."""
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    print(f"{frames}{type(error).__name__}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _thread(name: str, run: Callable[[], None]) -> threading.Thread:

@@ -21,9 +21,9 @@ from runtime.model_files import read_spec
 from runtime.settings import ModelSettings
 from runtime.types import ChatPrompt, GenerateRequest, Message, SamplingParams, TextPrompt
 from runtime.types import Image as Sent
-from runtime.worker import vision
 from runtime.worker.decode import Decoder
 from runtime.worker.gallery import PictureGallery
+from runtime.worker.lens import FAMILIES
 from runtime.worker.model import LoadedModel
 from runtime.worker.output import Dialect, OutputParser
 from runtime.worker.sequence import Sequence, SequenceGroup
@@ -322,4 +322,4 @@ def test_what_is_used_of_upstream_is_there():
     overlay = text._apply_blockwise_bidirectional_overlay
     assert list(inspect.signature(overlay).parameters) == ["self", "base_mask", "mm_token_type_ids"]
     assert "_block_sequence_ids_for_mask" in vars(text)
-    assert set(vision._FAMILIES) == set(VISION_FAMILIES)
+    assert set(FAMILIES) == set(VISION_FAMILIES)

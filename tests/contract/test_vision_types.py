@@ -13,7 +13,7 @@ from runtime import vision_files
 from runtime.model_files import read_spec
 from runtime.settings import ModelSettings
 from runtime.vision_files import SEEING_TYPES, VLM_TYPES
-from runtime.worker import vision
+from runtime.worker.lens import FAMILIES
 from tests.tiny_vlms import VISION_FAMILIES
 
 pytest.importorskip("mlx_vlm")
@@ -72,4 +72,4 @@ def test_every_tested_type_has_a_tiny_model_that_is_recognised(vlms_dir: Path):
 
 
 def test_the_worker_drives_every_type_that_is_said_to_see():
-    assert set(vision._FAMILIES) == SEEING_TYPES
+    assert set(FAMILIES) == SEEING_TYPES
