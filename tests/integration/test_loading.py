@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,9 +92,11 @@ async def test_a_load_that_gets_nowhere_is_ended_long_before_its_time_is_over(tm
     path = write_model(tmp_path / "m")
     (path / "model.safetensors").unlink()
     os.mkfifo(path / "model.safetensors")  # as a network disk that hangs
-    error, worker = await failure_of(path, load_timeout_s=50.0)
+    error, worker = await failure_of(path, load_timeout_s=40.0)
     assert isinstance(error, WorkerWedged)
-    assert "made no progress in loading for 10" in error.message
+    stalled = re.search(r"made no progress in loading for (\d+\.\d) s", error.message)
+    assert stalled is not None
+    assert 40 / 5 <= float(stalled[1]) < 40
     assert worker.is_gone
 
 
