@@ -119,6 +119,22 @@ def make_private_file(path: Path) -> None:
             os.close(fd)
 
 
+def undo_unfinished(path: Path) -> None:
+    """Undo what a killed process left half written before its new file kept a log.
+
+    Only a connection that may write can: without this none that only reads could open the file.
+
+    Raises:
+        IndexDamaged, StoreFull, StoreFailed: it cannot be undone.
+    """
+    with system_reported(path):
+        if not path.exists() or not path.with_name(f"{path.name}-journal").exists():
+            return
+    uri = f"file:{quote(str(path))}?mode=rw"
+    with reported(), closing(sqlite3.connect(uri, uri=True)) as connection:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+
+
 def check_identity(path: Path, kind: FileKind = INDEX) -> None:
     """Look, without changing a byte, whether this release may open the file.
 
@@ -175,7 +191,7 @@ def move_aside(path: Path) -> Path:
     while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
         number += 1
     with system_reported(path):
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in ("", "-journal", "-wal", "-shm"):
             part = path.with_name(path.name + suffix)
             if part.exists():
                 part.rename(aside.with_name(aside.name + suffix))

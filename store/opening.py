@@ -18,6 +18,7 @@ from store.index_file import (
     check_identity,
     connect_writer,
     move_aside,
+    undo_unfinished,
 )
 from store.sqlite_errors import reported
 
@@ -63,6 +64,7 @@ def open_read_only(path: Path) -> Database:
 
 
 def _open_writer(path: Path, migrate: Migrate, busy_timeout_ms: int, kind: FileKind) -> Connection:
+    undo_unfinished(path)
     check_identity(path, kind)
     if (copy := back_up_before_upgrade(path, kind)) is not None:
         log.info("database_copied_before_upgrade", path=str(path), copy=copy.name)
