@@ -122,6 +122,8 @@ class Worker:
         self._sender.heartbeat_s = options.heartbeat_s
         set_wired(options.wired)
         self._phase = "loading"
+        # While a file is opened or read nothing can be said: the interpreter is held.
+        self._sender.flush(_EXIT_GRACE_S)
         start = time.perf_counter()
         team = self._team = Team(command, self._on_rank_lost) if options.hosts else None
         share = team.split if team is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -22,11 +23,17 @@ class Sender:
         self._sock = sock
         self._heartbeat = heartbeat
         self.heartbeat_s = 1.0
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
 
     def send(self, event: Event) -> None:
         """Queue an event; from any thread, without waiting."""
         self._queue.put(pack(event))
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until what was queued before is on its way; from any thread but the sender's."""
+        is_sent = threading.Event()
+        self._queue.put(is_sent)
+        is_sent.wait(timeout_s)
 
     def close(self) -> None:
         """Send what is queued, then end `run()`."""
@@ -52,7 +59,10 @@ class Sender:
                 continue
             if frame is None:
                 return
-            self._sock.sendall(frame)
+            if isinstance(frame, threading.Event):
+                frame.set()
+            else:
+                self._sock.sendall(frame)
 
 
 def commands(sock: socket.socket) -> Iterator[Command]:
