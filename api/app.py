@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
-from litestar import Litestar, Router
+from litestar import Litestar
 from litestar.datastructures import State
 from litestar.di import Provide
+from litestar.handlers import BaseRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
@@ -32,17 +33,18 @@ from api.errors import ErrorDesk
 from api.guard import Guard, rules_of
 from api.history_metrics import HistoryCollector
 from api.jobs import Chore, Jobs
+from api.limits import Bounds, BoundsByHandler, TimeLimit
 from api.log import RequestLog, configure_logging
 from api.metrics import Metrics
 from api.models import get_model, list_models
 from api.ollama import handlers as ollama_handlers
 from api.ollama.errors import ollama_error, speaks_ollama
+from api.openai import responses as responses_handlers
 from api.openai.chat import chat_completions
 from api.openai.completions import completions
 from api.openai.embeddings import embeddings
 from api.openai.response_archive import Archive
 from api.openai.response_desk import ResponseDesk
-from api.openai.responses import HANDLERS as RESPONSES
 from api.openai.tokens import detokenize, tokenize
 from api.patience import PatientReceive
 from api.prewarm import PinnedPrompts, PrewarmCollector
@@ -53,43 +55,47 @@ from runtime.history import History
 from runtime.history_figures import HistoryFigures
 from runtime.keys import digest_of, new_key, write_admin_token
 from runtime.kv_store import KvStore
+from runtime.limits import RouteKind
 from runtime.prewarm import Prewarm
 from runtime.rejoin import Rejoin
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
-from runtime.vision_files import can_see
 
 if TYPE_CHECKING:
     from api.traces import OtlpTraces
 
 log = structlog.stdlib.get_logger("hearth.app")
 
-WITH_IMAGES = (
-    chat_completions,
-    *RESPONSES,
-    messages,
-    count_tokens,
-    *agent_handlers.HANDLERS,
-    *ollama_handlers.HANDLERS,
-)
-ROUTES = (
-    completions,
-    embeddings,
-    tokenize,
-    detokenize,
-    list_models,
-    get_model,
-    health.live,
-    health.live_head,
-    health.ready,
-    health.metrics,
-    *admin.HANDLERS,
-    *crashes.HANDLERS,
-    *prewarming.HANDLERS,
-    *model_admin.HANDLERS,
-    *dashboard_handlers.HANDLERS,
-    *page.HANDLERS,
-)
+ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
+    "generate": (
+        chat_completions,
+        completions,
+        *responses_handlers.GENERATING,
+        messages,
+        count_tokens,
+        *agent_handlers.GENERATING,
+        *ollama_handlers.GENERATING,
+    ),
+    "embed": (embeddings, tokenize, detokenize),
+    "prewarm": prewarming.HANDLERS,
+    "history": (*responses_handlers.KEEPING, *agent_handlers.KEEPING),
+    "admin": (
+        *admin.HANDLERS,
+        *crashes.HANDLERS,
+        *model_admin.HANDLERS,
+        *dashboard_handlers.HANDLERS,
+    ),
+    "read": (
+        list_models,
+        get_model,
+        health.live,
+        health.live_head,
+        health.ready,
+        health.metrics,
+        *ollama_handlers.READING,
+        *page.HANDLERS,
+    ),
+}
 
 
 class House(NamedTuple):
@@ -164,7 +170,7 @@ def create_app(
                 await asyncio.to_thread(traces.close)
 
     app = Litestar(
-        route_handlers=(*ROUTES, _with_images(settings)),
+        route_handlers=[one for handlers in ROUTES.values() for one in handlers],
         dependencies=_given(
             gate=gate,
             agents=agents,
@@ -175,22 +181,30 @@ def create_app(
             dashboard=dashboard,
         ),
         exception_handlers=desk.handlers,
+        middleware=[TimeLimit],
         lifespan=[supervised],
         request_class=HttpRequest,
-        state=State({"has_sight": gate.has_sight}),
-        request_max_body_size=settings.max_body_bytes,
+        state=State({"has_sight": gate.has_sight, "bounds": _bounds(settings)}),
+        request_max_body_size=settings.max_image_body_bytes,
         openapi_config=_openapi(),
         logging_config=None,
     )
+    return RequestLog(_guarded(app, settings, desk), metrics, traces)
+
+
+def _guarded(app: ASGIApp, settings: Settings, desk: ErrorDesk) -> ASGIApp:
+    """The application, for those who may ask it, and who go on asking."""
     patient = PatientReceive(app, settings.send_timeout_s)
-    guard = Guard(patient, rules_of(settings, _token_digest(settings)), desk)
-    return RequestLog(guard, metrics, traces)
+    return Guard(patient, rules_of(settings, _token_digest(settings)), desk)
 
 
-def _with_images(settings: Settings) -> Router:
-    """What may be sent images; how much may be sent to which model, `Gate.check_body` knows."""
-    limit = settings.max_image_body_bytes if can_see() else settings.max_body_bytes
-    return Router(path="/", route_handlers=WITH_IMAGES, request_max_body_size=limit)
+def _bounds(settings: Settings) -> BoundsByHandler:
+    """What bounds the requests to each handler."""
+    return {
+        handler.fn: Bounds.of(kind, settings)
+        for kind, handlers in ROUTES.items()
+        for handler in handlers
+    }
 
 
 def _open_traces(endpoint: str | None) -> OtlpTraces | None:

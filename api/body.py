@@ -14,6 +14,7 @@ from litestar.exceptions import InternalServerException
 from typing_extensions import override
 
 from api.errors import BodyTooLarge, ClientLeft, InvalidJson, WrongContentType
+from api.limits import bounds_of, is_deeper
 from api.record import record_of
 from runtime.errors import InvalidRequest
 
@@ -33,7 +34,7 @@ class HttpRequest(Request[None, None, State]):
         """The bytes of the body, which Litestar asks for before it asks for `json()`.
 
         Raises:
-            InvalidJson: there are none.
+            InvalidJson: there are none, or they are nested too deeply.
             ClientLeft: the client went away while it sent them.
         """
         try:
@@ -43,6 +44,10 @@ class HttpRequest(Request[None, None, State]):
         if not body:
             raise InvalidJson("it is empty")
         record_of(self.scope).num_body_bytes = len(body)
+        bounds = bounds_of(self.scope)
+        if is_deeper(body, bounds.limits.depth):
+            most = f"{bounds.limits.depth} levels (limits.{bounds.kind}.depth)"
+            raise InvalidJson(f"it is nested too deeply, at most {most} are read")
         return body
 
     @override
@@ -50,19 +55,18 @@ class HttpRequest(Request[None, None, State]):
         """The body in pieces. While no model sees, nobody sends as much as images need.
 
         Raises:
-            BodyTooLarge: there is more of it than any model may be sent.
+            BodyTooLarge: there is more of it than any model may be sent there.
         """
-        limit = self.app.request_max_body_size
-        if not isinstance(limit, int) or self.app.state.has_sight():
-            limit = self.route_handler.resolve_request_max_body_size() or 0
+        bounds = bounds_of(self.scope)
+        limit = bounds.body_bytes + (bounds.image_bytes if self.app.state.has_sight() else 0)
         num_bytes = self.content_length or 0
         if num_bytes > limit:
-            raise BodyTooLarge(limit)
+            raise BodyTooLarge(limit, bounds.body_setting)
         num_bytes = 0
         async for piece in super().stream():
             num_bytes += len(piece)
             if num_bytes > limit:
-                raise BodyTooLarge(limit)
+                raise BodyTooLarge(limit, bounds.body_setting)
             yield piece
 
     @override

@@ -13,7 +13,7 @@ from litestar.types import Scope
 
 from api.answer import Answer
 from api.errors import BodyTooLarge
-from api.limits import check_size
+from api.limits import bounds_of, check_size, narrowed
 from api.lineage import tenant_of
 from api.metrics import Metrics
 from api.record import record_of
@@ -237,11 +237,11 @@ class Gate:
         """Refuse a body that only a model that sees may be sent.
 
         Raises:
-            BodyTooLarge: it has more bytes than `max_body_bytes`.
+            BodyTooLarge: it has more bytes than text may have.
         """
-        limit = self.settings.max_body_bytes
-        if record_of(scope).num_body_bytes > limit and not spec.sees:
-            raise BodyTooLarge(limit)
+        bounds = bounds_of(scope)
+        if record_of(scope).num_body_bytes > bounds.body_bytes and not spec.sees:
+            raise BodyTooLarge(bounds.body_bytes, bounds.body_setting)
 
     def submit(self, scope: Scope, requests: Sequence[GenerateRequest]) -> Answer:
         """Submit requests for one model, to be answered together. The answer must be closed.
@@ -252,6 +252,7 @@ class Gate:
         """
         model = requests[0].model
         self.check_body(scope, self.spec(model))
+        requests = [narrowed(one, bounds_of(scope).limits) for one in requests]
         for request in requests:
             check_size(request)
         with ExitStack() as unless_all:

@@ -19,6 +19,7 @@ from runtime.errors import (
     Aborted,
     AgentChanged,
     AgentExists,
+    AnswerTooLate,
     ContextTooLong,
     Forbidden,
     HearthError,
@@ -80,8 +81,8 @@ class BodyTooLarge(RequestRejected):
 
     code = "request_too_large"
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"The body is too large: at most {limit} bytes are read (max_body_bytes).")
+    def __init__(self, limit: int, setting: str) -> None:
+        super().__init__(f"The body is too large: at most {limit} bytes are read ({setting}).")
 
 
 class WrongContentType(RequestRejected):
@@ -134,6 +135,7 @@ STATUSES: dict[type[HearthError], Status] = {
     AgentChanged: Status(409, "invalid_request_error"),
     TurnConflict: Status(409, "invalid_request_error"),
     RequestTimeout: Status(408, "invalid_request_error"),
+    AnswerTooLate: Status(504, "server_error"),
     WrongContentType: Status(415, "invalid_request_error"),
     UnknownRequest: Status(404, "invalid_request_error"),
     UnknownPrewarm: Status(404, "invalid_request_error"),
@@ -288,9 +290,6 @@ class ErrorDesk:
     def _on_http_exception(self, request: AnyRequest, error: HTTPException) -> Response[Any]:
         if error.status_code >= 500:
             return self._on_unexpected(request, error)
-        if error.status_code == 413:
-            limit = request.route_handler.resolve_request_max_body_size()
-            return self._answer(request, refusal_of(BodyTooLarge(limit or 0)))
         return self._answer(request, _of_http_exception(request, error))
 
     def _on_unexpected(self, request: AnyRequest, error: Exception) -> Response[Any]:

@@ -1,13 +1,102 @@
-"""How much one request may hold, whoever's protocol it speaks. Bytes are bounded before this."""
+"""How much one request may hold, whoever's protocol it speaks."""
 
 from __future__ import annotations
 
-from runtime.errors import InvalidRequest
+import asyncio
+import re
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import NamedTuple
+
+import msgspec
+from litestar.types import AnyCallable, ASGIApp, Message, Receive, Scope, Send
+
+from runtime.errors import AnswerTooLate, InvalidRequest
+from runtime.limits import GenerateLimits, PromptLimits, RouteKind, RouteLimits
+from runtime.settings import Settings
 from runtime.types import ChatPrompt, GenerateRequest
 
 MAX_MESSAGES = 16_384
 MAX_TOOLS = 1024
 """What is done for each of them looks at others: hundreds of thousands took minutes to read."""
+
+_TEXT = re.compile(rb'"[^"]*"')
+_NO_MARK = bytes(set(range(256)) - set(b'"[]{}'))
+_STEP = [0] * 256
+_STEP[ord("[")] = _STEP[ord("{")] = 1
+_STEP[ord("]")] = _STEP[ord("}")] = -1
+
+
+class Bounds(NamedTuple):
+    """What holds for the routes of a kind: its own limits within those for all routes.
+
+    `time_s` is until the answer begins; the time of an answer as a whole is in its request.
+    """
+
+    kind: RouteKind
+    limits: RouteLimits
+    body_bytes: int
+    image_bytes: int
+    time_s: float | None
+
+    @classmethod
+    def of(cls, kind: RouteKind, settings: Settings) -> Bounds:
+        """As the settings say."""
+        limits = settings.limits.of(kind)
+        is_answer = kind == "generate"
+        times_s = (limits.time_s, settings.request_deadline_s if kind == "embed" else None)
+        return cls(
+            kind=kind,
+            limits=limits,
+            body_bytes=min(limits.body_bytes or settings.max_body_bytes, settings.max_body_bytes),
+            image_bytes=settings.max_image_body_bytes - settings.max_body_bytes if is_answer else 0,
+            time_s=None if is_answer else min(filter(None, times_s), default=None),
+        )
+
+    @property
+    def body_setting(self) -> str:
+        """What to change so that larger bodies are read."""
+        is_own = self.limits.body_bytes == self.body_bytes
+        return f"limits.{self.kind}.body_bytes" if is_own else "max_body_bytes"
+
+
+BoundsByHandler = Mapping[AnyCallable, Bounds]
+
+
+def bounds_of(scope: Scope) -> Bounds:
+    """Those of the route that a request was sent to."""
+    found = _bounds_of(scope)
+    assert found is not None, "handlers of the framework's own read no body"
+    return found
+
+
+def _bounds_of(scope: Scope) -> Bounds | None:
+    known: BoundsByHandler = scope["litestar_app"].state["bounds"]
+    return known.get(scope["route_handler"].fn)
+
+
+def is_deeper(body: bytes, depth: int) -> bool:
+    """Whether JSON is nested more deeply than that; brackets inside texts do not count."""
+    if body.count(b"[") + body.count(b"{") <= depth:
+        return False
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    marks = _TEXT.sub(b"", plain.translate(None, _NO_MARK))
+    return any(level > depth for level in accumulate(map(_STEP.__getitem__, marks)))
+
+
+def narrowed(request: GenerateRequest, limits: RouteLimits) -> GenerateRequest:
+    """The request, which wants no more than may be asked for where it was sent."""
+    if isinstance(limits, PromptLimits) and limits.prompt_tokens is not None:
+        request = msgspec.structs.replace(request, max_prompt_tokens=limits.prompt_tokens)
+    if not isinstance(limits, GenerateLimits):
+        return request
+    if (most := limits.output_tokens) is not None:
+        max_tokens = min(request.max_tokens or most, most)
+        request = msgspec.structs.replace(request, max_tokens=max_tokens)
+    if limits.time_s is not None:
+        deadline_s = min(request.deadline_s, limits.time_s)
+        request = msgspec.structs.replace(request, deadline_s=deadline_s)
+    return request
 
 
 def check_size(request: GenerateRequest) -> None:
@@ -22,3 +111,35 @@ def check_size(request: GenerateRequest) -> None:
         if len(parts) > most:
             why = f"{name} has {len(parts)} entries, at most {most} are served."
             raise InvalidRequest(why, name)
+
+
+class TimeLimit:
+    """The ASGI layer that ends a request whose answer does not begin in the time of its route."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request.
+
+        Raises:
+            AnswerTooLate: nothing of an answer was there in time.
+        """
+        bounds = _bounds_of(scope)
+        if bounds is None or bounds.time_s is None:
+            await self._app(scope, receive, send)
+            return
+
+        limit = asyncio.timeout(bounds.time_s)
+
+        async def begin(message: Message) -> None:
+            limit.reschedule(None)
+            await send(message)
+
+        try:
+            async with limit:
+                await self._app(scope, receive, begin)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise AnswerTooLate(bounds.time_s, bounds.kind) from None

@@ -22,7 +22,7 @@ from api.anthropic.schemas import MessagesRequest
 from api.body import HttpRequest, decoded, decoded_at
 from api.deps import Gate
 from api.errors import documented
-from api.limits import check_size
+from api.limits import bounds_of, check_size, narrowed
 from api.lineage import Caller, asker_of, tenant_of
 from api.openai.convert import chat_to_generate
 from api.openai.response_convert import check, items_of, plan_of
@@ -117,6 +117,7 @@ async def announce(
         refuse("ttl", "excludes pinned: what is pinned stays until it is deleted.")
     cache = msgspec.structs.replace(generate.cache, pin="" if options.pinned else None)
     generate = msgspec.structs.replace(generate, cache=cache)
+    generate = narrowed(generate, bounds_of(request.scope).limits)
     check_size(generate)
     return _answer(view_of(prewarm.ask(generate, loads=bool(options.load))))
 

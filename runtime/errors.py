@@ -125,6 +125,15 @@ class RequestTimeout(RequestRejected):
         super().__init__(f"Nothing more of the request arrived for {limit_s:g} s; send it again.")
 
 
+class AnswerTooLate(HearthError):
+    """The answer did not begin in the time that routes of its kind have."""
+
+    code = "time_limit"
+
+    def __init__(self, limit_s: float, kind: str) -> None:
+        super().__init__(f"No answer within {limit_s:g} s, the time_s of [limits.{kind}].")
+
+
 class UnknownResponse(RequestRejected):
     """No response of that id is stored."""
 

@@ -14,12 +14,11 @@ from msgspec import Meta
 
 from runtime.checked_tables import KeyPath, Origin, convert_table, kinds_of
 from runtime.errors import SettingsError
+from runtime.limits import LimitSettings, Positive, Seconds
 from runtime.prompt.switches import PromptSwitches, switched_off
 from runtime.types import MAX_IMAGE_BYTES, Priority, SamplingParams, Struct
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Positive = Annotated[int, Meta(gt=0, le=2**48)]
-Seconds = Annotated[float, Meta(gt=0, le=365 * 86_400)]
 KeepAlive = Annotated[float, Meta(ge=-1e9, le=10 * 365 * 86_400)]
 Lifetime = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400)]
 KvBits = Annotated[int, Meta(ge=4, le=8, multiple_of=4)]
@@ -104,7 +103,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     /admin; `hearth key` makes both. Without keys only this machine can ask. A `host` that others
     can reach needs `allow_remote` and a key. `allowed_hosts` are further names of this server,
     `allowed_origins` the web pages (`https://name:port`) that may ask it. A client that does not
-    go on sending its request for `send_timeout_s` is cut off.
+    go on sending its request for `send_timeout_s` is cut off. `limits` bound requests by the kind
+    of their route, within what holds for all of them.
 
     Of the images in a request at most `max_new_images` may be new, that is after the last answer;
     a model that sees is sent bodies that are larger by as many. Only with `allow_remote_images` are
@@ -146,6 +146,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     allowed_origins: tuple[str, ...] = ()
     send_timeout_s: Seconds = 30.0
 
+    limits: LimitSettings = LimitSettings()
     max_body_bytes: Positive = 64 * 1024 * 1024
     allow_remote_images: bool = False
     max_new_images: Positive = 4

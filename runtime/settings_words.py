@@ -28,7 +28,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             *("max_queue", "max_queue_per_model", "max_wait_s", "request_deadline_s"),
             *("max_batch", "max_choices", "keep_alive_s", "prefill_slice", "prefill_block_ms"),
-            "prompt_rules",
+            *("limits", "prompt_rules"),
         ),
     ),
     (
@@ -65,6 +65,7 @@ SETTINGS: dict[str, str] = {
     "allowed_hosts": "further names by which this server may be asked",
     "allowed_origins": "web pages (https://name:port) that may ask this server",
     "send_timeout_s": "a client that stops sending its request is cut off after this",
+    "limits": "what a request may cost, by the kind of its route: `[limits.KIND]`, see below",
     "max_body_bytes": "the longest request that is read",
     "allow_remote_images": "fetch images of https addresses on the public internet",
     "max_new_images": "images after the last answer that a request may have",
@@ -117,6 +118,27 @@ SETTINGS: dict[str, str] = {
     "log_format": "console or json",
     "log_file": "log to this file, which rotates, instead of stderr",
     "otlp_endpoint": "send traces here, over OTLP/HTTP",
+}
+
+LIMITS: dict[str, str] = {
+    "body_bytes": "the longest body, before images (default: max_body_bytes, which holds as well)",
+    "depth": "how deeply JSON may be nested",
+    "time_s": "the longest until the answer begins",
+    "prompt_tokens": "the longest prompt (default: the model's context)",
+    "output_tokens": "the longest answer, whatever is asked for (default: the context's rest)",
+}
+
+LIMITED: dict[str, str] = {
+    "generate": (
+        "What answers prompts or counts their tokens, in every protocol, and `/generate` of "
+        "agents. `time_s` is for the whole answer, which ends there (default: "
+        "`request_deadline_s`, which holds as well)."
+    ),
+    "embed": "Embeddings, `/tokenize` and `/detokenize`. `request_deadline_s` holds as well.",
+    "prewarm": "`/v1/prewarm`, which answers before the prompt is warm.",
+    "history": "Agents and stored responses, apart from generating.",
+    "admin": "`/admin` and `/running`; loading and verifying take as long as they take.",
+    "read": "Everything else: models, health, metrics, the dashboard's page.",
 }
 
 MODEL: dict[str, str] = {

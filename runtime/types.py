@@ -208,6 +208,7 @@ class GenerateRequest(Struct, frozen=True):
 
     `count` only counts the prompt's tokens, `prefill` only computes its KV; both finish without
     an answer. `tokenize` is answered by `Tokens`, `detokenize` by text, `embed` by `Embedding`.
+    `max_prompt_tokens` is narrower than the model's context.
     `client` is the family of the program that asks, as its headers tell it, and `keep_alive_s` how
     long the model stays loaded afterwards (0: not at all, negative: for ever).
     """
@@ -222,6 +223,7 @@ class GenerateRequest(Struct, frozen=True):
     sampling: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
     max_tokens: int | None = None
+    max_prompt_tokens: int | None = None
     stop: tuple[str, ...] = ()
     num_choices: int = 1
     top_logprobs: int | None = None

@@ -190,7 +190,8 @@ def _checked(limit: int) -> int:
     return limit
 
 
-HANDLERS = [
+GENERATING = [generate]
+KEEPING = [
     create_agent,
     list_agents,
     get_agent,
@@ -199,5 +200,4 @@ HANDLERS = [
     reset_agent,
     fork_agent,
     agent_history,
-    generate,
 ]

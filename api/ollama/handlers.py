@@ -182,4 +182,5 @@ def _modified(spec: ModelSpec) -> str:
     return datetime.fromtimestamp(spec.created_s, UTC).isoformat()
 
 
-HANDLERS = [chat, generate, tags, running, show, version, version_head]
+GENERATING = [chat, generate]
+READING = [tags, running, show, version, version_head]

@@ -237,9 +237,8 @@ def _naming_input() -> Generator[None]:
         raise InvalidRequest(error.message, "input") from error
 
 
-HANDLERS = (
-    create_response,
-    count_input_tokens,
+GENERATING = (create_response, count_input_tokens)
+KEEPING = (
     get_response,
     delete_response,
     cancel_response,

@@ -8,9 +8,10 @@ import msgspec
 from msgspec import NODEFAULT, inspect
 
 from runtime.checked_tables import kinds_of
+from runtime.limits import LimitSettings, RouteLimits
 from runtime.prompt.switches import PromptSwitches
 from runtime.settings import ModelSettings, SamplingSettings, Settings
-from runtime.settings_words import GROUPS, MODEL, PROMPT_RULES, SETTINGS
+from runtime.settings_words import GROUPS, LIMITED, LIMITS, MODEL, PROMPT_RULES, SETTINGS
 
 _LARGE = 1e6
 
@@ -21,6 +22,7 @@ def tables() -> str:
     for title, names in GROUPS:
         parts += [f"## {title}\n", _table(Settings, names, SETTINGS, kinds)]
     parts += [
+        *_limits(),
         "## `[models.NAME]`\n",
         _table(ModelSettings, tuple(MODEL), MODEL, kinds_of(ModelSettings)),
         "## `[models.NAME.sampling]`\n\nEach is used when a request does not say.\n",
@@ -29,6 +31,18 @@ def tables() -> str:
         _table(PromptSwitches, tuple(PROMPT_RULES), PROMPT_RULES, kinds_of(PromptSwitches)),
     ]
     return "\n".join(parts)
+
+
+def _limits() -> list[str]:
+    """A table for each kind of route."""
+    parts = ["## `[limits.KIND]`\n\nWhat one request may cost, within what holds for all routes.\n"]
+    for kind, struct in kinds_of(LimitSettings).items():
+        assert isinstance(struct, type)
+        assert issubclass(struct, RouteLimits)
+        names = tuple(name for name in LIMITS if name in struct.__struct_fields__)
+        table = _table(struct, names, LIMITS, kinds_of(struct))
+        parts.append(f"### `[limits.{kind}]`\n\n{LIMITED[kind]}\n\n{table}")
+    return parts
 
 
 def _sampling() -> tuple[str, ...]:
@@ -45,7 +59,8 @@ def _table(
     lines = ["| key | value | default | |", "|---|---|---|---|"]
     for name in names:
         told, default = _told(words.get(name, ""))
-        shown = f"*{default}*" if default else _default(fields[name].default)
+        own = _default(fields[name].default)
+        shown = f"*{default}*" if default and not own else own
         lines.append(f"| `{name}` | {_kind(kinds[name])} | {shown} | {told} |")
     return "\n".join(lines) + "\n"
 

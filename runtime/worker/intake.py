@@ -138,8 +138,9 @@ class Intake:
         if not token_ids:
             message = "The prompt is empty: it has no tokens."
             raise InvalidRequest(message, field)
-        if len(token_ids) >= self.context:
-            raise ContextTooLong(len(token_ids), self.context, field)
+        context = min(self.context, (request.max_prompt_tokens or self.context) + 1)
+        if len(token_ids) >= context:
+            raise ContextTooLong(len(token_ids), context, field)
         if max(token_ids) >= self.vocab_size or min(token_ids) < 0:
             raise InvalidRequest(f"Token ids must be in 0..{self.vocab_size - 1}.", field)
         for token_id, _ in request.sampling.logit_bias:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from runtime.keys import digest_of, read_admin_token
-from tests.running_server import CHAT, RunningServer, running, started
+from tests.running_server import CHAT, COMPLETIONS, RunningServer, running, started
 from tests.waiting import until
 
 KEY, ADMIN = "alice-key", "the-admin-key"
@@ -23,6 +23,19 @@ admin_key = "{digest_of(ADMIN)}"
 send_timeout_s = 1
 preload = []
 allowed_hosts = ["studio.local"]
+[limits.generate]
+body_bytes = 4_000_000
+depth = 24
+prompt_tokens = 2000
+output_tokens = 3
+[limits.embed]
+body_bytes = 20_000
+depth = 4
+prompt_tokens = 60
+[limits.prewarm]
+depth = 4
+[limits.admin]
+body_bytes = 500
 [api_keys]
 alice = "{digest_of(KEY)}"
 """
@@ -191,6 +204,82 @@ def test_more_parts_than_any_conversation_has_are_refused_at_once(server: Runnin
             answer = server.request("POST", path, json=BODY | fields, headers=headers)
             assert answer.status_code == 400
             assert answer.json()["error"]["param"] in fields
+
+
+PATHS_OF_PROMPTS = {
+    CHAT: {"messages": [{"role": "user", "content": "w " * 4000}]},
+    COMPLETIONS: {"prompt": "w " * 4000},
+    "/v1/responses": {"input": "w " * 4000},
+    "/v1/messages": {"messages": [{"role": "user", "content": "w " * 4000}], "max_tokens": 9},
+    "/api/generate": {"prompt": "w " * 4000, "stream": False},
+    "/tokenize": {"prompt": "w " * 100},
+}
+
+
+@pytest.mark.parametrize("path", PATHS_OF_PROMPTS)
+def test_a_prompt_is_held_to_the_tokens_of_its_route(server: RunningServer, path: str):
+    body = {"model": "hearth-tiny", **PATHS_OF_PROMPTS[path]}
+    answer = server.request("POST", path, json=body, headers={"x-api-key": KEY})
+    assert answer.status_code == 400
+    said = answer.json()["error"]
+    most = 60 if path == "/tokenize" else 2000
+    match path:
+        case "/v1/messages":
+            assert said["details"]["error_code"] == "context_length_exceeded"
+            assert said["message"].endswith(f"> {most} maximum")
+        case "/api/generate":
+            assert f"context length is {most + 1} tokens" in said
+        case _:
+            assert said["code"] == "context_length_exceeded"
+            assert f"context length is {most + 1} tokens" in said["message"]
+
+
+def test_an_answer_is_held_to_the_tokens_of_its_route(server: RunningServer):
+    for wanted in ({}, {"max_tokens": 1000}):
+        body = BODY | {"max_tokens": None, "ignore_eos": True} | wanted
+        answer = server.request("POST", CHAT, json=body, headers={"x-api-key": KEY}).json()
+        assert answer["usage"]["completion_tokens"] == 3
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def code_in(answer: httpx.Response) -> str:
+    error = answer.json()["error"]
+    return error["details"]["error_code"] if "details" in error else error["code"]
+
+
+def test_bodies_are_held_to_the_bytes_and_levels_of_their_route(server: RunningServer):
+    deep = json.dumps({"model": "hearth-tiny", "metadata": [[[[[]]]]], "tools": [[[[[[{}]]]]]]})
+    long = json.dumps({"model": "hearth-tiny", "input": "w" * 20_000})
+    keyed = {"x-api-key": KEY, "content-type": "application/json"}
+    admin = keyed | {"x-api-key": ADMIN}
+    for path, body, headers, status, code in (
+        ("/v1/embeddings", long, keyed, 413, "request_too_large"),
+        ("/tokenize", long, keyed, 413, "request_too_large"),
+        ("/admin/cache/publish", long, admin, 413, "request_too_large"),
+        ("/v1/messages", '{"a": ' + "[" * 24 + "]" * 24 + "}", keyed, 400, "invalid_json"),
+        (CHAT, '{"a": ' + "[" * 24 + "]" * 24 + "}", keyed, 400, "invalid_json"),
+        ("/v1/embeddings", deep, keyed, 400, "invalid_json"),
+        ("/v1/prewarm", deep, keyed, 400, "invalid_json"),
+    ):
+        answer = server.request("POST", path, content=body, headers=headers)
+        assert (answer.status_code, code_in(answer)) == (status, code), path
+        assert "limits." in answer.json()["error"]["message"], path
+    passes = server.request("POST", CHAT, content=json.dumps(BODY | {"x": [[[[]]]]}), headers=keyed)
+    assert passes.status_code == 200, "what is too deep to be embedded may be answered"
+
+
+def test_what_takes_longer_than_its_route_may_is_ended_in_the_words_of_the_protocol(
+    tmp_path: Path,
+):
+    config = "preload = []\nprewarm = false\n[limits.history]\ntime_s = 1e-6"
+    with running(tmp_path, config=config) as server:
+        for headers in ({}, {"anthropic-version": "2023-06-01"}):
+            for path in ("/v1/agents", "/v1/responses/resp_none"):
+                answer = ask(server, path, **headers)
+                assert (answer.status_code, code_in(answer)) == (504, "time_limit"), path
+                kind = answer.json()["error"]["type"]
+                assert kind == ("timeout_error" if headers else "server_error")
+        assert ask(server, "/v1/models").status_code == 200
 
 
 def read_all(connection: socket.socket) -> bytes:

@@ -17,9 +17,10 @@ from api.cli.commands import COMMANDS, parser
 from ops.docs.pages import made
 from ops.docs.sizing import FAMILIES, Shape
 from runtime.embedded import HEARTH_TINY
+from runtime.limits import GenerateLimits, LimitSettings
 from runtime.prompt.switches import PromptSwitches
 from runtime.settings import ModelSettings, Settings, load_settings
-from runtime.settings_words import GROUPS, MODEL, PROMPT_RULES, SETTINGS
+from runtime.settings_words import GROUPS, LIMITED, LIMITS, MODEL, PROMPT_RULES, SETTINGS
 from store.slot_format import unpack_front
 from tests.documents import PAGES, ROOT, anchors, blocks, inline_code, links
 
@@ -43,7 +44,13 @@ def test_pages_made_from_the_code_are_current(page: Path) -> None:
 
 @pytest.mark.parametrize(
     ("struct", "words"),
-    [(Settings, SETTINGS), (ModelSettings, MODEL), (PromptSwitches, PROMPT_RULES)],
+    [
+        (Settings, SETTINGS),
+        (ModelSettings, MODEL),
+        (PromptSwitches, PROMPT_RULES),
+        (GenerateLimits, LIMITS),
+        (LimitSettings, LIMITED),
+    ],
 )
 def test_every_setting_is_told_once(struct: type[msgspec.Struct], words: dict[str, str]) -> None:
     assert sorted(words) == sorted(struct.__struct_fields__)
