@@ -164,7 +164,19 @@ async def _events(
     keep_alive_s: float,
     settle: Callable[[], Awaitable[object]],
 ) -> AsyncIterator[bytes]:
-    """All that is sent, with a sign of life whenever nothing else was for `keep_alive_s`."""
+    """All that is sent."""
+    async for events in told(answer, renderer, keep_alive_s):
+        yield events
+    await settle()
+    yield renderer.closing()
+
+
+async def told(answer: Streamed, renderer: Renderer, keep_alive_s: float) -> AsyncIterator[bytes]:
+    """All that is told before the end, with a sign of life whenever nothing was for so long.
+
+    Raises:
+        HearthError: the request was refused, or it failed.
+    """
     patience_s = 0.0
     while not await _is_accepted(answer, patience_s):
         yield renderer.sign_of_life(answer.phase)
@@ -180,8 +192,6 @@ async def _events(
         if events:
             yield events
             due_s = now_s() + keep_alive_s
-    await settle()
-    yield renderer.closing()
 
 
 async def _recorded(

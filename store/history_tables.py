@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 APPLICATION_ID = 0x48525459
 """What SQLite's header says of the file: `HRTY`."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -110,6 +110,17 @@ class ResponseItem(HistoryTable):
     position: Mapped[int]
     id: Mapped[str]
     is_output: Mapped[bool]
+    body: Mapped[bytes]
+
+
+class ResponseEvents(HistoryTable):
+    """The events by which a response was told, packed by whoever writes them."""
+
+    __tablename__ = "response_events"
+
+    response_number: Mapped[int] = mapped_column(
+        ForeignKey("responses.number", ondelete="CASCADE"), primary_key=True
+    )
     body: Mapped[bytes]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sqlalchemy import CTE, Connection, delete, func, insert, literal, select, update
 from sqlalchemy.orm import aliased
 
-from store.history_tables import Response, ResponseItem
+from store.history_tables import Response, ResponseEvents, ResponseItem
 
 MAX_CHAIN = 10_000
 """Responses that one may go on from; more would be a loop or an attack."""
@@ -27,7 +27,7 @@ class ItemRow(NamedTuple):
 
 
 class ResponseRow(NamedTuple):
-    """A response without its items; `body` is JSON."""
+    """A response without its items and events; `body` is JSON."""
 
     id: str
     previous_id: str | None
@@ -55,6 +55,22 @@ def put(connection: Connection, row: ResponseRow, items: Iterable[ItemRow], now_
     ]
     if rows:
         connection.execute(insert(ResponseItem), rows)
+
+
+def put_events(connection: Connection, response_id: str, events: bytes) -> None:
+    """Store the events of a response that has none yet."""
+    number = select(Response.number).where(Response.id == response_id).scalar_subquery()
+    connection.execute(insert(ResponseEvents).values(response_number=number, body=events))
+
+
+def events(connection: Connection, response_id: str) -> bytes | None:
+    """The stored events of a response."""
+    rows = (
+        select(ResponseEvents.body)
+        .join(Response, Response.number == ResponseEvents.response_number)
+        .where(Response.id == response_id)
+    )
+    return connection.execute(rows).scalar()
 
 
 def touch(connection: Connection, response_id: str, now_s: float) -> None:

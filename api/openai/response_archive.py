@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -101,21 +102,26 @@ class Archive:
                 resolved.append(Item(msgspec.Raw(body), item.path))
         return resolved
 
-    async def keep(self, resource: ResponseResource, items: Sequence[Item], tenant: str) -> None:
-        """Store a response of a tenant whole, with its own input.
+    async def keep(
+        self, resource: ResponseResource, items: Sequence[Item], tenant: str, events: bytes = b""
+    ) -> None:
+        """Store a response of a tenant whole, with its own input and the events that told it.
 
         Raises:
             StoreUnavailable: it was not stored.
         """
         row, rows = _rows(resource, items, tenant)
-        size = len(row.body) + sum(len(one.body) for one in rows)
         now_s = time.time()
 
         def put(connection: Connection) -> None:
+            packed = zlib.compress(events) if events else b""
+            size = len(row.body) + sum(len(one.body) for one in rows) + len(packed)
             if row.previous_id is not None:
                 response_rows.touch(connection, row.previous_id, now_s)
             make_room(connection, Room(self._max_bytes, size, row.previous_id or ""), now_s)
             response_rows.put(connection, row, rows, now_s)
+            if packed:
+                response_rows.put_events(connection, row.id, packed)
 
         await self._history.write(put)
 
@@ -134,6 +140,19 @@ class Archive:
         output = [msgspec.Raw(item.body) for item in items if item.is_output]
         given = [msgspec.Raw(item.body) for item in items if not item.is_output]
         return Stored(msgspec.structs.replace(resource, output=output), given)
+
+    async def events(self, response_id: str) -> bytes | None:
+        """The events of a response that was made in the background, as they were told.
+
+        Raises:
+            StoreUnavailable: the history cannot be read.
+        """
+
+        def get(connection: Connection) -> bytes | None:
+            packed = response_rows.events(connection, response_id)
+            return None if packed is None else zlib.decompress(packed)
+
+        return await self._history.read(get)
 
     async def remove(self, response_id: str) -> None:
         """Delete a response; no byte of it is left.

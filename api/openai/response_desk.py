@@ -12,10 +12,10 @@ import structlog
 from api.openai.response_archive import Archive, Stored
 from api.openai.response_convert import Plan
 from api.openai.response_items import Item
-from api.openai.response_log import EventLog, EventLogs
+from api.openai.response_log import EventLog
 from api.openai.response_output import ResponseErrorBody, ResponseResource
 from api.openai.response_stream import Reply, ResponsesStream
-from api.sse import take_all
+from api.sse import told
 from runtime.errors import Aborted, HearthError, StoreUnavailable
 from runtime.types import ChatPrompt, GenerateRequest, Message
 
@@ -33,7 +33,7 @@ class ResponseDesk:
         self.archive = archive
         self._replies: weakref.WeakValueDictionary[str, Reply] = weakref.WeakValueDictionary()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._logs = EventLogs()
+        self._logs: dict[str, EventLog] = {}
 
     def begin(self, reply: Reply) -> None:
         """A reply is being made; it can be cancelled for as long as somebody holds it."""
@@ -49,8 +49,10 @@ class ResponseDesk:
             log.warning("response_not_stored", reason=error.message)
             reply.unstored(error.code)
 
-    async def start(self, reply: Reply, items: Sequence[Item]) -> ResponseResource:
-        """Make a reply in the background.
+    async def start(
+        self, reply: Reply, items: Sequence[Item], keep_alive_s: float
+    ) -> ResponseResource:
+        """Make a reply in the background. Its events say at least so often that it lives.
 
         Raises:
             StoreUnavailable: it could not be found later, so it is not begun.
@@ -61,19 +63,26 @@ class ResponseDesk:
         except StoreUnavailable:
             reply.answer.close()
             raise
-        log = self._logs.begin(reply.key)
-        task = asyncio.create_task(self._make(reply, items, log))
+        self._logs[reply.key] = events = EventLog()
+        task = asyncio.create_task(self._make(reply, items, events, keep_alive_s))
         self._tasks[reply.key] = task
         task.add_done_callback(lambda _: self._forget(reply.key))
         return queued
 
     def _forget(self, response_id: str) -> None:
-        self._tasks.pop(response_id, None)
-        self._logs.complete(response_id)
+        del self._tasks[response_id]
+        self._logs.pop(response_id).complete()
 
-    def log_of(self, response_id: str) -> EventLog | None:
-        """The events of a response in the background, for as long as they are kept."""
-        return self._logs.get(response_id)
+    async def events_of(self, response_id: str) -> EventLog | None:
+        """The events of a response in the background, also while it is made.
+
+        Raises:
+            StoreUnavailable: the history cannot be read.
+        """
+        if (made := self._logs.get(response_id)) is not None:
+            return made
+        stored = await self.archive.events(response_id)
+        return None if stored is None else EventLog(stored, is_complete=True)
 
     async def find(self, response_id: str) -> Stored:
         """A stored response as it is now.
@@ -82,10 +91,12 @@ class ResponseDesk:
             UnknownResponse: it is not stored.
             StoreUnavailable: the history cannot be read.
         """
+        was_underway = self.is_underway(response_id)
         stored = await self.archive.find(response_id)
         if stored.resource.status not in UNDERWAY:
             return stored
-        if response_id in self._tasks:
+        # It may have ended while the history was read, which then still says that it is queued.
+        if was_underway or self.is_underway(response_id):
             now = msgspec.structs.replace(stored.resource, status="in_progress")
         else:
             now = msgspec.structs.replace(stored.resource, status="failed", error=INTERRUPTED)
@@ -113,7 +124,6 @@ class ResponseDesk:
         """
         await self._end(response_id)
         await self.archive.remove(response_id)
-        self._logs.remove(response_id)
 
     def is_underway(self, response_id: str | None) -> bool:
         """It is being made in the background."""
@@ -135,21 +145,23 @@ class ResponseDesk:
         while tasks := list(self._tasks.values()):
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _make(self, reply: Reply, items: Sequence[Item], events: EventLog) -> None:
+    async def _make(
+        self, reply: Reply, items: Sequence[Item], events: EventLog, keep_alive_s: float
+    ) -> None:
         stream = ResponsesStream(reply)
-        events.add(stream.opening())
         try:
-            await take_all(reply.answer, lambda chunk: events.add(stream.chunks([chunk])))
-            resource, failure = reply.ended(), None
+            async for one in told(reply.answer, stream, keep_alive_s):
+                events.add(one)
+            resource, last = reply.ended(), stream.closing()
         except HearthError as error:
-            resource, failure = reply.failed(error), error
+            resource, last = reply.failed(error), stream.failure(error)
         finally:
             reply.answer.close()
         try:
-            await self.archive.keep(resource, items, reply.tenant)
+            await self.archive.keep(resource, items, reply.tenant, events.whole + last)
         except StoreUnavailable as error:
             log.warning("response_not_stored", reason=error.message)
-        events.add(stream.closing() if failure is None else stream.failure(failure))
+        events.add(last)
 
 
 async def fitted(

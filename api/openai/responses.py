@@ -10,7 +10,7 @@ import msgspec
 from litestar import Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.exceptions import MethodNotAllowedException
-from litestar.params import FromPath, JSONBody, Parameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from api.body import HttpRequest
 from api.cache_header import cache_header
@@ -62,9 +62,9 @@ async def create_response(
         reply = Reply(data, plan, spec, answer)
         responses.begin(reply)
         if data.background:
-            queued = await responses.start(reply, new)
+            queued = await responses.start(reply, new, _keep_alive_s(gate))
             if data.stream:
-                return _followed(responses.log_of(reply.key), queued, gate, None)
+                return _followed(await responses.events_of(reply.key), queued, None)
             return Response(queued)
         if data.stream:
             return await _streamed(request, gate, responses, reply, new)
@@ -100,16 +100,16 @@ async def get_response(
     response_id: FromPath[str],
     request: HttpRequest,
     responses: NamedDependency[ResponseDesk],
-    gate: NamedDependency[Gate],
-    stream: bool = False,
-    starting_after: Annotated[int, Parameter(ge=0)] | None = None,
+    stream: FromQuery[bool] = False,
+    starting_after: Annotated[int | None, QueryParameter(ge=0)] = None,
 ) -> Response[ResponseResource] | EventStream:
     """A stored response; with `stream`, its events, also while it is made in the background."""
     mine = _mine(request, response_id)
+    events = await responses.events_of(mine) if stream else None
     resource = (await responses.find(mine)).resource
     if not stream:
         return Response(resource)
-    return _followed(responses.log_of(mine), resource, gate, starting_after)
+    return _followed(events, resource, starting_after)
 
 
 @delete(
@@ -148,9 +148,9 @@ async def list_input_items(
     response_id: FromPath[str],
     request: HttpRequest,
     responses: NamedDependency[ResponseDesk],
-    limit: Annotated[int, Parameter(ge=1, le=100)] = 20,
-    order: Literal["asc", "desc"] = "desc",
-    after: str | None = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=100)] = 20,
+    order: FromQuery[Literal["asc", "desc"]] = "desc",
+    after: FromQuery[str | None] = None,
 ) -> ItemList:
     """The items of a stored response's own input, a page at a time."""
     stored = await responses.find(_mine(request, response_id))
@@ -200,7 +200,7 @@ def _mine(request: HttpRequest, response_id: str) -> str:
 async def _streamed(
     request: HttpRequest, gate: Gate, responses: ResponseDesk, reply: Reply, new: list[Item]
 ) -> EventStream:
-    keep_alive_s = min(gate.settings.keep_alive_s, MAX_KEEP_ALIVE_S)
+    keep_alive_s = _keep_alive_s(gate)
     pace = Pace(min(keep_alive_s, MAX_PATIENCE_S), keep_alive_s)
     stream = ResponsesStream(reply)
     return await open_stream(
@@ -208,13 +208,14 @@ async def _streamed(
     )
 
 
-def _followed(
-    log: EventLog | None, resource: ResponseResource, gate: Gate, after: int | None
-) -> EventStream:
+def _keep_alive_s(gate: Gate) -> float:
+    return min(gate.settings.keep_alive_s, MAX_KEEP_ALIVE_S)
+
+
+def _followed(log: EventLog | None, resource: ResponseResource, after: int | None) -> EventStream:
     """The events behind that number. Whoever stops reading them ends nothing."""
-    keep_alive_s = min(gate.settings.keep_alive_s, MAX_KEEP_ALIVE_S)
     if log is not None:
-        events = log.follow(-1 if after is None else after, keep_alive_s)
+        events = log.follow(-1 if after is None else after)
     else:
         events = _once(told_at_once(resource, after))
     return EventStream(events, lambda: None, {})

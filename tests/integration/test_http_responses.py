@@ -58,6 +58,8 @@ def test_a_stored_conversation_survives_a_kill(tmp_path: Path, models_dir: Path)
         first = made(server, input="one")
         second = made(server, input="two", previous_response_id=first["id"])
         before = num_tokens(server, input="three", previous_response_id=second["id"])
+        later = server.post(RESPONSES, BODY | {"background": True, "stream": True})
+        told = events_of(later.text)
         underway = server.post(RESPONSES, ENDLESS | {"background": True}).json()
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
@@ -67,6 +69,12 @@ def test_a_stored_conversation_survives_a_kill(tmp_path: Path, models_dir: Path)
         assert after == before > num_tokens(server, input="three")
         left = server.get(f"{RESPONSES}/{underway['id']}").json()
         assert (left["status"], left["error"]["code"]) == ("failed", "interrupted")
+        end = server.get(f"{RESPONSES}/{underway['id']}?stream=true&starting_after=7").text
+        (last,) = events_of(end)
+        assert (last["type"], last["sequence_number"]) == ("response.failed", 8)
+        assert last["response"] == left
+        again = f"{RESPONSES}/{told[0]['response']['id']}?stream=true&starting_after=2"
+        assert events_of(server.get(again).text) == told[3:]
         assert server.request("DELETE", f"{RESPONSES}/{first['id']}").status_code == 200
         refused = server.post(RESPONSES, BODY | {"previous_response_id": second["id"]})
         assert error_in(refused)["code"] == "previous_response_not_found"
