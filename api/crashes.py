@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 from litestar import get
 from litestar.di import NamedDependency
+from litestar.params import FromPath
 
 from api.admin import operator_only
 from api.deps import Gate
@@ -55,7 +56,7 @@ async def list_crashes(gate: NamedDependency[Gate]) -> CrashListing:
 
 
 @get("/admin/crashes/{crash_id:str}", tags=["Admin"], guards=[operator_only])
-async def get_crash(gate: NamedDependency[Gate], crash_id: str) -> CrashRecord:
+async def get_crash(gate: NamedDependency[Gate], crash_id: FromPath[str]) -> CrashRecord:
     """Everything that is known of one of them: what it did, memory, stacks, last lines."""
     record = await asyncio.to_thread(_crashes(gate).find, crash_id)
     if record is None:

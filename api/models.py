@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from litestar import get
 from litestar.di import NamedDependency
-from litestar.params import FromPath
+from litestar.params import FromPath, FromQuery
 
 from api.anthropic.errors import speaks_anthropic
 from api.anthropic.models import model_info, model_page
@@ -22,9 +22,9 @@ from api.openai.schemas import ModelCard, ModelList
 def list_models(
     request: HttpRequest,
     gate: NamedDependency[Gate],
-    limit: int | None = None,
-    after_id: str | None = None,
-    before_id: str | None = None,
+    limit: FromQuery[int | None] = None,
+    after_id: FromQuery[str | None] = None,
+    before_id: FromQuery[str | None] = None,
 ) -> ModelList | ModelPage:
     """Every model that a request can name. With an `anthropic-version` header in pages."""
     if not speaks_anthropic(request.scope):
