@@ -130,3 +130,24 @@ def check_same_future(kv: Sequence[Any], other: Sequence[Any], at: int, **how: A
 
 def spans_to(end: int, slice_size: int) -> list[tuple[int, int]]:
     return [(start, min(start + slice_size, end)) for start in range(0, end, slice_size)]
+
+
+def check_rows_that_leave(tmp_path: Path, make: Make, lengths: tuple[int, int]) -> None:
+    """Rows that were one batch are taken out of it, go through a file, and have the same future."""
+    rows: list[list[Any]] = []
+    for length in lengths:
+        kv = make()
+        for start, end in spans_to(length, 8):
+            feed(kv, start, end)
+        rows.append(kv)
+    batch = [
+        type(one).merge(list(both))
+        for one, both in zip(rows[0], zip(*rows, strict=True), strict=True)
+    ]
+    extracted = [[one.extract(i) for one in batch] for i in (0, 1)]
+    layout = layers.layout_of(make())
+    for number, (kv, length) in enumerate(zip(extracted, lengths, strict=True)):
+        assert layers.layout_of(kv) == layout
+        (run,) = runs_of(kv, layout, (0, length), has_state=layout.needs_state)
+        run = through_a_file(tmp_path, number, run, layout, length)
+        check_same_future(assemble(make, [run]), kv, length)

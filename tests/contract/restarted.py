@@ -7,10 +7,7 @@ logits of every slice and step.
 
 from __future__ import annotations
 
-import json
 import random
-import sys
-import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +16,7 @@ import msgspec
 from mlx_lm.models.cache import trim_prompt_cache
 
 from runtime.slot_news import KnownSlot
+from tests.contract.lives import live
 from tests.kv_sessions import Session, load
 from tests.tiny_models import FAMILIES, write_model
 
@@ -122,19 +120,5 @@ def after(folder: Path, family: str) -> dict[str, Any]:
     return {"uses": uses}
 
 
-def main() -> None:
-    life, root, *families = sys.argv[1:]
-    run = {"before": before, "after": after}[life]
-    results: dict[str, Any] = {}
-    for family in families:
-        folder = Path(root) / family
-        folder.mkdir(exist_ok=True)
-        try:
-            results[family] = run(folder, family)
-        except Exception:
-            results[family] = {"error": traceback.format_exc()}
-    (Path(root) / f"{life}.json").write_text(json.dumps(results))
-
-
 if __name__ == "__main__":
-    main()
+    live(before, after)

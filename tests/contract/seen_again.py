@@ -7,10 +7,7 @@ logits of every slice and step.
 
 from __future__ import annotations
 
-import json
 import random
-import sys
-import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +24,7 @@ from runtime.worker.gallery import PictureGallery
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import SequenceGroup
+from tests.contract.lives import live
 from tests.kv_sessions import _REQUEST, SLICE_TOKENS, Session
 from tests.tiny_vlms import encoded, picture, write_vlm
 
@@ -196,19 +194,5 @@ def after(folder: Path, family: str) -> dict[str, Any]:
     return {"ways": found}
 
 
-def main() -> None:
-    life, root, *families = sys.argv[1:]
-    run = {"before": before, "after": after}[life]
-    results: dict[str, Any] = {}
-    for family in families:
-        folder = Path(root) / family
-        folder.mkdir(exist_ok=True)
-        try:
-            results[family] = run(folder, family)
-        except Exception:
-            results[family] = {"error": traceback.format_exc()}
-    (Path(root) / f"{life}.json").write_text(json.dumps(results))
-
-
 if __name__ == "__main__":
-    main()
+    live(before, after)

@@ -32,6 +32,7 @@ from tests.layer_samples import (
     WINDOW,
     Make,
     assemble,
+    check_rows_that_leave,
     check_same_future,
     feed,
     raw,
@@ -138,24 +139,7 @@ def test_a_checkpointed_cache_is_taken_up_where_it_stood(
 @pytest.mark.parametrize("name", BATCHED)
 @pytest.mark.parametrize("lengths", [(9, 9), (9, 30), (50, 33)])
 def test_a_row_that_leaves_a_batch_is_kept(tmp_path: Path, name: str, lengths: tuple[int, int]):
-    make = (SLICEABLE | CHECKPOINTED)[name]
-    rows: list[list[Any]] = []
-    for length in lengths:
-        kv = make()
-        for start, end in spans_to(length, 8):
-            feed(kv, start, end)
-        rows.append(kv)
-    batch = [
-        type(one).merge(list(both))
-        for one, both in zip(rows[0], zip(*rows, strict=True), strict=True)
-    ]
-    extracted = [[one.extract(i) for one in batch] for i in (0, 1)]
-    layout = layers.layout_of(make())
-    for number, (kv, length) in enumerate(zip(extracted, lengths, strict=True)):
-        assert layers.layout_of(kv) == layout
-        (run,) = runs_of(kv, layout, (0, length), has_state=layout.needs_state)
-        run = through_a_file(tmp_path, number, run, layout, length)
-        check_same_future(assemble(make, [run]), kv, length)
+    check_rows_that_leave(tmp_path, (SLICEABLE | CHECKPOINTED)[name], lengths)
 
 
 @pytest.mark.parametrize("name", [*SLICEABLE, *CHECKPOINTED])

@@ -16,7 +16,15 @@ from runtime.kv import layers
 from runtime.kv.layers import UnsupportedCache
 from runtime.kv.pack import RunKv
 from tests.contract.taken_up import ENDS, MAKERS, SLICEABLE, future_digest
-from tests.layer_samples import WINDOW, assemble, check_same_future, feed, runs_of, spans_to
+from tests.layer_samples import (
+    WINDOW,
+    assemble,
+    check_rows_that_leave,
+    check_same_future,
+    feed,
+    runs_of,
+    spans_to,
+)
 from tests.layer_samples import through_a_file as stored
 
 upstream: Any = pytest.importorskip("mlx_vlm.models.cache")
@@ -88,24 +96,7 @@ def test_a_sliceable_cache_is_taken_up_at_any_token(name: str):
 
 @pytest.mark.parametrize("name", BATCHED)
 def test_a_row_that_leaves_a_batch_is_kept(tmp_path: Path, name: str):
-    make, lengths = MAKERS[name], (9, 30)
-    rows: list[list[Any]] = []
-    for length in lengths:
-        kv = make()
-        for start, end in spans_to(length, 8):
-            feed(kv, start, end)
-        rows.append(kv)
-    batch = [
-        type(one).merge(list(both))
-        for one, both in zip(rows[0], zip(*rows, strict=True), strict=True)
-    ]
-    layout = layers.layout_of(make())
-    for number, length in enumerate(lengths):
-        kv = [one.extract(number) for one in batch]
-        assert layers.layout_of(kv) == layout
-        (run,) = runs_of(kv, layout, (0, length), has_state=layout.needs_state)
-        run = stored(tmp_path, number, run, layout, length)
-        check_same_future(assemble(make, [run]), kv, length)
+    check_rows_that_leave(tmp_path, MAKERS[name], (9, 30))
 
 
 def test_caches_that_were_never_used_are_kept_too(tmp_path: Path):
