@@ -26,7 +26,7 @@ from runtime.inventory import Inventory
 from runtime.inventory_views import CollectedView, RemovalView
 from runtime.kv_figures import KvFigures
 from runtime.kv_store import KvStore
-from runtime.model_status import ModelStatus
+from runtime.model_status import ModelStatus, without_use
 from runtime.prewarm import Prewarm
 from runtime.progress import Watch
 from runtime.settings import Settings
@@ -211,6 +211,13 @@ class Gate:
     def status(self) -> tuple[ModelStatus, ...]:
         """Every model that can be named."""
         return self.supervisor.status()
+
+    def status_for(self, scope: Scope) -> tuple[ModelStatus, ...]:
+        """The same for one of several tenants, who is not told what the others do."""
+        status = self.status()
+        if tenant_of(scope) and len(self.settings.api_keys) > 1:
+            return tuple(without_use(one) for one in status)
+        return status
 
     async def count(self, request: GenerateRequest) -> int:
         """The exact number of tokens of the request's prompt, also where it does not fit.

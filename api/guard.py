@@ -24,6 +24,8 @@ from runtime.settings import Settings
 
 OPEN_PATHS = frozenset({"/health", "/health/live"})
 _ADMIN = "/admin"
+_SUMS = frozenset({"/metrics", "/running"})
+"""What is told there is of all tenants together, so where there are several it is the admin's."""
 
 
 class Rules(NamedTuple):
@@ -91,8 +93,9 @@ def judge(path: str, headers: Mapping[str, str], rules: Rules) -> Caller:
         if rules.keyring.is_required and path not in OPEN_PATHS:
             raise Unauthorized
         return ANYONE
-    is_admin_path = path == _ADMIN or path.startswith(f"{_ADMIN}/")
-    if is_admin_path and rules.keyring.is_required and not caller.is_admin:
+    needs_admin = path == _ADMIN or path.startswith(f"{_ADMIN}/")
+    needs_admin |= rules.keyring.is_shared and path in _SUMS
+    if needs_admin and rules.keyring.is_required and not caller.is_admin:
         raise Forbidden("That needs the admin key.", "admin_key_needed")
     return caller
 

@@ -9,6 +9,7 @@ from litestar import MediaType, Response, get, head
 from litestar.di import NamedDependency
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from api.body import HttpRequest
 from api.deps import Gate
 from runtime.history import History
 from runtime.history_figures import HistoryFigures
@@ -61,11 +62,13 @@ def live_head() -> None:
 
 
 @get("/health/ready", tags=["Health"], sync_to_thread=False)
-def ready(gate: NamedDependency[Gate], history: NamedDependency[History]) -> Response[Readiness]:
+def ready(
+    request: HttpRequest, gate: NamedDependency[Gate], history: NamedDependency[History]
+) -> Response[Readiness]:
     """200 when requests need not wait for a model to load, else 503."""
-    models = [ModelState(one.spec.id, one.state, one.last_error) for one in gate.status()]
+    status = gate.status_for(request.scope)
+    models = [ModelState(one.spec.id, one.state, one.last_error) for one in status]
     is_ready = gate.is_ready
-    status = 200 if is_ready else 503
     cache = gate.cache_status
     kept = history.status
     readiness = Readiness(
@@ -76,7 +79,7 @@ def ready(gate: NamedDependency[Gate], history: NamedDependency[History]) -> Res
         history=kept.state,
         history_reason=kept.reason,
     )
-    return Response(readiness, status_code=status)
+    return Response(readiness, status_code=200 if is_ready else 503)
 
 
 @get("/metrics", tags=["Health"], media_type=MediaType.TEXT)

@@ -28,7 +28,7 @@ def list_models(
 ) -> ModelList | ModelPage:
     """Every model that a request can name. With an `anthropic-version` header in pages."""
     if not speaks_anthropic(request.scope):
-        return model_list(gate.status())
+        return model_list(gate.status_for(request.scope))
     return model_page([one.spec for one in gate.status()], limit, after_id, before_id)
 
 
@@ -45,4 +45,5 @@ def get_model(
     spec = gate.spec(str(model_id).removeprefix("/"))
     if speaks_anthropic(request.scope):
         return model_info(spec)
-    return next(model_card(status) for status in gate.status() if status.spec.id == spec.id)
+    status = gate.status_for(request.scope)
+    return next(model_card(one) for one in status if one.spec.id == spec.id)

@@ -63,12 +63,16 @@ def is_digest(text: str) -> bool:
 
 
 class Keyring:
-    """All keys that open something. `tenants` maps a name to its digest."""
+    """All keys that open something. `tenants` maps a name to its digest.
+
+    With several of them the server `is_shared`: what is summed over all is the admin's to see.
+    """
 
     def __init__(self, tenants: Mapping[str, str], admin_digests: tuple[str, ...]) -> None:
         admins = [(digest, Caller(is_admin=True)) for digest in admin_digests]
         self._known = [(digest, Caller(name)) for name, digest in tenants.items()] + admins
         self.is_required = bool(tenants)
+        self.is_shared = len(tenants) > 1
 
     def find(self, key: str) -> Caller | None:
         """Whose key this is; it takes the same time whichever of them it is, or none."""

@@ -39,6 +39,17 @@ class ModelStatus(Struct, frozen=True):
     """How often it came into each state."""
 
 
+def without_use(status: ModelStatus) -> ModelStatus:
+    """The status without what tells how much others use the model, and when."""
+    return ModelStatus(
+        spec=status.spec,
+        state="ready" if status.state == "busy" else status.state,
+        last_error=status.last_error,
+        load_fraction=status.load_fraction,
+        is_pinned=status.is_pinned,
+    )
+
+
 def status_of(spec: ModelSpec, actor: ModelActor, num_waiting: int, now_s: float) -> ModelStatus:
     """The actor's state in words and figures."""
     worker = actor.worker

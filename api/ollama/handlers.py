@@ -66,9 +66,10 @@ def tags(gate: NamedDependency[Gate]) -> ModelTags:
 
 
 @get("/api/ps", tags=["Ollama"], sync_to_thread=False)
-def running(gate: NamedDependency[Gate]) -> ModelTags:
+def running(request: HttpRequest, gate: NamedDependency[Gate]) -> ModelTags:
     """The models that are loaded."""
-    return ModelTags(models=[_loaded(one) for one in gate.status() if one.state in _LOADED])
+    status = gate.status_for(request.scope)
+    return ModelTags(models=[_loaded(one) for one in status if one.state in _LOADED])
 
 
 @post("/api/show", status_code=200, tags=["Ollama"], sync_to_thread=False)

@@ -201,6 +201,42 @@ def test_an_announced_prompt_is_warm_for_who_announced_it(alice: Tenant, bob: Te
     assert alice.chat(text)["reason"] is None
 
 
+def test_what_is_summed_over_all_is_for_the_admin(server: RunningServer, alice: Tenant):
+    for path in ("/metrics", "/running", "/running/", "/admin/dashboard", "/admin/events"):
+        refused = alice.ask("GET", path, status=403)
+        assert refused["error"]["code"] == "admin_key_needed", path
+    keyed = {"x-api-key": ADMIN}
+    assert "hearth_requests_total" in server.request("GET", "/metrics", headers=keyed).text
+    assert Tenant(server, "admin").ask("GET", "/running")["models"]
+
+
+def test_nobody_is_told_how_busy_others_keep_a_model(
+    server: RunningServer, alice: Tenant, bob: Tenant
+):
+    admin = Tenant(server, "admin")
+    body = body_of(
+        messages=[{"role": "user", "content": "Hi"}], max_tokens=4000, ignore_eos=True, stream=True
+    )
+
+    def states(tenant: Tenant) -> list[str]:
+        card = tenant.ask("GET", "/v1/models/hearth-tiny")
+        return [
+            card["state"],
+            tenant.ask("GET", "/v1/models")["data"][0]["state"],
+            tenant.ask("GET", "/health/ready")["models"][0]["state"],
+        ]
+
+    with server.stream("POST", CHAT, json=body, headers={"x-api-key": "alice-key"}) as response:
+        lines = response.iter_lines()
+        assert next(lines)
+        seen = {name: states(Tenant(server, name)) for name in ("alice", "bob", "admin")}
+        running = admin.ask("GET", "/running")["models"][0]["num_running"]
+    assert (running, seen["admin"]) == (1, ["busy"] * 3)
+    assert seen["alice"] == seen["bob"] == ["ready"] * 3
+    alice.chat("Hi")
+    assert "expires_at" not in bob.ask("GET", "/api/ps")["models"][0]
+
+
 def test_a_turn_of_one_is_not_put_back_for_another(alice: Tenant, bob: Tenant):
     question = [{"role": "user", "content": new_text(20)}]
 
