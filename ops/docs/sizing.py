@@ -12,7 +12,8 @@ class Shape(NamedTuple):
     """What of a model's config decides how large its KV is; `item_bytes` is of its own dtype.
 
     `full_layers` remember every token, `window_layers` the last `window` of them. With `latent` a
-    layer keeps so many values for each token instead of keys and values (MLA).
+    layer keeps so many values for each token instead of keys and values (MLA). `source` is where
+    all that was read.
     """
 
     full_layers: int
@@ -22,6 +23,7 @@ class Shape(NamedTuple):
     window_layers: int = 0
     window: int = 0
     latent: int = 0
+    source: str = ""
 
     def bytes_per_token(self, bits: int | None = None) -> int:
         """Of the layers that remember every token."""
@@ -40,20 +42,24 @@ class Shape(NamedTuple):
         return bits / 8 + 2 * self.item_bytes / GROUP
 
 
+CONFIG = "`config.json`"
+CODE = "its makers' code"
+"""Where a shape was read: see the page."""
+
 FAMILIES: dict[str, Shape] = {
-    "hearth-tiny (float32)": Shape(5, 2, 64, item_bytes=4),
-    "Llama 3.1 8B": Shape(32, 8, 128),
-    "Llama 3.3 70B": Shape(80, 8, 128),
-    "Qwen3 4B, 8B": Shape(36, 8, 128),
-    "Qwen3 32B": Shape(64, 8, 128),
-    "Qwen3 30B-A3B": Shape(48, 4, 128),
-    "Mistral Small 24B": Shape(40, 8, 128),
-    "GLM-4.5 Air": Shape(46, 8, 128),
-    "gpt-oss 20B": Shape(12, 8, 64, window_layers=12, window=128),
-    "gpt-oss 120B": Shape(18, 8, 64, window_layers=18, window=128),
-    "Gemma 3 4B": Shape(5, 4, 256, window_layers=29, window=1024),
-    "Gemma 3 27B": Shape(10, 16, 128, window_layers=52, window=1024),
-    "DeepSeek V3 (MLA)": Shape(61, latent=576),
+    "hearth-tiny (float32)": Shape(5, 2, 64, item_bytes=4, source=CONFIG),
+    "Llama 3.1 8B": Shape(32, 8, 128, source=CODE),
+    "Llama 3.3 70B": Shape(80, 8, 128, source=CODE),
+    "Qwen3 4B, 8B": Shape(36, 8, 128, source=CONFIG),
+    "Qwen3 32B": Shape(64, 8, 128, source=CONFIG),
+    "Qwen3 30B-A3B": Shape(48, 4, 128, source=CONFIG),
+    "Mistral Small 24B": Shape(40, 8, 128, source=CONFIG),
+    "GLM-4.5 Air": Shape(46, 8, 128, source=CONFIG),
+    "gpt-oss 20B": Shape(12, 8, 64, window_layers=12, window=128, source=CONFIG),
+    "gpt-oss 120B": Shape(18, 8, 64, window_layers=18, window=128, source=CODE),
+    "Gemma 3 4B": Shape(5, 4, 256, window_layers=29, window=1024, source=CODE),
+    "Gemma 3 27B": Shape(10, 16, 128, window_layers=52, window=1024, source=CODE),
+    "DeepSeek V3 (MLA)": Shape(61, latent=576, source=CODE),
 }
 _CONTEXTS = (8_192, 32_768, 131_072)
 
@@ -62,15 +68,15 @@ def table() -> str:
     """The families as Markdown."""
     head = " | ".join(f"{tokens // 1024}k tokens" for tokens in _CONTEXTS)
     lines = [
-        f"| model | KV of one token | {head} | windows | 32k at 8 bits |",
-        "|---|---|---|---|---|---|---|",
+        f"| model | KV of one token | {head} | windows | 32k at 8 bits | read in |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, shape in FAMILIES.items():
         token = shape.bytes_per_token()
         cells = [f"{token:,} B", *(_size(token * tokens) for tokens in _CONTEXTS)]
         windows = _size(shape.window_bytes()) if shape.window_layers else ""
         eighth = "" if shape.latent else _size(shape.bytes_per_token(8) * _CONTEXTS[1])
-        lines.append(f"| {name} | {' | '.join(cells)} | {windows} | {eighth} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {windows} | {eighth} | {shape.source} |")
     return "\n".join(lines)
 
 

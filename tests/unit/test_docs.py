@@ -15,7 +15,7 @@ from xxhash import xxh3_128_hexdigest
 from api.bench.recipes import Recipe, find, shipped
 from api.cli.commands import COMMANDS, parser
 from ops.docs.pages import made
-from ops.docs.sizing import FAMILIES, Shape
+from ops.docs.sizing import CONFIG, FAMILIES, Shape
 from runtime.embedded import HEARTH_TINY
 from runtime.limits import GenerateLimits, LimitSettings
 from runtime.prompt.switches import PromptSwitches
@@ -125,5 +125,6 @@ def test_the_sizes_of_the_embedded_model_follow_from_its_configuration() -> None
         config["num_key_value_heads"],
         config["head_dim"],
         item_bytes=4,
+        source=CONFIG,
     )
     assert FAMILIES["hearth-tiny (float32)"] == shape
