@@ -217,14 +217,16 @@ class _Thoughts:
 
 
 class _Summary(_Thoughts):
-    """The same, for a client that shows summaries only: nothing is summed up, it is all there."""
+    """The same for a client that asks for a summary. Nothing is summed up, it has every word; and
+    only it is streamed, as clients that know both show both.
+    """
 
     @override
     def item(self, status: ItemStatus) -> OutputReasoning:
-        is_open = status == "in_progress"
-        summary = [] if is_open else [SummaryText("".join(self._texts))]
-        sealed = self._sealed(status)
-        return OutputReasoning(self._id, status, summary, encrypted_content=sealed)
+        item = super().item(status)
+        if status != "in_progress":
+            item.summary = [SummaryText("".join(self._texts))]
+        return item
 
     @override
     def opening(self, at: int) -> list[PieceEvent]:

@@ -41,12 +41,12 @@ class OutputMessage(Body):
 
 
 class OutputReasoning(Body):
-    """What the model thought: as `content`, or as `summary` when the client asked for one."""
+    """What the model thought is `content`; `summary` is there when the client asked for one."""
 
     id: str
     status: ItemStatus
     summary: list[SummaryText]
-    content: list[ReasoningText] | UnsetType = UNSET
+    content: list[ReasoningText]
     encrypted_content: str | UnsetType = UNSET
     type: Literal["reasoning"] = "reasoning"
 

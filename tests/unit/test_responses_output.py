@@ -168,10 +168,13 @@ def test_reasoning_is_content_and_sealed_when_asked() -> None:
     ]
 
 
-def test_reasoning_is_a_summary_for_a_client_that_asks_for_one() -> None:
+def test_reasoning_is_told_once_as_a_summary_to_a_client_that_asks_for_one() -> None:
     events, items = written(thought("h"), thought("m"), end(), shape=Shape(NAMES, True))
     part = {"type": "summary_text", "text": "hm"}
-    assert items == [{"type": "reasoning", "status": "completed", "summary": [part]}]
+    content = [{"type": "reasoning_text", "text": "hm"}]
+    assert items == [
+        {"type": "reasoning", "status": "completed", "summary": [part], "content": content}
+    ]
     where = {"output_index": 0, "summary_index": 0}
     kind = "response.reasoning_summary_"
     assert events[1:-1] == [
