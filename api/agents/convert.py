@@ -27,6 +27,7 @@ from api.openai.schemas import (
 )
 from api.refusal import refuse
 from runtime.errors import StoreUnavailable
+from runtime.prompt.begun import begun
 from runtime.types import ChatPrompt, GenerateRequest, Image, Message
 from store.agent_rows import TurnRow
 
@@ -167,6 +168,24 @@ def answer_of(draft: Draft) -> Message:
         reasoning=draft.reasoning if draft.reasonings else None,
         tool_calls=tuple(draft.calls),
     )
+
+
+def turn_of(prompt: ChatPrompt, new: Sequence[Message], draft: Draft) -> tuple[Message, ...]:
+    """A turn's messages; an answer that goes on with the last one is one message with it.
+
+    Thoughts that were begun as text cannot be told from it: there the two stay apart.
+    """
+    answer, last = answer_of(draft), begun(prompt)
+    if last is None or (last.text and draft.reasonings):
+        return (*new, answer)
+    reasonings = [one for one in (last.reasoning, answer.reasoning) if one is not None]
+    whole = msgspec.structs.replace(
+        last,
+        text=last.text + answer.text,
+        reasoning="".join(reasonings) if reasonings else None,
+        tool_calls=answer.tool_calls,
+    )
+    return (*new[:-1], whole)
 
 
 # What is stored

@@ -99,7 +99,9 @@ class Generates:
         """
         finished = draft.finished
         assert finished is not None, "only a whole answer is kept"
-        messages = (*plan.new_messages, convert.answer_of(draft))
+        prompt = plan.request.prompt
+        assert isinstance(prompt, ChatPrompt), "a chat request has a chat prompt"
+        messages = convert.turn_of(prompt, plan.new_messages, draft)
         turn = TurnRow(
             number=plan.base + 1,
             request_id=plan.request.request_id,

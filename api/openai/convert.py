@@ -11,7 +11,7 @@ from api.openai.formats import constraint_of
 from api.openai.prompts import listed_prompts
 from api.openai.sampling import cache_of, num_choices, sampling_of, stops_of
 from api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
-from api.openai.templates import template_kwargs
+from api.openai.templates import goes_on, template_kwargs
 from api.openai.thinking import Controls, all_said
 from api.openai.tools import chosen_tools
 from api.refusal import refuse
@@ -132,15 +132,8 @@ def _chat_prompt(data: ChatRequest) -> ChatPrompt:
         tool_choice=choice,
         thinking=thinking,
         template_kwargs=template_kwargs(kwargs),
-        continues_last=_continues(data),
+        continues_last=goes_on(data.continue_final_message, data.add_generation_prompt),
     )
-
-
-def _continues(data: ChatRequest) -> bool:
-    """A last message of the assistant's is gone on with, unless an answer to it is wanted."""
-    if data.continue_final_message is not None:
-        return data.continue_final_message
-    return data.add_generation_prompt is not True
 
 
 def _messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:

@@ -15,9 +15,10 @@ from api.openai.response_items import Item, transcript
 from api.openai.response_schemas import FormatFields, ResponseRequest
 from api.openai.response_tools import Choice, Offer, chosen, offered
 from api.openai.sampling import cache_of, sampling_of
-from api.openai.templates import template_kwargs
+from api.openai.templates import goes_on, template_kwargs
 from api.openai.thinking import Controls, all_said
 from api.refusal import refuse
+from runtime.prompt.begun import begun
 from runtime.settings import Settings
 from runtime.types import ChatPrompt, GenerateRequest, Message, ModelSpec
 
@@ -32,6 +33,8 @@ class Plan(NamedTuple):
     request: GenerateRequest
     offer: Offer
     ignored: tuple[str, ...]
+    is_begun: bool
+    """The answer goes on with the last message."""
 
 
 def items_of(data: ResponseRequest) -> list[Item]:
@@ -85,10 +88,11 @@ def plan_of(
         refuse("input", "must not be empty: send a text or at least one item.")
     check_images(messages, spec, settings)
     constraint = constraint_of(form.type, schema, "text.format")
+    prompt = _prompt(data, messages, choice, is_over=read.is_over)
     request = GenerateRequest(
         request_id=request_id,
         model=spec.id,
-        prompt=_prompt(data, messages, choice),
+        prompt=prompt,
         client=caller.client,
         sampling=sampling_of(data),
         constraint=constraint,
@@ -99,10 +103,12 @@ def plan_of(
         cache=cache_of(data, caller),
     )
     ignored = (*offer.ignored, *read.ignored, *_unknown_includes(data.include or ()))
-    return Plan(request, offer, ignored)
+    return Plan(request, offer, ignored, begun(prompt) is not None)
 
 
-def _prompt(data: ResponseRequest, messages: tuple[Message, ...], choice: Choice) -> ChatPrompt:
+def _prompt(
+    data: ResponseRequest, messages: tuple[Message, ...], choice: Choice, *, is_over: bool
+) -> ChatPrompt:
     kwargs = dict(data.chat_template_kwargs or {})
     own = Controls(
         enable_thinking=data.enable_thinking,
@@ -118,6 +124,9 @@ def _prompt(data: ResponseRequest, messages: tuple[Message, ...], choice: Choice
         tool_choice=choice.choice,
         thinking=thinking,
         template_kwargs=template_kwargs(kwargs),
+        continues_last=goes_on(
+            data.continue_final_message, data.add_generation_prompt, is_over=is_over
+        ),
     )
 
 

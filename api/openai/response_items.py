@@ -8,14 +8,14 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from api.body import decoded_at
 from api.openai.content import ContentPart, read
-from api.openai.fields import Body
+from api.openai.fields import Body, Raws
 from api.openai.response_schemas import (
     CallItem,
     CallOutputItem,
@@ -34,6 +34,9 @@ ROLES: dict[str, Role] = {
     "user": "user",
     "assistant": "assistant",
 }
+UNFINISHED = ("in_progress", "incomplete")
+"""What is said of a message that the next one of the assistant's goes on with."""
+
 SEAL = "hearth1:"
 """Begins the `encrypted_content` that we can read; it is encoded and not secret."""
 
@@ -48,10 +51,11 @@ class Item(NamedTuple):
 
 
 class Transcript(NamedTuple):
-    """The messages, and which items had no effect."""
+    """The messages, which items had no effect, and whether the last turn says that it is over."""
 
     messages: tuple[Message, ...]
     ignored: tuple[str, ...]
+    is_over: bool
 
 
 class FreeformArguments(Body):
@@ -117,7 +121,17 @@ def transcript(items: Iterable[Item], names: ToolNames) -> Transcript:
     for item in items:
         writer.add(item)
     writer.end_turn()
-    return Transcript(tuple(writer.messages), tuple(writer.ignored))
+    return Transcript(tuple(writer.messages), tuple(writer.ignored), writer.status == "completed")
+
+
+def gone_on_with(items: Sequence[Item]) -> list[Item]:
+    """The items, of which the last message says that the answer belongs to the same turn."""
+    *earlier, last = items
+    if head_of(last).type != "message":
+        return [*items]
+    fields = decoded_at(last.raw, Raws, last.path)
+    fields["status"] = msgspec.Raw(b'"incomplete"')
+    return [*earlier, Item(msgspec.Raw(msgspec.json.encode(fields)), last.path)]
 
 
 class _Writer:
@@ -126,6 +140,8 @@ class _Writer:
     def __init__(self, names: ToolNames) -> None:
         self.messages: list[Message] = []
         self.ignored: list[str] = []
+        self.status: str | None = None
+        """What the item before says of itself, if it is the assistant's."""
         self._names = names
         self._reasonings: list[str] = []
         self._texts: list[str] = []
@@ -175,11 +191,12 @@ class _Writer:
                 f"is {item.role[:64]!r}, which is not a known role: use one of {', '.join(ROLES)}.",
             )
         content = read(item.content, f"{path}.content")
+        before, self.status = self.status, item.status
         if role != "assistant":
             self.end_turn()
             self.messages.append(Message(role=role, text=content.text, images=content.images))
             return
-        if self._texts and not self._calls:
+        if self._texts and not self._calls and before not in UNFINISHED:
             self.end_turn()
         self._texts.append(content.text)
         self._images += content.images
@@ -198,6 +215,7 @@ class _Writer:
     def _add_reasoning(self, item: ReasoningItem, path: str) -> None:
         if self._texts or self._calls:
             self.end_turn()
+        self.status = item.status
         sealed = item.encrypted_content
         opened = unseal(sealed) if sealed is not None else None
         if opened is None and sealed is not None and not (item.content or item.summary):

@@ -54,7 +54,8 @@ class ToolChoiceFields(Body, omit_defaults=True):
 class ResponseRequest(SamplingFields, kw_only=True):
     """The body of `POST /v1/responses` and `/v1/responses/input_tokens`.
 
-    The thinking switches, `top_k`, `min_p`, `seed` and what belongs to the KV go beyond OpenAI's.
+    The thinking switches, `top_k`, `min_p`, `seed` and what belongs to the KV go beyond OpenAI's;
+    `continue_final_message` and `add_generation_prompt` are those of chat completions.
     """
 
     input: str | list[msgspec.Raw] | None = None
@@ -83,6 +84,8 @@ class ResponseRequest(SamplingFields, kw_only=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: Raws | None = None
     extra_body: Raws | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 # Input items
@@ -99,6 +102,7 @@ class ItemHead(Body):
 class MessageItem(Body):
     role: str
     content: Content = None
+    status: str | None = None
 
 
 class CallItem(Body):
@@ -132,6 +136,7 @@ class ReasoningItem(Body):
     summary: list[ContentPart] | None = None
     content: list[ContentPart] | None = None
     encrypted_content: str | None = None
+    status: str | None = None
 
 
 # Tools

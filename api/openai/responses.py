@@ -19,7 +19,7 @@ from api.errors import ErrorBody, ErrorEnvelope, documented
 from api.lineage import asker_of, tenant_of
 from api.openai.response_convert import Plan, check, items_of, plan_of
 from api.openai.response_desk import ResponseDesk, fitted
-from api.openai.response_items import Item
+from api.openai.response_items import Item, gone_on_with
 from api.openai.response_log import EventLog
 from api.openai.response_output import DeletedResponse, InputTokens, ItemList, ResponseResource
 from api.openai.response_schemas import ItemHead, ResponseRequest
@@ -190,7 +190,7 @@ async def _planned(
     new = await responses.archive.resolved(items_of(data), caller.tenant)
     past = await responses.archive.past(previous_id)
     plan = plan_of(data, [*past, *new], new_response_id(), spec, caller, gate.settings)
-    return spec, new, plan
+    return spec, gone_on_with(new) if plan.is_begun and new else new, plan
 
 
 def _mine(request: HttpRequest, response_id: str) -> str:

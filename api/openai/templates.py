@@ -21,3 +21,18 @@ def template_kwargs(kwargs: Raws) -> str:
         if name in kwargs:
             refuse(f"chat_template_kwargs.{name}", "cannot be set by a request: leave it out.")
     return msgspec.json.encode(kwargs).decode(errors="replace")
+
+
+def goes_on(
+    continue_final_message: bool | None,
+    add_generation_prompt: bool | None,
+    *,
+    is_over: bool = False,
+) -> bool:
+    """Whether a last message of the assistant's is gone on with, by the switches of a request.
+
+    Without them it is, unless it says itself that it `is_over`.
+    """
+    if continue_final_message is not None:
+        return continue_final_message
+    return add_generation_prompt is not True and not is_over

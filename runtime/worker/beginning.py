@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from runtime.prompt.begun import begun
 from runtime.types import ChatPrompt
 from runtime.worker.dialects import harmony
 from runtime.worker.dialects.dialect import Dialect
@@ -20,15 +21,10 @@ class Beginning(NamedTuple):
 
 
 def taken_out(prompt: ChatPrompt, dialect: Dialect) -> tuple[ChatPrompt, Beginning | None]:
-    """The prompt without the beginning of its answer, and that; None where there is none.
-
-    A turn that made calls is over, and so is one that nothing precedes.
-    """
-    *earlier, last = prompt.messages
-    is_begun = prompt.continues_last and last.role == "assistant" and bool(earlier)
-    if not is_begun or last.tool_calls:
+    """The prompt without the beginning of its answer, and that; None where there is none."""
+    if (last := begun(prompt)) is None:
         return prompt, None
-    shorter = msgspec.structs.replace(prompt, messages=tuple(earlier))
+    shorter = msgspec.structs.replace(prompt, messages=prompt.messages[:-1])
     return shorter, _beginning(last.text, last.reasoning or "", dialect)
 
 

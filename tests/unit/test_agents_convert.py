@@ -16,6 +16,7 @@ from api.draft import Draft
 from runtime.errors import InvalidRequest, StoreUnavailable
 from runtime.types import (
     ChatPrompt,
+    Chunk,
     Finished,
     GenerateRequest,
     Image,
@@ -122,6 +123,44 @@ def test_an_answer_is_kept_as_its_chunks_said_it():
     choice = convert.choice_of(draft)
     assert choice.message.reasoning_content == "\nhm so\n"
     assert choice.finish_reason == "tool_calls"
+
+
+ASKED = Message(role="user", text="q")
+
+
+@pytest.mark.parametrize(
+    ("last", "chunks", "kept"),
+    [
+        (
+            Message(role="assistant", text="while", reasoning="hm"),
+            [TextDelta(index=0, text=" it rains")],
+            [Message(role="assistant", text="while it rains", reasoning="hm")],
+        ),
+        (
+            Message(role="assistant", reasoning="hm"),
+            [ReasoningDelta(index=0, text=" so"), TextDelta(index=0, text="a")],
+            [Message(role="assistant", text="a", reasoning="hm so")],
+        ),
+        (
+            Message(role="assistant", text="<think>hm"),
+            [ReasoningDelta(index=0, text=" so"), TextDelta(index=0, text="a")],
+            [
+                Message(role="assistant", text="<think>hm"),
+                Message(role="assistant", text="a", reasoning=" so"),
+            ],
+        ),
+    ],
+)
+def test_an_answer_that_goes_on_is_one_message_with_its_beginning(
+    last: Message, chunks: list[Chunk], kept: list[Message]
+):
+    draft = Draft()
+    for chunk in chunks:
+        draft.add(chunk)
+    begun = ChatPrompt(messages=(ASKED, last), continues_last=True)
+    assert convert.turn_of(begun, (ASKED, last), draft) == (ASKED, *kept)
+    anew = ChatPrompt(messages=(ASKED, last))
+    assert convert.turn_of(anew, (ASKED, last), draft)[:2] == (ASKED, last)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))

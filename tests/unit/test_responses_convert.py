@@ -119,6 +119,34 @@ def test_two_messages_of_the_assistant_stay_two() -> None:
     )
 
 
+@pytest.mark.parametrize("status", ["in_progress", "incomplete"])
+def test_a_message_that_is_not_complete_is_one_with_what_goes_on_with_it(status: str) -> None:
+    said = {"role": "assistant", "content": "a", "status": status}
+    assert messages(said, said | {"content": "b"}) == (Message(role="assistant", text="ab"),)
+    asked = {"role": "user", "content": "q"}
+    assert [one.text for one in messages(said, asked, said)] == ["a", "q", "a"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_gone_on_with"),
+    [
+        ({}, True),
+        ({"status": "incomplete"}, True),
+        ({"status": "completed"}, False),
+        ({"role": "user"}, False),
+    ],
+)
+def test_a_last_message_that_is_not_complete_is_gone_on_with(
+    changes: dict[str, Any], is_gone_on_with: bool
+) -> None:
+    asked = {"role": "user", "content": "q"}
+    said = {"role": "assistant", "content": "a"} | changes
+    assert plan(input=[asked, said]).is_begun == is_gone_on_with
+    forced = plan(input=[asked, said], continue_final_message=True)
+    assert forced.is_begun == (said["role"] == "assistant")
+    assert not plan(input=[asked, said], add_generation_prompt=True).is_begun
+
+
 def test_new_thoughts_begin_a_new_turn() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}
@@ -173,6 +201,7 @@ def test_tools_of_a_namespace_are_shown_by_flat_names_and_lead_back() -> None:
             Tool(name="agents__wait", description=about_wait, parameters="{}"),
             Tool(name="agents__look", parameters='{"type": "object"}'),
         ),
+        continues_last=True,
     )
     names = found.offer.names
     assert names.ref("agents__wait")[:2] == ("wait", "agents")
