@@ -9,6 +9,7 @@ from api.refusal import refuse
 from runtime.errors import InvalidRequest
 from runtime.settings import Settings
 from runtime.types import MAX_IMAGE_BYTES, Image, Message, ModelSpec
+from runtime.vision_files import BLIND_TYPES
 
 MAX_REMOTE = 4
 LOW_DETAIL_SIDE = 512
@@ -52,7 +53,9 @@ def check_images(messages: Sequence[Message], spec: ModelSpec, settings: Setting
     remote = 0
     for image in _images(messages):
         if not spec.sees:
-            refuse(image.field, f"is an image, and {spec.id} reads text only: leave it out.")
+            why = BLIND_TYPES.get(spec.model_type)
+            is_blind = f"cannot be shown one: {why}" if why else "reads text only: leave it out"
+            refuse(image.field, f"is an image, and {spec.id} {is_blind}.")
         if image.url is not None:
             remote += 1
             _check_remote(image, remote, settings)

@@ -17,7 +17,7 @@ import msgspec
 from runtime.checked_tables import kinds_of
 from runtime.settings import ModelSettings, SamplingSettings
 from runtime.types import ModelSpec, Pooling, SamplingParams
-from runtime.vision_files import SEEING_TYPES, image_bytes, is_vision
+from runtime.vision_files import BLIND_TYPES, image_bytes, is_vision
 
 FALLBACK_CONTEXT = 4096
 _SCALE_BITS = 0.5
@@ -58,7 +58,7 @@ def read_spec(
         raise BrokenModel(f"{error.filename} cannot be read: {error.strerror}") from error
     may_see = settings.vision and settings.ranks == 1
     is_loaded_to_see = may_see and is_vision(path, model_type, weights)
-    sees = is_loaded_to_see and model_type in SEEING_TYPES
+    sees = is_loaded_to_see and model_type not in BLIND_TYPES
     return ModelSpec(
         id=model_id,
         path=str(path),

@@ -16,7 +16,9 @@ from typing import cast
 SEEING_TYPES = frozenset(
     "gemma3 gemma4 qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe".split()
 )
-"""`model_type`s that are served with images: tests prove that their restored KV is exact."""
+"""`model_type`s whose images are driven by a lens of their own: tests prove that their restored KV
+is exact.
+"""
 
 VLM_TYPES = SEEING_TYPES | frozenset(
     """
@@ -31,8 +33,27 @@ VLM_TYPES = SEEING_TYPES | frozenset(
 )
 """`model_type`s whose images upstream turns into embeddings that a decoder reads as tokens.
 
-Nobody has shown yet that those beyond `SEEING_TYPES` are driven rightly: they read text only.
+Those beyond `SEEING_TYPES` are tried out when they are loaded (`runtime.worker.trial`).
 """
+
+_FINDERS = "it finds things in images and says nothing"
+_TOO_MANY = "mlx-vlm makes more of its images than it says in tokens"
+_ENCODED = "an encoder of its own reads images, not what answers"
+BLIND_TYPES: Mapping[str, str] = {
+    "mllama": "its images enter by cross attention, not among the tokens",
+    "paligemma": "its prompts attend to themselves in both directions",
+    "phi3_v": "its images are told by negative token ids",
+    "llava_next": _TOO_MANY,
+    "granite_vision": _TOO_MANY,
+    "florence2": _ENCODED,
+    "nemotron_parse": _ENCODED,
+    "moondream2": "it does not say among the tokens where an image is",
+    "moondream3": "it does not say among the tokens where an image is",
+    **dict.fromkeys(
+        ("molmo_point", "locateanything", "rfdetr", "rt_detr_v2", "sam3d_body"), _FINDERS
+    ),
+}
+"""`model_type`s of upstream that cannot be shown images here, and why."""
 
 _OTHER_NAMES = {"gemma4_unified": "gemma4", "llava": "mistral3", "qwen2_5_vl": "qwen2_vl"}
 """How mlx-lm calls types of another name."""
@@ -59,9 +80,9 @@ def is_vision(path: Path, model_type: str, weights: Sequence[Path]) -> bool:
     shown images anyhow is left to mlx-lm, if that knows it.
     """
     return (
-        model_type in VLM_TYPES
+        model_type in VLM_TYPES | BLIND_TYPES.keys()
         and can_see()
-        and (model_type in SEEING_TYPES or not _reads_as_text(model_type))
+        and not (model_type in BLIND_TYPES and _reads_as_text(model_type))
         and any((path / name).is_file() for name in _PROCESSORS)
         and any(_TOWER.search(name) for name in _tensor_names(path, weights))
     )

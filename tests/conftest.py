@@ -11,6 +11,7 @@ import pytest
 
 from tests.running_server import RunningServer, running
 from tests.tiny_models import write_model
+from tests.tiny_tried_vlms import write_tried
 from tests.tiny_vlms import VISION_FAMILIES, write_vlm
 
 # Tests run beside one another on few cores, where threads that spin for work only take turns.
@@ -58,8 +59,14 @@ little = "tiny"
 def seeing_server(
     tmp_path_factory: pytest.TempPathFactory, vlms_dir: Path, models_dir: Path
 ) -> Iterator[RunningServer]:
-    """A server whose default model sees; `blind` reads text only."""
+    """A server whose default model sees; `blind` reads text only, `tried` has no lens of its own,
+    `muted` is the same with a template that shows no images, `paligemma` cannot be shown any.
+    """
     home = tmp_path_factory.mktemp("seeing")
+    for name, kind in (("tried", "idefics3"), ("muted", "idefics3"), ("paligemma", "paligemma")):
+        write_tried(home / name, kind)
+    template = home / "muted" / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<image>", ""))
     config = f"""
 models_dir = "{vlms_dir}"
 default_model = "qwen3_vl"
@@ -67,6 +74,12 @@ max_loaded_models = 2
 max_body_bytes = 1000000
 [models.blind]
 path = "{models_dir / "tiny"}"
+[models.tried]
+path = "{home / "tried"}"
+[models.muted]
+path = "{home / "muted"}"
+[models.paligemma]
+path = "{home / "paligemma"}"
 """
     with running(home, config=config) as server:
         yield server

@@ -251,6 +251,17 @@ def _gemma4(vocab_size: int) -> dict[str, Any]:
     }
 
 
+def widened(family: str, config: dict[str, Any]) -> dict[str, Any]:
+    """The same model with heads of 64 dimensions, whose KV can be quantised."""
+    if family == "qwen3_vl":
+        rope = config["text_config"]["rope_scaling"] | {"mrope_section": [12, 10, 10]}
+        text = config["text_config"] | {"head_dim": 64, "rope_scaling": rope}
+        return config | {"text_config": text}
+    rope = config["rope_scaling"] | {"mrope_section": [8, 12, 12]}
+    tower = config["vision_config"] | {"out_hidden_size": 256}
+    return config | {"hidden_size": 256, "rope_scaling": rope, "vision_config": tower}
+
+
 _GEMMA3_IMAGES: dict[str, Any] = {
     "image_processor_type": "Gemma3ImageProcessor",
     "size": {"height": 56, "width": 56},

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from tests.tiny_models import CHAT_TEMPLATE, SPECIAL_TOKENS, write_tokenizer
-from tests.tiny_vlm_configs import CONFIGS, QWEN_IDS, VIEWS, VISION_TOKENS
+from tests.tiny_vlm_configs import CONFIGS, QWEN_IDS, VIEWS, VISION_TOKENS, widened
 
 VISION_FAMILIES = tuple(CONFIGS)
 
@@ -53,7 +53,9 @@ def template_of(family: str) -> str:
     return template
 
 
-def write_vlm(directory: Path, family: str, *, seed: int = 0, **changes: Any) -> Path:
+def write_vlm(
+    directory: Path, family: str, *, seed: int = 0, is_wide: bool = False, **changes: Any
+) -> Path:
     """A random-weight model of `family` that `mlx_vlm.load` accepts, in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     is_gemma = family in _GEMMA_TOKENS
@@ -72,6 +74,7 @@ def write_vlm(directory: Path, family: str, *, seed: int = 0, **changes: Any) ->
     )
     config = {"model_type": family} | ({} if is_gemma else QWEN_IDS)
     config |= CONFIGS[family](vocab_size) | changes
+    config = widened(family, config) if is_wide else config
     _write(directory / "config.json", config)
     _write(directory / "preprocessor_config.json", VIEWS[family][1])
     _write(
@@ -81,7 +84,7 @@ def write_vlm(directory: Path, family: str, *, seed: int = 0, **changes: Any) ->
     if family == "gemma3":
         processor = {"processor_class": "Gemma3Processor", "image_seq_length": 4}
         _write(directory / "processor_config.json", processor)
-    _write_weights(directory, config, seed)
+    write_weights(directory, config, seed)
     return directory
 
 
@@ -89,7 +92,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content))
 
 
-def _write_weights(directory: Path, config: dict[str, Any], seed: int) -> None:
+def write_weights(directory: Path, config: dict[str, Any], seed: int) -> None:
     """Random weights, made the way in which `mlx_vlm.utils.load_model` makes its model."""
     import mlx.core as mx
     from mlx.utils import tree_flatten

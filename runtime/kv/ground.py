@@ -72,6 +72,8 @@ class Ground:
     hot: HotTier
     unsupported: str | None = None
     """The class of a layer cache, or kind of model, that nobody has shown can be kept."""
+    keeps_pictures: bool = True
+    """KV of prompts with pictures is kept as well."""
     rates: Rates = field(default_factory=Rates)
     counts: Counts = field(default_factory=Counts)
     ghosts: OrderedDict[bytes, MissReason] = field(

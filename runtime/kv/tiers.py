@@ -128,7 +128,8 @@ class Tiers:
 
     def begin(self, trail: Trail) -> None:
         """A prompt arrived; `trail.is_waiting` says that something must be read first."""
-        if self._ground.unsupported is not None:
+        is_kept = self._ground.keeps_pictures or not trail.media
+        if self._ground.unsupported is not None or not is_kept:
             trail.mode, trail.reason = "off", "unsupported"
         self._trails.add(trail)
         self._restorer.begin(trail)

@@ -181,6 +181,7 @@ class Worker:
     def _tiers(self, model: LoadedModel, chain: HashChain, options: KvOptions) -> Tiers:
         ground = Ground.of(model, chain, options.model_hash, options.hot_bytes)
         ground.unsupported = ground.unsupported or model.unproven
+        ground.keeps_pictures = model.keeps_pictures
         if self._team is not None:
             return self._team.tiers(ground, self._sender.send, checks=sys.flags.dev_mode)
         if options.root is None:

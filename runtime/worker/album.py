@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +25,30 @@ class Markup(NamedTuple):
     placeholder: int
 
 
+Given = NDArray[Any] | list[Any] | tuple[int, ...] | str | float | None
+"""What an image processor gives for one name: arrays, lists of them, or plain values."""
+
+
 class Prepared(NamedTuple):
-    """A picture as a model's image processor gives it: upstream's names and arrays."""
+    """A picture as a model's image processor gives it: upstream's names, and arrays or lists of
+    them. `token_ids` is how it is written, where that is not its placeholder again and again.
+    """
 
     num_tokens: int
     grid: tuple[int, ...]
-    inputs: dict[str, NDArray[Any]]
+    inputs: Mapping[str, Given]
+    token_ids: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.inputs.values())
+        """Of the arrays."""
+        return sum(map(_nbytes, self.inputs.values()))
+
+
+def _nbytes(value: object) -> int:
+    if isinstance(value, list):
+        return sum(map(_nbytes, cast("list[object]", value)))
+    return value.nbytes if isinstance(value, np.ndarray) else 0
 
 
 class Sight(Protocol):

@@ -30,7 +30,8 @@ from store.types import class_of
 class Intake:
     """What a request is checked against. `context` is in tokens.
 
-    Without a `gallery` the model reads text only; with `is_whole` no picture may be divided.
+    Without a `gallery` the model reads text only, and `blindness` may say why; with `is_whole` no
+    picture may be divided.
     """
 
     composer: Composer
@@ -40,6 +41,7 @@ class Intake:
     constrainer: Constrainer
     gallery: Gallery | None = None
     is_whole: bool = False
+    blindness: str = ""
 
     @property
     def context(self) -> int:
@@ -96,7 +98,7 @@ class Intake:
             if self.gallery is not None:
                 prompt, shots = self.gallery.hang(prompt)
             else:
-                _refuse_images(prompt)
+                _refuse_images(prompt, self.blindness)
             media = {digest: shot.medium for digest, shot in shots.items()}
             return self.composer.compose(request, prompt, media), shots
         if isinstance(prompt, TextPrompt):
@@ -192,12 +194,12 @@ class Intake:
         return "closed" if template.has_closed_reasoning(composed.token_ids) else "unsaid"
 
 
-def _refuse_images(prompt: ChatPrompt) -> None:
+def _refuse_images(prompt: ChatPrompt, why: str) -> None:
+    is_blind = f"cannot be shown one: {why}" if why else "reads text only: leave it out"
     for message in prompt.messages:
         for image in message.images:
             raise InvalidRequest(
-                f"{image.field} is an image, and this model reads text only: leave it out.",
-                image.field,
+                f"{image.field} is an image, and this model {is_blind}.", image.field
             )
 
 

@@ -46,6 +46,10 @@ class Lens:
     markup: Markup
     settings: bytes
 
+    @property
+    def has_types(self) -> bool:
+        return self.family.has_types
+
     def prepare(self, pixels: NDArray[np.uint8]) -> Prepared:
         return self.family.prepare(self.processor, pixels)
 

@@ -71,9 +71,14 @@ class LoadedModel:
 
     @property
     def unproven(self) -> str | None:
-        """The kind of a model whose KV nobody has shown to survive a restart, or None."""
+        """The kind of a model that was never driven rightly, whose KV is not kept; or None."""
         is_known = self.eyes is None or self.eyes.lens is not None
         return None if is_known else self.spec.model_type
+
+    @property
+    def keeps_pictures(self) -> bool:
+        """Tests show for its kind that KV with pictures in it is taken up exactly."""
+        return self.eyes is None or self.eyes.is_proven
 
     @property
     def num_encoded_images(self) -> int:
@@ -130,7 +135,7 @@ def load(
     """
     path = Path(spec.path)
     if spec.is_vision and split is None:
-        model, config, eyes = _load_seeing(path, kv_bits)
+        model, config, eyes = _load_seeing(path)
     else:
         (model, config), eyes = load_model(path, lazy=True), None
     if split is not None:
@@ -157,11 +162,7 @@ def load(
     )
 
 
-def _load_seeing(path: Path, kv_bits: int | None) -> tuple[Any, dict[str, object], Eyes]:
-    if kv_bits is not None:
-        raise ValueError(
-            "kv_bits is not for models that see; leave it out, or set vision = false for this one"
-        )
+def _load_seeing(path: Path) -> tuple[Any, dict[str, object], Eyes]:
     # Only here, so that workers of other models never import mlx-vlm.
     return importlib.import_module("runtime.worker.vision").load(path)
 
@@ -256,10 +257,13 @@ def _new_kv(model: Any, kv_bits: int | None) -> list[Any]:
     caches = make_prompt_cache(model)
     if kv_bits is None:
         return caches
-    return [
-        QuantizedKVCache(_KV_GROUP, kv_bits) if type(cache) is KVCache else cache
-        for cache in caches
-    ]
+    plain, quantised = _kv_classes(model)
+    return [quantised(_KV_GROUP, kv_bits) if type(cache) is plain else cache for cache in caches]
+
+
+def _kv_classes(model: Any) -> tuple[type[Any], type[Any]]:
+    """The plain layer cache of whose code computes the model, and the quantised one."""
+    return getattr(model, "kv_classes", (KVCache, QuantizedKVCache))
 
 
 def _check_kv_bits(model: Any, stream: mx.Stream, kv_bits: int | None) -> None:
@@ -267,10 +271,17 @@ def _check_kv_bits(model: Any, stream: mx.Stream, kv_bits: int | None) -> None:
     if kv_bits is None:
         return
     caches: list[Any] = make_prompt_cache(model)
+    plain, _ = _kv_classes(model)
+    others = sorted({type(cache).__name__ for cache in caches if type(cache) is not plain})
+    if others and plain is not KVCache:
+        raise ValueError(
+            f"kv_bits is not for this model while it sees: some of its layers keep {others[0]}; "
+            "leave kv_bits out for it, or set vision = false"
+        )
     with mx.stream(stream):
         mx.eval(model(mx.array([[0]]), cache=caches))
-    plain = [cache for cache in caches if type(cache) is KVCache and cache.keys is not None]
-    arrays = [cast("mx.array", array) for cache in plain for array in (cache.keys, cache.values)]
+    used = [cache for cache in caches if type(cache) is plain and cache.keys is not None]
+    arrays = [cast("mx.array", array) for cache in used for array in (cache.keys, cache.values)]
     dims = {array.shape[-1] for array in arrays}
     odd = sorted(dim for dim in dims if dim % _KV_GROUP)
     if odd:

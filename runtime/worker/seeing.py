@@ -73,6 +73,8 @@ class RopeDelta:
 class SeeingModel(nn.Module):
     """A vision model, called as mlx-lm calls its models: token ids and caches in, logits out."""
 
+    kv_classes = (_caches.KVCache, _caches.QuantizedKVCache)
+
     def __init__(self, whole: Any, *, has_rope: bool) -> None:
         super().__init__()
         self.whole = whole

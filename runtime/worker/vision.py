@@ -10,24 +10,27 @@ its language models, `kv/layers` its cache classes.
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
 
 from runtime.kv.media import rope_positions
 from runtime.worker.album import Album, Prepared
+from runtime.worker.any_lens import UPSTREAM_ERRORS, AnyLens, Unusable, any_lens
 from runtime.worker.lens import FAMILIES, Lens, lens_of
 from runtime.worker.seeing import RopeDelta, SeeingModel, look_both_ways
+from runtime.worker.trial import try_out
 
 _utils: Any = importlib.import_module("mlx_vlm.utils")
 
 _WARM_SIDE = 64
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """What stands in a picture's tokens' places: `[1, tokens, dim]`, and for the first layers."""
 
     embeddings: mx.array
@@ -38,13 +41,16 @@ class _Rows(NamedTuple):
 class Eyes:
     """How one loaded model sees. Belongs to the mlx thread.
 
-    Without a `lens` it reads text only: nobody has shown that its kind is driven rightly. With
-    `is_whole` a picture's tokens attend to each other in both directions: none may be divided.
+    Without a `lens` it reads text only, and `blindness` says why. With `is_whole` a picture's
+    tokens attend to each other in both directions: none may be divided. `is_proven` says that
+    tests show for its kind that KV with pictures is taken up exactly.
     """
 
     model: SeeingModel
-    lens: Lens | None = None
+    lens: Lens | AnyLens | None = None
     is_whole: bool = False
+    is_proven: bool = True
+    blindness: str = ""
     num_encoded: int = 0
     """Pictures that went through the tower."""
 
@@ -52,10 +58,18 @@ class Eyes:
         """See one small picture, so that no kernel is compiled under a request."""
         if self.lens is None:
             return
-        prepared = self.lens.prepare(np.zeros((_WARM_SIDE, _WARM_SIDE, 3), dtype=np.uint8))
         with mx.stream(stream):
-            self._encoded(prepared)
+            if isinstance(self.lens, AnyLens):
+                self._try_out(self.lens)
+            else:
+                pixels = np.zeros((_WARM_SIDE, _WARM_SIDE, 3), dtype=np.uint8)
+                self.encoded(self.lens.prepare(pixels))
         self.num_encoded = 0
+
+    def _try_out(self, lens: AnyLens) -> None:
+        why = try_out(self, lens)
+        if why is not None:
+            self.lens, self.blindness = None, why
 
     def to_decode(self, kv: list[Any], delta: int) -> list[Any]:
         """These layer caches, and how far this sequence's positions are from their offsets."""
@@ -113,29 +127,38 @@ class Eyes:
             columns = zip(*deep, strict=True)
             more["deepstack_visual_embeds"] = [mx.concatenate(list(column)) for column in columns]
         assert self.lens is not None
-        if self.lens.family.has_types:
+        if self.lens.has_types:
             more["mm_token_type_ids"] = mx.array(mask.astype(np.int32).tolist())
         return more
 
-    def _rows(self, album: Album, number: int) -> _Rows:
+    def _rows(self, album: Album, number: int) -> Rows:
         if number not in album.rows:
-            album.rows[number] = self._encoded(album.shots[number].take())
+            album.rows[number] = self.encoded(album.shots[number].take())
         return album.rows[number]
 
-    def _encoded(self, prepared: Prepared) -> _Rows:
+    def encoded(self, prepared: Prepared) -> Rows:
         """The tower's work, done once for each picture whose KV is not there."""
         assert self.lens is not None
-        inputs = {name: mx.array(array) for name, array in prepared.inputs.items()}
-        pixels = inputs.pop("pixel_values")
-        ids = mx.full((1, prepared.num_tokens), self.lens.markup.placeholder, dtype=mx.int32)
-        found = self.model.whole.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **inputs)
+        placeholders = [self.lens.markup.placeholder] * prepared.num_tokens
+        found = self.features(list(prepared.token_ids) or placeholders, prepared)
         deep = found.deepstack_visual_embeds
-        rows = _Rows(
+        rows = Rows(
             found.inputs_embeds, [deep[i] for i in range(len(deep))] if deep is not None else []
         )
         mx.eval(rows.embeddings, rows.deepstack)
         self.num_encoded += 1
         return rows
+
+    def given(self, prepared: Prepared) -> dict[str, object]:
+        """What upstream's functions take of a picture."""
+        return {name: _given(value) for name, value in prepared.inputs.items()}
+
+    def features(self, token_ids: list[int], prepared: Prepared) -> Any:
+        """Upstream's `InputEmbeddingsFeatures` of tokens with one picture among them."""
+        inputs = self.given(prepared)
+        pixels = inputs.pop("pixel_values", None)
+        ids = mx.array([token_ids], dtype=mx.int32)
+        return self.model.whole.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **inputs)
 
 
 def load(path: Path) -> tuple[SeeingModel, dict[str, object], Eyes]:
@@ -148,6 +171,20 @@ def load(path: Path) -> tuple[SeeingModel, dict[str, object], Eyes]:
     whole = _utils.load_model(path, lazy=True)
     family = FAMILIES.get(str(config["model_type"]))
     model = SeeingModel(whole, has_rope="_rope_deltas" in vars(whole.language_model))
-    if family is None:
-        return model, config, Eyes(model)
-    return model, config, Eyes(model, lens_of(family, path), look_both_ways(whole))
+    if family is not None:
+        return model, config, Eyes(model, lens_of(family, path), look_both_ways(whole))
+    eyes = Eyes(model, is_proven=False)
+    try:
+        eyes.lens = any_lens(path, whole, has_grid=model.has_rope)
+    except UPSTREAM_ERRORS as error:
+        print(f"no image processor: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        said = f"its image processor cannot be loaded ({type(error).__name__})"
+        eyes.blindness = str(error) if isinstance(error, Unusable) else said
+    return model, config, eyes
+
+
+def _given(value: Any) -> Any:
+    """Numpy's arrays as the device's."""
+    if isinstance(value, list):
+        return [_given(one) for one in cast("list[Any]", value)]
+    return mx.array(value) if isinstance(value, np.ndarray) else value

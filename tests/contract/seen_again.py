@@ -1,4 +1,4 @@
-"""`python -m tests.contract.seen_again before|after DIR FAMILY…`: two lives of what was seen.
+"""`python -m tests.contract.seen_again before|after DIR CASE…`: two lives of what was seen.
 
 `before` says a prompt with two pictures, keeps it on disk, and goes on in several ways from the
 caches that it still has. `after` is another process with nothing but the files. Both write the
@@ -26,13 +26,20 @@ from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import SequenceGroup
 from tests.contract.lives import live
 from tests.kv_sessions import _REQUEST, SLICE_TOKENS, Session
-from tests.tiny_vlms import encoded, picture, write_vlm
+from tests.tiny_vlms import VISION_FAMILIES, encoded, picture, write_vlm
 
 FIRST, SECOND, THIRD, OTHER = ((seed, 84, 112) for seed in (1, 2, 3, 4))
 """Seeds and sizes: twelve tokens where the grid decides."""
 
 HEAD, MIDDLE, TAIL = 21, 37, 11
 SAID = 5
+CASES: dict[str, tuple[str, int | None]] = {
+    **{family: (family, None) for family in VISION_FAMILIES},
+    "qwen2_5_vl in 8 bits": ("qwen2_5_vl", 8),
+    "qwen3_vl in 4 bits": ("qwen3_vl", 4),
+}
+"""Each family's model with the KV that it has, and some with quantised KV."""
+
 WAYS = ("words", "a new picture", "the same", "another second picture", "swapped")
 
 
@@ -58,7 +65,7 @@ NEXT = {
 }
 
 
-def load(path: Path, family: str) -> LoadedModel:
+def load(path: Path, family: str, kv_bits: int | None = None) -> LoadedModel:
     spec = ModelSpec(
         id="m",
         path=str(path),
@@ -68,7 +75,7 @@ def load(path: Path, family: str) -> LoadedModel:
         created_s=1,
         is_vision=True,
     )
-    return models.load(spec, lambda _: None)
+    return models.load(spec, lambda _: None, kv_bits)
 
 
 class SeeingSession(Session):
@@ -163,8 +170,9 @@ def cold(model: LoadedModel, way: str) -> mx.array:
     return go_on(SeeingSession(model, None), way)["logits"]
 
 
-def before(folder: Path, family: str) -> dict[str, Any]:
-    model = load(write_vlm(folder / "model", family), family)
+def before(folder: Path, case: str) -> dict[str, Any]:
+    family, bits = CASES[case]
+    model = load(write_vlm(folder / "model", family, is_wide=bits is not None), family, bits)
     session = SeeingSession(model, folder / "store")
     group = session.group(BEGINNING.parts)
     assert session.see(group) == 0
@@ -178,8 +186,9 @@ def before(folder: Path, family: str) -> dict[str, Any]:
     return {"num_held": len(group.token_ids) + SAID, "is_whole": session.eyes.is_whole}
 
 
-def after(folder: Path, family: str) -> dict[str, Any]:
-    model = load(folder / "model", family)
+def after(folder: Path, case: str) -> dict[str, Any]:
+    family, bits = CASES[case]
+    model = load(folder / "model", family, bits)
     known = msgspec.json.decode((folder / "slots.json").read_bytes(), type=list[KnownSlot])
     found: dict[str, Any] = {}
     logits: dict[str, mx.array] = {}

@@ -32,6 +32,7 @@ from store.types import MediaSpan
 from tests.contract.seen_again import (
     ANSWER,
     BEGINNING,
+    CASES,
     FIRST,
     NEXT,
     WAYS,
@@ -57,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for life in ("before", "after"):
         command = [sys.executable, "-m", "tests.contract.seen_again", life, str(folder)]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "MLX_DISABLE_COMPILE": "1"}
-        subprocess.run([*command, *VISION_FAMILIES], check=True, timeout=TIMEOUT_S, env=environment)
+        subprocess.run([*command, *CASES], check=True, timeout=TIMEOUT_S, env=environment)
     return folder
 
 
@@ -74,7 +75,7 @@ def logits(folder: Path, life: str, family: str) -> dict[str, mx.array]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", VISION_FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_another_process_goes_on_as_if_it_were_the_same(folder: Path, family: str, way: str):
     before, after = (said(folder, life, family) for life in ("before", "after"))
     assert before["is_whole"] == (family == "gemma4")
@@ -122,7 +123,10 @@ def upstream_logits(session: SeeingSession, group: SequenceGroup) -> mx.array:
     whole, pad = session.loaded.model.whole, session.lens.markup.placeholder
     ids = mx.array(group.token_ids)[None]
     views = [shot.prepare().inputs for shot in group.album.shots]
-    joined = {name: mx.array(np.concatenate([view[name] for view in views])) for name in views[0]}
+    joined = {
+        name: mx.array(np.concatenate([np.asarray(view[name]) for view in views]))
+        for name in views[0]
+    }
     found = whole.get_input_embeddings(
         ids, joined.pop("pixel_values"), mask=mx.ones_like(ids), **joined
     ).to_dict()
@@ -171,30 +175,54 @@ def test_rows_with_pictures_and_without_are_decoded_together_as_alone(model: Loa
         ((words(3, 4), FIRST, words(4, 9)), 7),
     ]
 
-    def decoded(groups: list[tuple[tuple[Any, ...], int]]) -> list[list[Any]]:
-        decoder = Decoder(model, 4)
-        sequences = [sequence_of(session, *one) for one in groups]
-        steps: dict[int, list[Any]] = {id(one): [] for one in sequences}
-
-        def step() -> None:
-            for token in decoder.step():
-                token.sequence.output_token_ids.append(token.token_id)
-                steps[id(token.sequence)].append((token.token_id, token.logprobs))
-
-        for sequence in sequences:  # each joins while those before it run
-            sequence.group.kv = model.new_kv()
-            session.prefill(sequence.group, keeps=False)
-            decoder.insert(sequence.group)
-            step()
-        while decoder.num_running:
-            step()
-        return [steps[id(one)] for one in sequences]
-
-    together = decoded(prompts)
-    for one, (alone,) in zip(together, ([decoded([prompt])[0]] for prompt in prompts), strict=True):
+    together = decoded(session, prompts)
+    for one, prompt in zip(together, prompts, strict=True):
+        (alone,) = decoded(session, [prompt])
         assert [token for token, _ in one] == [token for token, _ in alone]
         for (_, first), (_, other) in zip(one, alone, strict=True):
             assert mx.abs(first - other).max() <= DEVIATION
+
+
+def decoded(
+    session: SeeingSession, prompts: list[tuple[tuple[Any, ...], int]]
+) -> list[list[tuple[int, mx.array]]]:
+    """The tokens of each, and the logprobs that they were drawn from."""
+    decoder = Decoder(session.loaded, 4)
+    sequences = [sequence_of(session, *one) for one in prompts]
+    steps: dict[int, list[tuple[int, mx.array]]] = {id(one): [] for one in sequences}
+
+    def step() -> None:
+        for token in decoder.step():
+            token.sequence.output_token_ids.append(token.token_id)
+            steps[id(token.sequence)].append((token.token_id, token.logprobs))
+
+    for sequence in sequences:  # each joins while those before it run
+        sequence.group.kv = session.loaded.new_kv()
+        session.prefill(sequence.group, keeps=False)
+        decoder.insert(sequence.group)
+        step()
+    while decoder.num_running:
+        step()
+    return [steps[id(one)] for one in sequences]
+
+
+def test_rows_of_quantised_kv_do_not_disturb_each_other(folder: Path):
+    case = "qwen3_vl in 4 bits"
+    said(folder, "before", case)
+    session = SeeingSession(load(folder / case / "model", *CASES[case]), None)
+    prompts = [(BEGINNING.parts, 9), ((words(2, 70),), 8), ((words(3, 4), FIRST, words(4, 9)), 7)]
+    together = decoded(session, prompts)
+    assert [len(one) for one in together] == [9, 8, 7]
+    for one, prompt in zip(together, prompts, strict=True):
+        (alone,) = decoded(session, [prompt])
+        assert [token for token, _ in one] == [token for token, _ in alone]
+
+
+@pytest.mark.parametrize("family", sorted(NEEDS_STATE))
+def test_kv_is_not_quantised_where_layers_keep_something_else(folder: Path, family: str):
+    said(folder, "before", family)
+    with pytest.raises(ValueError, match=r"kv_bits .* (ArraysCache|RotatingKVCache); leave"):
+        load(folder / family / "model", family, 8)
 
 
 def known_session(model: LoadedModel) -> SeeingSession:

@@ -12,19 +12,14 @@ import pytest
 from runtime import vision_files
 from runtime.model_files import read_spec
 from runtime.settings import ModelSettings
-from runtime.vision_files import SEEING_TYPES, VLM_TYPES
+from runtime.vision_files import BLIND_TYPES, SEEING_TYPES, VLM_TYPES
 from runtime.worker.lens import FAMILIES
 from tests.tiny_vlms import VISION_FAMILIES
 
 pytest.importorskip("mlx_vlm")
 
 LEFT_OUT = {
-    "images enter by cross attention": {"mllama"},
-    "an encoder reads them, not the decoder": {"florence2", "nemotron_parse"},
-    "they are not told, or told by negative ids, among the tokens": {"moondream2", "moondream3"}
-    | {"phi3_v"},
-    "they find things and say nothing": {"molmo_point", "locateanything", "rfdetr", "rt_detr_v2"}
-    | {"sam3d_body"},
+    "they are refused by name": set(BLIND_TYPES),
     "served under another name": {"aya_vision", "fastvlm", "llava_bunny"},
     "nobody has looked at them yet": {"deepseek_v41", "inkling", "llmjpvl", "qwen4_exp"},
 }

@@ -114,6 +114,47 @@ def test_a_model_that_reads_text_only_is_shown_none(seeing_server: RunningServer
     assert text.status_code == 200
 
 
+def test_a_kind_without_a_lens_of_its_own_is_shown_images_and_says_what_is_not_kept(
+    seeing_server: RunningServer,
+):
+    words = {"type": "text", "text": "look at this: " * 30}
+    turns: list[Any] = [{"role": "user", "content": [words, chat_part(RED)]}]
+    body: dict[str, Any] = {"model": "tried", "max_tokens": 4, "temperature": 0}
+    asked = body | {"messages": turns, "ignore_eos": True, "logprobs": True}
+    first, again = (seeing_server.post(CHAT, asked).json() for _ in range(2))
+    assert again["hearth"]["cache"]["reason"] == "unsupported"
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    other = asked | {"messages": [{"role": "user", "content": [words, chat_part(BLUE)]}]}
+    said, same, else_ = (
+        one["choices"][0]["logprobs"]["content"]
+        for one in (first, again, seeing_server.post(CHAT, other).json())
+    )
+    assert said == same != else_
+    text = body | {"messages": [{"role": "user", "content": [words]}]}
+    seeing_server.post(CHAT, text)
+    kept = seeing_server.post(CHAT, text).json()["usage"]
+    assert kept["prompt_tokens_details"]["cached_tokens"] == kept["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("muted", "its chat template does not show where an image is"),
+        ("paligemma", "its prompts attend to themselves in both directions"),
+    ],
+)
+def test_a_kind_that_cannot_be_shown_images_refuses_them_by_the_part(
+    seeing_server: RunningServer, model: str, why: str
+):
+    found = seeing_server.post(*chat(chat_part(RED), model=model))
+    assert why in problem(found)
+    assert "messages[0].content[1] is an image" in problem(found)
+    assert found.json()["error"]["param"] == "messages[0].content[1]"
+    turn = [{"role": "user", "content": "hi"}]
+    text = seeing_server.post(CHAT, {"model": model, "messages": turn, "max_tokens": 1})
+    assert text.status_code == 200
+
+
 def test_an_agent_that_has_seen_cannot_go_on_with_a_model_that_cannot(
     seeing_server: RunningServer,
 ):

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from api.images import check_images
 from runtime import placement
+from runtime.errors import InvalidRequest
 from runtime.model_files import read_spec
-from runtime.settings import ModelSettings
-from runtime.types import ModelSpec
+from runtime.settings import ModelSettings, Settings
+from runtime.types import Image, Message, ModelSpec
+from runtime.vision_files import BLIND_TYPES
 from tests.model_folders import make_model
 
 pytest.importorskip("mlx_vlm")
@@ -65,12 +68,25 @@ def test_a_type_that_is_not_known_to_see_reads_text(tmp_path: Path):
     assert not model(tmp_path / "a", TEXT, TOWER, config=CONFIG | {"model_type": "new"}).is_vision
 
 
-@pytest.mark.parametrize(("model_type", "is_vision"), [("glm4v", True), ("kimi_vl", False)])
-def test_a_type_that_nobody_tested_reads_text_by_whichever_package_can(
-    tmp_path: Path, model_type: str, is_vision: bool
-):
+@pytest.mark.parametrize("model_type", ["glm4v", "kimi_vl", "idefics3"])
+def test_a_type_without_a_lens_of_its_own_is_to_be_tried_out(tmp_path: Path, model_type: str):
     spec = model(tmp_path / "a", TEXT, TOWER, config=CONFIG | {"model_type": model_type})
-    assert (spec.is_vision, spec.sees, spec.image_bytes) == (is_vision, False, 0)
+    assert (spec.is_vision, spec.sees) == (True, True)
+    assert spec.image_bytes
+
+
+@pytest.mark.parametrize("model_type", ["mllama", "llava_next", "phi3_v"])
+def test_a_type_that_cannot_be_shown_images_is_not_said_to_see(tmp_path: Path, model_type: str):
+    spec = model(tmp_path / "a", TEXT, TOWER, config=CONFIG | {"model_type": model_type})
+    assert (spec.is_vision, spec.sees, spec.image_bytes) == (True, False, 0)
+    image = Image(at=0, field="messages[0].content[0]", data=b"x")
+    messages = (Message(role="user", images=(image,)),)
+    with pytest.raises(InvalidRequest) as caught:
+        check_images(messages, spec, Settings(home=tmp_path))
+    assert caught.value.param == image.field
+    assert caught.value.message == (
+        f"messages[0].content[0] is an image, and a cannot be shown one: {BLIND_TYPES[model_type]}."
+    )
 
 
 @pytest.mark.parametrize("settings", [ModelSettings(vision=False), ModelSettings(ranks=2)])

@@ -1,0 +1,170 @@
+"""Kinds of models without a lens of their own: shown pictures as upstream is, or refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from runtime.kv.media import place_media
+from runtime.types import ChatPrompt, Image, Message
+from runtime.worker.album import Album
+from runtime.worker.any_lens import AnyLens
+from runtime.worker.gallery import PictureGallery
+from runtime.worker.model import LoadedModel
+from runtime.worker.template import Template
+from runtime.worker.trial import MAX_DEVIATION, try_out
+from tests.contract.seen_again import load
+from tests.tiny_tried_vlms import KINDS, write_tried
+from tests.tiny_vlms import encoded, picture
+
+pytest.importorskip("mlx_vlm")
+
+REFUSED = {
+    "paligemma": "otherwise than alone",
+    "llava_next": "more of an image than it says in tokens",
+}
+SEEING = sorted(KINDS.keys() - REFUSED)
+DEVIATION = 1e-4
+FIRST, SECOND = picture(1, 112, 84), picture(2, 84, 112)
+TEXT = "look at this:  and at this one, which is another:  So, which is it?"
+PLACES = (14, 49)
+
+
+def tried(path: Path, kind: str) -> LoadedModel:
+    model = load(path, kind)
+    assert model.eyes is not None
+    model.eyes.open(model.stream)
+    return model
+
+
+@pytest.fixture(scope="module", params=SEEING)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return tried(write_tried(tmp_path_factory.mktemp("tried"), request.param), request.param)
+
+
+def lens_of(model: LoadedModel) -> AnyLens:
+    assert model.eyes is not None
+    assert isinstance(model.eyes.lens, AnyLens), model.eyes.blindness
+    return model.eyes.lens
+
+
+def as_upstream_says(model: LoadedModel, text: str) -> mx.array:
+    """Logits after a prompt with both pictures, all of it by upstream."""
+    lens = lens_of(model)
+    utils: Any = importlib.import_module("mlx_vlm.utils")
+    inputs = utils.prepare_inputs(
+        lens.processor, images=[FIRST, SECOND], prompts=text, add_special_tokens=False
+    )
+    whole = model.model.whole
+    ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask", None)
+    pixels = inputs.pop("pixel_values")
+    found = whole.get_input_embeddings(ids, pixels, mask=mask, **inputs).to_dict()
+    given = {**inputs, **{name: one for name, one in found.items() if one is not None}}
+    return whole.language_model(ids, cache=model.new_kv(), **given).logits[0, -1]
+
+
+def as_we_say(model: LoadedModel, text: str, prompt: ChatPrompt, cuts: list[float]) -> mx.array:
+    """The same, as a request goes, in slices that end at these shares of the prompt."""
+    lens = lens_of(model)
+    assert model.eyes is not None
+    template = Template(model.tokenizer, markup=lens.markup)
+    hung, shots = PictureGallery(lens).hang(prompt)
+    media = [shots[image.data].medium for image in hung.messages[0].images]
+    assert template.render(hung) == text.replace(lens.markup.mark, lens.markup.spelled)
+    ids = template.encode(template.render(hung)).token_ids
+    placed = place_media(ids, lens.markup.placeholder, media, [])
+    album = Album(placed.spans, tuple(shots[span.digest] for span in placed.spans))
+    kv, start, num_tokens = model.new_kv(), 0, len(placed.token_ids)
+    for end in [*(int(cut * num_tokens) for cut in cuts), num_tokens - 1]:
+        model.prefill(placed.token_ids[start:end], kv, album, start)
+        start = end
+    caches = model.to_decode(kv, album, num_tokens)
+    return model.model(mx.array([placed.token_ids[-1:]]), caches)[0, -1]
+
+
+def test_pictures_are_read_as_upstream_reads_them_wherever_slices_end(model: LoadedModel):
+    images = tuple(
+        Image(at=at, field="image", data=encoded(drawn))
+        for at, drawn in zip(PLACES, (FIRST, SECOND), strict=True)
+    )
+    prompt = ChatPrompt(messages=(Message(role="user", text=TEXT, images=images),))
+    turn = [
+        {"type": "text", "text": TEXT[: PLACES[0]]},
+        {"type": "image"},
+        {"type": "text", "text": TEXT[PLACES[0] : PLACES[1]]},
+        {"type": "image"},
+        {"type": "text", "text": TEXT[PLACES[1] :]},
+    ]
+    text = lens_of(model).processor.tokenizer.apply_chat_template(
+        [{"role": "user", "content": turn}], tokenize=False, add_generation_prompt=True
+    )
+    theirs = as_upstream_says(model, text)
+    for cuts in ([], [0.3, 0.5], [0.2, 0.25, 0.7, 0.9]):
+        ours = as_we_say(model, text, prompt, cuts)
+        assert mx.abs(ours - theirs).max() <= DEVIATION
+
+
+def test_what_such_a_model_saw_is_not_kept(model: LoadedModel):
+    assert not model.keeps_pictures
+    assert model.unproven is None, "words are kept"
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_shown_pictures_says_why(tmp_path: Path, kind: str):
+    model = tried(write_tried(tmp_path, kind), kind)
+    assert model.eyes is not None
+    assert model.eyes.lens is None
+    assert REFUSED[kind] in model.eyes.blindness
+    assert model.unproven == kind
+
+
+def test_a_template_that_shows_no_images_is_a_reason(tmp_path: Path):
+    path = write_tried(tmp_path, "idefics3")
+    template = path / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<image>", ""))
+    eyes = tried(path, "idefics3").eyes
+    assert eyes is not None
+    assert eyes.blindness == "its chat template does not show where an image is"
+
+
+def test_a_processor_that_cannot_be_loaded_is_a_reason(tmp_path: Path):
+    path = write_tried(tmp_path, "idefics3")
+    settings = {"image_processor_type": "NoSuchImageProcessor"}
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    eyes = tried(path, "idefics3").eyes
+    assert eyes is not None
+    assert eyes.blindness.startswith("its image processor cannot be loaded")
+    assert str(path) not in eyes.blindness
+
+
+def test_the_trial_finds_out_what_is_read_otherwise(tmp_path: Path):
+    """A model that is driven in a wrong way: told nothing of rows and columns."""
+    model = tried(write_tried(tmp_path, "glm4v"), "glm4v")
+    assert model.eyes is not None
+    lens = lens_of(model)
+    assert try_out(model.eyes, lens) is None
+    lens.has_grid = False
+    why = try_out(model.eyes, lens)
+    assert why == "mlx-vlm reads an image among words in a way that is not known here"
+    assert MAX_DEVIATION < 0.1
+
+
+def test_pictures_of_the_same_size_are_told_apart(model: LoadedModel):
+    lens = lens_of(model)
+    gallery = PictureGallery(lens)
+    images = tuple(
+        Image(at=0, field="image", data=encoded(picture(seed, 64, 64))) for seed in (1, 2, 1)
+    )
+    hung, shots = gallery.hang(ChatPrompt(messages=(Message(role="user", images=images),)))
+    first, second, again = (image.data for image in hung.messages[0].images)
+    assert first == again != second
+    one, other = (shots[digest].prepare() for digest in (first, second))
+    assert one.token_ids == other.token_ids
+    seen, else_ = (np.asarray(shot.inputs["pixel_values"]) for shot in (one, other))
+    assert not np.array_equal(seen, else_)
