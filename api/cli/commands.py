@@ -14,7 +14,7 @@ from runtime.settings import Settings
 from runtime.settings_words import SETTINGS
 
 Runner = Callable[[Settings, argparse.Namespace], int]
-TABLES = ("aliases", "api_keys", "models")
+TABLES = ("aliases", "api_keys", "limits", "models", "prompt_rules")
 
 
 class Command(NamedTuple):

@@ -144,6 +144,8 @@ WorkingDirectory={_quoted(str(Path(__file__).parents[2]))}
 Environment=HEARTH_LOG_FORMAT=json
 Restart=on-failure
 RestartSec={_RESTART_S}
+RestartPreventExitStatus=2
+OOMPolicy=continue
 TimeoutStopSec={stop_s}
 KillMode=mixed
 LimitNOFILE={OPEN_FILES}

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import configparser
+import os
 import plistlib
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +32,9 @@ def test_systemd_waits_longer_than_the_server_needs_to_leave():
     service = parsed["Service"]
     assert float(service["TimeoutStopSec"]) > 200
     assert service["Restart"] == "on-failure"
+    assert service["RestartPreventExitStatus"] == "2", "settings do not mend themselves"
+    assert service["OOMPolicy"] == "continue", "a worker that is killed is not the server"
+    assert service["KillMode"] == "mixed", "workers are told by the server, and killed with it"
     assert service["ExecStart"].startswith('"/opt/my python/bin/python" -m api serve')
     assert service["ExecStart"].endswith("--home /data/50%%")
     assert unit.path == HOME / ".config/systemd/user/hearth.service"
@@ -39,8 +46,25 @@ def test_launchd_gives_a_server_with_much_memory_two_minutes_to_leave():
     assert table["ProgramArguments"] == list(COMMAND)
     assert table["ExitTimeOut"] == LEAST_STOP_S == 120
     assert table["KeepAlive"] == {"SuccessfulExit": False}
+    assert table["ProcessType"] == "Interactive", "the same for the workers, who inherit it"
     assert table["EnvironmentVariables"]["HEARTH_LOG_FILE"] == "/data/hearth/hearth.log"
     assert unit.path == HOME / "Library/LaunchAgents" / f"{table['Label']}.plist"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_systemd_finds_nothing_to_complain_of(tmp_path: Path):
+    command = (sys.executable, "-m", "api", "serve", "--home", str(tmp_path / "my home"))
+    file = tmp_path / "hearth.service"
+    file.write_text(unit_of(settings(), "linux", tmp_path, command).text)
+    env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(
+        ["systemd-analyze", "--user", "verify", str(file)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_elsewhere_there_is_no_service():
