@@ -12,10 +12,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
+from runtime.kv.rows import handed_over, merged
 from runtime.types import SamplingParams
 from runtime.worker.model import LoadedModel, compiles_kernels
 from runtime.worker.sampler import (
@@ -87,7 +88,7 @@ class Decoder:
         self.take(sequence)
 
     def take(self, sequence: Sequence) -> list[Any] | None:
-        """Forget a sequence, if it is here; its layer caches, not evaluated."""
+        """Forget a sequence, if it is here; its layer caches, not evaluated, if it has decoded."""
         for key, lane in list(self._lanes.items()):
             if sequence in lane.sequences:
                 kv = lane.take(sequence)
@@ -134,8 +135,23 @@ class Decoder:
             del self._lanes[key]
 
 
+class _Waiting(NamedTuple):
+    """A sequence that joins its batch with the next step, and what it was inserted with."""
+
+    sequence: Sequence
+    token_ids: list[int]
+    kv: list[Any]
+
+    @property
+    def group(self) -> SequenceGroup:
+        return self.sequence.group
+
+
 class _BatchLane:
-    """Sequences of similar length in one BatchGenerator."""
+    """Sequences of similar length in one BatchGenerator.
+
+    They join its decoding rows at once: its own way in, made for prompts, copies KV four times.
+    """
 
     def __init__(self, model: LoadedModel, max_batch: int) -> None:
         self._model = model
@@ -148,28 +164,59 @@ class _BatchLane:
             prefill_batch_size=max_batch,
             stream=model.stream,
         )
+        self._max_batch = max_batch
+        self._waiting: list[_Waiting] = []
         self._by_uid: dict[int, Sequence] = {}
+        self._num_joined = 0
         self._num_steps = 0
 
     @property
     def sequences(self) -> list[Sequence]:
-        return list(self._by_uid.values())
+        return [*self._by_uid.values(), *(one.sequence for one in self._waiting)]
 
     def insert(self, sequence: Sequence, token_ids: list[int], kv: list[Any]) -> None:
-        group = sequence.group
-        stop = _upstream.StopSequences(self._eos if sequence.ends_at_eos else None)
-        (uid,) = self._generator.insert(
-            [[token_ids[-1]]],
-            max_tokens=[group.max_tokens - sequence.num_output_tokens],
-            caches=[self._model.to_decode(kv, group.album, len(token_ids))],
-            all_tokens=[list(token_ids[:-1])],
-            samplers=[_sampler(sequence, self._model)],
-            logits_processors=[_processors(sequence)],
-            stop_sequences=[stop],
-        )
-        self._by_uid[uid] = sequence
+        self._waiting.append(_Waiting(sequence, token_ids, kv))
+
+    def _join(self) -> None:
+        """Have those who wait decode with the others, as far as there is room."""
+        room = self._max_batch - len(self._by_uid)
+        joining, later = self._waiting[:room], self._waiting[room:]
+        if not joining:
+            return
+        uids = [self._num_joined + number for number in range(len(joining))]
+        one = joining[0]
+        is_own = len(joining) == 1 and all(other.kv is not one.kv for other in later)
+        with mx.stream(self._stream):
+            rows = [
+                self._model.to_decode(one.kv, one.group.album, len(one.token_ids))
+                for one in joining
+            ]
+            batch = _upstream.GenerationBatch(
+                self._model.model,
+                uids,
+                mx.array([one.token_ids[-1] for one in joining]),
+                handed_over(rows[0]) if is_own else merged(rows),
+                [list(one.token_ids[:-1]) for one in joining],
+                [_sampler(one.sequence, self._model) for one in joining],
+                self._generator.sampler,
+                [tuple(_processors(one.sequence)) for one in joining],
+                [_upstream.StopSequences(self._stop(one.sequence)) for one in joining],
+                [one.group.max_tokens - one.sequence.num_output_tokens for one in joining],
+            )
+            self._generator._generation_batch.extend(batch)  # noqa: SLF001
+        self._num_joined += len(joining)
+        self._by_uid |= dict(zip(uids, (one.sequence for one in joining), strict=True))
+        self._waiting = later
+
+    def _stop(self, sequence: Sequence) -> list[list[int]] | None:
+        return self._eos if sequence.ends_at_eos else None
 
     def take(self, sequence: Sequence) -> list[Any] | None:
+        for number, one in enumerate(self._waiting):
+            if one.sequence is sequence:
+                # It lacks the KV of the last token, and what it has was kept after prefill.
+                del self._waiting[number]
+                return None
         uid = next(uid for uid, other in self._by_uid.items() if other is sequence)
         del self._by_uid[uid]
         with mx.stream(self._stream):
@@ -177,6 +224,7 @@ class _BatchLane:
         return self._model.from_decode(kv)
 
     def step(self) -> list[DecodedToken]:
+        self._join()
         _, responses = self._generator.next()
         self._num_steps += 1
         if self._num_steps % _METADATA_STEPS == 0:

@@ -196,9 +196,10 @@ class LeadDecoder(Decoder):
         row = self._rows.pop(sequence, None)
         if row is None:
             return None
-        kv = self._lead.share(super().take(sequence) or [])
+        taken = super().take(sequence)
+        kv = self._lead.share(taken or [])
         self._lead.tell(Take(row=row, kv=kv.number))
-        return kv
+        return kv if taken is not None else None
 
     @override
     def step(self) -> Iterator[DecodedToken]:
