@@ -47,7 +47,7 @@ def sample(
         start=0,
         end=num_tokens,
         block_size=4,
-        block_hashes=tuple(bytes([number % 256, n] * 8) for n in range(num_tokens // 4)),
+        block_hashes=tuple(bytes([number % 256, n % 256] * 8) for n in range(num_tokens // 4)),
         end_hash=bytes([number % 256] * 16),
         layout='{"layers":["sliced","state"]}',
         has_state=True,

@@ -1,8 +1,9 @@
 """Layer caches of mlx-lm and mlx-vlm: how each class is cut into runs and put together again.
 
-The only file that knows cache classes. A class is *sliceable* when the KV of any token range can
-be taken out of it, else it is *checkpointed*: its whole state is kept at boundaries. A class that
-is not in the registry is refused by name; its model is served, its KV is not kept.
+The only file that knows cache classes; in batches `rows` knows them. A class is *sliceable* when
+the KV of any token range can be taken out of it, else it is *checkpointed*: its whole state is
+kept at boundaries. A class that is not in the registry is refused by name; its model is served,
+its KV is not kept.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -10,13 +11,18 @@ is not in the registry is refused by name; its model is served, its KV is not ke
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple, cast
 
 import mlx.core as mx
 import msgspec
 
 Kind = Literal["sliceable", "checkpointed"]
+
+_COPY_STREAMS = [mx.new_thread_local_stream(mx.cpu) for _ in range(min(4, os.cpu_count() or 1))]
+"""Most of copying KV is touching memory for the first time, which several threads do faster."""
 
 _TOKEN_AXIS = 2
 _ROOM_TOKENS = 256
@@ -146,14 +152,22 @@ def assemble(
     columns = list(zip(*pieces, strict=True))
     num_tokens = sum(piece[0].shape[0] for piece in pieces if piece)
     taken = 0
-    for leaf in layout.leaves:
+    for number, leaf in enumerate(layout.leaves):
         if leaf.kind == "sliceable":
-            taken += _fill(_at(kv, leaf.path), columns[taken:], num_tokens, num_room)
+            with _copying(number):
+                taken += _fill(_at(kv, leaf.path), columns[taken:], num_tokens, num_room)
     if state is not None:
         skeletons: list[Any] = msgspec.json.decode(state.skeleton)
         checkpointed = [leaf for leaf in layout.leaves if leaf.kind == "checkpointed"]
         for leaf, skeleton in zip(checkpointed, skeletons, strict=True):
             _set_state(_at(kv, leaf.path), _restored(skeleton, state.arrays))
+
+
+def _copying(number: int) -> AbstractContextManager[object]:
+    """The stream for the copies of one leaf. On a CPU each stream has a thread of its own."""
+    if mx.default_device() != mx.Device(mx.cpu):
+        return nullcontext()
+    return mx.stream(_COPY_STREAMS[number % len(_COPY_STREAMS)])
 
 
 def bytes_per_token(kv: Sequence[Any], layout: KvLayout) -> int:

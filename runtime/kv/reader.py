@@ -1,7 +1,9 @@
-"""Reader threads: slot files are verified, and brought into the page cache, beside the engine.
+"""Reader threads: slot files become checked arrays in memory, beside the engine.
 
-They make no mlx call; the mlx thread then loads a verified file in one go.
+They compute nothing, and hand over only what is evaluated: lazy arrays belong to their thread.
 """
+
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -11,26 +13,61 @@ import time
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, cast
+
+import mlx.core as mx
 
 from runtime.kv.prefix import Run
-from store.errors import StoreError
-from store.slots import read_token_ids, slot_path, verify
+from store.checked_file import CheckedFile, checked
+from store.errors import SlotDamaged, StoreError
+from store.slot_format import TOKENS
+from store.slots import read_token_ids, slot_path
 from store.types import SlotHeader
 
 _NUM_THREADS = 2
 
 
+class LoadedSlot(NamedTuple):
+    """A slot of which every byte was found as written, its tensors in memory."""
+
+    header: SlotHeader
+    token_ids: array[int]
+    tensors: dict[str, mx.array]
+    num_bytes: int
+
+
 class SlotRead(NamedTuple):
-    """A slot that was asked for. `header` is None when only its tokens were wanted."""
+    """A slot that was asked for, or its tokens only."""
 
     run: Run
-    path: Path
     token_ids: array[int] | None = None
-    header: SlotHeader | None = None
-    num_bytes: int = 0
+    slot: LoadedSlot | None = None
     seconds: float = 0.0
     error: StoreError | None = None
+
+
+def load(path: Path) -> LoadedSlot:
+    """Read a slot file and compare every checksum. The arrays are evaluated.
+
+    Raises:
+        SlotMissing, SlotDamaged, StoreFailed: as `store.slots.verify`.
+    """
+    with checked(path) as file:
+        token_ids = file.token_ids()
+        tensors = _tensors(file)
+        file.check()
+        contents = file.contents
+    return LoadedSlot(contents.header, token_ids, tensors, contents.file_bytes)
+
+
+def _tensors(file: CheckedFile) -> dict[str, mx.array]:
+    try:
+        loaded = cast("dict[str, mx.array]", mx.load(cast("BinaryIO", file), "safetensors"))
+        del loaded[TOKENS]
+        mx.eval(list(loaded.values()))
+    except (RuntimeError, ValueError) as error:
+        raise SlotDamaged(f"it cannot be loaded: {error}") from error
+    return loaded
 
 
 class SlotReader:
@@ -44,23 +81,21 @@ class SlotReader:
             threading.Thread(target=self._run, name=f"reader-{number}", daemon=True).start()
 
     def read(self, run: Run, slot_id: str, *, tokens_only: bool = False) -> None:
-        """Verify a slot's file, or read its tokens; the answer comes through `on_read`."""
+        """Load a slot's file, or its tokens only; the answer comes through `on_read`."""
         self._queue.put((run, slot_id, tokens_only))
 
     def _run(self) -> None:
         while True:
-            run, slot_id, tokens_only = self._queue.get()
-            path = slot_path(self._root, slot_id)
-            start = time.perf_counter()
-            try:
-                if tokens_only:
-                    result = SlotRead(run, path, read_token_ids(path))
-                else:
-                    slot = verify(path)
-                    seconds = time.perf_counter() - start
-                    result = SlotRead(
-                        run, path, slot.token_ids, slot.header, slot.num_bytes, seconds
-                    )
-            except StoreError as error:
-                result = SlotRead(run, path, error=error)
-            self._on_read(result)
+            # What was read is named nowhere here: this thread may wait long, and keeps no arrays.
+            self._on_read(self._answer(*self._queue.get()))
+
+    def _answer(self, run: Run, slot_id: str, tokens_only: bool) -> SlotRead:
+        path = slot_path(self._root, slot_id)
+        start = time.perf_counter()
+        try:
+            if tokens_only:
+                return SlotRead(run, read_token_ids(path))
+            slot = load(path)
+        except StoreError as error:
+            return SlotRead(run, error=error)
+        return SlotRead(run, slot.token_ids, slot, time.perf_counter() - start)

@@ -179,27 +179,18 @@ class Restorer:
         assert read.token_ids is not None
         if len(read.token_ids) != run.num_tokens:
             raise SlotDamaged(f"it holds {len(read.token_ids)} tokens, not {run.num_tokens}")
-        if read.header is not None and not self._is_expected(run, read.header):
+        slot = read.slot
+        if slot is not None and not self._is_expected(run, slot.header):
             raise SlotDamaged("it holds another piece than the index says")
         run.token_ids = read.token_ids
-        if read.header is None or self._hot[run].kv is not None:
+        if slot is None or self._hot[run].kv is not None:
             return
-        run.media, run.rope_delta = read.header.media, read.header.rope_delta
-        start = time.perf_counter()
-        stream = self._ground.model.stream
-        try:
-            with mx.stream(stream):
-                loaded = mx.load(str(read.path))
-                assert isinstance(loaded, dict)
-                kv = pack.unpack(read.header.layout, loaded, self._ground.layout, run.num_tokens)
-                mx.eval(kv.arrays)
-        except (RuntimeError, ValueError, OSError) as error:
-            if not read.path.exists():
-                raise SlotMissing(f"{read.path} has just left") from error
-            raise SlotDamaged(f"it cannot be loaded: {error}") from error
+        run.media, run.rope_delta = slot.header.media, slot.header.rope_delta
+        layout = self._ground.layout
+        kv = pack.unpack(slot.header.layout, slot.tensors, layout, run.num_tokens)
         self._hot.attach(run, kv)
-        self._ground.counts.num_restored_bytes += read.num_bytes
-        self._ground.rates.on_read(read.num_bytes, read.seconds + time.perf_counter() - start)
+        self._ground.counts.num_restored_bytes += slot.num_bytes
+        self._ground.rates.on_read(slot.num_bytes, read.seconds)
 
     def _is_expected(self, run: Run, header: SlotHeader) -> bool:
         """The index only says where to look; the file decides what it holds."""
