@@ -85,6 +85,7 @@ class Worker:
         self._team: Team | None = None
         self._sending: threading.Thread | None = None
         self._deadline = Deadline()
+        self._fetcher = Fetcher(lambda one: self._intake.put(Submit(request=one)), self._refuse)
 
     def run(self) -> int:
         """The mlx thread: load, then step until told to stop; the exit status."""
@@ -245,6 +246,7 @@ class Worker:
                     self._deadline.phase_s = exit_s
                     return True
                 case Forget(whom=whom):
+                    self._fetcher.forget()
                     if self._turns is not None:
                         self._turns[0].forget(self._canon.folder(whom))
                     self._inbox.put(command)
@@ -254,7 +256,7 @@ class Worker:
 
     def _admit(self, intake: Intake) -> None:
         """The intake thread."""
-        fetcher = Fetcher(lambda one: self._intake.put(Submit(request=one)), self._refuse)
+        fetcher = self._fetcher
         while (command := self._intake.get()) is not None:
             if isinstance(command, Abort):
                 fetcher.drop(command.request_id)

@@ -14,6 +14,7 @@ import msgspec
 from runtime.errors import InvalidRequest
 from runtime.types import ChatPrompt, GenerateRequest, Image, Message
 from runtime.worker.fetch import PUBLIC, FetchPolicy, fetch
+from runtime.worker.fetched import Fetched
 
 _NUM_THREADS = 4
 
@@ -37,10 +38,12 @@ class Fetcher:
         give: Callable[[GenerateRequest], None],
         refuse: Callable[[str, InvalidRequest], None],
         policy: FetchPolicy = PUBLIC,
+        fetched: Fetched | None = None,
     ) -> None:
         self._give = give
         self._refuse = refuse
         self._policy = policy
+        self._fetched = fetched or Fetched()
         self._wanted: set[str] = set()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="fetcher")
@@ -55,6 +58,10 @@ class Fetcher:
         """Nobody wants this one any more."""
         with self._lock:
             self._wanted.discard(request_id)
+
+    def forget(self) -> None:
+        """Keep nothing of what was fetched."""
+        self._fetched.clear()
 
     def _complete(self, request: GenerateRequest) -> None:
         whole: GenerateRequest | None = None
@@ -82,18 +89,22 @@ class Fetcher:
     def _with_pictures(self, request: GenerateRequest) -> GenerateRequest:
         prompt = request.prompt
         assert isinstance(prompt, ChatPrompt)
-        messages = tuple(self._whole(message, request.request_id) for message in prompt.messages)
+        messages = tuple(self._whole(message, request) for message in prompt.messages)
         prompt = msgspec.structs.replace(prompt, messages=messages)
         return msgspec.structs.replace(request, prompt=prompt)
 
-    def _whole(self, message: Message, request_id: str) -> Message:
+    def _whole(self, message: Message, request: GenerateRequest) -> Message:
         if not message.images:
             return message
-        images = tuple(self._fetched(image, request_id) for image in message.images)
+        images = tuple(self._with_data(image, request) for image in message.images)
         return msgspec.structs.replace(message, images=images)
 
-    def _fetched(self, image: Image, request_id: str) -> Image:
-        if image.url is None or request_id not in self._wanted:
+    def _with_data(self, image: Image, request: GenerateRequest) -> Image:
+        if image.url is None or request.request_id not in self._wanted:
             return image
-        data = fetch(image.url, image.field, self._policy)
+        tenant = request.cache.tenant
+        data = self._fetched.get(tenant, image.url)
+        if data is None:
+            data = fetch(image.url, image.field, self._policy)
+            self._fetched.put(tenant, image.url, data)
         return msgspec.structs.replace(image, data=data, url=None)

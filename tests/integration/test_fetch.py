@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from typing_extensions import override
 
 from runtime.errors import InvalidRequest
-from runtime.types import ChatPrompt, GenerateRequest, Image, Message
+from runtime.types import CacheParams, ChatPrompt, GenerateRequest, Image, Message
 from runtime.worker.fetch import PUBLIC, FetchPolicy, fetch, is_public
+from runtime.worker.fetched import Fetched
 from runtime.worker.fetcher import Fetcher, names_pictures
 
 FIELD = "messages[0].content[0].image_url.url"
@@ -29,10 +30,13 @@ IMAGE = b"\x89PNG these are the bytes"
 
 class _Handler(BaseHTTPRequestHandler):
     is_over: threading.Event
+    asked: list[str]
+    shown = IMAGE
 
     def do_GET(self) -> None:
         routes: dict[str, Callable[[], None]] = {
             "/image.png?size=1": lambda: self._say(200, IMAGE),
+            "/changing.png": lambda: self._say(200, self.shown),
             "/moved": lambda: self._move("/image.png?size=1"),
             "/loop": lambda: self._move("/loop"),
             "/inside": lambda: self._move("https://10.0.0.1/secret"),
@@ -41,6 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
             "/large": lambda: self._say(200, bytes(3000)),
             "/drip": self._drip,
         }
+        self.asked.append(self.path)
         routes.get(self.path, lambda: self._say(404, b""))()
 
     def _say(self, status: int, body: bytes) -> None:
@@ -101,6 +106,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[str, Fetc
     """Where a server is, and a policy under which it may be asked."""
     certificate = write_certificate(tmp_path_factory.mktemp("tls"))
     _Handler.is_over = threading.Event()
+    _Handler.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     inside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     inside.load_cert_chain(certificate)
@@ -199,13 +205,14 @@ def test_public_addresses_are_told_from_others(address: str, expected: bool):
     assert is_public(ipaddress.ip_address(address)) is expected
 
 
-def request(name: str, *urls: str) -> GenerateRequest:
+def request(name: str, *urls: str, tenant: str = "") -> GenerateRequest:
     images = (
         Image(at=1, field="a", data=b"here"),
         *(Image(at=2, field=FIELD, url=u) for u in urls),
     )
     prompt = ChatPrompt(messages=(Message(role="user", text="see", images=images),))
-    return GenerateRequest(request_id=name, model="m", prompt=prompt)
+    cache = CacheParams(tenant=tenant)
+    return GenerateRequest(request_id=name, model="m", prompt=prompt, cache=cache)
 
 
 def test_requests_come_back_with_their_pictures_or_are_refused(place: tuple[str, FetchPolicy]):
@@ -229,3 +236,79 @@ def test_requests_come_back_with_their_pictures_or_are_refused(place: tuple[str,
     fetcher.take(request("last", f"{url}/nothing"))
     name, _ = cast("tuple[str, InvalidRequest]", answers.get(timeout=10))
     assert name == "last"
+
+
+class Turns:
+    """A fetcher that is asked one request after another, with a clock of ours."""
+
+    def __init__(self, policy: FetchPolicy, max_bytes: int = 1000) -> None:
+        self.now_s = 0.0
+        self._answers: queue.SimpleQueue[GenerateRequest] = queue.SimpleQueue()
+        fetched = Fetched(max_bytes, ttl_s=60.0, clock=lambda: self.now_s)
+        self.fetcher = Fetcher(self._answers.put, self._refuse, policy, fetched)
+        self._num_taken = 0
+
+    def _refuse(self, name: str, error: InvalidRequest) -> None:
+        raise AssertionError(name, error.message)
+
+    def take(self, *urls: str, tenant: str = "") -> tuple[list[bytes], int]:
+        """The pictures at these addresses, and how often the server was asked for them."""
+        before = len(_Handler.asked)
+        self._num_taken += 1
+        self.fetcher.take(request(f"r{self._num_taken}", *urls, tenant=tenant))
+        prompt = self._answers.get(timeout=10).prompt
+        assert isinstance(prompt, ChatPrompt)
+        images = [image.data for image in prompt.messages[0].images[1:]]
+        return images, len(_Handler.asked) - before
+
+
+def test_a_picture_of_an_earlier_turn_is_not_fetched_again(place: tuple[str, FetchPolicy]):
+    url, policy = place
+    turns, first = Turns(policy), f"{url}/image.png?size=1"
+    assert turns.take(first) == ([IMAGE], 1)
+    assert turns.take(first, f"{url}/changing.png") == ([IMAGE, IMAGE], 1)
+    assert turns.take(first, first) == ([IMAGE, IMAGE], 0)
+
+
+def test_a_picture_that_changes_meanwhile_is_what_it_was_until_its_time_is_over(
+    place: tuple[str, FetchPolicy], monkeypatch: pytest.MonkeyPatch
+):
+    url, policy = place
+    turns, changing = Turns(policy), f"{url}/changing.png"
+    assert turns.take(changing) == ([IMAGE], 1)
+    monkeypatch.setattr(_Handler, "shown", b"another picture")
+    turns.now_s = 50.0
+    assert turns.take(changing) == ([IMAGE], 0)
+    turns.now_s = 105.0
+    assert turns.take(changing) == ([IMAGE], 0), "its time begins anew whenever it is wanted"
+    turns.now_s = 166.0
+    assert turns.take(changing) == ([b"another picture"], 1)
+
+
+def test_what_was_fetched_is_bounded_and_forgotten_and_each_tenants_own(
+    place: tuple[str, FetchPolicy],
+):
+    url, policy = place
+    first, second = f"{url}/image.png?size=1", f"{url}/changing.png"
+    turns = Turns(policy, max_bytes=len(IMAGE) + 5)
+    turns.take(first)
+    assert turns.take(first, tenant="another")[1] == 1
+    assert turns.take(first)[1] == 1, "there is room for one"
+    assert turns.take(second)[1] == 1
+    assert turns.take(second)[1] == 0
+    turns.fetcher.forget()
+    assert turns.take(second)[1] == 1
+
+
+def test_what_may_not_be_fetched_is_refused_whatever_was_fetched_before(
+    place: tuple[str, FetchPolicy],
+):
+    url, policy = place
+    fetched = Fetched()
+    answers: queue.SimpleQueue[InvalidRequest | GenerateRequest] = queue.SimpleQueue()
+    fetcher = Fetcher(answers.put, lambda _, error: answers.put(error), policy, fetched)
+    for _ in range(2):
+        fetcher.take(request("r", f"{url}/inside"))
+        refused = answers.get(timeout=10)
+        assert isinstance(refused, InvalidRequest)
+        assert "public internet" in refused.message
