@@ -13,7 +13,7 @@ from runtime.errors import HearthError, InterchangeFailed, UnknownModel
 from runtime.identity import model_hash
 from runtime.progress import Watch
 from runtime.settings import Settings
-from runtime.stock_jobs import Export, Import
+from runtime.stock_jobs import NOT_STOCK, Export, Import
 from runtime.stock_process import done
 from store.ownership import SECRET
 
@@ -49,6 +49,8 @@ def import_(
 ) -> Exchanged:
     """Read a file into the store. Raises HearthError."""
     spec = Catalog(settings).resolve(arguments.of_model)
+    if spec.is_vision:
+        raise InterchangeFailed(f"Nothing can be imported: {NOT_STOCK.format(model=spec.id)}.")
     bits = settings.kv_bits_of(spec.id)
     root = settings.kv_root
     try:

@@ -7,6 +7,13 @@ import msgspec
 from runtime.types import ModelSpec
 from runtime.wire import SlotStaged
 
+NOT_STOCK = (
+    "{model} sees and mlx-vlm computes its KV, for which stock mlx-lm has no files; back the whole "
+    "store up to carry it elsewhere, or set vision = false for this model and exchange what it "
+    "says from then on"
+)
+"""Why a model's conversations cannot be exchanged, and what to do instead."""
+
 
 class Export(msgspec.Struct, frozen=True, tag="export"):
     """Write the slots at `paths`, each up to a position, to `file`, for `model` at `model_path`."""

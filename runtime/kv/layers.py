@@ -42,6 +42,9 @@ _VLM_ONLY: dict[str, Kind] = {
     "SimpleKVCache": "checkpointed",
     "StaticPrefixKVCache": "checkpointed",
 }
+OF_VLM = "vlm."
+"""What slots call mlx-vlm's classes by."""
+
 _REGISTRY = {_LM: _SHARED, _VLM: _SHARED | _VLM_ONLY}
 """Module -> class. By name, so that a model that reads text only never imports mlx-vlm."""
 
@@ -199,7 +202,7 @@ def _kind(cache: object) -> Kind:
 def _class_name(cache: object) -> str:
     """As slots have it: the two packages' classes of one name keep their states differently."""
     name = type(cache).__name__
-    return f"vlm.{name}" if _is_vlm(cache) else name
+    return f"{OF_VLM}{name}" if _is_vlm(cache) else name
 
 
 def _is_vlm(cache: object) -> bool:

@@ -22,6 +22,7 @@ from mlx_lm.models import cache as upstream
 from runtime.kv import layers, pack
 from runtime.kv.layers import KvLayout, UnsupportedCache
 from runtime.kv.pack import PackedLayout, RunKv
+from runtime.stock_jobs import NOT_STOCK
 from store.errors import SlotDamaged
 from store.slots import verify
 
@@ -53,6 +54,7 @@ def write(
     Raises:
         SlotDamaged, SlotMissing, StoreFailed: a slot cannot be read.
         UnsupportedCache: upstream cannot load such a layer cache.
+        ValueError: the slots are of a model that mlx-vlm computes.
     """
     pieces: list[list[mx.array]] = []
     tokens = array("I")
@@ -68,6 +70,8 @@ def write(
         pieces.append([one[: leave - header.start] for one in run.slices])
         state, model_hash = run.state, header.model.hex()
         tokens += slot.token_ids[: leave - header.start]
+    if any(leaf.class_name.startswith(layers.OF_VLM) for leaf in layout.leaves):
+        raise ValueError(NOT_STOCK.format(model=model))
     if layout.needs_state and state is None:
         raise SlotDamaged("the last slot holds no state of the layers that cannot be sliced")
     kv = _fresh(layout, pieces)

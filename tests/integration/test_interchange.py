@@ -17,6 +17,7 @@ from mlx_lm.utils import load
 from runtime.kv.stock_file import read
 from tests.running_server import COMPLETIONS, RunningServer, hearth, running
 from tests.tiny_models import TEXT, write_model
+from tests.tiny_vlms import write_vlm
 
 FAMILIES = ("qwen3", "gemma3_text", "lfm2")
 PROMPT = " ".join([TEXT] * 8)
@@ -137,6 +138,23 @@ def test_we_continue_what_mlx_lm_wrote(models_dir: Path, tmp_path: Path):
         body = {"model": "qwen3", "messages": messages, "max_tokens": 4}
         answer = server.post("/v1/chat/completions", body).json()["hearth"]["cache"]
         assert num_tokens - 4 <= answer["cached_tokens"] <= num_tokens
+
+
+def test_a_model_that_sees_is_refused_with_what_to_do_instead(home: Path, tmp_path: Path):
+    vlm = write_vlm(tmp_path / "models" / "qwen3_vl", "qwen3_vl")
+    own, file = tmp_path / "own", tmp_path / "cache.safetensors"
+    config = f'models_dir = "{vlm.parent}"\ndefault_model = "qwen3_vl"\npreload = []\n'
+    with running(own, config=config) as server:
+        complete(server, PROMPT, "qwen3_vl")
+    outcome = cache(own, "export", "of qwen3_vl", str(file))
+    assert outcome.returncode == 1
+    assert "qwen3_vl sees and mlx-vlm computes its KV" in outcome.stderr
+    assert "vision = false" in outcome.stderr
+    assert not file.exists()
+    done(home, "export", "of qwen3", str(file))
+    outcome = cache(own, "import", str(file), "--model", "qwen3_vl")
+    assert outcome.returncode == 1
+    assert "qwen3_vl sees and mlx-vlm computes its KV" in outcome.stderr
 
 
 def test_kv_of_another_model_or_prompt_never_gets_in(models_dir: Path, home: Path, tmp_path: Path):
