@@ -164,6 +164,8 @@ def tidy(store: OpenStore) -> Iterator[News]:
     """Unfinished files of the dead, old quarantine, old rows, the ballast, the WAL."""
     now_s = store.clock().wall_s
     upkeep.sweep_temp(store.root)
+    if store.cold is not None:
+        store.cold.sweep()
     upkeep.trim_quarantine(store.root, now_s=now_s)
     upkeep.keep_ballast(store.root)
     store.records.trim(now_s - _REMEMBERED_S).result()

@@ -7,8 +7,10 @@ warm file. Promoting gives a staged warm file, byte for byte what was demoted, o
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -33,13 +35,16 @@ from store.errors import SlotDamaged, SlotMissing, StoreFailed
 from store.slot_format import SlotContents, is_slot_id
 from store.slots import StagedSlot, read_contents, remove, slot_path, verify
 from store.temp_names import SUFFIX, temp_name
-from store.upkeep import COLD
+from store.upkeep import COLD, sweep_fan_out
 
 COLD_SUFFIX = f"{SUFFIX}.zst"
 
-
 if TYPE_CHECKING:
     from obstore import ObjectMeta
+    from obstore.store import RetryConfig
+
+_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
+"""A request may be waiting for a slot: sooner or later it is better computed again."""
 
 
 class ColdSlot(NamedTuple):
@@ -81,6 +86,10 @@ class ColdStore(Protocol):
         """Whatever bears the name of a slot there."""
         ...
 
+    def sweep(self) -> int:
+        """Remove what dead processes left unfinished; how many files."""
+        ...
+
 
 def open_cold(root: Path, url: str | None) -> ColdStore:
     """The bucket at `url` (s3://bucket/prefix), or the directory `cold` below `root`.
@@ -91,7 +100,7 @@ def open_cold(root: Path, url: str | None) -> ColdStore:
     if url is None:
         return ColdDirectory(root / COLD)
     try:
-        return ColdBucket(from_url(url))
+        return ColdBucket(from_url(url, retry_config=_RETRIES))
     except (BaseError, ValueError) as error:
         raise StoreFailed("the address of the cold store is not understood") from error
 
@@ -150,6 +159,9 @@ class ColdDirectory:
     def delete(self, slot_id: str) -> bool:
         return remove(self._path(slot_id))
 
+    def sweep(self) -> int:
+        return sweep_fan_out(self._directory)
+
     def slots(self) -> Iterator[ColdSlot]:
         with reported(self._directory):
             paths = sorted(self._directory.glob(f"[0-9a-f][0-9a-f]/*{COLD_SUFFIX}"))
@@ -160,7 +172,10 @@ class ColdDirectory:
 
 
 class ColdBucket:
-    """A `ColdStore` in an object store. Uploads appear whole or not at all."""
+    """A `ColdStore` in an object store. Uploads appear whole or not at all.
+
+    Parts of an upload that a kill broke off are for the bucket's own rule to remove.
+    """
 
     def __init__(self, bucket: ObjectStore) -> None:
         self._bucket = bucket
@@ -173,16 +188,16 @@ class ColdBucket:
     def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
         with _packed(path, yield_) as (contents, chunks):
             slot_id = contents.header.id
-            with _reported(slot_id):
+            with self._asking(slot_id):
                 obstore.put(self._bucket, self._name(slot_id), chunks)
         return ColdSlot(slot_id, self._num_bytes(slot_id))
 
     def _num_bytes(self, slot_id: str) -> int:
-        with _reported(slot_id):
+        with self._asking(slot_id):
             return obstore.head(self._bucket, self._name(slot_id))["size"]
 
     def promote(self, root: Path, slot_id: str, yield_: Yield = keep_going) -> StagedSlot:
-        with _reported(slot_id):
+        with self._asking(slot_id):
             stream = obstore.get(self._bucket, self._name(slot_id)).stream(CHUNK_BYTES)
             return _unpacked(root, slot_id, ChunkSource(map(memoryview, stream)), yield_)
 
@@ -191,26 +206,48 @@ class ColdBucket:
             self._num_bytes(slot_id)
         except SlotMissing:
             return False
-        with _reported(slot_id):
+        with self._asking(slot_id):
             obstore.delete(self._bucket, self._name(slot_id))
         return True
 
     def slots(self) -> Iterator[ColdSlot]:
-        with _reported("the bucket"):
-            listed = cast("Iterable[Sequence[ObjectMeta]]", obstore.list(self._bucket))  # pyright: ignore[reportUnknownMemberType]
-            found = [one for several in listed for one in several]
+        found = [one for several in self._listed() for one in several]
         for one in sorted(found, key=lambda one: one["path"]):
             slot_id = one["path"].rpartition("/")[2].removesuffix(COLD_SUFFIX)
             if is_slot_id(slot_id) and one["path"] == self._name(slot_id):
                 yield ColdSlot(slot_id, one["size"])
 
+    def sweep(self) -> int:
+        return 0
+
+    def _listed(self, prefix: str | None = None) -> Iterator[Sequence[ObjectMeta]]:
+        with _reported("listing"):
+            listed = obstore.list(self._bucket, prefix)  # pyright: ignore[reportUnknownMemberType]
+            yield from cast("Iterable[Sequence[ObjectMeta]]", listed)
+
+    @contextmanager
+    def _asking(self, slot_id: str) -> Generator[None]:
+        """What is not found may be a slot, or the whole bucket: a listing tells."""
+        try:
+            with _reported(slot_id):
+                yield
+        except FileNotFoundError as error:
+            for _ in self._listed(slot_id[:2]):
+                break
+            raise SlotMissing(f"{slot_id} is not in the bucket") from error
+
 
 @contextmanager
 def _reported(what: str) -> Generator[None]:
-    """Turn what an object store raises into our errors, without what it says of credentials."""
+    """Turn what an object store raises into our errors, without what it says of credentials.
+
+    Raises FileNotFoundError as it is: it has more than one meaning.
+    """
     try:
         yield
-    except FileNotFoundError as error:
-        raise SlotMissing(f"{what} is not in the bucket") from error
+    except FileNotFoundError:
+        raise
     except (BaseError, OSError) as error:
-        raise StoreFailed(f"the bucket fails at {what}: {type(error).__name__}") from error
+        said = re.search(r"<Code>(\w+)</Code>|HTTP error: ([\w ]+)", str(error))
+        why = (said[1] or said[2]) if said else type(error).__name__
+        raise StoreFailed(f"the bucket fails at {what}: {why}") from error

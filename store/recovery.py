@@ -82,11 +82,11 @@ class Recovery:
         Raises:
             StoreFull, StoreFailed, IndexDamaged: the store cannot be put in order now.
         """
+        cold = self._look_into_cold()
         self.report.num_removed += upkeep.sweep_temp(self._root)
         self._remove(self._index.condemned())
         tiers = dict(self._index.places())
         warm = {path.name.removesuffix(SUFFIX): path for path in upkeep.slot_files(self._root)}
-        cold = {slot.id: slot.num_bytes for slot in self._cold.slots()} if self._cold else {}
         self._match_rows(tiers, warm.keys(), cold)
         self._remove_leftovers(tiers, warm, cold)
         orphans: dict[str, Tier] = {name: "cold" for name in cold if name not in tiers}
@@ -95,6 +95,18 @@ class Recovery:
         if self.report.has_changed:
             log.info("store_recovered", **asdict(self.report))
         return self.report
+
+    def _look_into_cold(self) -> dict[str, int]:
+        """What is in the cold store. One that fails is left alone: the rest is put in order."""
+        if self._cold is None:
+            return {}
+        try:
+            self.report.num_removed += self._cold.sweep()
+            return {slot.id: slot.num_bytes for slot in self._cold.slots()}
+        except StoreFailed as error:
+            log.warning("cold_store_fails", why=str(error))
+            self._cold = None
+            return {}
 
     def _match_rows(
         self, tiers: dict[str, Tier], warm: Iterable[str], cold: dict[str, int]

@@ -83,7 +83,15 @@ def slot_files(root: Path) -> Iterator[Path]:
 
 def sweep_temp(root: Path) -> int:
     """Remove unfinished files of processes that are dead. Returns how many. Raises StoreFailed."""
-    directories = [root, *_fan_out(root / SLOTS), *_fan_out(root / COLD)]
+    return _sweep([root]) + sum(map(sweep_fan_out, (root / SLOTS, root / COLD)))
+
+
+def sweep_fan_out(directory: Path) -> int:
+    """The same in the directories `00` to `ff` of another one. Raises StoreFailed."""
+    return _sweep(_fan_out(directory))
+
+
+def _sweep(directories: list[Path]) -> int:
     paths = [path for directory in directories for path in _entries(directory)]
     abandoned = [path for path in paths if is_abandoned(path.name)]
     for path in abandoned:
