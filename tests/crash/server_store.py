@@ -47,25 +47,30 @@ def stored_tokens(server: RunningServer) -> int:
     return sum(tier["num_tokens"] for tier in stats["tiers"])
 
 
-def check_store(root: Path) -> int:
+def check_store(root: Path, cold: Path | None = None) -> int:
     """Nobody has the store open: index and disk agree, every byte is as written; slots there are.
 
     A first recovery may have work left by a kill, a second one has none.
     """
-    store = open_store(root, None)
+    store = open_store(root, str(cold) if cold else None)
     try:
         _recover(store)
         assert not _recover(store), "a second recovery found work"
         rows = {row.header.id: row for row in store.index.all_slots()}
         paths = {path.stem: path for path in upkeep.slot_files(root)}
-        assert rows.keys() == paths.keys()
+        packed = {one.id: one.num_bytes for one in store.cold.slots()} if store.cold else {}
+        assert sorted(rows) == sorted([*paths, *packed])
         for name, row in rows.items():
+            assert row.header.parent is None or row.header.parent in rows
+            if row.tier == "cold":
+                assert row.disk_bytes == packed[name]
+                continue
             assert verify(slot_path(root, name)).header == read_header(paths[name]) == row.header
             assert row.disk_bytes == disk_bytes(paths[name])
-            assert row.header.parent is None or row.header.parent in rows
-        assert not list(root.rglob(".tmp-*"))
         assert not store.index.condemned()
-        _check_modes(root)
+        for directory in (root, cold or root):
+            assert not list(directory.rglob(".tmp-*"))
+            _check_modes(directory)
         assert store.database.check()
         return len(rows)
     finally:

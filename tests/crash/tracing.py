@@ -66,14 +66,14 @@ def run_writer(folder: Path, program: str, *options: str, fault: str | None = No
         timeout=60,
         check=False,
     )
-    return Outcome(_calls(log.read_text("latin-1")), done.stdout, done.returncode)
+    return Outcome(calls_of(log, has_begun=False), done.stdout, done.returncode)
 
 
-def _calls(log: str) -> list[Call]:
+def calls_of(log: Path, *, has_begun: bool = True) -> list[Call]:
+    """What strace wrote down, from where the work begins."""
     seen: Counter[str] = Counter()
     calls: list[Call] = []
-    has_begun = False
-    for line in log.splitlines():
+    for line in log.read_text("latin-1").splitlines():
         match = _CALL.fullmatch(line)
         if match is None:
             continue
