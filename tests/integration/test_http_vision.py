@@ -282,6 +282,32 @@ def test_calls_results_and_shapes_go_on_from_what_was_seen(seeing_server: Runnin
     assert cached >= total - 1, "what was generated is known to the last token"
 
 
+@pytest.mark.parametrize("model", ["qwen3_vl", "gemma3"])
+def test_thinking_that_clients_strip_is_put_back_after_an_image(
+    seeing_server: RunningServer, model: str
+):
+    """A budget closes the thinking, a shape the answer; both end as the template does."""
+    form = {"type": "json_schema", "json_schema": {"name": "seen", "schema": SHAPE}}
+    plain = {"model": model, "response_format": form, "logit_bias": {"0": -100}}
+    thinks = {**plain, "enable_thinking": True, "thinking_budget": 6}
+    turns: list[Any] = [{"role": "user", "content": [LONG, chat_part(RED), LONG]}]
+    thought, _, total = turn(seeing_server, turns, **thinks)
+    assert thought["reasoning_content"]
+    turns += [{"role": "assistant", "content": thought["content"]}]
+    turns += [{"role": "user", "content": [LONG, chat_part(BLUE)]}]
+    again, cached, longer = turn(seeing_server, turns, **thinks)
+    assert cached >= total - 1, "the stripped thinking is known to the last token"
+    assert again["reasoning_content"]
+    turns += [{"role": "assistant", "content": again["content"]}]
+    turns += [{"role": "user", "content": "and without thinking?"}]
+    said, cached, _ = turn(seeing_server, turns, **plain)
+    assert cached >= longer - 1, "also where it thinks no more"
+    assert not said.get("reasoning_content")
+    turns[0] = {"role": "user", "content": [LONG, chat_part(BLUE), LONG]}
+    _, cached, _ = turn(seeing_server, turns, **plain)
+    assert cached < total // 2, "another image is another conversation"
+
+
 async def test_what_will_be_seen_is_computed_before_it_is_asked(seeing_server: RunningServer):
     turns = [{"role": "user", "content": [chat_part(RED), LONG, chat_part(BLUE), LONG]}]
     before = seeing_server.figure("hearth_kv_encoded_images_total")
