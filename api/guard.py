@@ -17,13 +17,13 @@ from litestar import Request
 from litestar.datastructures import Headers
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
+from api import pages
 from api.errors import ErrorDesk
 from runtime.errors import Forbidden, SettingsError, Unauthorized
 from runtime.keys import ANYONE, TENANT, Caller, Keyring, is_digest
 from runtime.settings import Settings
 
 OPEN_PATHS = frozenset({"/health", "/health/live"})
-_ADMIN = "/admin"
 _SUMS = frozenset({"/metrics", "/running"})
 """What is told there is of all tenants together, so where there are several it is the admin's."""
 
@@ -80,6 +80,25 @@ def judge(path: str, headers: Mapping[str, str], rules: Rules) -> Caller:
         Forbidden: under that name, from that page, or with that key it is not to be had.
         Unauthorized: it needs a key, and there is none or it is unknown.
     """
+    check_place(headers, rules)
+    caller = _caller(headers, rules.keyring)
+    if caller is None:
+        if rules.keyring.is_required and path not in OPEN_PATHS:
+            raise Unauthorized
+        return ANYONE
+    needs_admin = pages.is_admin(path)
+    needs_admin |= rules.keyring.is_shared and path in _SUMS
+    if needs_admin and rules.keyring.is_required and not caller.is_admin:
+        raise Forbidden("That needs the admin key.", "admin_key_needed")
+    return caller
+
+
+def check_place(headers: Mapping[str, str], rules: Rules) -> None:
+    """Where a request comes from and which name it asks, whoever it is.
+
+    Raises:
+        Forbidden: under that name, or from that page, it is not to be had.
+    """
     host = headers.get("host", "")
     if host and not _is_own(_name_of(host), rules):
         raise Forbidden(
@@ -88,16 +107,6 @@ def judge(path: str, headers: Mapping[str, str], rules: Rules) -> Caller:
             "host_not_allowed",
         )
     _check_origin(headers, host, rules)
-    caller = _caller(headers, rules.keyring)
-    if caller is None:
-        if rules.keyring.is_required and path not in OPEN_PATHS:
-            raise Unauthorized
-        return ANYONE
-    needs_admin = path == _ADMIN or path.startswith(f"{_ADMIN}/")
-    needs_admin |= rules.keyring.is_shared and path in _SUMS
-    if needs_admin and rules.keyring.is_required and not caller.is_admin:
-        raise Forbidden("That needs the admin key.", "admin_key_needed")
-    return caller
 
 
 def canonical(path: str) -> str:
@@ -190,8 +199,15 @@ class Guard:
             await self._app(scope, receive, send)
             return
         scope["path"] = canonical(scope["path"])  # what is judged is what is served
+        headers = _headers(scope)
+        if leave := pages.leave(scope["path"], headers, self._rules.origins):
+            send = pages.telling(send, leave)
         try:
-            caller = judge(scope["path"], _headers(scope), self._rules)
+            if leave and pages.is_preflight(scope["method"], headers):
+                check_place(headers, self._rules)
+                await pages.grant(send, pages.terms(headers))
+                return
+            caller = judge(scope["path"], headers, self._rules)
         except (Forbidden, Unauthorized) as error:
             answer = self._desk.refuse(Request(scope, receive, send), error)
             await answer.to_asgi_response(app=None, request=Request(scope))(scope, receive, send)

@@ -63,7 +63,7 @@ SETTINGS: dict[str, str] = {
     "admin_key": "digest of the key that opens /admin",
     "allow_remote": "allow a host that other machines reach; needs a key too",
     "allowed_hosts": "further names by which this server may be asked",
-    "allowed_origins": "web pages (https://name:port) that may ask this server",
+    "allowed_origins": "web pages (https://name:port) that may ask this server, /admin aside",
     "send_timeout_s": "a client that stops sending its request is cut off after this",
     "limits": "what a request may cost, by the kind of its route: `[limits.KIND]`, see below",
     "max_body_bytes": "the longest request that is read",

@@ -23,6 +23,7 @@ admin_key = "{digest_of(ADMIN)}"
 send_timeout_s = 1
 preload = []
 allowed_hosts = ["studio.local"]
+allowed_origins = ["http://localhost:3000"]
 [limits.generate]
 body_bytes = 4_000_000
 depth = 24
@@ -145,6 +146,30 @@ def test_a_browser_that_asks_first_gets_no_leave(server: RunningServer):
         own = server.request("OPTIONS", path, headers=headers | {"origin": server.url})
         for one in (answer, own):
             assert not [name for name in one.headers if name.startswith("access-control")], path
+
+
+def test_a_page_of_a_listed_origin_gets_leave_to_ask_and_to_read(server: RunningServer):
+    page = {"origin": "http://localhost:3000"}
+    wish = {"access-control-request-method": "POST", "access-control-request-headers": "x-api-key"}
+    for path in (CHAT, "/v1/messages", "/v1/responses", "/api/chat"):
+        leave = server.request("OPTIONS", path, headers=page | wish)  # browsers send no key here
+        assert leave.status_code == 204
+        assert leave.headers["access-control-allow-origin"] == page["origin"]
+        assert leave.headers["access-control-allow-headers"] == "x-api-key"
+        assert "POST" in leave.headers["access-control-allow-methods"]
+        unkeyed = server.request("POST", path, json=BODY, headers=page)
+        assert unkeyed.status_code == 401
+        assert unkeyed.headers["access-control-allow-origin"] == page["origin"]
+    stream = BODY | {"stream": True}
+    answer = server.request("POST", CHAT, json=stream, headers=page | {"x-api-key": KEY})
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert answer.headers["access-control-allow-origin"] == page["origin"]
+    assert answer.headers["vary"] == "origin"
+    for path in ("/admin/cache", "/admin"):
+        refused = server.request("OPTIONS", path, headers=page | wish)
+        assert not [name for name in refused.headers if name.startswith("access-control")]
+    lost = server.request("OPTIONS", CHAT, headers=page | wish | {"host": "evil.example"})
+    assert lost.status_code == 403
 
 
 def test_one_request_is_not_two(server: RunningServer):
