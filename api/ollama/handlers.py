@@ -101,7 +101,7 @@ def version() -> OllamaVersion:
     return OllamaVersion(version=OLLAMA_VERSION, hearth=VERSION)
 
 
-@head("/api/version", tags=["Ollama"], sync_to_thread=False)
+@head(["/api/version", "/api/tags"], tags=["Ollama"], sync_to_thread=False)
 def version_head() -> None:
     """That there is somebody."""
 

@@ -80,7 +80,7 @@ async def test_liveness_is_answered_within_a_second_and_readiness_when_loaded(
 
 
 def test_a_probe_may_ask_with_head(server: RunningServer) -> None:
-    for path in ("/", "/health", "/health/live"):
+    for path in ("/", "/health", "/health/live", "/api/version", "/api/tags"):
         response = server.request("HEAD", path)
         assert (response.status_code, response.content) == (200, b"")
 
