@@ -23,6 +23,7 @@ from api.agents.janitor import Janitor
 from api.agents.open import open_agents
 from api.anthropic.errors import anthropic_error, speaks_anthropic
 from api.anthropic.messages import count_tokens, messages
+from api.application import Application
 from api.body import HttpRequest
 from api.dashboard import handlers as dashboard_handlers
 from api.dashboard import page
@@ -56,6 +57,7 @@ from runtime.history_figures import HistoryFigures
 from runtime.keys import digest_of, new_key, write_admin_token
 from runtime.kv_store import KvStore
 from runtime.limits import RouteKind
+from runtime.newborn import Newborn
 from runtime.prewarm import Prewarm
 from runtime.rejoin import Rejoin
 from runtime.settings import Settings
@@ -106,8 +108,8 @@ class House(NamedTuple):
     supervisor: Supervisor
 
 
-def build_house(settings: Settings) -> House:
-    """Put the server together as the settings say, logging included.
+def build_house(settings: Settings, first: Newborn | None = None) -> House:
+    """Put the server together as the settings say, logging included; `first` may be its worker.
 
     Raises:
         SettingsError: the settings name a model that does not exist.
@@ -127,7 +129,7 @@ def build_house(settings: Settings) -> House:
         except UnknownModel as error:
             raise SettingsError(f"{key} cannot be used: {error.message}") from error
     kv = KvStore(settings)
-    supervisor = Supervisor(settings, catalog, kv)
+    supervisor = Supervisor(settings, catalog, kv, first)
     return House(create_app(settings, catalog, supervisor, kv), catalog, supervisor)
 
 
@@ -169,7 +171,7 @@ def create_app(
             if traces is not None:
                 await asyncio.to_thread(traces.close)
 
-    app = Litestar(
+    app = Application(
         route_handlers=[one for handlers in ROUTES.values() for one in handlers],
         dependencies=_given(
             gate=gate,

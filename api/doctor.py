@@ -15,13 +15,13 @@ import msgspec
 import psutil
 
 from api import doctor_disk
+from api.address import listen
 from api.cli import service
 from api.cli.configuration import check
 from api.cli.connection import NoServer, ServerLink
 from api.cli.models import Readiness
 from api.cli.views import show, size
 from api.findings import Finding
-from api.serve import listen
 from runtime.blas import INSTALL_HINT, find_blas
 from runtime.errors import HearthError
 from runtime.settings import Settings

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from runtime.errors import RequestTimeout
+
+if TYPE_CHECKING:
+    from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send
 
 
 class PatientProtocol(HttpToolsProtocol):

@@ -1,4 +1,4 @@
-"""Running the server: its port, its signals, and the line that says it is ready.
+"""Running the server: its signals, and the line that says it is ready.
 
 Only what the first liveness probe needs is imported here; `build` brings the rest.
 """
@@ -6,7 +6,6 @@ Only what the first liveness probe needs is imported here; `build` brings the re
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import math
 import shlex
@@ -17,9 +16,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
-import uvloop
 from typing_extensions import override
 
+from api.address import url_of
 from api.doorway import Doorway
 from api.patience import patient_protocol
 from runtime.settings import Settings
@@ -33,40 +32,35 @@ _SHOWN_MODELS = 5
 _KEEP_CONNECTION_S = 75
 
 
-def serve(settings: Settings, build: Callable[[], House]) -> int:
-    """Serve until a signal says stop; the exit code. A second signal does not wait for workers."""
-    try:
-        listener = listen(settings.host, settings.port)
-    except OSError as error:
-        sys.stderr.write(f"hearth: {_port_problem(settings, error)}\n")
-        return 1
-    doorway = Doorway(build)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings, doorway, listener))
-    if doorway.failure is not None:
-        sys.stderr.write(f"hearth: {doorway.failure.message}\n")
-        return 2
-    return 0
+async def serve(
+    settings: Settings, listener: socket.socket, build: Callable[[], House]
+) -> str | None:
+    """Serve until a signal says stop; why the house could not be built, if that is so.
 
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to that address; port 0 takes any free one.
-
-    Raises:
-        OSError: the address cannot be had.
+    A second signal does not wait for workers.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
+    doorway = Doorway(build)
+    config = uvicorn.Config(
+        doorway,
+        http=patient_protocol(settings.send_timeout_s),
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_CONNECTION_S,
+        timeout_graceful_shutdown=math.ceil(settings.stop_timeout_s + _LAST_WORDS_S),
+    )
+    server = _Server(config, doorway, settings.stop_timeout_s)
+    doorway.on_end = server.stop
+    port = int(listener.getsockname()[1])
+    announcement = asyncio.create_task(_announce(doorway, url_of(settings.host, port)))
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()  # until somebody listens, two can bind to the same port
-    except OSError:
-        listener.close()
-        raise
-    return listener
+        await server.serve(sockets=[listener])
+    finally:
+        announcement.cancel()
+    return None if doorway.failure is None else doorway.failure.message
 
 
 class _Server(uvicorn.Server):
@@ -101,29 +95,6 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def _run(settings: Settings, doorway: Doorway, listener: socket.socket) -> None:
-    config = uvicorn.Config(
-        doorway,
-        http=patient_protocol(settings.send_timeout_s),
-        ws="none",
-        lifespan="on",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=_KEEP_CONNECTION_S,
-        timeout_graceful_shutdown=math.ceil(settings.stop_timeout_s + _LAST_WORDS_S),
-    )
-    server = _Server(config, doorway, settings.stop_timeout_s)
-    doorway.on_end = server.stop
-    port = int(listener.getsockname()[1])
-    announcement = asyncio.create_task(_announce(doorway, _url(settings.host, port)))
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        announcement.cancel()
-
-
 async def _announce(doorway: Doorway, url: str) -> None:
     house = await doorway.house()
     while not house.supervisor.is_ready:  # noqa: ASYNC110 - it changes a few times in its life
@@ -147,18 +118,3 @@ def ready_line(house: House, url: str) -> str:
         f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' "
         f"-d {shlex.quote(json.dumps(body, separators=(',', ':')))}"
     )
-
-
-def _url(host: str, port: int) -> str:
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-
-
-def _port_problem(settings: Settings, error: OSError) -> str:
-    host, port = settings.host, settings.port
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"port {port} on {host} is already in use, perhaps by another hearth. "
-            f"Stop what uses it (lsof -i :{port}) or choose another with --port."
-        )
-    return f"cannot listen on {host} port {port}: {error.strerror}. Correct --host or --port."

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Connection
 
 from store import history_tables
@@ -21,35 +19,34 @@ _one_at_a_time = threading.Lock()
 
 def upgrade(connection: Connection) -> None:
     """Bring the index to this release's schema; nothing happens where it is there already."""
-    with _one_at_a_time:
-        command.upgrade(_config(connection, _INDEX), "head")
-    connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    _migrate(connection, _INDEX, SCHEMA_VERSION)
 
 
 def downgrade(connection: Connection, version: int) -> None:
     """Bring the index back to an older schema `version`; 0 is the empty database."""
-    _downgrade(connection, _INDEX, version)
+    _migrate(connection, _INDEX, version)
 
 
 def upgrade_history(connection: Connection) -> None:
     """Bring the history to this release's schema; nothing happens where it is there already."""
-    with _one_at_a_time:
-        command.upgrade(_config(connection, _HISTORY), "head")
-    connection.exec_driver_sql(f"PRAGMA user_version = {history_tables.SCHEMA_VERSION}")
+    _migrate(connection, _HISTORY, history_tables.SCHEMA_VERSION)
 
 
 def downgrade_history(connection: Connection, version: int) -> None:
     """Bring the history back to an older schema `version`; 0 is the empty database."""
-    _downgrade(connection, _HISTORY, version)
+    _migrate(connection, _HISTORY, version)
 
 
-def _downgrade(connection: Connection, scripts: Path, version: int) -> None:
-    with _one_at_a_time:
-        command.downgrade(_config(connection, scripts), f"{version:04d}" if version else "base")
-    connection.exec_driver_sql(f"PRAGMA user_version = {version}")
+def _migrate(connection: Connection, scripts: Path, version: int) -> None:
+    found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    if found == version:
+        return
+    from alembic import command  # noqa: PLC0415 - a tenth of a start, and few have to migrate
+    from alembic.config import Config  # noqa: PLC0415
 
-
-def _config(connection: Connection, scripts: Path) -> Config:
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(scripts).replace("%", "%%"))
-    return config
+    go = command.upgrade if version > found else command.downgrade
+    with _one_at_a_time:
+        go(config, f"{version:04d}" if version else "base")
+    connection.exec_driver_sql(f"PRAGMA user_version = {version}")

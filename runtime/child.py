@@ -13,8 +13,9 @@ import psutil
 import structlog
 
 from runtime.last_words import kept
+from runtime.newborn import Newborn
 from runtime.wire import Command, Event, Hello
-from runtime.worker_link import Link, spawn
+from runtime.worker_link import Link, connect
 
 _log = structlog.get_logger("hearth.worker")
 _OUTPUT_LINES = 400
@@ -48,10 +49,15 @@ class Child:
     @classmethod
     async def start(cls, cpu_blas: str) -> Child:
         """Spawn the process. Raises OSError."""
+        return await cls.adopt(await Newborn.spawn(cpu_blas))
+
+    @classmethod
+    async def adopt(cls, newborn: Newborn) -> Child:
+        """Begin to listen to a process that was spawned."""
         child = cls()
-        process, link = await spawn(cpu_blas, child._hear, child._lost)
-        child._process, child._link = process, link
-        child._reading = asyncio.create_task(child._read_output(process))
+        child._process = newborn.process
+        child._link = await connect(newborn.take(), child._hear, child._lost)
+        child._reading = asyncio.create_task(child._read_output(newborn.process))
         return child
 
     @property

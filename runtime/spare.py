@@ -15,6 +15,7 @@ import psutil
 import structlog
 
 from runtime.child import Child
+from runtime.newborn import Newborn
 from runtime.process_memory import available_bytes
 from runtime.settings import Settings
 from runtime.stopping import term_grace_s
@@ -69,6 +70,10 @@ class Spares:
         """There is a process that has its imports done."""
         return self._child is not None and self._child.hello is not None and self._is_fit()
 
+    async def adopt(self, newborn: Newborn) -> None:
+        """Have the next start take this process, which was spawned before anything else."""
+        self._keep(await Child.adopt(newborn))
+
     async def take(self) -> tuple[Child, bool]:
         """A process to load a model with, and whether it had been waiting. Raises OSError."""
         self._num_starting += 1
@@ -89,7 +94,9 @@ class Spares:
         """Have a spare soon; call it when nothing more is to be loaded at boot."""
         self._not_before_s = max(self._not_before_s, time.monotonic() + self._quiet_s)
         self._wake.set()
-        if self._settings.spare_worker and self._tending is None and not self._is_over:
+        if not self._settings.spare_worker:
+            self._drop()
+        elif self._tending is None and not self._is_over:
             self._tending = asyncio.create_task(self._tend())
 
     async def stop(self) -> None:
@@ -138,9 +145,12 @@ class Spares:
         if self._is_over or self._num_starting:
             self._end(child)
             return
+        self._keep(child)
+        _log.info("spare worker started", pid=child.pid)
+
+    def _keep(self, child: Child) -> None:
         self._child = child
         child.listen(lambda _: None, self._wake.set)
-        _log.info("spare worker started", pid=child.pid)
 
     def _drop(self) -> None:
         child, self._child = self._child, None

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import msgspec
 
 from runtime.errors import InterchangeFailed
+from runtime.newborn import worker_environment
 from runtime.progress import Progress, Watch, unwatched
 from runtime.stock_jobs import Job, Outcome
-from runtime.worker_link import worker_environment
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from runtime.lifecycle import HAS_PROCESS, ModelState, Transition
 from runtime.memory import Budgets, Memory
 from runtime.model_actor import Worker
 from runtime.model_status import ModelStatus, status_of
+from runtime.newborn import Newborn
 from runtime.news import News
 from runtime.process_memory import Departure
 from runtime.settings import Settings
@@ -41,13 +42,16 @@ _log = structlog.get_logger("hearth.supervisor")
 class Supervisor:
     """Takes requests for any model of the catalog and keeps the workers that serve them."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, kv: KvStore) -> None:
+    def __init__(
+        self, settings: Settings, catalog: Catalog, kv: KvStore, first: Newborn | None = None
+    ) -> None:
         self.news: News[Transition] = News()
         self._entered: defaultdict[str, Counter[ModelState]] = defaultdict(Counter)
         self._settings = settings
         self._catalog = catalog
         self._kv = kv
         self._spares = Spares(settings)
+        self._first = first
         self._costs = SwapCosts()
         self._workers: dict[WorkerProcess, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -78,6 +82,8 @@ class Supervisor:
 
     async def start(self) -> None:
         """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
+        if self._first is not None:
+            await self._spares.adopt(self._first)
         specs = _preloaded(self._settings, self._catalog)
         specs += [one for one in self._catalog.models() if self._dispatch.actor(one.id).is_pinned]
         unique = {spec.id: spec for spec in specs}

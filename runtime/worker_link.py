@@ -1,18 +1,15 @@
-"""The server's end of a worker: how its process is spawned, spoken to, and what its end means."""
+"""The server's end of a worker: how its process is spoken to, and what its end means."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import cast
 
 from typing_extensions import override
 
-from runtime.blas import blas_environment
 from runtime.errors import ContextTooLong, InvalidRequest, RequestRejected
 from runtime.settings import ModelSettings, Settings
 from runtime.wire import (
@@ -64,37 +61,13 @@ class Link(asyncio.Protocol):
         self._on_end()
 
 
-class Spawned(NamedTuple):
-    """A process that was just started, and the link to it."""
-
-    process: asyncio.subprocess.Process
-    link: Link
-
-
-async def spawn(
-    cpu_blas: str, on_event: Callable[[Event], None], on_end: Callable[[], None]
-) -> Spawned:
-    """Start a worker process on a socketpair. Raises OSError."""
-    ours, theirs = socket.socketpair()
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "runtime.worker", "--fd", str(theirs.fileno())),
-            pass_fds=(theirs.fileno(),),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            env=worker_environment(cpu_blas),
-        )
-    except OSError:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-    ours.setblocking(False)
+async def connect(
+    sock: socket.socket, on_event: Callable[[Event], None], on_end: Callable[[], None]
+) -> Link:
+    """Speak to a worker at the other end of that socket, which belongs to the link from now on."""
     loop = asyncio.get_running_loop()
-    _, link = await loop.create_connection(lambda: Link(on_event, on_end), sock=ours)
-    return Spawned(process, link)
+    _, link = await loop.create_connection(lambda: Link(on_event, on_end), sock=sock)
+    return link
 
 
 def worker_options(settings: Settings, model: str) -> WorkerOptions:
@@ -125,9 +98,3 @@ def rejection(event: Rejected) -> RequestRejected:
     if event.code == ContextTooLong.code:
         return ContextTooLong(event.num_tokens, event.context, event.param)
     return InvalidRequest(event.message, event.param)
-
-
-def worker_environment(cpu_blas: str) -> dict[str, str]:
-    """The server's own, with a fast BLAS preloaded and no way to the network's model hub."""
-    environment = dict(os.environ) | blas_environment(cpu_blas, os.environ)
-    return environment | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.forked_server import ForkedProcess, can_fork, nursery
@@ -182,6 +183,17 @@ def running(
         server.wait_until_ready()
         yield server
         server.stop()
+
+
+def workers_of(home: Path) -> list[psutil.Process]:
+    """Processes of workers whose server has this home, wherever that server is by now."""
+    found: list[psutil.Process] = []
+    for one in psutil.process_iter():
+        with suppress(psutil.Error):
+            is_worker = "runtime.worker" in one.cmdline()
+            if is_worker and one.environ().get("HEARTH_HOME") == str(home):
+                found.append(one)
+    return found
 
 
 def events_of(body: str) -> list[Any]:

@@ -1,11 +1,22 @@
-"""`hearth serve`."""
+"""`hearth serve`: first of all the socket and the worker's process, then what takes long to import.
+
+A worker's imports take about as long as the server's, and so they are made beside each other.
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
+import gc
+import socket
+import sys
 from typing import TYPE_CHECKING
 
-from api.serve import serve as serve_house
+import uvloop
+
+from api.address import listen, why_not
+from runtime.newborn import Newborn
 from runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -14,11 +25,44 @@ if TYPE_CHECKING:
 
 def serve(settings: Settings, _: argparse.Namespace) -> int:
     """Serve until a signal says stop; the exit code."""
-    return serve_house(settings, lambda: _build(settings))
+    try:
+        listener = listen(settings.host, settings.port)
+    except OSError as error:
+        sys.stderr.write(f"hearth: {why_not(settings, error)}\n")
+        return 1
+    gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the start
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        failure = runner.run(_serve(settings, listener))
+    if failure is not None:
+        sys.stderr.write(f"hearth: {failure}\n")
+        return 2
+    return 0
 
 
-def _build(settings: Settings) -> House:
+async def _serve(settings: Settings, listener: socket.socket) -> str | None:
+    first = await _first_worker(settings)
+    from api.serve import serve as serve_house  # noqa: PLC0415 - a quarter of a second
+
+    try:
+        return await serve_house(settings, listener, lambda: _build(settings, first))
+    finally:
+        if first is not None:
+            first.give_up()
+
+
+async def _first_worker(settings: Settings) -> Newborn | None:
+    """Its process, where one will be needed; if it cannot be had, the supervisor says so."""
+    if settings.preload == () and not settings.spare_worker:
+        return None
+    with contextlib.suppress(OSError):
+        return await Newborn.spawn(settings.cpu_blas)
+
+
+def _build(settings: Settings, first: Newborn | None) -> House:
     """Imported in a thread, while liveness is already answered."""
     from api.app import build_house  # noqa: PLC0415
 
-    return build_house(settings)
+    house = build_house(settings, first)
+    gc.freeze()
+    gc.enable()
+    return house

@@ -42,7 +42,7 @@ ENVIRONMENT_FILES = frozenset(
     {
         "api/__main__.py",
         "api/bench/peers.py",
-        "runtime/worker_link.py",
+        "runtime/newborn.py",
         "runtime/worker/rank_start.py",  # mlx finds its rank there
         "ops/bench/processes.py",
     }

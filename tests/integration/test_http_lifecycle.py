@@ -19,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from api.serve import listen
+from api.address import listen
 from runtime.settings import Settings
 from runtime.stopping import stop_bound_s
 from runtime.supervision_rules import rules_of
@@ -31,6 +31,7 @@ from tests.running_server import (
     running,
     started,
     streaming,
+    workers_of,
 )
 from tests.waiting import until
 
@@ -104,6 +105,7 @@ def test_the_server_process_has_no_mlx_in_it(server: RunningServer) -> None:
     maps = Path(f"/proc/{server.process.pid}/maps").read_text()
     assert "uvloop" in maps
     assert "mlx" not in maps
+    assert "pydantic" not in maps  # Litestar would import it for handlers that we do not have
     assert "mlx" in Path(f"/proc/{server.worker_pid()}/maps").read_text()
 
 
@@ -157,6 +159,7 @@ def test_a_default_model_that_does_not_exist_is_named(tmp_path: Path, models_dir
     assert code == 2
     assert "default_model" in message
     assert "Did you mean tiny" in message
+    assert workers_of(tmp_path) == []
 
 
 def test_a_model_that_cannot_be_loaded_does_not_keep_the_others_from_being_served(
@@ -165,6 +168,16 @@ def test_a_model_that_cannot_be_loaded_does_not_keep_the_others_from_being_serve
     with running(tmp_path, "--default-model", "broken", config=config(models_dir)) as server:
         assert "broken could not be loaded" in server.ready_line
         assert server.post(COMPLETIONS, SHORT).status_code == 200
+
+
+async def test_the_worker_of_a_server_that_is_killed_while_it_starts_leaves(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    with started(tmp_path, config=config(models_dir), is_fresh=True) as server:
+        await until(lambda: workers_of(tmp_path), "a worker")
+        assert status(server, "/health/ready") != 200
+        server.process.kill()
+        await until(lambda: not workers_of(tmp_path), "its end", 30)
 
 
 # Figures and schema

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from runtime.newborn import Newborn
 from runtime.settings import Settings
 from runtime.spare import Spares
 from tests.asking import PATIENCE_S, answer, request
@@ -122,6 +123,38 @@ async def test_where_memory_is_tight_none_waits(home: Path):
         await until(lambda: spares.pid, "a spare")
         tight.set()
         await until(lambda: spares.pid is None, "its end")
+
+
+async def test_a_process_spawned_before_anything_else_becomes_the_first_worker(home: Path):
+    settings = lone_settings(home)
+    newborn = await Newborn.spawn(settings.cpu_blas)
+    async with sparing(settings) as spares:
+        await spares.adopt(newborn)
+        async with lone_worker(settings, home / "m", spares) as worker:
+            assert worker.process.pid == newborn.process.pid
+            newborn.give_up()  # which is somebody else's by now
+            said = await answer(worker.submit(request("a", max_tokens=3)))
+            assert said.finished.usage.num_output_tokens <= 3
+
+
+async def test_it_is_not_taken_when_it_died_meanwhile(home: Path):
+    settings = lone_settings(home)
+    newborn = await Newborn.spawn(settings.cpu_blas)
+    newborn.process.kill()
+    await newborn.process.wait()
+    async with sparing(settings) as spares:
+        await spares.adopt(newborn)
+        async with lone_worker(settings, home / "m", spares) as worker:
+            assert worker.process.pid != newborn.process.pid
+
+
+async def test_it_ends_when_nothing_is_loaded_at_boot_and_no_spare_is_wanted(home: Path):
+    settings = lone_settings(home, spare_worker=False)
+    newborn = await Newborn.spawn(settings.cpu_blas)
+    async with sparing(settings) as spares:
+        await spares.adopt(newborn)
+        spares.want()
+        await until(lambda: not is_alive(newborn.process.pid), "its end")
 
 
 async def test_it_can_be_switched_off(home: Path):

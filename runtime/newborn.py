@@ -1,0 +1,62 @@
+"""A worker process in its first moments, when it imports and nobody speaks to it yet.
+
+Nothing is imported here that takes time: the first worker is spawned before the server's imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+
+from runtime.blas import blas_environment
+
+
+class Newborn:
+    """A process and the server's end of its socket. Whoever takes the socket owns both."""
+
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+        self.process = process
+        self._sock: socket.socket | None = sock
+
+    @classmethod
+    async def spawn(cls, cpu_blas: str) -> Newborn:
+        """Start a worker process on a socketpair. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "runtime.worker", "--fd", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                env=worker_environment(cpu_blas),
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        return cls(process, ours)
+
+    def take(self) -> socket.socket:
+        """The socket, once."""
+        assert self._sock is not None
+        sock, self._sock = self._sock, None
+        return sock
+
+    def give_up(self) -> None:
+        """End the process at once, unless it was taken: it has nothing to lose."""
+        if self._sock is not None:
+            self.take().close()
+            if self.process.returncode is None:
+                self.process.kill()
+
+
+def worker_environment(cpu_blas: str) -> dict[str, str]:
+    """The server's own, with a fast BLAS preloaded and no way to the network's model hub."""
+    environment = dict(os.environ) | blas_environment(cpu_blas, os.environ)
+    return environment | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
