@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_worker import fork_workers, started_as_ever
 from tests.running_server import RunningServer, running
 from tests.tiny_models import write_model
 from tests.tiny_tried_vlms import write_tried
@@ -16,6 +17,7 @@ from tests.tiny_vlms import VISION_FAMILIES, write_vlm
 
 # Tests run beside one another on few cores, where threads that spin for work only take turns.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+fork_workers()
 
 
 @pytest.fixture(scope="session")
@@ -106,3 +108,17 @@ max_body_bytes = 20000000
     with running(home, config=config) as server:
         yield server
         assert "Traceback" not in server.stderr
+
+
+@pytest.fixture
+def slow_narrow_server(narrow_server: RunningServer) -> Iterator[RunningServer]:
+    """The same while models take their seconds to load."""
+    with narrow_server.slow_loads():
+        yield narrow_server
+
+
+@pytest.fixture
+def slow_loads() -> Iterator[None]:
+    """Models that the test's own process has loaded take their seconds."""
+    with started_as_ever():
+        yield

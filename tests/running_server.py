@@ -18,7 +18,9 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.forked_server import ForkedProcess, can_fork, nursery
+from tests import forked_server
+from tests.forked_server import ForkedProcess, can_fork
+from tests.forked_worker import SLOW_LOADS
 
 ROOT = Path(__file__).parent.parent
 START_S = 60.0
@@ -91,6 +93,16 @@ class RunningServer:
         answer = self.request("POST", f"/admin/models/{model}/restart")
         assert answer.status_code == 200, answer.text
 
+    @contextmanager
+    def slow_loads(self) -> Generator[None]:
+        """Models take their seconds to load meanwhile, as they do outside of tests."""
+        mark = self.home / SLOW_LOADS
+        mark.touch()
+        try:
+            yield
+        finally:
+            mark.unlink()
+
     def _loaded(self) -> list[Any]:
         return [one for one in self.get("/running").json()["models"] if one["pid"]]
 
@@ -119,7 +131,7 @@ def _start(
     arguments: list[str], env: dict[str, str], stderr: IO[bytes], *, is_fresh: bool
 ) -> Process:
     if not is_fresh and can_fork(env.keys() - os.environ.keys()):
-        return nursery().serve(arguments, env, stderr)
+        return forked_server.serve(arguments, env, stderr)
     return subprocess.Popen(
         [sys.executable, "-m", "api", *arguments],
         stdout=subprocess.PIPE,
@@ -133,7 +145,7 @@ def hearth(*words: str, stdin: str = "", **variables: str) -> subprocess.Complet
     """`hearth WORDS`, with these variables and none of our own else."""
     env = environment(variables)
     if can_fork(env.keys() - os.environ.keys()):
-        return nursery().run(words, env, stdin, START_S)
+        return forked_server.run(words, env, stdin, START_S)
     return subprocess.run(
         [sys.executable, "-m", "api", *words],
         check=False,

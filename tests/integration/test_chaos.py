@@ -30,6 +30,7 @@ from runtime.types import (
 )
 from tests.asking import ask, request, status_of, supervising
 from tests.conversation import CODE, QUESTION, Conversation
+from tests.forked_worker import own_workers
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -49,17 +50,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loaded(supervisor: Supervisor) -> set[str]:
     return {one.spec.id for one in supervisor.status() if one.state in HAS_PROCESS}
-
-
-def own_workers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if is_worker(child)]
-
-
-def is_worker(process: psutil.Process) -> bool:
-    try:
-        return "runtime.worker" in process.cmdline()
-    except psutil.Error:  # it has just ended
-        return False
 
 
 class Needle:

@@ -94,14 +94,14 @@ async def test_a_client_that_leaves_the_queue_is_never_served(occupied: RunningS
 
 
 async def test_a_client_that_leaves_while_its_model_loads_is_forgotten(
-    narrow_server: RunningServer,
+    slow_narrow_server: RunningServer,
 ) -> None:
-    model = narrow_server.cold_model()
+    model = slow_narrow_server.cold_model()
 
     def num_waiting() -> float:
-        return narrow_server.figure("hearth_waiting", model=model)
+        return slow_narrow_server.figure("hearth_waiting", model=model)
 
-    async with narrow_server.client() as client:
+    async with slow_narrow_server.client() as client:
         answer = asyncio.create_task(client.post(COMPLETIONS, json=LONG | {"model": model}))
         await until(lambda: num_waiting() == 1, "the request waits for its model")
         answer.cancel()

@@ -332,16 +332,12 @@ async def test_a_signal_in_any_phase_answers_what_was_let_in_and_leaves_nobody_b
 ) -> None:
     more = "prefill_slice = 16\nmax_loaded_models = 1"
     prompt = "a kettle hums on the hearth " * 200
-    with running(tmp_path, config=config(models_dir, more)) as server:
+    with running(tmp_path, config=config(models_dir, more)) as server, server.slow_loads():
         async with server.client() as client:
             body = LONG | {"model": "twin", "prompt": prompt, "max_tokens": 500}
             asked = asyncio.create_task(client.post(COMPLETIONS, json=body))
             await reach(server)
-            workers = [
-                one
-                for one in psutil.Process(server.process.pid).children(recursive=True)
-                if "runtime.worker" in one.cmdline()
-            ]
+            workers = workers_of(tmp_path)
             server.process.send_signal(signal.SIGTERM)
             answer = await asked
             assert answer.status_code == 200, answer.text

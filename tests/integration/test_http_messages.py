@@ -208,9 +208,9 @@ def test_with_no_tokens_to_generate_a_prompt_is_only_prepared(server: RunningSer
 
 
 async def test_a_ping_comes_with_the_headers_while_a_model_loads(
-    narrow_server: RunningServer,
+    slow_narrow_server: RunningServer,
 ) -> None:
-    async with reading(narrow_server, model=narrow_server.cold_model()) as answer:
+    async with reading(slow_narrow_server, model=slow_narrow_server.cold_model()) as answer:
         first = await answer.next_event()
         assert first is not None
         assert first.name == "ping"

@@ -119,12 +119,14 @@ async def test_a_request_is_cancelled_by_either_of_its_ids(operated: RunningServ
 
 
 async def test_a_request_is_cancelled_while_its_model_loads(operated: RunningServer) -> None:
-    model = operated.cold_model()
-    async with streaming(operated, COMPLETIONS, LONG | {"model": model}) as stream:
-        assert await stream.next()  # a comment: it has not begun
-        request_id = stream.response.headers["x-request-id"]
-        assert operated.request("POST", f"/admin/requests/{request_id}/cancel").status_code < 300
-        assert (await stream.rest())[-1]["error"]["code"] == "cancelled"
+    body = LONG | {"model": operated.cold_model()}
+    with operated.slow_loads():
+        async with streaming(operated, COMPLETIONS, body) as stream:
+            assert await stream.next()  # a comment: it has not begun
+            request_id = stream.response.headers["x-request-id"]
+            cancelled = operated.request("POST", f"/admin/requests/{request_id}/cancel")
+            assert cancelled.status_code < 300
+            assert (await stream.rest())[-1]["error"]["code"] == "cancelled"
     assert any("loading" in one or "queued" in one for one in stream.comments)
 
 

@@ -87,10 +87,10 @@ def test_reasoning_is_streamed_apart_from_the_answer(server: RunningServer) -> N
 
 
 async def test_comments_keep_a_stream_open_while_its_model_loads(
-    narrow_server: RunningServer,
+    slow_narrow_server: RunningServer,
 ) -> None:
-    body = BODY | {"model": narrow_server.cold_model()}
-    async with streaming(narrow_server, CHAT, body) as stream:
+    body = BODY | {"model": slow_narrow_server.cold_model()}
+    async with streaming(slow_narrow_server, CHAT, body) as stream:
         opened_s = time.monotonic()
         assert await stream.next()
         assert stream.comments
@@ -126,10 +126,10 @@ async def test_comments_tell_how_far_a_prefill_is(narrow_server: RunningServer) 
 
 
 async def test_a_refusal_after_the_headers_is_an_event_and_the_end(
-    narrow_server: RunningServer,
+    slow_narrow_server: RunningServer,
 ) -> None:
-    body = {"model": narrow_server.cold_model(), "prompt": [9] * 5000}
-    async with streaming(narrow_server, COMPLETIONS, body) as stream:
+    body = {"model": slow_narrow_server.cold_model(), "prompt": [9] * 5000}
+    async with streaming(slow_narrow_server, COMPLETIONS, body) as stream:
         assert stream.response.status_code == 200  # nobody knew better while the model loaded
         (event,) = await stream.rest()
     assert event["error"]["code"] == "context_length_exceeded"

@@ -82,6 +82,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path):
         assert cause in message, name
 
 
+@pytest.mark.usefixtures("slow_loads")
 async def test_a_load_that_takes_too_long_is_ended(tmp_path: Path):
     error, worker = await failure_of(write_model(tmp_path / "m"), load_timeout_s=0.05)
     assert error.message == "The model m was not loaded within 0.05 s."

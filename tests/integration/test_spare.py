@@ -53,6 +53,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.usefixtures("slow_loads")
 async def test_a_waiting_process_becomes_the_next_worker_and_another_one_waits(home: Path):
     settings = lone_settings(home)
     async with sparing(settings) as spares:

@@ -34,6 +34,7 @@ from tests.asking import (
     supervising,
     worker_of,
 )
+from tests.forked_worker import own_workers
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -46,12 +47,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(home / "models" / "m")
     write_model(home / "models" / "other", "lfm2", seed=1)
     return home
-
-
-def own_workers() -> list[psutil.Process]:
-    """Our children that are workers; servers that other tests share are none."""
-    children = psutil.Process().children()
-    return [child for child in children if "runtime.worker" in child.cmdline()]
 
 
 def submit_endless(supervisor: Supervisor) -> Generation:
@@ -93,6 +88,7 @@ async def test_a_killed_worker_fails_its_requests_at_once_and_is_replaced(home: 
         assert status_of(supervisor).num_starts == 2
 
 
+@pytest.mark.usefixtures("slow_loads")
 async def test_a_request_that_waits_for_the_load_is_served_when_the_worker_is_killed(home: Path):
     async with supervising(home) as supervisor:
         waiting = submit_endless(supervisor)
@@ -232,6 +228,7 @@ async def test_a_busy_model_is_not_taken_away(home: Path):
         assert status_of(supervisor).state == "cold"
 
 
+@pytest.mark.usefixtures("slow_loads")
 async def test_an_abort_while_loading_leaves_the_model_to_the_others(home: Path):
     async with supervising(home, max_queue=2) as supervisor:
         first, second = submit_endless(supervisor), supervisor.submit(request("a", max_tokens=2))
@@ -244,6 +241,7 @@ async def test_an_abort_while_loading_leaves_the_model_to_the_others(home: Path)
         assert status_of(supervisor).num_starts == 1
 
 
+@pytest.mark.usefixtures("slow_loads")
 async def test_the_deadline_counts_the_wait_for_the_model(home: Path):
     async with supervising(home) as supervisor:
         waiting = supervisor.submit(request("a", ignore_eos=True, deadline_s=0.05))
@@ -276,6 +274,7 @@ async def idle(supervisor: Supervisor, generation: Generation) -> None:
 PHASES = (spawn_nothing, spawn, load, prefill, idle)
 
 
+@pytest.mark.usefixtures("slow_loads")
 @pytest.mark.parametrize("reach", PHASES)
 async def test_a_stop_in_any_phase_ends_requests_and_processes(
     home: Path, reach: Callable[[Supervisor, Generation], Awaitable[None]]

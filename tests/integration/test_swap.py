@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from runtime.errors import (
@@ -28,6 +27,7 @@ from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
 from runtime.types import TokenPrompt
 from tests.asking import ask, first_chunks, request, status_of, supervising, worker_of
+from tests.forked_worker import own_workers
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -45,11 +45,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loaded(supervisor: Supervisor) -> set[str]:
     return {one.spec.id for one in supervisor.status() if one.state in HAS_PROCESS}
-
-
-def own_workers() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    return [child for child in children if "runtime.worker" in child.cmdline()]
 
 
 def hot_share(channel: KvChannel, num_bytes: int) -> float:

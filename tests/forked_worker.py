@@ -1,0 +1,176 @@
+"""Workers forked from a process that has imported mlx and all: fifty milliseconds, not two seconds.
+
+What runs is `runtime.worker.__main__`, as `python -m runtime.worker` would run it. What a worker
+costs otherwise is, but for a fortieth, the same imports every time. Workers whose loader or
+interpreter is told something else are started as ever, and so are all with `started_as_ever()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import importlib
+import os
+import runpy
+import signal
+import socket
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+
+from runtime.newborn import worker_environment
+from tests.forking import FROZEN, Nursery, fork, frozen, orders, status_of
+
+_COMMAND = (sys.executable, "-P", "-m", "runtime.worker", "--fd")
+_FROZEN = (*FROZEN, "OPENBLAS_", "OMP_", "MKL_", "MLX_", "HF_", "HOME", "XDG_")
+"""What mlx, transformers and what they import read when they are imported, too."""
+_MODULES = (
+    *("runtime.worker.__main__", "mlx_lm.models.qwen3", "mlx_lm.tool_parsers.json_tools"),
+    "transformers.models.qwen3",
+)
+_ROOM_BYTES = 4096
+SLOW_LOADS = "slow-loads"
+"""A file in a server's home: while it lies there, no worker is forked."""
+_start = asyncio.create_subprocess_exec
+
+
+class ForkedWorker:
+    """What `Child` uses of `asyncio.subprocess.Process`, for a process with another parent."""
+
+    def __init__(self, pid: int, connection: socket.socket, stdout: asyncio.StreamReader) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._connection = connection
+        self._has_ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(connection, self._end)
+
+    async def wait(self) -> int:
+        await self._has_ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _end(self) -> None:
+        self.returncode = status_of(self._connection)
+        asyncio.get_running_loop().remove_reader(self._connection)
+        self._connection.close()
+        self._has_ended.set()
+
+
+def fork_workers(address: str | None = None) -> None:
+    """From now on this process has its workers forked, by the nursery there or by its own.
+
+    Those are started as ever whose environment does not fit what it is now.
+    """
+    if sys.platform != "linux":
+        return
+    fitting = frozen(worker_environment("auto"), _FROZEN)
+
+    async def start(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        env = options.get("env", {})
+        if command[:-1] != _COMMAND or frozen(env, _FROZEN) != fitting or _is_slow(env):
+            return await _start(*command, **options)
+        worker = await _fork(address or nursery().address, int(command[-1]), env)
+        return cast("asyncio.subprocess.Process", worker)
+
+    asyncio.create_subprocess_exec = start
+
+
+@contextmanager
+def started_as_ever() -> Generator[None]:
+    """Workers of this process are not forked meanwhile."""
+    forks, asyncio.create_subprocess_exec = asyncio.create_subprocess_exec, _start
+    try:
+        yield
+    finally:
+        asyncio.create_subprocess_exec = forks
+
+
+def own_workers() -> list[psutil.Process]:
+    """The workers that this process has started, forked or not; none of servers in others."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has just ended
+            words = process.cmdline()
+            is_own = process.ppid() == os.getpid() or f"for {os.getpid()}" in words
+            if is_own and "runtime.worker" in words:
+                found.append(process)
+    return found
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """The one nursery for workers of this test process."""
+    env = worker_environment("auto") | {"ROOM": " " * _ROOM_BYTES}
+    return Nursery("tests.forked_worker", env, " " * _ROOM_BYTES)
+
+
+def _is_slow(env: Mapping[str, str]) -> bool:
+    return Path(env.get("HEARTH_HOME", "/"), SLOW_LOADS).exists()
+
+
+async def _fork(address: str, socket_fd: int, env: Mapping[str, str]) -> ForkedWorker:
+    pid, connection, reads = _ordered(address, socket_fd, env)
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reads, "rb")
+    )
+    return ForkedWorker(pid, connection, reader)
+
+
+def _ordered(
+    address: str, socket_fd: int, env: Mapping[str, str]
+) -> tuple[int, socket.socket, int]:
+    """A new worker: its process id, where its end is told, and where what it prints is read."""
+    reads, writes = os.pipe()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        fds = (nothing, writes, writes, socket_fd)
+        return *fork(address, [str(os.getpid())], env, fds), reads
+    finally:
+        os.close(nothing)
+        os.close(writes)
+
+
+# What runs in the nursery.
+
+
+def _main() -> None:
+    """In each forked process, the worker; it ends by `os._exit`."""
+    for name in _MODULES:
+        importlib.import_module(name)
+    del sys.modules["runtime.worker.__main__"]  # it is run anew, as the program
+    order = orders(int(sys.argv[1]))
+    if order is None:
+        return
+    os.setsid()
+    command = [*_COMMAND, str(order.fds[0])]
+    _show([*command, f"for {order.arguments[0]}"], os.environ)
+    sys.argv = ["runtime.worker", *command[4:]]
+    runpy.run_module("runtime.worker", run_name="__main__", alter_sys=True)
+
+
+def _show(words: Sequence[str], env: Mapping[str, str]) -> None:
+    """Have other processes see this command line and environment, where the kernel put them."""
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    shown = (words, [f"{name}={value}" for name, value in env.items()])
+    for start, end, texts in zip(stat[45:48:2], stat[46:49:2], shown, strict=True):
+        room, content = int(end) - int(start), "\0".join(texts).encode()
+        assert len(content) < room
+        ctypes.memmove(int(start), content.ljust(room, b"\0"), room)
+
+
+if __name__ == "__main__":
+    _main()
