@@ -148,7 +148,7 @@ def create_app(
     responses = ResponseDesk(Archive(history, settings))
     chores = _chores(janitor, responses, prewarm, dashboard, supervisor, kv)
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
-    traces = _open_traces(settings.otlp_endpoint)
+    traces = _open_traces(settings.otlp_endpoint, kv)
     desk = ErrorDesk([(speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error)])
 
     @asynccontextmanager
@@ -209,13 +209,15 @@ def _bounds(settings: Settings) -> BoundsByHandler:
     }
 
 
-def _open_traces(endpoint: str | None) -> OtlpTraces | None:
+def _open_traces(endpoint: str | None, kv: KvStore) -> OtlpTraces | None:
     """Where traces go, if anywhere: what is needed for them is large."""
     if endpoint is None:
         return None
     from api.traces import OtlpTraces  # noqa: PLC0415
 
-    return OtlpTraces(endpoint)
+    traces = OtlpTraces(endpoint)
+    kv.publisher.listen(traces.wrote)
+    return traces
 
 
 def _chores(

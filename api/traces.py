@@ -20,6 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from api.record import RequestRecord
 from api.version import VERSION
 from runtime.generation import Generation
+from runtime.publisher import Written
 
 _EXPORT_S = 5.0
 _PATH = "/v1/traces"
@@ -49,6 +50,12 @@ class OtlpTraces:
     def close(self) -> None:
         """Send what is left; blocks for some seconds at most."""
         self._provider.shutdown()
+
+    def wrote(self, written: Written) -> None:
+        """Slots were written, behind whatever requests they are of: a trace of its own."""
+        sizes = {"hearth.num_slots": written.num_slots, "hearth.num_bytes": written.num_bytes}
+        span = self._tracer.start_span("write", attributes=sizes, start_time=written.start_ns)
+        span.end(written.end_ns)
 
     def finished(
         self, method: str, route: str, headers: Mapping[str, str], record: RequestRecord
@@ -103,7 +110,8 @@ def pieces_of(generation: Generation) -> Iterator[Piece]:
         ("prefill", one.usage.prefill_ms),
     ):
         if took_ms:
-            start_ns, at_ns = at_ns, at_ns + int(took_ms * 1e6)
+            # Reading may have begun before the worker said that it took the request.
+            start_ns, at_ns = at_ns, min(at_ns + int(took_ms * 1e6), one.finished_ns)
             yield Piece(name, start_ns, at_ns)
     if one.usage.decode_ms:
         start_ns = one.finished_ns - int(one.usage.decode_ms * 1e6)

@@ -63,7 +63,7 @@ class KvStore:
         self.memory = WorkerMemory(self._life, self._channels)
         self._retired: dict[str, KvCounts] = {}
         self._tiers: tuple[TierFigure, ...] = ()
-        self._publisher = Publisher(self._life, self._channels, self._on_published)
+        self.publisher = Publisher(self._life, self._channels, self._on_published)
         self._used: dict[str, None] = {}
         self._toucher: asyncio.Task[None] | None = None
         self._made_room_s = -_MAKE_ROOM_S
@@ -192,7 +192,7 @@ class KvStore:
         it, and nothing more comes but what is said of it from now on.
         """
         channels = [c for c in self._channels if models is None or c.kv.model_hash in models]
-        return await self._publisher.forget(whom, channels)
+        return await self.publisher.forget(whom, channels)
 
     # The household
 
@@ -255,7 +255,7 @@ class KvStore:
         """A worker reports."""
         match event:
             case SlotStaged():
-                self._publisher.hear(channel, event)
+                self.publisher.hear(channel, event)
             case SlotsUsed(ids=ids):
                 self._used |= dict.fromkeys(ids)
                 if self._toucher is None or self._toucher.done():

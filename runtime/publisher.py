@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from runtime.kv_channel import KvChannel
 from runtime.open_store import Published
@@ -15,6 +17,15 @@ from store.types import SlotRow
 _MAX_GROUP = 64
 
 
+class Written(NamedTuple):
+    """A group of slots that was written and published, in ns of wall time."""
+
+    num_slots: int
+    num_bytes: int
+    start_ns: int
+    end_ns: int
+
+
 class Publisher:
     """`on_published` is called after each group. It belongs to the event loop."""
 
@@ -24,9 +35,14 @@ class Publisher:
         self._life = life
         self._channels = channels
         self._on_published = on_published
+        self._listeners: list[Callable[[Written], None]] = []
         self._staged: list[tuple[KvChannel, SlotStaged]] = []
         self._running: asyncio.Task[None] | None = None
         self._group: asyncio.Future[Published | None] | None = None
+
+    def listen(self, tell: Callable[[Written], None]) -> None:
+        """Have `tell` called for every group of slots."""
+        self._listeners.append(tell)
 
     def hear(self, channel: KvChannel, staged: SlotStaged) -> None:
         """A worker staged a slot: it is published soon, unless its conversation was deleted."""
@@ -61,11 +77,15 @@ class Publisher:
             group, self._staged = self._staged[:_MAX_GROUP], self._staged[_MAX_GROUP:]
             channels = {staged.header.id: channel for channel, staged in group}
             slots = [staged for _, staged in group]
+            start_ns = time.time_ns() - int(max(one.write_ms for one in slots) * 1e6)
             self._group = asyncio.ensure_future(
                 self._life.attempt(lambda store, s=slots: store.publish(s))
             )
             published = await self._group
             self._announce(published or Published((), tuple(channels)), channels)
+            num_bytes = sum(one.num_bytes for one in slots)
+            for tell in self._listeners:
+                tell(Written(len(slots), num_bytes, start_ns, time.time_ns()))
             self._on_published()
 
     def _announce(self, outcome: Published, channels: dict[str, KvChannel]) -> None:

@@ -226,13 +226,17 @@ class Flushed(Struct, frozen=True, tag="flushed"):
 
 
 class SlotStaged(Struct, frozen=True, tag="staged"):
-    """A slot file is synced at `path`, `num_bytes` long; with `ends_turn` the last of an answer."""
+    """A slot file is synced at `path`, `num_bytes` long; with `ends_turn` the last of an answer.
+
+    Writing it took `write_ms`, pauses for running requests included.
+    """
 
     header: SlotHeader
     path: str
     num_bytes: int
     session_id: str | None = None
     ends_turn: bool = False
+    write_ms: float = 0.0
 
 
 class SlotBad(Struct, frozen=True, tag="bad"):

@@ -7,6 +7,7 @@ sync the directory, and only then a row in the index. Every first read verifies 
 from __future__ import annotations
 
 import os
+import time
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ class StagedSlot(NamedTuple):
     id: str
     path: Path
     num_bytes: int
+    took_s: float = 0.0
 
 
 class VerifiedSlot(NamedTuple):
@@ -87,6 +89,7 @@ def stage(
         StoreFull: no room; noticed before the first byte where the filesystem can reserve.
         StoreFailed: the system refused, or the data may not have reached the disk.
     """
+    start_s = time.perf_counter()
     tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
     pieces = [TensorData(TOKENS, "U32", (len(tokens),), memoryview(tokens)), *tensors]
     entries = _checked_entries(header, pieces)
@@ -98,7 +101,7 @@ def stage(
         file.leave_room(num_front_bytes)
         written = _write_payload(file, entries, pieces, yield_)
         file.write_at(pack_front(header, written), 0)
-    return StagedSlot(header.id, path, num_bytes)
+    return StagedSlot(header.id, path, num_bytes, time.perf_counter() - start_s)
 
 
 def _checked_entries(header: SlotHeader, pieces: Sequence[TensorData]) -> list[TensorEntry]:

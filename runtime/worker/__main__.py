@@ -208,6 +208,7 @@ class Worker:
                 num_bytes=staged.num_bytes,
                 session_id=job.session_id,
                 ends_turn=job.ends_turn,
+                write_ms=staged.took_s * 1000,
             )
         )
 

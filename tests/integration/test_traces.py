@@ -108,6 +108,9 @@ def test_a_request_is_one_trace_below_its_callers_with_a_span_for_every_part(tmp
     assert decoded["hearth.num_tokens"] == known["hearth.output_tokens"] > 0
     restored = attributes_of(inside[free.span_id][2])
     assert restored["hearth.tier"] == "hot"
+    written = [attributes_of(one) for one in receiver.spans if one.name == "write"]
+    assert sum(one["hearth.num_slots"] for one in written) > 0
+    assert sum(one["hearth.num_bytes"] for one in written) > 0
     assert not [word for word in CANARY.split() if word.encode() in b"".join(receiver.bodies)]
 
 
