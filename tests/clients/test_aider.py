@@ -30,43 +30,45 @@ def num_answered(server: RunningServer) -> int:
     return server.stderr.count("POST /v1/chat/completions")
 
 
-def test_it_answers_with_the_variables_of_its_page(
-    tiny_server: RunningServer, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@pytest.fixture(scope="module")
+def aider(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, in an environment of its own."""
     uv = Path(sys.executable).parent / "uv"
     folder = tmp_path_factory.mktemp("aider") / "venv"
+    python = folder / "bin" / "python"
     for command in (
         [uv, "venv", "--quiet", "--python", sys.executable, folder],
-        [
-            uv,
-            "pip",
-            "install",
-            "--quiet",
-            "--python",
-            folder / "bin" / "python",
-            "aider-chat==0.86.2",
-        ],
+        [uv, "pip", "install", "--quiet", "--python", python, AIDER],
     ):
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=INSTALL_S, check=False
         )
         if done.returncode:
             pytest.skip(f"aider cannot be installed: {done.stderr[-300:]}")
+    return folder / "bin" / "aider"
+
+
+@pytest.mark.parametrize("typed", ["", "Hello!\nAnd once more?\nAnd again.\n/exit\n"])
+def test_it_answers_with_the_variables_of_its_page(
+    tiny_server: RunningServer, tmp_path: Path, aider: Path, typed: str
+) -> None:
     *exports, run = documented(tiny_server).strip().splitlines()
     words = [shlex.split(line, comments=True)[1] for line in exports]
     variables = dict(word.split("=", 1) for word in words)
-    flags = "--message 'Hello!' --yes-always --no-git --no-check-update --analytics-disable"
+    flags = "--yes-always --no-git --no-check-update --analytics-disable "
+    flags += "--no-fancy-input" if typed else "--message 'Hello!'"
     before = num_answered(tiny_server)
     ended = subprocess.run(
-        [folder / "bin" / "aider", *shlex.split(run)[1:], *shlex.split(flags)],
+        [aider, *shlex.split(run)[1:], *shlex.split(flags)],
         cwd=tmp_path,
         env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "TERM": "dumb", **variables},
-        stdin=subprocess.DEVNULL,
+        input=typed,
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Tokens:" in ended.stdout, ended.stdout
-    assert num_answered(tiny_server) > before
+    num_turns = typed.count("\n") - 1 if typed else 1
+    assert ended.stdout.count("Tokens:") == num_turns, ended.stdout
+    assert num_answered(tiny_server) == before + num_turns
