@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from litestar import MediaType, Request, Response
 from litestar.datastructures import State
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import ResponseSpec
 from litestar.types import Scope
 
@@ -302,6 +302,9 @@ class ErrorDesk:
 
 
 def _of_http_exception(request: AnyRequest, error: HTTPException) -> Refusal:
+    if isinstance(error, ValidationException) and (found := _wrong_parameter(error)) is not None:
+        message, param = found
+        return Refusal(400, "invalid_request_error", message, "invalid_request", param)
     status = error.status_code
     where = f"{request.method} {request.scope['path'][:128]}"
     allowed = ", ".join(sorted((error.headers or {}).get("allow", "").split(", ")))
@@ -312,3 +315,18 @@ def _of_http_exception(request: AnyRequest, error: HTTPException) -> Refusal:
     code = _ROUTE_CODES.get(status, "invalid_request")
     headers = {"allow": allowed} if status == 405 else {}
     return Refusal(status, "invalid_request_error", message, code, headers=headers)
+
+
+def _wrong_parameter(error: ValidationException) -> tuple[str, str] | None:
+    """What is wrong with a parameter of the query, and its name."""
+    found = error.extra if isinstance(error.extra, list) else []
+    for one in found:
+        match one:
+            case {"key": str(name), "message": str(problem)}:
+                expected = problem.partition(", got ")[0].replace(" | null", "")
+                for ours, theirs in (("`int`", "`integer`"), ("`bool`", "`boolean`")):
+                    expected = expected.replace(ours, theirs)
+                return f"{name}: {expected[:1].lower()}{expected[1:]}.", name
+            case _:
+                continue
+    return None

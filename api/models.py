@@ -22,7 +22,7 @@ from api.openai.schemas import ModelCard, ModelList
 def list_models(
     request: HttpRequest,
     gate: NamedDependency[Gate],
-    limit: FromQuery[int | None] = None,
+    limit: FromQuery[str | None] = None,
     after_id: FromQuery[str | None] = None,
     before_id: FromQuery[str | None] = None,
 ) -> ModelList | ModelPage:

@@ -13,20 +13,18 @@ MAX_PAGE = 1000
 
 
 def model_page(
-    specs: Sequence[ModelSpec], limit: int | None, after_id: str | None, before_id: str | None
+    specs: Sequence[ModelSpec], limit: str | None, after_id: str | None, before_id: str | None
 ) -> ModelPage:
     """A part of the models: those after one, or the last ones before one, at most `limit`.
 
     Raises:
         InvalidRequest: `limit` is out of range, or there is no model of such an id.
     """
-    if limit is not None and not 1 <= limit <= MAX_PAGE:
-        refuse("limit", f"is {limit}: use a number from 1 to {MAX_PAGE}.")
+    size = _size(limit)
     ids = [spec.id for spec in specs]
     start = _place(ids, after_id, "after_id") + 1 if after_id else 0
     end = _place(ids, before_id, "before_id") if before_id else len(ids)
     chosen = specs[start:end]
-    size = limit or MAX_PAGE
     page = chosen[-size:] if before_id else chosen[:size]
     return ModelPage(
         data=[model_info(spec) for spec in page],
@@ -46,6 +44,15 @@ def model_info(spec: ModelSpec) -> ModelInfo:
         max_input_tokens=spec.context,
         max_tokens=spec.context,
     )
+
+
+def _size(limit: str | None) -> int:
+    if not limit:
+        return MAX_PAGE
+    size = int(limit) if limit.isdecimal() and len(limit) < 8 else 0
+    if not 1 <= size <= MAX_PAGE:
+        refuse("limit", f"is {limit[:64]}: use a number from 1 to {MAX_PAGE}.")
+    return size
 
 
 def _place(ids: Sequence[str], model_id: str, field: str) -> int:

@@ -167,7 +167,11 @@ def test_models_are_pages_for_anthropics_clients_and_a_list_for_all_others(
     listed = server.get("/v1/models").json()
     assert listed["object"] == "list"
     ids = [card["id"] for card in listed["data"]]
+    for query in ("limit=", "limit=x", "after_id=nobody", "what[is]=this&what=that"):
+        assert server.get(f"/v1/models?{query}").json() == listed, query
+    whole = server.request("GET", "/v1/models?limit=", headers=VERSION).json()
     page = server.request("GET", "/v1/models?limit=1000", headers=VERSION).json()
+    assert page == whole
     assert [model["id"] for model in page["data"]] == ids
     assert (page["first_id"], page["last_id"], page["has_more"]) == (ids[0], ids[-1], False)
     first = server.request("GET", "/v1/models?limit=1", headers=VERSION).json()

@@ -71,6 +71,24 @@ def test_a_wrong_field_is_refused_by_its_path(
         assert error["param"] == param, error
 
 
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("/resp_1?stream=maybe", "stream"),
+        ("/resp_1?stream=true&starting_after=-1", "starting_after"),
+        ("/resp_1/input_items?limit=1000", "limit"),
+        ("/resp_1/input_items?order=up", "order"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_by_its_name(
+    server: RunningServer, query: str, param: str
+) -> None:
+    response = server.get(RESPONSES + query)
+    error = error_in(response)
+    assert (response.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param}: ")
+
+
 def test_a_forced_hosted_tool_is_refused_by_its_name(server: RunningServer) -> None:
     for kind in ("web_search", "file_search", "code_interpreter", "computer_use_preview", "mcp"):
         body = BODY | {"tools": [{"type": kind}, FUNCTION], "tool_choice": {"type": kind}}
