@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 import zlib
@@ -111,11 +112,11 @@ class Archive:
             StoreUnavailable: it was not stored.
         """
         row, rows = _rows(resource, items, tenant)
+        packed = await asyncio.to_thread(zlib.compress, events) if events else b""
+        size = len(row.body) + sum(len(one.body) for one in rows) + len(packed)
         now_s = time.time()
 
         def put(connection: Connection) -> None:
-            packed = zlib.compress(events) if events else b""
-            size = len(row.body) + sum(len(one.body) for one in rows) + len(packed)
             if row.previous_id is not None:
                 response_rows.touch(connection, row.previous_id, now_s)
             make_room(connection, Room(self._max_bytes, size, row.previous_id or ""), now_s)
@@ -147,12 +148,8 @@ class Archive:
         Raises:
             StoreUnavailable: the history cannot be read.
         """
-
-        def get(connection: Connection) -> bytes | None:
-            packed = response_rows.events(connection, response_id)
-            return None if packed is None else zlib.decompress(packed)
-
-        return await self._history.read(get)
+        packed = await self._history.read(lambda c: response_rows.events(c, response_id))
+        return None if packed is None else await asyncio.to_thread(zlib.decompress, packed)
 
     async def remove(self, response_id: str) -> None:
         """Delete a response; no byte of it is left.
