@@ -112,8 +112,8 @@ class _StoreDesk:
         if model is None:
             return pin(self._inventory, name)
         spec = Catalog(self._settings).resolve(model)
-        bits = self._settings.kv_bits_of(spec.id)
-        return pin_ahead(self._inventory, name, self._inventory.identify(spec, bits))
+        form = self._settings.kv_form_of(spec.id)
+        return pin_ahead(self._inventory, name, self._inventory.identify(spec, form))
 
     def unpin(self, name: str) -> Pinned:
         return unpin(self._inventory, name)
@@ -134,8 +134,8 @@ class _StoreDesk:
                 raise
         else:
             models |= self._inventory.models_named(spec.id)
-            bits = self._settings.kv_bits_of(spec.id)
-            models.add(self._inventory.identify(spec, bits))
+            form = self._settings.kv_form_of(spec.id)
+            models.add(self._inventory.identify(spec, form))
         return self._inventory.remove_models(models)
 
 

@@ -149,8 +149,8 @@ class Gate:
             InterchangeFailed: its files cannot be read.
             StoreUnavailable: there is no store, or it fails.
         """
-        bits = self.settings.kv_bits_of(spec.id)
-        return await self.tend(lambda inventory: inventory.identify(spec, bits))
+        form = self.settings.kv_form_of(spec.id)
+        return await self.tend(lambda inventory: inventory.identify(spec, form))
 
     async def collect_garbage(self, watch: Watch, should_stop: Callable[[], bool]) -> CollectedView:
         """Do now what is done to the store now and then.

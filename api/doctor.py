@@ -52,6 +52,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _config(settings)
     yield from doctor_disk.findings(settings)
     yield _memory(settings)
+    yield from _ranks(settings)
     yield _open_files(settings.max_queue)
     yield _port(settings)
     yield _service(settings)
@@ -141,6 +142,18 @@ def _memory(settings: Settings) -> Finding:
         fact = f"memory_budget is {size(budget_bytes)}, and there are {fact}"
         return Finding("Memory", fact, "lower memory_budget, or leave it out")
     return Finding("Memory", fact)
+
+
+def _ranks(settings: Settings) -> Iterator[Finding]:
+    """What holds of models that several processes compute, where there are any."""
+    for name, model in settings.models.items():
+        if (ranks := model.together) is None:
+            continue
+        fact = f"{len(ranks.hosts)} of {name} over {ranks.backend or 'what mlx.launch would take'}"
+        if ranks.backend not in (None, "ring"):
+            fact += ", which is unmeasured"
+        kept = "is kept on disk" if ranks.are_here else "stays in memory: they share no disk"
+        yield Finding("Ranks", f"{fact}; its KV {kept}")
 
 
 def _open_files(max_queue: int) -> Finding:

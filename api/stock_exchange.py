@@ -51,17 +51,19 @@ def import_(
     spec = Catalog(settings).resolve(arguments.of_model)
     if spec.is_vision:
         raise InterchangeFailed(f"Nothing can be imported: {NOT_STOCK.format(model=spec.id)}.")
-    bits = settings.kv_bits_of(spec.id)
+    form = settings.kv_form_of(spec.id)
+    if form.num_ranks > 1:
+        raise InterchangeFailed(f"{spec.id} is split over ranks: its KV cannot be exchanged.")
     root = settings.kv_root
     try:
         job = Import(
             file=str(_absolute(arguments.file)),
             spec=spec,
-            model_hash=model_hash(Path(spec.path), kv_bits=bits),
+            model_hash=model_hash(Path(spec.path), form=form),
             secret=(root / SECRET).read_bytes(),
             root=str(root),
             block_size=settings.block_size,
-            kv_bits=bits,
+            kv_bits=form.kv_bits,
             prompt=_prompt(arguments.prompt_file),
             token_ids=_token_ids(arguments.tokens),
         )

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
+from runtime.ranks import KvForm
 from store.types import FileStamp
 
 NUMERICS_EPOCH = 1
@@ -55,10 +56,13 @@ class NoMemo:
         pass
 
 
+_PLAIN = KvForm()
+
+
 def model_hash(
     model: Path,
     *,
-    kv_bits: int | None = None,
+    form: KvForm = _PLAIN,
     adapters: Sequence[Path] = (),
     package: str = "mlx-lm",
     memo: DigestMemo | None = None,
@@ -81,10 +85,12 @@ def model_hash(
         "weights": [digest.hex() for digest in digests],
         "configs": configs,
         "code": version(package) if package == "mlx-lm" else f"{package} {version(package)}",
-        "kv": "live dtype" if kv_bits is None else f"{kv_bits} bits in groups of 64",
+        "kv": "live dtype" if form.kv_bits is None else f"{form.kv_bits} bits in groups of 64",
         "at_rest": AT_REST,
         "epoch": NUMERICS_EPOCH,
     }
+    if form.num_ranks > 1:
+        parts["ranks"] = f"{form.num_ranks} by {form.split or 'what it can'}"
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), digest_size=HASH_BYTES).digest()
 

@@ -22,6 +22,7 @@ from runtime.inventory_views import (
 )
 from runtime.open_store import INDEX, Gone, OpenStore
 from runtime.progress import Progress, Watch, unwatched
+from runtime.ranks import KvForm
 from runtime.types import ModelSpec
 from runtime.wire import SlotStaged
 from store import listing, pins, prefixes, removal, turns, upkeep
@@ -186,13 +187,13 @@ class Inventory:
             if label == name or (is_prefix and model.hex().startswith(name.lower()))
         }
 
-    def identify(self, spec: ModelSpec, kv_bits: int | None) -> bytes:
+    def identify(self, spec: ModelSpec, form: KvForm) -> bytes:
         """The model hash of a model as it is now.
 
         Raises:
             InterchangeFailed: its files cannot be read.
         """
-        model = self.store.identify(spec, kv_bits)
+        model = self.store.identify(spec, form)
         if model is None:
             raise InterchangeFailed(f"The files of {spec.id} cannot be read.", "model")
         return model

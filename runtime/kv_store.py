@@ -216,7 +216,6 @@ class KvStore:
     async def options(self, spec: ModelSpec, hot_bytes: int | None) -> KvOptions:
         """What a worker for this model is loaded with; without a disk when there is none now."""
         settings = self._settings
-        own = settings.models.get(spec.id)
         memory_bytes = psutil.virtual_memory().total
         if hot_bytes is None:
             hot_bytes = settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes)
@@ -225,14 +224,15 @@ class KvStore:
             hot_bytes=hot_bytes,
             prewarm_bytes=int(hot_bytes * settings.prewarm_share),
             queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
-            kv_bits=own.kv_bits if own is not None and own.kv_bits else settings.kv_bits,
+            kv_bits=settings.kv_form_of(spec.id).kv_bits,
         )
         await self._settled()
         return await self._with_disk(spec, hot_only)
 
     async def _with_disk(self, spec: ModelSpec, kv: KvOptions) -> KvOptions:
         store = self._life.store
-        model = await self._life.attempt(lambda store: store.identify(spec, kv.kv_bits))
+        form = self._settings.kv_form_of(spec.id)
+        model = await self._life.attempt(lambda store: store.identify(spec, form))
         if store is None or model is None:
             return kv
         disk = {"model_hash": model, "secret": store.secret, "root": str(store.root)}

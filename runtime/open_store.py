@@ -16,6 +16,7 @@ from typing import NamedTuple
 import structlog
 
 from runtime import identity
+from runtime.ranks import KvForm
 from runtime.types import MissReason, ModelSpec
 from runtime.wear import Wear
 from runtime.wire import SlotStaged
@@ -99,7 +100,7 @@ class OpenStore:
 
     # Identity
 
-    def identify(self, spec: ModelSpec, kv_bits: int | None) -> bytes | None:
+    def identify(self, spec: ModelSpec, form: KvForm) -> bytes | None:
         """The model hash of a model that is about to be loaded; None when it cannot be read.
 
         Raises StoreError when the store fails.
@@ -107,9 +108,7 @@ class OpenStore:
         memo = _Memo(self.records, self.clock)
         try:
             package = "mlx-vlm" if spec.is_vision else "mlx-lm"
-            model = identity.model_hash(
-                Path(spec.path), kv_bits=kv_bits, package=package, memo=memo
-            )
+            model = identity.model_hash(Path(spec.path), form=form, package=package, memo=memo)
         except OSError as error:
             _log.warning("model_not_identified", model=spec.id, why=str(error))
             return None

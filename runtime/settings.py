@@ -16,6 +16,7 @@ from runtime.checked_tables import KeyPath, Origin, convert_table, kinds_of
 from runtime.errors import SettingsError
 from runtime.limits import LimitSettings, Positive, Seconds
 from runtime.prompt.switches import PromptSwitches, switched_off
+from runtime.ranks import LOOPBACK, KvForm, Ranks, Split, backend_problem
 from runtime.types import MAX_IMAGE_BYTES, Priority, SamplingParams, Struct
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -52,8 +53,9 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     `keep_alive_s` is how long it stays loaded unused (0: not at all, negative: for ever); a
     `pinned` one is loaded at boot and stays. `priority` is that of its requests that name none.
     `ranks` processes compute it together, all on this machine or each on its one of `hosts`, the
-    first being this machine as the others reach it; its KV then stays in memory. Without `vision`
-    a model that could see reads text only.
+    first being this machine as the others reach it; where they are on several, KV stays in memory.
+    They speak over `backend`, and `split` says what is shared out. Without `vision` a model that
+    could see reads text only.
     """
 
     path: Path | None = None
@@ -71,14 +73,27 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ranks: Annotated[int, Meta(ge=1, le=64)] = 1
     hosts: tuple[str, ...] = ()
 
+    backend: str | None = None
+    split: Split | None = None
+
+    @property
+    def together(self) -> Ranks | None:
+        """Its ranks, where there are several."""
+        if self.ranks == 1:
+            return None
+        hosts = self.hosts or (LOOPBACK,) * self.ranks
+        return Ranks(hosts=hosts, backend=self.backend, split=self.split)
+
     @property
     def num_ranks_here(self) -> int:
-        """How many of the ranks are processes of this machine; rank 0 always is."""
-        return 1 + (self.hosts[1:].count("127.0.0.1") if self.hosts else self.ranks - 1)
+        """How many of the ranks are processes of this machine."""
+        return self.together.num_here if self.together is not None else 1
 
     def __post_init__(self) -> None:
         if self.hosts and len(self.hosts) != self.ranks:
             raise ValueError(f"ranks = {self.ranks} needs one of hosts each, or no hosts at all")
+        if problem := backend_problem(self.backend):
+            raise ValueError(problem)
         if self.path is not None and self.repo is not None:
             raise ValueError("path and repo exclude each other; keep one of them")
 
@@ -194,10 +209,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     log_file: Path | None = None
     otlp_endpoint: Annotated[str, Meta(pattern="^https?://")] | None = None
 
-    def kv_bits_of(self, model: str) -> int | None:
-        """How many bits a value of this model's KV takes; None is the model's own dtype."""
-        own = self.models.get(model)
-        return own.kv_bits if own is not None and own.kv_bits else self.kv_bits
+    def kv_form_of(self, model: str) -> KvForm:
+        """How this model's KV is kept."""
+        own = self.models.get(model, ModelSettings())
+        return KvForm(own.kv_bits or self.kv_bits, own.ranks, own.split)
 
     def prompt_rules_off(self, model: str) -> tuple[str, ...]:
         """What is not done to the prompts of this model."""

@@ -156,6 +156,9 @@ MODEL: dict[str, str] = {
     "vision": "false: a model that could see reads text only",
     "ranks": "processes that compute it together",
     "hosts": "one for each rank, if they are on several machines; the first is this one",
+    "backend": "what they speak over: ring, nccl, jaccl or jaccl-ring (default: nccl on CUDA, "
+    "else ring; only ring was measured)",
+    "split": "tensor (parts of every layer) or pipeline (some layers each); default: as it can",
 }
 
 PROMPT_RULES: dict[str, str] = {

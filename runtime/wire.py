@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from runtime.ranks import Ranks
 from runtime.slot_news import (
     Slots,
     SlotsDemoted,
@@ -31,7 +32,7 @@ _LENGTH = struct.Struct("<I")
 class WorkerOptions(Struct, frozen=True):
     """What a worker needs of the settings. `prefill_block_ms` bounds how long decode may wait.
 
-    `prompt_rules_off` names rules that are off; `hosts` those of a model's ranks, if there are any.
+    `prompt_rules_off` names rules that are off; `ranks` is None where one process has the model.
     """
 
     wired: Literal["off", "on"] = "off"
@@ -40,7 +41,7 @@ class WorkerOptions(Struct, frozen=True):
     prefill_block_ms: float = 250.0
     heartbeat_s: float = 1.0
     prompt_rules_off: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
+    ranks: Ranks | None = None
 
 
 class KvOptions(Struct, frozen=True):

@@ -22,8 +22,6 @@ from runtime.wire import (
     unpack_event,
 )
 
-LOOPBACK = "127.0.0.1"
-
 
 class Link(asyncio.Protocol):
     """The server's end of the socket. `closed` is set when nothing more will arrive."""
@@ -80,7 +78,7 @@ def worker_options(settings: Settings, model: str) -> WorkerOptions:
         prefill_block_ms=settings.prefill_block_ms,
         heartbeat_s=min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4),
         prompt_rules_off=settings.prompt_rules_off(model),
-        hosts=(own.hosts or (LOOPBACK,) * own.ranks) if own.ranks > 1 else (),
+        ranks=own.together,
     )
 
 

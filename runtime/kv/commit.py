@@ -1,7 +1,5 @@
 """Commit: what was computed becomes runs in the hot tier, and slots behind the requests."""
 
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import os
@@ -11,14 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import mlx.core as mx
-
-from runtime.kv import layers, pack
 from runtime.kv.eviction import densest
 from runtime.kv.ground import Ground
 from runtime.kv.hot import Held
 from runtime.kv.media import around, overlapping, rope_delta
-from runtime.kv.pack import RunKv
+from runtime.kv.parts import Span
 from runtime.kv.prefix import Match, Run, path_to, run_of
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteJob
@@ -47,11 +42,11 @@ class Committer:
         if trail.mode == "off":
             return
         if (span := around(trail.media, end)) is not None:
-            if self._ground.layout.needs_state:
+            if self._ground.needs_state:
                 return
             end = span.start
         if trail.mode == "prefix" and end > trail.prefix_end:
-            if self._ground.layout.needs_state:
+            if self._ground.needs_state:
                 return
             end = trail.prefix_end
         self._catch_up(trail, end)
@@ -67,7 +62,7 @@ class Committer:
         that cannot be sliced have passed `end` already.
         """
         run = self._exact(trail, end)
-        if run is not None or self._ground.layout.needs_state:
+        if run is not None or self._ground.needs_state:
             return run
         match = self._known(trail, end)
         copy = trail.fork()
@@ -109,7 +104,7 @@ class Committer:
         lost = trail.leaf is not None and trail.leaf not in self._hot
         if lost or match.num_tokens > trail.num_kept:
             trail.leaf, trail.num_kept = match.run, match.num_tokens
-        if self._ground.layout.needs_state and trail.num_kept == end:
+        if self._ground.needs_state and trail.num_kept == end:
             self._branch_for_state(trail, end)
 
     def _branch_for_state(self, trail: Trail, end: int) -> None:
@@ -127,25 +122,21 @@ class Committer:
         return run.end in trail.passing or not self._hot[run].is_state_hot
 
     def _append(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
-        layout, stream = self._ground.layout, self._ground.model.stream
-        per_token = max(1, layers.bytes_per_token(kv, layout))
-        size = max(1, min(RUN_TOKENS, RUN_BYTES // per_token))
-        added: list[tuple[Run, RunKv]] = []
-        leaf, start = trail.leaf, trail.num_kept
-        with mx.stream(stream):
-            while start < end:
-                stop = _whole(trail, start, min(start + size, end))
-                at_end = layout.needs_state and stop == end
-                state = layers.checkpoint(kv, layout) if at_end else None
-                leaf = self._new_run(trail, leaf, start, stop)
-                leaf.has_state = state is not None
-                added.append((leaf, RunKv(layers.cut(kv, layout, start, stop), state)))
-                start = stop
-            mx.eval([array for _, one in added for array in one.arrays])
-        for run, one in added:
-            self._hot.add(run, self._held(trail, run))
-            self._hot.attach(run, one)
-            self._hot[run].is_state_hot = run.has_state and run.end in trail.passing
+        parts = self._ground.parts
+        size = max(1, min(RUN_TOKENS, RUN_BYTES // max(1, parts.bytes_per_token(kv))))
+        spans: list[Span] = []
+        start = trail.num_kept
+        while start < end:
+            stop = _whole(trail, start, min(start + size, end))
+            spans.append(Span(start, stop, parts.needs_state and stop == end))
+            start = stop
+        leaf = trail.leaf
+        for span, one in zip(spans, parts.cut(kv, spans), strict=True):
+            leaf = self._new_run(trail, leaf, span.start, span.end)
+            leaf.has_state = span.has_state
+            self._hot.add(leaf, self._held(trail, leaf))
+            self._hot.attach(leaf, one)
+            self._hot[leaf].is_state_hot = leaf.has_state and leaf.end in trail.passing
         trail.leaf, trail.num_kept = leaf, end
         self._thin(leaf)
 
@@ -155,7 +146,10 @@ class Committer:
             run for run, _ in path_to(leaf, leaf.end if leaf else 0) if self._hot[run].is_state_hot
         ]
         while len(passing) > MAX_PASSING:
-            self._hot.give_up_state(passing.pop(densest([run.end for run in passing])))
+            run = passing.pop(densest([run.end for run in passing]))
+            kv = self._hot[run].kv
+            assert kv is not None
+            self._hot.attach(run, self._ground.parts.bare(kv))
 
     def _new_run(self, trail: Trail, parent: Run | None, start: int, end: int) -> Run:
         chain = self._ground.chain
@@ -204,7 +198,7 @@ class Committer:
         assert held.kv is not None
         assert run.token_ids is not None
         has_state = run.has_state and not held.is_state_hot
-        kv = held.kv if has_state else held.kv._replace(state=None)
+        packed = self._ground.parts.pack(held.kv if has_state else held.kv._replace(state=None))
         header = SlotHeader(
             id=held.id,
             model=self._ground.model_hash,
@@ -214,7 +208,7 @@ class Committer:
             block_size=self._ground.chain.block_size,
             block_hashes=run.block_hashes,
             end_hash=run.end_hash,
-            layout=pack.pack_layout(self._ground.layout, kv),
+            layout=packed.layout,
             has_state=has_state,
             recompute_ms=held.recompute_ms,
             created_s=held.last_used_s,
@@ -224,7 +218,14 @@ class Committer:
             media=run.media,
             rope_delta=run.rope_delta,
         )
-        return WriteJob(header, run.token_ids, pack.pack(kv), trail.session_id)
+        return WriteJob(
+            header,
+            run.token_ids,
+            packed.tensors,
+            trail.session_id,
+            num_parts=packed.num_parts,
+            whole=packed.whole,
+        )
 
 
 def _whole(trail: Trail, start: int, stop: int) -> int:

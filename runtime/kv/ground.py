@@ -5,29 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import mlx.core as mx
 
 from runtime.kv.blocks import HashChain
 from runtime.kv.hot import HotTier
-from runtime.kv.layers import KvLayout, UnsupportedCache, layout_of
+from runtime.kv.parts import Caches, Parts
 from runtime.kv.prefix import PrefixTree, Run
 from runtime.types import MissReason
 
 _MAX_GHOSTS = 200_000
 _SMOOTHING = 0.3
-
-
-class Caches(Protocol):
-    """What is needed of a loaded model."""
-
-    @property
-    def stream(self) -> mx.Stream: ...
-
-    def new_kv(self) -> list[Any]:
-        """Empty layer caches for one sequence."""
-        ...
 
 
 @dataclass(slots=True)
@@ -68,7 +54,7 @@ class Ground:
     model: Caches
     chain: HashChain
     model_hash: bytes
-    layout: KvLayout
+    parts: Parts
     hot: HotTier
     unsupported: str | None = None
     """The class of a layer cache, or kind of model, that nobody has shown can be kept."""
@@ -81,15 +67,22 @@ class Ground:
     )
 
     @staticmethod
-    def of(model: Caches, chain: HashChain, model_hash: bytes, hot_bytes: int) -> Ground:
-        """Nothing known yet."""
-        unsupported = None
-        try:
-            layout = layout_of(model.new_kv())
-        except UnsupportedCache as error:
-            layout, unsupported = KvLayout(()), str(error)
+    def of(
+        model: Caches,
+        chain: HashChain,
+        model_hash: bytes,
+        hot_bytes: int,
+        parts: Parts | None = None,
+    ) -> Ground:
+        """Nothing known yet; without `parts` this process has all of the model."""
+        parts = parts or Parts(model)
         hot = HotTier(PrefixTree(chain), hot_bytes)
-        return Ground(model, chain, model_hash, layout, hot, unsupported)
+        return Ground(model, chain, model_hash, parts, hot, parts.unsupported)
+
+    @property
+    def needs_state(self) -> bool:
+        """KV can be taken up at boundaries only."""
+        return self.parts.needs_state
 
     def forget(self, run: Run, reason: MissReason) -> None:
         """Drop a run and what hangs on it, and remember why it is missed."""

@@ -75,12 +75,6 @@ class HotTier:
         self.num_bytes += held.hot_bytes
         self._in_memory.add(run)
 
-    def give_up_state(self, run: Run) -> None:
-        """Forget the state at the end of a run, which was in memory only; its slices stay."""
-        kv = self._held[run].kv
-        assert kv is not None
-        self.attach(run, kv._replace(state=None))
-
     def use(self, run: Run) -> None:
         """The run was reused."""
         held, now_s = self._held[run], time.time()

@@ -1,16 +1,11 @@
 """A chain of slots became fewer ones: the worker's runs follow, with what of them is in memory."""
 
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
 
-import mlx.core as mx
-
 from runtime.kv.ground import Ground
-from runtime.kv.pack import RunKv
 from runtime.kv.prefix import Run, path_to
 
 Part = tuple[Run, int]
@@ -40,17 +35,8 @@ def take_over(ground: Ground, old: Sequence[Run], new: Run) -> None:
     pieces = [(kv, count) for kv, count in found if kv is not None]
     has_all = len(pieces) == len(parts) and new.token_ids is not None
     if has_all and new.has_state == (pieces[-1][0].state is not None):
-        hot.attach(new, _joined(ground, pieces))
+        hot.attach(new, ground.parts.joined(pieces))
 
 
 def _tokens(run: Run, leave: int) -> Sequence[int]:
     return run.token_ids[: leave - run.start] if run.token_ids is not None else ()
-
-
-def _joined(ground: Ground, pieces: Sequence[tuple[RunKv, int]]) -> RunKv:
-    """The slices one after the other, each up to its number of tokens, and the last one's state."""
-    with mx.stream(ground.model.stream):
-        columns = zip(*([one[:count] for one in kv.slices] for kv, count in pieces), strict=True)
-        slices = [mx.concatenate(list(column)) for column in columns]
-        mx.eval(slices)
-    return RunKv(slices, pieces[-1][0].state)

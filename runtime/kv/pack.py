@@ -32,10 +32,14 @@ _DTYPES: dict[mx.Dtype, str] = {
 
 
 class RunKv(NamedTuple):
-    """The KV of one run in memory: slices `[tokens, heads, dim]` and, at its end, a checkpoint."""
+    """The KV of one run in memory: slices `[tokens, heads, dim]` and, at its end, a checkpoint.
+
+    As long as somebody has `share`, other ranks keep their parts of it.
+    """
 
     slices: list[mx.array]
     state: State | None
+    share: object = None
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -52,6 +56,27 @@ class PackedLayout(msgspec.Struct, frozen=True):
     layout: KvLayout
     num_slices: int
     skeleton: str | None
+
+
+class RankLayouts(msgspec.Struct, frozen=True):
+    """`SlotHeader.layout` of a model on several ranks: how it was split, and what each has."""
+
+    split: str
+    ranks: tuple[str, ...]
+
+
+def is_of_ranks(layout: str) -> bool:
+    """Whether a slot with this layout has the parts of several ranks."""
+    try:
+        msgspec.json.decode(layout, type=RankLayouts)
+    except msgspec.MsgspecError:
+        return False
+    return True
+
+
+def rank_suffix(rank: int) -> str:
+    """What the names of a rank's tensors end with in a slot that has those of all."""
+    return f"@{rank}"
 
 
 def pack(kv: RunKv) -> list[TensorData]:

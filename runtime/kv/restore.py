@@ -1,18 +1,14 @@
 """Restore: how far a prompt is known, reading what is only on disk, filling fresh layer caches."""
 
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import mlx.core as mx
-
-from runtime.kv import layers, pack
 from runtime.kv.ground import Ground
 from runtime.kv.media import around, overlapping, rope_delta
+from runtime.kv.pack import RunKv
 from runtime.kv.prefix import Match, Run, num_common, path_to
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.trail import Trail
@@ -63,7 +59,7 @@ class Restorer:
         span = around(trail.media, num_tokens)
         num_tokens = span.start if span is not None else num_tokens
         run = match.run
-        if self._ground.layout.needs_state:
+        if self._ground.needs_state:
             run = self._hot.tree.state(trail.token_ids, trail.block_hashes, num_tokens, trail.root)
             num_tokens = run.end if run is not None else 0
         return Found(match, num_tokens, path_to(run, num_tokens), span is not None)
@@ -98,7 +94,7 @@ class Restorer:
         for run in missing:
             self._read(trail, run, tokens_only=False)
         limit = len(trail.token_ids) - 1
-        if missing or self._ground.layout.needs_state or found.num_tokens >= limit:
+        if missing or self._ground.needs_state or found.num_tokens >= limit:
             return
         unread = sorted(found.match.unread, key=lambda run: -self._hot[run].last_used_s)
         for run in unread[:_MAX_PEEKS]:
@@ -186,8 +182,7 @@ class Restorer:
         if slot is None or self._hot[run].kv is not None:
             return
         run.media, run.rope_delta = slot.header.media, slot.header.rope_delta
-        layout = self._ground.layout
-        kv = pack.unpack(slot.header.layout, slot.tensors, layout, run.num_tokens)
+        kv = self._ground.parts.take(slot.header, slot.tensors)
         self._hot.attach(run, kv)
         self._ground.counts.num_restored_bytes += slot.num_bytes
         self._ground.rates.on_read(slot.num_bytes, read.seconds)
@@ -286,19 +281,12 @@ class Restorer:
         return is_same
 
     def _assemble(self, kv: list[Any], found: Found, num_room: int) -> None:
-        pieces: list[list[mx.array]] = []
-        state = None
+        pieces: list[tuple[RunKv, int]] = []
         for run, end in found.path:
             held = self._hot[run].kv
             assert held is not None
-            whole = end == run.end
-            pieces.append(held.slices if whole else [a[: end - run.start] for a in held.slices])
-            state = held.state
-        if not self._ground.layout.needs_state:
-            state = None
-        with mx.stream(self._ground.model.stream):
-            layers.assemble(kv, self._ground.layout, pieces, state, num_room)
-            mx.eval(layers.arrays_of(kv))
+            pieces.append((held, end - run.start))
+        self._ground.parts.assemble(kv, pieces, num_room)
 
     def _mark_used(self, found: Found, session_id: str | None) -> None:
         for run, _ in found.path:
@@ -315,7 +303,7 @@ class Restorer:
         if trail.reason is not None:
             return trail.reason, at
         if found.match.num_tokens > at:
-            return ("no_checkpoint" if self._ground.layout.needs_state else "evicted"), at
+            return ("no_checkpoint" if self._ground.needs_state else "evicted"), at
         next_block = at // self._ground.chain.block_size
         if next_block < len(trail.block_hashes):
             ghost = self._ground.ghosts.get(trail.block_hashes[next_block])

@@ -63,6 +63,8 @@ def write(
         on_read(number)
         slot = verify(path)
         header = slot.header
+        if pack.is_of_ranks(header.layout):
+            raise ValueError("it is of a model that is split over ranks; upstream has no such file")
         layout = msgspec.json.decode(header.layout, type=PackedLayout).layout
         loaded = mx.load(str(path))
         assert isinstance(loaded, dict)

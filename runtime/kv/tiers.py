@@ -12,8 +12,6 @@ from dataclasses import asdict
 from typing import Any
 from weakref import WeakSet
 
-import mlx.core as mx
-
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
@@ -94,7 +92,7 @@ class Tiers:
     @property
     def needs_state(self) -> bool:
         """KV of this model can be taken up at boundaries only."""
-        return self._ground.layout.needs_state
+        return self._ground.needs_state
 
     def set_idle(self, *, is_idle: bool) -> None:
         """Tell the writer whether requests are running. Raises AssertionError with `checks`."""
@@ -236,7 +234,7 @@ class Tiers:
         self.hot.budget_bytes = num_bytes
         self._ground.shrink()
         if is_less:
-            mx.clear_cache()
+            self._ground.parts.give_back()
 
     def learn(self, slots: Sequence[KnownSlot]) -> None:
         """Slots that are on disk, parents before children."""

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
 from store.errors import StoreError
 from store.slots import StagedSlot, remove, stage
 from store.types import SlotHeader, TensorData
@@ -23,19 +25,32 @@ PAUSE_AFTER_ERROR_S = 60.0
 _BUSY_SHARE = 3.0
 
 
+class Whole(NamedTuple):
+    """All that a slot file has of a run."""
+
+    layout: str
+    tensors: list[TensorData]
+
+
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """One slot to be written, the conversation it belongs to, if named, and whether a turn ends."""
+    """One slot to be written, the conversation it belongs to, if named, and whether a turn ends.
+
+    Where `tensors` are one of `num_parts` parts, `whole` gives layout and tensors of all.
+    """
 
     header: SlotHeader
     token_ids: array[int]
     tensors: list[TensorData]
     session_id: str | None = None
     ends_turn: bool = False
+    num_parts: int = 1
+    whole: Callable[[], Whole] | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.data.nbytes for tensor in self.tensors)
+        """Those of all parts, which are about alike."""
+        return sum(tensor.data.nbytes for tensor in self.tensors) * self.num_parts
 
 
 class WriteFailed(NamedTuple):
@@ -153,7 +168,8 @@ class SlotWriter:
     def _write(self, job: WriteJob) -> None:
         pace = _Pace(self.idle, lambda: bool(self._on_given_up))
         try:
-            staged = stage(self._root, job.header, job.token_ids, job.tensors, pace.yield_)
+            header, tensors = _whole(job)
+            staged = stage(self._root, header, job.token_ids, tensors, pace.yield_)
         except _GivenUp:
             self._given_up()
             return
@@ -171,7 +187,7 @@ class SlotWriter:
             return
         with self._wake:
             if self._current is not None and not self._on_given_up:
-                self._on_staged(self._current, staged)
+                self._on_staged(replace(self._current, header=header), staged)
                 self._current = None
                 return
         with suppress(StoreError):
@@ -206,6 +222,13 @@ class _Pace:
         if not self._idle.is_set():
             self._idle.wait((time.monotonic() - self._since_s) * _BUSY_SHARE)
         self._since_s = time.monotonic()
+
+
+def _whole(job: WriteJob) -> tuple[SlotHeader, list[TensorData]]:
+    if job.whole is None:
+        return job.header, job.tensors
+    layout, tensors = job.whole()
+    return structs.replace(job.header, layout=layout), tensors
 
 
 def _anonymous(job: WriteJob, is_meant: Callable[[str | None], bool]) -> WriteJob:

@@ -30,7 +30,6 @@ from runtime.wire import (
     Forget,
     Heartbeat,
     Hello,
-    KvOptions,
     Load,
     LoadError,
     LoadProgress,
@@ -126,7 +125,7 @@ class Worker:
         # While a file is opened or read nothing can be said: the interpreter is held.
         self._sender.flush(_EXIT_GRACE_S)
         start = time.perf_counter()
-        team = self._team = Team(command, self._on_rank_lost) if options.hosts else None
+        team = self._team = Team.of(command, self._on_rank_lost)
         share = team.split if team is not None else None
         model = models.load(spec, self._on_load_progress, command.kv.kv_bits, share)
         load_s = time.perf_counter() - start
@@ -149,7 +148,7 @@ class Worker:
         )
         kv = command.kv
         chain = HashChain(kv.secret, kv.model_hash, block_size=kv.block_size)
-        tiers = self._tiers(model, chain, kv)
+        tiers = self._tiers(model, chain, command)
         link = Link(self._inbox, self._sender.send)
         decoder = team.decoder(model, scheduler.max_running) if team is not None else None
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
@@ -179,13 +178,13 @@ class Worker:
         )
         return engine
 
-    def _tiers(self, model: LoadedModel, chain: HashChain, options: KvOptions) -> Tiers:
-        ground = Ground.of(model, chain, options.model_hash, options.hot_bytes)
+    def _tiers(self, model: LoadedModel, chain: HashChain, command: Load) -> Tiers:
+        options = command.kv
+        parts = self._team.parts(model) if self._team is not None else None
+        ground = Ground.of(model, chain, options.model_hash, options.hot_bytes, parts)
         ground.unsupported = ground.unsupported or model.unproven
         ground.keeps_pictures = model.keeps_pictures
-        if self._team is not None:
-            return self._team.tiers(ground, self._sender.send, checks=sys.flags.dev_mode)
-        if options.root is None:
+        if options.root is None or (self._team is not None and not self._team.is_here):
             return Tiers(ground, None, None, self._sender.send, checks=sys.flags.dev_mode)
         root = Path(options.root)
         writer = SlotWriter(root, options.queue_bytes, self._on_staged, self._on_unwritten)

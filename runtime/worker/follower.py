@@ -7,6 +7,7 @@ It has no socket to the server and decides nothing: it does with its shard what 
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import queue
@@ -15,31 +16,39 @@ import socket
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import Any, cast
 
-from runtime.kv.blocks import HashChain
-from runtime.kv.ground import Ground
-from runtime.kv.tiers import Tiers
-from runtime.kv.trail import Trail
+from runtime.kv.pack import RunKv
+from runtime.kv.parts import Packed
+from runtime.kv.reader import load
+from runtime.ranks import Split
 from runtime.wire import Load
 from runtime.worker import model as models
 from runtime.worker.decode import Decoder, warm_decode
 from runtime.worker.lead import Agreement
+from runtime.worker.rank_parts import Rank, RankParts
 from runtime.worker.rank_records import (
+    Assemble,
+    Bare,
     Begin,
     Broken,
     Channel,
-    Finish,
+    Cut,
     Free,
+    Give,
+    GiveBack,
+    Given,
+    HasRead,
     Insert,
+    Join,
     Joined,
-    Keep,
-    News,
-    Pin,
+    Loaded,
+    NewKv,
+    Piece,
     Prefill,
+    Read,
     Record,
-    Restore,
-    Restored,
     Said,
     Step,
     Take,
@@ -47,6 +56,8 @@ from runtime.worker.rank_records import (
 from runtime.worker.rank_start import join, meeting
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.wired import set_wired
+from store.errors import StoreError
+from store.slots import slot_path
 
 
 class OutOfStep(Exception):
@@ -57,27 +68,33 @@ _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, OSError, OutOfSte
 
 
 class Follower:
-    """One shard with its own tiers and batches, in which rank 0's numbers name everything."""
+    """One shard with its own batches and KV, in which rank 0's numbers name everything."""
 
     def __init__(self, load: Load, channel: Channel, group: Any) -> None:
         """Load the shard. Raises whatever loading raises."""
-        options, kv = load.options, load.kv
+        options = load.options
         set_wired(options.wired)
         self._channel = channel
-        self._model = model = models.load(
-            load.spec, lambda _: None, kv.kv_bits, lambda whole: models.split(whole, group)
-        )
+        self._root = Path(load.kv.root or "")
+        wanted = options.ranks.split if options.ranks is not None else None
+        ways: list[Split] = []
+
+        def split(whole: Any) -> None:
+            ways.append(models.split(whole, group, wanted))
+
+        self._model = model = models.load(load.spec, lambda _: None, load.kv.kv_bits, split)
         model.agree = Agreement(group).wrap
         models.warm(model, lambda tokens, one: warm_decode(model, tokens, one))
-        chain = HashChain(kv.secret, kv.model_hash, block_size=kv.block_size)
-        ground = Ground.of(model, chain, kv.model_hash, kv.hot_bytes)
-        self._tiers = Tiers(ground, None, None, lambda _: None)
+        self._parts = parts = RankParts(model, Rank(group.rank(), group.size(), ways[0]))
+        channel.send(Loaded(needs_state=parts.needs_state, unsupported=parts.unsupported))
         self._decoder = Decoder(model, options.max_batch)
         self._kv: dict[int, list[Any]] = {}
-        self._trails: dict[int, Trail] = {}
+        self._runs: dict[int, RunKv] = {}
         self._rows: dict[int, Sequence] = {}
         self._said: list[tuple[int, int]] = []
         self._ended: dict[int, list[Any]] = {}
+        self._leaving: queue.SimpleQueue[Packed] = queue.SimpleQueue()
+        threading.Thread(target=self._send_parts, daemon=True).start()
 
     def do(self, record: Record) -> None:
         """Do as rank 0 does.
@@ -86,6 +103,8 @@ class Follower:
             OutOfStep: it had another outcome here.
         """
         match record:
+            case NewKv(kv=number):
+                self._kv[number] = self._model.new_kv()
             case Prefill(kv=number, token_ids=token_ids):
                 self._model.prefill(token_ids, self._kv[number])
             case Insert():
@@ -96,30 +115,56 @@ class Follower:
                 self._compare(record)
             case Take(row=row, kv=number):
                 self._kv[number] = self._decoder.take(self._rows.pop(row)) or []
-            case Free(kvs=numbers):
+            case Free(numbers=numbers):
                 for number in numbers:
                     self._kv.pop(number, None)
-                    self._trails.pop(number, None)
+                    self._runs.pop(number, None)
             case Begin():
                 raise OutOfStep("a model is loaded already")
             case _:
                 self._keep(record)
 
-    def _keep(self, record: Restore | Keep | Finish | Pin | News) -> None:
+    def _keep(self, record: Cut | Bare | Join | Assemble | Read | Give | GiveBack) -> None:
+        runs, parts = self._runs, self._parts
         match record:
-            case Restore(kv=number, place=place, limit=limit):
-                trail = self._trails[number] = place.trail(limit)
-                self._tiers.begin(trail)
-                self._kv[number], num_tokens = self._tiers.restore(trail)
-                self._channel.send(Restored(num_tokens=num_tokens))
-            case Keep(kv=number, span=span, seconds=seconds):
-                self._tiers.on_prefill(self._trails[number], self._kv[number], span, seconds)
-            case Finish(kv=number, place=place, output_ids=output_ids):
-                self._tiers.on_finished(place.trail(), output_ids, self._kv[number])
-            case Pin(kv=number, source=source):
-                self._tiers.pin(self._trails[number], self._kv[number], source)
-            case News(news=news):
-                self._tiers.hear(news)
+            case Cut(kv=number, spans=spans, runs=numbers):
+                cut = parts.cut(self._kv[number], spans)
+                runs.update(zip(numbers, cut, strict=True))
+            case Bare(run=run):
+                runs[run] = parts.bare(runs[run])
+            case Join(run=run, pieces=pieces):
+                runs[run] = parts.joined(self._pieces(pieces))
+            case Assemble(kv=number, pieces=pieces, num_room=num_room):
+                parts.assemble(self._kv[number], self._pieces(pieces), num_room)
+            case Read():
+                self._channel.send(self._read(record))
+            case Give(run=run, has_state=has_state):
+                # Without its state it is not another run: rank 0 keeps that in memory.
+                kv = runs[run] if has_state else runs[run]._replace(state=None)
+                self._leaving.put(parts.pack(kv))
+            case GiveBack():
+                parts.give_back()
+
+    def _pieces(self, pieces: list[tuple[int, int]]) -> list[tuple[RunKv, int]]:
+        return [(self._runs[run], num_tokens) for run, num_tokens in pieces]
+
+    def _read(self, record: Read) -> HasRead:
+        """Rank 0 tells what becomes of a slot that cannot be read here."""
+        try:
+            slot = load(slot_path(self._root, record.slot))
+            self._runs[record.run] = self._parts.take(slot.header, slot.tensors)
+        except StoreError as error:
+            return HasRead(failure=error.reason, message=str(error))
+        return HasRead()
+
+    def _send_parts(self) -> None:
+        """A thread of its own: sending must not keep the ranks waiting for each other."""
+        while True:
+            packed = self._leaving.get()
+            with contextlib.suppress(OSError):
+                for one in packed.tensors:
+                    self._channel.send(Piece(one.name, one.dtype, one.shape, one.data))
+                self._channel.send(Given(layout=packed.layout))
 
     def _insert(self, record: Insert) -> None:
         group = SequenceGroup(
@@ -154,10 +199,10 @@ class Follower:
             del self._rows[row]
 
 
-def _follow(channel: Channel) -> None:
+def _follow(channel: Channel, backend: str) -> None:
     records: queue.SimpleQueue[Record] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, records), daemon=True).start()
-    group = join()
+    group = join(backend)
     begin = records.get()
     if not isinstance(begin, Begin):
         raise OutOfStep("rank 0 did not say which model to load")
@@ -183,7 +228,7 @@ def main() -> int:
     channel = Channel(socket.create_connection(own.address))
     channel.send(Joined(rank=own.rank, token=own.token))
     try:
-        _follow(channel)
+        _follow(channel, own.backend)
     except _FAILURES as error:
         # Rank 0 must hear why before the connection ends.
         traceback.print_exc()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -19,26 +19,24 @@ import mlx.core as mx
 import msgspec
 from typing_extensions import override
 
-from runtime.kv.ground import Ground
-from runtime.kv.tiers import TierEvent, TierNews, Tiers
-from runtime.kv.trail import Trail
-from runtime.wire import Forget, HotAsked, HotBudget, Load
+from runtime.kv.writer import Whole
+from runtime.ranks import Ranks, Split
+from runtime.wire import KvOptions, Load
 from runtime.worker import model as models
 from runtime.worker.album import Album
 from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
 from runtime.worker.model import LoadedModel
+from runtime.worker.rank_parts import LeadParts, Numbered, Rank
 from runtime.worker.rank_records import (
     Begin,
-    Finish,
     Free,
+    Give,
+    HasRead,
     Insert,
-    Keep,
-    News,
-    Pin,
-    Place,
+    Loaded,
+    NewKv,
     Prefill,
     Record,
-    Restore,
     Row,
     Said,
     Step,
@@ -54,30 +52,41 @@ _MAX_SAMPLERS = 256
 
 
 class Peers(Protocol):
-    """All other ranks."""
+    """The connections to all other ranks."""
 
     def send(self, record: Record) -> None: ...
 
-    def least_restored(self) -> int:
-        """What each of them answers to `Restore`: the smallest number of tokens."""
-        ...
+    def loaded(self) -> list[Loaded]: ...
+
+    def has_read(self) -> list[HasRead]: ...
+
+    def given(self) -> list[Whole]: ...
 
 
-class SharedKv(list[Any]):
-    """Rank 0's part of the layer caches that all ranks call `number`."""
+class SharedKv(list[Any], Numbered):
+    """Rank 0's part of layer caches."""
 
     def __init__(self, kv: list[Any], number: int) -> None:
         super().__init__(kv)
         self.number = number
 
 
+class Share(Numbered):
+    """What of a run's KV the other ranks have."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 class Lead:
-    """Tells the followers; knows which layer caches they may forget."""
+    """Tells the followers; knows what they may forget. Belongs to the mlx thread."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._unused: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._num_kv = 0
+        self._num_shared = 0
+        self.loaded = peers.loaded
+        self.has_read = peers.has_read
 
     def tell(self, record: Record) -> None:
         """Send a record, after what became unused before it."""
@@ -85,20 +94,29 @@ class Lead:
         while not self._unused.empty():
             unused.append(self._unused.get())
         if unused:
-            self._peers.send(Free(kvs=unused))
+            self._peers.send(Free(numbers=unused))
         self._peers.send(record)
 
-    def ask(self, question: Restore) -> int:
-        """How many tokens every other rank can take up as well."""
-        self.tell(question)
-        return self._peers.least_restored()
+    def given(self, wanted: Give) -> list[Whole]:
+        """What each of the others has of a run that is kept here. Belongs to the writer thread."""
+        self._peers.send(wanted)
+        return self._peers.given()
 
     def share(self, kv: list[Any]) -> SharedKv:
         """A number for layer caches, which the followers may forget when nobody has them."""
-        self._num_kv += 1
-        shared = SharedKv(kv, self._num_kv)
-        weakref.finalize(shared, self._unused.put, self._num_kv)
+        shared = SharedKv(kv, self._number())
+        weakref.finalize(shared, self._unused.put, shared.number)
         return shared
+
+    def new_share(self) -> Share:
+        """A number for a run, of which the same holds."""
+        share = Share(self._number())
+        weakref.finalize(share, self._unused.put, share.number)
+        return share
+
+    def _number(self) -> int:
+        self._num_shared += 1
+        return self._num_shared
 
 
 class Agreement:
@@ -147,6 +165,12 @@ class LeadModel(LoadedModel):
             agree=agree,
             lead=lead,
         )
+
+    @override
+    def new_kv(self) -> list[Any]:
+        shared = self.lead.share(LoadedModel.new_kv(self))
+        self.lead.tell(NewKv(kv=shared.number))
+        return shared
 
     @override
     def prefill(
@@ -220,70 +244,29 @@ class LeadDecoder(Decoder):
         yield from tokens
 
 
-class LeadTiers(Tiers):
-    """Tiers in memory, on every rank for its own part; what all ranks have is taken up."""
-
-    def __init__(
-        self, ground: Ground, report: Callable[[TierEvent], None], lead: Lead, *, checks: bool
-    ) -> None:
-        super().__init__(ground, None, None, report, checks=checks)
-        self._lead = lead
-
-    @override
-    def restore(self, trail: Trail) -> tuple[list[Any], int]:
-        place = Place.of(trail)
-        while True:
-            kv, num_tokens = super().restore(trail)
-            shared = self._lead.share(kv)
-            least = self._lead.ask(Restore(kv=shared.number, place=place, limit=num_tokens))
-            if least == num_tokens:
-                return shared, num_tokens
-            # It is found again with less; what it filled is dropped.
-            trail.limit = least
-
-    @override
-    def on_prefill(
-        self, trail: Trail, kv: Sequence[Any], span: tuple[int, int], seconds: float
-    ) -> None:
-        assert isinstance(kv, SharedKv)
-        self._lead.tell(Keep(kv=kv.number, span=span, seconds=seconds))
-        super().on_prefill(trail, kv, span, seconds)
-
-    @override
-    def on_finished(self, trail: Trail, output_ids: Sequence[int], kv: Sequence[Any]) -> None:
-        assert isinstance(kv, SharedKv)
-        self._lead.tell(Finish(kv=kv.number, place=Place.of(trail), output_ids=list(output_ids)))
-        super().on_finished(trail, output_ids, kv)
-        # No rank writes slots; a process that ends takes all of this with it.
-        self.counts.num_unwritten += 1
-
-    @override
-    def pin(self, trail: Trail, kv: Sequence[Any], source: str) -> None:
-        assert isinstance(kv, SharedKv)
-        self._lead.tell(Pin(kv=kv.number, place=Place.of(trail), source=source))
-        super().pin(trail, kv, source)
-
-    @override
-    def hear(self, news: TierNews) -> None:
-        """What concerns memory; slots on disk are of whole models."""
-        if isinstance(news, HotBudget | Forget):
-            self._lead.tell(News(news=news))
-        if isinstance(news, HotBudget | Forget | HotAsked):
-            super().hear(news)
-
-
 class Team:
     """All ranks of one model, started and joined."""
 
-    def __init__(self, load: Load, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, load: Load, ranks: Ranks, on_lost: Callable[[str], None]) -> None:
         """`on_lost` is told from another thread. Raises RanksFailed."""
-        self._followers = Followers(load.options.hosts, on_lost)
-        self._followers.send(Begin(load=load))
+        # Ranks on other machines cannot read the files of this one.
+        self.is_here = ranks.are_here
+        self._wanted: Split | None = ranks.split
+        self._followers = Followers(ranks, on_lost)
+        # They need no secrets: rank 0 says which slot to read.
+        kv = KvOptions(kv_bits=load.kv.kv_bits, root=load.kv.root)
+        self._followers.send(Begin(load=msgspec.structs.replace(load, kv=kv)))
         self._lead = Lead(self._followers)
+        self._split: Split = "tensor"
+
+    @staticmethod
+    def of(load: Load, on_lost: Callable[[str], None]) -> Team | None:
+        """None for a model that one process has. Raises RanksFailed."""
+        return Team(load, load.options.ranks, on_lost) if load.options.ranks is not None else None
 
     def split(self, model: Any) -> None:
         """Leave rank 0's share of a model. Raises ValueError."""
-        models.split(model, self._followers.group)
+        self._split = models.split(model, self._followers.group, self._wanted)
 
     def model(self, model: LoadedModel) -> LoadedModel:
         """The warm model, which from now on computes and draws on all ranks alike."""
@@ -292,8 +275,9 @@ class Team:
     def decoder(self, model: LoadedModel, max_batch: int) -> Decoder:
         return LeadDecoder(model, max_batch, self._lead)
 
-    def tiers(self, ground: Ground, report: Callable[[TierEvent], None], *, checks: bool) -> Tiers:
-        return LeadTiers(ground, report, self._lead, checks=checks)
+    def parts(self, model: LoadedModel) -> LeadParts:
+        """The KV of runs on all ranks. Waits until all have loaded."""
+        return LeadParts(model, Rank(0, self._followers.group.size(), self._split), self._lead)
 
     def leave(self) -> None:
         """Have the others end."""

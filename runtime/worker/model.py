@@ -23,6 +23,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
 from runtime.kv.media import rope_delta
+from runtime.ranks import Split
 from runtime.types import ModelSpec
 from runtime.worker.album import Album
 from runtime.worker.dialects.dialect import Dialect
@@ -123,7 +124,7 @@ def load(
     spec: ModelSpec,
     on_progress: Callable[[float], None],
     kv_bits: int | None = None,
-    split: Callable[[Any], None] | None = None,
+    split: Callable[[Any], object] | None = None,
 ) -> LoadedModel:
     """Load a model's weights and tokenizer from its directory, without running its own code.
 
@@ -181,26 +182,37 @@ def _template_of(path: Path) -> dict[str, str]:
     return {"chat_template": template} if isinstance(template, str) else {}
 
 
-def split(model: Any, group: mx.distributed.Group) -> None:
+def split(model: Any, group: mx.distributed.Group, wanted: Split | None) -> Split:
     """Leave of a model whose weights are not read yet one rank's share: of every layer, or of them.
+
+    What it was split by: "tensor" where nothing is wanted and the model has code for both.
 
     Raises:
         ValueError: it has no code for that, or does not come out even.
     """
-    num_ranks = group.size()
-    num_heads = getattr(getattr(model, "args", None), "num_key_value_heads", None)
+    ways: list[Split] = []
     if hasattr(model, "shard"):
-        if num_heads and num_heads % num_ranks:
-            raise ValueError(
-                f"{num_heads} heads of KV cannot be shared by {num_ranks} ranks; "
-                "choose a number of ranks that divides them"
-            )
-        model.shard(group)
-    elif hasattr(model, "model") and hasattr(model.model, "pipeline"):
-        model.model.pipeline(group)
-    else:
-        kind = getattr(model, "model_type", type(model).__name__)
+        ways.append("tensor")
+    if hasattr(getattr(model, "model", None), "pipeline"):
+        ways.append("pipeline")
+    chosen = wanted or next(iter(ways), None)
+    kind = getattr(model, "model_type", type(model).__name__)
+    if chosen is None:
         raise ValueError(f"a model of type {kind} cannot be split; leave ranks out for it")
+    if chosen not in ways:
+        remedy = f'use split = "{ways[0]}"' if ways else "leave ranks out for it"
+        raise ValueError(f'mlx-lm has no "{chosen}" split for a model of type {kind}; {remedy}')
+    if chosen == "pipeline":
+        model.model.pipeline(group)
+        return chosen
+    num_heads = getattr(getattr(model, "args", None), "num_key_value_heads", None)
+    if num_heads and num_heads % group.size():
+        raise ValueError(
+            f"{num_heads} heads of KV cannot be shared by {group.size()} ranks; "
+            "choose a number of ranks that divides them"
+        )
+    model.shard(group)
+    return chosen
 
 
 def best_slice() -> int:

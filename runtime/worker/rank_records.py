@@ -14,37 +14,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from runtime.kv.trail import Trail
-from runtime.types import CacheMode, GenerateRequest
-from runtime.wire import Forget, HotBudget, Load
-from store.types import TtlClass
+from runtime.kv.parts import Span
+from runtime.types import GenerateRequest
+from runtime.wire import Load
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 28
-
-
-class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a prompt hangs: what of its trail does not depend on the rank."""
-
-    token_ids: list[int]
-    block_hashes: list[bytes]
-    root: bytes
-    mode: CacheMode
-    ttl_class: TtlClass
-    ttl_s: float | None
-    session_id: str | None
-    prefix_end: int
-    boundaries: tuple[int, ...]
-    passing: frozenset[int]
-    keeps: tuple[tuple[int, float], ...]
-
-    @staticmethod
-    def of(trail: Trail) -> Place:
-        return msgspec.convert(trail, Place, from_attributes=True)
-
-    def trail(self, limit: int | None = None) -> Trail:
-        """A trail of one's own that takes up `limit` tokens at most."""
-        return Trail(**msgspec.structs.asdict(self), limit=limit)
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -53,39 +28,62 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     load: Load
 
 
-class Restore(msgspec.Struct, frozen=True, tag=True):
-    """Fill new layer caches `kv` with at most `limit` tokens; answer with `Restored`."""
+class NewKv(msgspec.Struct, frozen=True, tag=True):
+    """Empty layer caches, to be called `kv`."""
 
     kv: int
-    place: Place
-    limit: int
+
+
+class Cut(msgspec.Struct, frozen=True, tag=True):
+    """Keep these spans of the layer caches `kv` as runs of these numbers."""
+
+    kv: int
+    spans: list[Span]
+    runs: list[int]
+
+
+class Bare(msgspec.Struct, frozen=True, tag=True):
+    """Forget the state at the end of a run."""
+
+    run: int
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """Make `run` of these runs, each up to its number of tokens."""
+
+    run: int
+    pieces: list[tuple[int, int]]
+
+
+class Assemble(msgspec.Struct, frozen=True, tag=True):
+    """Fill the layer caches `kv` with these runs, each up to its number of tokens."""
+
+    kv: int
+    pieces: list[tuple[int, int]]
+    num_room: int
+
+
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """Load your part of a slot as `run`; answer with `HasRead`."""
+
+    run: int
+    slot: str
+
+
+class Give(msgspec.Struct, frozen=True, tag=True):
+    """Send your part of a run; answer with a `Piece` for each tensor, then `Given`."""
+
+    run: int
+    has_state: bool
+
+
+class GiveBack(msgspec.Struct, frozen=True, tag=True):
+    """What was freed is not needed again soon."""
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):
     kv: int
     token_ids: list[int]
-
-
-class Keep(msgspec.Struct, frozen=True, tag=True):
-    """The slice `span` was computed in so many seconds."""
-
-    kv: int
-    span: tuple[int, int]
-    seconds: float
-
-
-class Finish(msgspec.Struct, frozen=True, tag=True):
-    """A sequence ended with these caches."""
-
-    kv: int
-    place: Place
-    output_ids: list[int]
-
-
-class Pin(msgspec.Struct, frozen=True, tag=True):
-    kv: int
-    place: Place
-    source: str
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -124,18 +122,28 @@ class Said(msgspec.Struct, frozen=True, tag=True):
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):
-    """Nobody uses these layer caches any more."""
+    """Nobody uses these layer caches and runs any more."""
 
-    kvs: list[int]
-
-
-class News(msgspec.Struct, frozen=True, tag=True):
-    """What the server said of memory."""
-
-    news: HotBudget | Forget
+    numbers: list[int]
 
 
-Record = Begin | Restore | Prefill | Keep | Finish | Pin | Insert | Take | Step | Said | Free | News
+Record = (
+    Begin
+    | NewKv
+    | Prefill
+    | Insert
+    | Take
+    | Step
+    | Said
+    | Cut
+    | Bare
+    | Join
+    | Assemble
+    | Read
+    | Give
+    | GiveBack
+    | Free
+)
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
@@ -145,8 +153,33 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
     token: str
 
 
-class Restored(msgspec.Struct, frozen=True, tag=True):
-    num_tokens: int
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The shard is loaded; what its layer caches are like."""
+
+    needs_state: bool
+    unsupported: str | None
+
+
+class HasRead(msgspec.Struct, frozen=True, tag=True):
+    """A slot was loaded, or why not: a reason of `store.errors`, and words."""
+
+    failure: str | None = None
+    message: str = ""
+
+
+class Piece(msgspec.Struct, frozen=True, tag=True):
+    """One tensor on its way to disk, as `store.types.TensorData`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class Given(msgspec.Struct, frozen=True, tag=True):
+    """All tensors of a run were sent; its layout here."""
+
+    layout: str
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
@@ -155,7 +188,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Reply = Joined | Restored | Broken
+Reply = Joined | Loaded | HasRead | Piece | Given | Broken
 
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(Record)

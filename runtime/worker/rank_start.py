@@ -2,7 +2,7 @@
 
 The worker that the server started is rank 0: its socket cannot pass through mlx.launch, which
 closes every descriptor. It starts the others itself with the variables that mlx.launch sets for
-the ring, those on other hosts by mlx.launch's own remote script. Knows that module.
+a backend, those on other hosts by mlx.launch's own remote script. Knows that module.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,12 +30,25 @@ import mlx.core as mx
 import msgspec
 from mlx._distributed_utils.launch import RemoteProcess
 
-from runtime.worker.rank_records import Broken, Channel, Joined, Record, Reply, Restored
+from runtime.kv.writer import Whole
+from runtime.ranks import LOOPBACK, Ranks
+from runtime.worker.rank_records import (
+    Broken,
+    Channel,
+    Given,
+    HasRead,
+    Joined,
+    Loaded,
+    Piece,
+    Record,
+    Reply,
+)
+from store.types import TensorData
 
 CHANNEL = "HEARTH_RANK_CHANNEL"
 TOKEN = "HEARTH_RANK_TOKEN"  # noqa: S105
-LOOPBACK = "127.0.0.1"
-_BACKEND = "ring"
+BACKEND = "HEARTH_RANK_BACKEND"
+_DEVICES = "MLX_IBV_DEVICES"
 _FIRST_PORT = 32323
 _JOIN_S = 120.0
 _LEAVE_S = 5.0
@@ -50,27 +63,31 @@ class RanksFailed(RuntimeError):
 class Followers:
     """All ranks but 0. `on_lost` is told, from another thread, why one has gone unasked."""
 
-    def __init__(self, hosts: Sequence[str], on_lost: Callable[[str], None]) -> None:
+    def __init__(self, ranks: Ranks, on_lost: Callable[[str], None]) -> None:
         """Start and join one for each host but the first, this machine as the others reach it.
 
         Raises:
             RanksFailed: they did not come.
         """
-        self._hosts = hosts
-        if not mx.distributed.is_available(_BACKEND):
-            raise RanksFailed("this build of mlx has no ring; leave ranks out for this model")
+        self._hosts = ranks.hosts
+        self._backend = ranks.backend or ("nccl" if mx.cuda.is_available() else "ring")
+        if not mx.distributed.is_available(_name(self._backend)):
+            why = f"this build of mlx has no {_name(self._backend)}"
+            raise RanksFailed(f"{why}; choose another backend, or leave ranks out for this model")
         self._on_lost = on_lost
         self._local: list[subprocess.Popen[bytes]] = []
         self._remote: list[Any] = []
         self._channels: dict[int, Channel] = {}
-        self._replies: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._loaded: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
+        self._read: queue.SimpleQueue[tuple[int, HasRead]] = queue.SimpleQueue()
+        self._given = {rank: _Giving() for rank in range(1, len(self._hosts))}
         self._is_leaving = False
         try:
             with (
                 TemporaryDirectory(prefix="hearth-ranks-") as folder,
                 socket.create_server((self._hosts[0], 0)) as door,
             ):
-                self.group = self._meet(Path(folder) / "ring.json", door)
+                self.group = self._meet(Path(folder), door)
         except OSError as error:
             raise RanksFailed(f"the ranks cannot meet at {self._hosts[0]}: {error}") from error
 
@@ -80,9 +97,17 @@ class Followers:
             with contextlib.suppress(OSError):
                 channel.send(record)
 
-    def least_restored(self) -> int:
-        """What each of them answers to `Restore`: the smallest number of tokens."""
-        return min(self._replies.get() for _ in self._channels)
+    def loaded(self) -> list[Loaded]:
+        """What each of them says of its shard, once it has loaded it."""
+        return [self._loaded.get() for _ in self._channels]
+
+    def has_read(self) -> list[HasRead]:
+        """What each of them answers to `Read`, in the order of ranks."""
+        return [answer for _, answer in sorted(self._read.get() for _ in self._channels)]
+
+    def given(self) -> list[Whole]:
+        """What each of them answers to `Give`, in the order of ranks."""
+        return [self._given[rank].get() for rank in sorted(self._channels)]
 
     def leave(self) -> None:
         """Have them end, and see that they did."""
@@ -101,22 +126,34 @@ class Followers:
 
     # Starting
 
-    def _meet(self, hostfile: Path, door: socket.socket) -> mx.distributed.Group:
-        ring = json.dumps([[place] for place in _places(self._hosts)])
-        hostfile.write_text(ring)
+    def _meet(self, folder: Path, door: socket.socket) -> mx.distributed.Group:
+        known = _known_by_all(self._backend, self._hosts)
+        files = {name: str(folder / name) for name in known.files}
+        for name, text in known.files.items():
+            Path(files[name]).write_text(text)
         token = secrets.token_hex(16)
         address = f"{self._hosts[0]}:{door.getsockname()[1]}"
-        variables = {CHANNEL: address, TOKEN: token, "MLX_HOSTFILE": str(hostfile)}
+        variables = {CHANNEL: address, TOKEN: token, BACKEND: self._backend} | known.variables
         for rank, host in enumerate(self._hosts[1:], 1):
+            own = variables | self._device(rank)
             if host == LOOPBACK:
-                self._start_local(rank, variables)
+                self._start_local(rank, own | files)
             else:
-                self._start_remote(rank, host, variables, ring)
+                self._start_remote(rank, own, known.files)
         self._await(door, token)
         for rank, channel in self._channels.items():
             threading.Thread(target=self._listen, args=(rank, channel), daemon=True).start()
-        os.environ.update(MLX_RANK="0", MLX_HOSTFILE=str(hostfile))
-        return join()
+        os.environ.update(known.variables | files | {"MLX_RANK": "0"})
+        return join(self._backend)
+
+    def _device(self, rank: int) -> dict[str, str]:
+        """Each rank of a host has a GPU of its own; rank 0 has the first."""
+        if self._backend != "nccl":
+            return {}
+        here = (LOOPBACK, self._hosts[0])
+        host = self._hosts[rank]
+        machine = here if host in here else (host,)
+        return {"CUDA_VISIBLE_DEVICES": str(sum(one in machine for one in self._hosts[:rank]))}
 
     def _start_local(self, rank: int, variables: dict[str, str]) -> None:
         self._local.append(
@@ -129,12 +166,10 @@ class Followers:
             )
         )
 
-    def _start_remote(self, rank: int, host: str, variables: dict[str, str], ring: str) -> None:
-        names = (CHANNEL, TOKEN)
-        exports = [f"{name}={variables[name]}" for name in names]
-        files = {"MLX_HOSTFILE": ring}
+    def _start_remote(self, rank: int, variables: dict[str, str], files: dict[str, str]) -> None:
+        exports = [f"{name}={value}" for name, value in variables.items()]
         process = RemoteProcess(
-            rank, host, sys.executable, str(Path.cwd()), files, exports, _COMMAND
+            rank, self._hosts[rank], sys.executable, str(Path.cwd()), files, exports, _COMMAND
         )
         self._remote.append(process)
         for pipe in (process.process.stdout, process.process.stderr):
@@ -171,8 +206,12 @@ class Followers:
         try:
             for reply in channel.replies():
                 match reply:
-                    case Restored(num_tokens=num_tokens):
-                        self._replies.put(num_tokens)
+                    case Loaded():
+                        self._loaded.put(reply)
+                    case HasRead():
+                        self._read.put((rank, reply))
+                    case Piece() | Given():
+                        self._given[rank].put(reply)
                     case Broken(message=message):
                         why = f"rank {rank} of the model cannot go on: {message}"
                         break
@@ -184,9 +223,24 @@ class Followers:
             self._on_lost(why)
 
 
-def join() -> mx.distributed.Group:
-    """Join the ring that the environment describes; all ranks return together."""
-    group = mx.distributed.init(strict=True, backend=_BACKEND)
+class _Giving:
+    """One rank's tensors on their way to disk."""
+
+    def __init__(self) -> None:
+        self._parts: queue.SimpleQueue[Piece | Given] = queue.SimpleQueue()
+        self.put = self._parts.put
+
+    def get(self) -> Whole:
+        """Waits until all of a run has come."""
+        tensors: list[TensorData] = []
+        while isinstance(one := self._parts.get(), Piece):
+            tensors.append(TensorData(one.name, one.dtype, one.shape, one.data))
+        return Whole(one.layout, tensors)
+
+
+def join(backend: str) -> mx.distributed.Group:
+    """Join the group that the environment describes; all ranks return together."""
+    group = mx.distributed.init(strict=True, backend=_name(backend))
     mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))
     return group
 
@@ -197,23 +251,58 @@ class Meeting(NamedTuple):
     rank: int
     address: tuple[str, int]
     token: str
+    backend: str
 
 
 def meeting() -> Meeting:
     """Where and as whom this follower joins. Raises KeyError, ValueError: nobody started it so."""
     host, _, port = os.environ[CHANNEL].rpartition(":")
-    return Meeting(int(os.environ["MLX_RANK"]), (host, int(port)), os.environ.pop(TOKEN))
+    rank, token = int(os.environ["MLX_RANK"]), os.environ.pop(TOKEN)
+    return Meeting(rank, (host, int(port)), token, os.environ[BACKEND])
+
+
+class _Known(NamedTuple):
+    """What every rank must find in its environment: variables, and others that name files."""
+
+    variables: dict[str, str]
+    files: dict[str, str]
+
+
+def _known_by_all(backend: str, hosts: Sequence[str]) -> _Known:
+    """As `launch_ring`, `launch_nccl` and `launch_jaccl` of mlx.launch have it."""
+    match backend:
+        case "nccl":
+            place = {"NCCL_HOST_IP": hosts[0], "NCCL_PORT": str(_free_ports(1)[0])}
+            return _Known(place | {"MLX_WORLD_SIZE": str(len(hosts))}, {})
+        case "jaccl" | "jaccl-ring":
+            devices = os.environ.get(_DEVICES)
+            if devices is None:
+                raise RanksFailed(f"{backend} needs {_DEVICES}, the file that mlx.launch makes")
+            place = {"MLX_JACCL_COORDINATOR": f"{hosts[0]}:{_free_ports(1)[0]}"}
+            ring = {"MLX_JACCL_RING": "1"} if backend == "jaccl-ring" else {}
+            return _Known(place | ring, {_DEVICES: Path(devices).read_text()})
+        case _:
+            return _Known({}, {"MLX_HOSTFILE": json.dumps([[one] for one in _places(hosts)])})
+
+
+def _name(backend: str) -> str:
+    """As mx.distributed has it."""
+    return backend.removesuffix("-ring")
 
 
 def _places(hosts: Sequence[str]) -> list[str]:
     """Where each rank listens for its neighbour: free ports where all are on this machine."""
     if any(host != LOOPBACK for host in hosts):
         return [f"{host}:{_FIRST_PORT + rank}" for rank, host in enumerate(hosts)]
-    doors = [socket.create_server((host, 0)) for host in hosts]
-    places = [f"{LOOPBACK}:{door.getsockname()[1]}" for door in doors]
+    return [f"{LOOPBACK}:{port}" for port in _free_ports(len(hosts))]
+
+
+def _free_ports(count: int) -> list[int]:
+    doors = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
+    ports = [door.getsockname()[1] for door in doors]
     for door in doors:
         door.close()
-    return places
+    return ports
 
 
 def _pass_on(process: Any, pipe: Any) -> None:

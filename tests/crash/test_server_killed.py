@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import mlx.core as mx
 import pytest
 
 from tests.conversation import CODE, Conversation, Reply
@@ -54,8 +55,8 @@ class Agent:
         self.num_durable = max(self.num_durable, durable_tokens(server, self.name))
 
 
-def run_and_kill(home: Path, agents: list[Agent], seconds: float) -> None:
-    with running(home, config=CONFIG) as server:
+def run_and_kill(home: Path, agents: list[Agent], seconds: float, config: str = CONFIG) -> None:
+    with running(home, config=config) as server:
         killer = threading.Timer(seconds, kill, [server])
         threads = [threading.Thread(target=agent.run, args=(server,)) for agent in agents]
         for thread in threads:
@@ -66,18 +67,20 @@ def run_and_kill(home: Path, agents: list[Agent], seconds: float) -> None:
         assert "Traceback" not in server.stderr
 
 
-def kill_again_and_again(home: Path, num_kills: int, seed: int) -> list[Agent]:
+def kill_again_and_again(
+    home: Path, num_kills: int, seed: int, config: str = CONFIG
+) -> list[Agent]:
     chance = random.Random(seed)
     agents = [Agent(f"agent {i}", Conversation(num_sentences=60 * (i + 1))) for i in range(2)]
-    with running(home, config=CONFIG) as server:
+    with running(home, config=config) as server:
         for agent in agents:
             agent.turn(server)
             agent.num_durable = wait_until_durable(server, agent.name, agent.num_prompt_tokens)
             agent.is_after_kill = True
         kill(server)
     for _ in range(num_kills):
-        run_and_kill(home, agents, chance.uniform(0.08, 1.2))
-    with running(home, config=CONFIG) as server:
+        run_and_kill(home, agents, chance.uniform(0.08, 1.2), config)
+    with running(home, config=config) as server:
         for agent in agents:
             agent.turn(server)
     assert check_store(home / "kv") > 0
@@ -96,6 +99,13 @@ def test_what_is_acknowledged_and_not_there_is_noticed(tmp_path: Path):
     agent.is_after_kill = True
     with running(tmp_path, config=CONFIG) as server, pytest.raises(AssertionError, match="Reply"):
         agent.turn(server)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not mx.distributed.is_available("ring"), reason="no ring in this build of mlx")
+def test_a_model_on_two_ranks_killed_at_random_moments(tmp_path: Path):
+    kill_again_and_again(tmp_path, 8, seed=7, config=f"{CONFIG}[models.hearth-tiny]\nranks = 2\n")
 
 
 @pytest.mark.soak

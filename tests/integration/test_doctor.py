@@ -54,6 +54,20 @@ def remedies(found: dict[str, Any]) -> set[str]:
     return wrong - {"BLAS", "Disk space", "Disk speed"}
 
 
+def test_what_ranks_keep_is_told(home: Path):
+    text = """[models.hearth-tiny]
+ranks = 2
+backend = "nccl"
+hosts = ["10.0.0.1", "10.0.0.2"]
+"""
+    (home / "hearth.toml").write_text(text)
+    _, found = examined(home)
+    assert found["Ranks"]["fact"] == (
+        "2 of hearth-tiny over nccl, which is unmeasured; its KV stays in memory: "
+        "they share no disk"
+    )
+
+
 def test_a_good_setup_has_no_findings(home: Path):
     _, found = examined(home)
     assert remedies(found) == set()

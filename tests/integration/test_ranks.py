@@ -13,15 +13,13 @@ import pytest
 import pytest_asyncio
 
 from runtime.errors import LoadFailed, WorkerDied, WorkerWedged
-from runtime.kv.blocks import HashChain
-from runtime.kv.ground import Ground
-from runtime.kv.trail import Trail
+from runtime.kv_store import KvStore
 from runtime.placement import Profile, reservation
 from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
 from runtime.types import Constraint, SamplingParams
-from runtime.worker.lead import Lead, LeadTiers
-from runtime.worker.rank_records import Record, Restore
+from store.slots import slot_path
+from store.upkeep import QUARANTINE
 from tests.asking import (
     Answer,
     answer,
@@ -29,10 +27,10 @@ from tests.asking import (
     first_chunks,
     request,
     status_of,
-    supervising,
+    supervising_with_store,
     worker_of,
 )
-from tests.kv_sessions import load
+from tests.rank_talk import LONG, Talk, spoil
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -50,7 +48,6 @@ PROMPTS = (
     "naïve café",
 )
 BOOLEAN = Constraint(kind="regex", text="true|false")
-LONG = "the quick brown fox jumps over the lazy dog while a kettle hums on the hearth " * 20
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +61,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def on_ranks(home: Path, ranks: int, **settings: Any) -> AsyncGenerator[Supervisor]:
-    models = {name: ModelSettings(ranks=ranks) for name in ("m", "odd", "layered")}
-    async with supervising(home, models=models, **settings) as supervisor:
+    async with on_ranks_with_store(home, ranks, **settings) as (supervisor, _):
         yield supervisor
+
+
+@asynccontextmanager
+async def on_ranks_with_store(
+    home: Path, ranks: int, **settings: Any
+) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
+    models = {name: ModelSettings(ranks=ranks) for name in ("m", "odd", "layered")}
+    async with supervising_with_store(home, models=models, **settings) as both:
+        yield both
 
 
 def processes(supervisor: Supervisor, model: str = "m") -> list[psutil.Process]:
@@ -121,10 +126,15 @@ async def expected(home: Path) -> Expected:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def two(home: Path) -> AsyncGenerator[Supervisor]:
-    async with on_ranks(home, 2) as supervisor:
-        await ask(supervisor, PROMPTS[0])
-        yield supervisor
+async def stored(home: Path) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
+    async with on_ranks_with_store(home, 2, kv_disk=True, prewarm_share=0.0) as both:
+        await ask(both[0], PROMPTS[0])
+        yield both
+
+
+@pytest.fixture(scope="module")
+def two(stored: tuple[Supervisor, KvStore]) -> Supervisor:
+    return stored[0]
 
 
 async def test_two_ranks_say_what_one_says(two: Supervisor, expected: Expected):
@@ -157,8 +167,6 @@ async def test_a_stop_string_ends_a_sequence_on_all_ranks(two: Supervisor, expec
 async def test_kv_is_reused_on_all_ranks(two: Supervisor, expected: Expected):
     assert expected.turns[-1] > 256
     assert await two_turns(two) == expected.turns
-    kv = worker_of(two).kv
-    await until(lambda: kv.counts.num_unwritten, "a count of what no disk has")
 
 
 async def test_ranks_draw_the_same_whatever_is_drawn(two: Supervisor):
@@ -190,7 +198,12 @@ async def test_who_leaves_leaves_all_ranks_in_step(two: Supervisor, expected: Ex
     assert processes(two) == ranks
 
 
-async def test_a_rank_that_dies_is_the_workers_crash(two: Supervisor, expected: Expected):
+async def test_a_rank_that_dies_is_the_workers_crash(
+    stored: tuple[Supervisor, KvStore], expected: Expected
+):
+    two, kv = stored
+    talk = Talk(two, kv, await ask(two, LONG))
+    await talk.published()
     ranks = processes(two)
     running = two.submit(request(PROMPTS[1], max_tokens=3000, ignore_eos=True))
     await first_chunks(running)
@@ -199,6 +212,30 @@ async def test_a_rank_that_dies_is_the_workers_crash(two: Supervisor, expected: 
     assert (await ask(two, PROMPTS[0])).text == expected.alone.text
     await all_over(ranks)
     assert len(processes(two)) == 2
+    # What both had published both take up again.
+    second = await talk.go_on()
+    use = second.finished.usage.cache
+    assert (talk.first.text, second.text) == expected.turns[:2]
+    assert use.tier == "warm"
+    assert use.num_tokens >= expected.turns[2]
+
+
+async def test_what_is_damaged_of_one_rank_is_computed_again_by_all(
+    stored: tuple[Supervisor, KvStore], expected: Expected
+):
+    two, kv = stored
+    assert kv.store is not None
+    talk = Talk(two, kv, await ask(two, LONG))
+    row = max(await talk.published(), key=lambda row: row.header.num_tokens)
+    path = slot_path(kv.store.root, row.header.id)
+    spoil(path, "@1")
+    await two.restart("m").granted()
+    second = await talk.go_on()
+    use = second.finished.usage.cache
+    assert (second.text, use.num_tokens) == (expected.turns[1], row.header.start)
+    assert use.reason == "damaged"
+    await until(lambda: list((path.parents[2] / QUARANTINE).iterdir()), "what is damaged kept")
+    await until(lambda: not path.exists(), "its file gone")
 
 
 async def test_a_rank_that_dies_while_nobody_asks_is_replaced(home: Path, expected: Expected):
@@ -245,42 +282,3 @@ async def test_a_model_that_cannot_be_split_says_why_and_one_that_leaves_leaves_
         await ask(supervisor, PROMPTS[0])
         ranks = processes(supervisor)
     await all_over(ranks)
-
-
-class ForgetfulRanks:
-    """Ranks that have the first 100 tokens of everything."""
-
-    def __init__(self) -> None:
-        self.limits: list[int] = []
-
-    def send(self, record: Record) -> None:
-        if isinstance(record, Restore):
-            self.limits.append(record.limit)
-
-    def least_restored(self) -> int:
-        return min(100, self.limits[-1])
-
-
-async def test_what_one_rank_has_lost_is_taken_up_by_none(home: Path):
-    model = load(home / "models" / "m")
-    chain = HashChain(b"secret", b"model", block_size=16)
-    ranks = ForgetfulRanks()
-    ground = Ground.of(model, chain, b"model", 1 << 30)
-    tiers = LeadTiers(ground, lambda _: None, Lead(ranks), checks=True)
-    token_ids = list(range(9, 209))
-
-    def trail() -> Trail:
-        return Trail(token_ids=list(token_ids), block_hashes=chain.block_hashes(token_ids))
-
-    first = trail()
-    tiers.begin(first)
-    kv, num_tokens = tiers.restore(first)
-    assert (num_tokens, ranks.limits) == (0, [0])
-    model.prefill(token_ids[:-1], kv)
-    tiers.on_prefill(first, kv, (0, 199), 0.001)
-    second = trail()
-    tiers.begin(second)
-    kv, num_tokens = tiers.restore(second)
-    assert (num_tokens, ranks.limits) == (100, [0, 199, 100])
-    assert {cache.offset for cache in kv} == {100}
-    assert (second.use.num_tokens, second.use.reason) == (100, "evicted")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.identity import model_hash
+from runtime.ranks import KvForm
 from store.types import FileStamp
 from tests.model_folders import make_model
 
@@ -125,10 +126,16 @@ def test_kv_bits_and_adapters_in_order_are(model: Path, tmp_path: Path):
     two = make_model(tmp_path / "two", adapter_config={"rank": 16})
     hashes = {
         model_hash(model),
-        model_hash(model, kv_bits=8),
-        model_hash(model, kv_bits=4),
+        model_hash(model, form=KvForm(kv_bits=8)),
+        model_hash(model, form=KvForm(kv_bits=4)),
         model_hash(model, adapters=[one]),
         model_hash(model, adapters=[one, two]),
         model_hash(model, adapters=[two, one]),
     }
     assert len(hashes) == 6
+
+
+def test_ranks_and_what_they_share_out_are(model: Path):
+    forms = (KvForm(), KvForm(num_ranks=2), KvForm(num_ranks=3), KvForm(None, 2, "pipeline"))
+    assert len({model_hash(model, form=form) for form in forms}) == len(forms)
+    assert model_hash(model, form=KvForm()) == model_hash(model)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import SettingsError
+from runtime.ranks import Ranks
 from runtime.settings import ModelSettings, SamplingSettings, Settings, load_settings
 from runtime.worker_link import worker_options
 
@@ -274,5 +275,15 @@ def test_each_rank_has_a_host(load: Load, home: Path):
 def test_a_rank_without_a_host_is_on_this_machine(load: Load):
     text = "[models.a]\nranks = 2\n[models.b]\nranks = 2\nhosts = ['10.0.0.1', '10.0.0.2']"
     settings = load(text)
-    hosts = [worker_options(settings, name).hosts for name in ("a", "b", "c")]
-    assert hosts == [("127.0.0.1", "127.0.0.1"), ("10.0.0.1", "10.0.0.2"), ()]
+    ranks = [worker_options(settings, name).ranks for name in ("a", "b", "c")]
+    here, apart = Ranks(hosts=("127.0.0.1",) * 2), Ranks(hosts=("10.0.0.1", "10.0.0.2"))
+    assert ranks == [here, apart, None]
+    assert (here.are_here, apart.are_here) == (True, False)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "carrier-pigeon"])
+def test_ranks_speak_over_what_can_be_started(load: Load, backend: str):
+    said = refused(load, f"[models.a]\nranks = 2\nbackend = '{backend}'")
+    assert f'backend = "{backend}"' in said
+    assert "ring" in said
+    assert load("[models.a]\nranks = 2\nbackend = 'jaccl'").models["a"].backend == "jaccl"

@@ -1,0 +1,136 @@
+"""What is done with the KV of runs: by the one process that has all of it.
+
+Where several ranks compute a model each does the same with its part, see `worker.rank_parts`.
+Belongs to the mlx thread.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import mlx.core as mx
+
+from runtime.kv import layers, pack
+from runtime.kv.layers import KvLayout, UnsupportedCache, layout_of
+from runtime.kv.pack import RunKv
+from runtime.kv.writer import Whole
+from store.types import SlotHeader, TensorData
+
+
+class Caches(Protocol):
+    """What is needed of a loaded model."""
+
+    @property
+    def stream(self) -> mx.Stream: ...
+
+    def new_kv(self) -> list[Any]:
+        """Empty layer caches for one sequence."""
+        ...
+
+
+class Span(NamedTuple):
+    """The tokens `[start, end)` of a sequence, with the state at their end or without."""
+
+    start: int
+    end: int
+    has_state: bool
+
+
+class Packed(NamedTuple):
+    """A run on its way to disk, as host bytes.
+
+    Where this process has one of `num_parts` only, `whole` asks the others for theirs: it waits,
+    and may be called in any thread.
+    """
+
+    layout: str
+    tensors: list[TensorData]
+    num_parts: int = 1
+    whole: Callable[[], Whole] | None = None
+
+
+class Parts:
+    """Cuts runs out of live caches, puts them together again, packs and loads them.
+
+    `unsupported` is the class of a layer cache, if any, that nobody has shown can be kept.
+    """
+
+    def __init__(self, model: Caches) -> None:
+        self._model = model
+        self.unsupported: str | None = None
+        try:
+            self._layout = layout_of(model.new_kv())
+        except UnsupportedCache as error:
+            self._layout, self.unsupported = KvLayout(()), str(error)
+        self.needs_state = self._layout.needs_state
+        """KV can be taken up at boundaries only."""
+
+    def bytes_per_token(self, kv: Sequence[Any]) -> int:
+        """What one token takes in the sliceable layers of these caches."""
+        return layers.bytes_per_token(kv, self._layout)
+
+    def cut(self, kv: Sequence[Any], spans: Sequence[Span]) -> list[RunKv]:
+        """Runs of their own, evaluated. For a state the caches must stand at the span's end."""
+        with mx.stream(self._model.stream):
+            runs = [self._cut(kv, one) for one in spans]
+            mx.eval([array for run in runs for array in run.arrays])
+        return runs
+
+    def _cut(self, kv: Sequence[Any], span: Span) -> RunKv:
+        state = layers.checkpoint(kv, self._layout) if span.has_state else None
+        return RunKv(layers.cut(kv, self._layout, span.start, span.end), state)
+
+    def bare(self, kv: RunKv) -> RunKv:
+        """The same run without the state at its end."""
+        return kv._replace(state=None)
+
+    def joined(self, pieces: Sequence[tuple[RunKv, int]]) -> RunKv:
+        """The slices one after the other, each up to its number of tokens; the last one's state."""
+        with mx.stream(self._model.stream):
+            columns = zip(*(_beginning(*piece) for piece in pieces), strict=True)
+            slices = [mx.concatenate(list(column)) for column in columns]
+            mx.eval(slices)
+        return RunKv(slices, pieces[-1][0].state)
+
+    def assemble(
+        self, kv: Sequence[Any], pieces: Sequence[tuple[RunKv, int]], num_room: int
+    ) -> None:
+        """Fill fresh caches with consecutive runs, each up to its number of tokens.
+
+        `num_room` tokens can be appended before anything has to be copied again.
+        """
+        slices = [_beginning(*piece) for piece in pieces]
+        state = pieces[-1][0].state if self.needs_state else None
+        with mx.stream(self._model.stream):
+            layers.assemble(kv, self._layout, slices, state, num_room)
+            mx.eval(layers.arrays_of(kv))
+
+    def pack(self, kv: RunKv) -> Packed:
+        """The run's arrays as host bytes, without a copy."""
+        return Packed(pack.pack_layout(self._layout, kv), pack.pack(kv))
+
+    def take(self, header: SlotHeader, tensors: Mapping[str, mx.array]) -> RunKv:
+        """The run of a slot with this header and these evaluated tensors.
+
+        Raises:
+            SlotDamaged: it was written for other layers, or tensors are missing or misshapen.
+        """
+        layout, own = self._own(header.layout, tensors)
+        return pack.unpack(layout, own, self._layout, header.num_tokens)
+
+    def _own(
+        self, layout: str, tensors: Mapping[str, mx.array]
+    ) -> tuple[str, Mapping[str, mx.array]]:
+        """What of a file is this process's."""
+        return layout, tensors
+
+    def give_back(self) -> None:
+        """What was freed is not needed again soon."""
+        mx.clear_cache()
+
+
+def _beginning(kv: RunKv, num_tokens: int) -> list[mx.array]:
+    return [one[:num_tokens] if num_tokens < one.shape[0] else one for one in kv.slices]
