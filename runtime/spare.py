@@ -21,7 +21,7 @@ from runtime.settings import Settings
 from runtime.stopping import term_grace_s
 
 _log = structlog.get_logger("hearth.spare")
-QUIET_S = 2.0
+QUIET_S = 1.0
 _RETRY_S = 60.0
 _IMPORT_S = 60.0
 _TEND_S = 5.0

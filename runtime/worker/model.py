@@ -13,6 +13,7 @@ import importlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -141,10 +142,13 @@ def load(
         (model, config), eyes = load_model(path, lazy=True), None
     if split is not None:
         split(model)
-    weights_bytes = _read_weights(model, on_progress)
-    # Private arrays, rope frequencies among them, are no parameters and would stay lazy.
-    mx.eval(model)
-    tokenizer = load_tokenizer(path, _template_of(path), eos_token_ids=config.get("eos_token_id"))
+    with ThreadPoolExecutor(1, "tokenizer") as beside:  # a large one takes as long as the weights
+        end = config.get("eos_token_id")
+        reading = beside.submit(load_tokenizer, path, _template_of(path), eos_token_ids=end)
+        weights_bytes = _read_weights(model, on_progress)
+        # Private arrays, rope frequencies among them, are no parameters and would stay lazy.
+        mx.eval(model)
+        tokenizer = reading.result()
     stream = mx.default_stream(mx.default_device())
     _check_kv_bits(model, stream, kv_bits)
     caches = _new_kv(model, kv_bits)
