@@ -99,13 +99,20 @@ class Gallery(Protocol):
 class Album:
     """A prompt's pictures: `shots[i]` is at `spans[i]`. With `is_whole` none may be divided.
 
-    `rows` holds what the tower made of those that prefill is inside of; it is the mlx thread's.
+    `rows` holds what the tower made of those that prefill is inside of, and `looks` those that it
+    is at work on; both are the mlx thread's.
     """
 
     spans: tuple[MediaSpan, ...] = ()
     shots: tuple[Shot, ...] = ()
     is_whole: bool = False
     rows: dict[int, Any] = field(default_factory=dict[int, Any])
+    looks: dict[int, Any] = field(default_factory=dict[int, Any])
+
+    def within(self, start: int, end: int) -> list[int]:
+        """The numbers of those of which something is in `[start, end)`."""
+        spans = enumerate(self.spans)
+        return [number for number, span in spans if span.start < end and span.end > start]
 
     def whole_around(self, start: int, end: int) -> int:
         """Where prefill from `start` is to stop instead of at `end`, so as to divide none."""

@@ -76,6 +76,7 @@ class AnyLens:
     settings: bytes
     has_grid: bool
     has_types: bool = False
+    has_deepstack: bool = False
 
     def prepare(self, pixels: NDArray[np.uint8]) -> Prepared:
         try:

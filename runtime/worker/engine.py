@@ -170,14 +170,19 @@ class Engine:
         self.phase = "prefill"
         start = time.perf_counter()
         try:
-            self._compute(plan)
+            is_done = _compute(self._model, plan, self._scheduler.block_s)
         except (RuntimeError, ValueError) as error:
             raise_if_tainted(error)
             self._fail(group, error)
             return
         seconds = time.perf_counter() - start
         group.prefill_s += seconds
-        self._keep_prefill(plan, seconds)
+        if not is_done:
+            group.looked_s += seconds
+            self._scheduler.on_prefill(0, seconds, num_running)
+            return
+        self._keep_prefill(plan, seconds + group.looked_s)
+        group.looked_s = 0.0
         taken_s = time.perf_counter() - start
         self._scheduler.on_prefill(plan.end - plan.start, taken_s, num_running)
         if group.num_remaining_tokens:
@@ -194,14 +199,6 @@ class Engine:
             return
         group.decode_started_s = time.perf_counter()
         self._decoder.insert(group)
-
-    def _compute(self, plan: PrefillSlice) -> None:
-        group = plan.group
-        assert group.kv is not None
-        if plan.end > plan.start:
-            token_ids = group.token_ids[plan.start : plan.end]
-            self._model.prefill(token_ids, group.kv, group.album, plan.start)
-            group.num_computed_tokens = plan.end
 
     def _keep_prefill(self, plan: PrefillSlice, seconds: float) -> None:
         assert plan.group.kv is not None
@@ -343,3 +340,16 @@ def _accepted(group: SequenceGroup) -> Accepted:
         num_prompt_tokens=group.num_prompt_tokens,
         cache=group.trail.use,
     )
+
+
+def _compute(model: LoadedModel, plan: PrefillSlice, budget_s: float) -> bool:
+    """Compute a slice, or first a part of what its pictures take; whether the slice is done."""
+    group = plan.group
+    assert group.kv is not None
+    if plan.end > plan.start:
+        if not model.look(group.album, plan.start, plan.end, budget_s):
+            return False
+        token_ids = group.token_ids[plan.start : plan.end]
+        model.prefill(token_ids, group.kv, group.album, plan.start)
+        group.num_computed_tokens = plan.end
+    return True

@@ -28,13 +28,15 @@ Prepare = Callable[[Any, NDArray[np.uint8]], Prepared]
 class Family(NamedTuple):
     """One kind of models: its processor, how that is used, and what its language model takes.
 
-    With `has_types` that is told which tokens are a picture's.
+    With `has_types` that is told which tokens are a picture's, with `has_deepstack` its first
+    layers are given features of the tower as well.
     """
 
     processor: Callable[[], Any]
     prepare: Prepare
     markup: Callable[[Any], tuple[str, str]]
     has_types: bool = False
+    has_deepstack: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +51,10 @@ class Lens:
     @property
     def has_types(self) -> bool:
         return self.family.has_types
+
+    @property
+    def has_deepstack(self) -> bool:
+        return self.family.has_deepstack
 
     def prepare(self, pixels: NDArray[np.uint8]) -> Prepared:
         return self.family.prepare(self.processor, pixels)
@@ -127,8 +133,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2_5_vl": _QWEN3._replace(
         processor=lambda: _upstream("qwen2_5_vl.processing_qwen2_5_vl").Qwen2_5_VLProcessor
     ),
-    "qwen3_vl": _QWEN3,
-    "qwen3_vl_moe": _QWEN3,
+    "qwen3_vl": _QWEN3._replace(has_deepstack=True),
+    "qwen3_vl_moe": _QWEN3._replace(has_deepstack=True),
     "qwen3_5": _QWEN3,
     "qwen3_5_moe": _QWEN3,
     "gemma3": Family(

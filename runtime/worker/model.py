@@ -92,6 +92,13 @@ class LoadedModel:
         """The model without its head: token ids [1, tokens] to hidden states [1, tokens, dim]."""
         return getattr(self.model, "model", None)
 
+    def look(self, album: Album, start: int, end: int, budget_s: float) -> bool:
+        """Work for about so long on the pictures in `[start, end)`; whether all are seen."""
+        if self.eyes is None or not album.spans:
+            return True
+        with mx.stream(self.stream):
+            return self.eyes.look(album, start, end, budget_s)
+
     def prefill(
         self, token_ids: list[int], kv: list[Any], album: Album | None = None, start: int = 0
     ) -> None:

@@ -45,7 +45,8 @@ class Scheduler:
     def __init__(self, *, max_batch: int, max_slice: int, block_s: float) -> None:
         self._max_batch = max_batch
         self._max_slice = max(SLICE_GRID, max_slice // SLICE_GRID * SLICE_GRID)
-        self._block_s = block_s
+        self.block_s = block_s
+        """For how long decode may wait."""
         self._waiting: list[SequenceGroup] = []
         self._decode_step_s = 0.0
         self._prefill_rate = 0.0
@@ -130,7 +131,7 @@ class Scheduler:
         start, last = group.num_computed_tokens, group.num_prefill_tokens
         size = self._max_slice
         if num_running:
-            allowed = self._block_s + 2 * self._decode_step_s
+            allowed = self.block_s + 2 * self._decode_step_s
             rate = self._prefill_rate
             size = min(size, int(rate * allowed) if rate else _FIRST_SLICE)
         grid = self._max_slice if size >= self._max_slice else SLICE_GRID

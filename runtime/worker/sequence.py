@@ -110,6 +110,8 @@ class SequenceGroup:
     kv: list[Any] | None = None
     num_computed_tokens: int = 0
     prefill_s: float = 0.0
+    looked_s: float = 0.0
+    """What pictures of the next slice took up to now."""
     decode_started_s: float = 0.0
 
     @property

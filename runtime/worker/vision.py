@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -23,18 +24,12 @@ from runtime.worker.album import Album, Prepared
 from runtime.worker.any_lens import UPSTREAM_ERRORS, AnyLens, Unusable, any_lens
 from runtime.worker.lens import FAMILIES, Lens, lens_of
 from runtime.worker.seeing import RopeDelta, SeeingModel, look_both_ways
+from runtime.worker.tower import Look, Rows, Tower
 from runtime.worker.trial import try_out
 
 _utils: Any = importlib.import_module("mlx_vlm.utils")
 
 _WARM_SIDE = 64
-
-
-class Rows(NamedTuple):
-    """What stands in a picture's tokens' places: `[1, tokens, dim]`, and for the first layers."""
-
-    embeddings: mx.array
-    deepstack: list[mx.array]
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +42,7 @@ class Eyes:
     """
 
     model: SeeingModel
+    tower: Tower
     lens: Lens | AnyLens | None = None
     is_whole: bool = False
     is_proven: bool = True
@@ -82,7 +78,7 @@ class Eyes:
     def compute(self, token_ids: list[int], kv: list[Any], album: Album, start: int) -> None:
         """Append the KV of the prompt's tokens from `start` on. Lazily."""
         end = start + len(token_ids)
-        seen = [n for n, span in enumerate(album.spans) if span.start < end and span.end > start]
+        seen = album.within(start, end)
         more: dict[str, object] = {}
         for number in seen:
             span = album.spans[number]
@@ -131,6 +127,21 @@ class Eyes:
             more["mm_token_type_ids"] = mx.array(mask.astype(np.int32).tolist())
         return more
 
+    def look(self, album: Album, start: int, end: int, budget_s: float) -> bool:
+        """Work for about so long on pictures in `[start, end)`; whether all are seen. At least one
+        layer of the tower is computed.
+        """
+        until_s = time.perf_counter() + budget_s
+        for number in album.within(start, end):
+            if number in album.rows:
+                continue
+            if number not in album.looks:
+                album.looks[number] = self._look(album.shots[number].take())
+            if not album.looks[number].go_on(until_s):
+                return False
+            album.rows[number] = album.looks.pop(number).rows
+        return True
+
     def _rows(self, album: Album, number: int) -> Rows:
         if number not in album.rows:
             album.rows[number] = self.encoded(album.shots[number].take())
@@ -138,16 +149,27 @@ class Eyes:
 
     def encoded(self, prepared: Prepared) -> Rows:
         """The tower's work, done once for each picture whose KV is not there."""
+        look = self._look(prepared)
+        look.go_on(float("inf"))
+        return look.rows
+
+    def _look(self, prepared: Prepared) -> Look:
+        self.num_encoded += 1
+        return self.tower.look(lambda: self._written_down(prepared))
+
+    def _written_down(self, prepared: Prepared) -> Rows:
         assert self.lens is not None
+        if self.lens.has_deepstack:
+            # Upstream's own function would evaluate what the deeper layers are given.
+            given, tower = self.given(prepared), self.model.whole.vision_tower
+            pixels = cast("mx.array", given["pixel_values"])
+            pixels = pixels.astype(tower.patch_embed.proj.weight.dtype)
+            embeddings, deepstack = tower(pixels, given["image_grid_thw"])
+            return Rows(embeddings[None], list(deepstack))
         placeholders = [self.lens.markup.placeholder] * prepared.num_tokens
         found = self.features(list(prepared.token_ids) or placeholders, prepared)
         deep = found.deepstack_visual_embeds
-        rows = Rows(
-            found.inputs_embeds, [deep[i] for i in range(len(deep))] if deep is not None else []
-        )
-        mx.eval(rows.embeddings, rows.deepstack)
-        self.num_encoded += 1
-        return rows
+        return Rows(found.inputs_embeds, list(deep) if deep is not None else [])
 
     def given(self, prepared: Prepared) -> dict[str, object]:
         """What upstream's functions take of a picture."""
@@ -172,8 +194,12 @@ def load(path: Path) -> tuple[SeeingModel, dict[str, object], Eyes]:
     family = FAMILIES.get(str(config["model_type"]))
     model = SeeingModel(whole, has_rope="_rope_deltas" in vars(whole.language_model))
     if family is not None:
-        return model, config, Eyes(model, lens_of(family, path), look_both_ways(whole))
-    eyes = Eyes(model, is_proven=False)
+        return (
+            model,
+            config,
+            Eyes(model, Tower(whole), lens_of(family, path), look_both_ways(whole)),
+        )
+    eyes = Eyes(model, Tower(whole), is_proven=False)
     try:
         eyes.lens = any_lens(path, whole, has_grid=model.has_rope)
     except UPSTREAM_ERRORS as error:
