@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -119,7 +120,9 @@ class Peer:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise RecipeError(f"{command[0]} cannot be started: {error.strerror}.") from error
+            hint = " --install installs it." if self.recipe.install else ""
+            why = f"{command[0]} cannot be started: {error.strerror}.{hint}"
+            raise RecipeError(why) from error
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _READY_S
@@ -196,12 +199,22 @@ class Peer:
         return (self._home / "log.txt").read_text(errors="replace")[-_LOG_TAIL:]
 
     def install(self) -> None:
-        """Make its environment, unless it is there. Raises RecipeError."""
-        if not self.recipe.install or Path(self._values["venv"]).exists():
+        """Make its environment, unless it is there, whole or not at all. Raises RecipeError."""
+        venv = Path(self._values["venv"])
+        if not self.recipe.install or venv.exists():
             return
-        for command in self.recipe.install:
-            words = fill_all(command, self._values)
+        with contextlib.ExitStack() as unless_whole:
+            unless_whole.callback(shutil.rmtree, venv, ignore_errors=True)
+            for command in self.recipe.install:
+                self._do(fill_all(command, self._values))
+            unless_whole.pop_all()
+
+    def _do(self, words: list[str]) -> None:
+        try:
             ended = subprocess.run(words, capture_output=True, text=True, check=False)
-            if ended.returncode:
-                message = ended.stderr[-_LOG_TAIL:]
-                raise RecipeError(f"{self.recipe.name} cannot be installed: {message}")
+        except OSError as error:
+            why = f"{words[0]} cannot be run: {error.strerror}"
+            raise RecipeError(f"{self.recipe.name} cannot be installed: {why}") from error
+        if ended.returncode:
+            message = ended.stderr[-_LOG_TAIL:]
+            raise RecipeError(f"{self.recipe.name} cannot be installed: {message}")

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import pytest
 from api.bench.arguments import add_arguments
 from api.bench.command import measure, run
 from api.bench.figures import said
+from api.bench.recipes import RecipeError
 from api.bench.report import Report, markdown
 from ops.bench.peers import BEGIN, END, with_table
 from runtime.settings import Settings
@@ -143,3 +145,30 @@ def test_servers_are_started_swapped_killed_and_restarted() -> None:
 def test_a_server_without_a_recipe_is_named() -> None:
     with pytest.raises(Exception, match="no recipe nobody"):
         measure(arguments_of("nobody"), "a test")
+
+
+INSTALLED = """
+name = "mine"
+title = "one that has to be installed first"
+tried = "in a test"
+start = ["{venv}/bin/serve"]
+url = "http://127.0.0.1:{port}/v1"
+install = [["{python}", "-m", "venv", "--without-pip", "{venv}"], COMMAND]
+"""
+
+
+def test_what_is_installed_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    recipe, venv = tmp_path / "mine.toml", tmp_path / "venvs" / "mine"
+    words = (str(recipe), "--venvs", str(tmp_path / "venvs"))
+    recipe.write_text(INSTALLED.replace("COMMAND", '["false"]'))
+    with pytest.raises(RecipeError, match="--install installs it"):
+        measure(arguments_of(*words), "a test")
+    for command in ('["false"]', '["no-such-program"]'):
+        recipe.write_text(INSTALLED.replace("COMMAND", command))
+        with pytest.raises(RecipeError, match="mine cannot be installed"):
+            measure(arguments_of(*words, "--install"), "a test")
+        assert not venv.exists()
+    recipe.write_text(INSTALLED.replace("COMMAND", '["true"]'))
+    with pytest.raises(RecipeError, match="cannot be started"):
+        measure(arguments_of(*words, "--install"), "a test")
+    assert (venv / "bin" / "python").exists()
