@@ -1,4 +1,4 @@
-"""`hearth config show|check` and `hearth db check|upgrade`."""
+"""`hearth config show|check`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import argparse
 import msgspec
 
 from api.cli.views import aligned, show
-from runtime.catalog import Catalog
-from runtime.errors import HearthError, SettingsError, UnknownModel
+from runtime.errors import SettingsError, UnknownModel
 from runtime.settings import Settings
-from runtime.store_opening import open_store
-from store.errors import StoreError, StoreLocked
-from store.tables import SCHEMA_VERSION
 
 _SECRET = frozenset({"api_keys", "admin_key"})
 
@@ -21,14 +17,6 @@ class CheckView(msgspec.Struct):
     """What `hearth config check --json` prints of settings that can be used."""
 
     num_models: int
-
-
-class DatabaseView(msgspec.Struct):
-    """What `hearth db --json` prints."""
-
-    root: str
-    schema_version: int
-    is_intact: bool
 
 
 def config(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -50,6 +38,7 @@ def check(settings: Settings) -> int:
         SettingsError: a server would not start with them.
     """
     from api.guard import rules_of  # noqa: PLC0415 - it brings the web framework
+    from runtime.catalog import Catalog  # noqa: PLC0415 - showing the settings needs neither
     from runtime.keys import digest_of  # noqa: PLC0415
 
     rules_of(settings, digest_of(""))
@@ -61,29 +50,3 @@ def check(settings: Settings) -> int:
         except UnknownModel as error:
             raise SettingsError(error.message) from error
     return len(catalog.models())
-
-
-def database(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Open the store's database, which brings it up to date, and look whether it is whole.
-
-    Raises:
-        HearthError: a server has it open, it is of a newer version, or it cannot be repaired.
-    """
-    root = settings.kv_root
-    if not root.is_dir():
-        raise HearthError(f"There is no store at {root}; it is made when the server first runs.")
-    try:
-        store = open_store(root, settings.cold_store)
-    except StoreLocked as error:
-        message = "A server has the store open; it brought it up to date when it started."
-        raise HearthError(message) from error
-    except StoreError as error:
-        raise HearthError(f"The store at {root} cannot be opened: {error}") from error
-    try:
-        found = DatabaseView(str(root), SCHEMA_VERSION, store.database.check())
-    finally:
-        store.close()
-    state = "whole" if found.is_intact else "DAMAGED: it is made anew from the slots at next start"
-    text = f"{found.root}: schema {found.schema_version}, {state}"
-    show(found, text, as_json=arguments.as_json)
-    return 0 if found.is_intact else 1
