@@ -14,7 +14,7 @@ from litestar.types import AnyCallable, ASGIApp, Message, Receive, Scope, Send
 from runtime.errors import AnswerTooLate, InvalidRequest
 from runtime.limits import GenerateLimits, PromptLimits, RouteKind, RouteLimits
 from runtime.settings import Settings
-from runtime.types import ChatPrompt, GenerateRequest
+from runtime.types import ChatPrompt, GenerateRequest, ModelSpec
 
 MAX_MESSAGES = 16_384
 MAX_TOOLS = 1024
@@ -73,6 +73,16 @@ def bounds_of(scope: Scope) -> Bounds:
 def _bounds_of(scope: Scope) -> Bounds | None:
     known: BoundsByHandler = scope["litestar_app"].state["bounds"]
     return known.get(scope["route_handler"].fn)
+
+
+def context_of(spec: ModelSpec, scope: Scope) -> int:
+    """So many tokens may prompt and answer have where the request was sent, the answer at least 1.
+
+    A prompt that is cut to fit is cut to this.
+    """
+    limits = bounds_of(scope).limits
+    most = limits.prompt_tokens if isinstance(limits, PromptLimits) else None
+    return spec.context if most is None else min(spec.context, most + 1)
 
 
 def is_deeper(body: bytes, depth: int) -> bool:

@@ -16,6 +16,7 @@ from api.body import HttpRequest
 from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import ErrorBody, ErrorEnvelope, documented
+from api.limits import context_of
 from api.lineage import asker_of, tenant_of
 from api.openai.response_convert import Plan, check, items_of, plan_of
 from api.openai.response_desk import ResponseDesk, fitted
@@ -54,7 +55,7 @@ async def create_response(
         spec, new, plan = await _planned(data, request, gate, responses)
         remarks: list[str] = []
         if data.truncation == "auto":
-            work = fitted(plan, spec.context, gate.count)
+            work = fitted(plan, context_of(spec, request.scope), gate.count)
             plan, num_dropped = await unless_left(request.receive, work)
             remarks = [f"truncated_turns:{num_dropped}"] if num_dropped else []
         answer = gate.submit(request.scope, [plan.request])

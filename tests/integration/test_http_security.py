@@ -259,6 +259,14 @@ def test_a_prompt_is_held_to_the_tokens_of_its_route(server: RunningServer, path
             assert f"context length is {most + 1} tokens" in said["message"]
 
 
+def test_a_prompt_that_may_be_cut_is_cut_to_what_its_route_takes(server: RunningServer):
+    turns = [{"role": "user", "content": f"{n} " + "w " * 150} for n in range(24)]
+    body = {"model": "hearth-tiny", "input": turns, "truncation": "auto", "max_output_tokens": 16}
+    answer = server.request("POST", "/v1/responses", json=body, headers={"x-api-key": KEY})
+    assert answer.status_code == 200, answer.text
+    assert 500 < answer.json()["usage"]["input_tokens"] <= 2000
+
+
 def test_an_answer_is_held_to_the_tokens_of_its_route(server: RunningServer):
     for wanted in ({}, {"max_tokens": 1000}):
         body = BODY | {"max_tokens": None, "ignore_eos": True} | wanted
