@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -49,6 +50,12 @@ class RunningServer:
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         self.ready_line = self.process.stdout.readline().decode().strip() if ready else ""
         assert self.ready_line, f"no ready line within {timeout_s:g} s:\n{self.stderr}"
+
+    def wait_for_the_store(self, timeout_s: float = START_S) -> None:
+        """Until it is open: the ready line does not wait for it, and so others could take it."""
+        deadline_s = time.monotonic() + timeout_s
+        while (cache := self.get("/health/ready").json()["cache"]) != "ok":
+            assert time.monotonic() < deadline_s, f"cache: {cache}\n{self.stderr}"
 
     def close(self) -> None:
         self._http.close()

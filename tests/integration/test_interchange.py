@@ -129,6 +129,7 @@ def test_we_continue_what_mlx_lm_wrote(models_dir: Path, tmp_path: Path):
     home = tmp_path / "home"
     with running(home, config=config) as server:
         port = {"HEARTH_PORT": str(server.port)}
+        server.wait_for_the_store()
         given = ("import", str(file), "--model", "qwen3")
         refused = cache(home, *given, **port)
         assert refused.returncode == 1
