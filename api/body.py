@@ -14,7 +14,7 @@ from litestar.exceptions import InternalServerException
 from typing_extensions import override
 
 from api.errors import BodyTooLarge, ClientLeft, InvalidJson, WrongContentType
-from api.limits import bounds_of, is_deeper
+from api.limits import MAX_CONTAINERS, bounds_of, is_too_nested
 from api.record import record_of
 from runtime.errors import InvalidRequest
 
@@ -45,9 +45,11 @@ class HttpRequest(Request[None, None, State]):
             raise InvalidJson("it is empty")
         record_of(self.scope).num_body_bytes = len(body)
         bounds = bounds_of(self.scope)
-        if is_deeper(body, bounds.limits.depth):
+        if is_too_nested(body, bounds.limits.depth):
             most = f"{bounds.limits.depth} levels (limits.{bounds.kind}.depth)"
-            raise InvalidJson(f"it is nested too deeply, at most {most} are read")
+            raise InvalidJson(
+                f"it is nested too much, at most {most} and {MAX_CONTAINERS} parts are read"
+            )
         return body
 
     @override

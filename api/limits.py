@@ -20,6 +20,9 @@ MAX_MESSAGES = 16_384
 MAX_TOOLS = 1024
 """What is done for each of them looks at others: hundreds of thousands took minutes to read."""
 
+MAX_CONTAINERS = 250_000
+"""Lists and objects of a body, each of which takes time to count and to read."""
+
 _TEXT = re.compile(rb'"[^"]*"')
 _NO_MARK = bytes(set(range(256)) - set(b'"[]{}'))
 _STEP = [0] * 256
@@ -85,12 +88,17 @@ def context_of(spec: ModelSpec, scope: Scope) -> int:
     return spec.context if most is None else min(spec.context, most + 1)
 
 
-def is_deeper(body: bytes, depth: int) -> bool:
-    """Whether JSON is nested more deeply than that; brackets inside texts do not count."""
+def is_too_nested(body: bytes, depth: int) -> bool:
+    """Whether JSON is nested more deeply than that, or has more lists and objects than is sane.
+
+    Brackets inside texts do not count.
+    """
     if body.count(b"[") + body.count(b"{") <= depth:
         return False
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     marks = _TEXT.sub(b"", plain.translate(None, _NO_MARK))
+    if len(marks) > 2 * MAX_CONTAINERS:
+        return True
     return any(level > depth for level in accumulate(map(_STEP.__getitem__, marks)))
 
 

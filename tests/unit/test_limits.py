@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.app import ROUTES
-from api.limits import Bounds, is_deeper, narrowed
+from api.limits import MAX_CONTAINERS, Bounds, is_too_nested, narrowed
 from runtime.errors import SettingsError
 from runtime.limits import GenerateLimits, LimitSettings, PromptLimits, ReadLimits
 from runtime.settings import Settings, load_settings
@@ -38,13 +38,18 @@ def test_brackets_are_counted_where_they_nest_and_not_in_texts(value: object):
     for ensure_ascii in (True, False):
         body = json.dumps(value, ensure_ascii=ensure_ascii).encode()
         depth = depth_of(value)
-        assert not is_deeper(body, depth)
-        assert depth == 0 or is_deeper(body, depth - 1)
+        assert not is_too_nested(body, depth)
+        assert depth == 0 or is_too_nested(body, depth - 1)
 
 
 @pytest.mark.parametrize("text", [r"[[[[\"[[[", "\\", '"', '\\"[', "{" * 99, "\\\\" * 3])
 def test_a_text_full_of_brackets_and_escapes_is_flat(text: str):
-    assert not is_deeper(json.dumps({"a": [text, text]}).encode(), 2)
+    assert not is_too_nested(json.dumps({"a": [text, text]}).encode(), 2)
+
+
+def test_more_lists_than_anybody_sends_are_not_even_counted():
+    assert not is_too_nested(b"[" + b"[]," * (MAX_CONTAINERS - 1) + b"1]", 2)
+    assert is_too_nested(b"[" + b"[]," * MAX_CONTAINERS + b"1]", 2)
 
 
 def configured(folder: Path, text: str) -> Settings:
