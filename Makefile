@@ -4,7 +4,7 @@ PYTHON ?= python3
 MLX ?= cpu
 ARGS ?=
 TESTS ?=
-JOBS ?= 2
+JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from runtime.compaction import compact, plans
 from runtime.errors import LoadFailed
@@ -253,7 +254,7 @@ async def test_long_chains_become_short_and_are_still_found(home: Path):
     async with serving(home) as (supervisor, kv):
         for turn in turns:
             await reused(supervisor, turn)
-        store = await saved(kv, 1200)
+        store = await saved(kv, len(turns[-1].token_ids))
 
         def is_done() -> bool:
             return not list(plans(store.index.all_slots(), ()))
@@ -307,8 +308,11 @@ async def test_a_slot_of_a_newer_format_is_neither_used_nor_removed(home: Path):
 
 async def test_when_enough_was_written_today_the_disk_rests(home: Path):
     async with serving(home, kv_daily_write_bytes=100_000) as (supervisor, kv):
-        await reused(supervisor, prompt(1))
-        store = await saved(kv, 1)  # all of it, unless the news of enough came in between
+        with capture_logs() as logged:
+            await reused(supervisor, prompt(1))
+            store = await saved(kv, 1)  # all of it, unless the news of enough came in between
+            rests = {"event": "writes_rest", "log_level": "warning"}
+            await until(lambda: any(rests.items() <= one.items() for one in logged), "the news")
         await reused(supervisor, prompt(2))
         await until(lambda: kv.figures().models["m"].num_unwritten, "slots are not written")
         assert (await reused(supervisor, prompt(2))).tier == "hot"
