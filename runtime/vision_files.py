@@ -20,6 +20,13 @@ SEEING_TYPES = frozenset(
 is exact.
 """
 
+KEPT_TYPES = SEEING_TYPES | frozenset(
+    """
+    aya_vision glm4v idefics3 internvl_chat kimi_vl lfm2_vl llava_onevision mistral3 smolvlm
+    """.split()
+)
+"""`model_type`s of which tests show that what was seen is taken up exactly by another process."""
+
 VLM_TYPES = SEEING_TYPES | frozenset(
     """
     aya_vision cohere2_vision cohere_compass deepseek_v4 deepseek_vl_v2 deepseekocr deepseekocr_2

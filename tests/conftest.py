@@ -61,11 +61,11 @@ little = "tiny"
 def seeing_server(
     tmp_path_factory: pytest.TempPathFactory, vlms_dir: Path, models_dir: Path
 ) -> Iterator[RunningServer]:
-    """A server whose default model sees; `blind` reads text only, `tried` has no lens of its own,
-    `muted` is the same with a template that shows no images, `paligemma` cannot be shown any.
+    """A server whose default model sees; `blind` reads text only, `tried` is of a kind that is
+    tried out, `muted` of one whose template shows no images, `paligemma` cannot be shown any.
     """
     home = tmp_path_factory.mktemp("seeing")
-    for name, kind in (("tried", "idefics3"), ("muted", "idefics3"), ("paligemma", "paligemma")):
+    for name, kind in (("tried", "pixtral"), ("muted", "idefics3"), ("paligemma", "paligemma")):
         write_tried(home / name, kind)
     template = home / "muted" / "chat_template.jinja"
     template.write_text(template.read_text().replace("<image>", ""))

@@ -96,6 +96,34 @@ KINDS: dict[str, _Kind] = {
             {"image_seq_len": 4},
         ),
     ),
+    "smolvlm": _Kind(
+        "<image>",
+        {"model_type": "llama"},
+        {"model_type": "smolvlm_vision"},
+        {"scale_factor": 2},
+        (
+            {
+                "image_processor_type": "SmolVLMImageProcessor",
+                "size": {"longest_edge": 112},
+                "max_image_size": {"longest_edge": 56},
+            },
+            {"image_seq_len": 4},
+        ),
+    ),
+    "pixtral": _Kind(
+        "[IMG]",
+        {"model_type": "mistral"},
+        {"model_type": "pixtral", "head_dim": 16},
+        {},
+        (
+            {
+                "image_processor_type": "PixtralImageProcessor",
+                "size": {"longest_edge": 56},
+                "patch_size": {"height": 14, "width": 14},
+            },
+            {"patch_size": 14},
+        ),
+    ),
     "mistral3": _Kind(
         "[IMG]",
         {"model_type": "mistral"},

@@ -75,10 +75,11 @@ class SeeingModel(nn.Module):
 
     kv_classes = (_caches.KVCache, _caches.QuantizedKVCache)
 
-    def __init__(self, whole: Any, *, has_rope: bool) -> None:
+    def __init__(self, whole: Any, *, has_rope: bool, says_positions: bool = False) -> None:
         super().__init__()
         self.whole = whole
         self.has_rope = has_rope
+        self.says_positions = says_positions
 
     @property
     def layers(self) -> Any:
@@ -94,8 +95,14 @@ class SeeingModel(nn.Module):
         if type(cache[-1]) is not RopeDelta:
             start = _num_held(cache)
             return self.at(inputs, cache, rope_positions((), start, start + inputs.shape[1]))
-        kv = cache[:-1]
-        logits = language(inputs, cache=kv, rope_deltas=cache[-1].delta).logits
+        kv, delta = cache[:-1], cache[-1].delta
+        if self.says_positions:
+            # Some kinds take deltas only if the model itself holds some.
+            at = _offsets(kv) + delta + mx.arange(inputs.shape[1])
+            given = {"position_ids": mx.broadcast_to(at, (3, *inputs.shape))}
+        else:
+            given = {"rope_deltas": delta}
+        logits = language(inputs, cache=kv, **given).logits
         # Some models put other caches into the list that they are given.
         cache[:-1] = kv
         return logits
@@ -132,6 +139,13 @@ def _both_ways(upstream: type) -> type:
         return base_mask | same[:, None]
 
     return type(upstream.__name__, (upstream,), {"_apply_blockwise_bidirectional_overlay": overlay})
+
+
+def _offsets(kv: Sequence[Any]) -> mx.array:
+    """How many tokens each row holds `[rows, 1]`; all have the same where a number says it."""
+    found = (getattr(cache, "offset", None) for cache in kv)
+    offset = next(one for one in found if one is not None)
+    return offset[:, None] if isinstance(offset, mx.array) and offset.ndim else mx.array([[offset]])
 
 
 def _num_held(kv: Sequence[Any]) -> int:

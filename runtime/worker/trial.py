@@ -82,6 +82,9 @@ def _upstream(eyes: Eyes, token_ids: list[int], prepared: Prepared, features: An
 
 def _ours(eyes: Eyes, token_ids: list[int], album: Album, cuts: tuple[int, ...]) -> mx.array:
     """Logits after a prompt in slices that end there, its last token decoded."""
+    # As in a process that has seen nothing yet: what upstream keeps on the model must not matter.
+    if eyes.model.has_rope:
+        vars(eyes.model.whole.language_model).update(_rope_deltas=None, _position_ids=None)
     kv, start = eyes.model.make_cache(), 0
     for end in (*cuts, len(token_ids) - 1):
         eyes.compute(token_ids[start:end], kv, album, start)

@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from runtime.kv.media import rope_positions
+from runtime.vision_files import KEPT_TYPES
 from runtime.worker.album import Album, Prepared
 from runtime.worker.any_lens import UPSTREAM_ERRORS, AnyLens, Unusable, any_lens
 from runtime.worker.lens import FAMILIES, Lens, lens_of
@@ -192,14 +193,15 @@ def load(path: Path) -> tuple[SeeingModel, dict[str, object], Eyes]:
     config: dict[str, object] = _utils.load_config(path)
     whole = _utils.load_model(path, lazy=True)
     family = FAMILIES.get(str(config["model_type"]))
-    model = SeeingModel(whole, has_rope="_rope_deltas" in vars(whole.language_model))
+    has_rope = "_rope_deltas" in vars(whole.language_model)
+    model = SeeingModel(whole, has_rope=has_rope, says_positions=family is None)
     if family is not None:
         return (
             model,
             config,
             Eyes(model, Tower(whole), lens_of(family, path), look_both_ways(whole)),
         )
-    eyes = Eyes(model, Tower(whole), is_proven=False)
+    eyes = Eyes(model, Tower(whole), is_proven=config["model_type"] in KEPT_TYPES)
     try:
         eyes.lens = any_lens(path, whole, has_grid=model.has_rope)
     except UPSTREAM_ERRORS as error:

@@ -18,6 +18,7 @@ from runtime.kv.media import Placed, model_ids, place_media
 from runtime.kv.trail import Trail
 from runtime.slot_news import KnownSlot
 from runtime.types import ChatPrompt, Image, Message, ModelSpec
+from runtime.vision_files import KEPT_TYPES, SEEING_TYPES
 from runtime.worker import model as models
 from runtime.worker.album import Album, Shot
 from runtime.worker.gallery import PictureGallery
@@ -26,6 +27,7 @@ from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import SequenceGroup
 from tests.contract.lives import live
 from tests.kv_sessions import _REQUEST, SLICE_TOKENS, Session
+from tests.tiny_tried_vlms import write_tried
 from tests.tiny_vlms import VISION_FAMILIES, encoded, picture, write_vlm
 
 FIRST, SECOND, THIRD, OTHER = ((seed, 84, 112) for seed in (1, 2, 3, 4))
@@ -37,6 +39,7 @@ CASES: dict[str, tuple[str, int | None]] = {
     **{family: (family, None) for family in VISION_FAMILIES},
     "qwen2_5_vl in 8 bits": ("qwen2_5_vl", 8),
     "qwen3_vl in 4 bits": ("qwen3_vl", 4),
+    **{kind: (kind, None) for kind in sorted(KEPT_TYPES - SEEING_TYPES)},
 }
 """Each family's model with the KV that it has, and some with quantised KV."""
 
@@ -172,7 +175,11 @@ def cold(model: LoadedModel, way: str) -> mx.array:
 
 def before(folder: Path, case: str) -> dict[str, Any]:
     family, bits = CASES[case]
-    model = load(write_vlm(folder / "model", family, is_wide=bits is not None), family, bits)
+    if family in VISION_FAMILIES:
+        path = write_vlm(folder / "model", family, is_wide=bits is not None)
+    else:
+        path = write_tried(folder / "model", family)
+    model = load(path, family, bits)
     session = SeeingSession(model, folder / "store")
     group = session.group(BEGINNING.parts)
     assert session.see(group) == 0

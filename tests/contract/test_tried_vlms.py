@@ -13,6 +13,7 @@ import pytest
 
 from runtime.kv.media import place_media
 from runtime.types import ChatPrompt, Image, Message
+from runtime.vision_files import KEPT_TYPES
 from runtime.worker.album import Album
 from runtime.worker.any_lens import AnyLens
 from runtime.worker.gallery import PictureGallery
@@ -110,8 +111,8 @@ def test_pictures_are_read_as_upstream_reads_them_wherever_slices_end(model: Loa
         assert mx.abs(ours - theirs).max() <= DEVIATION
 
 
-def test_what_such_a_model_saw_is_not_kept(model: LoadedModel):
-    assert not model.keeps_pictures
+def test_what_such_a_model_saw_is_kept_where_its_kind_is_tested(model: LoadedModel):
+    assert model.keeps_pictures == (model.spec.model_type in KEPT_TYPES)
     assert model.unproven is None, "words are kept"
 
 
@@ -144,11 +145,14 @@ def test_a_processor_that_cannot_be_loaded_is_a_reason(tmp_path: Path):
 
 
 def test_the_trial_finds_out_what_is_read_otherwise(tmp_path: Path):
-    """A model that is driven in a wrong way: told nothing of rows and columns."""
+    """A model that is driven in wrong ways."""
     model = tried(write_tried(tmp_path, "glm4v"), "glm4v")
     assert model.eyes is not None
     lens = lens_of(model)
     assert try_out(model.eyes, lens) is None
+    model.model.says_positions = False
+    assert try_out(model.eyes, lens) is not None, "this kind wants to be told in every call"
+    model.model.says_positions = True
     lens.has_grid = False
     why = try_out(model.eyes, lens)
     assert why == "mlx-vlm reads an image among words in a way that is not known here"

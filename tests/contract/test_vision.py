@@ -45,6 +45,7 @@ from tests.tiny_vlms import VISION_FAMILIES, encoded, picture, write_vlm
 
 TIMEOUT_S = 110
 NEEDS_STATE = {"qwen3_5", "qwen3_5_moe", "gemma3", "gemma4"}
+KEEPS_STATE = {*NEEDS_STATE, "aya_vision", "lfm2_vl"}
 LIVE = WAYS[:2]
 """Ways that the first process went on from the caches that it still had."""
 
@@ -83,10 +84,10 @@ def test_another_process_goes_on_as_if_it_were_the_same(folder: Path, family: st
     first, second = found["spans"][0][0], found["spans"][1][0]
     held = before["num_held"]
     starts = {"the same": held - len(ANSWER) - 1, "swapped": first}
-    starts["another second picture"] = first if family in NEEDS_STATE else second
+    starts["another second picture"] = first if family in KEEPS_STATE else second
     assert found["start"] == starts.get(way, held)
     new = {"words": 0, "the same": 0, "a new picture": 1, "swapped": 2}
-    assert found["num_encoded"] == new.get(way, 2 if family in NEEDS_STATE else 1)
+    assert found["num_encoded"] == new.get(way, 2 if family in KEEPS_STATE else 1)
     assert (found["retreats"], found["rejected"]) == (0, 0)
     one, other = (logits(folder, life, family)[way] for life in ("before", "after"))
     assert one.shape == other.shape
@@ -216,6 +217,21 @@ def test_rows_of_quantised_kv_do_not_disturb_each_other(folder: Path):
     for one, prompt in zip(together, prompts, strict=True):
         (alone,) = decoded(session, [prompt])
         assert [token for token, _ in one] == [token for token, _ in alone]
+
+
+@pytest.mark.parametrize("kind", ["glm4v", "idefics3", "lfm2_vl"])
+def test_rows_of_kinds_without_a_lens_of_their_own_are_decoded_together_as_alone(
+    folder: Path, kind: str
+):
+    said(folder, "before", kind)
+    session = SeeingSession(load(folder / kind / "model", kind), None)
+    prompts = [(BEGINNING.parts, 9), ((words(2, 70),), 8), ((words(3, 4), FIRST, words(4, 9)), 7)]
+    together = decoded(session, prompts)
+    for one, prompt in zip(together, prompts, strict=True):
+        (alone,) = decoded(session, [prompt])
+        assert [token for token, _ in one] == [token for token, _ in alone]
+        for (_, first), (_, other) in zip(one, alone, strict=True):
+            assert mx.abs(first - other).max() <= DEVIATION
 
 
 @pytest.mark.parametrize("family", sorted(NEEDS_STATE))

@@ -12,8 +12,9 @@ import pytest
 from runtime import vision_files
 from runtime.model_files import read_spec
 from runtime.settings import ModelSettings
-from runtime.vision_files import BLIND_TYPES, SEEING_TYPES, VLM_TYPES
+from runtime.vision_files import BLIND_TYPES, KEPT_TYPES, SEEING_TYPES, VLM_TYPES
 from runtime.worker.lens import FAMILIES
+from tests.tiny_tried_vlms import KINDS
 from tests.tiny_vlms import VISION_FAMILIES
 
 pytest.importorskip("mlx_vlm")
@@ -64,6 +65,12 @@ def test_every_tested_type_has_a_tiny_model_that_is_recognised(vlms_dir: Path):
         assert spec.sees
         assert (spec.context, spec.model_type) == (4096, family)
         assert spec.kv_bytes_per_token
+
+
+def test_every_type_that_is_kept_has_a_tiny_model():
+    assert SEEING_TYPES | (KINDS.keys() & KEPT_TYPES) == KEPT_TYPES
+    assert KEPT_TYPES <= VLM_TYPES
+    assert not KEPT_TYPES & BLIND_TYPES.keys()
 
 
 def test_the_worker_drives_every_type_that_is_said_to_see():

@@ -114,7 +114,7 @@ def test_a_model_that_reads_text_only_is_shown_none(seeing_server: RunningServer
     assert text.status_code == 200
 
 
-def test_a_kind_without_a_lens_of_its_own_is_shown_images_and_says_what_is_not_kept(
+def test_a_kind_that_was_only_tried_out_is_shown_images_and_says_what_is_not_kept(
     seeing_server: RunningServer,
 ):
     words = {"type": "text", "text": "look at this: " * 30}
