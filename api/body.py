@@ -13,7 +13,13 @@ from litestar.datastructures import State
 from litestar.exceptions import InternalServerException
 from typing_extensions import override
 
-from api.errors import BodyTooLarge, ClientLeft, InvalidJson, WrongContentType
+from api.errors import (
+    BodyTooLarge,
+    ClientLeft,
+    InvalidJson,
+    WrongContentEncoding,
+    WrongContentType,
+)
 from api.limits import MAX_CONTAINERS, bounds_of, is_too_nested
 from api.record import record_of
 from runtime.errors import InvalidRequest
@@ -88,11 +94,15 @@ class HttpRequest(Request[None, None, State]):
 
         Raises:
             WrongContentType: it is not, which browsers' forms cannot be either.
+            WrongContentEncoding: it is compressed.
             InvalidJson: it is empty.
         """
         media_type = self.content_type[0]
         if media_type != "application/json" and not media_type.endswith("+json"):
             raise WrongContentType(media_type)
+        encoding = self.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            raise WrongContentEncoding(encoding)
         return await self.body()
 
 

@@ -97,6 +97,15 @@ class WrongContentType(RequestRejected):
         )
 
 
+class WrongContentEncoding(RequestRejected):
+    """The body is compressed."""
+
+    code = "unsupported_media_type"
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(f"Send the body as it is, without content-encoding {encoding[:64]!r}.")
+
+
 class GenerationFailed(HearthError):
     """A generation ended with a failure after it was accepted; `code` says which."""
 
@@ -137,6 +146,7 @@ STATUSES: dict[type[HearthError], Status] = {
     RequestTimeout: Status(408, "invalid_request_error"),
     AnswerTooLate: Status(504, "server_error"),
     WrongContentType: Status(415, "invalid_request_error"),
+    WrongContentEncoding: Status(415, "invalid_request_error"),
     UnknownRequest: Status(404, "invalid_request_error"),
     UnknownPrewarm: Status(404, "invalid_request_error"),
     ModelTooLarge: Status(400, "invalid_request_error"),

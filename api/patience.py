@@ -1,8 +1,11 @@
-"""Clients that never finish their request: they are cut off, so that they hold nothing open."""
+"""Clients as they are: those that never finish their request are cut off, so that they hold nothing
+open; those that would rather speak HTTP/2 are heard all the same.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -14,14 +17,31 @@ if TYPE_CHECKING:
     from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send
 
 
+_OFFER = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c\b)", re.IGNORECASE)
+
+
 class PatientProtocol(HttpToolsProtocol):
     """Uvicorn's protocol, that closes a connection whose request head does not arrive in time.
 
-    Between two requests the keep-alive timeout counts, as ever.
+    Between two requests the keep-alive timeout counts, as ever. An offer to go on in HTTP/2 is not
+    read: uvicorn would decline it and lose the request's body, which Java's clients send with it.
     """
 
     head_timeout_s = 30.0
     _deadline: asyncio.TimerHandle | None = None
+    _is_in_body = False
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if not self._is_in_body:
+            head, end, body = data.partition(b"\r\n\r\n")
+            data = _OFFER.sub(b"\r\nx-offer:", head) + end + body
+        super().data_received(data)
+
+    @override
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        super().on_message_complete()
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -36,6 +56,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     @override
     def on_headers_complete(self) -> None:
+        self._is_in_body = True
         self._relax()
         super().on_headers_complete()
 

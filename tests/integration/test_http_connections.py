@@ -1,9 +1,11 @@
-"""Streams on a connection that is kept: each ends where it ends, and the next request is heard."""
+"""Connections: streams end where they end, and the next request is heard, however it is sent."""
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -42,3 +44,30 @@ def test_a_stream_ends_and_its_connection_serves_the_next(server: RunningServer,
             assert connection.sock is taken is not None
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize("offer", ["Upgrade", "upgrade"])
+def test_an_offer_of_http_2_costs_no_body(server: RunningServer, offer: str) -> None:
+    """As Java's client and `curl --http2` make it with each request of a connection."""
+    body = json.dumps(HELLO).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nConnection: {offer}, HTTP2-Settings\r\nHost: localhost\r\n"
+        f"HTTP2-Settings: AAEAAEAAAAIAAAAA\r\n{offer}: h2c\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    ).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        for pieces in ((head + body,), (head, body)):
+            for piece in pieces:
+                connection.sendall(piece)
+            answer = http.client.HTTPResponse(connection, method="POST")
+            answer.begin()
+            assert answer.status == 200, answer.read()
+            assert json.loads(answer.read())["object"] == "chat.completion"
+
+
+def test_a_compressed_body_is_refused_for_what_it_is(server: RunningServer) -> None:
+    body = gzip.compress(json.dumps(HELLO).encode())
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = server.request("POST", CHAT, content=body, headers=headers)
+    assert answer.status_code == 415
+    assert "content-encoding" in answer.json()["error"]["message"]
