@@ -20,7 +20,7 @@ from store.errors import SlotDamaged, SlotMissing, StoreFailed, StoreFull
 CHUNK_BYTES = 1 << 20
 """Unit of writing and packing, and of the caller's chance to wait or give up."""
 
-READ_BYTES = 256 << 10
+_READ_BYTES = 256 << 10
 """What is read at once: still in the core's own cache when it is hashed right after."""
 
 PRIVATE_FILE = 0o600
@@ -224,7 +224,7 @@ class SequentialReader:
     def __init__(self, fd: int, start: int, file_bytes: int) -> None:
         self._fd = fd
         self._position = start
-        self._buffer = memoryview(bytearray(min(READ_BYTES, max(file_bytes - start, 1))))
+        self._buffer = memoryview(bytearray(min(_READ_BYTES, max(file_bytes - start, 1))))
         self._unread = self._buffer[:0]
         if sys.platform == "linux":
             os.posix_fadvise(fd, start, 0, os.POSIX_FADV_SEQUENTIAL)

@@ -185,15 +185,24 @@ def read_header(path: Path) -> SlotHeader:
         SlotMissing, SlotDamaged, StoreFailed: as `verify`.
     """
     with opened(path) as fd:
-        return named(path, read_contents(fd)).header
+        return _named(path, read_contents(fd)).header
 
 
 def read_token_ids(path: Path) -> array[int]:
     """The token ids of a slot file, checked; no other tensor is read. Raises as `verify`."""
+    return read_front(path)[1]
+
+
+def read_front(path: Path) -> tuple[SlotContents, array[int]]:
+    """Header, tensor table and token ids of a slot file, checked, for whoever checks the rest.
+
+    Raises:
+        SlotMissing, SlotDamaged, StoreFailed: as `verify`.
+    """
     with opened(path) as fd:
-        contents = named(path, read_contents(fd))
+        contents = _named(path, read_contents(fd))
         reader = SequentialReader(fd, contents.payload_start, contents.file_bytes)
-        return _read_token_ids(reader, contents.tensors[0])
+        return contents, _read_token_ids(reader, contents.tensors[0])
 
 
 def verify(path: Path, yield_: Yield = keep_going) -> VerifiedSlot:
@@ -209,7 +218,7 @@ def verify(path: Path, yield_: Yield = keep_going) -> VerifiedSlot:
         StoreFailed: reading failed.
     """
     with opened(path) as fd:
-        contents = named(path, read_contents(fd))
+        contents = _named(path, read_contents(fd))
         reader = SequentialReader(fd, contents.payload_start, contents.file_bytes)
         token_ids = _read_token_ids(reader, contents.tensors[0])
         for entry in contents.tensors[1:]:
@@ -224,11 +233,6 @@ def verify(path: Path, yield_: Yield = keep_going) -> VerifiedSlot:
 
 def read_contents(fd: int) -> SlotContents:
     """Header and tensor table of the slot file open at `fd`, checked. Raises as `verify`."""
-    return read_front(fd)[1]
-
-
-def read_front(fd: int) -> tuple[bytes, SlotContents]:
-    """All bytes before the payload, and what they say, checked. Raises as `verify`."""
     try:
         file_bytes = os.fstat(fd).st_size
         front = os.pread(fd, _FRONT_GUESS_BYTES, 0)
@@ -239,11 +243,11 @@ def read_front(fd: int) -> tuple[bytes, SlotContents]:
         raise StoreFailed(f"reading failed: {error.strerror}") from error
     if wanted > len(front):
         raise SlotDamaged("the file ends inside its header")
-    return front[:wanted], unpack_front(front[:wanted], file_bytes)
+    return unpack_front(front[:wanted], file_bytes)
 
 
-def named(path: Path, contents: SlotContents) -> SlotContents:
-    """A file under another slot's name is as wrong as a flipped bit. Raises SlotDamaged."""
+def _named(path: Path, contents: SlotContents) -> SlotContents:
+    """A file under another slot's name is as wrong as a flipped bit."""
     said = slot_id_of(path.name) or path.name.removesuffix(SUFFIX)
     if said != contents.header.id:
         raise SlotDamaged(f"{path.name} holds slot {contents.header.id}")

@@ -48,15 +48,18 @@ class Reuse(msgspec.Struct):
 
 
 class Restore(msgspec.Struct):
-    """A restore after a restart, from file to layer caches, against a plain read of the files.
+    """A restore after a restart, from file to layer caches, against plain reads of the files.
 
-    Both find the files in the page cache.
+    All find the files in the page cache. `read` goes into one buffer that is used again and again,
+    `keep` into new memory, as restoring does twice.
     """
 
     num_tokens: int
     restore_mb_per_s: float
     read_mb_per_s: float
     ratio: float
+    keep_mb_per_s: float = 0.0
+    ratio_to_keep: float = 0.0
 
 
 class Run(NamedTuple):
@@ -122,8 +125,8 @@ async def _one_length(run: Run, num_tokens: int, seeds: Iterator[int]) -> tuple[
         follow_up = await _ask(server, first + new(FOLLOW_UP))
         sibling = await _ask(server, first[:shared] + new(num_tokens - shared))
         edit = await _ask(server, first[:half] + new(num_tokens - half))
+    written = sorted(set(_slots(home)) - before, key=lambda path: path.stat().st_mtime_ns)
     resident_s = await run.opponent.resume(first, new(FOLLOW_UP))
-    read_bytes_per_s = _plain_read(home, since=before)
     async with hearth(model, home) as server:
         restart = await _ask(server, first + new(FOLLOW_UP))
         second = new(num_tokens)
@@ -133,6 +136,7 @@ async def _one_length(run: Run, num_tokens: int, seeds: Iterator[int]) -> tuple[
     async with hearth(model, home) as server:
         killed = await _ask(server, second + new(FOLLOW_UP))
     async with hearth(model, home, prewarm_share=0) as server:
+        read_bytes_per_s, keep_bytes_per_s = _read(written), _read(written, keeps=True)
         restarted = await _ask(server, first + new(FOLLOW_UP))
     row = Reuse(
         num_tokens=num_tokens,
@@ -153,6 +157,8 @@ async def _one_length(run: Run, num_tokens: int, seeds: Iterator[int]) -> tuple[
         restore_mb_per_s=round(restore_bytes_per_s / 1e6, 1),
         read_mb_per_s=round(read_bytes_per_s / 1e6, 1),
         ratio=round(restore_bytes_per_s / read_bytes_per_s, 3),
+        keep_mb_per_s=round(keep_bytes_per_s / 1e6, 1),
+        ratio_to_keep=round(restore_bytes_per_s / keep_bytes_per_s, 3),
     )
     return row, restore
 
@@ -176,16 +182,19 @@ def _slots(home: Path) -> list[Path]:
     return list((home / "kv" / "slots").rglob("*.safetensors"))
 
 
-def _plain_read(home: Path, since: set[Path]) -> float:
-    """Bytes per second of reading what was written, one file after the other."""
-    paths = sorted(set(_slots(home)) - since, key=lambda path: path.stat().st_mtime_ns)
+def _read(paths: Sequence[Path], *, keeps: bool = False) -> float:
+    """Bytes per second of reading one file after the other, into new memory with `keeps`."""
     buffer = bytearray(1 << 20)
+    kept: list[bytearray] = []
     num_bytes = 0
     start = time.perf_counter()
     for path in paths:
         with path.open("rb", buffering=0) as file:
             while count := file.readinto(buffer):
                 num_bytes += count
+                if keeps:
+                    kept.append(buffer)
+                    buffer = bytearray(len(buffer))
     return num_bytes / (time.perf_counter() - start)
 
 

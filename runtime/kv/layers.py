@@ -11,18 +11,17 @@ its KV is not kept.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from itertools import cycle
 from typing import Any, Literal, NamedTuple, cast
 
 import mlx.core as mx
 import msgspec
 
-Kind = Literal["sliceable", "checkpointed"]
+from runtime.kv.streams import moving
 
-_COPY_STREAMS = [mx.new_thread_local_stream(mx.cpu) for _ in range(min(4, os.cpu_count() or 1))]
-"""Most of copying KV is touching memory for the first time, which several threads do faster."""
+Kind = Literal["sliceable", "checkpointed"]
 
 _TOKEN_AXIS = 2
 _ROOM_TOKENS = 256
@@ -155,22 +154,15 @@ def assemble(
     columns = list(zip(*pieces, strict=True))
     num_tokens = sum(piece[0].shape[0] for piece in pieces if piece)
     taken = 0
-    for number, leaf in enumerate(layout.leaves):
+    for leaf, stream in zip(layout.leaves, cycle(moving()), strict=False):
         if leaf.kind == "sliceable":
-            with _copying(number):
+            with mx.stream(stream) if stream is not None else nullcontext():
                 taken += _fill(_at(kv, leaf.path), columns[taken:], num_tokens, num_room)
     if state is not None:
         skeletons: list[Any] = msgspec.json.decode(state.skeleton)
         checkpointed = [leaf for leaf in layout.leaves if leaf.kind == "checkpointed"]
         for leaf, skeleton in zip(checkpointed, skeletons, strict=True):
             _set_state(_at(kv, leaf.path), _restored(skeleton, state.arrays))
-
-
-def _copying(number: int) -> AbstractContextManager[object]:
-    """The stream for the copies of one leaf. On a CPU each stream has a thread of its own."""
-    if mx.default_device() != mx.Device(mx.cpu):
-        return nullcontext()
-    return mx.stream(_COPY_STREAMS[number % len(_COPY_STREAMS)])
 
 
 def bytes_per_token(kv: Sequence[Any], layout: KvLayout) -> int:

@@ -31,6 +31,10 @@ _DTYPES: dict[mx.Dtype, str] = {
 }
 
 
+DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
+"""By their names in slot files."""
+
+
 class RunKv(NamedTuple):
     """The KV of one run in memory: slices `[tokens, heads, dim]` and, at its end, a checkpoint.
 
@@ -84,7 +88,7 @@ def pack(kv: RunKv) -> list[TensorData]:
     state = kv.state.arrays if kv.state is not None else []
     named = [(f"kv.{i}", array) for i, array in enumerate(kv.slices)]
     named += [(f"state.{i}", array) for i, array in enumerate(state)]
-    return [TensorData(name, _DTYPES[a.dtype], tuple(a.shape), _host_bytes(a)) for name, a in named]
+    return [TensorData(name, _DTYPES[a.dtype], tuple(a.shape), host_bytes(a)) for name, a in named]
 
 
 def pack_layout(layout: KvLayout, kv: RunKv) -> str:
@@ -114,7 +118,8 @@ def unpack(text: str, tensors: Mapping[str, mx.array], layout: KvLayout, num_tok
     return RunKv(slices, State(arrays, packed.skeleton) if packed.skeleton is not None else None)
 
 
-def _host_bytes(array: mx.array) -> memoryview:
+def host_bytes(array: mx.array) -> memoryview:
+    """The bytes of an evaluated array, where they are."""
     if not array.size:
         return memoryview(b"")
     # The buffer protocol knows no bfloat16; bytes are bytes.

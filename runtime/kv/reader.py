@@ -11,17 +11,18 @@ import queue
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import mlx.core as mx
+from xxhash import xxh3_128
 
+from runtime.kv import pack
 from runtime.kv.prefix import Run
-from store.checked_file import CheckedFile, checked
-from store.errors import SlotDamaged, StoreError
-from store.slot_format import TOKENS
-from store.slots import read_token_ids, slot_path
+from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
+from store.slot_format import TOKENS, SlotContents
+from store.slots import read_front, read_token_ids, slot_path, verify
 from store.types import SlotHeader
 
 _NUM_THREADS = 2
@@ -49,25 +50,55 @@ class SlotRead(NamedTuple):
 def load(path: Path) -> LoadedSlot:
     """Read a slot file and compare every checksum. The arrays are evaluated.
 
+    What is compared is what was read into memory, where the CPU can see that.
+
     Raises:
-        SlotMissing, SlotDamaged, StoreFailed: as `store.slots.verify`.
+        SlotMissing, SlotDamaged: as `store.slots.verify`.
+        StoreFailed: reading failed, or gave something else than the file has.
     """
-    with checked(path) as file:
-        token_ids = file.token_ids()
-        tensors = _tensors(file)
-        file.check()
-        contents = file.contents
+    try:
+        if mx.cuda.is_available():
+            slot = verify(path)
+            return LoadedSlot(slot.header, slot.token_ids, read_tensors(path), slot.num_bytes)
+        contents, token_ids = read_front(path)
+        tensors = read_tensors(path)
+        compare(contents, tensors)
+    except SlotDamaged as error:
+        # The file is put aside only if it is what is wrong, not memory that ran out.
+        verify(path)
+        raise StoreFailed(str(error)) from error
     return LoadedSlot(contents.header, token_ids, tensors, contents.file_bytes)
 
 
-def _tensors(file: CheckedFile) -> dict[str, mx.array]:
+def read_tensors(path: Path) -> dict[str, mx.array]:
+    """All but the token ids, as the file has them now: mlx reads them with threads of its own.
+
+    Raises:
+        SlotMissing: the file has left.
+        SlotDamaged: it cannot be loaded.
+    """
     try:
-        loaded = cast("dict[str, mx.array]", mx.load(cast("BinaryIO", file), "safetensors"))
-        del loaded[TOKENS]
+        loaded = cast("dict[str, mx.array]", mx.load(str(path)))
+        loaded.pop(TOKENS, None)
         mx.eval(list(loaded.values()))
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
+        if not path.exists():
+            raise SlotMissing(f"{path} has just left") from error
         raise SlotDamaged(f"it cannot be loaded: {error}") from error
     return loaded
+
+
+def compare(contents: SlotContents, tensors: Mapping[str, mx.array]) -> None:
+    """Look whether these are the tensors of a slot, byte for byte. Raises SlotDamaged."""
+    said = {entry.name: entry for entry in contents.tensors if entry.name != TOKENS}
+    if said.keys() != tensors.keys():
+        raise SlotDamaged("it holds other tensors than its header says")
+    with mx.stream(mx.cpu):
+        for name, entry in said.items():
+            array = tensors[name]
+            is_alike = array.dtype == pack.DTYPES.get(entry.dtype) and array.shape == entry.shape
+            if not is_alike or xxh3_128(pack.host_bytes(array)).hexdigest() != entry.checksum:
+                raise SlotDamaged(f"the checksum of {name} differs")
 
 
 class SlotReader:

@@ -1,25 +1,21 @@
 """A slot is loaded as it was written or not at all, whatever happens to its file meanwhile."""
 
-import os
 import random
 from array import array
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import mlx.core as mx
 import pytest
 
-from runtime.kv.reader import LoadedSlot, load
-from store.checked_file import CheckedFile, checked
-from store.disk import READ_BYTES, opened
-from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
+from runtime.kv.reader import LoadedSlot, compare, load, read_tensors
+from store.errors import SlotDamaged, SlotMissing, StoreError
 from store.slot_format import TOKENS
 from store.slots import read_front
-from tests.slot_samples import ROW_BYTES, is_served, publish_sample, sample
+from tests.slot_samples import is_served, publish_sample, sample
 
 NUM_FLIPS = 300
-LONG = 2 * READ_BYTES // ROW_BYTES + 1
-"""Tokens whose tensors are read in several pieces."""
+LONG = 20_000
 
 
 @pytest.fixture
@@ -44,12 +40,6 @@ def is_exact(slot: LoadedSlot, number: int, **sizes: int) -> bool:
     given = {one.name: bytes(one.data) for one in tensors}
     found = {name: bytes_of(one) for name, one in slot.tensors.items()}
     return (slot.header, slot.token_ids, found) == (header, array("I", ids), given)
-
-
-def read_all(file: CheckedFile) -> None:
-    tensors = cast("dict[str, mx.array]", mx.load(cast("BinaryIO", file), "safetensors"))
-    del tensors[TOKENS]
-    mx.eval(list(tensors.values()))
 
 
 @pytest.mark.parametrize("num_tokens", [6, LONG])
@@ -85,41 +75,29 @@ def test_a_file_that_is_gone_is_missing(path: Path):
 
 def test_what_changes_after_its_header_was_checked_is_not_taken(path: Path):
     whole = path.read_bytes()
-    for damaged in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), bytes(len(whole))):
-        with checked(path) as file:
-            path.write_bytes(damaged)
-            file.token_ids()
-            read_all(file)
-            with pytest.raises(SlotDamaged):
-                file.check()
-        path.write_bytes(whole)
+    contents, _ = read_front(path)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(SlotDamaged, match="checksum"):
+        compare(contents, read_tensors(path))
+    path.write_bytes(whole[:-1])
+    with pytest.raises(SlotDamaged, match="loaded"):
+        read_tensors(path)
+    path.unlink()
+    with pytest.raises(SlotMissing):
+        read_tensors(path)
 
 
-def test_a_slot_removed_while_it_is_read_is_whole(path: Path):
-    with checked(path) as file:
-        path.unlink()
-        file.token_ids()
-        read_all(file)
-        file.check()
-
-
-def test_tensors_that_were_read_in_pieces_or_not_at_all_are_not_taken(path: Path):
-    with checked(path) as file:
-        entry = file.contents.tensors[1]
-        file.seek(file.contents.payload_start + entry.start)
-        half = memoryview(bytearray(entry.num_bytes // 2))
-        assert file.readinto(half) == file.readinto(half) == len(half)
-        file.token_ids()
-        with pytest.raises(StoreFailed, match="one piece"):
-            file.check()
-
-
-def test_a_reading_that_fails_is_no_damage(path: Path):
-    with opened(path) as fd:
-        front, contents = read_front(fd)
-    directory = os.open(path.parent, os.O_RDONLY)
-    file = CheckedFile(directory, front, contents)
-    file.token_ids()
-    os.close(directory)
-    with pytest.raises(StoreFailed, match="reading failed"):
-        file.check()
+def test_tensors_of_another_slot_shape_or_kind_are_not_taken(path: Path):
+    contents, _ = read_front(path)
+    other = publish_sample(path.parents[2], 2)
+    with pytest.raises(SlotDamaged, match="checksum"):
+        compare(contents, read_tensors(other))
+    tensors = read_tensors(path)
+    name, one = next((name, one) for name, one in tensors.items() if one.size)
+    for changed in (one.reshape(-1), one.view(mx.uint16)):
+        with pytest.raises(SlotDamaged, match="checksum"):
+            compare(contents, tensors | {name: changed})
+    del tensors[name]
+    with pytest.raises(SlotDamaged, match="other tensors"):
+        compare(contents, tensors)
+    compare(contents, read_tensors(path))
