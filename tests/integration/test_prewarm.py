@@ -245,6 +245,14 @@ async def test_what_is_warmed_at_this_moment_can_be_cancelled_and_is_not_pinned(
     assert not any(one["is_pinned"] for one in listing)
 
 
+async def test_what_cannot_be_warmed_is_counted_and_harms_nobody(server: RunningServer):
+    before = server.figure("hearth_prewarm_total", outcome="failed")
+    view = await warmed(server, {"messages": question(SYSTEM * 20)["messages"][:1]})
+    assert view["status"] == "failed"
+    assert server.figure("hearth_prewarm_total", outcome="failed") == before + 1
+    assert asked(server, question("Hi"))[0] >= 0
+
+
 async def test_what_is_asked_within_its_time_is_kept_alive(tmp_path: Path, models_dir: Path):
     config = CONFIG + "kv_ttl_s = 2.5\n"
     with running(tmp_path, "--models-dir", str(models_dir), config=config) as server:

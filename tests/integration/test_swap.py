@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from runtime.errors import (
+    Aborted,
     LoadFailed,
     ModelTooLarge,
     NoRoom,
@@ -26,7 +27,7 @@ from runtime.process_memory import Departure
 from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
 from runtime.types import TokenPrompt
-from tests.asking import ask, first_chunks, request, status_of, supervising, worker_of
+from tests.asking import answer, ask, first_chunks, request, status_of, supervising, worker_of
 from tests.forked_worker import own_workers
 from tests.tiny_models import write_model
 from tests.waiting import until
@@ -97,6 +98,18 @@ async def test_models_that_fit_together_stay_together_and_the_longest_idle_one_l
             await ask(supervisor, "a", model="a")
         assert caught.value.limit_bytes == num_bytes // 2
         assert caught.value.num_bytes == num_bytes
+
+
+async def test_what_is_being_warmed_makes_way_for_another_model(home: Path) -> None:
+    async with supervising(home, prefill_slice=8) as supervisor:
+        await ask(supervisor, "a", model="a", max_tokens=1)
+        prompt = request("a kettle hums " * 900, model="a", work="prefill", priority="background")
+        warming = supervisor.warm(prompt)
+        assert warming is not None
+        await first_chunks(warming)
+        assert await ask(supervisor, "a", model="b", max_tokens=1)
+        assert loaded(supervisor) == {"b"}
+        assert (await answer(warming)).failed.code == Aborted.code
 
 
 async def test_a_model_leaves_when_nobody_uses_it_unless_somebody_said_otherwise(

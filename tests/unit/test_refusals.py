@@ -1,0 +1,17 @@
+"""What a refusal tells a client: its status, whether and when to try again."""
+
+from api.errors import refusal_of
+from runtime.errors import MemoryShort, ModelTooLarge
+
+
+def test_a_model_that_can_never_fit_says_both_sizes_and_not_to_try_again():
+    refusal = refusal_of(ModelTooLarge("m", 7_000_000_000, 5_000_000_000))
+    assert (refusal.status, refusal.headers["x-should-retry"]) == (400, "false")
+    assert "7.00 GB" in refusal.message
+    assert "5.00 GB" in refusal.message
+
+
+def test_who_meets_a_machine_short_of_memory_is_told_when_to_try_again():
+    refusal = refusal_of(MemoryShort())
+    assert refusal.status == 503
+    assert 0 < int(refusal.headers["retry-after"]) <= 60
