@@ -1,6 +1,6 @@
 """A long agent conversation with two siblings, replayed over restarts: how much is computed twice.
 
-`python -m ops.bench.replay` prints the sums and writes nothing; `--json FILE` writes every turn.
+`python -m ops.bench.replay` prints the sums; `--json FILE` writes them with the environment.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, cast
 import msgspec
 from transformers import AutoTokenizer
 
+from api.bench.machine import Environment, environment
 from ops.bench.client import Cache
 from ops.bench.processes import hearth
 from runtime.embedded import HEARTH_TINY
 
-AGENTS = ("Ada", "Bob")
+AGENTS = ("Ada", "Bob", "Cid")
 CODE = "velvet-onyx-41"
 _RIVER = "On day {} the river was calm and the boats stayed in the harbour."
 _NUM_SHARED = 100
@@ -44,6 +45,19 @@ class Replay(msgspec.Struct):
     num_prefilled_tokens: int
     num_distinct_tokens: int
     ratio: float
+
+
+class Report(msgspec.Struct):
+    """What is written of a replay."""
+
+    environment: Environment
+    num_agents: int
+    num_turns: int
+    restart_every: int
+    num_prefilled_tokens: int
+    num_distinct_tokens: int
+    ratio: float
+    num_recalls: int
 
 
 class _Message(msgspec.Struct):
@@ -91,7 +105,7 @@ class _Prompts:
 
 
 async def replay(home: Path, num_turns: int, restart_every: int) -> Replay:
-    """Let both agents take so many turns, with a restart of the server after every few."""
+    """Let each agent take so many turns, with a restart of the server after every few."""
     prompts = _Prompts(HEARTH_TINY)
     histories = {name: _beginning(name) for name in AGENTS}
     turns: list[Turn] = []
@@ -152,13 +166,23 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         result = asyncio.run(replay(Path(home), arguments.turns, arguments.restart_every))
+    report = Report(
+        environment=environment(),
+        num_agents=len(AGENTS),
+        num_turns=arguments.turns,
+        restart_every=arguments.restart_every,
+        num_prefilled_tokens=result.num_prefilled_tokens,
+        num_distinct_tokens=result.num_distinct_tokens,
+        ratio=round(result.ratio, 3),
+        num_recalls=sum(turn.recalls for turn in result.turns),
+    )
     print(
-        f"{len(result.turns)} turns: prefilled {result.num_prefilled_tokens} of "
-        f"{result.num_distinct_tokens} distinct tokens, ratio {result.ratio:.3f}; "
-        f"{sum(turn.recalls for turn in result.turns)} recall the code word"
+        f"{len(result.turns)} turns: prefilled {report.num_prefilled_tokens} of "
+        f"{report.num_distinct_tokens} distinct tokens, ratio {report.ratio:.3f}; "
+        f"{report.num_recalls} recall the code word"
     )
     if arguments.json is not None:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
 
 
 if __name__ == "__main__":
