@@ -219,11 +219,15 @@ def _nothing(_: object) -> None:
 
 
 class Chore(NamedTuple):
-    """What is done to a store that `prepare` made ready; `is_opening`: opening it is part of it."""
+    """What is done to a store that `prepare` made ready.
+
+    `is_opening`: opening it is part of it; `finds_damage`, so before it was done some is there.
+    """
 
     run: Callable[[OpenStore], None]
     prepare: Callable[[Path], None] = _nothing
     is_opening: bool = False
+    finds_damage: bool = False
 
 
 CHORES = {
@@ -233,7 +237,7 @@ CHORES = {
     "promote": Chore(_promote, _cool),
     "expire": Chore(_expire, _cool),
     "evict_cold": Chore(_evict_cold, _cool),
-    "scrub": Chore(_scrub, _spoil_slot),
+    "scrub": Chore(_scrub, _spoil_slot, finds_damage=True),
     "open_lost": Chore(_nothing, _lose_index, is_opening=True),
     "open_spoilt": Chore(_nothing, _spoil_index, is_opening=True),
     "rebuild": Chore(_rebuild, _cool_and_lose_index),
