@@ -49,10 +49,22 @@ async def test_a_killed_server_goes_on_with_what_was_seen(tmp_path: Path, vlms_d
         )
         server.process.send_signal(signal.SIGKILL)
         server.process.wait(10)
-    with running(tmp_path, config=config) as server:
+    with running(tmp_path, config=f"{config}max_loaded_models = 1\n") as server:
         turns.append({"role": "user", "content": [WORDS, chat_part(SECOND), WORDS]})
         said, cached = say(server, turns)
         assert held - 1 <= cached < said["usage"]["prompt_tokens"]
+        encoded_images = "hearth_kv_encoded_images_total"
+        await until(lambda: server.figure(encoded_images) == 1, "only the new picture is seen")
+        held = said["usage"]["total_tokens"]
+        hi = {"model": "gemma3", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        assert server.post(CHAT, hi).status_code == 200
+        (loaded,) = server.get("/api/ps").json()["models"]
+        assert loaded["name"].startswith("gemma3"), "it was swapped out"
+        turns.append({"role": "user", "content": "and after another model?"})
+        said, cached = say(server, turns)
+        assert cached >= held - 1
+        assert server.figure(encoded_images) == 1, "words look at no picture"
+        del turns[-2:]
         swapped = [*turns[:-1]]
         swapped[0] = {"role": "user", "content": [WORDS, chat_part(SECOND), WORDS]}
         _, shared = say(server, swapped[:1])
