@@ -7,10 +7,12 @@ import mlx.core as mx
 import pytest
 import pytest_asyncio
 
+from runtime.compaction import compact
 from runtime.kv.parts import Span
 from runtime.kv.writer import Whole
 from runtime.ranks import Split
 from runtime.settings import ModelSettings
+from runtime.types import CacheParams, TokenPrompt
 from runtime.worker.lead import Lead
 from runtime.worker.model import split
 from runtime.worker.rank_parts import LeadParts, Rank
@@ -22,6 +24,7 @@ from tests.asking import ask, supervising_with_store
 from tests.kv_sessions import load
 from tests.rank_talk import LONG, Talk
 from tests.tiny_models import write_model
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -97,6 +100,28 @@ async def test_numbers_of_ranks_never_share_a_slot(home: Path, alone: tuple[str,
             await Talk(supervisor, kv, first).published()
     num_prompt_tokens = first.finished.usage.num_prompt_tokens
     assert found == [(0, "first_seen"), (0, "first_seen"), (num_prompt_tokens - 1, None)]
+
+
+@pytest.mark.soak
+async def test_merged_slots_have_the_parts_of_all_ranks(home: Path):
+    """As they are taken over in memory, and as they are read again."""
+    token_ids = tuple(9 + i % 300 for i in range(1400))
+    async with talking(home, kv_dir=home / "merged") as (supervisor, kv):
+        for end in range(60, 1300, 60):
+            await ask(supervisor, TokenPrompt(token_ids=token_ids[:end]), max_tokens=1)
+        whole = TokenPrompt(token_ids=token_ids)
+        expected = await ask(supervisor, whole, max_tokens=30, cache=CacheParams(mode="off"))
+        talk = Talk(supervisor, kv, expected)
+        await until(lambda: max(row.header.end for row in talk.slots()) >= 1259, "all on disk")
+        assert kv.store is not None
+        while not kv.store.counts["compacted"]:
+            await kv.chore(lambda store: compact(store, kv.loaded_models, lambda: False))
+        for tier in ("hot", "warm"):
+            said = await ask(supervisor, whole, max_tokens=30)
+            use = said.finished.usage.cache
+            assert (said.text, use.tier) == (expected.text, tier)
+            assert use.num_tokens >= 1259
+            await talk.kill()
 
 
 class OtherRank:
