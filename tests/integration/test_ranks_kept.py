@@ -10,13 +10,14 @@ import pytest_asyncio
 from runtime.compaction import compact
 from runtime.kv.parts import Span
 from runtime.kv.writer import Whole
-from runtime.ranks import Split
+from runtime.ranks import BACKENDS, LOOPBACK, Ranks, Split
 from runtime.settings import ModelSettings
 from runtime.types import CacheParams, TokenPrompt
 from runtime.worker.lead import Lead
 from runtime.worker.model import split
 from runtime.worker.rank_parts import LeadParts, Rank
 from runtime.worker.rank_records import Free, HasRead, Loaded, Read, Record
+from runtime.worker.rank_start import Followers, RanksFailed
 from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.slots import slot_path
 from store.types import SlotHeader
@@ -185,6 +186,14 @@ async def test_what_one_rank_cannot_take_up_no_rank_has(home: Path, failure: typ
     freed = [number for one in other.records if isinstance(one, Free) for number in one.numbers]
     assert len(read) == 2
     assert set(read) <= set(freed)
+
+
+async def test_a_backend_that_this_mlx_lacks_is_named():
+    lacking = [one for one in BACKENDS if not mx.distributed.is_available(one.partition("-")[0])]
+    for backend in lacking:
+        name = backend.partition("-")[0]
+        with pytest.raises(RanksFailed, match=f"this build of mlx has no {name}; choose another"):
+            Followers(Ranks(hosts=(LOOPBACK,) * 2, backend=backend), print)
 
 
 async def test_what_mlx_lm_cannot_split_so_says_how_it_can(home: Path):
