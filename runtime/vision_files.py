@@ -89,14 +89,14 @@ def is_vision(path: Path, model_type: str, weights: Sequence[Path]) -> bool:
     return (
         model_type in VLM_TYPES | BLIND_TYPES.keys()
         and can_see()
-        and not (model_type in BLIND_TYPES and _reads_as_text(model_type))
+        and not (model_type in BLIND_TYPES and reads_as_text(model_type))
         and any((path / name).is_file() for name in _PROCESSORS)
         and any(_TOWER.search(name) for name in _tensor_names(path, weights))
     )
 
 
 @cache
-def _reads_as_text(model_type: str) -> bool:
+def reads_as_text(model_type: str) -> bool:
     """Whether mlx-lm has a model of this type."""
     found = find_spec("mlx_lm")
     folders = (found.submodule_search_locations if found is not None else None) or ()

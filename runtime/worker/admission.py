@@ -24,7 +24,7 @@ def intake_of(model: LoadedModel, composer: Composer, chain: HashChain) -> Intak
     constrainer = Constrainer(model.dialect, model.tokenizer, grammars)
     intake = Intake(composer, model.dialect, model.vocab_size, chain, constrainer)
     if model.eyes is None:
-        return intake
+        return replace(intake, blindness=model.blindness)
     if model.eyes.lens is None:
         return replace(intake, blindness=model.eyes.blindness)
     # Only here, so that workers of other models never import Pillow.

@@ -26,6 +26,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from runtime.kv.media import rope_delta
 from runtime.ranks import Split
 from runtime.types import ModelSpec
+from runtime.vision_files import reads_as_text
 from runtime.worker.album import Album
 from runtime.worker.dialects.dialect import Dialect
 from runtime.worker.dialects.upstream import dialect_of
@@ -61,6 +62,8 @@ class LoadedModel:
     """Makes a sampler draw the same on all ranks, where there are several."""
     eyes: Eyes | None = None
     """How it sees pictures, if it does."""
+    blindness: str = ""
+    """Why mlx-lm reads its text only, although its files promise more."""
     _since_clear: int = field(default=0)
 
     def new_kv(self) -> list[Any]:
@@ -142,9 +145,12 @@ def load(
     Raises:
         FileNotFoundError, ValueError, RuntimeError, OSError, KeyError: as upstream finds the files.
     """
-    path = Path(spec.path)
+    path, blindness = Path(spec.path), ""
     if spec.is_vision and split is None:
         model, config, eyes = _load_seeing(path)
+        if eyes.lens is None and reads_as_text(spec.model_type):
+            blindness = eyes.blindness
+            (model, config), eyes = load_model(path, lazy=True), None
     else:
         (model, config), eyes = load_model(path, lazy=True), None
     if split is not None:
@@ -171,6 +177,7 @@ def load(
         dialect=dialect_of(tokenizer),
         kv_bits=kv_bits,
         eyes=eyes,
+        blindness=blindness,
     )
 
 

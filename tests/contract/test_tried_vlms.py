@@ -134,6 +134,17 @@ def test_a_template_that_shows_no_images_is_a_reason(tmp_path: Path):
     assert eyes.blindness == "its chat template does not show where an image is"
 
 
+def test_what_cannot_be_tried_is_read_by_mlx_lm_where_that_can(tmp_path: Path):
+    path = write_tried(tmp_path, "mistral3")
+    template = path / "chat_template.jinja"
+    template.write_text(template.read_text().replace("[IMG]", ""))
+    model = load(path, "mistral3")
+    assert model.eyes is None
+    assert model.blindness == "its chat template does not show where an image is"
+    assert type(model.new_kv()[0]).__module__ == "mlx_lm.models.cache"
+    assert model.unproven is None, "its KV is kept"
+
+
 def test_a_processor_that_cannot_be_loaded_is_a_reason(tmp_path: Path):
     path = write_tried(tmp_path, "idefics3")
     settings = {"image_processor_type": "NoSuchImageProcessor"}
