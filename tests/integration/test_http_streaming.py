@@ -64,12 +64,11 @@ def test_one_id_belongs_to_all_events_and_to_no_other_answer(server: RunningServ
 
 
 def test_text_arrives_while_it_is_written(server: RunningServer) -> None:
-    body = LONG | {"stream": True, "max_tokens": 600}
-    with server.stream("POST", COMPLETIONS, json=body) as response:
-        pieces = [time.monotonic() for _ in response.iter_raw()]
-    assert len(pieces) > 100  # nearly one for each token
-    middle, end = (moment - pieces[0] for moment in (pieces[len(pieces) // 2], pieces[-1]))
-    assert 0.2 * end < middle < 0.8 * end
+    with server.stream("POST", COMPLETIONS, json=LONG | {"stream": True}) as response:
+        pieces = response.iter_raw()
+        for _ in range(20):
+            next(pieces)
+        assert server.figure("hearth_running", model="tiny") == 1
 
 
 def test_reasoning_is_streamed_apart_from_the_answer(server: RunningServer) -> None:
@@ -153,10 +152,15 @@ async def test_a_worker_that_dies_fails_whole_answers_with_a_status(
     narrow_server: RunningServer,
 ) -> None:
     assert narrow_server.post(CHAT, BODY).status_code == 200
-    running = {"name": "hearth_running", "model": "tiny"}
+
+    def has_begun() -> bool:
+        requests = narrow_server.get("/admin/dashboard").json()["requests"]
+        return any(one["num_pieces"] for one in requests)
+
     async with narrow_server.client() as client:
         answer = asyncio.create_task(client.post(COMPLETIONS, json=LONG | {"seed": 4}))
-        await until(lambda: narrow_server.figure(**running) == 1, "the request runs")
+        # Before its first token a request would wait for another worker instead.
+        await until(has_begun, "the answer has begun")
         os.kill(narrow_server.worker_pid(), signal.SIGKILL)
         response = await answer
     assert response.status_code == 503
