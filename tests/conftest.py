@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.forked_worker import fork_workers, started_as_ever
@@ -18,6 +19,11 @@ from tests.tiny_vlms import VISION_FAMILIES, write_vlm
 # Tests run beside one another on few cores, where threads that spin for work only take turns.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 fork_workers()
+# How long an example takes is the machine's affair.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

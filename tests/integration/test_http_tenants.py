@@ -126,16 +126,17 @@ def test_a_session_of_the_same_name_is_another_conversation(
 ):
     admin = Tenant(server, "admin")
 
-    def named() -> list[Any]:
-        return admin.ask("GET", "/admin/cache")["conversations"]
+    def is_kept(whose: str) -> bool:
+        query, headers = {"conversation": f"@{whose}/shared-name"}, {"x-api-key": ADMIN}
+        answer = server.request("GET", "/admin/cache/chain", params=query, headers=headers)
+        return answer.status_code == 200
 
-    before = len(named())
     for tenant in (alice, bob):
         tenant.chat(new_text(40), session_id="shared-name")
-    asyncio.run(until(lambda: len(named()) == before + 2, "both are listed"))
+    asyncio.run(until(lambda: is_kept("alice") and is_kept("bob"), "both are kept"))
     admin.ask("DELETE", "/admin/cache/conversations?conversation=shared-name", status=404)
     admin.ask("DELETE", "/admin/cache/conversations?conversation=@alice/shared-name")
-    assert len(named()) == before + 1
+    assert (is_kept("alice"), is_kept("bob")) == (False, True)
 
 
 def test_agents_are_their_tenants_alone(alice: Tenant, bob: Tenant):
