@@ -34,7 +34,7 @@ serve: $(READY)  ## serve on http://127.0.0.1:8420 (ARGS="--port 9000 --home DIR
 # Compiling what it imports is half of what a process costs that tests; so that is kept.
 test soak: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(READY)  ## run the tests, JOBS=2 files at a time (TESTS="tests/unit -k name" for some)
+test: $(READY)  ## run the tests, JOBS=3 files at a time (TESTS="tests/unit -k name" for some)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 check: $(READY)  ## linter, format, types, import borders, house gauges
