@@ -31,7 +31,7 @@ from store.index import SlotIndex
 from store.keyed_names import conversation_key
 from store.ownership import Ownership
 from store.records import Records
-from store.slots import StagedSlot, publish_all, read_header, remove, slot_path
+from store.slots import StagedSlot, publish_all, read_header, remove, slot_path, verify
 from store.types import ConversationRow, FileStamp, ModelRow, SlotPlace, SlotRow
 
 INDEX = "index.db"
@@ -260,17 +260,17 @@ class OpenStore:
     def drop_bad(self, slot_id: str) -> tuple[str, ...]:
         """Forget a slot that cannot be read, and what continues it; its file is kept for a day.
 
-        Returns the ids that are gone: none when it only went to the cold store meanwhile, or is of
-        a later release's format.
+        Returns the ids that are gone: none when it only went to the cold store meanwhile, got its
+        name after it was looked for, or is of a later release's format.
         Raises StoreError.
         """
-        if not slot_path(self.root, slot_id).exists() and self.is_cold(slot_id):
+        path = slot_path(self.root, slot_id)
+        if not path.exists() and self.is_cold(slot_id):
             return ()
-        if _is_foreign(slot_path(self.root, slot_id)):
+        if _is_foreign_or_whole(path):
             return ()
         places = self.index.drop([slot_id]).result()
         self.counts["evicted_damaged"] += len(places)
-        path = slot_path(self.root, slot_id)
         with suppress(StoreError):
             if path.exists():
                 upkeep.quarantine(self.root, path)
@@ -385,12 +385,12 @@ def _discard(path: Path) -> None:
         remove(path)
 
 
-def _is_foreign(path: Path) -> bool:
-    """It is a slot that this release cannot read but another one wrote."""
+def _is_foreign_or_whole(path: Path) -> bool:
+    """It is a slot that this release cannot read but another one wrote, or nothing is wrong."""
     try:
-        read_header(path)
+        verify(path)
     except SlotForeign:
         return True
     except StoreError:
-        pass
-    return False
+        return False
+    return True
