@@ -21,6 +21,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from runtime.kv.trail import Trail
 from runtime.slot_news import KnownSlot
+from runtime.wire import SlotBad
 from store import slots
 from store.slots import slot_path
 from store.types import class_of
@@ -114,7 +115,7 @@ class Replay:
 
     def start(self) -> Session:
         hot_bytes = self.dice.choice([1, 20_000, 100_000, 1 << 30])
-        self.num_taken = 0
+        self.num_taken = self.num_answered = 0
         session = Session(self.model, self.root, hot_bytes=hot_bytes, block_size=4)
         session.tiers.learn(list(self.published.values()))
         return session
@@ -171,6 +172,15 @@ class Replay:
             self.session.tiers.give_up(one.trail)
         else:
             self.session.hear()
+            self.answer()
+
+    def answer(self) -> None:
+        """What the server says of a file that had no name yet when it was looked for."""
+        reports = self.session.reports
+        for report in reports[self.num_answered :]:
+            if isinstance(report, SlotBad) and report.reason == "missing":
+                self.session.tiers.on_gone([report.id], "evicted")
+        self.num_answered = len(reports)
 
     def compute(self, one: Asked) -> None:
         ids, start = one.trail.token_ids, one.num_computed
