@@ -25,18 +25,21 @@ class Service:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.parts: dict[str, dict[int, bytes]] = {}
+        self.is_there = False
         self.left_bytes = 1 << 60
         """So much of its objects it sends before it breaks off, and answers nobody any more."""
 
     @contextmanager
     def running(self, port: int = 0) -> Generator[str]:
-        """Answer at this address."""
+        """Answer at this address; afterwards nobody, however old the connection."""
+        self.is_there = True
         server = ThreadingHTTPServer(("127.0.0.1", port), type("H", (_Handler,), {"service": self}))
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
+            self.is_there = False
             server.shutdown()
             server.server_close()
             thread.join()
@@ -67,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         _, bucket, *rest = unquote(url.path).split("/", 2)
         name, query = "".join(rest), parse_qs(url.query, keep_blank_values=True)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if not self.service.left_bytes:
+        if not self.service.is_there or not self.service.left_bytes:
             self.close_connection = True
         elif f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
             self._refuse(403, "InvalidAccessKeyId")
