@@ -73,10 +73,16 @@ async function showCrashes() {
   ])), "No worker was lost.", 5);
 }
 
+function howItEnded(one) {
+  const end = one.signal ?? (one.exit_status === null ? "" : `exit status ${one.exit_status}`);
+  // What its requests were told may be from before the system said how it ended.
+  return one.message.includes(end) ? one.message : `${one.message} (${end})`;
+}
+
 function details(one) {
   const cell = make("td", "", { class: "words" });
   const fold = make("details"), text = make("pre");
-  fold.append(make("summary", one.message), text);
+  fold.append(make("summary", howItEnded(one)), text);
   fold.addEventListener("toggle", async () => {
     if (!fold.open || text.textContent) return;
     try {
