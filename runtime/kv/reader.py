@@ -7,6 +7,7 @@ They compute nothing, and hand over only what is evaluated: lazy arrays belong t
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -107,18 +108,31 @@ class SlotReader:
     def __init__(self, root: Path, on_read: Callable[[SlotRead], None]) -> None:
         self._root = root
         self._on_read = on_read
-        self._queue: queue.SimpleQueue[tuple[Run, str, bool]] = queue.SimpleQueue()
-        for number in range(_NUM_THREADS):
-            threading.Thread(target=self._run, name=f"reader-{number}", daemon=True).start()
+        self._queue: queue.SimpleQueue[tuple[Run, str, bool] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"reader-{number}", daemon=True)
+            for number in range(_NUM_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+        # An interpreter that ends while a daemon thread is inside mlx aborts.
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def read(self, run: Run, slot_id: str, *, tokens_only: bool = False) -> None:
         """Load a slot's file, or its tokens only; the answer comes through `on_read`."""
         self._queue.put((run, slot_id, tokens_only))
 
     def _run(self) -> None:
-        while True:
+        while (wanted := self._queue.get()) is not None:
             # What was read is named nowhere here: this thread may wait long, and keeps no arrays.
-            self._on_read(self._answer(*self._queue.get()))
+            self._on_read(self._answer(*wanted))
+        mx.clear_streams()
 
     def _answer(self, run: Run, slot_id: str, tokens_only: bool) -> SlotRead:
         path = slot_path(self._root, slot_id)
