@@ -106,6 +106,7 @@ class House(NamedTuple):
     app: ASGIApp
     catalog: Catalog
     supervisor: Supervisor
+    kv: KvStore
 
 
 def build_house(settings: Settings, first: Newborn | None = None) -> House:
@@ -130,7 +131,7 @@ def build_house(settings: Settings, first: Newborn | None = None) -> House:
             raise SettingsError(f"{key} cannot be used: {error.message}") from error
     kv = KvStore(settings)
     supervisor = Supervisor(settings, catalog, kv, first)
-    return House(create_app(settings, catalog, supervisor, kv), catalog, supervisor)
+    return House(create_app(settings, catalog, supervisor, kv), catalog, supervisor, kv)
 
 
 def create_app(

@@ -99,6 +99,7 @@ async def _announce(doorway: Doorway, url: str) -> None:
     house = await doorway.house()
     while not house.supervisor.is_ready:  # noqa: ASYNC110 - it changes a few times in its life
         await asyncio.sleep(_POLL_S)
+    await house.kv.settled()  # or whoever reads the line could take the store first
     sys.stdout.write(ready_line(house, url) + "\n")
     sys.stdout.flush()
 

@@ -98,7 +98,7 @@ class KvStore:
 
     async def remembered(self) -> dict[str, ModelRow]:
         """What former runs were measured to need, by model id; nothing while there is no store."""
-        await self._settled()
+        await self.settled()
         rows = await self._life.attempt(lambda store: store.records.models()) or []
         return {row.label: row for row in reversed(rows)}
 
@@ -112,7 +112,7 @@ class KvStore:
         if channel.has_disk:
             self._life.spawn(self._remember(channel.kv.model_hash, load_ms, peak_bytes))
 
-    async def _settled(self) -> None:
+    async def settled(self) -> None:
         """Wait a moment for a store that is being opened."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_OPEN_PATIENCE_S):
@@ -172,7 +172,7 @@ class KvStore:
         Raises:
             StoreUnavailable: there is no store, or it fails.
         """
-        await self._settled()
+        await self.settled()
         loop, store = asyncio.get_running_loop(), self._life.store
         if store is None:
             raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
@@ -226,7 +226,7 @@ class KvStore:
             queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
             kv_bits=settings.kv_form_of(spec.id).kv_bits,
         )
-        await self._settled()
+        await self.settled()
         return await self._with_disk(spec, hot_only)
 
     async def _with_disk(self, spec: ModelSpec, kv: KvOptions) -> KvOptions:

@@ -52,7 +52,7 @@ class RunningServer:
         assert self.ready_line, f"no ready line within {timeout_s:g} s:\n{self.stderr}"
 
     def wait_for_the_store(self, timeout_s: float = START_S) -> None:
-        """Until it is open: the ready line does not wait for it, and so others could take it."""
+        """Until it is open: the ready line waits for it only for a while."""
         deadline_s = time.monotonic() + timeout_s
         while (cache := self.get("/health/ready").json()["cache"]) != "ok":
             assert time.monotonic() < deadline_s, f"cache: {cache}\n{self.stderr}"
