@@ -322,7 +322,8 @@ async def num_encoded(server: RunningServer, words: str) -> float:
 
 
 async def test_what_will_be_seen_is_computed_before_it_is_asked(seeing_server: RunningServer):
-    turns = [{"role": "user", "content": [chat_part(RED), LONG, chat_part(BLUE), LONG]}]
+    first, second = (chat_part(encoded(picture(seed))) for seed in (11, 12))
+    turns = [{"role": "user", "content": [first, LONG, second, LONG]}]
     before = await num_encoded(seeing_server, "One two three.")
     warmed = seeing_server.post("/v1/prewarm", {"model": "qwen3_vl", "messages": turns})
     assert warmed.status_code in (200, 202), warmed.text
