@@ -10,25 +10,10 @@ from runtime.kv.blocks import HashChain
 from runtime.kv.hot import HotTier
 from runtime.kv.parts import Caches, Parts
 from runtime.kv.prefix import PrefixTree, Run
+from runtime.kv.rates import Rates
 from runtime.types import MissReason
 
 _MAX_GHOSTS = 200_000
-_SMOOTHING = 0.3
-
-
-@dataclass(slots=True)
-class Rates:
-    """Measured, smoothed; 0 means not measured yet."""
-
-    prefill_s_per_token: float = 0.0
-    read_bytes_per_s: float = 0.0
-
-    def on_prefill(self, num_tokens: int, seconds: float) -> None:
-        if num_tokens:
-            self.prefill_s_per_token = _smooth(self.prefill_s_per_token, seconds / num_tokens)
-
-    def on_read(self, num_bytes: int, seconds: float) -> None:
-        self.read_bytes_per_s = _smooth(self.read_bytes_per_s, num_bytes / max(seconds, 1e-6))
 
 
 @dataclass(slots=True)
@@ -106,7 +91,3 @@ class Ground:
                 self.ghosts[block_hash] = reason
         while len(self.ghosts) > _MAX_GHOSTS:
             self.ghosts.popitem(last=False)
-
-
-def _smooth(average: float, value: float) -> float:
-    return value if average == 0.0 else average + _SMOOTHING * (value - average)

@@ -21,12 +21,11 @@ from xxhash import xxh3_128
 
 from runtime.kv import pack
 from runtime.kv.prefix import Run
+from runtime.kv.rates import NUM_READERS
 from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.slot_format import TOKENS, SlotContents
 from store.slots import read_front, read_token_ids, slot_path, verify
 from store.types import SlotHeader
-
-_NUM_THREADS = 2
 
 
 class LoadedSlot(NamedTuple):
@@ -111,7 +110,7 @@ class SlotReader:
         self._queue: queue.SimpleQueue[tuple[Run, str, bool] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"reader-{number}", daemon=True)
-            for number in range(_NUM_THREADS)
+            for number in range(NUM_READERS)
         ]
         for thread in self._threads:
             thread.start()

@@ -19,7 +19,6 @@ from store.types import SlotHeader
 
 _MAX_PEEKS = 8
 _WORTH = 0.8
-_READ_OVERHEAD_S = 0.002
 _PATIENCE_S = 1.0
 
 Report = Callable[[SlotBad | SlotsUsed | SlotsWanted], None]
@@ -70,7 +69,7 @@ class Restorer:
             return
         trail.started_s = time.perf_counter()
         found = self.find(trail)
-        prefill_s = found.num_tokens * self._ground.rates.prefill_s_per_token
+        prefill_s = self._ground.rates.prefill_s(found.num_tokens)
         trail.give_up_s = trail.started_s + max(_PATIENCE_S, prefill_s)
         self._ask(trail, found)
         trail.use = CacheUse(
@@ -128,12 +127,9 @@ class Restorer:
 
     def _is_worth_reading(self, missing: list[Run], found: Found) -> bool:
         rates = self._ground.rates
-        if not rates.read_bytes_per_s or not rates.prefill_s_per_token:
-            return True
         num_bytes = sum(self._hot[run].disk_bytes for run in missing)
-        num_tokens = found.num_tokens - missing[0].start
-        read_s = num_bytes / rates.read_bytes_per_s + len(missing) * _READ_OVERHEAD_S
-        return read_s < num_tokens * rates.prefill_s_per_token * _WORTH
+        prefill_s = rates.prefill_s(found.num_tokens - missing[0].start)
+        return not prefill_s or rates.read_s(num_bytes, len(missing)) < prefill_s * _WORTH
 
     # What the readers bring
 
