@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -120,10 +121,23 @@ class RunningServer:
         return self.process.wait(timeout_s)
 
 
+def _ports() -> Iterator[int]:
+    """Each process that tests has a thousand of its own."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 20
+    begun = os.getpid() % 1000  # another run's are likely to be elsewhere
+    return (10_000 + 1000 * number + (begun + i) % 1000 for i in itertools.count())
+
+
+_PORTS = _ports()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that nobody else takes before a server does: no system hands these out by itself."""
+    for port in _PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("every port is taken")
 
 
 def environment(changes: Mapping[str, str]) -> dict[str, str]:

@@ -105,12 +105,13 @@ def _get(url: str, policy: FetchPolicy, deadline_s: float) -> bytes | _Redirect:
     try:
         target = (place.path or "/") + (f"?{place.query}" if place.query else "")
         connection.request("GET", target, headers={"accept": "image/*", "user-agent": "hearth"})
-        response = connection.getresponse()
-        if response.status in _REDIRECTS:
-            return _Redirect(response.headers.get("location", ""))
-        if response.status != 200:
-            raise _Refused(f"its server answers {response.status}.")
-        data = _body(response, policy)
+        # The socket is the response's own where its server closes after it.
+        with connection.getresponse() as response:
+            if response.status in _REDIRECTS:
+                return _Redirect(response.headers.get("location", ""))
+            if response.status != 200:
+                raise _Refused(f"its server answers {response.status}.")
+            data = _body(response, policy)
         _left(deadline_s)
         return data
     except (OSError, http.client.HTTPException):

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import cast
 
+import psutil
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -312,3 +313,15 @@ def test_what_may_not_be_fetched_is_refused_whatever_was_fetched_before(
         refused = answers.get(timeout=10)
         assert isinstance(refused, InvalidRequest)
         assert "public internet" in refused.message
+
+
+def test_what_is_refused_leaves_no_connection_open(place: tuple[str, FetchPolicy]):
+    url, policy = place
+    port = int(url.rsplit(":", 1)[1])
+    told: list[BaseException] = []  # each holds what was at hand when it was raised
+    for path in ("/missing", "/large"):
+        with pytest.raises(InvalidRequest) as caught:
+            fetch(url + path, FIELD, policy)
+        told.append(caught.value)
+    open_ones = psutil.Process().net_connections()
+    assert not [one for one in open_ones if one.raddr and one.raddr.port == port]
