@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -225,15 +226,14 @@ class OpenStore:
         self.counts["published_bytes"] += num_bytes
         self.counts["written_bytes"] += num_bytes
         self.wear.add(num_bytes, used_s)
+        named = [row for row in saved if staged[row.header.id].session_id is not None]
         with suppress(StoreError):
             if saved:
                 figures = {"published_bytes": num_bytes, "written_bytes": num_bytes}
                 self.records.count(figures, used_s)
-            for row in saved:
-                if staged[row.header.id].session_id is not None:
-                    self._conversations.advance(
-                        self._conversation(staged[row.header.id], row, used_s)
-                    )
+            # What is published can be found by the name that it is to be deleted by.
+            rows = [self._conversation(staged[row.header.id], row, used_s) for row in named]
+            wait([self._conversations.advance(row) for row in rows])
 
     def _conversation(self, staged: SlotStaged, row: SlotRow, used_s: float) -> ConversationRow:
         header = row.header
