@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from runtime.slot_news import (
@@ -45,6 +46,7 @@ _PATIENCE_S = 1.0
 """A worker answers between two steps; one that takes longer is not worth waiting for."""
 
 _FORGET_PATIENCE_S = 5.0
+_TOLD_PATIENCE_S = 5.0
 """Deleting waits longer; what a worker that is later still stages is refused until it answers."""
 
 KvEvent = SlotStaged | SlotBad | SlotsUsed | SlotsWanted | PinWanted | StoreTrouble
@@ -89,6 +91,7 @@ class KvChannel:
         self.counts = KvCounts()
         self._desk = desk
         self._send: Callable[[KvNews], None] | None = None
+        self._is_told = asyncio.Event()
         self._asked: dict[int, asyncio.Future[Told]] = {}
         self._num_asked = 0
         self._forgotten: dict[int, Whom] = {}
@@ -113,6 +116,13 @@ class KvChannel:
         """The worker was told to load: tell it what is on disk of its model."""
         self._send = send
         self._desk.join(self)
+
+    async def told(self) -> None:
+        """Wait until the worker was told what is on disk, but not for a store that takes long."""
+        if self.has_disk:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TOLD_PATIENCE_S):
+                    await self._is_told.wait()
 
     def on_event(self, event: KvReport) -> None:
         """The worker reports."""
@@ -142,6 +152,10 @@ class KvChannel:
             self._desk.leave(self)
 
     # What follows is the store's side.
+
+    def welcomed(self) -> None:
+        """All that is on disk was told, or cannot be."""
+        self._is_told.set()
 
     async def hot(self, ids: Sequence[str]) -> tuple[str, ...]:
         """Those of these slots that are in the worker's memory; none if it does not answer."""

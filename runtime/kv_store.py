@@ -273,6 +273,7 @@ class KvStore:
     async def _welcome(self, channel: KvChannel) -> None:
         """What is on disk of its model; what is pinned of that comes into its memory at once."""
         rows = await self._stream(channel)
+        channel.welcomed()
         if self._settings.prewarm:
             channel.bring([row.header.id for row in rows if row.is_pinned])
 

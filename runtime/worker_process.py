@@ -22,7 +22,7 @@ from runtime.generation import Generation
 from runtime.kv_channel import KvChannel, KvReport
 from runtime.obituary import Obituary
 from runtime.open_work import OpenWork, fail_all
-from runtime.pulse import Limits, Pulse
+from runtime.pulse import LOADING, Limits, Pulse
 from runtime.settings import ModelSettings, Settings
 from runtime.spare import Spares
 from runtime.stopping import term_grace_s
@@ -130,11 +130,8 @@ class WorkerProcess:
             async with asyncio.timeout(self._settings.load_timeout_s):
                 await self._is_up.wait()
         except TimeoutError:
-            limit_s = self._settings.load_timeout_s
-            await self._put_down(
-                LoadFailed(f"The model {self.spec.id} was not loaded within {limit_s:g} s."),
-                is_silent=True,
-            )
+            why = f"The model {self.spec.id} was not loaded within {self._settings.load_timeout_s:g} s."
+            await self._put_down(LoadFailed(why), is_silent=True)
         except OSError as error:
             self._die(LoadFailed(f"The worker for {self.spec.id} did not start: {error}"))
         finally:
@@ -225,10 +222,16 @@ class WorkerProcess:
                 self.pulse.moved("idle", now_s)
                 self.clock.became_ready(now_s)
                 self._kv.measured(load_ms=self.clock.start_cost.total_ms)
-                self._set_state("ready")
-                self._is_up.set()
+                self._spawn(self._open())
             case LoadError(message=message):
                 self._die(LoadFailed(f"The model {self.spec.id} cannot be loaded: {message}"))
+
+    async def _open(self) -> None:
+        """Take requests: they come after what is on disk for them, or would not find it."""
+        await self._kv.told()
+        if self.state in LOADING:
+            self._set_state("ready")
+            self._is_up.set()
 
     # Life and death
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from runtime.errors import LoadFailed, WorkerError, WorkerWedged
+from runtime.kv_channel import KvChannel
 from runtime.kv_store import KvStore
 from runtime.settings import Settings
 from runtime.types import ModelSpec, SamplingParams, TokenPrompt
@@ -141,3 +143,38 @@ async def test_every_family_loads_and_answers(tmp_path: Path):
     ):
         assert alone, family
         assert together == alone, family
+
+
+class LateStore(KvStore):
+    """Tells workers what is on disk when it is let."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.is_let = asyncio.Event()
+        self._joining: set[asyncio.Task[None]] = set()
+
+    @override
+    def join(self, channel: KvChannel) -> None:
+        self._joining.add(asyncio.create_task(self._join(channel)))
+
+    async def _join(self, channel: KvChannel) -> None:
+        await self.is_let.wait()
+        super().join(channel)
+
+
+async def test_requests_come_after_what_is_on_disk_for_them(tmp_path: Path):
+    """A load that is quicker than the index would have them compute what is known."""
+    settings = Settings(home=tmp_path, stop_timeout_s=1.0)
+    kv = LateStore(settings)
+    kv.start()
+    worker = WorkerProcess(
+        settings, kv.channel(spec_of(write_model(tmp_path / "m"))), lambda _: None
+    )
+    starting = asyncio.create_task(worker.start())
+    await until(lambda: worker.ready, "the model is loaded")
+    assert worker.state == "warming"
+    kv.is_let.set()
+    await starting
+    assert worker.state == "ready"
+    await worker.stop()
+    await kv.stop()
