@@ -130,7 +130,8 @@ class WorkerProcess:
             async with asyncio.timeout(self._settings.load_timeout_s):
                 await self._is_up.wait()
         except TimeoutError:
-            why = f"The model {self.spec.id} was not loaded within {self._settings.load_timeout_s:g} s."
+            limit_s = self._settings.load_timeout_s
+            why = f"The model {self.spec.id} was not loaded within {limit_s:g} s."
             await self._put_down(LoadFailed(why), is_silent=True)
         except OSError as error:
             self._die(LoadFailed(f"The worker for {self.spec.id} did not start: {error}"))
@@ -252,9 +253,8 @@ class WorkerProcess:
         self._spawn(self._conclude(child))
         self._spawn(self._watch())
         kv = await options
-        child.send(
-            Load(spec=self.spec, options=worker_options(self._settings, self.spec.id), kv=kv)
-        )
+        load = Load(spec=self.spec, options=worker_options(self._settings, self.spec.id), kv=kv)
+        child.send(load)
         self.clock.sent_load(time.monotonic(), was_spare=was_spare)
         self._kv.open(child.send)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import psutil
+from typing_extensions import override
 
 from runtime.newborn import worker_environment
 from tests.forking import FROZEN, Nursery, fork, frozen, orders, status_of
@@ -67,6 +68,15 @@ class ForkedWorker:
         asyncio.get_running_loop().remove_reader(self._connection)
         self._connection.close()
         self._has_ended.set()
+
+
+class _Output(asyncio.StreamReaderProtocol):
+    """Closes its socket where the other end did, as a pipe's reader does."""
+
+    @override
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
 
 
 def fork_workers(address: str | None = None) -> None:
@@ -122,26 +132,23 @@ def _is_slow(env: Mapping[str, str]) -> bool:
 
 
 async def _fork(address: str, socket_fd: int, env: Mapping[str, str]) -> ForkedWorker:
-    pid, connection, reads = _ordered(address, socket_fd, env)
+    pid, connection, prints = _ordered(address, socket_fd, env)
     reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reads, "rb")
-    )
+    # uvloop closes a pipe's descriptor twice, and perhaps somebody else's; a socket's once.
+    await asyncio.get_running_loop().create_connection(lambda: _Output(reader), sock=prints)
     return ForkedWorker(pid, connection, reader)
 
 
 def _ordered(
     address: str, socket_fd: int, env: Mapping[str, str]
-) -> tuple[int, socket.socket, int]:
+) -> tuple[int, socket.socket, socket.socket]:
     """A new worker: its process id, where its end is told, and where what it prints is read."""
-    reads, writes = os.pipe()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    try:
-        fds = (nothing, writes, writes, socket_fd)
-        return *fork(address, [str(os.getpid())], env, fds), reads
-    finally:
-        os.close(nothing)
-        os.close(writes)
+    ours, theirs = socket.socketpair()
+    with theirs, Path(os.devnull).open("rb") as nothing:
+        fds = (nothing.fileno(), theirs.fileno(), theirs.fileno(), socket_fd)
+        pid, connection = fork(address, [str(os.getpid())], env, fds)
+    ours.setblocking(False)
+    return pid, connection, ours
 
 
 # What runs in the nursery.
