@@ -180,8 +180,8 @@ def test_other_machines_and_pages_are_refused(server: RunningServer):
 def test_everything_goes_also_without_a_server(tmp_path: Path):
     with running(tmp_path, config=CONFIG) as server:
         spoken(server, SESSION, CANARY)
-        path = next(iter(upkeep.slot_files(tmp_path / "kv")))
     root = tmp_path / "kv"
+    path = next(iter(upkeep.slot_files(root)))  # written at the latest when a server stops
     (root / "index.db.aside-1").write_bytes(b"".join(token_runs(SECRET)))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
