@@ -40,7 +40,7 @@ TEXT = (
     f"{TOOL_CALL} let me see"
 )
 
-_COMMON: dict[str, Any] = {
+SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -147,7 +147,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v32": _LATENT_ATTENTION
     | {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 32},
     "llama4": {
-        "text_config": _COMMON
+        "text_config": SMALL
         | {
             "model_type": "llama4_text",
             "num_hidden_layers": 4,
@@ -205,7 +205,7 @@ def write_model(directory: Path, family: str = "qwen3", *, seed: int = 0, **chan
     directory.mkdir(parents=True, exist_ok=True)
     vocab_size = write_tokenizer(directory)
     config: dict[str, Any] = {"model_type": family, "vocab_size": vocab_size}
-    config |= _COMMON | FAMILIES[family] | changes
+    config |= SMALL | FAMILIES[family] | changes
     if "text_config" in config:
         config["text_config"] = config["text_config"] | {"vocab_size": vocab_size}
     mx.random.seed(seed)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.tiny_models import CHAT_TEMPLATE, SPECIAL_TOKENS, write_tokenizer
+from tests.tiny_models import CHAT_TEMPLATE, SMALL, SPECIAL_TOKENS, write_tokenizer
 from tests.tiny_vlms import PARTS, write_weights
 
 _TOKENS = [
@@ -42,18 +42,7 @@ _WRITTEN = {"internvl_chat": "<image>", "aya_vision": "<image>"}
 _FRAMED = {"glm4v": "<|begin_of_image|><|image|><|end_of_image|>"}
 """What a template writes for an image, where that is more."""
 
-_TEXT: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
+_TEXT: dict[str, Any] = SMALL | {"tie_word_embeddings": True}
 _TOWER: dict[str, Any] = {
     "num_hidden_layers": 2,
     "hidden_size": 32,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.tiny_models import SPECIAL_TOKENS
+from tests.tiny_models import SMALL, SPECIAL_TOKENS
 
 VISION_TOKENS = [
     "<|vision_start|>",
@@ -29,18 +29,7 @@ VISION_TOKENS = [
 ]
 IDS = {token: number for number, token in enumerate([*SPECIAL_TOKENS, *VISION_TOKENS])}
 
-_TEXT: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
+_TEXT: dict[str, Any] = SMALL | {"tie_word_embeddings": True}
 
 _TOWER: dict[str, Any] = {
     "depth": 2,

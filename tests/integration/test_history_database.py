@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from store.errors import IndexDamaged, StoreTooNew
 from store.file_kinds import HISTORY
 from store.history_tables import HistoryTable
 from store.opening import open_database
+from tests.living_history import living
 from tests.waiting import until
 
 INSERT = "INSERT INTO left_sessions VALUES (?, 0.0)"
@@ -46,16 +46,6 @@ def schema(connection: Connection) -> set[tuple[str, str]]:
 
 def opened(home: Path) -> Database:
     return open_database(home / FILE, upgrade_history, kind=HISTORY)
-
-
-@asynccontextmanager
-async def living(home: Path) -> AsyncGenerator[History]:
-    history = History(home)
-    history.start()
-    try:
-        yield history
-    finally:
-        await history.close()
 
 
 async def until_ok(history: History) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from runtime.history import History
 from runtime.kv_figures import KvFigures
 from runtime.settings import Settings
 from runtime.types import CacheUse, Chunk, Finished, ModelSpec, TextDelta, Usage
+from tests.living_history import living
 from tests.waiting import until
 
 SPEC = ModelSpec(
@@ -89,16 +88,6 @@ class Made:
         await until(lambda: not desk.is_underway(self.id), "it is complete")
 
 
-@asynccontextmanager
-async def kept(home: Path) -> AsyncGenerator[History]:
-    history = History(home)
-    history.start()
-    try:
-        yield history
-    finally:
-        await history.close()
-
-
 async def events(desk: ResponseDesk, response_id: str, after: int = -1) -> list[Any]:
     """What a stream of the response's events tells, to its end."""
     log = await desk.events_of(response_id)
@@ -108,7 +97,7 @@ async def events(desk: ResponseDesk, response_id: str, after: int = -1) -> list[
 
 
 async def test_who_asks_while_it_ends_is_not_told_that_it_was_interrupted(tmp_path: Path) -> None:
-    async with kept(tmp_path) as history:
+    async with living(tmp_path) as history:
         archive = HeldArchive(history, Settings(home=tmp_path))
         desk = ResponseDesk(archive)
         made = Made(tmp_path)
@@ -123,7 +112,7 @@ async def test_who_asks_while_it_ends_is_not_told_that_it_was_interrupted(tmp_pa
 
 async def test_events_are_the_same_after_a_restart_and_go_with_the_response(tmp_path: Path) -> None:
     made = Made(tmp_path)
-    async with kept(tmp_path) as history:
+    async with living(tmp_path) as history:
         desk = ResponseDesk(Archive(history, Settings(home=tmp_path)))
         await made.begin(desk)
         following = asyncio.create_task(events(desk, made.id))
@@ -131,7 +120,7 @@ async def test_events_are_the_same_after_a_restart_and_go_with_the_response(tmp_
         told = await following
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     assert told[-1]["type"] == "response.completed"
-    async with kept(tmp_path) as history:
+    async with living(tmp_path) as history:
         desk = ResponseDesk(Archive(history, Settings(home=tmp_path)))
         assert await events(desk, made.id) == told
         assert await events(desk, made.id, after=3) == told[4:]
@@ -142,7 +131,7 @@ async def test_events_are_the_same_after_a_restart_and_go_with_the_response(tmp_
 
 
 async def test_a_response_that_waits_says_so_in_its_events(tmp_path: Path) -> None:
-    async with kept(tmp_path) as history:
+    async with living(tmp_path) as history:
         desk = ResponseDesk(Archive(history, Settings(home=tmp_path)))
         made = Made(tmp_path)
         await made.begin(desk, keep_alive_s=0.01)
