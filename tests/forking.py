@@ -73,6 +73,20 @@ def fork(
     """Have the nursery there fork, with our working directory and limits and these descriptors,
     the first three as streams; the process's id, and where four bytes of status will arrive.
     """
+    connection = ordered(address, arguments, env, fds)
+    try:
+        answer = connection.recv(64)
+    except BaseException:
+        connection.close()
+        raise
+    assert answer, "the process that forks is gone"
+    return int(answer), connection
+
+
+def ordered(
+    address: str, arguments: Sequence[str], env: Mapping[str, str], fds: Sequence[int]
+) -> socket.socket:
+    """Where the answer to such an order will arrive."""
     order = {
         "arguments": list(arguments),
         "env": dict(env),
@@ -84,12 +98,10 @@ def fork(
     try:
         connection.connect(bytes.fromhex(address))
         socket.send_fds(connection, [json.dumps(order).encode()], list(fds))
-        answer = connection.recv(64)
     except BaseException:
         connection.close()
         raise
-    assert answer, "the process that forks is gone"
-    return int(answer), connection
+    return connection
 
 
 def status_of(connection: socket.socket) -> int:
@@ -159,7 +171,7 @@ def _fork(listener: socket.socket, told: dict[int, socket.socket]) -> Order | No
         connection.close()
     else:
         told[pid] = connection
-        connection.send(str(pid).encode())
+        _tell(connection, str(pid).encode())
     return None
 
 
@@ -184,12 +196,12 @@ def _reap(told: dict[int, socket.socket]) -> None:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             with told.pop(pid) as connection:
-                _tell(connection, os.waitstatus_to_exitcode(status))
+                _tell(connection, struct.pack("i", os.waitstatus_to_exitcode(status)))
 
 
-def _tell(connection: socket.socket, code: int) -> None:
+def _tell(connection: socket.socket, answer: bytes) -> None:
     try:
-        connection.send(struct.pack("i", code))
+        connection.send(answer)
     except OSError:  # whoever asked for the process is gone
         return
 
