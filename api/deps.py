@@ -227,7 +227,9 @@ class Gate:
         """
         check_size(request)
         own_id = f"{request.request_id}-{secrets.token_hex(6)}"  # aborting it must meet no other
-        counted = msgspec.structs.replace(request, request_id=own_id, work="count")
+        counted = msgspec.structs.replace(
+            request, request_id=own_id, work="count", keep_alive_s=None
+        )
         generation = self.supervisor.submit(counted)
         try:
             return await generation.accepted()

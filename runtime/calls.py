@@ -89,6 +89,14 @@ class Call:
         return self.job if isinstance(self.job, Generation) else None
 
     @property
+    def is_use(self) -> bool:
+        """Its model is kept for a while afterwards; by counting only if it says so."""
+        if self.yields or not isinstance(self.job, Generation):
+            return False
+        request = self.job.request
+        return request.work != "count" or request.keep_alive_s is not None
+
+    @property
     def has_spoken(self) -> bool:
         """The client was told something that cannot be taken back."""
         return isinstance(self.job, Generation) and self.job.has_spoken
@@ -111,5 +119,7 @@ class Call:
 
 def content_digest(request: GenerateRequest) -> bytes:
     """16 bytes that stand for what is asked, whoever asks it and when."""
-    asked = msgspec.structs.replace(request, request_id="", deadline_s=0.0, client="")
+    asked = msgspec.structs.replace(
+        request, request_id="", deadline_s=0.0, client="", priority=None, keep_alive_s=None
+    )
     return blake2b(msgspec.msgpack.encode(asked), digest_size=16).digest()

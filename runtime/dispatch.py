@@ -85,7 +85,6 @@ class Dispatch:
         """The actor of a model, which is cold when it was never asked for."""
         if model not in self.actors:
             self.actors[model] = ModelActor(model, self._rules.limits_s, self._crew)
-            self.actors[model].keep_alive_s = self._keep_alive_s(model)
         return self.actors[model]
 
     def submit(self, call: Call) -> None:
@@ -260,8 +259,9 @@ class Dispatch:
         for model in steps.unloads:
             self.actors[model].leave("another model needs its room", now_s)
         for model in steps.loads:
-            spec = self._queue.of(model)[0].spec
-            self.actor(model).admit(spec, self._memory.need(spec).num_bytes, now_s)
+            spec, actor = self._queue.of(model)[0].spec, self.actor(model)
+            actor.keep_alive_s = self._keep_alive_s(model)
+            actor.admit(spec, self._memory.need(spec).num_bytes, now_s)
         for model in steps.blocked:
             for call in self._queue.take_all_of(model):
                 pinned = [one.model for one in self.actors.values() if one.is_pinned]

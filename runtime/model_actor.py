@@ -46,6 +46,8 @@ _log = structlog.get_logger("hearth.model")
 class Worker(Protocol):
     """A process, as the actor sees it."""
 
+    spec: ModelSpec
+
     @property
     def state(self) -> WorkerState: ...
 
@@ -207,8 +209,7 @@ class ModelActor:
         """A request that was handed over has ended, or waits again."""
         if self.running.pop(call.request_id, None) is None:
             return
-        generation = call.generation
-        if generation is not None and generation.request.work != "count" and not call.yields:
+        if call.is_use:
             self._last_finished_s = now_s
             self.keep_alive_s = keep_alive_s
         if not self.running:

@@ -26,9 +26,7 @@ def with_settings(request: GenerateRequest, spec: ModelSpec, settings: Settings)
     cache = request.cache
     if cache.ttl_s is None:
         cache = msgspec.structs.replace(cache, ttl_s=settings.kv_ttl_s)
-    priority = request.priority
-    if priority == "default" and own is not None and own.priority is not None:
-        priority = own.priority
+    priority = request.priority or (own.priority if own is not None else None) or "default"
     sampling = request.sampling.over(spec.sampling)
     return msgspec.structs.replace(request, sampling=sampling, cache=cache, priority=priority)
 

@@ -366,7 +366,8 @@ def _generation(
     """What a request becomes, with the settings of its model, and what waits for it."""
     request = with_settings(request, spec, settings)
     generation = Generation(request, dispatch)
-    call = call_of(spec, generation, request.request_id, request.priority, settings.max_wait_s)
+    priority = request.priority or "default"
+    call = call_of(spec, generation, request.request_id, priority, settings.max_wait_s)
     return generation, call
 
 

@@ -210,14 +210,15 @@ class GenerateRequest(Struct, frozen=True):
     an answer. `tokenize` is answered by `Tokens`, `detokenize` by text, `embed` by `Embedding`.
     `max_prompt_tokens` is narrower than the model's context.
     `client` is the family of the program that asks, as its headers tell it, and `keep_alive_s` how
-    long the model stays loaded afterwards (0: not at all, negative: for ever).
+    long the model stays loaded afterwards (0: not at all, negative: for ever). Without `priority`
+    it has its model's.
     """
 
     request_id: str
     model: str
     prompt: Prompt
     work: Work = "generate"
-    priority: Priority = "default"
+    priority: Priority | None = None
     client: str = ""
     keep_alive_s: float | None = None
     sampling: SamplingParams = SamplingParams()

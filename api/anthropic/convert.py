@@ -20,6 +20,7 @@ from api.anthropic.schemas import (
     ToolDefinition,
 )
 from api.anthropic.transcript import Transcript
+from api.durations import seconds_of
 from api.images import check_images
 from api.lineage import Caller
 from api.refusal import refuse
@@ -83,6 +84,8 @@ def messages_to_generate(data: MessagesRequest, request_id: str, door: Door) -> 
     request = msgspec.structs.replace(
         asked.request,
         work="prefill" if data.max_tokens == 0 else "generate",
+        priority=data.priority,
+        keep_alive_s=seconds_of(data.keep_alive),
         sampling=SamplingParams(
             temperature=data.temperature,
             top_p=data.top_p,

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.hearth_info import HearthInfo
-from runtime.types import CacheMode
+from runtime.types import CacheMode, Priority
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Content = str | list[msgspec.Raw]
@@ -125,7 +125,8 @@ class CountRequest(Body, kw_only=True):
 class MessagesRequest(CountRequest, kw_only=True):
     """The body of `POST /v1/messages`. With 0 `max_tokens` the prompt is only computed and kept.
 
-    `session_id`, `cache_mode` and `ttl` (seconds on disk; 0: none) are Hearth's own.
+    `session_id`, `cache_mode`, `ttl` (seconds on disk; 0: none), `keep_alive` (how long the model
+    stays loaded afterwards: seconds, `5m`, -1 for ever) and `priority` are Hearth's own.
     """
 
     max_tokens: Count | None = None
@@ -139,6 +140,8 @@ class MessagesRequest(CountRequest, kw_only=True):
     session_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     cache_mode: CacheMode | None = None
     ttl: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
+    keep_alive: float | str | None = None
+    priority: Priority | None = None
 
 
 # Answers

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from api.durations import seconds_of
 from api.images import check_images, image_of
 from api.lineage import Caller
-from api.ollama.durations import seconds_of
 from api.ollama.schemas import (
     Call,
     GenerateBody,

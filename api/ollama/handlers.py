@@ -79,7 +79,9 @@ def show(data: JSONBody[ShowRequest], gate: NamedDependency[Gate]) -> Shown:
     if not name:
         message = "model is missing: name the model to be shown."
         raise InvalidRequest(message, "model")
-    spec = gate.spec(_known_name(name))
+    status = gate.supervisor.status_of(_known_name(name))
+    spec = status.spec
+    sees = "vision" in status.capabilities
     return Shown(
         modelfile="",
         parameters="",
@@ -90,7 +92,7 @@ def show(data: JSONBody[ShowRequest], gate: NamedDependency[Gate]) -> Shown:
             "general.basename": spec.id,
             f"{spec.model_type}.context_length": spec.context,
         },
-        capabilities=["completion", "tools", "thinking", *(["vision"] if spec.sees else [])],
+        capabilities=["completion", "tools", "thinking", *(["vision"] if sees else [])],
         modified_at=_modified(spec),
     )
 
@@ -114,12 +116,10 @@ async def _answer(
 ) -> Response[Answer] | EventStream:
     name, form, is_streamed = manner
     clock = Clock()
-    answer = gate.submit(request.scope, [asked])
     if asked.work == "count":
-        await whole(request, answer, lambda _: None)
-        loaded = form(name, "", "", (), done=True)
-        loaded.done_reason = "unload" if asked.keep_alive_s == 0 else "load"
-        return Response(loaded)
+        said = form(name, "", "", (), done=True)
+        return Response(await _loaded_or_left(request, gate, asked, said))
+    answer = gate.submit(request.scope, [asked])
     if is_streamed:
         lines = LineStream(form, name, answer.tally, clock)
         return await open_stream(
@@ -134,6 +134,16 @@ async def _answer(
     said = form(name, draft.text, draft.reasoning, draft.calls, done=True)
     settled = clock.settle(said, draft.finished, answer.tally)
     return Response(settled, headers=cache_header(answer.tally.least_cached))
+
+
+async def _loaded_or_left(
+    request: HttpRequest, gate: Gate, asked: GenerateRequest, answer: Answer
+) -> Answer:
+    """A request without a prompt has its model loaded, and stay or leave."""
+    answer.done_reason = "unload" if asked.keep_alive_s == 0 else "load"
+    if asked.keep_alive_s != 0 or gate.supervisor.status_of(asked.model).state != "cold":
+        await whole(request, gate.submit(request.scope, [asked]), lambda _: None)
+    return answer
 
 
 def _new_id() -> str:

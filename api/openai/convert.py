@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from api.durations import seconds_of
 from api.images import check_images
 from api.lineage import Caller
 from api.openai.content import read
@@ -62,6 +63,8 @@ def chat_to_generate(
         model=spec.id,
         prompt=prompt,
         client=caller.client,
+        priority=data.priority,
+        keep_alive_s=seconds_of(data.keep_alive),
         sampling=sampling_of(data),
         constraint=constraint,
         max_tokens=data.max_completion_tokens or data.max_tokens,
@@ -102,6 +105,8 @@ def completion_to_generate(
             model=spec.id,
             prompt=prompt,
             client=caller.client,
+            priority=data.priority,
+            keep_alive_s=seconds_of(data.keep_alive),
             sampling=sampling_of(data),
             max_tokens=data.max_tokens or DEFAULT_COMPLETION_TOKENS,
             stop=stops_of(data.stop),

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from runtime.types import CacheMode
+from runtime.types import CacheMode, Priority
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -25,7 +25,8 @@ class Body(msgspec.Struct, gc=False):
 class SamplingFields(Body, kw_only=True):
     """How tokens are chosen and what becomes of the KV, in every request for an answer.
 
-    `session_id`, `cache_mode` and `ttl` (seconds on disk; 0: none) are Hearth's own; the other
+    `session_id`, `cache_mode`, `ttl` (seconds on disk; 0: none), `keep_alive` (how long the model
+    stays loaded afterwards: seconds, `5m`, -1 for ever) and `priority` are Hearth's own; the other
     ids name the conversation as well, see `api/lineage.py`.
     """
 
@@ -37,6 +38,8 @@ class SamplingFields(Body, kw_only=True):
     user: str | None = None
     cache_mode: CacheMode | None = None
     ttl: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
+    keep_alive: float | str | None = None
+    priority: Priority | None = None
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from api.durations import seconds_of
 from api.images import check_images
 from api.lineage import Caller
 from api.openai.fields import JsonSchemaFormat, is_given
@@ -94,6 +95,8 @@ def plan_of(
         model=spec.id,
         prompt=prompt,
         client=caller.client,
+        priority=data.priority,
+        keep_alive_s=seconds_of(data.keep_alive),
         sampling=sampling_of(data),
         constraint=constraint,
         max_tokens=data.max_output_tokens,

@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.running_server import COMPLETIONS, RunningServer, running, streaming
+from tests.running_server import CHAT, COMPLETIONS, RunningServer, running, streaming
 from tests.waiting import until
 
 SHORT: dict[str, Any] = {"model": "tiny", "prompt": "a kettle", "max_tokens": 2}
+USER = {"role": "user", "content": "a kettle"}
 LONG: dict[str, Any] = SHORT | {"max_tokens": 3500, "ignore_eos": True}
 
 
@@ -100,6 +101,60 @@ def test_a_restart_replaces_the_process(operated: RunningServer) -> None:
     again = act(operated, "twin", "restart").json()
     assert again["state"] == "ready"
     assert again["pid"] != pid
+
+
+def expires_in_s(server: RunningServer) -> float | None:
+    (shown,) = server.get("/running").json()["models"]
+    return shown["expires_in_s"]
+
+
+def gone(server: RunningServer) -> bool:
+    asyncio.run(until(lambda: states(server) == {}, "nothing is loaded"))
+    return True
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, SHORT),
+        (CHAT, {"model": "tiny", "messages": [USER], "max_tokens": 2}),
+        ("/v1/responses", {"model": "tiny", "input": "a kettle", "max_output_tokens": 2}),
+        ("/v1/messages", {"model": "tiny", "messages": [USER], "max_tokens": 2}),
+        ("/api/chat", {"model": "tiny", "messages": [USER], "options": {"num_predict": 2}}),
+        ("/api/generate", {"model": "tiny"}),
+    ],
+)
+def test_a_request_says_how_long_its_model_stays(
+    operated: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    def ask(keep_alive: float | str) -> None:
+        answer = operated.post(path, body | {"stream": False, "keep_alive": keep_alive})
+        assert answer.status_code == 200, answer.text
+
+    ask("2h")
+    assert 7100 < (expires_in_s(operated) or 0) <= 7200
+    ask(-1)
+    assert expires_in_s(operated) is None
+    ask(0)
+    assert gone(operated)
+
+
+def test_a_model_that_was_let_go_at_once_stays_when_it_is_loaded_again(
+    operated: RunningServer,
+) -> None:
+    assert operated.post(COMPLETIONS, SHORT | {"keep_alive": 0}).status_code == 200
+    assert gone(operated)
+    assert act(operated, "tiny", "load").json()["state"] == "ready"
+    assert 800 < (expires_in_s(operated) or 0) <= 900
+    assert act(operated, "tiny", "unload").status_code == 200
+    assert gone(operated)
+
+
+def test_what_is_not_loaded_is_not_loaded_to_be_let_go(operated: RunningServer) -> None:
+    starts = operated.figure("hearth_worker_starts_total")
+    left = operated.post("/api/generate", {"model": "tiny", "keep_alive": 0})
+    assert left.json()["done_reason"] == "unload"
+    assert operated.figure("hearth_worker_starts_total") == starts
 
 
 async def test_a_request_is_cancelled_by_either_of_its_ids(operated: RunningServer) -> None:

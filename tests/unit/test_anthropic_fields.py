@@ -122,8 +122,16 @@ def test_a_schema_for_the_answer_is_a_constraint(fields: Any) -> None:
 
 def test_limits_and_sampling_are_handed_on() -> None:
     request = asked(
-        temperature=0.5, top_p=0.9, top_k=-1, stop_sequences=["a", "b"], cache_mode="prefix", ttl=7
+        temperature=0.5,
+        top_p=0.9,
+        top_k=-1,
+        stop_sequences=["a", "b"],
+        cache_mode="prefix",
+        ttl=7,
+        keep_alive="1h",
+        priority="interactive",
     ).request
+    assert (request.keep_alive_s, request.priority) == (3600.0, "interactive")
     assert request.sampling == SamplingParams(temperature=0.5, top_p=0.9, top_k=0)
     assert (request.max_tokens, request.stop, request.work) == (9, ("a", "b"), "generate")
     assert request.cache == CacheParams(mode="prefix", ttl_s=7.0)

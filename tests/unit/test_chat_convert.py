@@ -14,7 +14,8 @@ from api.openai.content import ContentPart, ImageUrl, read
 from api.openai.convert import chat_to_generate
 from api.openai.schemas import ChatRequest
 from runtime.errors import InvalidRequest
-from runtime.settings import Settings
+from runtime.settings import ModelSettings, Settings
+from runtime.supervision_rules import with_settings
 from runtime.types import (
     ChatPrompt,
     Constraint,
@@ -22,6 +23,7 @@ from runtime.types import (
     Image,
     Message,
     ModelSpec,
+    Priority,
     Thinking,
     Tool,
     ToolCall,
@@ -46,6 +48,31 @@ def prompt(**body: Any) -> ChatPrompt:
     found = generate(**body).prompt
     assert isinstance(found, ChatPrompt)
     return found
+
+
+def test_a_request_has_its_class_and_says_how_long_its_model_stays() -> None:
+    request = generate(priority="background", keep_alive="5m")
+    assert (request.priority, request.keep_alive_s) == ("background", 300.0)
+    assert (generate().priority, generate().keep_alive_s) == (None, None)
+    with pytest.raises(InvalidRequest) as caught:
+        generate(keep_alive="soon")
+    assert caught.value.param == "keep_alive"
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "used"),
+    [
+        (None, None, "default"),
+        (None, "background", "background"),
+        ("default", "background", "default"),
+        ("interactive", "background", "interactive"),
+    ],
+)
+def test_a_model_has_a_class_for_requests_that_name_none(
+    asked: Priority | None, own: Priority | None, used: Priority
+) -> None:
+    settings = Settings(home=Path("/nowhere"), models={"m": ModelSettings(priority=own)})
+    assert with_settings(generate(priority=asked), SPEC, settings).priority == used
 
 
 @pytest.mark.parametrize(

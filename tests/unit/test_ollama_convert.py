@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from api.durations import seconds_of
 from api.lineage import Caller
 from api.ollama.convert import chat_request, generate_request
-from api.ollama.durations import seconds_of
 from api.ollama.schemas import GenerateBody, OllamaChatRequest
 from runtime.errors import InvalidRequest
 from runtime.settings import Settings
@@ -71,7 +71,7 @@ def test_durations_are_seconds_or_gos_words(given: Any, seconds: float | None):
     assert seconds_of(given) == seconds
 
 
-@pytest.mark.parametrize("given", ["soon", "", "5x", "m5", "5 m"])
+@pytest.mark.parametrize("given", ["soon", "", "5x", "m5", "5 m", "nan", "inf", "-inf", "1e3"])
 def test_what_is_no_duration_is_refused_by_name(given: str):
     with pytest.raises(InvalidRequest) as caught:
         seconds_of(given)

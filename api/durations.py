@@ -8,6 +8,7 @@ from runtime.errors import InvalidRequest
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?", re.ASCII)
 _WHOLE = re.compile(rf"([+-]?)((?:{_PART.pattern})+)")
 
 
@@ -23,8 +24,7 @@ def seconds_of(keep_alive: float | str | None) -> float | None:
     if found := _WHOLE.fullmatch(text):
         total_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(found[2]))
         return -total_s if found[1] == "-" else total_s
-    try:
+    if _NUMBER.fullmatch(text):
         return float(text)
-    except ValueError:
-        message = f"keep_alive is {text[:32]!r}: give seconds, or a duration such as 5m."
-        raise InvalidRequest(message, "keep_alive") from None
+    message = f"keep_alive is {text[:32]!r}: give seconds, or a duration such as 5m."
+    raise InvalidRequest(message, "keep_alive")
