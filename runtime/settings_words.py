@@ -106,7 +106,7 @@ SETTINGS: dict[str, str] = {
         "KV that may wait to be written (default: a twentieth of the memory, 64 MiB to 2 GiB)"
     ),
     "kv_daily_write_bytes": "after so much in a day only pinned KV is written",
-    "kv_ttl_s": "unused KV leaves the disk after this (default: a day); 0 writes nothing",
+    "kv_ttl_s": "unused KV leaves the disk after this, 0 writes nothing (default: a day)",
     "cold_store": "a directory or s3:// address where KV moves when its time or room is over",
     "cold_max_bytes": "KV in the cold store",
     "cold_ttl_s": "unused KV leaves the cold store after this",
