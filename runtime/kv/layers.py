@@ -120,12 +120,15 @@ def cut(kv: Sequence[Any], layout: KvLayout, start: int, end: int) -> list[mx.ar
     """The KV of tokens `[start, end)` in all sliceable leaves: arrays `[tokens, heads, dim]`.
 
     They share nothing with `kv` and are not evaluated yet. A leaf that was never used has no heads.
+
+    Raises:
+        ValueError: `kv` holds fewer tokens; what lies behind them is room, not KV.
     """
     return [
         _compact_slice(array, start, end) if array is not None else mx.zeros((end - start, 0, 0))
         for leaf in layout.leaves
         if leaf.kind == "sliceable"
-        for array in _arrays(_at(kv, leaf.path))
+        for array in _arrays(_holding(_at(kv, leaf.path), end))
     ]
 
 
@@ -219,6 +222,12 @@ def _at(kv: Sequence[Any], path: tuple[int, ...]) -> Any:
     cache: Any = kv[path[0]]
     for number in path[1:]:
         cache = cache.caches[number]
+    return cache
+
+
+def _holding(cache: Any, num_tokens: int) -> Any:
+    if cache.keys is not None and cache.offset < num_tokens:
+        raise ValueError(f"{num_tokens} tokens are asked of a cache that holds {cache.offset}")
     return cache
 
 

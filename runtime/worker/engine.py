@@ -195,7 +195,7 @@ class Engine:
         if group.request.work == "prefill":
             self._pin(group)
             for sequence in group.sequences:
-                self._finish(sequence, "stop", group.kv)
+                self._finish(sequence, "stop")
             return
         group.decode_started_s = time.perf_counter()
         self._decoder.insert(group)

@@ -114,6 +114,15 @@ def test_a_sliceable_cache_is_taken_up_at_any_token(tmp_path: Path, name: str, d
         check_same_future(assemble(make, pieces), live, at, **how)
 
 
+@pytest.mark.parametrize("name", SLICEABLE)
+def test_tokens_that_a_cache_does_not_hold_are_not_cut_out_of_its_room(name: str):
+    kv = SLICEABLE[name]()
+    layout = layers.layout_of(kv)
+    feed(kv, 0, 39)
+    with pytest.raises(ValueError, match="40 tokens are asked of a cache that holds 39"):
+        layers.cut(kv, layout, 32, 40)
+
+
 @pytest.mark.parametrize("slice_size", [1, 7, 40])
 @pytest.mark.parametrize("at", [WINDOW - 5, WINDOW, WINDOW + 1, 3 * WINDOW + 2])
 @pytest.mark.parametrize("name", CHECKPOINTED)

@@ -14,6 +14,7 @@ from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
 from runtime.types import (
+    CacheParams,
     ChatPrompt,
     Message,
     PrefillProgress,
@@ -103,6 +104,21 @@ async def test_what_was_only_prefilled_is_there_when_it_is_asked_for(supervisor:
     assert prefilled.text == ""
     assert prefilled.finished.usage.prefill_ms > 0
     assert said.finished.usage.num_cached_tokens == 39
+
+
+async def test_a_longer_prompt_takes_up_of_what_was_prefilled_only_what_was_computed(
+    supervisor: Supervisor,
+):
+    shorter = tuple(range(80, 120))
+    longer = TokenPrompt(token_ids=(*shorter, *range(300, 330)))
+    how: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True, "top_logprobs": 0}
+    alone = await ask(supervisor, longer, cache=CacheParams(mode="off"), **how)
+    await ask(supervisor, TokenPrompt(token_ids=shorter), work="prefill")
+    said = await ask(supervisor, longer, **how)
+    assert said.finished.usage.num_cached_tokens == 39
+    assert [one.chosen.logprob for one in said.logprobs] == pytest.approx(
+        [one.chosen.logprob for one in alone.logprobs], abs=1e-4
+    )
 
 
 async def test_a_prompt_of_one_token_is_answered(supervisor: Supervisor):
