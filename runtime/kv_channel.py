@@ -37,7 +37,7 @@ from runtime.wire import (
     StoreTrouble,
 )
 from store.keyed_names import Whom
-from store.types import SlotRow
+from store.types import Run, SlotRow
 
 MAX_SLOTS = 2000
 """Slots in one frame: a worker must not be kept from its requests for long."""
@@ -71,9 +71,7 @@ class KvDesk(Protocol):
 
     def hear(self, channel: KvChannel, event: KvEvent) -> None: ...
 
-    def measured(
-        self, channel: KvChannel, *, load_ms: float | None = None, peak_bytes: int | None = None
-    ) -> None: ...
+    def measured(self, channel: KvChannel, run: Run) -> None: ...
 
 
 class KvChannel:
@@ -138,12 +136,9 @@ class KvChannel:
         if beat.kv is not None:
             self.counts = beat.kv
 
-    def measured(self, *, load_ms: float | None = None, peak_bytes: int | None = None) -> None:
-        """What its start took, or what memory it used at most without the hot tier: for next time.
-
-        Call it before `close()`.
-        """
-        self._desk.measured(self, load_ms=load_ms, peak_bytes=peak_bytes)
+    def measured(self, run: Run) -> None:
+        """What the worker's run showed so far, for next time. Call it before `close()`."""
+        self._desk.measured(self, run)
 
     def close(self) -> None:
         """The worker is gone; everything it reported has arrived."""

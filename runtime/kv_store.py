@@ -38,7 +38,7 @@ from runtime.wire import (
 from runtime.worker_memory import WorkerMemory
 from store.errors import StoreError
 from store.keyed_names import Whom
-from store.types import ModelRow, SlotRow
+from store.types import ModelRow, Run, SlotRow
 
 T = TypeVar("T")
 
@@ -97,20 +97,15 @@ class KvStore:
         return KvChannel(self, spec, hot_bytes)
 
     async def remembered(self) -> dict[str, ModelRow]:
-        """What former runs were measured to need, by model id; nothing while there is no store."""
+        """What former runs showed, by model id; nothing while there is no store."""
         await self.settled()
         rows = await self._life.attempt(lambda store: store.records.models()) or []
         return {row.label: row for row in reversed(rows)}
 
-    def measured(
-        self, channel: KvChannel, *, load_ms: float | None = None, peak_bytes: int | None = None
-    ) -> None:
-        """Remember of a worker how long its start took, or what memory it used at most.
-
-        `peak_bytes` includes the weights, not the hot tier.
-        """
+    def measured(self, channel: KvChannel, run: Run) -> None:
+        """Remember what a worker's run showed."""
         if channel.has_disk:
-            self._life.spawn(self._remember(channel.kv.model_hash, load_ms, peak_bytes))
+            self._life.spawn(self._remember(channel.kv.model_hash, run))
 
     async def settled(self) -> None:
         """Wait a moment for a store that is being opened."""
@@ -118,12 +113,8 @@ class KvStore:
             async with asyncio.timeout(_OPEN_PATIENCE_S):
                 await self._life.settled.wait()
 
-    async def _remember(self, model: bytes, load_ms: float | None, peak_bytes: int | None) -> None:
-        await self._life.attempt(
-            lambda store: store.records.measured(
-                model, load_ms=load_ms, peak_bytes=peak_bytes
-            ).result()
-        )
+    async def _remember(self, model: bytes, run: Run) -> None:
+        await self._life.attempt(lambda store: store.records.measured(model, run).result())
 
     async def refresh(self) -> None:
         """Count what is on disk, for `figures`."""

@@ -50,6 +50,10 @@ class Memory:
         """What former runs needed, by model id."""
         self._rows = rows
 
+    def remembered(self, model: str) -> ModelRow | None:
+        """What former runs showed of a model."""
+        return self._rows.get(model)
+
     def need(self, spec: ModelSpec) -> Need:
         own = self._models.get(spec.id)
         return placement.need(Profile.of(spec, self._rows.get(spec.id), own))

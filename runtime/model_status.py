@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from runtime.lifecycle import HAS_PROCESS, ModelState
 from runtime.model_actor import ModelActor
+from runtime.sight import Sight, found_blindness, sight_of
 from runtime.swap_cost import SwapCost
 from runtime.types import ModelSpec, Struct
+from store.types import ModelRow
 
 
 class ModelStatus(Struct, frozen=True):
@@ -17,6 +19,7 @@ class ModelStatus(Struct, frozen=True):
 
     spec: ModelSpec
     state: ModelState
+    sight: Sight = Sight()
     num_running: int = 0
     num_waiting: int = 0
     pid: int | None = None
@@ -38,20 +41,30 @@ class ModelStatus(Struct, frozen=True):
     entered: tuple[tuple[ModelState, int], ...] = ()
     """How often it came into each state."""
 
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What it can do, as far as is known."""
+        promised = self.spec.capabilities
+        can_see = self.sight.can_see != "no"
+        return promised if can_see else tuple(one for one in promised if one != "vision")
+
 
 def without_use(status: ModelStatus) -> ModelStatus:
     """The status without what tells how much others use the model, and when."""
     return ModelStatus(
         spec=status.spec,
         state="ready" if status.state == "busy" else status.state,
+        sight=status.sight,
         last_error=status.last_error,
         load_fraction=status.load_fraction,
         is_pinned=status.is_pinned,
     )
 
 
-def status_of(spec: ModelSpec, actor: ModelActor, num_waiting: int, now_s: float) -> ModelStatus:
-    """The actor's state in words and figures."""
+def status_of(
+    spec: ModelSpec, actor: ModelActor, num_waiting: int, now_s: float, row: ModelRow | None
+) -> ModelStatus:
+    """The actor's state in words and figures; `row` is what former runs showed."""
     worker = actor.worker
     ready = worker.ready if worker is not None else None
     expires_s = actor.expires_s
@@ -59,6 +72,7 @@ def status_of(spec: ModelSpec, actor: ModelActor, num_waiting: int, now_s: float
     return ModelStatus(
         spec=spec,
         state=actor.state,
+        sight=sight_of(spec, found_blindness(spec, actor, row)),
         num_running=len(actor.running),
         num_waiting=num_waiting,
         pid=worker.pid if worker is not None else None,

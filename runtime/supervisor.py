@@ -326,10 +326,10 @@ class Supervisor:
             raise
 
     def _status(self, spec: ModelSpec) -> ModelStatus:
-        actor = self._dispatch.actor(spec.id)
+        actor, row = self._dispatch.actor(spec.id), self._memory.remembered(spec.id)
         num_waiting = self._dispatch.num_waiting(spec.id)
         return msgspec.structs.replace(
-            status_of(spec, actor, num_waiting, time.monotonic()),
+            status_of(spec, actor, num_waiting, time.monotonic(), row),
             swap_cost=self._costs.of(spec.id),
             entered=tuple(self._entered[spec.id].items()),
             unreturned_bytes=self._memory.unreturned_bytes(spec.id) + actor.abandoned_bytes,

@@ -143,12 +143,16 @@ class Warming(Struct, frozen=True, tag="warming"):
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """The model is loaded and warm. Times in ms, memory in bytes."""
+    """The model is loaded and warm. Times in ms, memory in bytes.
+
+    `blindness` says why it refuses images although its files promise that it sees.
+    """
 
     load_ms: float
     warm_ms: float
     weights_bytes: int
     is_batchable: bool
+    blindness: str = ""
 
 
 class LoadError(Struct, frozen=True, tag="load_error"):

@@ -46,6 +46,7 @@ from runtime.wire import (
 )
 from runtime.worker_clock import WorkerClock
 from runtime.worker_link import worker_options
+from store.types import Run
 
 State = Literal["starting", "loading", "warming", "ready", "flushing", "stopping", "stopped"]
 """`stopped`: nothing more comes of it. The process may still have to be ended; see `gone()`."""
@@ -218,11 +219,11 @@ class WorkerProcess:
                 self.pulse.moved("warming", now_s)
                 self.clock.read_weights(now_s)
                 self._set_state("warming")
-            case Ready():
+            case Ready(blindness=blindness):
                 self.ready = event
                 self.pulse.moved("idle", now_s)
                 self.clock.became_ready(now_s)
-                self._kv.measured(load_ms=self.clock.start_cost.total_ms)
+                self._kv.measured(Run(load_ms=self.clock.start_cost.total_ms, blindness=blindness))
                 self._spawn(self._open())
             case LoadError(message=message):
                 self._die(LoadFailed(f"The model {self.spec.id} cannot be loaded: {message}"))
@@ -291,7 +292,7 @@ class WorkerProcess:
         if self._child is not None:
             self._child.close()
         if self.ready is not None and self.obituary.working_bytes:
-            self._kv.measured(peak_bytes=self.obituary.working_bytes)
+            self._kv.measured(Run(peak_bytes=self.obituary.working_bytes))
         self._kv.close()
 
     async def _watch(self) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from store.database import Database
 from store.tables import Counter, FileDigest, Model, Request
-from store.types import FileStamp, ModelRow, RequestRow
+from store.types import FileStamp, ModelRow, RequestRow, Run
 
 _MODEL_COLUMNS = (
     Model.hash,
@@ -24,6 +24,7 @@ _MODEL_COLUMNS = (
     Model.load_ms,
     Model.peak_bytes,
     Model.last_used_s,
+    Model.blindness,
 )
 _LATEST_LOAD = 0.3
 _PEAK_LEFT = 0.95
@@ -39,17 +40,13 @@ class Records:
         """Remember a model; what the row leaves None keeps the value it had."""
         return self._database.submit(lambda connection: _put_model(connection, row))
 
-    def measured(
-        self, model: bytes, *, load_ms: float | None = None, peak_bytes: int | None = None
-    ) -> Future[bool]:
+    def measured(self, model: bytes, run: Run) -> Future[bool]:
         """Take one run of a known model into its figures; False when there is no such model.
 
         `load_ms` becomes a moving average, `peak_bytes` a highest value that fades when it is not
-        reached again.
+        reached again, and `blindness` is as it was found last.
         """
-        return self._database.submit(
-            lambda connection: _measured(connection, model, load_ms, peak_bytes)
-        )
+        return self._database.submit(lambda connection: _measured(connection, model, run))
 
     def models(self) -> list[ModelRow]:
         """All models, the latest used first."""
@@ -106,13 +103,12 @@ def _put_model(connection: Connection, row: ModelRow) -> None:
     connection.execute(statement.on_conflict_do_update(index_elements=["hash"], set_=known))
 
 
-def _measured(
-    connection: Connection, model: bytes, load_ms: float | None, peak_bytes: int | None
-) -> bool:
+def _measured(connection: Connection, model: bytes, run: Run) -> bool:
     row = connection.execute(select(Model.load_ms, Model.peak_bytes).filter_by(hash=model)).first()
     if row is None:
         return False
     old_ms, old_bytes = row
+    load_ms, peak_bytes = run.load_ms, run.peak_bytes
     if load_ms is None:
         load_ms = old_ms
     elif old_ms is not None:
@@ -121,7 +117,9 @@ def _measured(
         peak_bytes = old_bytes
     elif old_bytes is not None:
         peak_bytes = max(peak_bytes, int(old_bytes * _PEAK_LEFT))
-    figures = {"load_ms": load_ms, "peak_bytes": peak_bytes}
+    figures: dict[str, object] = {"load_ms": load_ms, "peak_bytes": peak_bytes}
+    if run.blindness is not None:
+        figures["blindness"] = run.blindness
     connection.execute(update(Model).filter_by(hash=model).values(figures))
     return True
 

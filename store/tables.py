@@ -14,7 +14,7 @@ from store.types import Tier, TtlClass
 APPLICATION_ID = 0x48525448
 """What SQLite's header says of the file: `HRTH`."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -37,6 +37,7 @@ class Model(Table):
     load_ms: Mapped[float | None]
     peak_bytes: Mapped[int | None]
     last_used_s: Mapped[float]
+    blindness: Mapped[str | None]
 
 
 class FileDigest(Table):

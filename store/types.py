@@ -121,12 +121,21 @@ class SlotPlace(NamedTuple):
     tier: Tier
 
 
-class ModelRow(Struct, frozen=True):
-    """What is remembered of a model, by its model hash. None means never measured.
+class Run(Struct, frozen=True):
+    """What one run of a model showed. None is what it did not.
 
-    `load_ms` is what it took lately to have the model ready, from the decision on; `peak_bytes`
-    the most memory that a run used, weights included, the hot tier not.
+    `load_ms` is what it took to have the model ready, from the decision on; `peak_bytes` the most
+    memory that it used, weights included, the hot tier not; `blindness` why the model was found
+    not to see, and empty where nothing was found against it.
     """
+
+    load_ms: float | None = None
+    peak_bytes: int | None = None
+    blindness: str | None = None
+
+
+class ModelRow(Struct, frozen=True):
+    """What is remembered of a model, by its model hash, of its runs (`Run`). None means never."""
 
     hash: bytes
     label: str
@@ -137,6 +146,7 @@ class ModelRow(Struct, frozen=True):
     load_ms: float | None = None
     peak_bytes: int | None = None
     last_used_s: float = 0.0
+    blindness: str | None = None
 
 
 class FileStamp(NamedTuple):

@@ -53,6 +53,8 @@ class Card(msgspec.Struct):
     context: int
     size_bytes: int
     aliases: list[str] = []
+    vision: str = "no"
+    vision_reason: str | None = None
 
 
 class CardList(msgspec.Struct):
@@ -91,9 +93,12 @@ def ps(settings: Settings, arguments: argparse.Namespace) -> int:
 def models(settings: Settings, arguments: argparse.Namespace) -> int:
     """Every model that can be named."""
     cards = ServerLink(settings).get("/v1/models", CardList).data
-    head = ("MODEL", "STATE", "CONTEXT", "SIZE", "ALIASES")
+    head = ("MODEL", "STATE", "CONTEXT", "SIZE", "VISION", "ALIASES")
     rows = [
-        (card.id, card.state, str(card.context), size(card.size_bytes), ", ".join(card.aliases))
+        (
+            *(card.id, card.state, str(card.context), size(card.size_bytes)),
+            *(card.vision, ", ".join(card.aliases)),
+        )
         for card in cards
     ]
     return show(cards, aligned([head, *rows]), as_json=arguments.as_json)

@@ -24,6 +24,8 @@ def model_card(status: ModelStatus) -> ModelCard:
         max_model_len=spec.context,
         size_bytes=spec.nbytes,
         aliases=spec.aliases,
-        capabilities=spec.capabilities,
+        capabilities=status.capabilities,
+        vision=status.sight.can_see,
+        vision_reason=status.sight.why or None,
         pinned=status.is_pinned,
     )

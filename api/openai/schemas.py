@@ -277,7 +277,10 @@ class Completion(Body):
 
 
 class ModelCard(Body):
-    """A model that requests can name; `context` and `max_model_len` are the same number."""
+    """A model that requests can name; `context` and `max_model_len` are the same number.
+
+    `vision` is `untried` where only loading shows whether it sees; `vision_reason` is why not.
+    """
 
     id: str
     created: int
@@ -288,6 +291,8 @@ class ModelCard(Body):
     aliases: tuple[str, ...]
     capabilities: tuple[str, ...]
     pinned: bool
+    vision: Literal["yes", "no", "untried"] = "no"
+    vision_reason: str | None = None
     object: Literal["model"] = "model"
     owned_by: Literal["hearth"] = "hearth"
 

@@ -168,14 +168,7 @@ class Worker:
         )
         intake = intake_of(model, composer, chain)
         _thread("intake", lambda: self._admit(intake))
-        self._sender.send(
-            Ready(
-                load_ms=load_s * 1000,
-                warm_ms=warm_s * 1000,
-                weights_bytes=model.weights_bytes,
-                is_batchable=model.is_batchable,
-            )
-        )
+        self._sender.send(_ready(model, load_s, warm_s))
         return engine
 
     def _tiers(self, model: LoadedModel, chain: HashChain, command: Load) -> Tiers:
@@ -333,6 +326,16 @@ class Worker:
             peak_bytes=peak_bytes,
             kv=kv,
         )
+
+
+def _ready(model: LoadedModel, load_s: float, warm_s: float) -> Ready:
+    return Ready(
+        load_ms=load_s * 1000,
+        warm_ms=warm_s * 1000,
+        weights_bytes=model.weights_bytes,
+        is_batchable=model.is_batchable,
+        blindness=model.blindness,
+    )
 
 
 def _thread(name: str, run: Callable[[], None]) -> threading.Thread:

@@ -23,10 +23,8 @@ def intake_of(model: LoadedModel, composer: Composer, chain: HashChain) -> Intak
     grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
     constrainer = Constrainer(model.dialect, model.tokenizer, grammars)
     intake = Intake(composer, model.dialect, model.vocab_size, chain, constrainer)
-    if model.eyes is None:
+    if model.eyes is None or model.eyes.lens is None:
         return replace(intake, blindness=model.blindness)
-    if model.eyes.lens is None:
-        return replace(intake, blindness=model.eyes.blindness)
     # Only here, so that workers of other models never import Pillow.
     module = importlib.import_module("runtime.worker.gallery")
     gallery: Gallery = module.PictureGallery(model.eyes.lens)

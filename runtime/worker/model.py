@@ -62,7 +62,7 @@ class LoadedModel:
     """Makes a sampler draw the same on all ranks, where there are several."""
     eyes: Eyes | None = None
     """How it sees pictures, if it does."""
-    blindness: str = ""
+    why_text_only: str = ""
     """Why mlx-lm reads its text only, although its files promise more."""
     _since_clear: int = field(default=0)
 
@@ -79,6 +79,11 @@ class LoadedModel:
         """The kind of a model that was never driven rightly, whose KV is not kept; or None."""
         is_known = self.eyes is None or self.eyes.lens is not None
         return None if is_known else self.spec.model_type
+
+    @property
+    def blindness(self) -> str:
+        """Why it cannot be shown pictures although its files promise that it sees, or nothing."""
+        return self.why_text_only if self.eyes is None else self.eyes.blindness
 
     @property
     def keeps_pictures(self) -> bool:
@@ -145,11 +150,11 @@ def load(
     Raises:
         FileNotFoundError, ValueError, RuntimeError, OSError, KeyError: as upstream finds the files.
     """
-    path, blindness = Path(spec.path), ""
+    path, why_text_only = Path(spec.path), ""
     if spec.is_vision and split is None:
         model, config, eyes = _load_seeing(path)
         if eyes.lens is None and reads_as_text(spec.model_type):
-            blindness = eyes.blindness
+            why_text_only = eyes.blindness
             (model, config), eyes = load_model(path, lazy=True), None
     else:
         (model, config), eyes = load_model(path, lazy=True), None
@@ -177,7 +182,7 @@ def load(
         dialect=dialect_of(tokenizer),
         kv_bits=kv_bits,
         eyes=eyes,
-        blindness=blindness,
+        why_text_only=why_text_only,
     )
 
 

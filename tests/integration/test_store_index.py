@@ -22,6 +22,7 @@ from store.types import (
     FileStamp,
     ModelRow,
     RequestRow,
+    Run,
     SlotPlace,
     SlotRow,
     TierTotal,
@@ -283,12 +284,15 @@ def test_models_digests_requests_and_counters_are_remembered(database: Database)
     )
     assert records.models() == [expected]
 
-    assert records.measured(MODEL, load_ms=15.0, peak_bytes=100).result()
-    assert records.measured(MODEL, peak_bytes=50).result()
+    assert records.measured(MODEL, Run(load_ms=15.0, peak_bytes=100)).result()
+    assert records.measured(MODEL, Run(peak_bytes=50, blindness="why")).result()
     assert [(one.load_ms, one.peak_bytes) for one in records.models()] == [(8.0, 95)]
-    assert records.measured(MODEL, load_ms=8.0, peak_bytes=200).result()
+    assert records.measured(MODEL, Run(load_ms=8.0, peak_bytes=200)).result()
     assert [(one.load_ms, one.peak_bytes) for one in records.models()] == [(8.0, 200)]
-    assert not records.measured(b"?" * 32, load_ms=1.0).result()
+    assert [one.blindness for one in records.models()] == ["why"], "as it was found last"
+    assert records.measured(MODEL, Run(blindness="")).result()
+    assert [one.blindness for one in records.models()] == [""]
+    assert not records.measured(b"?" * 32, Run(load_ms=1.0)).result()
     assert len(records.models()) == 1
 
     stamp = FileStamp(1, 2, 3, 4)
