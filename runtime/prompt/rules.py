@@ -3,6 +3,9 @@
 Each rule says what was observed. A `strip` removes telemetry that is not meant for the model; a
 `relocate` moves whole lines to the end of the prompt, values intact; a `keep` notes a shape that
 looks volatile, is not, and stays.
+
+Patterns never try two ways to share out a run of blanks (`*+` gives nothing back): on a line of
+thousands of them that stands still for seconds.
 """
 
 from __future__ import annotations
@@ -69,10 +72,10 @@ RULES = (
         "relocate",
         "early",
         _lines(
-            r"^[ \t]*(?:<system-reminder>[ \t]*\n?)?[ \t]*(?:[-*] )?(?:Today's date(?: is|:)"
+            r"^[ \t]*+(?:<system-reminder>[ \t]*+\n?)?[ \t]*+(?:[-*] )?(?:Today's date(?: is|:)"
             r"|The current date is:?|Current date(?: is|:)|<current_date>)[ \t]*"
             + _DATE
-            + r"[^\n<]*(?:</current_date>)?[ \t]*(?:\n?</system-reminder>[ \t]*)?$"
+            + r"[^\n<]*+(?:</current_date>)?[ \t]*+(?:\n?</system-reminder>[ \t]*)?$"
         ),
         ("claude-code", "codex", "opencode", "qwen-code"),
         "Today's date is 2026-11-21.",

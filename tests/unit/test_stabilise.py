@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import SettingsError
-from runtime.prompt.rules import RULE_NAMES, RULES, rules_for
+from runtime.prompt.rules import RULE_NAMES, RULES, Rule, rules_for
 from runtime.prompt.stabilise import CLOSE, OPEN, place, stabilise
 from runtime.prompt.switches import PromptSwitches
 from runtime.settings import load_settings
@@ -44,6 +44,14 @@ def lines_of(*texts: str) -> Counter[str]:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_each_rule_matches_the_shape_it_was_made_for(rule):
     assert rule.pattern.search(rule.observed.replace("[...]", "Note this.")), rule.observed
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("line", ["{}", "<system-reminder>{}x", "{date}{}<b", '{}"message_id": "'])
+def test_a_long_line_of_blanks_is_read_once(rule: Rule, line: str):
+    # Read again from each of its blanks, it would take hours.
+    text = line.format(" " * 1_000_000, date="Today's date is 2026-11-21")
+    assert rule.pattern.search(text) is None
 
 
 def test_a_billing_header_goes_and_nothing_else():
