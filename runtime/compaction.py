@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from runtime.heirs import Heir
 from runtime.housekeeping import News
 from runtime.kv.eviction import densest
 from runtime.open_store import Merged, OpenStore
@@ -160,7 +161,13 @@ def merge(store: OpenStore, segments: Segments) -> tuple[Merged, tuple[SlotPlace
         for segment in segments:
             parent = rows[-1].header.id if rows else segment[0].row.header.parent
             rows.append(_written(store, segment, parent))
-        places = store.index.replace(rows, old).result()
+        with store.replacing:
+            places = store.index.replace(rows, old).result()
+            store.heirs.note(
+                (link.row.header.id, Heir(row.header.id, link.leave))
+                for segment, row in zip(segments, rows, strict=True)
+                for link in segment
+            )
     except StoreError as error:
         for row in rows:
             remove(slot_path(store.root, row.header.id))

@@ -1,7 +1,7 @@
 """The store while this server owns it: what is done to files and rows, in threads that may wait.
 
 Every call blocks. Calls come from one thread, except where they say otherwise; `moving` is held by
-whoever moves slots between tiers.
+whoever moves slots between tiers, `replacing` by whoever relies on a slot's being there or not.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import structlog
+from msgspec import structs
 
-from runtime import identity
+from runtime.heirs import Heirs
+from runtime.identified import identify
 from runtime.ranks import KvForm
 from runtime.types import MissReason, ModelSpec
 from runtime.wear import Wear
@@ -32,8 +34,16 @@ from store.index import SlotIndex
 from store.keyed_names import conversation_key
 from store.ownership import Ownership
 from store.records import Records
-from store.slots import StagedSlot, publish_all, read_header, remove, slot_path, verify
-from store.types import ConversationRow, FileStamp, ModelRow, SlotPlace, SlotRow
+from store.slots import (
+    StagedSlot,
+    continue_other,
+    publish_all,
+    read_header,
+    remove,
+    slot_path,
+    verify,
+)
+from store.types import ConversationRow, SlotPlace, SlotRow
 
 INDEX = "index.db"
 
@@ -83,6 +93,8 @@ class OpenStore:
         self.index = SlotIndex(database)
         self.records = Records(database)
         self.moving = threading.Lock()
+        self.replacing = threading.Lock()
+        self.heirs = Heirs()
         self.counts: Counter[str] = Counter()
         self.wear = Wear()
         self.replaced: list[SlotPlace] = []
@@ -102,25 +114,8 @@ class OpenStore:
     # Identity
 
     def identify(self, spec: ModelSpec, form: KvForm) -> bytes | None:
-        """The model hash of a model that is about to be loaded; None when it cannot be read.
-
-        Raises StoreError when the store fails.
-        """
-        memo = _Memo(self.records, self.clock)
-        try:
-            package = "mlx-vlm" if spec.is_vision else "mlx-lm"
-            model = identity.model_hash(Path(spec.path), form=form, package=package, memo=memo)
-        except OSError as error:
-            _log.warning("model_not_identified", model=spec.id, why=str(error))
-            return None
-        row = ModelRow(
-            hash=model,
-            label=spec.id,
-            weights_bytes=spec.nbytes,
-            last_used_s=self.clock().wall_s,
-        )
-        self.records.put_model(row).result()
-        return model
+        """The model hash of a model, as `identified.identify`."""
+        return identify(self.records, self.clock, spec, form)
 
     # What workers report
 
@@ -137,7 +132,8 @@ class OpenStore:
             else:
                 staged.append(one)
         try:
-            saved, misfits = self._publish(staged)
+            with self.replacing:
+                saved, misfits = self._publish([self._continued(one) for one in staged])
         except StoreError as error:
             for one in staged:
                 self._discard_slot(one)
@@ -157,6 +153,13 @@ class OpenStore:
         except (StoreError, ValueError) as error:
             _log.warning("slot_refused", slot=staged.header.id, why=str(error))
             return False
+
+    def _continued(self, staged: SlotStaged) -> SlotStaged:
+        """What continues a slot that was merged meanwhile continues the one that stands for it."""
+        heir = self.heirs.of(staged.header.parent, staged.header.start)
+        if heir is None:
+            return staged
+        return structs.replace(staged, header=continue_other(Path(staged.path), heir))
 
     def _publish(self, group: Sequence[SlotStaged]) -> tuple[list[SlotRow], list[str]]:
         """All at once, or else one by one. Raises StoreError when the store as a whole fails."""
@@ -364,20 +367,6 @@ class OpenStore:
 
     def _lost(self) -> StoreLost:
         return StoreLost(f"{self.root} was removed or replaced")
-
-
-class _Memo:
-    """Digests of weights files, in the index."""
-
-    def __init__(self, records: Records, clock: Clock) -> None:
-        self._records = records
-        self._clock = clock
-
-    def get(self, stamp: FileStamp) -> bytes | None:
-        return self._records.digest(stamp)
-
-    def put(self, stamp: FileStamp, digest: bytes) -> None:
-        self._records.put_digest(stamp, digest, self._clock().wall_s)
 
 
 def _discard(path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from xxhash import xxh3_128
 
 from store.disk import (
@@ -20,6 +21,7 @@ from store.disk import (
     NewFile,
     SequentialReader,
     Yield,
+    changed_file,
     keep_going,
     make_directory,
     new_file,
@@ -142,6 +144,24 @@ def _write_payload(
     if unreported:
         yield_(unreported)
     return written
+
+
+def continue_other(path: Path, parent: str) -> SlotHeader:
+    """Have a staged slot continue the slot `parent` instead of another one; its header now.
+
+    Raises:
+        SlotMissing, SlotDamaged: it is not there, not whole, or continues nothing.
+        StoreFailed: the system refused, or the change may not have reached the disk.
+    """
+    with opened(path) as fd:
+        contents = _named(path, read_contents(fd))
+    header = msgspec.structs.replace(contents.header, parent=parent)
+    front = pack_front(header, contents.tensors)
+    if len(front) != contents.payload_start:
+        raise SlotDamaged(f"{path.name} has no room for a parent")
+    with changed_file(path) as file:
+        file.write_at(front, 0)
+    return header
 
 
 def publish(staged: StagedSlot) -> Path:

@@ -19,10 +19,12 @@ from runtime.compaction import compact
 from runtime.housekeeping import Limits, expire, keep_within_caps, scrub, tidy, usage_of
 from runtime.open_store import INDEX, OpenStore
 from runtime.store_opening import open_store
+from runtime.wire import SlotStaged
 from store import slots
 from store.conversations import Conversations
 from store.disk import disk_bytes, make_directory
 from store.recovery import Recovery, never_stop
+from store.slots import StagedSlot
 from store.types import ConversationRow, SlotHeader, SlotRow, TensorData
 from tests import slot_samples
 
@@ -78,12 +80,14 @@ def slot_name(told: Told, number: int) -> str:
     return slot_samples.slot_id(told.model[0] * 1000 + number)
 
 
-def _slot(store: OpenStore, told: Told, number: int) -> SlotRow:
+def _staged(
+    store: OpenStore, told: Told, number: int, parent: str | None
+) -> tuple[SlotHeader, StagedSlot]:
     start, end = number * SLOT_TOKENS, (number + 1) * SLOT_TOKENS
     header = SlotHeader(
         id=slot_name(told, number),
         model=told.model,
-        parent=slot_name(told, number - 1) if number else None,
+        parent=parent,
         start=start,
         end=end,
         block_size=BLOCK_SIZE,
@@ -102,7 +106,13 @@ def _slot(store: OpenStore, told: Told, number: int) -> SlotRow:
         TensorData(key, "U8", (SLOT_TOKENS if key != "state" else 2, 32), memoryview(data))
         for key, data in told.tensors(start, end).items()
     ]
-    path = slots.publish(slots.stage(store.root, header, told.token_ids(start, end), tensors))
+    return header, slots.stage(store.root, header, told.token_ids(start, end), tensors)
+
+
+def _slot(store: OpenStore, told: Told, number: int) -> SlotRow:
+    parent = slot_name(told, number - 1) if number else None
+    header, staged = _staged(store, told, number, parent)
+    path = slots.publish(staged)
     used_s = store.clock().wall_s - 600.0 + ALL.index(told) * 100
     return SlotRow(header=header, disk_bytes=disk_bytes(path), last_used_s=used_s)
 
@@ -139,6 +149,17 @@ def _merge(store: OpenStore) -> None:
     """The first time the files stay, as one model is loaded; the second time they go."""
     _done(compact(store, lambda: {THINNED.model}, never_stop))
     _done(compact(store, lambda: (), never_stop))
+
+
+def _continue(store: OpenStore) -> None:
+    """A slot is staged, what it continues is merged, and then it is published."""
+    number, last = LONG.num_slots - 1, store.index.slots_of(LONG.model)[-1].header
+    if last.end == LONG.num_tokens:
+        return
+    header, staged = _staged(store, LONG, number, last.id)
+    _merge(store)
+    told = SlotStaged(header=header, path=str(staged.path), num_bytes=staged.num_bytes)
+    assert store.publish([told]).saved
 
 
 def _tight(store: OpenStore) -> Limits:
@@ -200,6 +221,13 @@ def _spoil_slot(root: Path) -> None:
     path.write_bytes(data)
 
 
+def _shorten(root: Path) -> None:
+    """The last slot of a chain is yet to be written."""
+    store = opened(root)
+    store.drop([slot_name(LONG, LONG.num_slots - 1)])
+    store.close()
+
+
 def _cool(root: Path) -> None:
     """Some of everything lies in the cold store."""
     store = opened(root)
@@ -221,17 +249,20 @@ def _nothing(_: object) -> None:
 class Chore(NamedTuple):
     """What is done to a store that `prepare` made ready.
 
-    `is_opening`: opening it is part of it; `finds_damage`, so before it was done some is there.
+    `is_opening`: opening it is part of it; `finds_damage`, so before it was done some is there;
+    what it `adds` is there when it was done.
     """
 
     run: Callable[[OpenStore], None]
     prepare: Callable[[Path], None] = _nothing
     is_opening: bool = False
     finds_damage: bool = False
+    adds: bool = False
 
 
 CHORES = {
     "merge": Chore(_merge),
+    "continue": Chore(_continue, _shorten, adds=True),
     "evict": Chore(_evict),
     "demote": Chore(_demote),
     "promote": Chore(_promote, _cool),

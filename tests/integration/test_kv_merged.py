@@ -10,13 +10,16 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from runtime.compaction import MAX_STATES, compact
+from runtime.compaction import MAX_STATES, compact, merge, plans
 from runtime.kv.trail import Trail
 from runtime.kv_channel import known
 from runtime.open_store import Merged, OpenStore
 from runtime.store_opening import open_store
 from runtime.wire import SlotStaged
 from runtime.worker.model import LoadedModel
+from store.errors import SlotDamaged
+from store.recovery import Recovery
+from store.slots import read_header
 from store.upkeep import slot_files
 from tests.kv_sessions import Session, load
 from tests.tiny_models import write_model
@@ -57,6 +60,10 @@ class Talk:
 
     def say(self, num_turns: int) -> None:
         """Turns that are all on disk afterwards."""
+        self.publish(self.stage(num_turns))
+
+    def stage(self, num_turns: int) -> list[SlotStaged]:
+        """Turns that are written and have no names yet: what the worker would tell."""
         for _ in range(num_turns):
             prompt = [*self.token_ids, *ids(len(self.ends), 20)]
             answer = ids(1000 + len(self.ends), 5)
@@ -74,6 +81,9 @@ class Talk:
             for job, one in self.session.written
         ]
         self.session.written.clear()
+        return staged
+
+    def publish(self, staged: list[SlotStaged]) -> None:
         published = self.store.publish(staged)
         assert not published.refused
         self.session.tiers.on_saved([row.header.id for row in published.saved])
@@ -148,6 +158,46 @@ def test_who_is_restoring_a_chain_while_it_is_merged_gets_it(talk: Talk):
     assert talk.merge() == []
     files = {path.stem for path in slot_files(talk.store.root)}
     assert files == {place.id for place in talk.store.index.places()}
+
+
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_what_is_staged_while_its_chain_is_merged_is_written_right_after(
+    talk: Talk, is_told_first: bool
+):
+    staged = talk.stage(2)
+    news = talk.merge()
+    assert news
+    if is_told_first:
+        talk.tell(talk.session, news)
+    talk.publish(staged)
+    if not is_told_first:
+        talk.tell(talk.session, news)
+    hot = talk.session.tiers.hot
+    assert all(hot[run].is_saved for run in hot.tree)
+    assert talk.check(talk.new_session(), talk.ends[-1]).use.num_tokens == talk.ends[-1]
+    assert talk.merge() == []
+    check_agrees(talk.store)
+
+
+def check_agrees(store: OpenStore) -> None:
+    """Rows and files say the same of each other, so that either could be lost."""
+    rows = {row.header.id: row for row in store.index.all_slots()}
+    files = {path.stem: read_header(path) for path in slot_files(store.root)}
+    assert files == {name: row.header for name, row in rows.items()}
+    assert {row.header.parent for row in rows.values()} <= {None, *rows}
+    assert not Recovery(store.root, store.database, None, store.clock().wall_s).run().has_changed
+
+
+def test_a_chain_that_is_continued_before_it_is_replaced_stays_as_it_is(talk: Talk):
+    (segments,) = plans(talk.store.index.all_slots(), ())
+    before = {place.id for place in talk.store.index.places()}
+    staged = talk.stage(1)
+    talk.publish(staged)
+    with pytest.raises(SlotDamaged):
+        merge(talk.store, segments)
+    after = {place.id for place in talk.store.index.places()}
+    assert after == before | {one.header.id for one in staged}
+    assert talk.check(talk.new_session(), talk.ends[-1]).use.num_tokens == talk.ends[-1]
 
 
 def test_at_most_so_many_states_are_left_and_each_of_them_resumes(talk: Talk):
