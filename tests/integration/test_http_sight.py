@@ -40,6 +40,10 @@ def listed(server: RunningServer) -> dict[str, tuple[str, str | None]]:
     return {name: (cards[name]["vision"], cards[name].get("vision_reason")) for name in names}
 
 
+def vision_of(server: RunningServer, name: str) -> str:
+    return str(server.get(f"/v1/models/{name}").json()["vision"])
+
+
 async def test_what_was_found_out_about_sight_is_listed_and_remembered(tmp_path: Path):
     models = tmp_path / "models"
     write_vlm(models / "known", "qwen3_vl")
@@ -56,12 +60,13 @@ async def test_what_was_found_out_about_sight_is_listed_and_remembered(tmp_path:
         text = hearth("models", HEARTH_PORT=str(server.port)).stdout
         assert {"yes", "no"} < set(text.split())
     with running(tmp_path / "home", config=config) as server:
-        await until(lambda: listed(server) == AFTER, "what the server before found out")
+        await until(lambda: vision_of(server, "tried") == "yes", "what the one before found out")
+        assert listed(server) == AFTER
         assert server.get("/running").json()["models"] == []
         write_tried(models / "muted", "pixtral")
 
         def is_seen_anew() -> bool:
             assert server.get("/v1/models/none").status_code == 404, "so the disk is looked at"
-            return bool(server.get("/v1/models/muted").json()["vision"] == "untried")
+            return vision_of(server, "muted") == "untried"
 
         await until(is_seen_anew, "other files of that name")
