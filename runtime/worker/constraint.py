@@ -112,6 +112,7 @@ class Constrainer:
             budget=budget if marks.think_end else None,
             next_message=marks.next_message,
             gap=marks.gap if _is_json(request) else frozenset(),
+            between=marks.gap if self._dialect.tool_end else frozenset(),
             answer_opening=() if begun else marks.answer_opening,
             call=call,
             trigger=marks.trigger,

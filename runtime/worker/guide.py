@@ -33,7 +33,7 @@ class GuidePlan:
     what follows `trigger`, the tokens that open a call, and `demands_call` that one must come,
     `refuses_calls` that none may.
     `next_message` are forced after thinking where a dialect's turn has several messages, `gap`
-    are the tokens of blank lines.
+    are the tokens of blank lines, `between` those that may stand between two calls.
     """
 
     vocab_size: int
@@ -45,6 +45,7 @@ class GuidePlan:
     budget: int | None = None
     next_message: tuple[int, ...] = ()
     gap: frozenset[int] = frozenset()
+    between: frozenset[int] = frozenset()
     answer: LLMatcher | None = None
     answer_opening: tuple[int, ...] = ()
     call: LLMatcher | None = None
@@ -107,8 +108,7 @@ class Guide:
                 again = self._last_of(plan.think_start) if self._is_exhausted else ()
                 return self._all_but([*again, *self._calling()])
             case _Phase.DONE:
-                again = plan.trigger if self._may_call_again else ()
-                return self._only([*plan.eos, *again])
+                return self._only([*plan.eos, *self._calling_again()])
 
     # Phases
 
@@ -133,6 +133,7 @@ class Guide:
                 else:
                     self._watch_for_call()
             case _Phase.DONE:
+                self._num_gap += 1
                 if self._may_call_again:
                     self._watch_for_call()
 
@@ -177,10 +178,18 @@ class Guide:
         self._matcher = None
         is_free = self._in_call and plan.is_parallel and not plan.decides_end
         self._phase = _Phase.FREE if is_free else _Phase.DONE
+        self._num_gap = 0
 
     @property
     def _may_call_again(self) -> bool:
         return self._in_call and self._plan.is_parallel and len(self._plan.trigger) == 1
+
+    def _calling_again(self) -> Iterable[int]:
+        """What leads to one more call, after blank lines as templates put them between two."""
+        if not self._may_call_again:
+            return ()
+        is_apart = self._num_gap >= _MAX_GAP_TOKENS
+        return self._plan.trigger if is_apart else (*self._plan.trigger, *self._plan.between)
 
     # The beginning: the answer, or one of the marks that open something
 

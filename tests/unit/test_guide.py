@@ -134,6 +134,8 @@ def speak(guide: Guide, wish: str, rng: random.Random, *, limit: int = 400) -> l
             ids = ids_of(rest)[:1] or [EOS]
         texts = {i: tokenizer().decode([i]) for i in ids}
         wanted = [i for i in ids if texts[i] and rest.startswith(texts[i])]
+        if wish and not rest and EOS in ids:  # who goes on at random says marks now and then
+            ids = [EOS]
         token_id = max(wanted, key=lambda i: len(texts[i])) if wanted else rng.choice(ids)
         rest = rest.removeprefix(texts[token_id]) if wanted else rest
         guide.advance([token_id])

@@ -12,6 +12,7 @@ from runtime.types import ChatPrompt, Tool, ToolChoice
 from runtime.worker.dialects import forcing
 from runtime.worker.dialects.dialect import ReasoningBlock
 from tests.unit.test_guide import (
+    EOS,
     FORCED,
     LOOK,
     RNG,
@@ -48,6 +49,29 @@ def test_of_some_allowed_tools_only_these_are_called():
     text, _, calls = read(speak(plan_of(prompt).start(), wish, RNG), dialect("json_tools"), tools)
     assert text.startswith("I look.")
     assert {name for name, _ in calls} == {"look"}
+
+
+ONE_CALL = '\n{"name": "look", "arguments": {"unit": "day", "days": 3}}\n</tool_call>'
+
+
+def test_calls_that_are_forced_may_follow_each_other_as_templates_write_them():
+    spoken = dialect("json_tools")
+    choice = ToolChoice(mode="required")
+    guide = plan_of(ChatPrompt(messages=USER, tools=(LOOK,), tool_choice=choice)).start()
+    said = ids_of("\n".join([spoken.tool_start + ONE_CALL] * 3))
+    for token_id in said:
+        assert token_id in (allowed(guide) or [])
+        guide.advance([token_id])
+    assert len(read(said, spoken, (LOOK,))[2]) == 3
+    for _ in range(2):
+        guide.advance(ids_of("\n"))
+    assert allowed(guide) == sorted([EOS, *ids_of(spoken.tool_start)]), "blank lines come to an end"
+
+
+def test_nothing_but_the_end_may_follow_the_only_call():
+    guide = plan_of(required(LOOK)).start()
+    guide.advance(ids_of(dialect("json_tools").tool_start + ONE_CALL))
+    assert allowed(guide) == [EOS]
 
 
 FLAT = Tool(
