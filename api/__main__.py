@@ -11,7 +11,7 @@ from pathlib import Path
 from api.cli.commands import COMMANDS, TABLES, WITHOUT_SETTINGS, parser
 from api.cli.connection import NoServer
 from runtime.errors import HearthError, SettingsError
-from runtime.settings import Settings, load_settings
+from runtime.settings import Settings, given_outside, load_settings
 
 _FLAGS = ("config", *(name for name in Settings.__struct_fields__ if name not in TABLES))
 _BY_NAME = {command.name: command for command in COMMANDS}
@@ -49,6 +49,9 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.config_trouble = error.message
         home = flags.get("home") or os.environ.get("HEARTH_HOME") or Path.home() / ".hearth"
         settings = Settings(home=Path(home).absolute())
+    config = flags.get("config") or os.environ.get("HEARTH_CONFIG")
+    arguments.config = Path(config).expanduser().absolute() if config else None
+    arguments.given = given_outside(flags, os.environ)
     return command.run(settings, arguments)
 
 

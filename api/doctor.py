@@ -42,8 +42,10 @@ class Examined(msgspec.Struct):
     remedy: str | None
 
 
-def examine(settings: Settings) -> Iterator[Finding]:
-    """Look at everything that serving needs, in the order in which it is needed."""
+def examine(settings: Settings, config: Path | None = None) -> Iterator[Finding]:
+    """Look at everything that serving needs, in the order in which it is needed. `config` is the
+    file that was named.
+    """
     yield _python()
     yield _mlx()
     yield _vision()
@@ -55,12 +57,12 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _ranks(settings)
     yield _open_files(settings.max_queue)
     yield _port(settings)
-    yield _service(settings)
+    yield _service(settings, config)
 
 
 def run(settings: Settings, arguments: argparse.Namespace) -> int:
     """Print the findings; the exit code is 1 when one of them has a remedy."""
-    findings = list(examine(settings))
+    findings = list(examine(settings, arguments.config))
     if (trouble := vars(arguments).get("config_trouble")) is not None:
         remedy = "correct it; what follows was looked at with the default settings"
         findings.insert(0, Finding("Config", trouble, remedy))
@@ -184,10 +186,10 @@ def _port(settings: Settings) -> Finding:
     return Finding("Port", f"{host} port {port} is free")
 
 
-def _service(settings: Settings) -> Finding:
+def _service(settings: Settings, config: Path | None) -> Finding:
     """A unit from before the settings changed gives the server too little time to leave."""
     try:
-        command = service.command_line(settings)
+        command = service.command_line(settings, config)
         unit = service.unit_of(settings, sys.platform, Path.home(), command)
         installed = unit.path.read_text() if unit.path.exists() else None
     except (HearthError, OSError) as error:

@@ -263,6 +263,14 @@ def load_settings(flags: Mapping[str, str], environ: Mapping[str, str]) -> Setti
     return msgspec.structs.replace(defaults, **found | given)
 
 
+def given_outside(flags: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
+    """The flags and variables that set something, `home` aside, as they are spelled."""
+    paths = [(name,) for name in _KINDS if name != "home"]
+    variables = [_variable((name.upper(),)) for (name,) in paths]
+    set_here = [name for name in variables if environ.get(name)]
+    return set_here + [_flag(path) for path in paths if path[0] in flags]
+
+
 _PREFIX = "HEARTH_"
 _KINDS = kinds_of(Settings)
 _OUTER_KINDS = _KINDS | {"config": Path}

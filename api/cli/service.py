@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from api.cli.views import show
-from runtime.errors import HearthError
+from runtime.errors import HearthError, SettingsError
 from runtime.settings import Settings
 
 LABEL = "dev.hearth.server"
@@ -56,21 +56,19 @@ def service(settings: Settings, arguments: argparse.Namespace) -> int:
 
     Raises:
         HearthError: there is no service manager that we know, or it refuses.
+        SettingsError: it was to be installed with settings that are not in the file.
     """
-    unit = unit_of(settings, sys.platform, Path.home(), command_line(settings))
+    command = command_line(settings, arguments.config)
+    unit = unit_of(settings, sys.platform, Path.home(), command)
     match arguments.action:
         case "show":
             shown = UnitView(str(unit.path), unit.text)
             return show(shown, unit.text, as_json=arguments.as_json)
         case "install":
-            unit.path.parent.mkdir(parents=True, exist_ok=True)
-            unit.path.write_text(unit.text)
-            for command in unit.start:
-                _run(command)
+            _check(settings, arguments)
+            _install(unit)
         case "uninstall":
-            for command in unit.stop:
-                _run(command)
-            unit.path.unlink(missing_ok=True)
+            _uninstall(unit)
         case _:
             pass
     is_running = unit.path.exists() and _succeeds(unit.query)
@@ -80,9 +78,40 @@ def service(settings: Settings, arguments: argparse.Namespace) -> int:
     return 0 if is_running or arguments.action != "status" else 1
 
 
-def command_line(settings: Settings) -> tuple[str, ...]:
-    """How this program is started so that it finds the same home."""
-    return (sys.executable, "-m", "api", "serve", "--home", str(settings.home))
+def _check(settings: Settings, arguments: argparse.Namespace) -> None:
+    """What a shell says now is not said at login, and other commands would not know of it."""
+    if arguments.given:
+        file = arguments.config or settings.home / "hearth.toml"
+        raise SettingsError(
+            f"A service has its settings from {file} alone: write what is to hold there, and leave "
+            f"out {', '.join(arguments.given)}."
+        )
+
+
+def _install(unit: Unit) -> None:
+    if unit.path.exists():  # neither manager takes up a changed unit of what runs
+        for command in unit.stop:
+            _succeeds(command)
+    unit.path.parent.mkdir(parents=True, exist_ok=True)
+    unit.path.write_text(unit.text)
+    for command in unit.start:
+        _run(command)
+
+
+def _uninstall(unit: Unit) -> None:
+    if not unit.path.exists():
+        return
+    try:
+        for command in unit.stop:
+            _run(command)
+    finally:
+        unit.path.unlink()
+
+
+def command_line(settings: Settings, config: Path | None) -> tuple[str, ...]:
+    """How this program is started so that it finds the same home and the same file."""
+    named = ("--config", str(config)) if config is not None else ()
+    return (sys.executable, "-m", "api", "serve", "--home", str(settings.home), *named)
 
 
 def unit_of(settings: Settings, platform: str, home: Path, command: tuple[str, ...]) -> Unit:

@@ -233,6 +233,37 @@ def test_what_needs_no_server_works_without_one(tmp_path: Path):
     assert hearth(tmp_path, 1, "cache", "ls").returncode == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="systemd's commands are asked")
+def test_a_service_has_its_settings_from_the_file_and_from_nowhere_else(tmp_path: Path):
+    bus, said = tmp_path / "bin" / "systemctl", tmp_path / "said"
+    bus.parent.mkdir()
+    bus.write_text(f'#!/bin/sh\necho "$@" >> {said}\n')
+    bus.chmod(0o755)
+    (tmp_path / "my.toml").write_text("port = 9000")
+    around = {"HOME": str(tmp_path), "PATH": f"{bus.parent}:{os.environ['PATH']}"}
+    around |= {"HEARTH_HOME": str(tmp_path), "HEARTH_SPARE_WORKER": ""}
+
+    def service(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return command("service", *words, **around, **more)
+
+    for words, more in ((("--port", "9000"), {}), ((), {"HEARTH_PORT": "9000"})):
+        done = service("install", *words, **more)
+        assert (done.returncode, said.exists()) == (2, False)
+        assert (*words, *more)[0] in done.stderr
+        assert f"{tmp_path / 'hearth.toml'}" in done.stderr
+    unit = tmp_path / ".config" / "systemd" / "user" / "hearth.service"
+    assert not unit.exists()
+    assert service("install", "--config", str(tmp_path / "my.toml")).returncode == 0
+    assert f"--home {tmp_path} --config {tmp_path / 'my.toml'}\n" in unit.read_text()
+    assert "disable" not in said.read_text()
+    assert service("install").returncode == 0
+    assert "--config" not in unit.read_text()
+    assert said.read_text().index("disable") < said.read_text().rindex("enable --now")
+    bus.write_text("#!/bin/sh\nexit 1\n")
+    assert (service("uninstall").returncode, unit.exists()) == (1, False)
+    assert service("uninstall").returncode == 0
+
+
 async def test_a_conversation_is_shown_and_pinned_also_before_it_is_on_disk(server: RunningServer):
     assert as_json(server, "cache", "pin", "to-come", "--ahead", "hearth-tiny")["num_tokens"] == 0
     unknown = hearth(server.home, server.port, "cache", "pin", "no such one")
