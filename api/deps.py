@@ -220,7 +220,7 @@ class Gate:
         return status
 
     async def count(self, request: GenerateRequest) -> int:
-        """The exact number of tokens of the request's prompt, also where it does not fit.
+        """The number of tokens of the request's prompt, which is exact unless it is far too long.
 
         Raises:
             HearthError: the prompt is refused for something else, or its worker failed.

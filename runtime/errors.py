@@ -34,18 +34,27 @@ class InvalidRequest(RequestRejected):
 
 
 class ContextTooLong(RequestRejected):
-    """The prompt does not fit the model's context."""
+    """The prompt does not fit the model's context; with `is_least` it may have more tokens."""
 
     code = "context_length_exceeded"
 
-    def __init__(self, num_tokens: int, context: int, param: str | None = "messages") -> None:
+    def __init__(
+        self,
+        num_tokens: int,
+        context: int,
+        param: str | None = "messages",
+        *,
+        is_least: bool = False,
+    ) -> None:
+        number = f"at least {num_tokens}" if is_least else str(num_tokens)
         super().__init__(
             f"This model's maximum context length is {context} tokens, but the prompt has "
-            f"{num_tokens} tokens. Shorten the prompt or choose a model with a longer context.",
+            f"{number} tokens. Shorten the prompt or choose a model with a longer context.",
             param,
         )
         self.num_tokens = num_tokens
         self.context = context
+        self.is_least = is_least
 
 
 class UnknownModel(RequestRejected):

@@ -166,13 +166,14 @@ class Accepted(Struct, frozen=True, tag="accepted"):
 
 
 class Rejected(Struct, frozen=True, tag="rejected"):
-    """The request is refused. `context` and `num_tokens` are set when the prompt is too long."""
+    """The request is refused. What follows `param` is set when the prompt is too long."""
 
     request_id: str
     code: str
     message: str
     param: str | None = None
     num_tokens: int = 0
+    is_least: bool = False
     context: int = 0
 
 

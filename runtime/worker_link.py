@@ -38,6 +38,11 @@ class Link(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack(command))
 
+    def ignore(self) -> None:
+        """Listen no more, without the worker's noticing yet."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
     def close(self) -> None:
         """Neither send nor listen any more."""
         if self._transport is not None:
@@ -94,5 +99,5 @@ def cause_of_death(returncode: int | None) -> str:
 def rejection(event: Rejected) -> RequestRejected:
     """The error that a worker's refusal stands for."""
     if event.code == ContextTooLong.code:
-        return ContextTooLong(event.num_tokens, event.context, event.param)
+        return ContextTooLong(event.num_tokens, event.context, event.param, is_least=event.is_least)
     return InvalidRequest(event.message, event.param)

@@ -232,7 +232,9 @@ def _naming_input() -> Generator[None]:
     try:
         yield
     except ContextTooLong as error:
-        raise ContextTooLong(error.num_tokens, error.context, "input") from error
+        raise ContextTooLong(
+            error.num_tokens, error.context, "input", is_least=error.is_least
+        ) from error
     except InvalidRequest as error:
         if error.param != "messages":
             raise

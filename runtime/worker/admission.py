@@ -33,15 +33,16 @@ def intake_of(model: LoadedModel, composer: Composer, chain: HashChain) -> Intak
 
 def rejected(request_id: str, error: RequestRejected) -> Rejected:
     """A refusal, as the server is told of it."""
-    num_tokens, context = 0, 0
+    num_tokens, context, is_least = 0, 0, False
     if isinstance(error, ContextTooLong):
-        num_tokens, context = error.num_tokens, error.context
+        num_tokens, context, is_least = error.num_tokens, error.context, error.is_least
     return Rejected(
         request_id=request_id,
         code=error.code,
         message=error.message,
         param=error.param,
         num_tokens=num_tokens,
+        is_least=is_least,
         context=context,
     )
 

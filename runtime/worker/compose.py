@@ -295,7 +295,7 @@ class Composer:
         prompt = asked.prompt
         text = gone_on(self.template.render(prompt), asked.beginning, self.dialect)
         if (least := self.template.num_tokens_at_least(text, self.context)) > self.context:
-            raise ContextTooLong(least, self.context)
+            raise ContextTooLong(least, self.context, is_least=True)
         marks = self._marks(prompt, text, 0)
         has_head |= any(tool.keep_s is not None for tool in prompt.tools)
         head = self.template.end_of_head(prompt, text) if has_head else 0

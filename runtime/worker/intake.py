@@ -104,7 +104,7 @@ class Intake:
         if isinstance(prompt, TextPrompt):
             least = template.num_tokens_at_least(prompt.text, self.context)
             if least > self.context:
-                raise ContextTooLong(least, self.context, "prompt")
+                raise ContextTooLong(least, self.context, "prompt", is_least=True)
         return Composed(template.token_ids(prompt)), {}
 
     def _model_ids(self, composed: Composed) -> list[int]:

@@ -219,6 +219,24 @@ def test_a_body_of_more_than_10_mb_is_read_and_refused_for_its_tokens(
     assert "2500000 tokens" in error["message"]
 
 
+def test_a_text_far_too_long_is_not_counted_to_its_end_and_the_refusal_says_so(
+    server: RunningServer,
+) -> None:
+    long = "a kettle hums " * 20_000
+    for path, body in (
+        (COMPLETIONS, {"prompt": long}),
+        (CHAT, {"messages": [{"role": "user", "content": long}]}),
+        ("/v1/responses", {"input": long}),
+    ):
+        response = server.post(path, body | {"model": "tiny"})
+        error = error_in(response)
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert (
+            "maximum context length is 4096 tokens, but the prompt has at least"
+            in (error["message"])
+        )
+
+
 def test_a_body_beyond_the_limit_is_refused_unread(narrow_server: RunningServer) -> None:
     response = narrow_server.request("POST", CHAT, content=b" " * 20_000_001, headers=JSON)
     assert response.status_code == 413
