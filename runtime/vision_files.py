@@ -22,7 +22,8 @@ is exact.
 
 KEPT_TYPES = SEEING_TYPES | frozenset(
     """
-    aya_vision glm4v idefics3 internvl_chat kimi_vl lfm2_vl llava_onevision mistral3 smolvlm
+    aya_vision glm4v idefics3 internvl_chat kimi_vl lfm2_vl llama4 llava llava_onevision mistral3
+    smolvlm
     """.split()
 )
 """`model_type`s of which tests show that what was seen is taken up exactly by another process."""

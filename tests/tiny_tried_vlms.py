@@ -32,11 +32,14 @@ _TOKENS = [
     "<|START_OF_IMG|>",
     "<|IMG_PATCH|>",
     "<|END_OF_IMG|>",
+    "<|patch|>",
+    "<|tile_x_separator|>",
+    "<|tile_y_separator|>",
     "TILE_GLOBAL",
     "TILE_1",
 ]
 _IDS = {token: number for number, token in enumerate([*SPECIAL_TOKENS, *_TOKENS])}
-_WRITTEN = {"internvl_chat": "<image>", "aya_vision": "<image>"}
+_WRITTEN = {"internvl_chat": "<image>", "aya_vision": "<image>", "llama4": "<|image|>"}
 """How a processor is told of an image, where that is not by its token."""
 
 _FRAMED = {"glm4v": "<|begin_of_image|><|image|><|end_of_image|>"}
@@ -245,6 +248,52 @@ KINDS: dict[str, _Kind] = {
                 "size": {"shortest_edge": 28 * 28, "longest_edge": 112 * 112},
             },
             {},
+        ),
+    ),
+    "llama4": _Kind(
+        "<|patch|>",
+        {
+            "model_type": "llama4_text",
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "intermediate_size_mlp": 128,
+            "num_local_experts": 2,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 48,
+        },
+        {
+            "model_type": "llama4_vision_model",
+            "initializer_range": 0.02,
+            "norm_eps": 1e-5,
+            "projector_dropout": 0.0,
+            "projector_input_dim": 64,
+            "projector_output_dim": 64,
+            "vision_output_dim": 64,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "default",
+            "pixel_shuffle_ratio": 0.5,
+            "rope_theta": 10000,
+            "intermediate_size": 128,
+        },
+        {},
+        ({"size": {"height": 56, "width": 56}, "max_patches": 4}, {}),
+    ),
+    "llava": _Kind(
+        "<image>",
+        {"model_type": "llama"},
+        {"model_type": "clip_vision_model"},
+        {},
+        (
+            {
+                "image_processor_type": "CLIPImageProcessor",
+                "size": {"shortest_edge": 56},
+                "crop_size": {"height": 56, "width": 56},
+            },
+            {
+                "patch_size": 14,
+                "vision_feature_select_strategy": "default",
+                "num_additional_image_tokens": 1,
+            },
         ),
     ),
     "llava_onevision": _Kind(

@@ -25,7 +25,6 @@ from PIL import Image as Pillow
 
 from runtime.worker.album import Given, Markup, Prepared
 
-_utils: Any = importlib.import_module("mlx_vlm.utils")
 _transformers: Any = importlib.import_module("transformers")
 
 UPSTREAM_ERRORS = (
@@ -66,12 +65,13 @@ _PLAIN = (str, int, float, bool, type(None))
 class AnyLens:
     """`written` is what the processor is told of a picture, as the model's template writes it
     between the two texts of a `frame`; with `has_grid` its tokens have rows and columns as
-    positions.
+    positions. `opening` are the tokens that its tokenizer begins every text with.
     """
 
     processor: Any
     written: str
     frame: tuple[str, str]
+    opening: tuple[int, ...]
     markup: Markup
     settings: bytes
     has_grid: bool
@@ -83,7 +83,7 @@ class AnyLens:
             inputs = self._processed(self.written, pixels)
         except UPSTREAM_ERRORS as error:
             raise ValueError(f"{type(error).__name__} in its image processor") from error
-        token_ids = _ids(inputs)
+        token_ids = self._ids(inputs)
         grid = self._grid(inputs, len(token_ids)) if self.has_grid else ()
         return Prepared(len(token_ids), grid, inputs, token_ids)
 
@@ -97,18 +97,21 @@ class AnyLens:
         """Whether a picture among words is written as it is alone."""
         before, after = self.words()
         among = self._processed(self.written.join(self.frame), pixels)
-        return _ids(among) == (*before, *self.prepare(pixels).token_ids, *after)
+        return self._ids(among) == (*before, *self.prepare(pixels).token_ids, *after)
 
     def _processed(self, text: str, pixels: NDArray[np.uint8]) -> dict[str, Given]:
+        """As upstream asks for it, but for the padding of several texts, which not all know."""
+        process = getattr(self.processor, "process", self.processor)
         # Some processors compute with mlx: not on the device, which belongs to another thread.
         with mx.stream(mx.cpu):
-            found = _utils.process_inputs(
-                self.processor,
-                prompts=[text],
-                images=[Pillow.fromarray(pixels)],
-                add_special_tokens=False,
-            )
+            found = process(text=[text], images=[Pillow.fromarray(pixels)], return_tensors="mlx")
             return {name: _held(value) for name, value in found.items() if value is not None}
+
+    def _ids(self, inputs: dict[str, Given]) -> tuple[int, ...]:
+        inputs.pop("attention_mask", None)
+        token_ids = tuple(int(one) for one in np.asarray(inputs.pop("input_ids"))[0])
+        num_before = len(self.opening)
+        return token_ids[num_before:] if token_ids[:num_before] == self.opening else token_ids
 
     def _grid(self, inputs: Mapping[str, Given], num_tokens: int) -> tuple[int, ...]:
         merge = self.processor.image_processor.merge_size
@@ -145,7 +148,8 @@ def any_lens(path: Path, whole: Any, *, has_grid: bool) -> AnyLens:
         raise Unusable("its chat template does not show where an image is")
     before, _, after = text.partition(mark)
     markup = Markup(mark, spelled, token)
-    return AnyLens(processor, mark, (before, after), markup, _settings(processor), has_grid)
+    frame, opening = (before, after), tuple(tokenizer("")["input_ids"])
+    return AnyLens(processor, mark, frame, opening, markup, _settings(processor), has_grid)
 
 
 def _settings(processor: Any) -> bytes:
@@ -160,8 +164,3 @@ def _held(value: Any) -> Given:
     if isinstance(value, list):
         return [_held(one) for one in cast("list[Any]", value)]
     return value if isinstance(value, (*_PLAIN, tuple)) else np.asarray(value)
-
-
-def _ids(inputs: dict[str, Given]) -> tuple[int, ...]:
-    inputs.pop("attention_mask", None)
-    return tuple(int(one) for one in np.asarray(inputs.pop("input_ids"))[0])

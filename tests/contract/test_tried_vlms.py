@@ -10,6 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from runtime.kv.media import place_media
 from runtime.types import ChatPrompt, Image, Message
@@ -31,6 +33,8 @@ REFUSED = {
     "llava_next": "more of an image than it says in tokens",
 }
 SEEING = sorted(KINDS.keys() - REFUSED)
+UNPADDED = {"llava"}
+"""Upstream pads images of these kinds as well, which their image processors know nothing of."""
 DEVIATION = 1e-4
 FIRST, SECOND = picture(1, 112, 84), picture(2, 84, 112)
 TEXT = "look at this:  and at this one, which is another:  So, which is it?"
@@ -58,10 +62,14 @@ def lens_of(model: LoadedModel) -> AnyLens:
 def as_upstream_says(model: LoadedModel, text: str) -> mx.array:
     """Logits after a prompt with both pictures, all of it by upstream."""
     lens = lens_of(model)
-    utils: Any = importlib.import_module("mlx_vlm.utils")
-    inputs = utils.prepare_inputs(
-        lens.processor, images=[FIRST, SECOND], prompts=text, add_special_tokens=False
-    )
+    pictures = [FIRST, SECOND]
+    if model.spec.model_type in UNPADDED:
+        inputs = dict(lens.processor(text=[text], images=pictures, return_tensors="mlx"))
+    else:
+        utils: Any = importlib.import_module("mlx_vlm.utils")
+        inputs = utils.prepare_inputs(
+            lens.processor, images=pictures, prompts=text, add_special_tokens=False
+        )
     whole = model.model.whole
     ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask", None)
     pixels = inputs.pop("pixel_values")
@@ -123,6 +131,18 @@ def test_what_cannot_be_shown_pictures_says_why(tmp_path: Path, kind: str):
     assert model.eyes.lens is None
     assert REFUSED[kind] in model.eyes.blindness
     assert model.unproven == kind
+
+
+@pytest.mark.parametrize("kind", ["aya_vision", "glm4v", "llava", "pixtral"])
+def test_a_tokenizer_that_begins_every_text_by_a_token_is_no_reason(tmp_path: Path, kind: str):
+    path = write_tried(tmp_path, kind)
+    file = Tokenizer.from_file(str(path / "tokenizer.json"))
+    bos = file.token_to_id("<bos>")
+    file.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
+    file.save(str(path / "tokenizer.json"))
+    lens = lens_of(tried(path, kind))
+    assert lens.opening == (bos,)
+    assert bos not in lens.prepare(np.asarray(FIRST)).token_ids
 
 
 def test_a_template_that_shows_no_images_is_a_reason(tmp_path: Path):

@@ -45,7 +45,7 @@ from tests.tiny_vlms import VISION_FAMILIES, encoded, picture, write_vlm
 
 TIMEOUT_S = 110
 NEEDS_STATE = {"qwen3_5", "qwen3_5_moe", "gemma3", "gemma4"}
-KEEPS_STATE = {*NEEDS_STATE, "aya_vision", "lfm2_vl"}
+KEEPS_STATE = {*NEEDS_STATE, "aya_vision", "lfm2_vl", "llama4"}
 LIVE = WAYS[:2]
 """Ways that the first process went on from the caches that it still had."""
 
