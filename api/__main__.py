@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from api.cli.commands import COMMANDS, TABLES, WITHOUT_SETTINGS, parser
-from api.cli.connection import NoServer
+from api.cli.connection import Misused, NoServer
 from runtime.errors import HearthError, SettingsError
 from runtime.settings import Settings, given_outside, load_settings
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except HearthError as error:
         sys.stderr.write(f"hearth: {error.message}\n")
-        if isinstance(error, SettingsError):
+        if isinstance(error, SettingsError | Misused):
             return 2
         return 3 if isinstance(error, NoServer) else 1
     except KeyboardInterrupt:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import sys
 import time
 from collections.abc import Sequence
 from typing import cast
 
 import msgspec
-import structlog
 
 from api import stock_exchange
 from api.cache_desk import CacheDesk, opened_desk
+from api.cli.connection import Misused
 from api.cli.progress import watching
+from api.cli.quiet import log_errors_only
 from api.cli.views import ago, aligned, show, size, span
-from runtime.errors import HearthError
 from runtime.inventory_views import ConversationView, ShownView, StatsView
 from runtime.settings import Settings
 
@@ -25,10 +23,7 @@ _SHOWN_ID = 12
 
 def run(settings: Settings, arguments: argparse.Namespace) -> int:
     """Do what the command line says; the exit code. Raises HearthError."""
-    structlog.configure(  # stdout is for the answer
-        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-    )
+    log_errors_only()
     with opened_desk(settings) as desk:
         answer = _act(desk, settings, arguments)
     return show(answer, _text(answer), as_json=arguments.as_json)
@@ -65,7 +60,7 @@ def _act(desk: CacheDesk, settings: Settings, arguments: argparse.Namespace) -> 
 def _remove(desk: CacheDesk, arguments: argparse.Namespace) -> object:
     given = (arguments.conversation, arguments.of_model, arguments.everything or None)
     if sum(one is not None for one in given) != 1:
-        raise HearthError("Say what to delete: a conversation, --model NAME, or --all.")
+        raise Misused("Say what to delete: a conversation, --model NAME, or --all.")
     if arguments.conversation is not None:
         return desk.remove_conversation(arguments.conversation)
     if arguments.of_model is not None:

@@ -13,7 +13,7 @@ def add_commands(
     """The subcommands of `hearth cache`; `add_settings` adds the flags for the settings."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = commands.add_parser("ls", help="what is kept, the latest used first")
-    listing.add_argument("--model", dest="of_model", help="only of this model")
+    listing.add_argument("--model", dest="of_model", metavar="MODEL", help="only of this model")
     showing = commands.add_parser("show", help="one conversation and its slots")
     showing.add_argument("conversation", help="as for rm")
     pinning = commands.add_parser("pin", help="keep a conversation and what it becomes")
@@ -27,7 +27,9 @@ def add_commands(
     removing.add_argument(
         "conversation", nargs="?", help="a session id, or the beginning of an id that ls shows"
     )
-    removing.add_argument("--model", dest="of_model", help="everything of this model")
+    removing.add_argument(
+        "--model", dest="of_model", metavar="MODEL", help="everything of this model"
+    )
     removing.add_argument("--all", action="store_true", dest="everything", help="everything")
     stats = commands.add_parser("stats", help="sums by model and tier, and counters")
     verify = commands.add_parser("verify", help="read everything; what is damaged goes")
@@ -40,7 +42,9 @@ def add_commands(
     exporting.add_argument("file", type=Path, help="the file to write")
     importing = commands.add_parser("import", help="take in a prompt-cache file of mlx-lm")
     importing.add_argument("file", type=Path, help="the file to read")
-    importing.add_argument("--model", dest="of_model", required=True, help="the model it is of")
+    importing.add_argument(
+        "--model", dest="of_model", metavar="MODEL", required=True, help="the model it is of"
+    )
     importing.add_argument("--prompt-file", type=Path, help="the text that was cached")
     importing.add_argument("--tokens", type=Path, help="the token ids that were cached, as JSON")
     own = (showing, pinning, unpinning, collecting)

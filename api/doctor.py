@@ -133,7 +133,7 @@ def _config(settings: Settings) -> Finding:
         num_models = check(settings)
     except HearthError as error:
         return Finding("Settings", error.message, "correct hearth.toml, HEARTH_… or the flag")
-    return Finding("Settings", f"can be used; {num_models} models can be named")
+    return Finding("Settings", f"can be used; models that can be named: {num_models}")
 
 
 def _memory(settings: Settings) -> Finding:

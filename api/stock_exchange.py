@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from api.cache_desk import CacheDesk
+from api.cli.connection import Misused
 from runtime.catalog import Catalog
-from runtime.errors import HearthError, InterchangeFailed, UnknownModel
+from runtime.errors import InterchangeFailed, UnknownModel
 from runtime.identity import model_hash
 from runtime.progress import Watch
 from runtime.settings import Settings
@@ -32,7 +33,7 @@ def export(
 ) -> Exchanged:
     """Write a conversation to a file. Raises HearthError."""
     if (arguments.conversation is None) == (arguments.slot is None):
-        raise HearthError("Say what to export: a conversation, or --slot ID.")
+        raise Misused("Say what to export: a conversation, or --slot ID.")
     chain = desk.chain(arguments.conversation or arguments.slot)
     try:
         model_path = Catalog(settings).resolve(chain.model).path

@@ -62,6 +62,10 @@ COMMANDS = (
     Command("version", "print the version", "api.cli.local:version"),
 )
 WITHOUT_SETTINGS = frozenset({"bench", "pull", "key", "completion", "version"})
+_ASKING = frozenset("status ps top models load unload pin unpin restart prewarm chat".split())
+"""They speak to a server, and need to know no more than where it is."""
+
+_WHERE = frozenset({"home", "host", "port"})
 EXIT_CODES = """\
 exit codes:
   0    it was done; doctor: nothing is wrong; service status: it runs
@@ -94,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
         if command.has_json:
             sub.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
         if command.name not in WITHOUT_SETTINGS:
-            _add_settings(sub)
+            _add_settings(sub, of_server=command.name in _ASKING)
     return top
 
 
@@ -132,10 +136,16 @@ def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
             pass
 
 
-def _add_settings(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--config", metavar="FILE", help="default: hearth.toml in home")
+def _add_settings(sub: argparse.ArgumentParser, *, of_server: bool = False) -> None:
+    """The flags of all settings. What only asks the server shows no others than where it is."""
+    usage = sub.format_usage().removeprefix("usage: ").strip().replace("%", "%%")
+    sub.usage = f"{' '.join(usage.split())} [--SETTING VALUE ...]"
+    group = sub.add_argument_group("settings, before those of the file and the environment")
+    group.add_argument("--config", metavar="FILE", help="default: hearth.toml in home")
     for name in Settings.__struct_fields__:
         if name not in TABLES:
             flag = "--" + name.replace("_", "-")
             told = SETTINGS.get(name, "").replace("%", "%%")
-            sub.add_argument(flag, dest=name, metavar="VALUE", help=told)
+            is_shown = name in _WHERE or not of_server
+            shown = told if is_shown else argparse.SUPPRESS
+            group.add_argument(flag, dest=name, metavar="VALUE", help=shown)

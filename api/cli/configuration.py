@@ -23,7 +23,7 @@ def config(settings: Settings, arguments: argparse.Namespace) -> int:
     """Print the settings that are in force, or whether a server would take them."""
     if arguments.action == "check":
         found = CheckView(num_models=check(settings))
-        text = f"the settings can be used; {found.num_models} models can be named"
+        text = f"the settings can be used; models that can be named: {found.num_models}"
         return show(found, text, as_json=arguments.as_json)
     plain: dict[str, object] = msgspec.to_builtins(settings, builtin_types=(), enc_hook=str)
     shown = {key: "…" if key in _SECRET and value else value for key, value in plain.items()}

@@ -29,6 +29,12 @@ class NoServer(HearthError):
     code = "no_server"
 
 
+class Misused(HearthError):
+    """The command line says too little, or what cannot be said together."""
+
+    code = "misused"
+
+
 class _ErrorBody(msgspec.Struct):
     message: str
 
@@ -127,7 +133,7 @@ class ServerLink:
                 connection.request(method, target, body or None, headers)
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
-                raise self._absent(str(error)) from error
+                raise self._absent(getattr(error, "strerror", None) or str(error)) from error
             if answer.status >= 400 and not is_any_status:
                 raise self._refused(answer.read(), answer.status)
             yield answer

@@ -6,6 +6,7 @@ import argparse
 
 import msgspec
 
+from api.cli.quiet import log_errors_only
 from api.cli.views import show
 from runtime.errors import HearthError
 from runtime.settings import Settings
@@ -28,6 +29,7 @@ def database(settings: Settings, arguments: argparse.Namespace) -> int:
     Raises:
         HearthError: a server has it open, it is of a newer version, or it cannot be repaired.
     """
+    log_errors_only()
     root = settings.kv_root
     if not root.is_dir():
         raise HearthError(f"There is no store at {root}; it is made when the server first runs.")

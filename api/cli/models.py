@@ -12,6 +12,7 @@ from api.cli.connection import ServerLink
 from api.cli.views import aligned, show, size, span
 from runtime.settings import Settings
 
+_DONE = {"pin": "is pinned, and {state}", "unpin": "is pinned no longer, and {state}"}
 _STATES_SHOWN_AS_LOADED = frozenset({"ready", "busy"})
 
 
@@ -111,7 +112,8 @@ def change(settings: Settings, arguments: argparse.Namespace) -> int:
     if action in ("load", "restart") and sys.stderr.isatty():
         sys.stderr.write(f"loading {arguments.model} …\n")
     found = ServerLink(settings).post(path, Running)
-    return show(found, f"{found.id} is {found.state}", as_json=arguments.as_json)
+    said = _DONE.get(action, "is {state}").format(state=found.state)
+    return show(found, f"{found.id} {said}", as_json=arguments.as_json)
 
 
 def _with_reason(state: str, reason: str | None) -> str:

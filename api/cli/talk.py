@@ -170,6 +170,8 @@ def _take(turn: Turn, event: _Event, out: TextIO | None) -> None:
         raise HearthError(event.error.message)
     for choice in event.choices:
         thought, said = choice.delta.reasoning_content, choice.delta.content
+        if out is not None and said and turn.reasoning and not turn.text:
+            out.write("\n\n")
         turn.reasoning += thought or ""
         turn.text += said or ""
         if out is not None and (thought or said):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from typing import cast
 
 import msgspec
@@ -13,7 +14,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Header, Static
 from typing_extensions import override
 
-from api.cli.connection import ServerLink
+from api.cli.connection import Misused, ServerLink
 from api.cli.models import Running
 from api.cli.views import show, size, span
 from runtime.errors import HearthError
@@ -76,11 +77,15 @@ class Now(msgspec.Struct):
 
 
 def top(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Show it until the user leaves; with `--json` once. Raises NoServer first of all."""
+    """Show it until the user leaves; with `--json` once. Raises NoServer first of all, Misused
+    where nobody could see it.
+    """
     link = ServerLink(settings)
     now = ask(link)
     if arguments.as_json:
         return show(now, "", as_json=True)
+    if not sys.stdout.isatty():
+        raise Misused("`hearth top` needs a terminal: `hearth top --json` tells it once.")
     Top(link).run()
     return 0
 

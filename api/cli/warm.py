@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from api.cli.connection import ServerLink
+from api.cli.connection import Misused, ServerLink
 from api.cli.progress import watching
 from api.cli.views import show
 from runtime.errors import HearthError
@@ -57,7 +57,7 @@ def _is_awaited(found: Warmed, arguments: argparse.Namespace) -> bool:
 def _body(arguments: argparse.Namespace) -> dict[str, object]:
     given = (arguments.file, arguments.system, arguments.session)
     if sum(one is not None for one in given) != 1:
-        raise HearthError("Say what to warm: a FILE, --system TEXT, or --session ID.")
+        raise Misused("Say what to warm: a FILE, --system TEXT, or --session ID.")
     body: dict[str, object] = {}
     if arguments.file is not None:
         body = _read(arguments.file)

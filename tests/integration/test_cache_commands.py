@@ -144,20 +144,20 @@ def test_a_listing_says_what_there_is(home: Path, server: RunningServer):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "code", "complaint"),
     [
-        (("rm",), "Say what to delete"),
-        (("rm", "no such thing"), "hearth cache ls"),
-        (("rm", "--model", "nothing"), "does not exist"),
-        (("export", "file"), "Say what to export"),
-        (("import", "/nowhere/file", "--model", "hearth-tiny"), "cannot be exchanged"),
+        (("rm",), 2, "Say what to delete"),
+        (("rm", "no such thing"), 1, "hearth cache ls"),
+        (("rm", "--model", "nothing"), 1, "does not exist"),
+        (("export", "file"), 2, "Say what to export"),
+        (("import", "/nowhere/file", "--model", "hearth-tiny"), 1, "cannot be exchanged"),
     ],
 )
 def test_what_cannot_be_done_is_said_with_a_remedy(
-    home: Path, server: RunningServer, arguments: tuple[str, ...], complaint: str
+    home: Path, server: RunningServer, arguments: tuple[str, ...], code: int, complaint: str
 ):
     outcome = run(home, *arguments, HEARTH_PORT=str(server.port))
-    assert outcome.returncode == 1
+    assert outcome.returncode == code
     assert complaint in outcome.stderr
 
 

@@ -1,0 +1,58 @@
+"""What the command line says: of how it is used, to whom, and in how many words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from api.cli.commands import COMMANDS, parser
+from runtime.store_opening import open_store
+from tests.running_server import free_port
+from tests.running_server import hearth as command
+
+
+@pytest.mark.parametrize("name", [one.name for one in COMMANDS])
+def test_whoever_uses_a_command_wrongly_reads_a_few_lines(
+    name: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as left:
+        parser().parse_args([name, "--config"])
+    assert left.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) <= 5
+
+
+def test_what_speaks_to_a_server_shows_only_how_to_find_it(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["pin", "--help"])
+    shown = capsys.readouterr().out
+    assert "--home" in shown
+    assert "--port" in shown
+    assert "--kv-bits" not in shown
+    assert parser().parse_args(["pin", "m", "--kv-bits", "8"]).kv_bits == "8", "it is known still"
+
+
+def test_stdout_is_for_the_answer_also_where_another_has_the_store(tmp_path: Path):
+    store = open_store(tmp_path / "kv", None)
+    try:
+        done = command("db", "check", "--json", HEARTH_HOME=str(tmp_path))
+    finally:
+        store.close()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "A server has the store open" in done.stderr
+    done = command("db", "check", "--json", HEARTH_HOME=str(tmp_path))
+    assert json.loads(done.stdout)["is_intact"] is True
+
+
+@pytest.mark.parametrize("words", ["cache rm", "cache export f", "prewarm", "prewarm --system a f"])
+def test_a_command_that_says_too_little_or_too_much_is_not_tried(tmp_path: Path, words: str):
+    open_store(tmp_path / "kv", None).close()
+    done = command(*words.split(), HEARTH_HOME=str(tmp_path), HEARTH_PORT=str(free_port()))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("hearth: Say what to ")
+
+
+def test_who_finds_no_server_reads_words_and_no_numbers_of_errors(tmp_path: Path):
+    done = command("ps", HEARTH_HOME=str(tmp_path), HEARTH_PORT=str(free_port()))
+    assert "(Connection refused)" in done.stderr
