@@ -12,7 +12,7 @@ import msgspec
 from api.metrics import Meter
 from api.record import Tally
 from runtime.generation import Generation
-from runtime.types import CacheUse, Chunk, Failed, Finished, PrefillProgress
+from runtime.types import CacheUse, Chunk, Failed, Finished, PrefillProgress, PromptLogprobs
 
 
 class Source(Protocol):
@@ -90,7 +90,7 @@ class Answer:
                     self._meter.finished(chunk.usage)
                     if chunk.index % self.tally.num_choices == 0:
                         self._meter.reused(chunk.usage)
-                case PrefillProgress() | Failed():
+                case PrefillProgress() | PromptLogprobs() | Failed():
                     pass
                 case _:
                     has_output = True

@@ -6,27 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from runtime.words import CacheMode, CacheTier, FinishReason, MissReason, Priority, Role, Work
+
 MAX_IMAGE_BYTES = 20 * 1024 * 1024
 """Of one image, encoded."""
-
-Role = Literal["system", "user", "assistant", "tool"]
-FinishReason = Literal["stop", "length", "tool_calls"]
-Priority = Literal["interactive", "default", "background"]
-Work = Literal["generate", "count", "prefill", "tokenize", "detokenize", "embed"]
-CacheMode = Literal["full", "prefix", "off"]
-CacheTier = Literal["none", "hot", "warm", "cold"]
-MissReason = Literal[
-    "first_seen",
-    "diverged",
-    "expired",
-    "evicted",
-    "damaged",
-    "deleted",
-    "no_checkpoint",
-    "slower_than_prefill",
-    "unsupported",
-    "off",
-]
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -208,7 +191,8 @@ class GenerateRequest(Struct, frozen=True):
 
     `count` only counts the prompt's tokens, `prefill` only computes its KV; both finish without
     an answer. `tokenize` is answered by `Tokens`, `detokenize` by text, `embed` by `Embedding`.
-    `max_prompt_tokens` is narrower than the model's context.
+    `max_prompt_tokens` is narrower than the model's context. With `scores_prompt` the prompt comes
+    back as `PromptLogprobs`, each token with `top_logprobs` alternatives; its KV is computed anew.
     `client` is the family of the program that asks, as its headers tell it, and `keep_alive_s` how
     long the model stays loaded afterwards (0: not at all, negative: for ever). Without `priority`
     it has its model's.
@@ -228,6 +212,7 @@ class GenerateRequest(Struct, frozen=True):
     stop: tuple[str, ...] = ()
     num_choices: int = 1
     top_logprobs: int | None = None
+    scores_prompt: bool = False
     ignore_eos: bool = False
     deadline_s: float = 600.0
     cache: CacheParams = CacheParams()
@@ -292,6 +277,20 @@ class PrefillProgress(Struct, frozen=True, tag="p", array_like=True):
     num_total: int
 
 
+class PromptLogprobs(Struct, frozen=True, tag="l", array_like=True):
+    """The next tokens of a prompt that is scored, for all choices; `text` is what they say.
+
+    Parallel lists: each token as text, where it begins in the prompt's text, and how likely it was
+    after those before it, which nothing says of the first.
+    """
+
+    index: int
+    text: str
+    tokens: tuple[str, ...]
+    offsets: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...]
+
+
 class TextDelta(Struct, frozen=True, tag="t", array_like=True):
     index: int
     text: str
@@ -354,6 +353,7 @@ class Failed(Struct, frozen=True, tag="x", array_like=True):
 
 Chunk = (
     PrefillProgress
+    | PromptLogprobs
     | TextDelta
     | ReasoningDelta
     | ToolCallDelta

@@ -21,6 +21,7 @@ from runtime.types import (
     Finished,
     GenerateRequest,
     Prompt,
+    PromptLogprobs,
     ReasoningDelta,
     SamplingParams,
     TextDelta,
@@ -72,6 +73,12 @@ class Answer:
     def logprobs(self) -> list[TokenLogprobs]:
         deltas = [c for c in self.chunks if isinstance(c, TextDelta | ReasoningDelta)]
         return [one for c in deltas if c.index == self.index for one in c.logprobs]
+
+    @property
+    def scores(self) -> list[TokenLogprobs | None]:
+        """Of the prompt, whatever the choice."""
+        slices = [c for c in self.chunks if isinstance(c, PromptLogprobs)]
+        return [one for c in slices for one in c.logprobs]
 
     @property
     def finished(self) -> Finished:

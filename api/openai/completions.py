@@ -41,6 +41,7 @@ from runtime.types import (
     Finished,
     FinishReason,
     GenerateRequest,
+    PromptLogprobs,
     ReasoningDelta,
     TextDelta,
     TextPrompt,
@@ -61,7 +62,7 @@ async def completions(
     spec = gate.spec(data.model)
     frame = Frame("cmpl", data.model or spec.id)
     requests = completion_to_generate(data, frame.id, spec, gate.settings, asker_of(request))
-    drafts = [_Draft(text) for text in _beginnings(requests, has_echo=bool(data.echo))]
+    drafts = _drafts_of(data, requests)
     answer = gate.submit(request.scope, requests)
     if data.stream:
         has_usage = data.stream_options is not None and bool(data.stream_options.include_usage)
@@ -100,9 +101,7 @@ class CompletionStream:
     def chunks(self, chunks: Sequence[Chunk]) -> bytes:
         """One event for each piece of text."""
         return b"".join(
-            self._event(index)
-            for chunk in chunks
-            if (index := _add(self._drafts, chunk)) is not None
+            self._event(index) for chunk in chunks for index in _add(self._drafts, chunk)
         )
 
     def sign_of_life(self, phase: str) -> bytes:
@@ -124,36 +123,44 @@ class CompletionStream:
 
 
 class _Draft:
-    """What was written of a choice since it was last taken."""
+    """What was written of a choice, one of so many of its prompt, since it was last taken."""
 
-    def __init__(self, beginning: str) -> None:
+    def __init__(self, beginning: str, num_beside: int) -> None:
+        self.num_beside = num_beside
         self.texts: list[str] = [beginning] if beginning else []
-        self.logprobs: list[TokenLogprobs] = []
         self.finish_reason: FinishReason | None = None
+        self._logprobs = CompletionLogprobs()
         self._offset = len(beginning)
+
+    def echo(self, chunk: PromptLogprobs) -> None:
+        """A piece of the prompt."""
+        self.texts.append(chunk.text)
+        for token, offset, entry in zip(chunk.tokens, chunk.offsets, chunk.logprobs, strict=True):
+            self._score(token, offset, entry)
+        self._offset += len(chunk.text)
+
+    def say(self, chunk: TextDelta | ReasoningDelta) -> None:
+        """A piece of the answer."""
+        self.texts.append(chunk.text)
+        for entry in chunk.logprobs:
+            self._score(entry.chosen.token, self._offset, entry)
+            self._offset += len(entry.chosen.token)
 
     def take(self, index: int) -> CompletionChoice:
         """What was written, which is then forgotten."""
-        choice = CompletionChoice(
-            index, "".join(self.texts), self._taken_logprobs(), self.finish_reason
-        )
+        logprobs, self._logprobs = self._logprobs, CompletionLogprobs()
+        text = "".join(self.texts)
         self.texts.clear()
-        return choice
-
-    def _taken_logprobs(self) -> CompletionLogprobs | None:
-        if not self.logprobs:
-            return None
-        entries, self.logprobs = self.logprobs, []
-        offsets: list[int] = []
-        for entry in entries:
-            offsets.append(self._offset)
-            self._offset += len(entry.chosen.token)
-        return CompletionLogprobs(
-            tokens=[entry.chosen.token for entry in entries],
-            token_logprobs=[entry.chosen.logprob for entry in entries],
-            top_logprobs=[_alternatives(entry) for entry in entries],
-            text_offset=offsets,
+        return CompletionChoice(
+            index, text, logprobs if logprobs.tokens else None, self.finish_reason
         )
+
+    def _score(self, token: str, offset: int, entry: TokenLogprobs | None) -> None:
+        lists = self._logprobs
+        lists.tokens.append(token)
+        lists.token_logprobs.append(entry.chosen.logprob if entry is not None else None)
+        lists.top_logprobs.append(_alternatives(entry) if entry is not None else None)
+        lists.text_offset.append(offset)
 
 
 def _alternatives(entry: TokenLogprobs) -> dict[str, float]:
@@ -162,23 +169,32 @@ def _alternatives(entry: TokenLogprobs) -> dict[str, float]:
     return {token.token: token.logprob for token in ranked}
 
 
-def _add(drafts: Sequence[_Draft], chunk: Chunk) -> int | None:
-    """Write a chunk into its draft; the draft's number, None when there is nothing to write."""
+def _add(drafts: Sequence[_Draft], chunk: Chunk) -> Sequence[int]:
+    """Write a chunk into the drafts that it is of; their numbers."""
     match chunk:
+        case PromptLogprobs():
+            numbers = range(chunk.index, chunk.index + drafts[chunk.index].num_beside)
+            for number in numbers:
+                drafts[number].echo(chunk)
+            return numbers
         case TextDelta() | ReasoningDelta():
-            drafts[chunk.index].texts.append(chunk.text)
-            drafts[chunk.index].logprobs += chunk.logprobs
+            drafts[chunk.index].say(chunk)
         case Finished():
             drafts[chunk.index].finish_reason = "length" if chunk.reason == "length" else "stop"
         case _:
-            return None
-    return chunk.index
+            return ()
+    return (chunk.index,)
 
 
-def _beginnings(requests: Sequence[GenerateRequest], *, has_echo: bool) -> list[str]:
-    """What each choice begins with: its prompt where that is to be echoed, otherwise nothing."""
+def _drafts_of(data: CompletionRequest, requests: Sequence[GenerateRequest]) -> list[_Draft]:
+    """Empty ones; a prompt that is to be echoed is in them, or the worker tells it with scores."""
     return [
-        request.prompt.text if has_echo and isinstance(request.prompt, TextPrompt) else ""
+        _Draft(
+            request.prompt.text
+            if data.echo and not request.scores_prompt and isinstance(request.prompt, TextPrompt)
+            else "",
+            request.num_choices,
+        )
         for request in requests
         for _ in range(request.num_choices)
     ]

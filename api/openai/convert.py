@@ -91,9 +91,8 @@ def completion_to_generate(
     """
     if data.suffix:
         refuse("suffix", "is not supported: leave it out.")
-    if data.echo and data.logprobs is not None:
-        refuse("echo", "cannot be combined with logprobs: leave one of them out.")
-    prompts = listed_prompts(data.prompt, has_echo=bool(data.echo))
+    scores_prompt = bool(data.echo) and data.logprobs is not None
+    prompts = listed_prompts(data.prompt, needs_text=bool(data.echo) and not scores_prompt)
     if len(prompts) > settings.max_queue:
         refuse(
             "prompt",
@@ -108,10 +107,11 @@ def completion_to_generate(
             priority=data.priority,
             keep_alive_s=seconds_of(data.keep_alive),
             sampling=sampling_of(data),
-            max_tokens=data.max_tokens or DEFAULT_COMPLETION_TOKENS,
+            max_tokens=DEFAULT_COMPLETION_TOKENS if data.max_tokens is None else data.max_tokens,
             stop=stops_of(data.stop),
             num_choices=num_choices(data.n, settings.max_choices),
             top_logprobs=data.logprobs,
+            scores_prompt=scores_prompt,
             ignore_eos=bool(data.ignore_eos),
             deadline_s=settings.request_deadline_s,
             cache=cache_of(data, caller),

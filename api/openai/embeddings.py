@@ -67,7 +67,7 @@ async def embeddings(
     spec = gate.spec(data.model)
     if spec.pooling is None:
         refuse("model", f"{spec.id} is no embedding model: it has no modules.json that says how.")
-    prompts = listed_prompts(data.input, has_echo=False, field="input")
+    prompts = listed_prompts(data.input, needs_text=False, field="input")
     if len(prompts) > MAX_INPUTS:
         refuse("input", f"has {len(prompts)} entries, at most {MAX_INPUTS} are embedded at once.")
     request_id = f"embd-{secrets.token_hex(12)}"

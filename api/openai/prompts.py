@@ -10,7 +10,7 @@ from runtime.types import Prompt, TextPrompt, TokenPrompt
 PromptField = str | list[str | int | list[int]]
 
 
-def listed_prompts(prompt: PromptField, *, has_echo: bool, field: str = "prompt") -> list[Prompt]:
+def listed_prompts(prompt: PromptField, *, needs_text: bool, field: str = "prompt") -> list[Prompt]:
     """The prompts of one request, in their order; `field` is where they stand in it.
 
     Raises:
@@ -24,8 +24,8 @@ def listed_prompts(prompt: PromptField, *, has_echo: bool, field: str = "prompt"
         prompts = [_listed_prompt(entry, f"{field}[{i}]") for i, entry in enumerate(prompt)]
     if not prompts:
         refuse(field, "must not be empty: send text or token ids.")
-    if has_echo and any(isinstance(entry, TokenPrompt) for entry in prompts):
-        refuse("echo", "needs the prompt as text: token ids cannot be echoed.")
+    if needs_text and any(isinstance(entry, TokenPrompt) for entry in prompts):
+        refuse("echo", "needs the prompt as text, or `logprobs` with it: send one of them.")
     return prompts
 
 

@@ -139,9 +139,14 @@ class ChatRequest(SharedFields, kw_only=True):
 
 
 class CompletionRequest(SharedFields, kw_only=True):
-    """The body of `POST /v1/completions`. Several prompts give several choices, in their order."""
+    """The body of `POST /v1/completions`. Several prompts give several choices, in their order.
+
+    `max_tokens` may be 0: nothing is said then but, with `echo`, the prompt. With `echo` and
+    `logprobs` the prompt's own tokens have log probabilities, too.
+    """
 
     prompt: str | list[str | int | list[int]]
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -246,12 +251,14 @@ class ChunkChoice(Body):
 
 
 class CompletionLogprobs(Body):
-    """The older form: parallel lists, one entry for each token."""
+    """The older form: parallel lists, one entry for each token; a text's first token has none."""
 
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
+    tokens: list[str] = msgspec.field(default_factory=list[str])
+    token_logprobs: list[float | None] = msgspec.field(default_factory=list[float | None])
+    top_logprobs: list[dict[str, float] | None] = msgspec.field(
+        default_factory=list[dict[str, float] | None]
+    )
+    text_offset: list[int] = msgspec.field(default_factory=list[int])
 
 
 class CompletionChoice(Body):

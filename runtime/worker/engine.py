@@ -14,6 +14,7 @@ from runtime.types import (
     Finished,
     FinishReason,
     PrefillProgress,
+    PromptLogprobs,
     TokenLogprobs,
 )
 from runtime.wire import Accepted, Chunks, KvCounts
@@ -170,7 +171,7 @@ class Engine:
         self.phase = "prefill"
         start = time.perf_counter()
         try:
-            is_done = _compute(self._model, plan, self._scheduler.block_s)
+            is_done, told = _compute(self._model, plan, self._scheduler.block_s)
         except (RuntimeError, ValueError) as error:
             raise_if_tainted(error)
             self._fail(group, error)
@@ -181,6 +182,7 @@ class Engine:
             group.looked_s += seconds
             self._scheduler.on_prefill(0, seconds, num_running)
             return
+        self._items += [(group.request.request_id, chunk) for chunk in told]
         self._keep_prefill(plan, seconds + group.looked_s)
         group.looked_s = 0.0
         taken_s = time.perf_counter() - start
@@ -192,10 +194,10 @@ class Engine:
             self._items.append((group.request.request_id, progress))
             return
         self._scheduler.remove(group)
-        if group.request.work == "prefill":
+        if group.request.work == "prefill" or not group.max_tokens:
             self._pin(group)
             for sequence in group.sequences:
-                self._finish(sequence, "stop")
+                self._finish(sequence, "length" if group.request.work == "generate" else "stop")
             return
         group.decode_started_s = time.perf_counter()
         self._decoder.insert(group)
@@ -342,14 +344,24 @@ def _accepted(group: SequenceGroup) -> Accepted:
     )
 
 
-def _compute(model: LoadedModel, plan: PrefillSlice, budget_s: float) -> bool:
-    """Compute a slice, or first a part of what its pictures take; whether the slice is done."""
-    group = plan.group
+def _compute(
+    model: LoadedModel, plan: PrefillSlice, budget_s: float
+) -> tuple[bool, list[PromptLogprobs]]:
+    """Compute a slice, or first a part of what its pictures take; whether the slice is done, and
+    what of the prompt is told then.
+    """
+    group, start, end = plan.group, plan.start, plan.end
     assert group.kv is not None
-    if plan.end > plan.start:
-        if not model.look(group.album, plan.start, plan.end, budget_s):
-            return False
-        token_ids = group.token_ids[plan.start : plan.end]
-        model.prefill(token_ids, group.kv, group.album, plan.start)
-        group.num_computed_tokens = plan.end
-    return True
+    token_ids = group.token_ids[start:end]
+    if group.echo is not None:
+        following = group.token_ids[start + 1 : end + 1]
+        num_top = group.echo.num_top
+        scores = model.score(token_ids, group.kv, following, num_top) if token_ids else []
+        group.num_computed_tokens = end
+        return True, [group.echo.next_slice(scores)]
+    if token_ids:
+        if not model.look(group.album, start, end, budget_s):
+            return False, []
+        model.prefill(token_ids, group.kv, group.album, start)
+        group.num_computed_tokens = end
+    return True, []

@@ -50,6 +50,7 @@ from runtime.worker.rank_records import (
     Read,
     Record,
     Said,
+    Score,
     Step,
     Take,
 )
@@ -107,6 +108,9 @@ class Follower:
                 self._kv[number] = self._model.new_kv()
             case Prefill(kv=number, token_ids=token_ids):
                 self._model.prefill(token_ids, self._kv[number])
+            case Score():
+                kv = self._kv[record.kv]
+                self._model.score(record.token_ids, kv, record.following, record.num_top)
             case Insert():
                 self._insert(record)
             case Step():

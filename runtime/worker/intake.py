@@ -20,6 +20,7 @@ from runtime.worker.album import Album, Gallery, Shot
 from runtime.worker.compose import Composed, Composer
 from runtime.worker.constraint import Constrainer, Demands, budget_of
 from runtime.worker.dialects.tools import RequestTools
+from runtime.worker.echo import Echo
 from runtime.worker.output import Dialect, OutputParser, ReasoningBlock
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.turns import Answer
@@ -63,7 +64,7 @@ class Intake:
             request=request,
             token_ids=token_ids,
             num_prompt_tokens=len(token_ids),
-            max_tokens=min(request.max_tokens or room, room),
+            max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
             deadline_s=time.monotonic() + request.deadline_s,
             trail=self._trail(request, composed),
             album=Album(
@@ -71,6 +72,7 @@ class Intake:
                 shots=tuple(shots[span.digest] for span in composed.media),
                 is_whole=self.is_whole,
             ),
+            echo=self._echo(request, token_ids),
         )
         group.sequences = [self._sequence(group, i, composed) for i in range(request.num_choices)]
         for sequence in group.sequences:
@@ -133,7 +135,22 @@ class Intake:
         )
         if wish.ttl_s is not None:
             trail.ttl_s, trail.ttl_class = wish.ttl_s, class_of(wish.ttl_s)
+        if request.scores_prompt:
+            # KV that is taken up says nothing of how likely its tokens were.
+            trail.limit, trail.reason = 0, "scored"
         return trail
+
+    def _echo(self, request: GenerateRequest, token_ids: list[int]) -> Echo | None:
+        if not request.scores_prompt:
+            return None
+        prompt = request.prompt
+        return Echo(
+            self.composer.template,
+            token_ids,
+            prompt.text if isinstance(prompt, TextPrompt) else None,
+            num_top=request.top_logprobs or 0,
+            vocab_size=self.vocab_size,
+        )
 
     def _check(self, request: GenerateRequest, token_ids: list[int]) -> None:
         field = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"

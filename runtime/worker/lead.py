@@ -39,11 +39,13 @@ from runtime.worker.rank_records import (
     Record,
     Row,
     Said,
+    Score,
     Step,
     Take,
 )
 from runtime.worker.rank_start import Followers
 from runtime.worker.sampler import Sampler
+from runtime.worker.scores import Score as TokenScore
 from runtime.worker.sequence import Sequence as Choice
 from runtime.worker.sequence import SequenceGroup
 from runtime.worker.taint import EngineTainted
@@ -181,6 +183,19 @@ class LeadModel(LoadedModel):
         self.lead.tell(Prefill(kv=kv.number, token_ids=token_ids))
         try:
             LoadedModel.prefill(self, token_ids, kv, album, start)
+        except (RuntimeError, ValueError) as error:
+            raise EngineTainted(str(error)) from error
+
+    @override
+    def score(
+        self, token_ids: list[int], kv: list[Any], following: list[int], num_top: int
+    ) -> list[TokenScore]:
+        """As of `LoadedModel`. Raises EngineTainted: the ranks are out of step."""
+        assert isinstance(kv, SharedKv)
+        number = kv.number
+        self.lead.tell(Score(kv=number, token_ids=token_ids, following=following, num_top=num_top))
+        try:
+            return LoadedModel.score(self, token_ids, kv, following, num_top)
         except (RuntimeError, ValueError) as error:
             raise EngineTainted(str(error)) from error
 

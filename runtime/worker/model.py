@@ -31,6 +31,7 @@ from runtime.worker.album import Album
 from runtime.worker.dialects.dialect import Dialect
 from runtime.worker.dialects.upstream import dialect_of
 from runtime.worker.sampler import Sampler
+from runtime.worker.scores import Score, scores_of
 
 if TYPE_CHECKING:
     from runtime.worker.vision import Eyes
@@ -120,7 +121,23 @@ class LoadedModel:
             else:
                 self.model(mx.array(token_ids)[None], cache=kv)
             mx.eval([cache.state for cache in kv])
-        self._since_clear += len(token_ids)
+        self._count(len(token_ids))
+
+    def score(
+        self, token_ids: list[int], kv: list[Any], following: list[int], num_top: int
+    ) -> list[Score]:
+        """As `prefill`, for text alone; how likely each of `following` was after its token."""
+        with mx.stream(self.stream):
+            logits = self.model(mx.array(token_ids)[None], cache=kv)[0]
+            scores = scores_of(logits, following, num_top)
+            del logits
+            mx.eval([cache.state for cache in kv], *scores)
+        self._count(len(token_ids))
+        return scores.told()
+
+    def _count(self, num_tokens: int) -> None:
+        """What was computed leaves buffers behind, which are given back now and then."""
+        self._since_clear += num_tokens
         if self._since_clear >= _CLEAR_TOKENS:
             self._since_clear = 0
             mx.clear_cache()

@@ -86,6 +86,15 @@ class Prefill(msgspec.Struct, frozen=True, tag=True):
     token_ids: list[int]
 
 
+class Score(msgspec.Struct, frozen=True, tag=True):
+    """Prefill, and compute the logits as well, which takes all ranks."""
+
+    kv: int
+    token_ids: list[int]
+    following: list[int]
+    num_top: int
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """A sequence that begins to decode; `number` names it from now on."""
 
@@ -131,6 +140,7 @@ Record = (
     Begin
     | NewKv
     | Prefill
+    | Score
     | Insert
     | Take
     | Step

@@ -3,8 +3,9 @@
 Decode and prefill share the one mlx thread. While sequences decode, a slice is kept short enough
 not to be felt, and after each slice decode gets more time than the slice took, so
 running streams should keep half of their rate however long the prompt is (ops/bench measures it).
-A request of a better class overtakes between two slices; what warms the cache beforehand is
-computed while nothing else is to be done, decoding included.
+A request of a better class overtakes between two slices, and one slice in nine goes to whom it
+keeps waiting; what warms the cache beforehand is computed while nothing else is to be done,
+decoding included.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from runtime.types import Priority
 from runtime.worker.sequence import SequenceGroup
 
 SLICE_GRID = 32
@@ -19,7 +21,9 @@ SLICE_GRID = 32
 
 _SMOOTHING = 0.2
 _FIRST_SLICE = 256
-_WARMING = 2
+_RANKS: dict[Priority, int] = {"interactive": 0, "default": 1, "background": 2}
+_WARMING = 3
+_MAX_PASSES = 8
 _DECODE_SHARE = 1.25
 """Decode time per slice time: above 1, because what lies between two steps costs both."""
 
@@ -52,6 +56,7 @@ class Scheduler:
         self._prefill_rate = 0.0
         self._decode_credit_s = 0.0
         self._overtaken = False
+        self._num_passes = 0
 
     @property
     def waiting(self) -> tuple[SequenceGroup, ...]:
@@ -110,10 +115,11 @@ class Scheduler:
     def _next_group(self, num_running: int) -> SequenceGroup | None:
         room = self._max_batch - num_running
         able = [g for g in self._waiting if not g.is_waiting]
-        best = min(map(_rank, able), default=0)
-        if best == _WARMING and num_running:
+        if num_running:
+            able = [g for g in able if _rank(g) != _WARMING]
+        if not able:
             return None
-        able = [g for g in able if _rank(g) == best]
+        able = self._whose_turn(able)
         fitting = [g for g in able if not num_running or len(g.sequences) <= room]
         # The head is never passed by groups that fit only because it is too wide.
         if not fitting or (fitting[0] is not able[0] and num_running):
@@ -127,9 +133,20 @@ class Scheduler:
         self._overtaken = False
         return oldest
 
+    def _whose_turn(self, able: list[SequenceGroup]) -> list[SequenceGroup]:
+        """Those of the best class, or, when they went first for long, of the oldest other's."""
+        best = min(map(_rank, able))
+        others = [rank for group in able if best < (rank := _rank(group)) < _WARMING]
+        self._num_passes = self._num_passes + 1 if others else 0
+        if self._num_passes > _MAX_PASSES:
+            self._num_passes, best = 0, others[0]
+        return [g for g in able if _rank(g) == best]
+
     def _slice_end(self, group: SequenceGroup, num_running: int) -> int:
         start, last = group.num_computed_tokens, group.num_prefill_tokens
         size = self._max_slice
+        if group.echo is not None:
+            size = min(size, group.echo.max_slice)
         if num_running:
             allowed = self.block_s + 2 * self._decode_step_s
             rate = self._prefill_rate
@@ -142,9 +159,9 @@ class Scheduler:
 
 def _rank(group: SequenceGroup) -> int:
     """Whose turn it is before others': what only warms the cache comes last."""
-    if group.request.priority != "background":
-        return 0
-    return _WARMING if group.request.work == "prefill" else 1
+    rank = _RANKS[group.request.priority or "default"]
+    is_warming = rank == _RANKS["background"] and group.request.work == "prefill"
+    return _WARMING if is_warming else rank
 
 
 def _smooth(average: float, value: float) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from runtime.kv.trail import Trail
 from runtime.types import Chunk, GenerateRequest, PromptChange, Usage
 from runtime.worker.album import Album
+from runtime.worker.echo import Echo
 
 if TYPE_CHECKING:
     from runtime.worker.detokenizer import Detokenizer
@@ -96,7 +97,7 @@ class SequenceGroup:
 
     `token_ids` is all that must be in the KV before the next token can be chosen; its last token
     is left to the decoder, and pictures are placeholders among them. `kv` holds the layer caches
-    of `token_ids[:num_computed_tokens]`.
+    of `token_ids[:num_computed_tokens]`. With an `echo` the prompt is told as it is computed.
     """
 
     request: GenerateRequest
@@ -113,6 +114,7 @@ class SequenceGroup:
     looked_s: float = 0.0
     """What pictures of the next slice took up to now."""
     decode_started_s: float = 0.0
+    echo: Echo | None = None
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -25,7 +25,7 @@ from tests.image_requests import (
     response,
     url_of,
 )
-from tests.running_server import CHAT, RunningServer, running
+from tests.running_server import CHAT, COMPLETIONS, RunningServer, running
 from tests.tiny_vlms import encoded, picture
 from tests.waiting import until
 
@@ -346,3 +346,19 @@ def test_words_for_pictures_are_words_when_clients_say_them(seeing_server: Runni
     mixed += [said, {"role": "user", "content": words}]
     _, cached, _ = turn(seeing_server, mixed, max_tokens=2)
     assert cached >= total - 1
+
+
+@pytest.mark.parametrize("model", ["qwen3_vl", "tried"])
+def test_a_model_that_sees_scores_a_text_as_it_goes_on_with_it(
+    model: str, seeing_server: RunningServer
+):
+    prompt = list(range(30, 70))
+    asked: dict[str, Any] = {"model": model, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    scored = seeing_server.post(
+        COMPLETIONS, asked | {"prompt": prompt, "echo": True, "max_tokens": 0}
+    ).json()
+    tops = scored["choices"][0]["logprobs"]["top_logprobs"]
+    for place in (3, 20, 39):
+        beginning = asked | {"prompt": prompt[:place], "max_tokens": 1}
+        drawn = seeing_server.post(COMPLETIONS, beginning).json()["choices"][0]["logprobs"]
+        assert max(tops[place].values()) == pytest.approx(drawn["token_logprobs"][0], abs=1e-3)

@@ -104,6 +104,14 @@ class Expected:
     batch: list[tuple[str, int]]
     alone: Answer
     turns: tuple[str, str, int]
+    scores: list[float]
+
+
+async def scored(supervisor: Supervisor, model: str = "m") -> list[float]:
+    """How likely the tokens of a prompt are, but for the first."""
+    how: dict[str, Any] = {"scores_prompt": True, "top_logprobs": 1, "max_tokens": 1}
+    said = await ask(supervisor, PROMPTS[1], model=model, **how)
+    return [one.chosen.logprob for one in said.scores if one is not None]
 
 
 async def two_turns(supervisor: Supervisor, model: str = "m") -> tuple[str, str, int]:
@@ -120,6 +128,7 @@ async def expected(home: Path) -> Expected:
             await answers(supervisor),
             await ask(supervisor, PROMPTS[0]),
             await two_turns(supervisor),
+            await scored(supervisor),
         )
         assert len(processes(supervisor)) == 1
     return said
@@ -185,6 +194,14 @@ async def test_ranks_draw_the_same_whatever_is_drawn(two: Supervisor):
     assert boolean.text in ("true", "false")
     # A rank that had drawn anything else would have ended the worker.
     await ask(two, PROMPTS[0])
+    assert processes(two) == ranks
+
+
+async def test_a_prompt_is_scored_on_all_ranks(two: Supervisor, expected: Expected):
+    ranks = processes(two)
+    scores, _ = await asyncio.gather(scored(two), ask(two, PROMPTS[1]))
+    assert scores == pytest.approx(expected.scores, abs=1e-4)
+    assert (await ask(two, PROMPTS[0])).text == expected.alone.text
     assert processes(two) == ranks
 
 
@@ -267,11 +284,14 @@ async def test_a_stopped_rank_is_a_hung_worker_and_no_process_is_left(home: Path
 async def test_layers_that_keep_a_state_are_shared_among_ranks(home: Path):
     """A model that upstream splits by layers only."""
     said: list[tuple[str, str, int]] = []
+    scores: list[list[float]] = []
     for ranks in (1, 2):
         async with on_ranks(home, ranks) as supervisor:
             said.append(await two_turns(supervisor, "layered"))
+            scores.append(await scored(supervisor, "layered"))
             assert len(processes(supervisor, "layered")) == ranks
     assert said[0] == said[1]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
     assert said[0][-1] > 256
 
 

@@ -4,9 +4,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.types import GenerateRequest, TokenPrompt
+from runtime.types import GenerateRequest, Priority, TokenPrompt
 from runtime.worker.album import Album
 from runtime.worker.detokenizer import PlainDetokenizer
+from runtime.worker.echo import MAX_LOGITS, Echo
 from runtime.worker.output import Dialect, OutputParser
 from runtime.worker.scheduler import SLICE_GRID, Scheduler, StepPlan
 from runtime.worker.sequence import Sequence, SequenceGroup
@@ -16,6 +17,12 @@ from store.types import MediaSpan
 class NoTokenizer:
     def decode(self, token_ids: list[int]) -> str:
         return ""
+
+    def detokenizer(self, context: object) -> PlainDetokenizer:
+        return PlainDetokenizer(self)
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        return "", b""
 
 
 def new_group(num_tokens: int, *, num_choices: int = 1, name: str = "r") -> SequenceGroup:
@@ -44,6 +51,12 @@ def new_group(num_tokens: int, *, num_choices: int = 1, name: str = "r") -> Sequ
 
 def new_scheduler(*, max_batch: int = 4, max_slice: int = 2048, block_s: float = 0.25) -> Scheduler:
     return Scheduler(max_batch=max_batch, max_slice=max_slice, block_s=block_s)
+
+
+def scored(num_tokens: int, vocab_size: int) -> SequenceGroup:
+    group = new_group(num_tokens)
+    group.echo = Echo(NoTokenizer(), group.token_ids, None, num_top=1, vocab_size=vocab_size)
+    return group
 
 
 def slice_of(plan: StepPlan) -> tuple[SequenceGroup, int, int]:
@@ -298,6 +311,32 @@ def test_background_requests_are_computed_beside_decode_but_after_others():
     assert slice_of(scheduler.plan(1))[0] is background
 
 
+def of_class(priority: Priority, num_tokens: int, name: str) -> SequenceGroup:
+    group = new_group(num_tokens, name=name)
+    group.request = msgspec.structs.replace(group.request, priority=priority)
+    return group
+
+
+def test_an_interactive_request_overtakes_between_two_slices_and_starves_nobody():
+    scheduler = new_scheduler()
+    scheduler.add(default := of_class("default", 100_000, "d"))
+    carry_out(scheduler, scheduler.plan(0))
+    scheduler.add(background := of_class("background", 100_000, "b"))
+    scheduler.add(interactive := of_class("interactive", 100_000, "i"))
+    turns: list[SequenceGroup] = []
+
+    def take_turns(number: int) -> None:
+        for _ in range(number):
+            turns.append(slice_of(plan := scheduler.plan(0))[0])
+            carry_out(scheduler, plan)
+
+    take_turns(18)
+    assert turns == 2 * ([interactive] * 8 + [default])
+    scheduler.remove(default)
+    take_turns(9)
+    assert turns[18:] == [interactive] * 8 + [background]
+
+
 def test_pictures_that_may_not_be_divided_are_computed_in_one_slice():
     def ends(spans: tuple[tuple[int, int], ...], *, is_whole: bool) -> list[int]:
         group = new_group(300)
@@ -314,3 +353,15 @@ def test_pictures_that_may_not_be_divided_are_computed_in_one_slice():
     spans = ((60, 70), (70, 80), (120, 250))
     assert ends(spans, is_whole=False) == [64, 128, 192, 256, 299]
     assert ends(spans, is_whole=True) == [60, 70, 120, 250, 256, 299]
+
+
+def test_a_prompt_that_is_scored_comes_in_slices_whose_logits_have_room():
+    scheduler = new_scheduler()
+    scheduler.add(scored(5000, MAX_LOGITS // 300))
+    assert slice_of(scheduler.plan(0))[1:] == (0, 288)
+    wide = new_scheduler()
+    wide.add(scored(5000, MAX_LOGITS // 4000))
+    assert slice_of(wide.plan(0))[1:] == (0, 2048)
+    narrow = new_scheduler()
+    narrow.add(scored(5000, 10 * MAX_LOGITS))
+    assert slice_of(narrow.plan(0))[1:] == (0, SLICE_GRID)
