@@ -36,6 +36,7 @@ from api.openai.schemas import (
     CalledTool,
     ChatChoice,
     ChatCompletion,
+    ChatLogprobs,
     ChatRequest,
     ChunkChoice,
     Delta,
@@ -75,14 +76,16 @@ async def chat_completions(
         return await open_stream(request, answer, stream, gate.settings.keep_alive_s)
     drafts = [Draft() for _ in range(answer.num_choices)]
     await whole(request, answer, lambda chunk: collect(drafts, chunk))
+    choices = [_choice(draft, index, is_older=is_older) for index, draft in enumerate(drafts)]
+    if generate.top_logprobs is not None:
+        for choice in choices:
+            choice.logprobs = choice.logprobs or ChatLogprobs([])
     return Response(
         ChatCompletion(
             id=frame.id,
             created=frame.created,
             model=frame.model,
-            choices=[
-                _choice(draft, index, is_older=is_older) for index, draft in enumerate(drafts)
-            ],
+            choices=choices,
             usage=usage_of(answer.tally),
             system_fingerprint=FINGERPRINT,
             hearth=hearth_of(answer.tally),

@@ -152,7 +152,11 @@ def test_logprobs_without_alternatives_and_no_logprobs(client: OpenAI) -> None:
     with_them = client.chat.completions.create(logprobs=True, **request).choices[0].logprobs
     assert with_them is not None
     assert [entry.top_logprobs for entry in with_them.content or []] == [[], [], []]
-    assert client.chat.completions.create(**request).choices[0].logprobs is None
+    said = client.chat.completions.create(**request).choices[0]
+    assert said.logprobs is None
+    first = (said.message.content or "")[:1]
+    nothing = client.chat.completions.create(logprobs=True, stop=first, **request).choices[0]
+    assert (nothing.message.content, nothing.logprobs and nothing.logprobs.content) == ("", [])
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client: OpenAI) -> None:
