@@ -40,11 +40,13 @@ class Sender:
         self._queue.put(None)
 
     def run(self) -> None:
-        """The thread: until closed, or until the server is gone."""
+        """The thread: until closed. When the server is gone, nothing is waited for any more."""
         try:
             self._run()
-        except OSError:
-            return  # the reader sees the end of file and ends the process
+        except OSError:  # the reader sees the end of file and ends the process
+            while (frame := self._queue.get()) is not None:
+                if isinstance(frame, threading.Event):
+                    frame.set()
 
     def _run(self) -> None:
         due = time.monotonic()
