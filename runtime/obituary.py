@@ -69,17 +69,20 @@ class Obituary:
         self.working_bytes = max(self.working_bytes, peak_bytes - hot_bytes)
 
     def sample(self, pid: int, beat: Heartbeat | None) -> None:
-        """Look at its memory while it lives."""
+        """Look at its memory while it lives; what was seen last stands when it has just ended."""
         beat = beat or Heartbeat(step=0, is_busy=False, phase="starting")
-        self._memory = MemoryFigures(
-            active=beat.active_bytes,
-            cache=beat.cache_bytes,
-            peak=self.peak_bytes,
-            footprint=footprint_bytes(
-                pid, beat.active_bytes + beat.cache_bytes, num_processes=self._num_processes
-            ),
-            available=available_bytes(),
+        available = available_bytes()
+        footprint = footprint_bytes(
+            pid, beat.active_bytes + beat.cache_bytes, num_processes=self._num_processes
         )
+        if footprint:
+            self._memory = MemoryFigures(
+                active=beat.active_bytes,
+                cache=beat.cache_bytes,
+                peak=self.peak_bytes,
+                footprint=footprint,
+                available=available,
+            )
 
     def cause(self, returncode: int | None) -> str:
         """How it ended, as the rest of a sentence about it."""

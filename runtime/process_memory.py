@@ -40,14 +40,14 @@ def footprint_bytes(pid: int, allocated_bytes: int, *, num_processes: int = 1) -
     """What a process takes: resident pages, or what its allocator holds if that is more.
 
     Metal's buffers are no resident pages. With more processes its children are taken to hold as
-    much each as it says itself.
+    much each as it says itself. One that has ended takes nothing, waited for or not.
     """
     resident = 0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         family = [process, *(process.children() if num_processes > 1 else ())]
         resident = sum(one.memory_info().rss for one in family)
-    return max(resident, allocated_bytes * num_processes)
+    return max(resident, allocated_bytes * num_processes) if resident else 0
 
 
 def available_bytes() -> int:

@@ -1,10 +1,18 @@
 """Whether the memory of a process that ended came back."""
 
+import asyncio
 import os
+import subprocess
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
+from runtime.obituary import Obituary
 from runtime.process_memory import available_bytes, footprint_bytes, has_returned, num_oom_kills
+from runtime.wire import Heartbeat
+from tests.waiting import until
 
 GIB = 1 << 30
 
@@ -35,6 +43,20 @@ def test_the_footprint_is_the_larger_of_resident_and_allocated():
 
 def test_a_process_that_is_gone_has_no_footprint():
     assert footprint_bytes(2**22 + 1, 0) == 0
+
+
+def test_what_a_process_took_is_known_when_it_has_just_died(tmp_path: Path):
+    obituary = Obituary(tmp_path, "m")
+    beat = Heartbeat(step=1, is_busy=True, phase="decode", active_bytes=1000)
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        obituary.sample(process.pid, beat)
+        seen = obituary.footprint_bytes
+        process.kill()
+        child = psutil.Process(process.pid)
+        asyncio.run(until(lambda: child.status() == psutil.STATUS_ZOMBIE, "its end"))
+        obituary.sample(process.pid, beat)
+    assert obituary.footprint_bytes == seen > beat.active_bytes
 
 
 def test_the_machine_has_memory_and_counts_its_kills():
