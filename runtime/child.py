@@ -136,6 +136,11 @@ class Child:
                 if self._reading is not None:
                     await asyncio.shield(self._reading)
 
+    def ignore(self) -> None:
+        """Listen no more, without its noticing yet."""
+        if self._link is not None:
+            self._link.ignore()
+
     def close(self) -> None:
         """Neither send nor listen any more."""
         if self._link is not None:

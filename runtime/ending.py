@@ -59,13 +59,16 @@ class Ending:
         await self.finish()
 
     async def put_down(self, *, is_silent: bool) -> None:
-        """Ask for its stacks, then end it; its socket is closed, which asks it to leave.
+        """Ask for its stacks, then end it: its socket is closed, which asks it to leave.
 
-        One that is silent is not waited for.
+        One that is silent is not waited for. While threads leave, their stacks cannot be told.
         """
         self._child.signal(signal.SIGUSR1)
         self._child.signal(signal.SIGCONT)
-        await asyncio.sleep(_STACKS_S)
+        try:
+            await asyncio.sleep(_STACKS_S)
+        finally:
+            self._child.close()
         if not await self._child.wait(0.0 if is_silent else min(_SOFT_S, self._stop_timeout_s)):
             await self.finish()
 

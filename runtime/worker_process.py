@@ -278,8 +278,8 @@ class WorkerProcess:
         log("worker ended", model=self.spec.id, pid=self.pid, cause=cause)
         self._die(WorkerDied(f"The process of the model {self.spec.id} {cause}."))
 
-    def _die(self, error: WorkerError) -> None:
-        """The end of it, whatever came first: remember why, fail what is open."""
+    def _die(self, error: WorkerError, *, hangs_up: bool = True) -> None:
+        """The end of it, whatever came first: remember why, fail what is open, listen no more."""
         if self.state == "stopped":
             return
         if self.state not in ("flushing", "stopping"):
@@ -290,7 +290,7 @@ class WorkerProcess:
         self._is_up.set()
         fail_all(generations, error)
         if self._child is not None:
-            self._child.close()
+            (self._child.close if hangs_up else self._child.ignore)()
         if self.ready is not None and self.obituary.working_bytes:
             self._kv.measured(Run(peak_bytes=self.obituary.working_bytes))
         self._kv.close()
@@ -310,7 +310,7 @@ class WorkerProcess:
 
     async def _put_down(self, error: WorkerError, *, is_silent: bool) -> None:
         """Fail its requests at once, then end it."""
-        self._die(error)
+        self._die(error, hangs_up=False)
         if self._ending is not None:
             await self._ending.put_down(is_silent=is_silent)
 
