@@ -20,7 +20,8 @@ from runtime.ranks import LOOPBACK, KvForm, Ranks, Split, backend_problem
 from runtime.types import MAX_IMAGE_BYTES, Priority, SamplingParams, Struct
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-KeepAlive = Annotated[float, Meta(ge=-1e9, le=10 * 365 * 86_400)]
+MAX_KEEP_ALIVE_S = 10 * 365 * 86_400
+KeepAlive = Annotated[float, Meta(ge=-1e9, le=MAX_KEEP_ALIVE_S)]
 Lifetime = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400)]
 KvBits = Annotated[int, Meta(ge=4, le=8, multiple_of=4)]
 

@@ -100,6 +100,13 @@ def test_an_empty_request_loads_a_model(server: RunningServer):
     assert loaded["context_length"] > 1000
 
 
+def test_a_model_that_is_to_stay_longer_than_there_are_dates_is_listed(server: RunningServer):
+    body = {"model": "hearth-tiny", "messages": [], "keep_alive": 10**12}
+    assert whole(server, "/api/chat", body)["done_reason"] == "load"
+    (loaded,) = server.get("/api/ps").json()["models"]
+    assert loaded["expires_at"] > "2030"
+
+
 def test_models_are_listed_and_shown(server: RunningServer):
     names = [model["name"] for model in server.get("/api/tags").json()["models"]]
     assert "hearth-tiny" in names

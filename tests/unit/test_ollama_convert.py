@@ -31,6 +31,7 @@ from runtime.types import (
 T = TypeVar("T")
 SPEC = ModelSpec(id="m", path="/m", context=4096, model_type="qwen3", nbytes=1, created_s=0)
 SETTINGS = Settings(home=Path("/nowhere"))
+TEN_YEARS_S = 10 * 365 * 86_400
 
 
 def chat(**fields: Any) -> GenerateRequest:
@@ -65,6 +66,9 @@ def prompt_of(request: GenerateRequest) -> ChatPrompt:
         ("-1", -1),
         ("0", 0),
         (" 24h ", 86400),
+        (10**12, TEN_YEARS_S),
+        ("9" * 400, TEN_YEARS_S),
+        ("99999999999h", TEN_YEARS_S),
     ],
 )
 def test_durations_are_seconds_or_gos_words(given: Any, seconds: float | None):
@@ -104,6 +108,15 @@ def test_a_conversation_with_a_tool_reads_as_everywhere_else():
         thinking=Thinking(is_enabled=True),
         continues_last=True,
     )
+
+
+def test_what_is_null_was_not_given():
+    call = {"function": {"name": "look", "arguments": None}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    (message,) = prompt_of(chat(messages=[said], stream=None)).messages
+    assert (message.text, message.tool_calls[0].arguments) == ("", "{}")
+    assert chat(messages=None).work == "count"
+    assert generate(prompt=None, raw=None, stream=None).work == "count"
 
 
 def test_results_belong_to_the_calls_of_their_name_in_order():
