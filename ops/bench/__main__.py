@@ -90,6 +90,8 @@ def print_kv(figures: kv.KvFigures) -> None:
         speeds = f"{row.restore_mb_per_s:.0f} of {row.read_mb_per_s:.0f} MB/s"
         kept = f"{row.ratio_to_keep:.2f} of one that keeps what it reads"
         print(f"restore of {row.num_tokens} tokens: {speeds} plain read, {row.ratio:.2f}; {kept}")
+        speeds = f"{row.disk_mb_per_s:.0f} of {row.disk_read_mb_per_s:.0f} MB/s"
+        print(f"    with none of it in the page cache: {speeds}, {row.ratio_from_disk:.2f}")
     print(f"decode with writes behind it: {figures.decode_with_writes:.3f} of without")
     print(f"write amplification over 40 turns: {figures.write_amplification:.3f}")
     if figures.merged_write_amplification is not None:

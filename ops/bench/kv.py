@@ -16,6 +16,7 @@ import msgspec
 
 from ops.bench.client import Stream, stream_completion
 from ops.bench.engine import prompt
+from ops.bench.files import forget_pages, read
 from ops.bench.processes import Bare, Hearth, hearth
 
 LENGTHS = (1024, 4096, 8192, 16384)
@@ -50,8 +51,9 @@ class Reuse(msgspec.Struct):
 class Restore(msgspec.Struct):
     """A restore after a restart, from file to layer caches, against plain reads of the files.
 
-    All find the files in the page cache. `read` goes into one buffer that is used again and again,
-    `keep` into new memory, as restoring does twice.
+    These find the files in the page cache: `read` goes into one buffer that is used again and
+    again, `keep` into new memory, as restoring does twice. `disk` and what it is compared with find
+    none of them there, as after the machine was started.
     """
 
     num_tokens: int
@@ -60,6 +62,9 @@ class Restore(msgspec.Struct):
     ratio: float
     keep_mb_per_s: float = 0.0
     ratio_to_keep: float = 0.0
+    disk_mb_per_s: float = 0.0
+    disk_read_mb_per_s: float = 0.0
+    ratio_from_disk: float = 0.0
 
 
 class Run(NamedTuple):
@@ -94,9 +99,7 @@ async def measure(run: Run) -> KvFigures:
     for num_tokens in run.lengths:
         parts = [await _one_length(run, num_tokens, seeds) for _ in range(run.rounds)]
         reuse.append(_medians([row for row, _ in parts]))
-        restores.append(
-            sorted((restore for _, restore in parts), key=lambda r: r.ratio)[run.rounds // 2]
-        )
+        restores.append(_median_restore([restore for _, restore in parts]))
     async with hearth(run.model, run.home) as server:
         ratios = [await _with_writes(server, seeds) for _ in range(run.rounds)]
     amplification, merged = await _amplification(run, seeds)
@@ -135,9 +138,7 @@ async def _one_length(run: Run, num_tokens: int, seeds: Iterator[int]) -> tuple[
         os.kill(server.pid, signal.SIGKILL)
     async with hearth(model, home) as server:
         killed = await _ask(server, second + new(FOLLOW_UP))
-    async with hearth(model, home, prewarm_share=0) as server:
-        read_bytes_per_s, keep_bytes_per_s = _read(written), _read(written, keeps=True)
-        restarted = await _ask(server, first + new(FOLLOW_UP))
+    restore, disk_ms = await _restore(run, written, first)
     row = Reuse(
         num_tokens=num_tokens,
         cold_ms=_ms(cold),
@@ -147,20 +148,42 @@ async def _one_length(run: Run, num_tokens: int, seeds: Iterator[int]) -> tuple[
         sibling_ms=_ms(sibling),
         edit_ms=_ms(edit),
         restart_ms=_ms(restart),
-        disk_ms=_ms(restarted),
+        disk_ms=disk_ms,
         killed_ms=_ms(killed),
     )
-    num_bytes = restarted.cache.cached_tokens * run.kv_bytes_per_token
-    restore_bytes_per_s = num_bytes / max(restarted.cache.restore_ms / 1000, 1e-6)
-    restore = Restore(
-        num_tokens=num_tokens,
-        restore_mb_per_s=round(restore_bytes_per_s / 1e6, 1),
-        read_mb_per_s=round(read_bytes_per_s / 1e6, 1),
-        ratio=round(restore_bytes_per_s / read_bytes_per_s, 3),
-        keep_mb_per_s=round(keep_bytes_per_s / 1e6, 1),
-        ratio_to_keep=round(restore_bytes_per_s / keep_bytes_per_s, 3),
-    )
     return row, restore
+
+
+async def _restore(run: Run, written: list[Path], first: list[int]) -> tuple[Restore, float]:
+    """What a restore costs of what is in `written`, and the first token after it in ms."""
+    async with hearth(run.model, run.home, prewarm_share=0) as server:
+        read_s, keep_s = read(written), read(written, keeps=True)
+        restarted = await _ask(server, first + prompt(FOLLOW_UP, 1))
+    async with hearth(run.model, run.home, prewarm_share=0) as server:
+        forget_pages(written)
+        disk_read_s = read(written)
+        forget_pages(written)
+        from_disk = await _ask(server, first + prompt(FOLLOW_UP, 2))
+    file_bytes = sum(path.stat().st_size for path in written)
+    restore_rate, disk_rate = (
+        stream.cache.cached_tokens * run.kv_bytes_per_token / 1e3 / max(stream.cache.restore_ms, 1)
+        for stream in (restarted, from_disk)
+    )
+    read_rate, keep_rate, disk_read_rate = (
+        file_bytes / 1e6 / seconds for seconds in (read_s, keep_s, disk_read_s)
+    )
+    restore = Restore(
+        num_tokens=len(first),
+        restore_mb_per_s=round(restore_rate, 1),
+        read_mb_per_s=round(read_rate, 1),
+        ratio=round(restore_rate / read_rate, 3),
+        keep_mb_per_s=round(keep_rate, 1),
+        ratio_to_keep=round(restore_rate / keep_rate, 3),
+        disk_mb_per_s=round(disk_rate, 1),
+        disk_read_mb_per_s=round(disk_read_rate, 1),
+        ratio_from_disk=round(disk_rate / disk_read_rate, 3),
+    )
+    return restore, _ms(restarted)
 
 
 async def _ask(server: Hearth, token_ids: list[int], **changes: object) -> Stream:
@@ -178,24 +201,14 @@ def _medians(rows: list[Reuse]) -> Reuse:
     return Reuse(int(num_tokens), *times)
 
 
+def _median_restore(rows: list[Restore]) -> Restore:
+    columns: Iterator[tuple[float, ...]] = zip(*map(msgspec.structs.astuple, rows), strict=True)
+    num_tokens, *figures = (round(statistics.median(column), 3) for column in columns)
+    return Restore(int(num_tokens), *figures)
+
+
 def _slots(home: Path) -> list[Path]:
     return list((home / "kv" / "slots").rglob("*.safetensors"))
-
-
-def _read(paths: Sequence[Path], *, keeps: bool = False) -> float:
-    """Bytes per second of reading one file after the other, into new memory with `keeps`."""
-    buffer = bytearray(1 << 20)
-    kept: list[bytearray] = []
-    num_bytes = 0
-    start = time.perf_counter()
-    for path in paths:
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                num_bytes += count
-                if keeps:
-                    kept.append(buffer)
-                    buffer = bytearray(len(buffer))
-    return num_bytes / (time.perf_counter() - start)
 
 
 async def _settled(home: Path) -> None:
@@ -212,12 +225,12 @@ async def _settled(home: Path) -> None:
 
 
 async def _with_writes(server: Hearth, seeds: Iterator[int]) -> float:
-    rates: dict[str, float] = {}
-    for mode in ("off", "full"):
+    rates: dict[str, list[float]] = {"off": [], "full": []}
+    for mode in ("off", "full", "full", "off"):
         token_ids = prompt(WRITTEN, next(seeds))
         stream = await _ask(server, token_ids, max_tokens=384, cache_mode=mode)
-        rates[mode] = stream.rate
-    return rates["full"] / rates["off"]
+        rates[mode].append(stream.rate)
+    return statistics.mean(rates["full"]) / statistics.mean(rates["off"])
 
 
 async def _amplification(run: Run, seeds: Iterator[int]) -> tuple[float, float]:

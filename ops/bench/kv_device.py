@@ -10,7 +10,6 @@ The tiers run in this process, the way the worker runs them.
 from __future__ import annotations
 
 import argparse
-import os
 import queue
 import random
 import tempfile
@@ -25,6 +24,7 @@ import msgspec
 from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
+from ops.bench.files import forget_pages, read
 from runtime.kv.blocks import HashChain
 from runtime.kv.ground import Ground
 from runtime.kv.reader import SlotRead, SlotReader
@@ -141,11 +141,11 @@ def measure(shape: Shape, num_tokens: int) -> Figures:
         written_s = time.perf_counter() - start
         hot_s = min(_restore(tiers, store, token_ids) for _ in range(3))
         warm_s = min(_restore(_tiers(shape, store, None), store, token_ids) for _ in range(3))
-        read_s = min(_read(store.paths()) for _ in range(3))
-        _forget_pages(store.paths())
+        read_s = min(read(store.paths(), buffer_bytes=8 << 20) for _ in range(3))
+        forget_pages(store.paths())
         warm_uncached_s = _restore(_tiers(shape, store, None), store, token_ids)
-        _forget_pages(store.paths())
-        read_uncached_s = _read(store.paths())
+        forget_pages(store.paths())
+        read_uncached_s = read(store.paths(), buffer_bytes=8 << 20)
         kv_bytes = sum(slot.disk_bytes for slot in store.known)
     return Figures(
         num_tokens=num_tokens,
@@ -201,24 +201,6 @@ def _restore(tiers: Tiers, store: Store, token_ids: list[int]) -> float:
     _, num_tokens = tiers.restore(trail)
     assert num_tokens == len(token_ids) - 1, trail.use
     return time.perf_counter() - start
-
-
-def _read(paths: list[Path]) -> float:
-    buffer = bytearray(8 << 20)
-    start = time.perf_counter()
-    for path in paths:
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-    return time.perf_counter() - start
-
-
-def _forget_pages(paths: list[Path]) -> None:
-    for path in paths:
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
 
 
 def main() -> None:
