@@ -53,7 +53,7 @@ class PrefixBook:
         if not self._settings.prewarm_learned:
             return None
         if cache.ttl_s is None:
-            cache = msgspec.structs.replace(cache, ttl_s=self._settings.kv_ttl_s)
+            cache = msgspec.structs.replace(cache, ttl_s=self._settings.kv_ttl_of(request.model))
             request = msgspec.structs.replace(request, cache=cache)
         off = frozenset(self._settings.prompt_rules_off(request.model))
         store = self._kv.store

@@ -93,7 +93,8 @@ class Prewarm:
     @property
     def period_s(self) -> float:
         """How often to `sweep`: before the shortest of the usual times is over."""
-        life_s = self._settings.kv_ttl_s or _PERIOD_S / KEEP_ALIVE_SHARE
+        lives_s = map(self._settings.kv_ttl_of, ["", *self._settings.models])
+        life_s = min(filter(None, lives_s), default=_PERIOD_S / KEEP_ALIVE_SHARE)
         return max(min(_PERIOD_S, life_s * KEEP_ALIVE_SHARE), _MIN_PERIOD_S)
 
     def start(self) -> None:

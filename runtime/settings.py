@@ -64,6 +64,7 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     aliases: tuple[str, ...] = ()
     context: Positive | None = None
     kv_bits: KvBits | None = None
+    kv_ttl_s: Lifetime | None = None
     keep_alive_s: KeepAlive | None = None
     pinned: bool = False
     prewarm: tuple[str | PrewarmSettings, ...] = ()
@@ -214,6 +215,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         """How this model's KV is kept."""
         own = self.models.get(model, ModelSettings())
         return KvForm(own.kv_bits or self.kv_bits, own.ranks, own.split)
+
+    def kv_ttl_of(self, model: str) -> float | None:
+        """Seconds that unused KV of this model stays on disk; None leaves it to the store."""
+        own = self.models.get(model)
+        return self.kv_ttl_s if own is None or own.kv_ttl_s is None else own.kv_ttl_s
 
     def prompt_rules_off(self, model: str) -> tuple[str, ...]:
         """What is not done to the prompts of this model."""

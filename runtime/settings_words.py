@@ -147,6 +147,7 @@ MODEL: dict[str, str] = {
     "aliases": "further names",
     "context": "the longest conversation in tokens (default: the model's own)",
     "kv_bits": "as above, for this model",
+    "kv_ttl_s": "as above, for this model",
     "keep_alive_s": "as model_keep_alive_s, for this model",
     "pinned": "loaded at boot, and stays",
     "prewarm": "prefixes to be warm: texts, files in home, or tables of system and tools",

@@ -25,7 +25,7 @@ def with_settings(request: GenerateRequest, spec: ModelSpec, settings: Settings)
     own = settings.models.get(spec.id)
     cache = request.cache
     if cache.ttl_s is None:
-        cache = msgspec.structs.replace(cache, ttl_s=settings.kv_ttl_s)
+        cache = msgspec.structs.replace(cache, ttl_s=settings.kv_ttl_of(spec.id))
     priority = request.priority or (own.priority if own is not None else None) or "default"
     sampling = request.sampling.over(spec.sampling)
     return msgspec.structs.replace(request, sampling=sampling, cache=cache, priority=priority)

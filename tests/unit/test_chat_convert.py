@@ -76,6 +76,19 @@ def test_a_model_has_a_class_for_requests_that_name_none(
 
 
 @pytest.mark.parametrize(
+    ("asked", "own", "of_all", "used"),
+    [(7, 5, 3, 7), (None, 5, 3, 5), (None, 0, 3, 0), (None, None, 3, 3), (None, None, None, None)],
+)
+def test_a_model_has_a_time_on_disk_for_requests_that_name_none(
+    asked: float | None, own: float | None, of_all: float | None, used: float | None
+) -> None:
+    settings = Settings(
+        home=Path("/nowhere"), models={"m": ModelSettings(kv_ttl_s=own)}, kv_ttl_s=of_all
+    )
+    assert with_settings(generate(ttl=asked), SPEC, settings).cache.ttl_s == used
+
+
+@pytest.mark.parametrize(
     ("body", "thinking"),
     [
         ({}, Thinking()),
