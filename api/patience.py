@@ -1,5 +1,5 @@
 """Clients as they are: those that never finish their request are cut off, so that they hold nothing
-open; those that would rather speak HTTP/2 are heard all the same.
+open; those that would rather speak HTTP/2 are heard all the same, and so are those of HTTP/1.0.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from runtime.errors import RequestTimeout
 
 if TYPE_CHECKING:
     from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send
+    from uvicorn._types import ASGISendEvent
 
 
+_OLD = "1.0"
 _OFFER = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c\b)", re.IGNORECASE)
 
 
@@ -59,6 +61,10 @@ class PatientProtocol(HttpToolsProtocol):
         self._is_in_body = True
         self._relax()
         super().on_headers_complete()
+        if self.scope["http_version"] == _OLD:
+            cycle: Any = self.cycle
+            cycle.__class__ = _OldCycle
+            cycle.waiting_for_100_continue = False  # it is not of that version
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -78,6 +84,25 @@ class PatientProtocol(HttpToolsProtocol):
         transport: Any = self.transport
         if transport is not None and not transport.is_closing():
             transport.close()
+
+
+class _OldCycle(RequestResponseCycle):
+    """An answer to a client of HTTP/1.0, which knows no chunks: what does not say how long it is
+    ends with the connection.
+    """
+
+    _is_endless = False
+
+    @override
+    async def send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self._is_endless = b"content-length" not in names
+            if self._is_endless:
+                self.chunked_encoding = False
+        elif message["type"] == "http.response.body" and self._is_endless:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 def patient_protocol(timeout_s: float) -> type[PatientProtocol]:

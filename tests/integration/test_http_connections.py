@@ -65,6 +65,52 @@ def test_an_offer_of_http_2_costs_no_body(server: RunningServer, offer: str) -> 
             assert json.loads(answer.read())["object"] == "chat.completion"
 
 
+def old_fashioned(
+    server: RunningServer, method: str, path: str, body: Any = None, more: str = ""
+) -> tuple[dict[str, str], bytes]:
+    """Ask in HTTP/1.0: the headers of the answer, and all that follows up to the end."""
+    data = json.dumps(body).encode() if body is not None else b""
+    head = f"{method} {path} HTTP/1.0\r\n{more}"
+    head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(head.encode() + data)
+        told = b""
+        while piece := connection.recv(65_536):
+            told += piece
+    lines, _, rest = told.partition(b"\r\n\r\n")
+    pairs = (line.partition(": ") for line in lines.decode().split("\r\n")[1:])
+    headers = {name.lower(): value for name, _, value in pairs}
+    assert "transfer-encoding" not in headers, told
+    assert headers["connection"] == "close"
+    return headers, rest
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_to_a_client_of_http_1_0_ends_with_its_connection(
+    server: RunningServer, name: str
+) -> None:
+    path, body, end = STREAMS[name]
+    server.post("/v1/agents", {"id": "kept", "model": "tiny"})
+    more = "Connection: keep-alive\r\nExpect: 100-continue\r\n"  # it is not one of HTTP/1.0
+    headers, told = old_fashioned(server, "POST", path, body | {"stream": True}, more)
+    assert "content-length" not in headers
+    assert told.startswith((b"data: ", b"event: ", b"{"))  # and not with a chunk's size
+    assert told.endswith(end), told[-200:]
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/v1/models", "/metrics", "/", "/nowhere"])
+def test_an_answer_to_a_client_of_http_1_0_is_as_long_as_it_says(
+    server: RunningServer, path: str
+) -> None:
+    headers, told = old_fashioned(server, "GET", path)
+    assert int(headers["content-length"]) == len(told) > 0
+    headers, told = old_fashioned(server, "HEAD", path)
+    assert told == b""
+    headers, told = old_fashioned(server, "POST", CHAT, HELLO)
+    assert int(headers["content-length"]) == len(told)
+    assert json.loads(told)["object"] == "chat.completion"
+
+
 def test_a_compressed_body_is_refused_for_what_it_is(server: RunningServer) -> None:
     body = gzip.compress(json.dumps(HELLO).encode())
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
