@@ -21,7 +21,7 @@ class TextBlock(Body):
 
 
 class ThinkingBlock(Body):
-    thinking: str = ""
+    thinking: str | None = None
     signature: str | None = None
 
 
@@ -62,8 +62,8 @@ class DocumentBlock(Body):
 
 class SearchResultBlock(Body):
     content: list[TextBlock]
-    source: str = ""
-    title: str = ""
+    source: str | None = None
+    title: str | None = None
     cache_control: CacheControl | None = None
 
 

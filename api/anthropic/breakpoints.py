@@ -29,7 +29,7 @@ class Breakpoints:
         Raises:
             InvalidRequest: it is one too many, or its `ttl` is unknown.
         """
-        if control is None or control.type != "ephemeral":
+        if control is None or control.type not in (None, "ephemeral"):
             return None
         field = f"{path}.cache_control".removeprefix(".")
         if control.ttl not in KEEP_S:

@@ -35,7 +35,7 @@ class Body(msgspec.Struct, gc=False):
 class CacheControl(Body):
     """A breakpoint: what is before it is to be kept for `ttl`, `5m` or `1h`."""
 
-    type: str = "ephemeral"
+    type: str | None = None
     ttl: str | None = None
 
 

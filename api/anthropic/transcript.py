@@ -177,6 +177,8 @@ class Transcript:
 
 def _call(block: ToolUseBlock, path: str) -> ToolCall:
     arguments = bytes(block.input).decode(errors="replace")
+    if arguments == "null":
+        arguments = "{}"
     if not arguments.startswith("{"):
         refuse(f"{path}.input", "must be an object: the arguments of the call.")
     return ToolCall(id=block.id, name=block.name, arguments=arguments)

@@ -54,7 +54,7 @@ def chat_request(
     Raises:
         InvalidRequest: a field cannot be served; `param` is its path.
     """
-    messages = _messages(data.messages)
+    messages = _messages(data.messages or ())
     check_images(messages, spec, settings)
     prompt = ChatPrompt(
         messages=messages,
@@ -84,7 +84,7 @@ def generate_request(
         prompt = TextPrompt(text=data.prompt)
     elif data.prompt or data.images:
         images = _images(data.images, "images")
-        messages = (Message(role="user", text=data.prompt, images=images),)
+        messages = (Message(role="user", text=data.prompt or "", images=images),)
         if data.system:
             messages = (Message(role="system", text=data.system), *messages)
         check_images(messages, spec, settings)
@@ -173,7 +173,7 @@ def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
         read.append(
             Message(
                 role=role,
-                text=message.content,
+                text=message.content or "",
                 reasoning=message.thinking or None,
                 tool_calls=calls if role == "assistant" else (),
                 tool_call_id=call_id if role == "tool" else None,
@@ -189,10 +189,15 @@ def _calls(calls: Sequence[Call], path: str) -> tuple[ToolCall, ...]:
         ToolCall(
             id=call.id or f"call_{path}_{i}",
             name=call.function.name,
-            arguments=bytes(call.function.arguments).decode(errors="replace"),
+            arguments=_arguments(call.function.arguments),
         )
         for i, call in enumerate(calls)
     )
+
+
+def _arguments(given: msgspec.Raw) -> str:
+    text = bytes(given).decode(errors="replace")
+    return "{}" if text == "null" else text
 
 
 def _answered(open_calls: list[ToolCall], name: str | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from litestar import Response, get, head, post
 from litestar.di import NamedDependency
@@ -24,11 +25,12 @@ from api.ollama.schemas import (
     ModelTags,
     OllamaChatRequest,
     OllamaVersion,
+    Shared,
     Shown,
     ShowRequest,
 )
 from api.ollama.stream import Answer, Clock, Form, LineStream, chat_form, generate_form
-from api.sse import NDJSON, EventStream, open_stream, whole
+from api.sse import NDJSON, EventStream, open_stream, unless_left, whole
 from api.version import VERSION
 from runtime.errors import InvalidRequest
 from runtime.model_status import ModelStatus
@@ -46,7 +48,7 @@ async def chat(
     """Continue a conversation; streamed unless `stream` is false."""
     spec = gate.spec(_known_name(data.model))
     asked = chat_request(data, _new_id(), spec, gate.settings, asker_of(request))
-    return await _answer(request, gate, asked, (data.model, chat_form, data.stream))
+    return await _answer(request, gate, asked, _Manner(data, chat_form))
 
 
 @post("/api/generate", status_code=200, tags=["Ollama"])
@@ -56,7 +58,7 @@ async def generate(
     """Answer one prompt; streamed unless `stream` is false."""
     spec = gate.spec(_known_name(data.model))
     asked = generate_request(data, _new_id(), spec, gate.settings, asker_of(request))
-    return await _answer(request, gate, asked, (data.model, generate_form, data.stream))
+    return await _answer(request, gate, asked, _Manner(data, generate_form))
 
 
 @get("/api/tags", tags=["Ollama"], sync_to_thread=False)
@@ -108,27 +110,37 @@ def version_head() -> None:
     """That there is somebody."""
 
 
+class _Manner(NamedTuple):
+    """How an answer is given: to what, and in which form."""
+
+    data: Shared
+    form: Form
+
+
 async def _answer(
     request: HttpRequest,
     gate: Gate,
     asked: GenerateRequest,
-    manner: tuple[str, Form, bool],
+    manner: _Manner,
 ) -> Response[Answer] | EventStream:
-    name, form, is_streamed = manner
+    name, form = manner.data.model, manner.form
     clock = Clock()
     if asked.work == "count":
         said = form(name, "", "", (), done=True)
         return Response(await _loaded_or_left(request, gate, asked, said))
     answer = gate.submit(request.scope, [asked])
-    if is_streamed:
+    if manner.data.stream is not False:
         lines = LineStream(form, name, answer.tally, clock)
         return await open_stream(
             request, answer, lines, gate.settings.keep_alive_s, media_type=NDJSON
         )
     drafts = [Draft()]
-    await answer.accepted()
-    clock.take_up()
-    await whole(request, answer, lambda chunk: collect(drafts, chunk))
+    try:
+        await unless_left(request.receive, answer.accepted())
+        clock.take_up()
+        await whole(request, answer, lambda chunk: collect(drafts, chunk))
+    finally:
+        answer.close()
     (draft,) = drafts
     assert draft.finished is not None
     said = form(name, draft.text, draft.reasoning, draft.calls, done=True)

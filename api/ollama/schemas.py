@@ -33,7 +33,7 @@ class Call(Body):
 
 class OllamaMessage(Body):
     role: str
-    content: str = ""
+    content: str | None = None
     thinking: str | None = None
     images: list[str] | None = None
     tool_calls: list[Call] | None = None
@@ -74,7 +74,7 @@ class Shared(Body):
     """What chat and generate have in common."""
 
     model: str
-    stream: bool = True
+    stream: bool | None = None
     options: Options | None = None
     format: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))
     keep_alive: float | str | None = None
@@ -82,15 +82,15 @@ class Shared(Body):
 
 
 class OllamaChatRequest(Shared):
-    messages: list[OllamaMessage] = []
+    messages: list[OllamaMessage] | None = None
     tools: list[OllamaTool] | None = None
 
 
 class GenerateBody(Shared):
-    prompt: str = ""
+    prompt: str | None = None
     system: str | None = None
     images: list[str] | None = None
-    raw: bool = False
+    raw: bool | None = None
     suffix: str | None = None
 
 

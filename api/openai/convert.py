@@ -11,7 +11,7 @@ from api.openai.content import read
 from api.openai.formats import constraint_of
 from api.openai.prompts import listed_prompts
 from api.openai.sampling import cache_of, num_choices, sampling_of, stops_of
-from api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
+from api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest, FunctionCall
 from api.openai.templates import goes_on, template_kwargs
 from api.openai.thinking import Controls, all_said
 from api.openai.tools import chosen_tools
@@ -53,9 +53,10 @@ def chat_to_generate(
     if data.top_logprobs is not None and not data.logprobs:
         refuse("top_logprobs", "needs logprobs: set `logprobs` to true.")
     form = data.response_format
-    constraint = (
-        constraint_of(form.type, form.json_schema, "response_format") if form is not None else None
-    )
+    constraint = None
+    if form is not None:
+        path = "response_format"
+        constraint = constraint_of(form.type, form.json_schema, path, f"{path}.json_schema")
     prompt = _chat_prompt(data)
     check_images(prompt.messages, spec, settings)
     return GenerateRequest(
@@ -178,12 +179,16 @@ def _called_tools(message: ChatMessage, path: str) -> tuple[ToolCall, ...]:
         return ()
     if message.function_call is not None and not message.tool_calls:
         call = message.function_call
-        return (ToolCall(id=f"call_{call.name}", name=call.name, arguments=call.arguments),)
+        return (ToolCall(id=f"call_{call.name}", name=call.name, arguments=_arguments(call)),)
     return tuple(
         ToolCall(
             id=call.id or f"call_{path}_{i}",
             name=call.function.name,
-            arguments=call.function.arguments,
+            arguments=_arguments(call.function),
         )
         for i, call in enumerate(message.tool_calls or ())
     )
+
+
+def _arguments(call: FunctionCall) -> str:
+    return call.arguments if call.arguments is not None else "{}"

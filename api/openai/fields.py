@@ -10,6 +10,8 @@ from msgspec import Meta
 from runtime.types import CacheMode, Priority
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Budget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""Tokens of thinking; 0 is none."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -61,7 +63,7 @@ class ReasoningFields(Body):
     summary: str | None = None
     generate_summary: str | None = None
     enabled: bool | None = None
-    max_tokens: Count | None = None
+    max_tokens: Budget | None = None
 
 
 class ThinkingFields(Body):
@@ -69,7 +71,7 @@ class ThinkingFields(Body):
 
     type: str | None = None
     enabled: bool | None = None
-    budget_tokens: Count | None = None
+    budget_tokens: Budget | None = None
     effort: str | None = None
 
 

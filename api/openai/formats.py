@@ -11,8 +11,11 @@ from runtime.types import Constraint
 ANYTHING = "{}"
 
 
-def constraint_of(kind: str, schema: JsonSchemaFormat | None, path: str) -> Constraint | None:
-    """The constraint that a format of this kind stands for; None where any text will do.
+def constraint_of(
+    kind: str, schema: JsonSchemaFormat | None, path: str, schema_path: str
+) -> Constraint | None:
+    """The constraint that a format of this kind stands for; None where any text will do. At
+    `schema_path` is the object that has the `schema`.
 
     Raises:
         InvalidRequest: there is no such kind, or its schema is missing or no schema.
@@ -26,7 +29,7 @@ def constraint_of(kind: str, schema: JsonSchemaFormat | None, path: str) -> Cons
         refuse(path, f"of type {kind[:64]!r} is not supported: use {known}.")
     if schema is None or not is_given(schema.schema):
         refuse(path, 'of type "json_schema" needs a schema: give `name` and `schema`.')
-    text = schema_text(schema.schema, f"{path}.schema")
+    text = schema_text(schema.schema, f"{schema_path}.schema")
     return Constraint(kind="json_schema", text=text, field=path)
 
 

@@ -88,7 +88,7 @@ def plan_of(
     if not messages:
         refuse("input", "must not be empty: send a text or at least one item.")
     check_images(messages, spec, settings)
-    constraint = constraint_of(form.type, schema, "text.format")
+    constraint = constraint_of(form.type, schema, "text.format", "text.format")
     prompt = _prompt(data, messages, choice, is_over=read.is_over)
     request = GenerateRequest(
         request_id=request_id,

@@ -155,10 +155,11 @@ class _Writer:
                 self._add_message(decoded_at(item.raw, MessageItem, item.path), item.path)
             case "function_call":
                 call = decoded_at(item.raw, CallItem, item.path)
-                self._add_call(call.call_id, call.name, call.namespace, call.arguments)
+                arguments = call.arguments if call.arguments is not None else "{}"
+                self._add_call(call.call_id, call.name, call.namespace, arguments)
             case "custom_tool_call":
                 custom = decoded_at(item.raw, CustomCallItem, item.path)
-                arguments = freeform_arguments(custom.input)
+                arguments = freeform_arguments(custom.input or "")
                 self._add_call(custom.call_id, custom.name, custom.namespace, arguments)
             case "function_call_output" | "custom_tool_call_output":
                 self._add_output(decoded_at(item.raw, CallOutputItem, item.path), item.path)

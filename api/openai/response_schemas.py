@@ -110,7 +110,7 @@ class CallItem(Body):
 
     call_id: Name
     name: Name
-    arguments: str = "{}"
+    arguments: str | None = None
     namespace: str | None = None
 
 
@@ -119,7 +119,7 @@ class CustomCallItem(Body):
 
     call_id: Name
     name: Name
-    input: str = ""
+    input: str | None = None
     namespace: str | None = None
 
 

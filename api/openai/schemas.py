@@ -28,15 +28,15 @@ class FunctionCall(Body):
     """The function an assistant called; `arguments` is JSON text."""
 
     name: str
-    arguments: str = "{}"
+    arguments: str | None = None
 
 
 class HistoryToolCall(Body):
     """A tool call in an earlier assistant message."""
 
     function: FunctionCall
-    id: str = ""
-    type: str = "function"
+    id: str | None = None
+    type: str | None = None
 
 
 class ChatMessage(Body):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import msgspec
-from msgspec import Meta
 
-from api.openai.fields import Body, Raws, ReasoningFields, ThinkingFields
+from api.openai.fields import Body, Budget, Raws, ReasoningFields, ThinkingFields
 from api.refusal import refuse
 from runtime.types import Thinking
 
 T = TypeVar("T")
 
 ThinkingField = bool | str | ThinkingFields
-Budget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 _YES = frozenset({"enabled", "enable", "on", "true", "yes"})
 _NO = frozenset({"disabled", "disable", "off", "false", "no", "none"})

@@ -93,8 +93,20 @@ async def test_a_client_that_leaves_the_queue_is_never_served(occupied: RunningS
         assert num_steps(occupied) - left_at < FEW_STEPS
 
 
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, LONG),
+        ("/api/chat", {"messages": HI, "stream": False}),
+        ("/v1/messages/count_tokens", {"messages": HI}),
+        ("/v1/responses/input_tokens", {"input": "hi"}),
+    ],
+)
 async def test_a_client_that_leaves_while_its_model_loads_is_forgotten(
-    slow_narrow_server: RunningServer,
+    slow_narrow_server: RunningServer, path: str, body: dict[str, Any]
 ) -> None:
     model = slow_narrow_server.cold_model()
 
@@ -102,10 +114,16 @@ async def test_a_client_that_leaves_while_its_model_loads_is_forgotten(
         return slow_narrow_server.figure("hearth_waiting", model=model)
 
     async with slow_narrow_server.client() as client:
-        answer = asyncio.create_task(client.post(COMPLETIONS, json=LONG | {"model": model}))
+        answer = asyncio.create_task(client.post(path, json=body | {"model": model}))
         await until(lambda: num_waiting() == 1, "the request waits for its model")
         answer.cancel()
         await until(lambda: num_waiting() == 0, "the request is forgotten")
+        assert await state_of(client, model) not in ("ready", "busy"), "nobody waits until then"
+
+
+async def state_of(client: httpx.AsyncClient, model: str) -> str | None:
+    running = (await client.get("/running")).json()["models"]
+    return next((one["state"] for one in running if one["id"] == model), None)
 
 
 async def test_a_client_that_reads_nothing_can_still_leave(server: RunningServer) -> None:

@@ -37,6 +37,21 @@ from tests.anthropic_requests import (
 # Messages
 
 
+def test_what_is_null_was_not_given() -> None:
+    signed = {"type": "thinking", "thinking": None, "signature": sign("hm")}
+    call = {"type": "tool_use", "id": "t", "name": "look", "input": None}
+    found = {"type": "search_result", "source": None, "title": None, "content": [text("a")]}
+    read = messages_of(user(found | {"cache_control": {"type": None}}), assistant(signed, call))
+    assert read == [
+        Message(role="user", text="a", keep_s=300.0),
+        Message(
+            role="assistant",
+            reasoning="hm",
+            tool_calls=(ToolCall(id="t", name="look", arguments="{}"),),
+        ),
+    ]
+
+
 def test_a_text_is_the_same_as_one_block_of_it() -> None:
     plain = messages_of(USER, {"role": "assistant", "content": "yes"}, system="Be kind.")
     blocks = messages_of(user(text("hi")), assistant(text("yes")), system=[text("Be kind.")])

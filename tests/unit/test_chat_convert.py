@@ -103,6 +103,8 @@ def test_a_model_has_a_time_on_disk_for_requests_that_name_none(
             {"thinking": {"type": "enabled", "budget_tokens": 9}},
             Thinking(is_enabled=True, budget_tokens=9),
         ),
+        ({"thinking": {"type": "disabled", "budget_tokens": 0}}, OFF),
+        ({"reasoning": {"max_tokens": 0}}, OFF),
         ({"thinking_budget": 0}, OFF),
         ({"thinking_budget": 9}, Thinking(is_enabled=True, budget_tokens=9)),
         ({"reasoning_effort": "none"}, OFF),
@@ -213,6 +215,22 @@ def test_messages_in_the_older_form_know_which_call_they_answer() -> None:
         Message(role="assistant", tool_calls=(call,)),
         Message(role="tool", text="rain", tool_call_id="call_look", name="look"),
     )
+
+
+def test_a_call_whose_arguments_and_id_are_null_has_none() -> None:
+    call = {"id": None, "type": None, "function": {"name": "look", "arguments": None}}
+    found = prompt(messages=[USER, {"role": "assistant", "tool_calls": [call]}]).messages[1]
+    assert found.tool_calls == (ToolCall(id="call_messages[1]_0", name="look", arguments="{}"),)
+    older = {"name": "look", "arguments": None}
+    found = prompt(messages=[USER, {"role": "assistant", "function_call": older}]).messages[1]
+    assert found.tool_calls == (ToolCall(id="call_look", name="look", arguments="{}"),)
+
+
+def test_a_schema_that_is_none_is_refused_where_it_stands() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": 7}}
+    with pytest.raises(InvalidRequest) as caught:
+        generate(response_format=form)
+    assert caught.value.param == "response_format.json_schema.schema"
 
 
 def test_conversations_are_named_by_body_then_headers_then_what_is_shared() -> None:

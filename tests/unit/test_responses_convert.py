@@ -147,6 +147,13 @@ def test_a_last_message_that_is_not_complete_is_gone_on_with(
     assert not plan(input=[asked, said], add_generation_prompt=True).is_begun
 
 
+def test_calls_whose_arguments_are_null_have_none() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": None}
+    custom = {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": None}
+    made = messages(call, custom)[0].tool_calls
+    assert [one.arguments for one in made] == ["{}", '{"input":""}']
+
+
 def test_new_thoughts_begin_a_new_turn() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}
@@ -294,6 +301,7 @@ def test_formats_are_constraints() -> None:
         ({}, Thinking()),
         ({"reasoning": {"effort": "low"}}, Thinking(is_enabled=True, effort="low")),
         ({"reasoning": {"effort": "none"}}, Thinking(is_enabled=False)),
+        ({"thinking": {"type": "disabled", "budget_tokens": 0}}, Thinking(is_enabled=False)),
         ({"reasoning": {"summary": "auto"}}, Thinking()),
         (
             {"enable_thinking": False, "reasoning": {"effort": "high"}},
