@@ -129,6 +129,8 @@ def _expected(form: inspect.Type, origin: Origin) -> str:
     match form:
         case inspect.BoolType():
             return "true or false"
+        case inspect.IntType(ge=int(low), le=int(high), multiple_of=int(step)):
+            return "one of " + ", ".join(map(str, range(low, high + 1, step)))
         case inspect.IntType():
             return f"a whole number{_range(form)}"
         case inspect.FloatType():
@@ -137,8 +139,8 @@ def _expected(form: inspect.Type, origin: Origin) -> str:
             return "one of " + ", ".join(str(value) for value in values)
         case inspect.CustomType():
             return "a path"
-        case inspect.StrType():
-            return "a text"
+        case inspect.StrType(pattern=pattern):
+            return "a text" if pattern is None else f"a text that matches {pattern}"
         case inspect.VarTupleType(item_type=item):
             return f"a list, each item {_expected(item, origin)}"
         case inspect.DictType(value_type=item) if not origin.is_text:

@@ -208,6 +208,11 @@ def test_an_unknown_flag(load: Load):
     [
         ("port = 65536", "port {} is 65536, but must be a whole number from 0 to 65535."),
         ("port = '80'", "port {} is '80', but must be a whole number from 0 to 65535."),
+        ("kv_bits = 5", "kv_bits {} is 5, but must be one of 4, 8."),
+        (
+            "otlp_endpoint = 'ftp://x'",
+            "otlp_endpoint {} is 'ftp://x', but must be a text that matches ^https?://.",
+        ),
         ("port = true", "port {} is True, but must be a whole number from 0 to 65535."),
         (
             "max_queue = 0",
