@@ -30,7 +30,7 @@ from runtime.model_status import ModelStatus, without_use
 from runtime.prewarm import Prewarm
 from runtime.progress import Watch
 from runtime.settings import Settings
-from runtime.store_life import KvStatus
+from runtime.store_life import ColdStatus, KvStatus
 from runtime.supervisor import Supervisor
 from runtime.types import GenerateRequest, ModelSpec
 from store.keyed_names import Whom
@@ -67,6 +67,11 @@ class Gate:
     def cache_status(self) -> KvStatus:
         """Whether KV is kept on disk, and why not."""
         return self._kv.status
+
+    @property
+    def cold_status(self) -> ColdStatus:
+        """Whether KV rests in a cold store that answers, and why it does not."""
+        return self._kv.cold
 
     def figures(self) -> KvFigures:
         """What is counted of KV; on disk, as of the last `refresh_figures`."""

@@ -33,14 +33,17 @@ class Readiness(msgspec.Struct, gc=False):
     """`ready` once every model to be loaded at boot was dealt with.
 
     `cache` says whether KV is kept on disk: `degraded` for `cache_reason`, `off` when that was
-    asked for. `history` says the same of what clients asked the server to remember. Requests that
-    need neither are answered all the same.
+    asked for. `cold` is the cold store: what it has is computed anew while it is `away`, for
+    `cold_reason`. `history` says the same of what clients asked the server to remember. Requests
+    that need none of them are answered all the same.
     """
 
     status: Literal["ready", "loading"]
     models: list[ModelState]
     cache: Literal["ok", "opening", "degraded", "off"] = "ok"
     cache_reason: str | None = None
+    cold: Literal["off", "ok", "away"] = "off"
+    cold_reason: str | None = None
     history: Literal["ok", "opening", "degraded"] = "ok"
     history_reason: str | None = None
 
@@ -70,12 +73,15 @@ def ready(
     models = [ModelState(one.spec.id, one.state, one.last_error) for one in status]
     is_ready = gate.is_ready
     cache = gate.cache_status
+    cold = gate.cold_status
     kept = history.status
     readiness = Readiness(
         status="ready" if is_ready else "loading",
         models=models,
         cache=cache.state,
         cache_reason=cache.reason,
+        cold=cold.state,
+        cold_reason=cold.message,
         history=kept.state,
         history_reason=kept.reason,
     )

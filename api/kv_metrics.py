@@ -84,6 +84,8 @@ def _of_store(figures: KvFigures) -> Iterator[Metric]:
         if name.startswith(_EVICTIONS):
             evictions.add_metric([name.removeprefix(_EVICTIONS)], value)
     yield evictions
+    text = "1 while the cold store does not answer"
+    yield GaugeMetricFamily("hearth_kv_cold_away", text, value=float(figures.is_cold_away))
     new = figures.store.get("published_bytes", 0)
     written = figures.store.get("written_bytes", 0)
     yield GaugeMetricFamily(

@@ -10,6 +10,7 @@ from typing import Protocol
 from runtime.slot_news import (
     KnownSlot,
     Slots,
+    SlotsAway,
     SlotsDemoted,
     SlotsGone,
     SlotsMerged,
@@ -216,6 +217,9 @@ class KvChannel:
     def tell_promoted(self, ids: Sequence[str]) -> None:
         if ids:
             self._tell(SlotsPromoted(ids=tuple(ids)))
+
+    def tell_away(self, ids: Sequence[str]) -> None:
+        self._tell(SlotsAway(ids=tuple(ids)))
 
     def tell_demoted(self, ids: Sequence[str]) -> None:
         if ids:

@@ -30,6 +30,7 @@ class KvFigures(NamedTuple):
     models: dict[str, KvCounts]
     store: dict[str, int]
     tiers: tuple[TierFigure, ...]
+    is_cold_away: bool = False
 
 
 def added(one: KvCounts, other: KvCounts) -> KvCounts:

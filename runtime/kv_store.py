@@ -21,9 +21,10 @@ from runtime.housekeeping import Limits, News, keep_within_caps, make_room
 from runtime.kv_channel import MAX_SLOTS, KvChannel, KvEvent
 from runtime.kv_figures import GAUGES, KvFigures, TierFigure, added, tier_figures
 from runtime.open_store import Demoted, Gone, Merged, OpenStore
+from runtime.promotions import Promotions
 from runtime.publisher import Publisher
 from runtime.settings import Settings
-from runtime.store_life import KvStatus, StoreLife
+from runtime.store_life import ColdStatus, KvStatus, StoreLife
 from runtime.types import MissReason, ModelSpec
 from runtime.wire import (
     KvCounts,
@@ -64,6 +65,7 @@ class KvStore:
         self._retired: dict[str, KvCounts] = {}
         self._tiers: tuple[TierFigure, ...] = ()
         self.publisher = Publisher(self._life, self._channels, self._on_published)
+        self._promotions = Promotions(self._life, self._tell)
         self._used: dict[str, None] = {}
         self._toucher: asyncio.Task[None] | None = None
         self._made_room_s = -_MAKE_ROOM_S
@@ -73,6 +75,11 @@ class KvStore:
     def status(self) -> KvStatus:
         """Whether the store works, and why not."""
         return self._life.status
+
+    @property
+    def cold(self) -> ColdStatus:
+        """Whether there is a cold store and it answers."""
+        return self._life.cold
 
     @property
     def is_waiting(self) -> bool:
@@ -127,7 +134,8 @@ class KvStore:
             model = channel.spec.id
             models[model] = added(models.get(model, KvCounts()), channel.counts)
         store = self._life.store
-        return KvFigures(models, dict(store.counts) if store is not None else {}, self._tiers)
+        counts = dict(store.counts) if store is not None else {}
+        return KvFigures(models, counts, self._tiers, self._life.reach.is_away)
 
     @property
     def is_stopping(self) -> bool:
@@ -256,7 +264,7 @@ class KvStore:
             case PinWanted():
                 self._life.spawn(self.memory.pin(channel.kv.model_hash, event))
             case SlotsWanted(ids=ids):
-                self._life.spawn(self._promote(channel, ids))
+                self._life.spawn(self._promotions.bring(channel, ids))
             case StoreTrouble(reason=reason):
                 if reason in _TROUBLES:
                     self._life.fail(reason, "a worker could not write a slot")
@@ -318,20 +326,9 @@ class KvStore:
                 self._tell(Gone(ids, why))
                 self.on_slots()
             elif await self._life.attempt(lambda store: store.is_cold(bad.id)):
-                await self._promote(channel, (bad.id,))
+                await self._promotions.bring(channel, (bad.id,))
             else:
                 channel.tell_gone([bad.id], why)
-
-    async def _promote(self, channel: KvChannel, ids: tuple[str, ...]) -> None:
-        for slot_id in ids:
-            is_here = await self._life.attempt(lambda store, i=slot_id: store.promote(i), "promote")
-            if is_here:
-                channel.tell_promoted([slot_id])
-            elif is_here is None:
-                channel.tell_gone([slot_id], "evicted")
-            else:
-                lost = await self._life.attempt(lambda store, i=slot_id: store.drop([i]))
-                self._tell(Gone(lost or (slot_id,), "damaged"))
 
     def _tell(self, news: News) -> None:
         for channel in self._channels:

@@ -25,7 +25,7 @@ from runtime.wear import Wear
 from runtime.wire import SlotStaged
 from store import upkeep
 from store.clock import Clock, now
-from store.cold import ColdStore
+from store.cold_gate import ColdGate
 from store.conversations import Conversations
 from store.database import Database
 from store.disk import disk_bytes
@@ -83,7 +83,7 @@ class OpenStore:
     """Files and index of a store, for as long as its lock is held."""
 
     def __init__(
-        self, owned: Ownership, database: Database, cold: ColdStore | None, clock: Clock = now
+        self, owned: Ownership, database: Database, cold: ColdGate | None, clock: Clock = now
     ) -> None:
         self.root = owned.root
         self.secret = owned.secret
@@ -332,7 +332,11 @@ class OpenStore:
     def promote(self, slot_id: str) -> bool:
         """Bring a cold slot back to the fast disk; False when it is not to be had any more.
 
-        From any thread. Raises StoreError when the system fails.
+        From any thread.
+
+        Raises:
+            ColdAway: it is kept and may be had later.
+            StoreError: the system fails.
         """
         if self.cold is None:
             return False
@@ -348,7 +352,8 @@ class OpenStore:
             # Who asked for it needs it for longer than until the next look at what is over.
             self.touch([slot_id])
             self.index.set_tier(slot_id, "warm", size).result()
-            self.cold.delete(slot_id)
+            with suppress(StoreError):  # a recovery removes what is in both tiers
+                self.cold.delete(slot_id)
         self.counts["promoted"] += 1
         self.counts["written_bytes"] += size
         return True

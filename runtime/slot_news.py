@@ -44,6 +44,12 @@ class SlotsPromoted(Struct, frozen=True, tag="promoted"):
     ids: tuple[str, ...]
 
 
+class SlotsAway(Struct, frozen=True, tag="away"):
+    """Cold slots that were asked for and cannot be read now; they are kept."""
+
+    ids: tuple[str, ...]
+
+
 class SlotsDemoted(Struct, frozen=True, tag="demoted"):
     """Slots that are in the cold store now."""
 

@@ -17,6 +17,7 @@ import structlog
 from runtime.open_store import OpenStore
 from runtime.settings import Settings
 from runtime.store_opening import open_store
+from store.cold_gate import Reach
 from store.errors import StoreError
 from store.recovery import Recovery
 
@@ -38,6 +39,13 @@ class KvStatus(NamedTuple):
 
     state: State
     reason: str | None = None
+    message: str | None = None
+
+
+class ColdStatus(NamedTuple):
+    """How the cold store is: what it has is not to be had while it is `away`, for people why."""
+
+    state: Literal["off", "ok", "away"] = "off"
     message: str | None = None
 
 
@@ -71,6 +79,7 @@ class StoreLife:
         self._secret: bytes | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._mender: asyncio.Task[None] | None = None
+        self._prober: asyncio.Task[None] | None = None
         self._lanes: dict[Lane, ThreadPoolExecutor] = {
             "write": ThreadPoolExecutor(1, "store"),
             "promote": ThreadPoolExecutor(1, "store-promote"),
@@ -93,6 +102,20 @@ class StoreLife:
         for threads in self._lanes.values():
             threads.shutdown(wait=False)
 
+    @property
+    def reach(self) -> Reach:
+        """Whether the cold store is away; one that there is not is not."""
+        store = self.store
+        return store.cold.reach if store is not None and store.cold is not None else Reach()
+
+    @property
+    def cold(self) -> ColdStatus:
+        """The cold store's state, as it is shown."""
+        if self.store is None or self.store.cold is None:
+            return ColdStatus()
+        reach = self.reach
+        return ColdStatus("away", reach.why) if reach.is_away else ColdStatus("ok")
+
     async def attempt(self, work: Callable[[OpenStore], T], lane: Lane = "write") -> T | None:
         """The result of `work`; None when there is no store or it fails, as `status` then says."""
         store = self.store
@@ -103,6 +126,8 @@ class StoreLife:
         except StoreError as error:
             self.fail(error.reason, str(error))
             return None
+        finally:
+            self._look_at_cold()
 
     def fail(self, reason: str, message: str) -> None:
         """The store as a whole does not work: say so, and try again later."""
@@ -186,6 +211,20 @@ class StoreLife:
             pause_s = min(pause_s * 2, _MAX_PROBE_S)
             await self._try_again()
         _log.info("store_mended")
+
+    def _look_at_cold(self) -> None:
+        """Whoever found the cold store away: one asks from now on whether it is back."""
+        is_asked = self._prober is not None and not self._prober.done()
+        if self.reach.is_away and not is_asked and not self.stopping.is_set():
+            _log.warning("cold_store_away", why=self.reach.why)
+            self._prober = self.spawn(self._probe_cold())
+
+    async def _probe_cold(self) -> None:
+        while (store := self.store) is not None and store.cold is not None and self.reach.is_away:
+            if await self.pause(self.reach.pause_s):
+                return
+            await self._in("promote", store.cold.probe)
+        _log.info("cold_store_back")
 
     async def _try_again(self) -> None:
         store = self.store

@@ -8,7 +8,8 @@ from pathlib import Path
 from migrations.run import upgrade
 from runtime.open_store import INDEX, OpenStore
 from store import ownership, upkeep
-from store.cold import ColdDirectory, ColdStore, open_cold
+from store.cold import ColdDirectory, open_cold
+from store.cold_gate import ColdGate
 from store.errors import StoreError, StoreLocked
 from store.opening import open_database
 
@@ -38,9 +39,8 @@ def open_store(root: Path, cold_store: str | None, secret: bytes | None = None) 
     return store
 
 
-def _cold(root: Path, where: str | None) -> ColdStore | None:
+def _cold(root: Path, where: str | None) -> ColdGate | None:
     if where is None:
         return None
-    if "://" in where:
-        return open_cold(root, where)
-    return ColdDirectory(Path(where).expanduser())
+    is_url = "://" in where
+    return ColdGate(open_cold(root, where) if is_url else ColdDirectory(Path(where).expanduser()))

@@ -14,6 +14,7 @@ import msgspec
 from runtime.ranks import Ranks
 from runtime.slot_news import (
     Slots,
+    SlotsAway,
     SlotsDemoted,
     SlotsGone,
     SlotsMerged,
@@ -112,6 +113,7 @@ KvNews = (
     Slots
     | SlotsSaved
     | SlotsPromoted
+    | SlotsAway
     | SlotsDemoted
     | SlotsGone
     | SlotsMerged

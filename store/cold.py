@@ -6,13 +6,22 @@ warm file. Promoting gives a staged warm file, byte for byte what was demoted, o
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 import obstore
 from obstore.exceptions import BaseError
@@ -31,17 +40,22 @@ from store.disk import (
     reported,
     sync_directories,
 )
-from store.errors import SlotDamaged, SlotMissing, StoreFailed
+from store.errors import ColdAway, SlotDamaged, SlotMissing, StoreFailed
 from store.slot_format import SlotContents, is_slot_id
 from store.slots import StagedSlot, read_contents, remove, slot_path, verify
 from store.temp_names import SUFFIX, temp_name
 from store.upkeep import COLD, sweep_fan_out
+
+T = TypeVar("T")
 
 COLD_SUFFIX = f"{SUFFIX}.zst"
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import RetryConfig
+
+_SILENCE_S = 5.0
+"""So long an object store may take for its answer to begin."""
 
 _RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 """A request may be waiting for a slot: sooner or later it is better computed again."""
@@ -57,7 +71,8 @@ class ColdSlot(NamedTuple):
 class ColdStore(Protocol):
     """Where slots rest. All calls block; `yield_` may wait between chunks, or raise to give up.
 
-    Every call raises StoreFailed where the system or the network does.
+    Every call raises StoreFailed where the system does, and ColdAway, which is one, where the
+    network does or whoever is behind it.
     """
 
     def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
@@ -88,6 +103,10 @@ class ColdStore(Protocol):
 
     def sweep(self) -> int:
         """Remove what dead processes left unfinished; how many files."""
+        ...
+
+    def probe(self) -> None:
+        """Make contact with what may be away, and no more. Raises ColdAway."""
         ...
 
 
@@ -162,6 +181,9 @@ class ColdDirectory:
     def sweep(self) -> int:
         return sweep_fan_out(self._directory)
 
+    def probe(self) -> None:
+        """A directory answers at once."""
+
     def slots(self) -> Iterator[ColdSlot]:
         with reported(self._directory):
             paths = sorted(self._directory.glob(f"[0-9a-f][0-9a-f]/*{COLD_SUFFIX}"))
@@ -194,12 +216,14 @@ class ColdBucket:
 
     def _num_bytes(self, slot_id: str) -> int:
         with self._asking(slot_id):
-            return obstore.head(self._bucket, self._name(slot_id))["size"]
+            return _heard(lambda: obstore.head_async(self._bucket, self._name(slot_id)))["size"]
 
     def promote(self, root: Path, slot_id: str, yield_: Yield = keep_going) -> StagedSlot:
         with self._asking(slot_id):
-            stream = obstore.get(self._bucket, self._name(slot_id)).stream(CHUNK_BYTES)
-            return _unpacked(root, slot_id, ChunkSource(map(memoryview, stream)), yield_)
+            found = _heard(lambda: obstore.get_async(self._bucket, self._name(slot_id)))
+            # Awaiting each chunk takes ten times longer than reading it.
+            chunks = map(memoryview, found.stream(CHUNK_BYTES))
+            return _unpacked(root, slot_id, ChunkSource(chunks), yield_)
 
     def delete(self, slot_id: str) -> bool:
         try:
@@ -207,7 +231,7 @@ class ColdBucket:
         except SlotMissing:
             return False
         with self._asking(slot_id):
-            obstore.delete(self._bucket, self._name(slot_id))
+            _heard(lambda: obstore.delete_async(self._bucket, self._name(slot_id)))
         return True
 
     def slots(self) -> Iterator[ColdSlot]:
@@ -220,9 +244,14 @@ class ColdBucket:
     def sweep(self) -> int:
         return 0
 
+    def probe(self) -> None:
+        for _ in self._listed("probe"):
+            break
+
     def _listed(self, prefix: str | None = None) -> Iterator[Sequence[ObjectMeta]]:
-        with _reported("listing"):
+        with _reported("listing"), suppress(StopAsyncIteration):
             listed = obstore.list(self._bucket, prefix)  # pyright: ignore[reportUnknownMemberType]
+            yield _heard(cast("AsyncIterator[Sequence[ObjectMeta]]", listed).__anext__)
             yield from cast("Iterable[Sequence[ObjectMeta]]", listed)
 
     @contextmanager
@@ -235,6 +264,17 @@ class ColdBucket:
             for _ in self._listed(slot_id[:2]):
                 break
             raise SlotMissing(f"{slot_id} is not in the bucket") from error
+
+
+def _heard(call: Callable[[], Awaitable[T]]) -> T:
+    """What an object store answers. Raises TimeoutError where it lets us in and says nothing."""
+
+    async def answered() -> T:
+        async with asyncio.timeout(_SILENCE_S):
+            return await call()
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        return runner.run(answered())
 
 
 @contextmanager
@@ -250,4 +290,4 @@ def _reported(what: str) -> Generator[None]:
     except (BaseError, OSError) as error:
         said = re.search(r"<Code>(\w+)</Code>|HTTP error: ([\w ]+)", str(error))
         why = (said[1] or said[2]) if said else type(error).__name__
-        raise StoreFailed(f"the bucket fails at {what}: {why}") from error
+        raise ColdAway(f"the bucket fails at {what}: {why}") from error

@@ -39,6 +39,12 @@ class StoreFailed(StoreError):
     reason = "failed"
 
 
+class ColdAway(StoreFailed):
+    """The cold store does not answer, or refuses: what it has is kept and not to be had now."""
+
+    reason = "cold_away"
+
+
 class StoreLocked(StoreError):
     """Another server owns this store."""
 

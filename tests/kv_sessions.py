@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,14 @@ BLOCK_TOKENS = 16
 SLICE_TOKENS = 32
 PATIENCE_S = 60.0
 _REQUEST = GenerateRequest(request_id="r", model="m", prompt=TokenPrompt(token_ids=()))
+
+
+def ids(seed: int, num_tokens: int) -> list[int]:
+    return random.Random(seed).choices(range(10, 400), k=num_tokens)
+
+
+FIRST, SAID, NEXT = ids(1, 100), ids(2, 20), ids(3, 30)
+TURN_2 = [*FIRST, *SAID, *NEXT]
 
 
 def load(path: Path, kv_bits: int | None = None) -> LoadedModel:
@@ -177,6 +186,22 @@ class Session:
         written = self.finish()
         slots.publish_all([staged for _, staged in written])
         return [known(job.header) for job, _ in written]
+
+
+class Stored:
+    """One conversation of a prompt and its answer on disk: a slot of each."""
+
+    def __init__(self, model: LoadedModel, root: Path) -> None:
+        self.model, self.root = model, root
+        session = Session(model, root)
+        session.turn(FIRST, SAID)
+        self.known = session.publish()
+        self.prompt, self.answer = self.known
+
+    def session(self, **fields: Any) -> Session:
+        session = Session(self.model, self.root, **fields)
+        session.tiers.learn(self.known)
+        return session
 
 
 def last_logits(session: Session, token_ids: list[int], trail: Trail | None = None) -> mx.array:

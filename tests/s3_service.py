@@ -28,6 +28,23 @@ class Service:
         self.is_there = False
         self.left_bytes = 1 << 60
         """So much of its objects it sends before it breaks off, and answers nobody any more."""
+        self.asked: list[str] = []
+        """The names of the objects that were asked for; a listing has none."""
+        self._speaks = threading.Event()
+        self._speaks.set()
+
+    @contextmanager
+    def silent(self) -> Generator[None]:
+        """Let everybody in and say nothing; afterwards it hangs up on those that still wait."""
+        self._speaks.clear()
+        try:
+            yield
+        finally:
+            self._speaks.set()
+
+    def speaks(self) -> bool:
+        """Whether it answers; where it does not this takes as long as its silence."""
+        return self._speaks.is_set() or not self._speaks.wait()
 
     @contextmanager
     def running(self, port: int = 0) -> Generator[str]:
@@ -70,7 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
         _, bucket, *rest = unquote(url.path).split("/", 2)
         name, query = "".join(rest), parse_qs(url.query, keep_blank_values=True)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if not self.service.is_there or not self.service.left_bytes:
+        self.service.asked.append(name)
+        speaks = self.service.speaks()
+        if not speaks or not self.service.is_there or not self.service.left_bytes:
             self.close_connection = True
         elif f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
             self._refuse(403, "InvalidAccessKeyId")

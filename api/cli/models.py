@@ -22,6 +22,8 @@ class Readiness(msgspec.Struct):
     status: str
     cache: str = "ok"
     cache_reason: str | None = None
+    cold: str = "off"
+    cold_reason: str | None = None
     history: str = "ok"
     history_reason: str | None = None
 
@@ -80,6 +82,8 @@ def status(settings: Settings, arguments: argparse.Namespace) -> int:
     )
     lines = [f"server   {found.url} ({found.health.status})"]
     lines.append(f"cache    {_with_reason(found.health.cache, found.health.cache_reason)}")
+    if found.health.cold != "off":
+        lines.append(f"cold     {_with_reason(found.health.cold, found.health.cold_reason)}")
     lines.append(f"history  {_with_reason(found.health.history, found.health.history_reason)}")
     lines += ["", _running_table(found.models)] if found.models else ["", "no model is loaded"]
     return show(found, "\n".join(lines), as_json=arguments.as_json)

@@ -69,12 +69,22 @@ class Restorer:
             return
         trail.started_s = time.perf_counter()
         found = self.find(trail)
-        prefill_s = self._ground.rates.prefill_s(found.num_tokens)
-        trail.give_up_s = trail.started_s + max(_PATIENCE_S, prefill_s)
+        trail.give_up_s = trail.started_s + self._patience_s(found)
         self._ask(trail, found)
-        trail.use = CacheUse(
-            tier=trail.tier if found.num_tokens else "none", num_tokens=found.num_tokens
-        )
+        trail.use = CacheUse(tier=_tier_of(trail, found), num_tokens=found.num_tokens)
+
+    def _patience_s(self, found: Found) -> float:
+        """How long reading may take: as long as computing that anew, on a disk a moment at least.
+
+        With states it would begin anywhere before what is missing.
+        """
+        missing = [run for run, _ in found.path if self._hot[run].kv is None]
+        if not missing:
+            return _PATIENCE_S
+        start = 0 if self._ground.needs_state else missing[0].start
+        prefill_s = self._ground.rates.prefill_s(found.num_tokens - start)
+        is_cold = any(self._hot[run].tier == "cold" for run in missing)
+        return prefill_s if is_cold and prefill_s else max(_PATIENCE_S, prefill_s)
 
     def bring(self, runs: Sequence[Run]) -> Trail:
         """Have runs read for nobody yet; the trail must be released when it waits no longer."""
@@ -103,11 +113,9 @@ class Restorer:
         held = self._hot[run]
         if self._reader is None or (tokens_only and (run in trail.asked or held.tier == "cold")):
             return
-        trail.asked.add(run)
+        trail.asked[run] = "hot" if tokens_only else held.tier
         trail.waiting.add(run)
         self._pin(trail, [run])
-        if not tokens_only:
-            trail.tier = "cold" if held.tier == "cold" else _slower(trail.tier, "warm")
         waiting = self._reading.setdefault(run, [])
         waiting.append(trail)
         if held.tier == "cold":
@@ -124,6 +132,14 @@ class Restorer:
             self._hot[run].tier = "warm"
             if self._reader is not None and run in self._reading:
                 self._reader.read(run, slot_id)
+
+    def on_away(self, slot_ids: Sequence[str]) -> None:
+        """Cold slots stay where they are; who waits for one goes on with what is before it."""
+        for run in filter(None, map(self._hot.find, slot_ids)):
+            for trail in self._reading.pop(run, []):
+                trail.limit = run.start if trail.limit is None else min(run.start, trail.limit)
+                trail.reason = trail.reason or "slower_than_prefill"
+                self._arrived(trail, run)
 
     def _is_worth_reading(self, missing: list[Run], found: Found) -> bool:
         rates = self._ground.rates
@@ -312,11 +328,9 @@ class Restorer:
 
 
 def _tier_of(trail: Trail, found: Found) -> CacheTier:
+    """The slowest one that was needed."""
     if not found.num_tokens:
         return "none"
-    return trail.tier if any(run in trail.asked for run, _ in found.path) else "hot"
-
-
-def _slower(one: CacheTier, other: CacheTier) -> CacheTier:
-    order: tuple[CacheTier, ...] = ("none", "hot", "warm", "cold")
-    return order[max(order.index(one), order.index(other))]
+    order: tuple[CacheTier, ...] = ("hot", "warm", "cold")
+    needed: list[CacheTier] = [trail.asked.get(run, "hot") for run, _ in found.path]
+    return max(needed, key=order.index)

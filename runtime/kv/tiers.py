@@ -25,6 +25,7 @@ from runtime.kv.writer import SlotWriter, WriteFailed
 from runtime.slot_news import (
     KnownSlot,
     Slots,
+    SlotsAway,
     SlotsDemoted,
     SlotsGone,
     SlotsMerged,
@@ -210,6 +211,8 @@ class Tiers:
                 self.on_saved(ids)
             case SlotsPromoted(ids=ids):
                 self.on_promoted(ids)
+            case SlotsAway(ids=ids):
+                self._restorer.on_away(ids)
             case WritesPaused(seconds=seconds):
                 self.rest(seconds)
             case SlotsDemoted(ids=ids):

@@ -17,8 +17,9 @@ class Trail:
     state of layers that cannot be sliced is worth keeping; at those of `passing` in memory only,
     as a conversation that goes on leaves them behind. What is before a position of `keeps` is
     worth that many seconds on disk, if that is longer than `ttl_s`. `leaf` holds the last of the
-    first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more. `root`
-    is the tenant's in the hash chain. Pictures, at `media`, have identity ids among `token_ids`.
+    first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more, `asked`
+    says from where runs had to be read. `root` is the tenant's in the hash chain. Pictures, at
+    `media`, have identity ids among `token_ids`.
     """
 
     token_ids: list[int] = field(default_factory=list[int])
@@ -38,10 +39,9 @@ class Trail:
     num_kept: int = 0
     limit: int | None = None
     reason: MissReason | None = None
-    tier: CacheTier = "hot"
     started_s: float = 0.0
     give_up_s: float = 0.0
-    asked: set[Run] = field(default_factory=set["Run"])
+    asked: dict[Run, CacheTier] = field(default_factory=dict["Run", "CacheTier"])
     waiting: set[Run] = field(default_factory=set["Run"])
     pinned: list[Run] = field(default_factory=list["Run"])
     use: CacheUse = field(default_factory=CacheUse)

@@ -11,21 +11,37 @@ import random
 import uuid
 from collections.abc import Generator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
+from api.kv_metrics import KvCollector
 from runtime.housekeeping import Limits, expire
+from runtime.kv_store import KvStore
 from runtime.open_store import OpenStore
 from runtime.store_opening import open_store
+from runtime.types import TokenPrompt
 from store import slots
 from store.cold import ColdStore, open_cold
 from store.disk import disk_bytes
 from store.errors import SlotMissing, StoreFailed
 from store.recovery import Recovery
 from store.types import SlotRow, TensorData
+from tests.integration.test_kv_store import (
+    prompt,
+    repeat,
+    reused,
+    saved,
+    serving,
+    stored_tokens,
+)
+from tests.running_server import hearth, running
 from tests.s3_service import BUCKET, KEY, Service
 from tests.slot_samples import holds, publish_sample, sample, slot_id
+from tests.tiny_models import write_model
+from tests.waiting import until
 
 REAL = os.environ.get("HEARTH_TEST_S3")
 
@@ -192,6 +208,8 @@ def test_while_the_bucket_is_away_a_store_keeps_everything(
     assert expired(store) == []
     assert sorted(tiers(store)) == ["cold", "warm"]
     with service.running(port):
+        assert store.cold is not None
+        store.cold.probe()
         assert store.promote(row.header.id)
     assert holds(slots.slot_path(store.root, row.header.id), 1)
     assert holds(found, 2)
@@ -204,3 +222,64 @@ def test_a_store_keeps_everything_when_the_bucket_was_deleted(tmp_path: Path, se
     assert tiers(store) == ["warm"]
     assert holds(slots.slot_path(store.root, row.header.id), 1)
     store.close()
+
+
+def shown(kv: KvStore) -> list[str]:
+    """What Prometheus is told of the cold store."""
+    registry = CollectorRegistry()
+    registry.register(KvCollector(kv.figures))
+    lines = generate_latest(registry).decode().splitlines()
+    return [line for line in lines if line.startswith("hearth_kv_cold")]
+
+
+async def test_nobody_waits_for_a_bucket_that_is_silent(tmp_path: Path, service: Service):
+    """It lets everybody in and answers nobody; there are conversations of several slots each."""
+    write_model(tmp_path / "models" / "m")
+    said = [prompt(seed) for seed in range(3)]
+    settings = {"cold_store": f"s3://{BUCKET}/x", "prewarm": False}
+    async with serving(tmp_path, **settings) as (supervisor, kv):
+        for tokens in (one.token_ids[:end] for one in said for end in (500, 1500)):
+            await reused(supervisor, TokenPrompt(token_ids=tokens), ttl_s=0.1)
+        store = await saved(kv, len(said) * 1500)
+        work = partial(expire, limits=Limits(None, 10**9, 1e6))
+        await repeat(kv, work, lambda: not stored_tokens(store))
+        cold = set(store.index.places())
+    async with serving(tmp_path, **settings) as (supervisor, kv):
+        await until(lambda: kv.cold.state == "ok", "the store is open")
+        store = kv.store
+        assert store is not None
+        with service.silent():
+            use = await reused(supervisor, said[0])
+            assert (use.tier, use.reason) == ("none", "slower_than_prefill")
+            await until(lambda: kv.cold.state == "away", "it is noticed", 60)
+            assert shown(kv) == ["hearth_kv_cold_away 1.0"]
+            service.asked.clear()
+            use = await reused(supervisor, said[1])
+            assert (use.tier, use.reason) == ("none", "slower_than_prefill")
+            assert not any(service.asked), "nobody tries the other slots"
+            assert cold <= set(store.index.places()), "all are kept"
+            assert kv.status.state == "ok"
+        await until(lambda: kv.cold.state == "ok", "somebody asks whether it is back", 60)
+        assert shown(kv) == ["hearth_kv_cold_away 0.0"]
+        await reused(supervisor, said[2])
+        await until(lambda: store.counts["promoted"] >= 2, "it is used again")
+
+
+async def test_who_looks_is_told_that_the_bucket_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    service = Service()
+    with service.running() as endpoint:
+        use(monkeypatch, endpoint)
+    with running(tmp_path, config=f'cold_store = "s3://{BUCKET}/x"\n') as server:
+
+        def cold() -> str:
+            return server.get("/health/ready").json()["cold"]
+
+        await until(lambda: cold() == "away", "it was looked into")
+        assert server.figure("hearth_kv_cold_away") == 1
+        told = hearth("status", HEARTH_HOME=str(tmp_path), HEARTH_PORT=str(server.port)).stdout
+        assert "cold     away: the bucket fails at listing: error sending request" in told
+        with service.running(int(endpoint.rpartition(":")[2])):
+            await until(lambda: cold() == "ok", "it is back")
+        assert server.figure("hearth_kv_cold_away") == 0

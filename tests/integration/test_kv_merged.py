@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Generator
 from pathlib import Path
 
@@ -21,14 +20,10 @@ from store.errors import SlotDamaged
 from store.recovery import Recovery
 from store.slots import read_header
 from store.upkeep import slot_files
-from tests.kv_sessions import Session, load
+from tests.kv_sessions import Session, ids, load
 from tests.tiny_models import write_model
 
 NUM_TURNS = 18
-
-
-def ids(seed: int, num_tokens: int) -> list[int]:
-    return random.Random(seed).choices(range(10, 400), k=num_tokens)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "lfm2"])

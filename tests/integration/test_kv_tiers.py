@@ -1,26 +1,29 @@
 """The tiers over a real model and a real store: what is damaged, late, gone, private or doubled."""
 
-import random
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from runtime.kv.trail import Trail
-from runtime.wire import SlotBad, SlotsUsed, SlotsWanted
+from runtime.wire import SlotBad, SlotsUsed
 from runtime.worker.model import LoadedModel
 from store.slots import slot_path
-from tests.kv_sessions import BLOCK_TOKENS, Session, check_right, last_logits, load, reused
+from tests.kv_sessions import (
+    BLOCK_TOKENS,
+    FIRST,
+    NEXT,
+    SAID,
+    TURN_2,
+    Session,
+    Stored,
+    check_right,
+    ids,
+    last_logits,
+    load,
+    reused,
+)
 from tests.tiny_models import write_model
-
-
-def ids(seed: int, num_tokens: int) -> list[int]:
-    return random.Random(seed).choices(range(10, 400), k=num_tokens)
-
-
-FIRST, SAID, NEXT = ids(1, 100), ids(2, 20), ids(3, 30)
-TURN_2 = [*FIRST, *SAID, *NEXT]
 
 
 @pytest.fixture(scope="module")
@@ -36,22 +39,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 @pytest.fixture(params=["dense", "hybrid"])
 def model(request: pytest.FixtureRequest) -> LoadedModel:
     return request.getfixturevalue(request.param)
-
-
-class Stored:
-    """One conversation of a prompt and its answer on disk: a slot of each."""
-
-    def __init__(self, model: LoadedModel, root: Path) -> None:
-        self.model, self.root = model, root
-        session = Session(model, root)
-        session.turn(FIRST, SAID)
-        self.known = session.publish()
-        self.prompt, self.answer = self.known
-
-    def session(self, **fields: Any) -> Session:
-        session = Session(self.model, self.root, **fields)
-        session.tiers.learn(self.known)
-        return session
 
 
 @pytest.fixture
@@ -177,54 +164,6 @@ def test_reading_that_takes_longer_than_prefill_is_not_begun(stored: Stored):
     session.ground.rates.read_bytes_per_s = 10.0
     session.ground.rates.prefill_s_per_token = 1e-6
     assert reused(check_right(session, TURN_2)) == (0, "none", "slower_than_prefill")
-
-
-def cold(stored: Stored) -> Session:
-    session = Session(stored.model, stored.root)
-    session.tiers.learn([msgspec.structs.replace(one, tier="cold") for one in stored.known])
-    return session
-
-
-def test_cold_slots_are_asked_for_and_read_when_they_are_here(stored: Stored):
-    session = cold(stored)
-    trail = session.trail(TURN_2)
-    session.tiers.begin(trail)
-    wanted = [SlotsWanted(ids=(one.id,)) for one in stored.known]
-    assert (session.reports, trail.is_waiting, trail.use.tier) == (wanted, True, "cold")
-    session.tiers.on_promoted([stored.prompt.id])
-    session.hear()
-    assert trail.is_waiting
-    session.tiers.on_promoted([stored.answer.id])
-    session.hear()
-    assert not trail.is_waiting
-    _, num_tokens = session.tiers.restore(trail)
-    assert num_tokens == 120
-    assert reused(trail) == (120, "cold", "first_seen")
-
-
-def test_who_waits_too_long_goes_on_without(stored: Stored):
-    session = cold(stored)
-    trail = session.trail(TURN_2)
-    session.tiers.begin(trail)
-    assert not session.tiers.is_overdue(trail)
-    trail.give_up_s = 0.0
-    assert session.tiers.is_overdue(trail)
-    session.tiers.give_up(trail)
-    session.tiers.restore(trail)
-    assert reused(trail) == (0, "none", "slower_than_prefill")
-    session.tiers.on_promoted([one.id for one in stored.known])
-    assert reused(check_right(session, TURN_2))[0] == 120
-
-
-def test_nobody_waits_for_what_is_gone(stored: Stored):
-    session = cold(stored)
-    trail = session.trail(TURN_2)
-    session.tiers.begin(trail)
-    session.tiers.on_gone([stored.prompt.id], "expired")
-    assert not trail.is_waiting
-    session.tiers.restore(trail)
-    assert reused(trail) == (0, "none", "expired")
-    session.check()
 
 
 def test_what_leaves_the_disk_stays_in_memory_and_is_written_again(stored: Stored):

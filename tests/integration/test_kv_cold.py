@@ -1,0 +1,125 @@
+"""Cold slots over a real model and a real store: asked for, waited for, and not for ever."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runtime.slot_news import SlotsAway
+from runtime.wire import SlotsWanted
+from runtime.worker.model import LoadedModel
+from tests.kv_sessions import FIRST, TURN_2, Session, Stored, check_right, load, reused
+from tests.tiny_models import write_model
+
+
+@pytest.fixture(scope="module", params=["dense", "hybrid"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("model")
+    if request.param == "hybrid":
+        return load(write_model(folder, "lfm2"))
+    return load(write_model(folder, num_hidden_layers=1))
+
+
+@pytest.fixture
+def stored(model: LoadedModel, tmp_path: Path) -> Stored:
+    return Stored(model, tmp_path / "store")
+
+
+def cold(stored: Stored) -> Session:
+    session = Session(stored.model, stored.root)
+    session.tiers.learn([msgspec.structs.replace(one, tier="cold") for one in stored.known])
+    return session
+
+
+def test_cold_slots_are_asked_for_and_read_when_they_are_here(stored: Stored):
+    session = cold(stored)
+    trail = session.trail(TURN_2)
+    session.tiers.begin(trail)
+    wanted = [SlotsWanted(ids=(one.id,)) for one in stored.known]
+    assert (session.reports, trail.is_waiting, trail.use.tier) == (wanted, True, "cold")
+    session.tiers.on_promoted([stored.prompt.id])
+    session.hear()
+    assert trail.is_waiting
+    session.tiers.on_promoted([stored.answer.id])
+    session.hear()
+    assert not trail.is_waiting
+    _, num_tokens = session.tiers.restore(trail)
+    assert num_tokens == 120
+    assert reused(trail) == (120, "cold", "first_seen")
+
+
+def test_nobody_waits_for_what_is_away_and_it_is_asked_for_again(stored: Stored):
+    session = cold(stored)
+    trails = [session.trail(TURN_2) for _ in range(2)]
+    for trail in trails:
+        session.tiers.begin(trail)
+    session.tiers.hear(SlotsAway(ids=(stored.prompt.id,)))
+    session.tiers.hear(SlotsAway(ids=(stored.answer.id,)))
+    for trail in trails:
+        assert not trail.is_waiting
+        session.tiers.restore(trail)
+        assert reused(trail) == (0, "none", "slower_than_prefill")
+    session.check()
+    session.reports.clear()
+    again = session.trail(TURN_2)
+    session.tiers.begin(again)
+    assert session.reports == [SlotsWanted(ids=(one.id,)) for one in stored.known]
+    session.tiers.on_promoted([one.id for one in stored.known])
+    while again.is_waiting:
+        session.hear()
+    session.tiers.restore(again)
+    assert reused(again)[:2] == (120, "cold")
+
+
+def test_what_comes_before_what_is_away_is_used(stored: Stored):
+    session = Session(stored.model, stored.root)
+    session.tiers.learn([stored.prompt, msgspec.structs.replace(stored.answer, tier="cold")])
+    trail = session.trail(TURN_2)
+    session.tiers.begin(trail)
+    session.tiers.hear(SlotsAway(ids=(stored.answer.id,)))
+    while trail.is_waiting:
+        session.hear()
+    session.tiers.restore(trail)
+    assert reused(trail) == (99, "warm", "slower_than_prefill")
+
+
+@pytest.mark.parametrize("prefill_s_per_token", [10.0, 0.01])
+def test_nobody_waits_longer_than_computing_what_is_missing_takes(
+    stored: Stored, prefill_s_per_token: float
+):
+    session = stored.session()
+    check_right(session, FIRST)
+    session.tiers.on_demoted([stored.answer.id])
+    session.ground.rates.prefill_s_per_token = prefill_s_per_token
+    trail = session.trail(TURN_2)
+    session.tiers.begin(trail)
+    assert trail.is_waiting
+    num_tokens = 120 if session.tiers.needs_state else 21
+    patience_s = trail.give_up_s - trail.started_s
+    assert patience_s == pytest.approx(num_tokens * prefill_s_per_token)
+    session.tiers.give_up(trail)
+
+
+def test_who_waits_too_long_goes_on_without(stored: Stored):
+    session = cold(stored)
+    trail = session.trail(TURN_2)
+    session.tiers.begin(trail)
+    assert not session.tiers.is_overdue(trail)
+    trail.give_up_s = 0.0
+    assert session.tiers.is_overdue(trail)
+    session.tiers.give_up(trail)
+    session.tiers.restore(trail)
+    assert reused(trail) == (0, "none", "slower_than_prefill")
+    session.tiers.on_promoted([one.id for one in stored.known])
+    assert reused(check_right(session, TURN_2))[0] == 120
+
+
+def test_nobody_waits_for_what_is_gone(stored: Stored):
+    session = cold(stored)
+    trail = session.trail(TURN_2)
+    session.tiers.begin(trail)
+    session.tiers.on_gone([stored.prompt.id], "expired")
+    assert not trail.is_waiting
+    session.tiers.restore(trail)
+    assert reused(trail) == (0, "none", "expired")
+    session.check()
