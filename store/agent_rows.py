@@ -176,6 +176,26 @@ def append(connection: Connection, session: str, row: TurnRow) -> int:
     return num_turns
 
 
+def replace(connection: Connection, session: str, row: TurnRow, request_id: str) -> bool:
+    """Put a turn in the place of an agent's last one, which must be that of this request.
+
+    False, and nothing is changed, when it is not; the agent may be gone or was reset.
+    """
+    last = connection.execute(
+        select(Turn.id, Agent.number)
+        .join(Agent, Agent.number == Turn.agent_number)
+        .where(Agent.session == session, Agent.num_turns == row.number)
+        .where(Turn.number == row.number, Turn.request_id == request_id)
+    ).first()
+    if last is None:
+        return False
+    turn_id, number = last
+    connection.execute(delete(Turn).where(Turn.id == turn_id))
+    _insert_turn(connection, number, row)
+    _count(connection, number, row.created_s)
+    return True
+
+
 def fork(connection: Connection, session: str, row: AgentRow, num_turns: int) -> bool:
     """Add an agent with the first turns of another; False when there is one of that id."""
     if not create(connection, row._replace(num_turns=0, num_bytes=0)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,10 +20,12 @@ from api.draft import Draft
 from api.images import check_images
 from api.lineage import Caller
 from api.openai.convert import chat_to_generate
+from api.refusal import refuse
 from runtime.errors import AgentChanged, Overloaded, TurnConflict
-from runtime.types import CacheParams, ChatPrompt, GenerateRequest
+from runtime.prompt.begun import begun
+from runtime.types import CacheParams, ChatPrompt, GenerateRequest, Message
 from store import agent_rows
-from store.agent_rows import AgentRow, TurnRow
+from store.agent_rows import AgentRow, Page, TurnRow
 
 PINNED_TTL_S = 366 * 86_400.0
 
@@ -34,6 +36,7 @@ class Wish(NamedTuple):
     request_id: str
     sent: Sent
     expected_turn: int | None
+    has_messages: bool
     caller: Caller
     submit: Callable[[GenerateRequest], Answer]
 
@@ -59,23 +62,27 @@ class Generates:
         return AgentTurn(self._lanes, agent_id, steps, self._settings.request_deadline_s)
 
     async def _plan(self, agent_id: str, wish: Wish) -> Plan:
-        def look(connection: Connection) -> tuple[AgentRow | None, list[bytes]]:
-            row = agent_rows.get(connection, agent_id)
-            return row, agent_rows.bodies(connection, row.session) if row is not None else []
-
-        row, bodies = await self._book.read(look)
-        if row is None:
+        found = await self._book.read(lambda c: _found(c, agent_id, has_last=not wish.has_messages))
+        if found is None:
             raise unknown(agent_id)
+        row = found.row
         _check_turn(wish.expected_turn, row.num_turns)
         chat = convert.chat_of(row.config, wish.sent)
         spec = self._gate.spec(chat.model)
-        request = chat_to_generate(chat, wish.request_id, spec, self._settings, wish.caller)
+        request = chat_to_generate(
+            chat, wish.request_id, spec, self._settings, wish.caller, needs_messages=False
+        )
         system = convert.read_config(row.config).system
-        history = [convert.unpacked(body) for body in bodies]
+        history = [convert.unpacked(body) for body in found.bodies]
+        if not wish.has_messages:
+            _check_rest(history)
         request, new_messages = convert.with_history(request, system, history)
         prompt = request.prompt
         assert isinstance(prompt, ChatPrompt), "a chat request has a chat prompt"
         check_images(prompt.messages, spec, self._settings)
+        cut = found.last if begun(prompt) is not None else None
+        if cut is not None:
+            new_messages = tuple(history[-len(cut.bodies) :])
         cache = CacheParams(
             mode=chat.cache_mode or "full",
             ttl_s=PINNED_TTL_S if row.is_pinned else row.ttl_s,
@@ -85,10 +92,11 @@ class Generates:
         return Plan(
             agent_id=agent_id,
             session=row.session,
-            base=row.num_turns,
+            base=row.num_turns if cut is None else cut.number - 1,
             model=chat.model or spec.id,
             new_messages=new_messages,
             request=msgspec.structs.replace(request, cache=cache),
+            cut=cut,
         )
 
     async def _keep(self, plan: Plan, draft: Draft) -> None:
@@ -113,13 +121,47 @@ class Generates:
             created_s=time.time(),
             bodies=tuple(convert.packed(message) for message in messages),
         )
-        base = await self._book.add(
-            lambda connection: agent_rows.append(connection, plan.session, turn),
-            sum(map(len, turn.bodies)),
-            plan.agent_id,
-        )
-        if base != plan.base:
+        cut = plan.cut
+        if cut is not None and cut.model == turn.model:
+            turn = turn._replace(
+                num_prompt_tokens=cut.num_prompt_tokens,
+                num_cached_tokens=cut.num_cached_tokens,
+                num_output_tokens=cut.num_output_tokens + turn.num_output_tokens,
+            )
+
+        def work(connection: Connection) -> bool:
+            if cut is not None:
+                return agent_rows.replace(connection, plan.session, turn, cut.request_id)
+            return agent_rows.append(connection, plan.session, turn) == plan.base
+
+        num_bytes = sum(map(len, turn.bodies))
+        if not await self._book.add(work, num_bytes, plan.agent_id):
             raise AgentChanged("The agent was changed meanwhile; this answer was not kept.")
+
+
+class _Found(NamedTuple):
+    """An agent, all of its messages, and its last turn if that was asked for and there is one."""
+
+    row: AgentRow
+    bodies: list[bytes]
+    last: TurnRow | None
+
+
+def _found(connection: Connection, agent_id: str, *, has_last: bool) -> _Found | None:
+    row = agent_rows.get(connection, agent_id)
+    if row is None:
+        return None
+    page = Page(limit=int(has_last), is_newest_first=True)
+    last = next(iter(agent_rows.turns(connection, row.session, page)), None)
+    return _Found(row, agent_rows.bodies(connection, row.session), last)
+
+
+def _check_rest(history: Sequence[Message]) -> None:
+    """Without new messages there must be an answer that can be gone on with."""
+    if not history:
+        refuse("messages", "must not be empty: the agent has no answer yet to go on with.")
+    if history[-1].tool_calls:
+        refuse("messages", "must not be empty: the last answer called tools, send their results.")
 
 
 def _check_turn(expected: int | None, found: int) -> None:

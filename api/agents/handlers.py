@@ -142,6 +142,7 @@ async def generate(
 ) -> Response[AgentCompletion] | EventStream:
     """Answer new messages and keep both; with `stream`, as server-sent events.
 
+    Without messages the last answer is gone on with, as after one that was cut off.
     The second path is for OpenAI's clients: the agent's own is their base URL.
     """
     frame = Frame("agentcmpl", "")
@@ -151,6 +152,7 @@ async def generate(
             request_id=frame.id,
             sent=sent_fields(await request.body(), AgentGenerate),
             expected_turn=data.expected_turn,
+            has_messages=bool(data.messages),
             caller=asker_of(request),
             submit=partial(_submit, gate, request),
         ),

@@ -39,9 +39,11 @@ class AgentCreate(AgentConfig, kw_only=True):
 class AgentGenerate(ChatRequest, kw_only=True):
     """The body of `POST /v1/agents/{id}/generate`: new messages only, and what is to differ.
 
-    With `expected_turn` it is refused unless the agent has that many turns when it begins.
+    Without any the last answer is gone on with, and its turn becomes longer. With `expected_turn`
+    it is refused unless the agent has that many turns when it begins.
     """
 
+    messages: list[ChatMessage] = msgspec.field(default_factory=list[ChatMessage])
     expected_turn: Annotated[int, Meta(ge=0)] | None = None
 
 

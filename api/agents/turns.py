@@ -15,10 +15,14 @@ from api.answer import Answer
 from api.draft import Draft
 from runtime.errors import HearthError, Overloaded
 from runtime.types import CacheUse, Chunk, GenerateRequest, Message
+from store.agent_rows import TurnRow
 
 
 class Plan(NamedTuple):
-    """What a generate is to do, once it is its turn. `base` is the turn it continues from."""
+    """What a generate is to do, once it is its turn. `base` is the turn it continues from.
+
+    `cut` is the turn that it goes on with and takes the place of; its messages are the new ones.
+    """
 
     agent_id: str
     session: str
@@ -26,6 +30,7 @@ class Plan(NamedTuple):
     model: str
     new_messages: tuple[Message, ...]
     request: GenerateRequest
+    cut: TurnRow | None = None
 
 
 class Steps(NamedTuple):

@@ -44,6 +44,8 @@ def chat_to_generate(
     spec: ModelSpec,
     settings: Settings,
     caller: Caller = NOBODY,
+    *,
+    needs_messages: bool = True,
 ) -> GenerateRequest:
     """The request as the runtime understands it.
 
@@ -57,6 +59,8 @@ def chat_to_generate(
     if form is not None:
         path = "response_format"
         constraint = constraint_of(form.type, form.json_schema, path, f"{path}.json_schema")
+    if needs_messages and not data.messages:
+        refuse("messages", "must not be empty: send at least one message.")
     prompt = _chat_prompt(data)
     check_images(prompt.messages, spec, settings)
     return GenerateRequest(
@@ -143,8 +147,6 @@ def _chat_prompt(data: ChatRequest) -> ChatPrompt:
 
 
 def _messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    if not messages:
-        refuse("messages", "must not be empty: send at least one message.")
     return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
 
 

@@ -1,0 +1,51 @@
+"""An agent's turns in a real database: one that becomes longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from migrations.run import upgrade_history
+from store import agent_rows
+from store.agent_rows import AgentRow, Page, TurnRow
+from store.database import Database
+from store.file_kinds import HISTORY
+from store.opening import open_database
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    tmp_path.chmod(0o700)
+    path = tmp_path / "history.sqlite3"
+    with closing(open_database(path, upgrade_history, kind=HISTORY)) as database:
+        yield database
+
+
+def turn(number: int, request_id: str, *bodies: bytes) -> TurnRow:
+    return TurnRow(number, request_id, "m", "stop", 3, 2, 1, 5.0, bodies)
+
+
+def test_only_the_last_turn_of_that_request_is_replaced(database: Database) -> None:
+    agent = AgentRow("a", "session", b"{}", 1.0, 1.0)
+    first, last = turn(1, "r1", b"hello"), turn(2, "r2", b"and", b"so")
+    longer = turn(2, "r3", b"and", b"so on")
+
+    def write(row: TurnRow, request_id: str, session: str = "session") -> bool:
+        return database.submit(lambda c: agent_rows.replace(c, session, row, request_id)).result()
+
+    database.submit(lambda c: agent_rows.create(c, agent)).result()
+    for row in (first, last):
+        database.submit(lambda c, row=row: agent_rows.append(c, "session", row)).result()
+    assert not write(longer, "r1")
+    assert not write(turn(1, "r4", b"no"), "r1")
+    assert not write(longer, "r2", "another session")
+    assert database.read(lambda c: agent_rows.turns(c, "session", Page())) == [first, last]
+    assert write(longer, "r2")
+    assert not write(last, "r2")
+    assert database.read(lambda c: agent_rows.turns(c, "session", Page())) == [first, longer]
+    found = database.read(lambda c: agent_rows.get(c, "a"))
+    assert found is not None
+    assert (found.num_turns, found.num_bytes) == (2, len(b"helloandso on"))
