@@ -62,5 +62,5 @@ def hearth_of(tally: Tally, ignored: Sequence[str] = ()) -> HearthInfo:
         ),
         prompt=rewrites or UNSET,
         notes=tally.notes or UNSET,
-        ignored=list(ignored) or UNSET,
+        ignored=[*tally.ignored, *ignored] or UNSET,
     )

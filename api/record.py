@@ -24,6 +24,8 @@ class Tally:
     """From the submission to the first piece of the answer; None before it."""
     notes: list[str] = field(default_factory=list[str])
     """Machine-readable remarks on the answer, each once."""
+    ignored: list[str] = field(default_factory=list[str])
+    """What of the request had no effect."""
     _prompts: dict[int, Usage] = field(default_factory=dict[int, Usage])
 
     def add(self, finished: Finished) -> None:

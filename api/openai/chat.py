@@ -41,7 +41,7 @@ from api.openai.schemas import (
     ChunkChoice,
     Delta,
 )
-from api.openai.tools import is_older_form
+from api.openai.tools import is_older_form, unserved_tools
 from api.record import Tally
 from api.sse import EventStream, open_stream, whole
 from runtime.errors import HearthError
@@ -69,6 +69,7 @@ async def chat_completions(
     caller = asker_of(request)
     generate = chat_to_generate(data, frame.id, spec, gate.settings, caller)
     answer = gate.submit(request.scope, [generate])
+    answer.tally.ignored += unserved_tools(data)
     is_older = is_older_form(data)
     if data.stream:
         has_usage = data.stream_options is not None and bool(data.stream_options.include_usage)

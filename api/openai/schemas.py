@@ -57,7 +57,7 @@ class ChatMessage(Body):
 
 
 class ToolDefinition(Body):
-    """A tool. Types other than `function` are ignored."""
+    """A tool. Types other than `function` are ignored, and named in the answer."""
 
     type: str = "function"
     function: FunctionDefinition | None = None

@@ -26,6 +26,12 @@ def is_older_form(data: ChatRequest) -> bool:
     return bool(data.functions) and not data.tools
 
 
+def unserved_tools(data: ChatRequest) -> list[str]:
+    """The tools that the model is not shown, since only functions are served."""
+    tools = enumerate(data.tools or ())
+    return [f"tools[{i}]: {one.type[:64]}" for i, one in tools if one.type != "function"]
+
+
 def chosen_tools(data: ChatRequest) -> Chosen:
     """What `tools` and `tool_choice` mean, or `functions` and `function_call`.
 

@@ -30,6 +30,17 @@ LOOK: Any = {"name": "look", "parameters": {"type": "object"}}
 QUESTION: Any = [{"role": "user", "content": "What do you see?"}]
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_tool_of_a_kind_that_is_not_served_is_named_in_the_answer(
+    calm_client: OpenAI, is_streamed: bool
+) -> None:
+    tools: Any = [{"type": "function", "function": LOOK}, {"type": "custom", "custom": LOOK}]
+    body: Any = {"messages": QUESTION, "tools": tools, "max_tokens": 2, "stream": is_streamed}
+    answer: Any = calm_client.chat.completions.create(model="calm", **body)
+    last = list(answer)[-1] if is_streamed else answer
+    assert last.hearth["ignored"] == ["tools[1]: custom"]
+
+
 class Sum(BaseModel):
     total: Literal[42]
 
