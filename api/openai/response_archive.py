@@ -188,14 +188,20 @@ def _rows(
         ItemRow(msgspec.json.decode(raw, type=ItemHead).id or "", bytes(raw), is_output=True)
         for raw in resource.output
     ]
-    return row, [*(_given(item) for item in items), *made]
+    taken: set[str] = set()
+    return row, [*(_given(item, taken) for item in items), *made]
 
 
-def _given(item: Item) -> ItemRow:
-    """An item of the input in its full form: with an id and a type, a message's text as a part."""
+def _given(item: Item, taken: set[str]) -> ItemRow:
+    """An item of the input in its full form: with an id and a type, a message's text as a part.
+
+    Whoever sends an item twice gets two: pages of them are asked for by their ids.
+    """
     head = head_of(item)
     kind = head.type or "message"
-    item_id = head.id or f"{ID_KINDS.get(kind, 'item')}_{secrets.token_hex(16)}"
+    given_id = head.id if head.id not in taken else None
+    item_id = given_id or f"{ID_KINDS.get(kind, 'item')}_{secrets.token_hex(16)}"
+    taken.add(item_id)
     fields = decoded_at(item.raw, Raws, item.path)
     fields["type"], fields["id"] = _raw(kind), _raw(item_id)
     if kind in ID_KINDS and kind != "reasoning":

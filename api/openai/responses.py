@@ -157,7 +157,9 @@ async def list_input_items(
     stored = await responses.find(_mine(request, response_id))
     raws = stored.input if order == "asc" else stored.input[::-1]
     ids = [msgspec.json.decode(raw, type=ItemHead).id for raw in raws]
-    start = ids.index(after) + 1 if after in ids else 0
+    if after is not None and after not in ids:
+        refuse("after", f"is {after[:64]!r}, and no item of this response has that id.")
+    start = ids.index(after) + 1 if after is not None else 0
     page = ids[start : start + limit]
     return ItemList(
         data=raws[start : start + limit],

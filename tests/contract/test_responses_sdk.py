@@ -288,6 +288,17 @@ def test_input_items_come_in_pages(client: OpenAI, model: Path) -> None:
     assert newest["content"][0]["text"] == "three"
 
 
+def test_pages_of_items_that_were_sent_twice_come_to_an_end(client: OpenAI, model: Path) -> None:
+    again: Any = {"type": "message", "id": "msg_1", "role": "user", "content": "again"}
+    made = ask(client, model, "see", input=[again, again, again])
+    pages = client.responses.input_items.list(made.id, limit=1, order="asc")
+    ids = [item.to_dict()["id"] for item, _ in zip(pages, range(9), strict=False)]
+    assert (len(ids), len({*ids}), ids[0]) == (3, 3, "msg_1")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.input_items.list(made.id, after="msg_0")
+    assert caught.value.param == "after"
+
+
 def test_a_conversation_goes_on_from_a_stored_response(client: OpenAI, model: Path) -> None:
     first = ask(client, model, "let me see")
     second = ask(client, model, "see", input="And now?", previous_response_id=first.id)
