@@ -104,14 +104,31 @@ class Committer:
         lost = trail.leaf is not None and trail.leaf not in self._hot
         if lost or match.num_tokens > trail.num_kept:
             trail.leaf, trail.num_kept = match.run, match.num_tokens
+        if self._is_barred(trail, trail.leaf, trail.num_kept):
+            match = self._hot.tree.match_visible(
+                trail.token_ids[:end], trail.root, self._is_private
+            )
+            trail.leaf, trail.num_kept = match.run, match.num_tokens
         if self._ground.needs_state and trail.num_kept == end:
             self._branch_for_state(trail, end)
+
+    def _is_private(self, run: Run) -> bool:
+        """Who wanted it wants nothing of it on disk."""
+        return self._hot[run].ttl_s == 0
+
+    def _is_barred(self, trail: Trail, leaf: Run | None, end: int) -> bool:
+        """It is to be on disk, and cannot be there: it goes off in the midst of a private run."""
+        if self._writer is None or trail.ttl_s == 0:
+            return False
+        path = path_to(leaf, end)
+        return any(leave < run.end and self._is_private(run) for run, leave in path)
 
     def _branch_for_state(self, trail: Trail, end: int) -> None:
         """All tokens are kept, but no state of them: a run of the last token is to carry it."""
         tree = self._hot.tree
         run = tree.state(trail.token_ids, trail.block_hashes, end, trail.root)
-        if run is not None and run.end == end and self._is_enough(run, trail):
+        is_there = run is not None and run.end == end and not self._is_barred(trail, run, end)
+        if run is not None and is_there and self._is_enough(run, trail):
             trail.leaf = run
         elif trail.leaf is not None and end > 0:
             trail.num_kept = end - 1

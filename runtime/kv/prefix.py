@@ -8,7 +8,7 @@ before `start`, at any position of it. Runs hold complete blocks, and at their e
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -95,6 +95,12 @@ class PrefixTree:
         best = max(matches, key=lambda match: match.num_tokens)
         unread = (run for match in matches for run in match.unread if run.end > best.num_tokens)
         return best._replace(unread=tuple(dict.fromkeys(unread)))
+
+    def match_visible(
+        self, token_ids: Sequence[int], root: bytes, is_hidden: Callable[[Run], bool]
+    ) -> Match:
+        """The same token by token, past hidden runs of which the prompt does not say all."""
+        return self._follow(None, 0, token_ids, root, is_hidden)
 
     def state(
         self,
@@ -199,7 +205,12 @@ class PrefixTree:
         return found
 
     def _follow(
-        self, run: Run | None, position: int, token_ids: Sequence[int], root: bytes
+        self,
+        run: Run | None,
+        position: int,
+        token_ids: Sequence[int],
+        root: bytes,
+        is_hidden: Callable[[Run], bool] | None = None,
     ) -> Match:
         """Go on token by token, inside the run and into what hangs on it."""
         unread: list[Run] = []
@@ -218,6 +229,8 @@ class PrefixTree:
                     unread.append(child)
                     continue
                 count = num_common(child.token_ids, 0, token_ids, position)
+                if is_hidden is not None and count < child.num_tokens and is_hidden(child):
+                    continue
                 if count > num_best:
                     best, num_best = child, count
             if best is None:

@@ -1,5 +1,6 @@
 """The tiers over a real model and a real store: what is damaged, late, gone, private or doubled."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -249,10 +250,32 @@ def test_a_request_that_must_leave_nothing_on_disk_leaves_nothing(
 ):
     session = Session(dense, tmp_path)
     session.turn(FIRST, SAID, ttl_s=0.0)
-    # A sibling shares a part of the private run, which therefore may not be written for it.
-    session.turn([*FIRST[:50], *NEXT], SAID)
     assert reused(session.turn(FIRST, SAID, ttl_s=0.0))[:2] == (99, "hot")
+    session.turn([*FIRST[:50], *NEXT], SAID, ttl_s=0.0)
     assert session.publish() == []
+
+
+def test_who_begins_like_a_private_prompt_is_kept_and_the_private_rest_is_not(
+    model: LoadedModel, tmp_path: Path
+):
+    session = Session(model, tmp_path)
+    session.turn(FIRST, SAID, ttl_s=0.0)
+    own = [[*FIRST[:50], *NEXT], [*FIRST[:40], *ids(5, 60)]]
+    for prompt in (*own, own[0]):
+        session.turn(prompt, SAID)
+    known = session.publish()
+    said = {
+        tuple(job.token_ids[n : n + 2])
+        for job, _ in session.written
+        for n in range(len(job.token_ids))
+    }
+    assert not said & set(pairwise(FIRST[50:]))
+    assert sum(one.end - one.start for one in known if one.start < 40) < 2 * len(FIRST)
+    again = Session(model, tmp_path)
+    again.tiers.learn(known)
+    for prompt in own:
+        end = len(prompt) + len(SAID)
+        assert reused(check_right(again, [*prompt, *SAID, 7]))[:2] == (end, "warm")
 
 
 def test_who_says_all_of_a_private_prompt_may_keep_it(dense: LoadedModel, tmp_path: Path):
