@@ -16,7 +16,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine.interfaces import DBAPICursor
 
 from store.errors import StoreError
-from store.tables import Condemned, Conversation, Model, Slot
+from store.tables import Condemned, Conversation, Layout, Model, Slot
 from store.types import Candidate, SlotHeader, SlotPlace, SlotRow, Tier, TtlClass
 
 CHUNK = 500
@@ -232,11 +232,13 @@ def _children(connection: Connection, parents: Sequence[int]) -> list[int]:
 
 
 def _delete_leaf(connection: Connection, number: int) -> SlotPlace:
-    columns = select(Slot.name, Slot.tier, Slot.parent_id).where(Slot.id == number)
-    row = connection.execute(columns).one()
+    columns = select(Slot.name, Slot.tier, Slot.parent_id, Slot.layout_id)
+    row = connection.execute(columns.where(Slot.id == number)).one()
     shorten = update(Conversation).where(Conversation.leaf_id == number)
     connection.execute(shorten.values(leaf_id=row.parent_id))
     connection.execute(delete(Slot).where(Slot.id == number))
+    is_shared = select(Slot.id).where(Slot.layout_id == row.layout_id).exists()
+    connection.execute(delete(Layout).where(Layout.id == row.layout_id, ~is_shared))
     if row.parent_id is not None:
         leave = update(Slot).where(Slot.id == row.parent_id)
         connection.execute(leave.values(num_children=Slot.num_children - 1))

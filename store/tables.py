@@ -14,7 +14,7 @@ from store.types import Tier, TtlClass
 APPLICATION_ID = 0x48525448
 """What SQLite's header says of the file: `HRTH`."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -63,6 +63,7 @@ class Slot(Table):
         CheckConstraint('start >= 0 AND "end" >= start', name="slots_span"),
         Index("slots_by_parent", "parent_id"),
         Index("slots_by_end", "model_id", "end_hash"),
+        Index("slots_by_layout", "layout_id"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -89,7 +90,10 @@ class Slot(Table):
 
 
 class Layout(Table):
-    """The distinct texts of `SlotHeader.layout`: thousands of slots share one."""
+    """The distinct texts of `SlotHeader.layout`, for as long as a slot has them.
+
+    Thousands of slots share one; with states of layers that tell where they stand few do.
+    """
 
     __tablename__ = "layouts"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sqlalchemy import select
 
 from runtime.kv.eviction import choose
 from store import pins
@@ -16,6 +17,7 @@ from store.database import Database
 from store.errors import StoreError
 from store.index import SlotIndex
 from store.records import Records, day_of
+from store.tables import Layout
 from store.types import (
     HIT_HALF_LIFE_S,
     ConversationRow,
@@ -53,6 +55,11 @@ def left(index: SlotIndex) -> set[str]:
     return {place.id for place in index.places()}
 
 
+def layouts(database: Database) -> list[str]:
+    texts = select(Layout.text)
+    return list(database.read(lambda connection: connection.execute(texts).scalars()))
+
+
 def test_what_is_inserted_comes_back_with_blocks_and_children_counted(index: SlotIndex):
     rows = chain(1, 2, 3)
     assert index.insert(rows).result() == 3
@@ -62,6 +69,15 @@ def test_what_is_inserted_comes_back_with_blocks_and_children_counted(index: Slo
     assert index.all_slots() == expected
     assert index.slots_of(b"other") == []
     assert index.totals() == [TierTotal(MODEL, "warm", 3, 1536, 3 * 4096)]
+
+
+def test_a_layout_goes_with_the_last_slot_that_has_it(database: Database, index: SlotIndex):
+    own = row(4, layout='{"offset":512}')
+    index.insert([*chain(1, 2), own]).result()
+    index.drop([own.header.id, slot_id(2)]).result()
+    assert layouts(database) == ['{"layers":1}']
+    index.drop([slot_id(1)]).result()
+    assert layouts(database) == []
 
 
 def test_a_child_without_its_parent_is_refused_with_its_whole_group(index: SlotIndex):
