@@ -130,8 +130,15 @@ async def unless_left(receive: Receive, awaitable: Awaitable[T]) -> T:
             return work.result()
         raise ClientLeft
     finally:
-        work.cancel()
-        departure.cancel()
+        for task in (work, departure):
+            task.cancel()
+            task.add_done_callback(unheard)
+
+
+def unheard(task: asyncio.Future[Any]) -> None:
+    """Of a task that may be left: how it went nobody asks, which is no "never retrieved"."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _departure(receive: Receive) -> None:

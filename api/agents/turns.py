@@ -13,6 +13,7 @@ from typing import NamedTuple
 from api.agents.lanes import Lanes
 from api.answer import Answer
 from api.draft import Draft
+from api.sse import unheard
 from runtime.errors import HearthError, Overloaded
 from runtime.types import CacheUse, Chunk, GenerateRequest, Message
 from store.agent_rows import TurnRow
@@ -91,7 +92,7 @@ class AgentTurn:
             raise self._error
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
-            self._starting.add_done_callback(_notice)
+            self._starting.add_done_callback(unheard)
         try:
             await asyncio.shield(self._starting)
         except HearthError as error:
@@ -153,11 +154,5 @@ class AgentTurn:
         if self._keeping is None:
             keeping = self._steps.keep(self.plan, self.draft)
             self._keeping = asyncio.create_task(keeping)
-            self._keeping.add_done_callback(_notice)
+            self._keeping.add_done_callback(unheard)
             await asyncio.shield(self._keeping)
-
-
-def _notice(task: asyncio.Task[None]) -> None:
-    """A client that left never asks how it went; that is no "never retrieved"."""
-    if not task.cancelled():
-        task.exception()
