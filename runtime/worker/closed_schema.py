@@ -7,6 +7,12 @@ from typing import cast
 
 _Schema = Mapping[str, object]
 _BY_NAME = ("properties", "$defs", "definitions")
+# Their values are what a text is compared with, and no schemas.
+_DATA = frozenset({"enum", "const", "default", "examples", "example"})
+_FORMATS = frozenset(
+    "date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split()
+)
+"""Those that llguidance knows."""
 _ALONE = ("items", "additionalProperties")
 # A schema of several parts that each know some members only is left as it is.
 _OPEN = frozenset({"additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"})
@@ -47,3 +53,29 @@ def _has_parts(schema: object) -> bool:
     known = cast("_Schema", schema)
     is_shared = "properties" in known and bool(known.keys() & {"anyOf", "oneOf", "$ref"})
     return "allOf" in known or is_shared or any(_has_parts(one) for one in known.values())
+
+
+def asserted(schema: object) -> object:
+    """The schema without what asserts nothing: formats that nobody here knows, which JSON Schema
+    has pass for remarks, and `uniqueItems: false`.
+    """
+    if isinstance(schema, list):
+        return [asserted(one) for one in cast("list[object]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in cast("_Schema", schema).items() if _asserts(key, value)}
+    return {key: _asserted_at(key, value) for key, value in kept.items()}
+
+
+def _asserts(key: str, value: object) -> bool:
+    if key == "format" and isinstance(value, str):
+        return value in _FORMATS
+    return key != "uniqueItems" or value is not False
+
+
+def _asserted_at(key: str, value: object) -> object:
+    if key in _DATA:
+        return value
+    if key not in (*_BY_NAME, "patternProperties") or not isinstance(value, dict):
+        return asserted(cast("object", value))
+    return {name: asserted(one) for name, one in cast("_Schema", value).items()}

@@ -17,10 +17,12 @@ from llguidance import LLMatcher, LLTokenizer
 
 from runtime.errors import InvalidRequest
 from runtime.types import Constraint
-from runtime.worker.closed_schema import closed
+from runtime.worker.closed_schema import asserted, closed
 
 _MAX_KEPT = 128
 _MAX_BYTES = 1 << 20
+_PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
+_LISTING = re.compile(r"\n\s*\d+ \| ")
 # JSON on one line: with blanks wherever JSON allows them small models write nothing else.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
@@ -103,7 +105,7 @@ class Grammars:
             self._vocabulary = self._new_vocabulary(field)
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
         if matcher.is_error():
-            reason = matcher.get_error().strip().splitlines()[0][:500].rstrip(".")
+            reason = _reason(matcher.get_error())
             raise InvalidRequest(f"{field} cannot be enforced: {reason}.", field)
         return matcher
 
@@ -119,10 +121,15 @@ class Grammars:
             raise InvalidRequest(message, field) from error
 
 
+def _reason(error: str) -> str:
+    """Why a grammar is none, on one line, without where in ours that is: nobody wrote that."""
+    said = _LISTING.split(_PLACE.sub("", error.strip()), maxsplit=1)[0]
+    return " ".join(said.split())[:500].rstrip(".")
+
+
 def json_rule(schema: object) -> str:
     """Lark for a JSON value of this schema, on one line."""
-    if schema is True:
-        schema = {}
+    schema = asserted({} if schema is True else schema)
     if not isinstance(schema, dict):
         return f"%json {json.dumps({'anyOf': [schema]})}"
     return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS}, ensure_ascii=False)
