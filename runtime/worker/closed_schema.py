@@ -76,6 +76,7 @@ def _asserts(key: str, value: object) -> bool:
 def _asserted_at(key: str, value: object) -> object:
     if key in _DATA:
         return value
-    if key not in (*_BY_NAME, "patternProperties") or not isinstance(value, dict):
-        return asserted(cast("object", value))
-    return {name: asserted(one) for name, one in cast("_Schema", value).items()}
+    named = value if key in (*_BY_NAME, "patternProperties") else None
+    if isinstance(named, dict):
+        return {name: asserted(one) for name, one in cast("_Schema", named).items()}
+    return asserted(value)
