@@ -9,6 +9,7 @@ import time
 import structlog
 
 from runtime.child import Child
+from runtime.crashes import split_stacks
 from runtime.stopping import MARGIN_S, flush_budget_s, term_grace_s
 from runtime.wire import Flushed, Flushing, Stop
 from runtime.worker_clock import WorkerClock
@@ -63,14 +64,21 @@ class Ending:
 
         One that is silent is not waited for. While threads leave, their stacks cannot be told.
         """
-        self._child.signal(signal.SIGUSR1)
-        self._child.signal(signal.SIGCONT)
         try:
-            await asyncio.sleep(_STACKS_S)
+            await self._hear_stacks()
         finally:
             self._child.close()
         if not await self._child.wait(0.0 if is_silent else min(_SOFT_S, self._stop_timeout_s)):
             await self.finish()
+
+    async def _hear_stacks(self) -> None:
+        """By the second signal it tells them whatever it does; the first is safer."""
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            self._child.signal(number)
+            self._child.signal(signal.SIGCONT)
+            await asyncio.sleep(_STACKS_S)
+            if split_stacks(self._child.output)[0]:
+                return
 
     async def finish(self) -> None:
         """SIGTERM, and after its grace SIGKILL."""

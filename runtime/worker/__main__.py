@@ -53,6 +53,7 @@ from runtime.worker.lead import Team
 from runtime.worker.leaving import Deadline, flush
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
+from runtime.worker.stacks import print_stacks_when_asked
 from runtime.worker.taint import EngineTainted
 from runtime.worker.template import Template
 from runtime.worker.turns import TurnStore, open_turns
@@ -350,7 +351,7 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the server")
     arguments = parser.parse_args()
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    print_stacks_when_asked()
     # The terminal's Ctrl-C is the server's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=arguments.fd)
