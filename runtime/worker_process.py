@@ -52,7 +52,8 @@ State = Literal["starting", "loading", "warming", "ready", "flushing", "stopping
 """`stopped`: nothing more comes of it. The process may still have to be ended; see `gone()`."""
 
 _log = structlog.get_logger("hearth.worker")
-_REAP_S = 0.03
+_REAP_S = 1.0
+"""What a process may take from its last word to its exit status, on a machine that is busy."""
 _ALIVE = frozenset({"starting", "loading", "warming", "ready"})
 
 
@@ -260,7 +261,7 @@ class WorkerProcess:
         self._kv.open(child.send)
 
     async def _bury(self) -> None:
-        """Fail what is open, with the cause of death when the kernel tells it at once."""
+        """Fail what is open, with the cause of death when the kernel tells it in time."""
         assert self._child is not None
         assert self._ending is not None
         await self._child.wait(_REAP_S)
