@@ -370,9 +370,11 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.Captu
 
 def test_progress_is_a_bar_on_a_terminal(server: RunningServer):
     ours, theirs = pty.openpty()
+    terminal = {"TERM": "xterm", "COLUMNS": "80"}
+    where = {"HEARTH_HOME": str(server.home), "HEARTH_PORT": str(server.port)}
     with subprocess.Popen(
         [sys.executable, "-m", "api", "cache", "verify", "--json"],
-        env=environment({"HEARTH_HOME": str(server.home), "HEARTH_PORT": str(server.port)}),
+        env=environment(where | terminal),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=theirs,
