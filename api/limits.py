@@ -109,7 +109,8 @@ def narrowed(request: GenerateRequest, limits: RouteLimits) -> GenerateRequest:
     if not isinstance(limits, GenerateLimits):
         return request
     if (most := limits.output_tokens) is not None:
-        max_tokens = min(request.max_tokens or most, most)
+        wanted = request.max_tokens
+        max_tokens = most if wanted is None else min(wanted, most)
         request = msgspec.structs.replace(request, max_tokens=max_tokens)
     if limits.time_s is not None:
         deadline_s = min(request.deadline_s, limits.time_s)

@@ -101,12 +101,12 @@ def test_what_holds_for_all_routes_holds_for_each(tmp_path: Path):
 
 def test_a_request_is_cut_down_to_what_its_route_may_ask():
     limits = GenerateLimits(prompt_tokens=9, output_tokens=5, time_s=3)
-    for wanted in (None, 6):
+    for wanted, granted in ((None, 5), (6, 5), (4, 4), (0, 0)):
         asked = narrowed(
             GenerateRequest(request_id="a", model="m", prompt=REQUEST.prompt, max_tokens=wanted),
             limits,
         )
-        assert (asked.max_prompt_tokens, asked.max_tokens, asked.deadline_s) == (9, 5, 3)
+        assert (asked.max_prompt_tokens, asked.max_tokens, asked.deadline_s) == (9, granted, 3)
     assert narrowed(REQUEST, GenerateLimits()) == REQUEST
     assert narrowed(REQUEST, PromptLimits(prompt_tokens=9)).max_prompt_tokens == 9
     assert narrowed(REQUEST, ReadLimits()) == REQUEST
