@@ -66,7 +66,7 @@ class KvStore:
         self._tiers: tuple[TierFigure, ...] = ()
         self.publisher = Publisher(self._life, self._channels, self._on_published)
         self._promotions = Promotions(self._life, self._tell)
-        self._used: dict[str, None] = {}
+        self._used: dict[str, float] = {}
         self._toucher: asyncio.Task[None] | None = None
         self._made_room_s = -_MAKE_ROOM_S
         self._capper: asyncio.Task[None] | None = None
@@ -255,8 +255,9 @@ class KvStore:
         match event:
             case SlotStaged():
                 self.publisher.hear(channel, event)
-            case SlotsUsed(ids=ids):
-                self._used |= dict.fromkeys(ids)
+            case SlotsUsed(ids=ids, longer=longer):
+                for one in ids:
+                    self._used[one] = max(self._used.get(one, 0.0), longer.get(one, 0.0))
                 if self._toucher is None or self._toucher.done():
                     self._toucher = self._life.spawn(self._touch())
             case SlotBad():
@@ -311,8 +312,8 @@ class KvStore:
 
     async def _touch(self) -> None:
         await self._life.pause(_TOUCH_S)
-        used, self._used = list(self._used), {}
-        await self._life.attempt(lambda store: store.touch(used))
+        used, self._used = self._used, {}
+        await self._life.attempt(lambda store: store.touch(list(used), used))
 
     async def _drop_bad(self, channel: KvChannel, bad: SlotBad) -> None:
         """A file that is not as it should be goes; who reads a missing one waits to hear of it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
@@ -256,9 +256,9 @@ class OpenStore:
         """What stands for a session id in this store."""
         return conversation_key(self.secret, session_id)
 
-    def touch(self, ids: Sequence[str]) -> None:
-        """Requests reused these slots. Raises StoreError."""
-        self.index.touch(ids, self.clock().wall_s).result()
+    def touch(self, ids: Sequence[str], lives_s: Mapping[str, float] | None = None) -> None:
+        """Requests reused these slots, which are to live for so long. Raises StoreError."""
+        self.index.touch(ids, self.clock().wall_s, lives_s).result()
 
     def drop_bad(self, slot_id: str) -> tuple[str, ...]:
         """Forget a slot that cannot be read, and what continues it; its file is kept for a day.

@@ -256,9 +256,10 @@ class SlotBad(Struct, frozen=True, tag="bad"):
 
 
 class SlotsUsed(Struct, frozen=True, tag="used"):
-    """A request reused these slots."""
+    """A request reused these slots; those in `longer` it wants to live for so many seconds."""
 
     ids: tuple[str, ...]
+    longer: dict[str, float] = msgspec.field(default_factory=dict[str, float])
 
 
 class SlotsWanted(Struct, frozen=True, tag="wanted"):

@@ -5,7 +5,7 @@ What changes it returns a future of the writer; what only reads runs in the call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 from sqlalchemy import Connection, delete, func, literal, select, update
@@ -31,6 +31,7 @@ from store.types import (
     SlotRow,
     Tier,
     TierTotal,
+    class_of,
     decayed_hits,
 )
 
@@ -59,9 +60,15 @@ class SlotIndex:
         """
         return self._database.submit(lambda connection: _replace(connection, merged, old))
 
-    def touch(self, ids: Sequence[str], now_s: float) -> Future[None]:
-        """Count a hit for each slot at wall time `now_s`, in seconds; unknown ids are ignored."""
-        return self._database.submit(lambda connection: _touch(connection, ids, now_s))
+    def touch(
+        self, ids: Sequence[str], now_s: float, lives_s: Mapping[str, float] | None = None
+    ) -> Future[None]:
+        """Count a hit for each slot at wall time `now_s`, in seconds; unknown ids are ignored.
+
+        From then on they live unused for `lives_s` at least.
+        """
+        lives_s = lives_s or {}
+        return self._database.submit(lambda connection: _touch(connection, ids, now_s, lives_s))
 
     def drop(self, ids: Sequence[str]) -> Future[tuple[SlotPlace, ...]]:
         """Forget slots and everything that continues them, pinned or not, children first.
@@ -159,13 +166,20 @@ def _replace(
     return slot_rows.delete_subtrees(connection, old)
 
 
-def _touch(connection: Connection, ids: Sequence[str], now_s: float) -> None:
+def _touch(
+    connection: Connection, ids: Sequence[str], now_s: float, lives_s: Mapping[str, float]
+) -> None:
     for some in slot_rows.chunks(ids):
-        columns = select(Slot.id, Slot.last_used_s, Slot.hits).where(Slot.name.in_(some))
-        for number, last_used_s, hits in connection.execute(columns).all():
+        columns = select(Slot.id, Slot.name, Slot.last_used_s, Slot.hits)
+        for number, name, last_used_s, hits in connection.execute(
+            columns.where(Slot.name.in_(some))
+        ).all():
             hit = update(Slot).where(Slot.id == number)
             counted = decayed_hits(hits, now_s - last_used_s) + 1.0
             connection.execute(hit.values(last_used_s=now_s, hits=counted))
+            if life_s := lives_s.get(name):
+                is_longer = hit.where(Slot.ttl_s < life_s)
+                connection.execute(is_longer.values(ttl_s=life_s, ttl_class=class_of(life_s)))
 
 
 def _forget(connection: Connection, places: Sequence[SlotPlace]) -> None:

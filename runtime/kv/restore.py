@@ -254,7 +254,7 @@ class Restorer:
         self._ground.counts.vlm_retreat += found.is_retreat
         if found.num_tokens:
             self._assemble(kv, found, len(trail.token_ids) - found.num_tokens)
-            self._mark_used(found, trail.session_id)
+            self._mark_used(found, trail)
         reason, at = self._why_no_more(trail, found)
         restore_s = time.perf_counter() - start_s if found.num_tokens else 0.0
         trail.use = CacheUse(
@@ -300,13 +300,22 @@ class Restorer:
             pieces.append((held, end - run.start))
         self._ground.parts.assemble(kv, pieces, num_room)
 
-    def _mark_used(self, found: Found, session_id: str | None) -> None:
-        for run, _ in found.path:
+    def _mark_used(self, found: Found, trail: Trail) -> None:
+        saved: list[str] = []
+        longer: dict[str, float] = {}
+        for run, end in found.path:
             self._hot.use(run)
-            self._hot[run].sessions.add(session_id)
-        saved = tuple(self._hot[run].id for run, _ in found.path if self._hot[run].is_saved)
+            held = self._hot[run]
+            held.sessions.add(trail.session_id)
+            if not held.is_saved:
+                continue
+            saved.append(held.id)
+            wished_class, wished_s = trail.worth(end)
+            if held.ttl_s is not None and wished_s is not None and wished_s > held.ttl_s:
+                held.ttl_class, held.ttl_s = wished_class, wished_s
+                longer[held.id] = wished_s
         if saved:
-            self._report(SlotsUsed(ids=saved))
+            self._report(SlotsUsed(ids=tuple(saved), longer=longer))
 
     def _why_no_more(self, trail: Trail, found: Found) -> tuple[MissReason | None, int]:
         at = found.num_tokens

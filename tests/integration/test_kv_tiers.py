@@ -278,6 +278,24 @@ def test_who_begins_like_a_private_prompt_is_kept_and_the_private_rest_is_not(
         assert reused(check_right(again, [*prompt, *SAID, 7]))[:2] == (end, "warm")
 
 
+def test_who_wants_it_for_longer_than_the_first_one_is_heard(dense: LoadedModel, tmp_path: Path):
+    session = Session(dense, tmp_path)
+    session.turn(FIRST, SAID, ttl_s=5.0, ttl_class="short")
+    known = session.publish()
+    again = Session(dense, tmp_path)
+    again.tiers.learn(known)
+    prompt, answer = (one.id for one in known)
+    for ttl_s, longer in (
+        (1.0, {}),
+        (60.0, {prompt: 60.0, answer: 60.0}),
+        (60.0, {}),
+        (None, {prompt: 86_400.0, answer: 86_400.0}),
+    ):
+        wish = {} if ttl_s is None else {"ttl_s": ttl_s, "ttl_class": "short"}
+        again.take_up(again.trail(TURN_2, **wish))
+        assert again.reports.pop() == SlotsUsed(ids=(prompt, answer), longer=longer)
+
+
 def test_who_says_all_of_a_private_prompt_may_keep_it(dense: LoadedModel, tmp_path: Path):
     session = Session(dense, tmp_path)
     session.turn(FIRST, SAID, ttl_s=0.0)

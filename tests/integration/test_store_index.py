@@ -105,6 +105,17 @@ def test_hits_decay_between_uses(index: SlotIndex):
     assert (second.hits, second.last_used_s) == (0.0, NOW_S)
 
 
+def test_a_use_makes_a_life_longer_and_never_shorter(index: SlotIndex):
+    short, pinned = row(1, ttl_s=5.0, ttl_class="short"), row(2, ttl_s=None, ttl_class="pinned")
+    index.insert([short, pinned]).result()
+    for life_s in (86_400.0, 60.0):
+        index.touch(ids(1, 2), NOW_S, {slot_id(1): life_s, slot_id(2): life_s}).result()
+    assert [(one.header.ttl_s, one.header.ttl_class) for one in index.all_slots()] == [
+        (86_400.0, "long"),
+        (None, "pinned"),
+    ]
+
+
 def test_dropping_takes_the_subtree_children_first_and_condemns_the_files(index: SlotIndex):
     rows = chain(1, 2, 3)
     index.insert([*rows, row(4, rows[0].header), row(5)]).result()
