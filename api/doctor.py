@@ -20,6 +20,7 @@ from api.cli import service
 from api.cli.configuration import check
 from api.cli.connection import NoServer, ServerLink
 from api.cli.models import Readiness
+from api.cli.quiet import log_errors_only
 from api.cli.views import show, size
 from api.findings import Finding
 from runtime.blas import INSTALL_HINT, find_blas
@@ -51,7 +52,7 @@ def examine(settings: Settings, config: Path | None = None) -> Iterator[Finding]
     yield _vision()
     yield _blas(settings.cpu_blas)
     yield _sqlite()
-    yield _config(settings)
+    yield from _config(settings)
     yield from doctor_disk.findings(settings)
     yield _memory(settings)
     yield from _ranks(settings)
@@ -62,6 +63,7 @@ def examine(settings: Settings, config: Path | None = None) -> Iterator[Finding]
 
 def run(settings: Settings, arguments: argparse.Namespace) -> int:
     """Print the findings; the exit code is 1 when one of them has a remedy."""
+    log_errors_only()
     findings = list(examine(settings, arguments.config))
     if (trouble := vars(arguments).get("config_trouble")) is not None:
         remedy = "correct it; what follows was looked at with the default settings"
@@ -128,12 +130,17 @@ def _sqlite() -> Finding:
     return Finding("SQLite", fact)
 
 
-def _config(settings: Settings) -> Finding:
+def _config(settings: Settings) -> Iterator[Finding]:
+    """Of the hub's cache only what the settings name: more than models for Hearth lies there."""
     try:
-        num_models = check(settings)
+        found = check(settings)
     except HearthError as error:
-        return Finding("Settings", error.message, "correct hearth.toml, HEARTH_… or the flag")
-    return Finding("Settings", f"can be used; models that can be named: {num_models}")
+        yield Finding("Settings", error.message, "correct hearth.toml, HEARTH_… or the flag")
+        return
+    yield Finding("Settings", f"can be used; models that can be named: {found.num_models}")
+    for name, reason in found.left_out.items():
+        if "/" not in name or name in settings.models:
+            yield Finding(f"Model {name}", f"is left out: {reason}", "correct it, or take it out")
 
 
 def _memory(settings: Settings) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -82,6 +82,11 @@ class Catalog:
             nearest = self._nearest(name[:_MAX_NAME_CHARACTERS])
             raise UnknownModel(shown, nearest, self._left_out.get(name))
         return spec
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """What cannot be used, and why: models, aliases, `models_dir`."""
+        return self._left_out
 
     def refresh(self) -> None:
         """Look at the disk again. What cannot be used is left out, with one warning."""

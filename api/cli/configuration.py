@@ -14,25 +14,33 @@ _SECRET = frozenset({"api_keys", "admin_key"})
 
 
 class CheckView(msgspec.Struct):
-    """What `hearth config check --json` prints of settings that can be used."""
+    """What `hearth config check --json` prints of settings that can be used.
+
+    `left_out` says why models, aliases or `models_dir` are of no use.
+    """
 
     num_models: int
+    left_out: dict[str, str]
 
 
 def config(settings: Settings, arguments: argparse.Namespace) -> int:
     """Print the settings that are in force, or whether a server would take them."""
     if arguments.action == "check":
-        found = CheckView(num_models=check(settings))
+        from api.cli.quiet import log_errors_only  # noqa: PLC0415 - as below
+
+        log_errors_only()
+        found = check(settings)
         text = f"the settings can be used; models that can be named: {found.num_models}"
-        return show(found, text, as_json=arguments.as_json)
+        left_out = [f"left out: {name}: {reason}" for name, reason in found.left_out.items()]
+        return show(found, "\n".join([text, *left_out]), as_json=arguments.as_json)
     plain: dict[str, object] = msgspec.to_builtins(settings, builtin_types=(), enc_hook=str)
     shown = {key: "…" if key in _SECRET and value else value for key, value in plain.items()}
     rows = [(key, msgspec.json.encode(value).decode()) for key, value in shown.items()]
     return show(shown, aligned([("KEY", "VALUE"), *rows]), as_json=arguments.as_json)
 
 
-def check(settings: Settings) -> int:
-    """What `build_house` would find, without building anything: how many models can be named.
+def check(settings: Settings) -> CheckView:
+    """What `build_house` would find, without building anything: the models that can be named.
 
     Raises:
         SettingsError: a server would not start with them.
@@ -49,4 +57,4 @@ def check(settings: Settings) -> int:
             catalog.resolve(name)
         except UnknownModel as error:
             raise SettingsError(error.message) from error
-    return len(catalog.models())
+    return CheckView(len(catalog.models()), dict(catalog.left_out))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from store.file_kinds import HISTORY
-from tests.running_server import ROOT, environment, free_port
+from tests.running_server import ROOT, environment, free_port, hearth
 
 
 def examined(
@@ -135,3 +135,18 @@ def test_a_read_only_home_is_a_finding(home: Path):
     home.chmod(0o500)
     _, found = examined(home)
     assert "cannot be written" in found["Home"]["fact"]
+
+
+def test_models_that_cannot_be_used_are_named(home: Path):
+    broken = home / "models" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "config.json").write_text("{")
+    (home / "hearth.toml").write_text('models_dir = "models"\n[models.gone]\npath = "/nowhere"\n')
+    code, found = examined(home)
+    assert code == 1
+    assert remedies(found) == {"Model broken", "Model gone"}
+    assert "config.json" in found["Model broken"]["fact"]
+    done = hearth("config", "check", "--json", HEARTH_HOME=str(home))
+    assert json.loads(done.stdout)["left_out"].keys() == {"broken", "gone"}
+    (home / "hearth.toml").write_text('models_dir = "elsewhere"\n')
+    assert remedies(examined(home)[1]) == {"Model models_dir"}
