@@ -291,9 +291,12 @@ def is_known(server: RunningServer, session: str) -> bool:
     return done.returncode == 0 and json.loads(done.stdout)["conversation"]["is_durable"]
 
 
-def test_garbage_is_collected_and_everything_verified_with_signs_of_progress(
+async def test_garbage_is_collected_and_everything_verified_with_signs_of_progress(
     server: RunningServer,
 ):
+    body = {"messages": [{"role": "user", "content": "a kettle to keep"}], "max_tokens": 4}
+    assert server.post(CHAT, body | {"session_id": "verified"}).status_code == 200
+    await until(lambda: is_known(server, "verified"), "it is on disk")
     done = hearth(server.home, server.port, "cache", "gc", "--json")
     wanted = {"num_dropped", "num_demoted", "num_merged", "freed_bytes"}
     assert json.loads(done.stdout).keys() == wanted
