@@ -259,7 +259,8 @@ async def spawn(supervisor: Supervisor, generation: Generation) -> None:
 
 
 async def load(supervisor: Supervisor, generation: Generation) -> None:
-    await until(lambda: worker_of(supervisor).state == "loading", "loading")
+    # It may be over already when this looks: the model is small.
+    await until(lambda: worker_of(supervisor).state in ("loading", "warming", "ready"), "loading")
 
 
 async def prefill(supervisor: Supervisor, generation: Generation) -> None:

@@ -1,6 +1,7 @@
 """Sampling by exact values: what stays possible after every filter, and who is drawn."""
 
 import time
+from itertools import pairwise
 from math import inf, log
 from typing import cast
 
@@ -123,10 +124,13 @@ def test_seeded_draws_depend_on_seed_choice_and_number_alone():
 
 
 def test_new_values_of_a_filter_cost_no_compilation():
-    start = time.monotonic()
+    starts_s = [time.monotonic()]
     for number in range(10):
-        drawn(SamplingParams(top_p=0.5 + start % 0.1 + number / 100, min_p=start % 0.1 + 0.001))
-    assert time.monotonic() - start < 1.0  # compiled, each takes about half a second
+        new = starts_s[0] % 0.1 + number / 100
+        drawn(SamplingParams(top_p=0.5 + new, min_p=new + 0.001))
+        starts_s.append(time.monotonic())
+    # Compiled, each takes about half a second; a machine that is busy does not hold up all.
+    assert min(end - start for start, end in pairwise(starts_s)) < 0.1
 
 
 def test_a_bias_is_added():
