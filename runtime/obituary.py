@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from runtime.child import Child
@@ -95,6 +96,11 @@ class Obituary:
 
     def lost(self, error: WorkerError, pulse: Pulse, num_running: int) -> None:
         """It was lost, for this reason, with so many generations at work."""
+        beat, memory = pulse.last, self._memory
+        if beat is not None:
+            memory = msgspec.structs.replace(
+                memory, active=beat.active_bytes, cache=beat.cache_bytes, peak=self.peak_bytes
+            )
         self._lost = CrashRecord(
             id=new_id(),
             at_s=time.time(),
@@ -103,9 +109,9 @@ class Obituary:
             code=error.code,
             message=error.message,
             phase=pulse.phase,
-            step=pulse.last.step if pulse.last is not None else 0,
+            step=beat.step if beat is not None else 0,
             num_running=num_running,
-            memory=self._memory,
+            memory=memory,
         )
 
     async def keep(self, child: Child) -> None:
