@@ -19,8 +19,11 @@ from typing import BinaryIO, Protocol, cast
 from runtime.ranks import KvForm
 from store.types import FileStamp
 
-NUMERICS_EPOCH = 1
-"""Goes up when the same weights and tokens give other KV than before."""
+NUMERICS_EPOCH = 2
+"""Goes up when the same weights and tokens give other KV than before, or what was kept may be wrong.
+
+2: slots could hold room in place of the last token of a prompt that was only prefilled.
+"""
 
 AT_REST = "live dtype, lossless"
 HASH_BYTES = 32

@@ -1,6 +1,7 @@
 """Plain reads of files, for what Hearth reads to be compared with."""
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ def read(paths: Sequence[Path], *, keeps: bool = False, buffer_bytes: int = 1 <<
 
 def forget_pages(paths: Sequence[Path]) -> None:
     """Have the system read these files from the disk when they are read next, where it can."""
-    if not hasattr(os, "posix_fadvise"):
+    if sys.platform == "darwin":
         return
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
