@@ -12,7 +12,7 @@ import pytest
 
 from tests.contract.restarted import BETWEEN, BOUNDARIES, CASES, END, POSITIONS
 
-TIMEOUT_S = 110
+TIMEOUT_S = 280
 NEEDS_STATE = {
     "gemma3_text",
     "gemma3_text in 8 bits",

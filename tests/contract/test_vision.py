@@ -43,7 +43,7 @@ from tests.contract.seen_again import (
 from tests.tiny_models import write_model
 from tests.tiny_vlms import VISION_FAMILIES, encoded, picture, write_vlm
 
-TIMEOUT_S = 110
+TIMEOUT_S = 280
 NEEDS_STATE = {"qwen3_5", "qwen3_5_moe", "gemma3", "gemma4"}
 KEEPS_STATE = {*NEEDS_STATE, "aya_vision", "lfm2_vl", "llama4"}
 LIVE = WAYS[:2]

@@ -29,7 +29,7 @@ from tests.layer_samples import through_a_file as stored
 
 upstream: Any = pytest.importorskip("mlx_vlm.models.cache")
 
-TIMEOUT_S = 60
+TIMEOUT_S = 280
 BATCHED = ("kv", "list of kv", "rotating", "arrays", "list of both", "pooling")
 
 
