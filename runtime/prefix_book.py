@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import structlog
@@ -37,6 +37,10 @@ class PrefixBook:
 
     def get(self, model: str, name: str) -> Prefix | None:
         return self._models.get(model, {}).get(name)
+
+    def names(self, model: str) -> Iterable[str]:
+        """Of all that is known of a model."""
+        return self._models.get(model, {}).keys()
 
     def learned(self, model: str, now_s: float) -> list[Prefix]:
         """Those that are worth being warm, the most worth first."""

@@ -25,7 +25,7 @@ from runtime.prefix_book import PrefixBook
 from runtime.prefixes import KEEP_ALIVE_SHARE, warming_of
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
-from runtime.types import CacheTier, Failed, Finished, GenerateRequest, Usage
+from runtime.types import CacheTier, ChatPrompt, Failed, Finished, GenerateRequest, Usage
 
 Source = Literal["config", "request", "learned", "kept"]
 State = Literal["waiting", "queued", "running", "completed", "failed", "cancelled"]
@@ -37,7 +37,11 @@ _PERIOD_S = 240.0
 _MIN_PERIOD_S = 1.0
 
 _MAX_REMEMBERED = 512
+_MAX_WAIT_S = 86_400.0
+"""So long a prompt waits for its model to be loaded."""
+
 _OPEN = frozenset({"waiting", "queued", "running"})
+_NO_PROMPT = ChatPrompt(())
 _log = structlog.stdlib.get_logger("hearth.prewarm")
 
 
@@ -47,6 +51,7 @@ class Warming(msgspec.Struct, eq=False):
     id: str
     source: Source
     request: GenerateRequest
+    since_s: float
     state: State = "queued"
     num_tokens: int | None = None
     num_cached_tokens: int | None = None
@@ -59,6 +64,11 @@ class Warming(msgspec.Struct, eq=False):
     @property
     def model(self) -> str:
         return self.request.model
+
+    def end(self, state: State) -> None:
+        """It is remembered without its prompt, which may be long."""
+        self.state = state
+        self.request = msgspec.structs.replace(self.request, prompt=_NO_PROMPT)
 
 
 class Prewarm:
@@ -73,6 +83,7 @@ class Prewarm:
         supervisor: Supervisor,
         kv: KvStore,
         pinned: Callable[[str], Sequence[GenerateRequest]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts: Counter[tuple[Outcome, Source]] = Counter()
         self.tokens: Counter[Source] = Counter()
@@ -81,6 +92,7 @@ class Prewarm:
         self._supervisor = supervisor
         self._kv = kv
         self._pinned = pinned
+        self._clock = clock
         self._book = PrefixBook(settings, kv)
         self._known: OrderedDict[str, Warming] = OrderedDict()
         self._queue: deque[Warming] = deque()
@@ -120,7 +132,8 @@ class Prewarm:
             RequestRejected: the model cannot be loaded now.
         """
         limit = self._settings.max_queue
-        num_open = sum(one.state in _OPEN for one in self._known.values())
+        asked = (one for one in self._known.values() if one.source == "request")
+        num_open = sum(one.state in _OPEN for one in asked)
         if num_open >= limit:
             raise Overloaded(
                 f"{num_open} prompts are to be warmed, the limit (max_queue) is {limit}."
@@ -140,8 +153,9 @@ class Prewarm:
     async def cancel(self, warming_id: str) -> bool:
         """Warm it no more and take its pin back; False when nothing is known of it."""
         warming = self._known.get(warming_id)
-        if warming is not None and warming.state in ("waiting", "queued", "running"):
-            was_running, warming.state = warming.state == "running", "cancelled"
+        if warming is not None and warming.state in _OPEN:
+            was_running = warming.state == "running"
+            warming.end("cancelled")
             if was_running and self._generation is not None:
                 self._generation.abort()
         num_pins = await self._kv.memory.take_back(warming_id)
@@ -166,9 +180,13 @@ class Prewarm:
     async def sweep(self) -> None:
         """Touch what would expire, try again what had to make way, write down what was learned."""
         await self._book.save()
+        for warming in self._known.values():
+            if warming.state == "waiting" and self._clock() - warming.since_s > _MAX_WAIT_S:
+                self._fail(warming, f"{warming.model} was not loaded in time.")
         if not self._settings.prewarm:
             return
-        for model in list(self._warm):
+        for model, names in self._warm.items():
+            names.intersection_update(self._book.names(model))
             if self._is_loaded(model):
                 for prefix in self._book.due(model, time.time(), self.period_s):
                     self._learn(model, prefix.name, "kept")
@@ -188,6 +206,7 @@ class Prewarm:
             return
         model = step.model
         self._warm[model] = set()
+        self._take_back(model)
         sources: list[str] = []
         for request in self._pinned(model):
             pin = f"config:{request.request_id}"
@@ -203,9 +222,18 @@ class Prewarm:
             {one for one in stale if one.startswith("config:") and one not in sources}
         )
 
+    def _take_back(self, model: str) -> None:
+        """What was not warmed while the model was loaded before is all wanted anew."""
+        for warming in [one for one in self._known.values() if one.model == model]:
+            if warming.source != "request" and warming.state in ("waiting", "queued"):
+                warming.end("cancelled")
+                del self._known[warming.id]
+
     def _learn(self, model: str, name: str, source: Source) -> None:
         prefix = self._book.get(model, name)
-        if prefix is not None:
+        open_ones = (one for one in self._known.values() if one.state in _OPEN)
+        is_open = any((one.model, one.name) == (model, name) for one in open_ones)
+        if prefix is not None and not is_open:
             self._add(warming_of(prefix, "", model), source).name = name
 
     def _release(self) -> None:
@@ -222,7 +250,7 @@ class Prewarm:
         request = msgspec.structs.replace(
             request, request_id=number, work="prefill", priority="background", cache=cache
         )
-        warming = Warming(id=number, source=source, request=request)
+        warming = Warming(number, source, request, since_s=self._clock())
         self._known[number] = warming
         while len(self._known) > _MAX_REMEMBERED:
             self._known.popitem(last=False)
@@ -290,7 +318,7 @@ class Prewarm:
 
     def _complete(self, warming: Warming, usage: Usage, elapsed_ms: float) -> None:
         cache = usage.cache
-        warming.state = "completed"
+        warming.end("completed")
         warming.num_tokens, warming.num_cached_tokens = usage.num_prompt_tokens, cache.num_tokens
         warming.tier, warming.elapsed_ms = cache.tier, elapsed_ms
         outcome: Outcome = "computed"
@@ -304,7 +332,8 @@ class Prewarm:
         _log.debug("prewarmed", model=warming.model, source=warming.source, outcome=outcome)
 
     def _fail(self, warming: Warming, why: str) -> None:
-        warming.state, warming.error = "failed", why
+        warming.end("failed")
+        warming.error = why
         self.counts["failed", warming.source] += 1
         _log.warning("not prewarmed", model=warming.model, source=warming.source, why=why)
 
