@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, delete, func, or_, select
 from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.orm import aliased
 
 from store import pins, slot_rows
 from store.database import Database
@@ -47,7 +48,10 @@ class Conversations:
         return self._database.read(_rows)
 
     def forget_idle(self, before_s: float) -> Future[int]:
-        """Forget those that have nothing on disk and were last used before; how many."""
+        """Forget those last used before that have nothing of their own on disk; how many.
+
+        What a later one is part of as well is not, as the system prompt that all begin with.
+        """
         return self._database.submit(lambda connection: _forget_idle(connection, before_s))
 
 
@@ -169,8 +173,17 @@ def _rows(
 
 
 def _forget_idle(connection: Connection, before_s: float) -> int:
-    held = select(ConversationSlot.slot_id).where(
-        ConversationSlot.conversation_id == Conversation.id
+    other, of_other = aliased(Conversation), aliased(ConversationSlot)
+    is_of_other = (
+        select(of_other.slot_id)
+        .join(other, other.id == of_other.conversation_id)
+        .where(of_other.slot_id == Slot.id, other.last_used_s >= before_s)
+    )
+    held = (
+        select(ConversationSlot.slot_id)
+        .join(Slot, Slot.id == ConversationSlot.slot_id)
+        .where(ConversationSlot.conversation_id == Conversation.id)
+        .where(or_(Slot.is_pinned, ~is_of_other.exists()))
     )
     idle = delete(Conversation).where(Conversation.last_used_s < before_s, ~held.exists())
     return connection.execute(idle).rowcount

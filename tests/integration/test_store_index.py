@@ -286,6 +286,20 @@ def test_a_conversation_ends_where_its_slots_do(database: Database, index: SlotI
     assert conversations.listing() == []
 
 
+def test_who_only_began_as_others_do_is_forgotten_in_the_end(database: Database, index: SlotIndex):
+    conversations = Conversations(database)
+    head, own = chain(1, 2)
+    index.insert([head, own, row(3, head.header)]).result()
+    later_s = NOW_S + DAY_S
+    conversations.advance(conversation(1, 2)).result()
+    conversations.advance(conversation(2, 3, last_used_s=later_s)).result()
+    assert conversations.forget_idle(later_s).result() == 0, "it has something of its own"
+    index.drop([own.header.id]).result()
+    assert conversations.forget_idle(later_s).result() == 1
+    assert [one.leaf for one in conversations.listing()] == [slot_id(3)]
+    assert conversations.forget_idle(later_s + 1).result() == 0, "nobody later is part of it"
+
+
 def test_compaction_replaces_a_chain_for_its_conversations(database: Database, index: SlotIndex):
     conversations = Conversations(database)
     rows = chain(1, 2, 3)
