@@ -20,7 +20,7 @@ from runtime.ranks import KvForm
 from store.types import FileStamp
 
 NUMERICS_EPOCH = 2
-"""Goes up when the same weights and tokens give other KV than before, or what was kept may be wrong.
+"""Goes up when the same weights and tokens give other KV than before, or older KV may be wrong.
 
 2: slots could hold room in place of the last token of a prompt that was only prefilled.
 """

@@ -96,6 +96,8 @@ def completion_to_generate(
     """
     if data.suffix:
         refuse("suffix", "is not supported: leave it out.")
+    if data.best_of is not None and data.best_of != (data.n or 1):
+        refuse("best_of", "is served only when it equals n: ask for n choices and take the best.")
     scores_prompt = bool(data.echo) and data.logprobs is not None
     prompts = listed_prompts(data.prompt, needs_text=bool(data.echo) and not scores_prompt)
     if len(prompts) > settings.max_queue:

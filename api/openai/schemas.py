@@ -150,6 +150,7 @@ class CompletionRequest(SharedFields, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
     suffix: str | None = None
+    best_of: int | None = None
 
 
 # Answers

@@ -120,6 +120,7 @@ def test_a_wrong_chat_field_is_refused_by_its_path(
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
         ({"prompt": [1, 2], "echo": True}, "echo"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "n": 17}, "n"),
     ],
 )
