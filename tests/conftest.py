@@ -19,11 +19,14 @@ from tests.tiny_vlms import VISION_FAMILIES, write_vlm
 # Tests run beside one another on few cores, where threads that spin for work only take turns.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 fork_workers()
-# How long an example takes is the machine's affair.
+# How long an example takes is the machine's affair; `make soak` looks for new ones.
 hypothesis.settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "steady",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

@@ -156,6 +156,7 @@ def test_any_json_is_answered_or_refused(server: RunningServer, body: dict[str, 
 @settings(
     max_examples=10_000,
     deadline=None,
+    derandomize=False,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(body=BODIES)

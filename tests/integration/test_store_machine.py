@@ -176,6 +176,10 @@ def test_the_index_is_what_a_dict_would_be():
 @pytest.mark.timeout(1800)
 def test_the_index_is_what_a_dict_would_be_for_long():
     long = settings(
-        max_examples=400, stateful_step_count=60, deadline=None, suppress_health_check=QUIET
+        max_examples=400,
+        stateful_step_count=60,
+        derandomize=False,
+        deadline=None,
+        suppress_health_check=QUIET,
     )
     run_state_machine_as_test(IndexMachine, settings=long)
