@@ -72,11 +72,11 @@ def usage_of(store: OpenStore) -> Usage:
         by_tier[total.tier] += total.disk_bytes
     root = store.root
     others = [root / f"{INDEX}{suffix}" for suffix in ("", "-wal", "-shm")]
-    others += turns.turn_files(root)
     others += [root / upkeep.BALLAST, *(root / upkeep.QUARANTINE).glob("*")]
     others += [path for path in root.glob("slots/??/.tmp-*") if slot_id_of(path.name)]
     others += [slot_path(root, place.id) for place in store.replaced]
-    return Usage(by_tier["warm"], by_tier["cold"], sum(disk_bytes(path) for path in others))
+    other_bytes = sum(disk_bytes(path) for path in others) + turns.turn_bytes(root)
+    return Usage(by_tier["warm"], by_tier["cold"], other_bytes)
 
 
 def excess_bytes(used_bytes: int, cap_bytes: int, room: upkeep.DiskRoom) -> int:

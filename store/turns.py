@@ -6,8 +6,10 @@ session id has a folder that begins with `u-`.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from store.disk import reported
@@ -22,10 +24,22 @@ def turns_root(root: Path, model: bytes) -> Path:
     return root / TURNS / model.hex()
 
 
-def turn_files(root: Path) -> Iterator[Path]:
-    """All that there are. Raises StoreFailed."""
+def turn_bytes(root: Path) -> int:
+    """What they take of the disk; what leaves meanwhile counts as nothing. Raises StoreFailed."""
     with reported(root / TURNS):
-        yield from (root / TURNS).glob(f"*/*/*{SUFFIX}")
+        return _bytes_in(os.fspath(root / TURNS))
+
+
+def _bytes_in(folder: str) -> int:
+    num_bytes = 0
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                num_bytes += _bytes_in(entry.path)
+            elif entry.name.endswith(SUFFIX):
+                with suppress(FileNotFoundError):
+                    num_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+    return num_bytes
 
 
 def drop_conversation(root: Path, key: str) -> None:
@@ -47,4 +61,10 @@ def _remove(folders: Iterator[Path] | list[Path]) -> None:
     for folder in folders:
         with reported(folder):
             if folder.is_dir():
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, onerror=_unless_gone)
+
+
+def _unless_gone(_: object, path: str, failure: tuple[object, BaseException, object]) -> None:
+    """A worker that hears of it removes the same. Raises OSError where it is still there."""
+    if os.path.lexists(path):
+        raise failure[1]
