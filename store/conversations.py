@@ -11,7 +11,7 @@ from sqlalchemy.orm import aliased
 from store import pins, slot_rows
 from store.database import Database
 from store.errors import StoreError
-from store.tables import Conversation, ConversationSlot, Model, Slot
+from store.tables import Conversation, ConversationSlot, Model, Pin, Slot
 from store.types import ConversationRow, SlotPlace
 
 
@@ -177,13 +177,14 @@ def _forget_idle(connection: Connection, before_s: float) -> int:
     is_of_other = (
         select(of_other.slot_id)
         .join(other, other.id == of_other.conversation_id)
-        .where(of_other.slot_id == Slot.id, other.last_used_s >= before_s)
+        .where(of_other.slot_id == ConversationSlot.slot_id, other.last_used_s >= before_s)
     )
     held = (
         select(ConversationSlot.slot_id)
-        .join(Slot, Slot.id == ConversationSlot.slot_id)
         .where(ConversationSlot.conversation_id == Conversation.id)
-        .where(or_(Slot.is_pinned, ~is_of_other.exists()))
+        .where(~is_of_other.exists())
     )
-    idle = delete(Conversation).where(Conversation.last_used_s < before_s, ~held.exists())
+    source = pins.source_of("") + func.lower(func.hex(Conversation.key))
+    is_kept = or_(held.exists(), select(Pin.source).where(Pin.source == source).exists())
+    idle = delete(Conversation).where(Conversation.last_used_s < before_s, ~is_kept)
     return connection.execute(idle).rowcount

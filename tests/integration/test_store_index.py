@@ -290,11 +290,16 @@ def test_who_only_began_as_others_do_is_forgotten_in_the_end(database: Database,
     conversations = Conversations(database)
     head, own = chain(1, 2)
     index.insert([head, own, row(3, head.header)]).result()
+    index.pin(MODEL, head.header.end_hash, "config:all").result()
     later_s = NOW_S + DAY_S
     conversations.advance(conversation(1, 2)).result()
     conversations.advance(conversation(2, 3, last_used_s=later_s)).result()
     assert conversations.forget_idle(later_s).result() == 0, "it has something of its own"
     index.drop([own.header.id]).result()
+    own_pin = (MODEL, head.header.end_hash, pins.source_of((bytes([1]) * 16).hex()))
+    index.pin(*own_pin).result()
+    assert conversations.forget_idle(later_s).result() == 0, "it is pinned"
+    index.unpin(*own_pin).result()
     assert conversations.forget_idle(later_s).result() == 1
     assert [one.leaf for one in conversations.listing()] == [slot_id(3)]
     assert conversations.forget_idle(later_s + 1).result() == 0, "nobody later is part of it"
