@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ from store.turns import SUFFIX, turns_root
 MAX_MEMORY_BYTES = 64 << 20
 MAX_DISK_BYTES = 256 << 20
 MAX_FILES = 50_000
+MAX_FORGOTTEN = 1024
 _CHECK_BYTES = 16
 _TEMPORARY = ".tmp-"
 _CONTEXT_TOKENS = 8
@@ -62,7 +63,9 @@ class TurnStore:
         self._memory: OrderedDict[bytes, Turn] = OrderedDict()
         self._names: dict[bytes, str] = {}
         self._memory_bytes = 0
-        self._num_forgotten: Counter[str | None] = Counter()
+        self._num_forgotten = 0
+        self._forgotten: OrderedDict[str, int] = OrderedDict()
+        self._all_forgotten = 0
         self._folders: OrderedDict[str, _Folder] = OrderedDict()
         self._places: dict[bytes, Path] = {}
         self._jobs: queue.SimpleQueue[tuple[Turn, str] | None] = queue.SimpleQueue()
@@ -90,7 +93,7 @@ class TurnStore:
     def put(self, turn: Turn, folder: str, *, is_durable: bool, age: int = 0) -> None:
         """Take a turn in, unless `folder`, which names its conversation, was forgotten since."""
         with self._lock:
-            if age != self.age(folder):
+            if age < self._forgotten.get(folder, self._all_forgotten):
                 return
             self._remember(turn, folder)
         if is_durable and self._root is not None:
@@ -99,7 +102,7 @@ class TurnStore:
     def forget(self, folder: str | None) -> None:
         """Forget a conversation's turns, or all, in memory and on disk. From any thread."""
         with self._lock:
-            self._num_forgotten[folder] += 1
+            self._note_forgotten(folder)
             for key in [key for key, one in self._names.items() if folder in (one, None)]:
                 self._drop_from_memory(key)
             names = [folder] if folder is not None else list(self._folders)
@@ -110,9 +113,10 @@ class TurnStore:
         for path in paths:
             _remove(path)
 
-    def age(self, folder: str) -> int:
-        """How often this conversation was forgotten."""
-        return self._num_forgotten[folder] + self._num_forgotten[None]
+    @property
+    def age(self) -> int:
+        """How often anything was forgotten."""
+        return self._num_forgotten
 
     def run(self) -> None:
         """Write what comes until closed."""
@@ -122,6 +126,18 @@ class TurnStore:
     def close(self) -> None:
         """Let `run` end when everything is written."""
         self._jobs.put(None)
+
+    def _note_forgotten(self, folder: str | None) -> None:
+        """When a conversation was; those of long ago are taken for forgotten all together."""
+        self._num_forgotten += 1
+        if folder is None:
+            self._forgotten.clear()
+            self._all_forgotten = self._num_forgotten
+            return
+        self._forgotten[folder] = self._num_forgotten
+        self._forgotten.move_to_end(folder)
+        if len(self._forgotten) > MAX_FORGOTTEN:
+            _, self._all_forgotten = self._forgotten.popitem(last=False)
 
     # Reading
 
@@ -259,7 +275,7 @@ class Answer:
     age: int = 0
 
     def __post_init__(self) -> None:
-        self.age = self.turns.age(self.lineage.folder)
+        self.age = self.turns.age
         if self.lineage.begun:
             self.spoken.texts.append(self.lineage.begun)
 
