@@ -56,11 +56,12 @@ async def served(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def narrow(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Supervisor]:
-    """Room for one sequence and a very long context."""
+    """Room for one sequence and a very long context; loaded, for deadlines count that as well."""
     home = tmp_path_factory.mktemp("narrow")
     write_model(home / "models" / "m", max_position_embeddings=100_000)
     models = {"m": ModelSettings(context=100_000)}
     async with supervising(home, models=models, max_batch=1, prefill_slice=32) as supervisor:
+        await ask(supervisor, "a", max_tokens=1)
         yield supervisor
 
 
@@ -198,7 +199,7 @@ async def test_a_request_wider_than_the_batch_is_served(narrow: Supervisor):
 
 
 async def test_the_deadline_ends_decoding(narrow: Supervisor):
-    said = await ask(narrow, "a", max_tokens=90_000, ignore_eos=True, deadline_s=0.3)
+    said = await ask(narrow, "a", max_tokens=90_000, ignore_eos=True, deadline_s=1.5)
     assert said.finished.reason == "length"
     assert 0 < said.finished.usage.num_output_tokens < 90_000
     assert said.text
