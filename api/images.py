@@ -34,7 +34,7 @@ def image_of(url: str, at: int, field: str, detail: str | None = None) -> Image:
         InvalidRequest: the address is of another kind, or its data is damaged or not what it says.
     """
     max_side = _max_side(detail, field)
-    scheme, _, rest = url.partition(":")
+    scheme, _, rest = url.strip().partition(":")
     kind = scheme.lower()
     if kind == "https":
         return Image(at=at, field=field, url=url, max_side=max_side)
@@ -101,16 +101,18 @@ def _max_side(detail: str | None, field: str) -> int | None:
 def _data_of(rest: str, field: str) -> bytes:
     """The bytes in a `data:` URL, without its scheme."""
     kind, comma, encoded = rest.partition(",")
-    media_type, *options = kind.lower().split(";")
+    media_type, *options = (part.strip() for part in kind.lower().split(";"))
     if not comma or options[-1:] != ["base64"]:
         refuse(field, "must hold its image in base64: data:image/png;base64,…")
+    encoded = "".join(encoded.split())  # some encoders break lines, and some do not pad
+    encoded += "=" * (-len(encoded) % 4)
     if len(encoded) * 3 // 4 > MAX_IMAGE_BYTES + 2:
         refuse(field, f"has more than {MAX_IMAGE_BYTES} bytes, which is the most. Shrink it.")
     try:
         data = base64.b64decode(encoded, validate=True)
     except ValueError as error:
         raise InvalidRequest(f"{field} is not valid base64: {error}.", field) from error
-    _check_kind(media_type.strip(), data, field)
+    _check_kind(media_type, data, field)
     return data
 
 

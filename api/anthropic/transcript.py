@@ -32,8 +32,9 @@ from runtime.types import Image, Message, Role, ToolCall
 
 @dataclass(slots=True)
 class _Said:
-    """A run of blocks that becomes one message."""
+    """A run of blocks that becomes one message; `between` is what joins its texts."""
 
+    between: str = "\n"
     texts: list[str] = field(default_factory=list[str])
     reasonings: list[str] = field(default_factory=list[str])
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
@@ -41,10 +42,14 @@ class _Said:
     loaded_tools: list[str] = field(default_factory=list[str])
     keep_s: float | None = None
 
-    def message(self, role: Role, between: str = "\n") -> Message:
+    @property
+    def text(self) -> str:
+        return self.between.join(self.texts)
+
+    def message(self, role: Role) -> Message:
         return Message(
             role=role,
-            text=between.join(self.texts),
+            text=self.text,
             reasoning="\n".join(self.reasonings) or None,
             tool_calls=tuple(self.calls),
             images=tuple(self.images),
@@ -123,7 +128,8 @@ class Transcript:
         )
 
     def _add_assistant(self, content: Content | None, path: str) -> None:
-        said = _Said()
+        # What a model wrote in pieces is one text, as it was when it wrote it.
+        said = _Said(between="")
         for block, at in self._blocks(content, path):
             match block:
                 case ThinkingBlock():
@@ -133,8 +139,7 @@ class Transcript:
                     self._breakpoints.meet(block.cache_control, at, said)
                 case _:
                     self._say(said, block, at)
-        # What a model wrote in pieces is one text, as it was when it wrote it.
-        self.messages.append(said.message("assistant", between=""))
+        self.messages.append(said.message("assistant"))
 
     def _think(self, said: _Said, block: ThinkingBlock, path: str) -> None:
         signed = reasoning_in(block.signature) if block.signature else None
@@ -148,7 +153,7 @@ class Transcript:
             case TextBlock(text=text):
                 said.texts.append(text)
             case ImageBlock():
-                said.images.append(picture_at(block, len("\n".join(said.texts)), path))
+                said.images.append(picture_at(block, len(said.text), path))
             case DocumentBlock():
                 said.texts.append(document_text(block, path))
             case SearchResultBlock():

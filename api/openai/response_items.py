@@ -199,8 +199,11 @@ class _Writer:
             return
         if self._texts and not self._calls and before not in UNFINISHED:
             self.end_turn()
+        begun = len("".join(self._texts))
         self._texts.append(content.text)
-        self._images += content.images
+        self._images += tuple(
+            msgspec.structs.replace(image, at=image.at + begun) for image in content.images
+        )
 
     def _add_call(self, call_id: str, name: str, namespace: str | None, arguments: str) -> None:
         flat = self._names.flat(name, namespace)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.prompt.stabilise import reminder_of
+from runtime.prompt.stabilise import OPEN, reminder_of
 from runtime.types import Image, Message, Tool
 
 FAILED = "The tool call failed:\n"
@@ -102,20 +102,35 @@ def _as_text(
     message: Message, tools: Mapping[str, Tool], definition: Callable[[Tool], str] | None
 ) -> Message:
     """What the text does not say yet: that a tool failed, and the tools that are loaded here."""
-    text = message.text
+    text, images = message.text, message.images
     if message.is_error:
-        text = FAILED + text
+        text, images = FAILED + text, _later(images, len(FAILED))
     loaded = [tools[name] for name in message.loaded_tools if name in tools]
     if loaded and definition is not None:
         shown = "\n".join([LOADED, *(definition(tool) for tool in loaded)])
         text = f"{text}\n{shown}" if text else shown
     if text is message.text:
         return message
-    return msgspec.structs.replace(message, text=text, is_error=False, loaded_tools=())
+    return msgspec.structs.replace(
+        message, text=text, images=images, is_error=False, loaded_tools=()
+    )
 
 
 def _reminder(message: Message) -> Message:
-    return msgspec.structs.replace(message, role="user", text=reminder_of(message.text))
+    """The message as a user's reminder; a picture stays among the words where it was."""
+    body = message.text.strip()
+    opening, blanks = len(OPEN) + 1, message.text.index(body)
+    images = tuple(
+        msgspec.structs.replace(image, at=opening + min(max(image.at - blanks, 0), len(body)))
+        for image in message.images
+    )
+    text = reminder_of(body)
+    return msgspec.structs.replace(message, role="user", text=text, images=images)
+
+
+def _later(images: Sequence[Image], by: int) -> tuple[Image, ...]:
+    """The pictures of a text before which so many characters were put."""
+    return tuple(msgspec.structs.replace(image, at=image.at + by) for image in images)
 
 
 def _joint(last: Message, one: Message, abilities: Abilities) -> str | None:
@@ -137,7 +152,7 @@ def _joint(last: Message, one: Message, abilities: Abilities) -> str | None:
 def _joined(last: Message, one: Message, joint: str) -> Message:
     text = last.text + joint + one.text if last.text and one.text else last.text or one.text
     shift = len(text) - len(one.text)
-    images = (*last.images, *(msgspec.structs.replace(i, at=i.at + shift) for i in one.images))
+    images = (*last.images, *_later(one.images, shift))
     keeps = [keep_s for keep_s in (last.keep_s, one.keep_s) if keep_s is not None]
     reasoning = "\n".join(part for part in (last.reasoning, one.reasoning) if part)
     return msgspec.structs.replace(

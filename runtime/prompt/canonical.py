@@ -59,8 +59,10 @@ class Canon:
 
 def canonical(message: Message, before: Sequence[Message] = ()) -> tuple[object, ...]:
     """A message without what clients change; `before` are the messages that precede it."""
+    pictures = [(image.at, image.data, image.url) for image in message.images]
     if message.role == "assistant":
-        return answer(message.text, message.tool_calls)
+        said = answer(message.text, message.tool_calls)
+        return (*said, pictures) if pictures else said
     return (
         message.role,
         message.text,
@@ -68,7 +70,7 @@ def canonical(message: Message, before: Sequence[Message] = ()) -> tuple[object,
         message.is_error,
         _call_number(message, before),
         message.loaded_tools,
-        [(image.at, image.data, image.url) for image in message.images],
+        pictures,
     )
 
 

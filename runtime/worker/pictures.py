@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
 import warnings
 from typing import NamedTuple, NoReturn
 
@@ -24,6 +25,9 @@ MIN_SIDE = 2
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
 _WHITE = (255, 255, 255)
+_LIES = (IndexError, KeyError, TypeError, AttributeError, ArithmeticError, MemoryError)
+"""What Pillow's parsers let through when a file lies about itself."""
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, *_LIES)
 
 
 class Picture(NamedTuple):
@@ -54,7 +58,8 @@ def decode(data: bytes, field: str, max_side: int | None = None) -> Picture:
         _refuse(field, f"has {len(data)} bytes, at most {MAX_IMAGE_BYTES} are read. Shrink it.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Pillow only warns of some bombs and broken metadata
+            warnings.simplefilter("ignore")  # of metadata that no pixel depends on
+            warnings.simplefilter("error", Pillow.DecompressionBombWarning)
             pixels = _pixels(data, field, max_side)
     except InvalidRequest:
         raise
@@ -62,10 +67,9 @@ def decode(data: bytes, field: str, max_side: int | None = None) -> Picture:
         _refuse(field, f"has more than {MAX_PIXELS} pixels. Shrink it.")
     except UnidentifiedImageError:
         _refuse(field, f"is no image that is known here: send {', '.join(_FORMATS)}.")
-    except (OSError, ValueError, SyntaxError, EOFError, Warning):
+    except (OSError, ValueError, SyntaxError, EOFError):
         _refuse(field, "is damaged or cut off: its pixels cannot be read.")
-    except (IndexError, KeyError, TypeError, AttributeError, ArithmeticError, MemoryError):
-        # What Pillow's parsers let through when a file lies about itself.
+    except _LIES:
         _refuse(field, "is damaged: its structure cannot be read.")
     shape = b"%d %d\0" % pixels.shape[:2]
     return Picture(pixels, hashlib.blake2b(shape + pixels.tobytes(), digest_size=32).digest())
@@ -75,12 +79,20 @@ def _pixels(data: bytes, field: str, max_side: int | None) -> NDArray[np.uint8]:
     with Pillow.open(io.BytesIO(data), formats=_FORMATS) as image:
         _check(image, field)
         image.load()
-        upright = ImageOps.exif_transpose(image)
+        upright = _upright(image)
     flat = _flattened(upright)
     if max_side is not None and max(flat.size) > max_side:
         width, height = (max(MIN_SIDE, max_side * n // max(flat.size)) for n in flat.size)
         flat = flat.resize((width, height))
     return np.asarray(flat, dtype=np.uint8)
+
+
+def _upright(image: Pillow.Image) -> Pillow.Image:
+    """Turned as its camera said; as it is where nobody can read what that said."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except _UNREADABLE:
+        return image
 
 
 def _check(image: Pillow.Image, field: str) -> None:
@@ -94,7 +106,8 @@ def _check(image: Pillow.Image, field: str) -> None:
         )
     if min(width, height) < MIN_SIDE:
         _refuse(field, f"has {width} x {height} pixels, which is too small to be seen.")
-    if getattr(image, "n_frames", 1) > 1:
+    # Photographs of many phones hold a second picture, for depth or light: the first is meant.
+    if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
         _refuse(field, "is animated: send one of its frames.")
     if image.mode not in _MODES:
         _refuse(field, f"has pixels of mode {image.mode!r}: convert it to 8 bits per channel.")

@@ -79,6 +79,10 @@ def defused(prompt: ChatPrompt, words: Sequence[str]) -> ChatPrompt:
         return msgspec.structs.replace(
             one,
             text=plain(one.text),
+            images=tuple(
+                msgspec.structs.replace(image, at=len(plain(one.text[: image.at])))
+                for image in one.images
+            ),
             reasoning=plain(one.reasoning) if one.reasoning is not None else None,
             tool_calls=tuple(
                 msgspec.structs.replace(call, arguments=plain(call.arguments))

@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from api.anthropic.blocks import ImageBlock, Source, picture_at
+from api.anthropic.breakpoints import Breakpoints
 from api.anthropic.convert import Door, count_to_generate
-from api.anthropic.schemas import CountRequest
+from api.anthropic.schemas import CountRequest, InputMessage
 from api.anthropic.signature import MAX_BYTES, reasoning_in, sign
+from api.anthropic.transcript import Transcript
 from runtime.settings import Settings
 from runtime.types import (
     ChatPrompt,
@@ -181,6 +183,16 @@ def test_a_picture_is_refused_by_name_for_a_model_that_reads_text_only() -> None
     assert "reads text only" in message
     result = {"type": "tool_result", "tool_use_id": "t", "content": [text("see"), image]}
     assert refused(messages=[user(result)])[0] == "messages[0].content[0].content[1]"
+
+
+def test_a_picture_stays_among_the_words_of_an_assistant() -> None:
+    transcript = Transcript(Breakpoints())
+    source = {"type": "base64", "media_type": "image/png", "data": "eA=="}
+    turn = assistant(text("ab"), text("cd"), {"type": "image", "source": source}, text("ef"))
+    read = msgspec.json.decode(msgspec.json.encode(turn), type=InputMessage)
+    transcript.add(read, "messages[0]")
+    (said,) = transcript.messages
+    assert (said.text[: said.images[0].at], said.text) == ("abcd", "abcdef")
 
 
 def test_a_picture_is_its_bytes_or_where_they_are() -> None:

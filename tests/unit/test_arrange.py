@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,6 +56,18 @@ def test_images_keep_their_place_when_messages_are_joined():
     image = Image(at=1, field="f", data=b"x")
     (only,) = arrange([message("user", "ab"), message("user", "cd", images=(image,))], NOTHING)
     assert only.text[only.images[0].at :] == "d"
+
+
+def test_images_keep_their_place_among_words_that_are_framed():
+    image = Image(at=2, field="f", data=b"x")
+    failed = message("tool", "abcd", images=(image,), is_error=True)
+    late = message("system", "\nabcd", images=(msgspec.structs.replace(image, at=3),))
+    told, reminded = arrange([message("user", "q"), failed, late], Abilities(late_system=False))[
+        -2:
+    ]
+    for one in (told, reminded):
+        assert one.text[: one.images[0].at].endswith("ab")
+        assert one.text[one.images[0].at :].startswith("cd")
 
 
 def test_results_come_in_the_order_of_their_calls():
@@ -229,6 +242,14 @@ def test_everybody_elses_words_count_to_the_letter():
 def test_digests_depend_on_the_stores_secret():
     other = Canon(b"other").chain(b"root", [message("user", "a")])[-1]
     assert other != chain(message("user", "a"))
+
+
+def test_a_picture_that_an_assistant_is_said_to_have_shown_is_another_conversation():
+    first, second = (Image(at=1, field="f", data=data) for data in (b"x", b"y"))
+    turns = [message("assistant", "ab"), message("assistant", "ab", images=(first,))]
+    turns += [message("assistant", "ab", images=(second,))]
+    turns += [message("assistant", "ab", images=(msgspec.structs.replace(first, at=2),))]
+    assert len({CANON.chain(b"root", [one])[-1] for one in turns}) == len(turns)
 
 
 def test_images_of_results_follow_them_where_a_template_shows_none_inside():

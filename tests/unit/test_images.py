@@ -55,6 +55,17 @@ def test_the_bytes_of_an_image_are_taken_as_they_are(data: bytes, media_type: st
     assert image == Image(at=7, field=FIELD, data=data)
 
 
+def test_an_address_is_read_however_its_encoder_broke_it():
+    lines = base64.encodebytes(PNG).decode()
+    encoded_once = lines.replace("\n", "")
+    for url in (
+        f"data:image/png;base64,{lines}",
+        f"data:image/png; base64, {lines}".replace("\n", "\r\n"),
+        f" DATA:IMAGE/PNG;charset=utf-8;BASE64,{encoded_once.rstrip('=')}\n",
+    ):
+        assert image_of(url, 7, FIELD) == Image(at=7, field=FIELD, data=PNG)
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [

@@ -94,6 +94,19 @@ def test_a_photograph_is_turned_the_way_it_was_taken():
     assert decode(file_of(image, "JPEG", exif=exif), FIELD).size == (8, 12)
 
 
+def test_a_photograph_with_a_second_picture_in_it_is_the_first():
+    """As many phones write them, the second being its depth or light."""
+    image, depth = drawn(seed=1), drawn(seed=2)
+    both = file_of(image, "MPO", save_all=True, append_images=[depth])
+    assert digest(both) == digest(file_of(image, "JPEG"))
+
+
+def test_what_a_camera_said_that_nobody_can_read_changes_no_pixel():
+    image = drawn()
+    garbled = b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\1" * 30
+    assert digest(file_of(image, "JPEG", exif=garbled)) == digest(file_of(image, "JPEG"))
+
+
 def test_an_animation_is_refused():
     frames = [drawn(seed=n) for n in range(3)]
     moving = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])

@@ -11,8 +11,9 @@ import pytest
 
 from api.lineage import Caller, caller_of
 from api.openai.response_convert import Plan, check, items_of, plan_of
-from api.openai.response_items import seal, unseal
+from api.openai.response_items import Item, seal, transcript, unseal
 from api.openai.response_schemas import ResponseRequest
+from api.openai.response_tools import ToolNames
 from runtime.errors import InvalidRequest
 from runtime.settings import Settings
 from runtime.types import (
@@ -117,6 +118,16 @@ def test_two_messages_of_the_assistant_stay_two() -> None:
         Message(role="assistant", text="a"),
         Message(role="assistant", text="b"),
     )
+
+
+def test_pictures_stay_among_the_words_of_a_turn_in_pieces() -> None:
+    part = {"type": "input_image", "image_url": "data:image/png;base64,eA=="}
+    words = {"type": "output_text", "text": "cd"}
+    first = {"role": "assistant", "status": "incomplete", "content": "ab"}
+    second = {"role": "assistant", "content": [words, part, words | {"text": "ef"}]}
+    items = [Item(msgspec.Raw(json.dumps(one).encode()), "input[0]") for one in (first, second)]
+    (said,) = transcript(items, ToolNames({})).messages
+    assert (said.text[: said.images[0].at], said.text) == ("abcd", "abcd\nef")
 
 
 @pytest.mark.parametrize("status", ["in_progress", "incomplete"])

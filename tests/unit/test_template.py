@@ -6,8 +6,18 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from runtime.errors import InvalidRequest
-from runtime.types import ChatPrompt, Message, TextPrompt, Thinking, TokenPrompt, Tool, ToolCall
+from runtime.types import (
+    ChatPrompt,
+    Image,
+    Message,
+    TextPrompt,
+    Thinking,
+    TokenPrompt,
+    Tool,
+    ToolCall,
+)
 from runtime.worker.template import Template
+from runtime.worker.template_input import defused
 from tests.tiny_models import write_tokenizer
 
 HELLO = Message(role="user", text="hello")
@@ -75,6 +85,13 @@ def test_markers_in_a_prompt_are_one_token_each(template: Template):
     token_ids = template.token_ids(ChatPrompt(messages=(HELLO,)))
     assert token_ids.count(1) == 2
     assert token_ids.count(2) == 1
+
+
+def test_a_picture_keeps_its_place_among_words_that_are_spelled_out():
+    image = Image(at=len("a<pad>b"), field="f", data=b"x")
+    said = Message(role="user", text="a<pad>bc<pad>", images=(image,))
+    (plain,) = defused(ChatPrompt(messages=(said,)), ["<pad>"]).messages
+    assert plain.text[: plain.images[0].at] == "a<\u200bpad>b"
 
 
 def test_text_and_tokens_are_taken_as_they_are(template: Template):
