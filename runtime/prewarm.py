@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 import structlog
 
-from runtime.errors import Aborted, HearthError, Overloaded
+from runtime.errors import Aborted, HearthError, Overloaded, UnknownModel
 from runtime.generation import Generation
 from runtime.keys import owned
 from runtime.kv_store import KvStore
@@ -138,11 +138,12 @@ class Prewarm:
             raise Overloaded(
                 f"{num_open} prompts are to be warmed, the limit (max_queue) is {limit}."
             )
+        is_loaded = self._is_loaded(request.model)
+        wish = self._supervisor.load(request.model) if loads and not is_loaded else None
         warming = self._add(request, "request")
-        if loads and not self._is_loaded(warming.model):
-            wish = self._supervisor.load(warming.model)
+        if wish is not None:
             self._spawn(self._loaded(warming, wish.granted()))
-        elif not self._is_loaded(warming.model):
+        elif not is_loaded:
             warming.state = "waiting"
         return warming
 
@@ -338,7 +339,10 @@ class Prewarm:
         _log.warning("not prewarmed", model=warming.model, source=warming.source, why=why)
 
     def _is_loaded(self, model: str) -> bool:
-        return self._supervisor.status_of(model).state in ("ready", "busy")
+        try:
+            return self._supervisor.status_of(model).state in ("ready", "busy")
+        except UnknownModel:  # its files are gone; they may come back
+            return False
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

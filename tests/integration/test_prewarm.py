@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -273,3 +274,34 @@ async def test_memory_only_kv_of_a_conversation_can_be_deleted(server: RunningSe
     assert asked(server, body | {"cache_mode": "off"})[0] == 0
     again = server.post(CHAT, body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert again < 40
+
+
+async def test_models_that_are_gone_or_too_large_keep_nothing_else_from_being_warmed(
+    tmp_path: Path, models_dir: Path
+):
+    for name in ("tiny", "twin", "gone", "large"):
+        shutil.copytree(models_dir / "tiny", tmp_path / "models" / name)
+    config = CONFIG + "preload = []\nmax_queue = 2\n[models.large]\ncontext = 100_000_000_000\n"
+    body = {"messages": [{"role": "system", "content": SYSTEM}]}
+    with running(tmp_path, config=config) as server:
+        for _ in range(3):  # none of them is remembered, or they would soon be too many
+            refused = server.post("/v1/prewarm", body | {"model": "large", "load": True})
+            assert refused.json()["error"]["code"] == "model_too_large"
+        assert server.post("/v1/prewarm", body | {"model": "gone"}).status_code == 202
+        shutil.rmtree(tmp_path / "models" / "gone")
+        await until(lambda: "gone" not in names(server), "it is seen to be gone")
+        await until_warm(server, server.post("/v1/prewarm", body | {"model": "twin"}).json())
+
+
+def names(server: RunningServer) -> set[str]:
+    """All models; the disk is looked at again for a name that nobody knows."""
+    assert server.get("/v1/models/nobody").status_code == 404
+    return {card["id"] for card in server.get("/v1/models").json()["data"]}
+
+
+async def until_warm(server: RunningServer, view: dict[str, Any]) -> None:
+    """Nobody loads its model for it; a request does."""
+    assert view["status"] == "waiting"
+    assert server.post(CHAT, question("", model=view["model"])).status_code == 200
+    path = f"/v1/prewarm/{view['id']}"
+    await until(lambda: server.get(path).json()["status"] == "completed", "it is warm")

@@ -226,3 +226,23 @@ async def test_a_worker_that_cannot_leave_in_time_ends_anyway(tmp_path: Path, mo
         assert departure is not None
         assert not departure.is_clean
         assert process.obituary.returncode in (EXIT_OVERDUE, -signal.SIGTERM)
+
+
+async def test_a_worker_that_dies_before_it_is_told_to_load_is_told_nothing(
+    tmp_path: Path, models: Path
+):
+    """Its KV is looked for while it dies: the store is opened only afterwards."""
+    settings = lone_settings(tmp_path, kv_disk=True)
+    kv = KvStore(settings)
+    process = LoneWorker(settings, kv, models / "m").process
+    starting = asyncio.create_task(process.start())
+    await until(lambda: process.pid, "a process")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    await gone(process)
+    kv.start()
+    with pytest.raises(WorkerDied):
+        await starting
+    assert kv.loaded_models() == frozenset()
+    assert kv.shut_out() == []
+    await kv.stop()
