@@ -90,6 +90,7 @@ class KvChannel:
         self.counts = KvCounts()
         self._desk = desk
         self._send: Callable[[KvNews], None] | None = None
+        self._is_closed = False
         self._is_told = asyncio.Event()
         self._asked: dict[int, asyncio.Future[Told]] = {}
         self._num_asked = 0
@@ -112,9 +113,10 @@ class KvChannel:
         return self.kv
 
     def open(self, send: Callable[[KvNews], None]) -> None:
-        """The worker was told to load: tell it what is on disk of its model."""
-        self._send = send
-        self._desk.join(self)
+        """The worker was told to load: tell it what is on disk of its model, unless it is gone."""
+        if not self._is_closed:
+            self._send = send
+            self._desk.join(self)
 
     async def told(self) -> None:
         """Wait until the worker was told what is on disk, but not for a store that takes long."""
@@ -143,6 +145,7 @@ class KvChannel:
 
     def close(self) -> None:
         """The worker is gone; everything it reported has arrived."""
+        self._is_closed = True
         if self._send is not None:
             self._send = None
             self._desk.leave(self)

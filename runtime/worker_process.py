@@ -255,8 +255,6 @@ class WorkerProcess:
         self._spawn(self._conclude(child))
         self._spawn(self._watch())
         kv = await options
-        if self.state == "stopped":  # it died while the store looked for its KV
-            return
         load = Load(spec=self.spec, options=worker_options(self._settings, self.spec.id), kv=kv)
         child.send(load)
         self.clock.sent_load(time.monotonic(), was_spare=was_spare)
