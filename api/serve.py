@@ -12,6 +12,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -87,8 +88,16 @@ class _Server(uvicorn.Server):
         ending = asyncio.create_task(self._doorway.end_answers(self._grace_s))
         try:
             await super().shutdown(sockets)
+            if self.force_exit:  # then uvicorn leaves the house open
+                await self._close_house()
         finally:
             ending.cancel()
+
+    async def _close_house(self) -> None:
+        """Its workers were killed, so that this takes no time; unless the disk does."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self.lifespan.shutdown()
 
     def stop(self) -> None:
         """Begin to leave, if that has not begun yet."""

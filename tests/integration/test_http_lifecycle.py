@@ -323,6 +323,8 @@ async def test_a_second_signal_waits_for_nothing(tmp_path: Path, models_dir: Pat
             with suppress(httpx.RemoteProtocolError):
                 await stream.rest()
             assert "[DONE]" not in stream.events
+        assert server.process.returncode == 0
+        assert "Traceback" not in server.stderr
 
 
 def state_of(server: RunningServer, model: str) -> str | None:
