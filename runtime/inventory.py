@@ -289,8 +289,9 @@ class Inventory:
             return verify(slot_path(self.store.root, place.id)).num_bytes
         if self.store.cold is None:
             raise StoreFailed("there is no cold store")
-        staged = self.store.cold.promote(self.store.root, place.id)
-        remove(staged.path)
+        with self.store.moving:  # a slot that is promoted has the same name until it is whole
+            staged = self.store.cold.promote(self.store.root, place.id)
+            remove(staged.path)
         return staged.num_bytes
 
     def _drop_damaged(self, place: SlotPlace) -> int:

@@ -38,6 +38,7 @@ from store.slots import (
     StagedSlot,
     continue_other,
     publish_all,
+    publish_or_remove,
     read_header,
     remove,
     slot_path,
@@ -325,7 +326,8 @@ class OpenStore:
         with self.moving:
             path = slot_path(self.root, slot_id)
             packed = self.cold.demote(path)
-            self.index.set_tier(slot_id, "cold", packed.num_bytes).result()
+            if not self.index.set_tier(slot_id, "cold", packed.num_bytes).result():
+                self.cold.delete(slot_id)  # it was evicted meanwhile
             remove(path)
         self.counts["demoted"] += 1
 
@@ -344,14 +346,17 @@ class OpenStore:
             path = slot_path(self.root, slot_id)
             try:
                 if not path.exists():
-                    publish_all([self.cold.promote(self.root, slot_id)])
+                    publish_or_remove(self.cold.promote(self.root, slot_id))
                 size = disk_bytes(path)
             except (SlotMissing, SlotDamaged) as error:
-                _log.warning("cold_slot_lost", slot=slot_id, why=str(error))
+                if self.is_cold(slot_id):
+                    _log.warning("cold_slot_lost", slot=slot_id, why=str(error))
                 return False
             # Who asked for it needs it for longer than until the next look at what is over.
             self.touch([slot_id])
-            self.index.set_tier(slot_id, "warm", size).result()
+            if not self.index.set_tier(slot_id, "warm", size).result():
+                remove(path)  # it was evicted meanwhile
+                return False
             with suppress(StoreError):  # a recovery removes what is in both tiers
                 self.cold.delete(slot_id)
         self.counts["promoted"] += 1

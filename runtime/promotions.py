@@ -30,7 +30,8 @@ class Promotions:
                     channel.tell_away([slot_id])
                 case "lost":
                     lost = await self._life.attempt(lambda store, i=slot_id: store.drop([i]))
-                    self._tell(Gone(lost or (slot_id,), "damaged"))
+                    # Without a row it was not lost: it was evicted while it was asked for.
+                    self._tell(Gone(lost, "damaged") if lost else Gone((slot_id,), "evicted"))
 
     async def _fetch(self, slot_id: str) -> Fetched:
         """Without a store that works it is away as well: a later request may ask again."""

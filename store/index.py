@@ -82,8 +82,11 @@ class SlotIndex:
         """The files of dropped slots are gone."""
         return self._database.submit(lambda connection: _forget(connection, places))
 
-    def set_tier(self, slot: str, tier: Tier, disk_bytes: int) -> Future[None]:
-        """A slot was demoted or promoted: its file is now there, of that many bytes."""
+    def set_tier(self, slot: str, tier: Tier, disk_bytes: int) -> Future[bool]:
+        """A slot was demoted or promoted: its file is now there, of that many bytes.
+
+        False when it has no row any more.
+        """
         return self._database.submit(
             lambda connection: _set_tier(connection, SlotPlace(slot, tier), disk_bytes)
         )
@@ -140,9 +143,9 @@ class SlotIndex:
         return self._database.read(_totals)
 
 
-def _set_tier(connection: Connection, place: SlotPlace, disk_bytes: int) -> None:
+def _set_tier(connection: Connection, place: SlotPlace, disk_bytes: int) -> bool:
     moved = update(Slot).where(Slot.name == place.id)
-    connection.execute(moved.values(tier=place.tier, disk_bytes=disk_bytes))
+    return bool(connection.execute(moved.values(tier=place.tier, disk_bytes=disk_bytes)).rowcount)
 
 
 def _replace(

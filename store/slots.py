@@ -10,6 +10,7 @@ import os
 import time
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from store.disk import (
     reported,
     sync_directories,
 )
-from store.errors import SlotDamaged, StoreFailed
+from store.errors import SlotDamaged, StoreError, StoreFailed
 from store.slot_format import (
     TOKENS,
     SlotContents,
@@ -167,6 +168,16 @@ def continue_other(path: Path, parent: str) -> SlotHeader:
 def publish(staged: StagedSlot) -> Path:
     """Give a staged slot its name, durably. Returns its path. Raises as `publish_all`."""
     return publish_all([staged])[0]
+
+
+def publish_or_remove(staged: StagedSlot) -> None:
+    """The same, and nothing is left of what fails: the next attempt wants its name again."""
+    try:
+        publish_all([staged])
+    except StoreError:
+        with suppress(StoreError):
+            remove(staged.path)
+        raise
 
 
 def publish_all(group: Iterable[StagedSlot]) -> list[Path]:
