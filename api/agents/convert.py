@@ -16,12 +16,11 @@ from api.agents.schemas import (
     TurnView,
 )
 from api.draft import Draft
+from api.openai.calls import PLAIN, CallForm, called_tool
 from api.openai.fields import Raws
 from api.openai.frame import chat_logprobs
 from api.openai.schemas import (
     AssistantMessage,
-    CalledFunction,
-    CalledTool,
     ChatChoice,
     ChatRequest,
 )
@@ -145,9 +144,9 @@ def _check_results(history: Sequence[Message], new: Sequence[Message]) -> None:
             )
 
 
-def choice_of(draft: Draft) -> ChatChoice:
+def choice_of(draft: Draft, form: CallForm = PLAIN) -> ChatChoice:
     """The answer as the choice of a chat completion."""
-    said = _message_view(answer_of(draft))
+    said = _message_view(answer_of(draft), form.customs)
     return ChatChoice(
         index=0,
         message=AssistantMessage(
@@ -221,11 +220,8 @@ def turn_view(row: TurnRow) -> TurnView:
     )
 
 
-def _message_view(message: Message) -> HistoryMessage:
-    calls = [
-        CalledTool(id=call.id, type="function", function=CalledFunction(call.arguments, call.name))
-        for call in message.tool_calls
-    ]
+def _message_view(message: Message, customs: frozenset[str] = frozenset()) -> HistoryMessage:
+    calls = [called_tool(call, customs) for call in message.tool_calls]
     return HistoryMessage(
         role=message.role,
         content=_parts(message) if message.images else message.text,

@@ -20,6 +20,7 @@ from api.draft import Draft
 from api.images import check_images
 from api.lineage import Caller
 from api.openai.convert import chat_to_generate
+from api.openai.tools import form_of, unserved_tools
 from api.refusal import refuse
 from runtime.errors import AgentChanged, Overloaded, TurnConflict
 from runtime.prompt.begun import begun
@@ -97,6 +98,8 @@ class Generates:
             new_messages=new_messages,
             request=msgspec.structs.replace(request, cache=cache),
             cut=cut,
+            form=form_of(chat),
+            ignored=tuple(unserved_tools(chat)),
         )
 
     async def _keep(self, plan: Plan, draft: Draft) -> None:

@@ -168,7 +168,7 @@ async def generate(
             id=frame.id,
             created=frame.created,
             model=turn.plan.model,
-            choices=[convert.choice_of(turn.draft)],
+            choices=[convert.choice_of(turn.draft, turn.plan.form)],
             usage=usage_of(tally),
             system_fingerprint=FINGERPRINT,
             hearth=hearth_of(tally),

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from api.agents.schemas import AgentMark
 from api.agents.turns import AgentTurn
+from api.openai.calls import CallForm
 from api.openai.chat import ChatStream
 from api.openai.frame import END, Frame, comment, error_event
 from api.openai.schemas import ChunkChoice
@@ -31,7 +32,7 @@ class AgentStream:
         self._frame.model = plan.model
         mark = AgentMark(plan.agent_id, plan.base + 1)
         tally = self._turn.answer.tally
-        self._chunks = _Chunks(self._frame, tally, mark, has_usage=self._has_usage)
+        self._chunks = _Chunks(self._frame, tally, mark, has_usage=self._has_usage, form=plan.form)
         return self._chunks.opening()
 
     def chunks(self, chunks: Sequence[Chunk]) -> bytes:
@@ -55,8 +56,10 @@ class AgentStream:
 class _Chunks(ChatStream):
     """Chunks of which the last says which turn the answer became."""
 
-    def __init__(self, frame: Frame, tally: Tally, mark: AgentMark, *, has_usage: bool) -> None:
-        super().__init__(frame, tally, has_usage=has_usage)
+    def __init__(
+        self, frame: Frame, tally: Tally, mark: AgentMark, *, has_usage: bool, form: CallForm
+    ) -> None:
+        super().__init__(frame, tally, has_usage=has_usage, form=form)
         self._mark = b',"agent":' + msgspec.json.encode(mark) + END
 
     @override

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from api.agents.lanes import Lanes
 from api.answer import Answer
 from api.draft import Draft
+from api.openai.calls import PLAIN, CallForm
 from api.sse import unheard
 from runtime.errors import HearthError, Overloaded
 from runtime.types import CacheUse, Chunk, GenerateRequest, Message
@@ -23,6 +24,7 @@ class Plan(NamedTuple):
     """What a generate is to do, once it is its turn. `base` is the turn it continues from.
 
     `cut` is the turn that it goes on with and takes the place of; its messages are the new ones.
+    `ignored` has no effect.
     """
 
     agent_id: str
@@ -32,6 +34,8 @@ class Plan(NamedTuple):
     new_messages: tuple[Message, ...]
     request: GenerateRequest
     cut: TurnRow | None = None
+    form: CallForm = PLAIN
+    ignored: tuple[str, ...] = ()
 
 
 class Steps(NamedTuple):
@@ -147,6 +151,7 @@ class AgentTurn:
             ) from None
         self._plan = await self._steps.plan()
         self._answer = self._steps.submit(self._plan.request)
+        self._answer.tally.ignored += self._plan.ignored
         await self._answer.accepted()
 
     async def _keep(self) -> None:

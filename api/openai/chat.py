@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from litestar import Response, post
 from litestar.di import NamedDependency
@@ -16,6 +16,7 @@ from api.draft import Draft, collect
 from api.errors import documented
 from api.hearth_info import hearth_of
 from api.lineage import asker_of
+from api.openai.calls import PLAIN, CallForm, StreamedCalls, called_tool
 from api.openai.convert import chat_to_generate
 from api.openai.frame import (
     DONE,
@@ -33,7 +34,6 @@ from api.openai.frame import (
 from api.openai.schemas import (
     AssistantMessage,
     CalledFunction,
-    CalledTool,
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
@@ -41,7 +41,7 @@ from api.openai.schemas import (
     ChunkChoice,
     Delta,
 )
-from api.openai.tools import is_older_form, unserved_tools
+from api.openai.tools import form_of, unserved_tools
 from api.record import Tally
 from api.sse import EventStream, open_stream, whole
 from runtime.errors import HearthError
@@ -70,14 +70,14 @@ async def chat_completions(
     generate = chat_to_generate(data, frame.id, spec, gate.settings, caller)
     answer = gate.submit(request.scope, [generate])
     answer.tally.ignored += unserved_tools(data)
-    is_older = is_older_form(data)
+    form = form_of(data)
     if data.stream:
         has_usage = data.stream_options is not None and bool(data.stream_options.include_usage)
-        stream = ChatStream(frame, answer.tally, has_usage=has_usage, is_older=is_older)
+        stream = ChatStream(frame, answer.tally, has_usage=has_usage, form=form)
         return await open_stream(request, answer, stream, gate.settings.keep_alive_s)
     drafts = [Draft() for _ in range(answer.num_choices)]
     await whole(request, answer, lambda chunk: collect(drafts, chunk))
-    choices = [_choice(draft, index, is_older=is_older) for index, draft in enumerate(drafts)]
+    choices = [_choice(draft, index, form) for index, draft in enumerate(drafts)]
     if generate.top_logprobs is not None:
         for choice in choices:
             choice.logprobs = choice.logprobs or ChatLogprobs([])
@@ -96,18 +96,16 @@ async def chat_completions(
 
 
 class ChatStream:
-    """An answer as a stream of `chat.completion.chunk` events.
-
-    With `is_older` the model calls functions, not tools, and one of them at most.
-    """
+    """An answer as a stream of `chat.completion.chunk` events."""
 
     def __init__(
-        self, frame: Frame, tally: Tally, *, has_usage: bool, is_older: bool = False
+        self, frame: Frame, tally: Tally, *, has_usage: bool, form: CallForm = PLAIN
     ) -> None:
         self._head, self._tail = frame.around("chat.completion.chunk", has_usage=has_usage)
         self._tally = tally
         self._has_usage = has_usage
-        self._chunk_choice = _older_chunk_choice if is_older else _chunk_choice
+        self._is_older = form.is_older
+        self._calls = StreamedCalls(form.customs)
 
     def opening(self) -> bytes:
         start = Delta(role="assistant", content="")
@@ -116,11 +114,7 @@ class ChatStream:
         )
 
     def chunks(self, chunks: Sequence[Chunk]) -> bytes:
-        return b"".join(
-            self._event(choice)
-            for chunk in chunks
-            if (choice := self._chunk_choice(chunk)) is not None
-        )
+        return b"".join(self._event(choice) for chunk in chunks for choice in self._choices(chunk))
 
     def sign_of_life(self, phase: str) -> bytes:
         return comment(phase)
@@ -130,6 +124,20 @@ class ChatStream:
 
     def closing(self) -> bytes:
         return usage_event(self._head, self._tally) + DONE if self._has_usage else DONE
+
+    def _choices(self, chunk: Chunk) -> Iterator[ChunkChoice]:
+        match chunk:
+            case ToolCallDelta() if not self._is_older:
+                if calls := self._calls.pieces(chunk):
+                    yield ChunkChoice(chunk.index, Delta(tool_calls=calls))
+            case Finished():
+                if calls := self._calls.rest(chunk.index):
+                    yield ChunkChoice(chunk.index, Delta(tool_calls=calls))
+            case _:
+                pass
+        choice = _older_chunk_choice(chunk) if self._is_older else _chunk_choice(chunk)
+        if choice is not None:
+            yield choice
 
     def _event(self, choice: ChunkChoice) -> bytes:
         is_last = choice.finish_reason is not None
@@ -147,8 +155,6 @@ def _chunk_choice(chunk: Chunk) -> ChunkChoice | None:
             return ChunkChoice(
                 chunk.index, Delta(reasoning_content=chunk.text), chat_logprobs(chunk.logprobs)
             )
-        case ToolCallDelta():
-            return ChunkChoice(chunk.index, Delta(tool_calls=[_called_tool(chunk)]))
         case Finished():
             return ChunkChoice(chunk.index, Delta(), finish_reason=chunk.reason)
         case _:
@@ -168,19 +174,9 @@ def _older_chunk_choice(chunk: Chunk) -> ChunkChoice | None:
             return _chunk_choice(chunk)
 
 
-def _called_tool(chunk: ToolCallDelta) -> CalledTool:
-    if chunk.id is None:
-        return CalledTool(index=chunk.call_index, function=CalledFunction(chunk.arguments))
-    function = CalledFunction(chunk.arguments, chunk.name or "")
-    return CalledTool(id=chunk.id, type="function", function=function, index=chunk.call_index)
-
-
-def _choice(draft: Draft, index: int, *, is_older: bool) -> ChatChoice:
-    calls = [
-        CalledTool(id=call.id, type="function", function=CalledFunction(call.arguments, call.name))
-        for call in draft.calls
-    ]
-    reason = draft.finish_reason
+def _choice(draft: Draft, index: int, form: CallForm) -> ChatChoice:
+    calls = [called_tool(call, form.customs) for call in draft.calls]
+    reason, is_older = draft.finish_reason, form.is_older
     return ChatChoice(
         index=index,
         message=AssistantMessage(

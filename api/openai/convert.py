@@ -9,9 +9,16 @@ from api.images import check_images
 from api.lineage import Caller
 from api.openai.content import read
 from api.openai.formats import constraint_of
+from api.openai.freeform import freeform_arguments
 from api.openai.prompts import listed_prompts
 from api.openai.sampling import cache_of, num_choices, sampling_of, stops_of
-from api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest, FunctionCall
+from api.openai.schemas import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    FunctionCall,
+    HistoryToolCall,
+)
 from api.openai.templates import goes_on, template_kwargs
 from api.openai.thinking import Controls, all_said
 from api.openai.tools import chosen_tools
@@ -184,14 +191,20 @@ def _called_tools(message: ChatMessage, path: str) -> tuple[ToolCall, ...]:
     if message.function_call is not None and not message.tool_calls:
         call = message.function_call
         return (ToolCall(id=f"call_{call.name}", name=call.name, arguments=_arguments(call)),)
+    calls = enumerate(message.tool_calls or ())
     return tuple(
-        ToolCall(
-            id=call.id or f"call_{path}_{i}",
-            name=call.function.name,
-            arguments=_arguments(call.function),
-        )
-        for i, call in enumerate(message.tool_calls or ())
+        _called_tool(call, f"{path}.tool_calls[{i}]", f"call_{path}_{i}") for i, call in calls
     )
+
+
+def _called_tool(call: HistoryToolCall, path: str, own_id: str) -> ToolCall:
+    if call.custom is not None and call.function is None:
+        arguments = freeform_arguments(call.custom.input or "")
+        return ToolCall(id=call.id or own_id, name=call.custom.name, arguments=arguments)
+    if call.function is None:
+        refuse(f"{path}.function", "is missing: it is required.")
+    arguments = _arguments(call.function)
+    return ToolCall(id=call.id or own_id, name=call.function.name, arguments=arguments)
 
 
 def _arguments(call: FunctionCall) -> str:

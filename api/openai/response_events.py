@@ -14,7 +14,8 @@ from typing_extensions import override
 
 from api.openai.fields import Body
 from api.openai.frame import token_entry
-from api.openai.response_items import freeform_input, seal
+from api.openai.freeform import freeform_input
+from api.openai.response_items import seal
 from api.openai.response_output import (
     ItemStatus,
     OutputCall,

@@ -15,7 +15,8 @@ import msgspec
 
 from api.body import decoded_at
 from api.openai.content import ContentPart, read
-from api.openai.fields import Body, Raws
+from api.openai.fields import Raws
+from api.openai.freeform import freeform_arguments
 from api.openai.response_schemas import (
     CallItem,
     CallOutputItem,
@@ -58,12 +59,6 @@ class Transcript(NamedTuple):
     is_over: bool
 
 
-class FreeformArguments(Body):
-    """How a model writes the call of a custom tool."""
-
-    input: str
-
-
 def seal(reasoning: str) -> str:
     """The reasoning as `encrypted_content`, which a client sends back without reading it."""
     return SEAL + base64.b64encode(zlib.compress(reasoning.encode(errors="replace"))).decode()
@@ -80,23 +75,6 @@ def unseal(sealed: str) -> str | None:
         return text.decode() if unpacker.eof else None
     except (binascii.Error, zlib.error, UnicodeDecodeError):
         return None
-
-
-def freeform_arguments(text: str) -> str:
-    """The text of a custom tool as the arguments that a model writes."""
-    return msgspec.json.encode(FreeformArguments(text)).decode()
-
-
-def freeform_input(arguments: str) -> str:
-    """The text that arguments carry, also where they were cut; they themselves where the model
-    wrote something else.
-    """
-    for text in (arguments, arguments + '"}'):
-        try:
-            return msgspec.json.decode(text, type=FreeformArguments).input
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-    return arguments
 
 
 def head_of(item: Item) -> ItemHead:

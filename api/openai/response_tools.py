@@ -14,19 +14,16 @@ import msgspec
 from api.body import decoded_at
 from api.openai.fields import FunctionDefinition
 from api.openai.formats import schema_text
+from api.openai.freeform import freeform_tool, unheld
 from api.openai.response_schemas import (
     ChosenTool,
     CustomTool,
-    GrammarFields,
     NamespaceTool,
     ToolChoiceFields,
     ToolHead,
 )
 from api.refusal import refuse
 from runtime.types import Tool, ToolChoice
-
-INPUT = "input"
-"""The one argument by which a model is asked for a custom tool's text."""
 
 _MODES = ("auto", "none", "required")
 _OWN_TYPES = ("function", "custom", "namespace")
@@ -140,11 +137,11 @@ class _Reader:
     def _keep_custom(
         self, custom: CustomTool, space: NamespaceTool | None, path: str, about: str | None = None
     ) -> None:
-        tool = _described(_custom(custom, path), about)
+        form_path = f"{path}.format"
+        tool = _described(freeform_tool(custom, form_path, form_path), about)
         namespace = space.name if space is not None else None
         self._keep(tool, ToolRef(custom.name, namespace, is_custom=True))
-        if custom.format is not None and custom.format.syntax == "lark":
-            self.ignored.append(f"{path}.format: the grammar is shown to the model, not enforced")
+        self.ignored += unheld(custom, path)
 
     def _keep(self, tool: Tool, ref: ToolRef) -> None:
         flat = _flat_name(ref.name, ref.namespace)
@@ -180,45 +177,6 @@ def _function_echo(function: FunctionDefinition) -> msgspec.Raw:
     parameters = None if bytes(function.parameters) == b"null" else function.parameters
     echo = FunctionEcho(function.name, function.description, parameters, bool(function.strict))
     return msgspec.Raw(msgspec.json.encode(echo))
-
-
-def _custom(custom: CustomTool, path: str) -> Tool:
-    """A tool of one text. A regular expression goes into a strict schema, which holds the model
-    to it; a grammar is only described.
-    """
-    text: dict[str, str] = {"type": "string"}
-    description = custom.description
-    form = custom.format or GrammarFields()
-    if form.type == "grammar":
-        definition = _definition(form, f"{path}.format")
-        if form.syntax == "regex":
-            text["pattern"] = f"^(?:{definition})$"
-        else:
-            about = f"The {INPUT} must follow this Lark grammar:\n{definition}"
-            description = "\n\n".join(part for part in (description, about) if part)
-    elif form.type != "text":
-        refuse(f"{path}.format.type", f"is {form.type[:64]!r}: use text or grammar.")
-    schema = {
-        "type": "object",
-        "properties": {INPUT: text},
-        "required": [INPUT],
-        "additionalProperties": False,
-    }
-    return Tool(
-        name=custom.name,
-        description=description,
-        parameters=msgspec.json.encode(schema).decode(),
-        is_strict="pattern" in text,
-        is_freeform="pattern" not in text,
-    )
-
-
-def _definition(form: GrammarFields, path: str) -> str:
-    if form.syntax not in ("lark", "regex"):
-        refuse(f"{path}.syntax", 'must be "lark" or "regex".')
-    if not form.definition:
-        refuse(f"{path}.definition", "is missing: give the grammar.")
-    return form.definition
 
 
 # The choice

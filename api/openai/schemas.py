@@ -14,10 +14,12 @@ from api.openai.fields import (
     Count,
     FunctionDefinition,
     JsonSchemaFormat,
+    Name,
     Raws,
     ReasoningFields,
     SamplingFields,
 )
+from api.openai.response_schemas import GrammarFields
 from api.openai.thinking import Budget, ThinkingField
 from runtime.types import FinishReason
 
@@ -31,10 +33,18 @@ class FunctionCall(Body):
     arguments: str | None = None
 
 
-class HistoryToolCall(Body):
-    """A tool call in an earlier assistant message."""
+class CustomCall(Body):
+    """The custom tool an assistant called, and with what text."""
 
-    function: FunctionCall
+    name: str
+    input: str | None = None
+
+
+class HistoryToolCall(Body):
+    """A tool call in an earlier assistant message: of a function, or of a custom tool."""
+
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
     id: str | None = None
     type: str | None = None
 
@@ -56,15 +66,31 @@ class ChatMessage(Body):
     function_call: FunctionCall | None = None
 
 
+class CustomFormat(Body):
+    """What a custom tool's text must look like: `text`, or a `grammar`."""
+
+    type: str = "text"
+    grammar: GrammarFields | None = None
+
+
+class CustomDefinition(Body):
+    """A custom tool, which takes one text."""
+
+    name: Name
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
 class ToolDefinition(Body):
-    """A tool. Types other than `function` are ignored, and named in the answer."""
+    """A tool: a `function`, or a `custom` one. Other types are ignored, and named in the answer."""
 
     type: str = "function"
     function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
 
 
 class NamedFunction(Body):
-    """A function by its name."""
+    """A function, or a custom tool, by its name."""
 
     name: str
 
@@ -81,6 +107,7 @@ class NamedToolChoice(Body):
 
     type: str = "function"
     function: NamedFunction | None = None
+    custom: NamedFunction | None = None
     allowed_tools: AllowedTools | None = None
 
 
@@ -197,12 +224,23 @@ class CalledFunction(Body):
     name: str | UnsetType = UNSET
 
 
-class CalledTool(Body):
-    """A tool call; streams give its `index`, and `id` and `type` with the first piece only."""
+class CalledCustom(Body):
+    """What custom tool is called, with what text; streams name it in the first piece only."""
 
-    function: CalledFunction
+    input: str
+    name: str | UnsetType = UNSET
+
+
+class CalledTool(Body):
+    """A tool call; streams give its `index`, and `id` and `type` with the first piece only.
+
+    It has what its type says: a `function`, or what is called in a `custom` one.
+    """
+
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustom | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
     index: int | UnsetType = UNSET
 
 

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from api.openai.calls import CallForm
 from api.openai.fields import FunctionDefinition
 from api.openai.formats import schema_text
-from api.openai.schemas import ChatRequest, NamedFunction, NamedToolChoice, ToolDefinition
+from api.openai.freeform import freeform_tool, unheld
+from api.openai.response_schemas import CustomTool, GrammarFields
+from api.openai.schemas import (
+    ChatRequest,
+    CustomDefinition,
+    CustomFormat,
+    NamedFunction,
+    NamedToolChoice,
+    ToolDefinition,
+)
 from api.refusal import refuse
 from runtime.types import Tool, ToolChoice
 
 _MODES = ("auto", "none", "required")
+_TYPES = ("function", "custom")
 
 
 class Chosen(NamedTuple):
@@ -27,9 +38,21 @@ def is_older_form(data: ChatRequest) -> bool:
 
 
 def unserved_tools(data: ChatRequest) -> list[str]:
-    """The tools that the model is not shown, since only functions are served."""
-    tools = enumerate(data.tools or ())
-    return [f"tools[{i}]: {one.type[:64]}" for i, one in tools if one.type != "function"]
+    """The tools that the model is not shown, and the grammars that it is only shown."""
+    unserved: list[str] = []
+    for i, one in enumerate(data.tools or ()):
+        if one.type not in _TYPES:
+            unserved.append(f"tools[{i}]: {one.type[:64]}")
+        elif one.type == "custom" and one.custom is not None:
+            unserved += unheld(_flat(one.custom), f"tools[{i}].custom")
+    return unserved
+
+
+def form_of(data: ChatRequest) -> CallForm:
+    """How the calls of these tools are told."""
+    customs = (one.custom for one in data.tools or () if one.type == "custom")
+    names = frozenset(one.name for one in customs if one is not None)
+    return CallForm(names, is_older=is_older_form(data))
 
 
 def chosen_tools(data: ChatRequest) -> Chosen:
@@ -83,23 +106,37 @@ def _allowed(
 
 
 def _named(tools: Sequence[Tool], given: NamedToolChoice, path: str) -> str:
-    if given.type != "function" or given.function is None:
-        refuse(path, "must name a function: give its type and `function.name`.")
-    if given.function.name not in {tool.name for tool in tools}:
-        refuse(path, f"names {given.function.name[:64]!r}, which is not among the tools.")
-    return given.function.name
+    named = given.custom if given.type == "custom" else given.function
+    if given.type not in _TYPES or named is None:
+        refuse(path, "must name a function or a custom tool: give its type and `function.name`.")
+    if named.name not in {tool.name for tool in tools}:
+        refuse(path, f"names {named.name[:64]!r}, which is not among the tools.")
+    return named.name
 
 
 def _tools(definitions: Sequence[ToolDefinition]) -> list[Tool]:
     tools: list[Tool] = []
     for i, definition in enumerate(definitions):
-        if definition.type != "function":
-            continue
-        if definition.function is None:
-            path = f"tools[{i}].function"
-            refuse(path, "is missing: describe the function by name and parameters.")
-        tools.append(_tool(definition.function, f"tools[{i}].function"))
+        path = f"tools[{i}].{definition.type}"
+        if definition.type == "custom":
+            if definition.custom is None:
+                refuse(path, "is missing: describe the tool by its name.")
+            form_path = f"{path}.format"
+            custom = _flat(definition.custom)
+            tools.append(freeform_tool(custom, form_path, f"{form_path}.grammar"))
+        elif definition.type == "function":
+            if definition.function is None:
+                refuse(path, "is missing: describe the function by name and parameters.")
+            tools.append(_tool(definition.function, path))
     return tools
+
+
+def _flat(custom: CustomDefinition) -> CustomTool:
+    """The tool as Responses describes it, where the grammar is not an object of its own."""
+    form = custom.format or CustomFormat()
+    grammar = form.grammar or GrammarFields()
+    flat = GrammarFields(form.type, grammar.syntax, grammar.definition)
+    return CustomTool(custom.name, custom.description, flat)
 
 
 def _tool(function: FunctionDefinition, path: str) -> Tool:

@@ -139,7 +139,8 @@ async def try_tool(asker: Asker, trial: trials.Trial) -> Outcome:
     reply = await asker.ask(messages[: trial.first], tools, turn.thinking)
     choice = reply.choices[0]
     made = choice.message.tool_calls or []
-    calls = [(call.function.name, json.loads(call.function.arguments)) for call in made]
+    functions = [call.function for call in made if call.function]
+    calls = [(one.name, json.loads(one.arguments)) for one in functions]
     prompt_tokens = reply.usage.prompt_tokens
     if calls != turn.calls or choice.finish_reason != "tool_calls":
         said = f"{choice.message.content or ''}{calls}"

@@ -34,11 +34,11 @@ QUESTION: Any = [{"role": "user", "content": "What do you see?"}]
 def test_a_tool_of_a_kind_that_is_not_served_is_named_in_the_answer(
     calm_client: OpenAI, is_streamed: bool
 ) -> None:
-    tools: Any = [{"type": "function", "function": LOOK}, {"type": "custom", "custom": LOOK}]
+    tools: Any = [{"type": "function", "function": LOOK}, {"type": "web_search"}]
     body: Any = {"messages": QUESTION, "tools": tools, "max_tokens": 2, "stream": is_streamed}
     answer: Any = calm_client.chat.completions.create(model="calm", **body)
     last = list(answer)[-1] if is_streamed else answer
-    assert last.hearth["ignored"] == ["tools[1]: custom"]
+    assert last.hearth["ignored"] == ["tools[1]: web_search"]
 
 
 class Sum(BaseModel):
@@ -88,6 +88,57 @@ def test_a_custom_tool_is_called_with_a_text_of_its_form(calm_client: OpenAI) ->
     (done,) = [e for e in events if e.type == "response.custom_tool_call_input.done"]
     deltas = [e.delta for e in events if e.type == "response.custom_tool_call_input.delta"]
     assert "".join(deltas) == done.input == call.input
+
+
+REGEX: Any = {"syntax": "regex", "definition": "ab[0-9]"}
+NOTE: Any = {
+    "type": "custom",
+    "custom": {"name": "note", "format": {"type": "grammar", "grammar": REGEX}},
+}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "custom", "custom": {"name": "note"}},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": "required",
+                "tools": [{"type": "custom", "custom": {"name": "note"}}],
+            },
+        },
+    ],
+)
+def test_a_custom_tool_is_called_with_a_text_in_chat_too(calm_client: OpenAI, choice: Any) -> None:
+    request: Any = {"model": "calm", "tools": [NOTE], "tool_choice": choice, "max_tokens": 40}
+    request |= {"parallel_tool_calls": False}
+    answer = calm_client.chat.completions.create(messages=QUESTION, **request)
+    message = answer.choices[0].message
+    assert answer.choices[0].finish_reason == "tool_calls"
+    (call,) = message.tool_calls or []
+    assert call.type == "custom"
+    assert (call.custom.name, call.custom.input[:2], len(call.custom.input)) == ("note", "ab", 3)
+    stream = calm_client.chat.completions.create(messages=QUESTION, stream=True, **request)
+    pieces: list[Any] = [
+        piece.to_dict() for chunk in stream for piece in chunk.choices[0].delta.tool_calls or []
+    ]
+    assert [piece.get("type") for piece in pieces] == ["custom", None]
+    assert pieces[0]["custom"] == {"name": "note", "input": ""}
+    assert pieces[1]["custom"] == {"input": call.custom.input}
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": "noted"}
+    history: Any = [*QUESTION, message.to_dict(), result]
+    after = calm_client.chat.completions.create(
+        messages=history, model="calm", tools=[NOTE], max_tokens=4
+    )
+    assert after.usage is not None
+    assert after.usage.prompt_tokens_details is not None
+    assert answer.usage is not None
+    # The call is rendered as it was written, so that all of it is still known.
+    cached = after.usage.prompt_tokens_details.cached_tokens
+    assert cached is not None
+    assert cached >= answer.usage.total_tokens - 2
 
 
 # Beginnings
@@ -252,11 +303,22 @@ def test_a_named_function_is_called(calm_client: OpenAI, tools: Any, choice: Any
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        (
+            {"tools": [{"type": "custom", "custom": {"name": "f", "format": {"type": "grammar"}}}]},
+            "tools[0].custom.format.grammar.syntax",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
     ],
 )
 def test_a_choice_that_cannot_be_made_is_refused(
     calm_client: OpenAI, changes: Any, param: str
 ) -> None:
+    request: Any = {"messages": QUESTION} | changes
     with pytest.raises(openai.BadRequestError) as caught:
-        calm_client.chat.completions.create(model="calm", messages=QUESTION, **changes)
+        calm_client.chat.completions.create(model="calm", **request)
     assert caught.value.param == param
