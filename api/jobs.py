@@ -94,12 +94,13 @@ def _jobs(limits: Limits, is_busy: Callable[[], bool], kv: KvStore) -> tuple[Job
 
     expire = partial(housekeeping.expire, limits=limits)
     caps = partial(housekeeping.keep_within_caps, limits=limits)
+    tidy = partial(housekeeping.tidy, limits=limits)
     scrub = partial(housekeeping.scrub, period_s=_SCRUB_S, should_stop=is_busy)
     orphans = partial(housekeeping.sweep_orphans, should_stop=is_busy)
     return (
         Job("expire", 60.0, expire),
         Job("caps", 60.0, caps),
-        Job("tidy", 600.0, housekeeping.tidy),
+        Job("tidy", 600.0, tidy),
         Job("compact", 600.0, merge, is_for_idle=True),
         Job("scrub", _SCRUB_S, scrub, is_for_idle=True),
         Job("orphans", 86_400.0, orphans),

@@ -57,7 +57,7 @@ class GarbageCollection:
             ("expire", housekeeping.expire(store, self._limits)),
             ("agree", housekeeping.sweep_orphans(store, self._should_stop)),
             ("merge", compact(store, lambda: self._loaded, self._should_stop, self._watch)),
-            ("tidy", housekeeping.tidy(store)),
+            ("tidy", housekeeping.tidy(store, self._limits)),
             ("caps", housekeeping.keep_within_caps(store, self._limits)),
         ]
 

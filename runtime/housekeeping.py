@@ -37,6 +37,7 @@ SCRUB_PERIOD_S = 7 * 86_400.0
 MAX_SCRUB_BYTES = 1 << 30
 _MAX_FLOOR_SHARE = 0.1
 _REMEMBERED_S = 90 * 86_400.0
+_ORPHANED_S = 86_400.0
 
 _log = structlog.stdlib.get_logger("hearth.store")
 
@@ -73,6 +74,7 @@ def usage_of(store: OpenStore) -> Usage:
     root = store.root
     others = [root / f"{INDEX}{suffix}" for suffix in ("", "-wal", "-shm")]
     others += [root / upkeep.BALLAST, *(root / upkeep.QUARANTINE).glob("*")]
+    others += upkeep.asides(root, INDEX)
     others += [path for path in root.glob("slots/??/.tmp-*") if slot_id_of(path.name)]
     others += [slot_path(root, place.id) for place in store.replaced]
     other_bytes = sum(disk_bytes(path) for path in others) + turns.turn_bytes(root)
@@ -160,16 +162,18 @@ def scrub(store: OpenStore, period_s: float, should_stop: Callable[[], bool]) ->
         store.scrubbed_to = slot_id
 
 
-def tidy(store: OpenStore) -> Iterator[News]:
-    """Unfinished files of the dead, old quarantine, old rows, the ballast, the WAL."""
+def tidy(store: OpenStore, limits: Limits) -> Iterator[News]:
+    """Unfinished files, what was put aside, old rows and turns, the ballast, the WAL."""
     now_s = store.clock().wall_s
     upkeep.sweep_temp(store.root)
     if store.cold is not None:
         store.cold.sweep()
     upkeep.trim_quarantine(store.root, now_s=now_s)
-    upkeep.keep_ballast(store.root)
+    upkeep.trim_asides(store.root, INDEX)
+    upkeep.keep_ballast(store.root, upkeep.ballast_bytes(limits.cache_max_bytes))
     store.records.trim(now_s - _REMEMBERED_S).result()
     Conversations(store.database).forget_idle(now_s - _REMEMBERED_S).result()
+    _drop_old_turns(store, now_s)
     store.database.checkpoint().result()
     yield from ()
 
@@ -180,6 +184,17 @@ def sweep_orphans(store: OpenStore, should_stop: Callable[[], bool]) -> Iterator
         now_s = store.clock().wall_s
         Recovery(store.root, store.database, store.cold, now_s, should_stop).run()
     yield from ()
+
+
+def _drop_old_turns(store: OpenStore, now_s: float) -> None:
+    """Of conversations without slots those of long ago; of models without any after a day."""
+    rows = Conversations(store.database).listing()
+    held = {(row.model.hex(), row.key.hex()) for row in rows if row.leaf is not None}
+    with_slots = {total.model.hex() for total in store.index.totals()}
+    for one in turns.folders(store.root):
+        lives_s = _REMEMBERED_S if one.model in with_slots else _ORPHANED_S
+        if (one.model, one.name) not in held and one.last_s < now_s - lives_s:
+            turns.drop_folder(one)
 
 
 def _evict_warm(store: OpenStore, excess: int, why: str) -> Iterator[News]:

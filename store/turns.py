@@ -11,12 +11,28 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from store.disk import reported
 
 TURNS = "turns"
 SUFFIX = ".turn"
 UNNAMED = "u-"
+
+
+class TurnFolder(NamedTuple):
+    """A conversation's turns; in the second `last_s` of the wall clock the last one came."""
+
+    path: Path
+    last_s: float
+
+    @property
+    def model(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def name(self) -> str:
+        return self.path.name
 
 
 def turns_root(root: Path, model: bytes) -> Path:
@@ -50,6 +66,23 @@ def drop_conversation(root: Path, key: str) -> None:
 def drop_unnamed(root: Path, model: bytes) -> None:
     """Remove the turns of a model's conversations without a name. Raises StoreFailed."""
     _remove(turns_root(root, model).glob(f"{UNNAMED}*"))
+
+
+def folders(root: Path) -> list[TurnFolder]:
+    """Those of all conversations, with all models. Raises StoreFailed."""
+    found: list[TurnFolder] = []
+    with reported(root / TURNS):
+        for path in (root / TURNS).glob("*/*"):
+            with suppress(FileNotFoundError):
+                found.append(TurnFolder(path, path.stat(follow_symlinks=False).st_mtime))
+    return found
+
+
+def drop_folder(folder: TurnFolder) -> None:
+    """Remove a conversation's turns, and what is then empty. Raises StoreFailed."""
+    _remove([folder.path])
+    with suppress(OSError):
+        folder.path.parent.rmdir()
 
 
 def drop_turns(root: Path, model: bytes | None = None) -> None:

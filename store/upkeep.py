@@ -31,6 +31,12 @@ BALLAST = "ballast"
 BALLAST_BYTES = 32 << 20
 """Four times SQLite's journal limit of 8 MiB, so that deleting rows always finds room."""
 
+_BALLAST_SHARE = 16
+"""A store that may take little has a small index, whose rows need less room to go."""
+
+MAX_ASIDES = 2
+_LOGS = ("-journal", "-wal", "-shm")
+
 _PROBE_BYTES = 64 << 10
 
 MIN_FREE_BYTES = 10 << 30
@@ -152,6 +158,24 @@ def trim_quarantine(
     return num_removed
 
 
+def asides(root: Path, name: str) -> list[Path]:
+    """Databases of that name that were put aside, with their logs. Raises StoreFailed."""
+    with reported(root):
+        return sorted(root.glob(f"{name}.aside-*"))
+
+
+def trim_asides(root: Path, name: str) -> int:
+    """Remove all but the newest of them, with their logs; returns how many. Raises StoreFailed."""
+    kept = asides(root, name)
+    with reported(root):
+        whole = [path for path in kept if not path.name.endswith(_LOGS)]
+        whole.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for path in whole[MAX_ASIDES:]:
+            for part in (path, *(path.with_name(path.name + log) for log in _LOGS)):
+                part.unlink(missing_ok=True)
+    return len(whole[MAX_ASIDES:])
+
+
 def _moved_s(path: Path) -> float:
     stamp = path.name.partition("-")[0]
     return int(stamp) / 1e9 if stamp.isdecimal() else 0.0
@@ -173,22 +197,34 @@ def probe(root: Path) -> None:
         path.unlink()
 
 
-def keep_ballast(root: Path) -> bool:
+def ballast_bytes(cap_bytes: int | None) -> int:
+    """What may be held back of a store that takes so much: its ballast counts against its cap."""
+    if cap_bytes is None:
+        return BALLAST_BYTES
+    return min(BALLAST_BYTES, cap_bytes // _BALLAST_SHARE // CHUNK_BYTES * CHUNK_BYTES)
+
+
+def keep_ballast(root: Path, num_bytes: int = BALLAST_BYTES) -> bool:
     """Hold some disk that can be given up when it is full; False where there is no room for it.
+
+    One that is larger is cut.
 
     Raises:
         StoreFailed: the system refused for another reason.
     """
     ballast = root / BALLAST
-    if ballast.exists():
-        return True
-    if disk_room(root).free_bytes < 4 * BALLAST_BYTES:
+    with reported(ballast):
+        if ballast.exists():
+            if ballast.stat().st_size > num_bytes:
+                os.truncate(ballast, num_bytes)
+            return True
+    if disk_room(root).free_bytes < 4 * num_bytes:
         return False
     temporary = root / temp_name("0" * 32)
     chunk = os.urandom(CHUNK_BYTES)
     try:
-        with new_file(temporary, BALLAST_BYTES) as file:
-            for _ in range(BALLAST_BYTES // CHUNK_BYTES):
+        with new_file(temporary, num_bytes) as file:
+            for _ in range(num_bytes // CHUNK_BYTES):
                 file.write(chunk)
     except StoreFull:
         return False

@@ -201,7 +201,7 @@ def _rebuild(store: OpenStore) -> None:
 
 def _scrub(store: OpenStore) -> None:
     _done(scrub(store, 7 * 86_400.0, never_stop))
-    _done(tidy(store))
+    _done(tidy(store, Limits(None, 1 << 40, 1e9)))
 
 
 def _lose_index(root: Path) -> None:

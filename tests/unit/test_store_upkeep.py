@@ -131,3 +131,31 @@ def test_removing_a_store_that_is_gone_sweeps_nothing(tmp_path: Path):
     assert upkeep.sweep_temp(tmp_path / "nowhere") == 0
     assert not list(upkeep.slot_files(tmp_path / "nowhere"))
     assert upkeep.trim_quarantine(tmp_path / "nowhere") == 0
+
+
+@pytest.mark.parametrize(
+    ("cap", "expected"), [(None, 32 << 20), (10**12, 32 << 20), (42_000_000, 2 << 20), (10**6, 0)]
+)
+def test_ballast_is_a_small_part_of_what_a_store_may_take(cap: int | None, expected: int):
+    assert upkeep.ballast_bytes(cap) == expected
+
+
+def test_ballast_becomes_smaller_with_the_cap(tmp_path: Path):
+    for num_bytes in (2 << 20, 1 << 20, 0):
+        assert upkeep.keep_ballast(tmp_path, num_bytes)
+        assert (tmp_path / upkeep.BALLAST).stat().st_size == num_bytes
+
+
+def test_only_the_newest_databases_that_were_put_aside_stay(tmp_path: Path):
+    names = ["1", "schema-3", "2", "schema-4"]
+    for number, name in enumerate(names):
+        path = tmp_path / f"index.db.aside-{name}"
+        for part in (path, path.with_name(f"{path.name}-wal")):
+            part.write_bytes(b"x")
+            os.utime(part, (number, number))
+    (tmp_path / "index.db").touch()
+    assert upkeep.trim_asides(tmp_path, "index.db") == 2
+    left = {path.name for path in tmp_path.iterdir()}
+    kept = {f"index.db.aside-{name}{log}" for name in names[2:] for log in ("", "-wal")}
+    assert left == {"index.db", *kept}
+    assert upkeep.trim_asides(tmp_path, "index.db") == 0
