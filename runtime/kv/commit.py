@@ -187,7 +187,7 @@ class Committer:
             recompute_ms=run.num_tokens * self._ground.rates.prefill_s_per_token * 1000,
             ttl_class=ttl_class,
             ttl_s=ttl_s,
-            sessions={trail.session_id},
+            sessions={trail.session_id: None},
         )
 
     def _write(self, trail: Trail, *, ends_turn: bool = False) -> None:

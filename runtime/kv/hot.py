@@ -11,6 +11,8 @@ from runtime.kv.pack import RunKv
 from runtime.kv.prefix import PrefixTree, Run
 from store.types import TTL_S, Candidate, Tier, TtlClass, decayed_hits
 
+MAX_SESSIONS = 32
+
 
 @dataclass(eq=False, slots=True)
 class Held:
@@ -19,7 +21,7 @@ class Held:
     `id` names its slot. With `is_state_hot` the state at its end is in memory only, and goes with
     `kv`. `is_written` says that a file of it exists or is being written, `is_saved`
     that it is published. `num_readers` counts requests that are about to use `kv`. `sessions` used
-    it since the worker started; those without a name are one.
+    it last, the latest at the end; those without a name are one.
     """
 
     id: str
@@ -36,7 +38,15 @@ class Held:
     recompute_ms: float = 0.0
     ttl_class: TtlClass = "long"
     ttl_s: float | None = TTL_S["long"]
-    sessions: set[str | None] = field(default_factory=set["str | None"])
+    sessions: dict[str | None, None] = field(default_factory=dict["str | None", None])
+
+    def used_by(self, *sessions: str | None) -> None:
+        """Note who used it. Of many the first are left out: it goes with the last that is known."""
+        for session in sessions:
+            self.sessions.pop(session, None)
+            self.sessions[session] = None
+        while len(self.sessions) > MAX_SESSIONS:
+            del self.sessions[next(iter(self.sessions))]
 
 
 class HotTier:
@@ -97,17 +107,32 @@ class HotTier:
         """
         named = {name for held in self._held.values() for name in held.sessions}
         meant = {name for name in named if is_meant(name)}
-        used = [run for run, held in self._held.items() if held.sessions & meant]
+        used = [run for run, held in self._held.items() if held.sessions.keys() & meant]
         used.sort(key=lambda run: -run.end)
         forgotten: list[Run] = []
         unwritten: list[str] = []
         for run in used:
-            held = self._held[run]
-            held.sessions -= meant
-            if not (held.sessions or held.is_saved or run.children):
-                if held.is_written:
-                    unwritten.append(held.id)
-                forgotten += self.drop(run)
+            if (held := self._held.get(run)) is None:
+                continue
+            for name in meant:
+                held.sessions.pop(name, None)
+            gone, unpublished = self._drop_unused(run)
+            forgotten += gone
+            unwritten += unpublished
+        return forgotten, unwritten
+
+    def _drop_unused(self, run: Run) -> tuple[list[Run], list[str]]:
+        """Forget it unless somebody is known to use it, then what stayed for its sake only."""
+        forgotten: list[Run] = []
+        unwritten: list[str] = []
+        above: Run | None = run
+        while above is not None:
+            run, above, held = above, above.parent, self._held[above]
+            if held.sessions or held.is_saved or run.children:
+                break
+            if held.is_written:
+                unwritten.append(held.id)
+            forgotten += self.drop(run)
         return forgotten, unwritten
 
     def shrink(self) -> list[Run]:

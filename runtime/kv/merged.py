@@ -28,7 +28,7 @@ def take_over(ground: Ground, old: Sequence[Run], new: Run) -> None:
         new.media = tuple(dict.fromkeys(spans))
         new.rope_delta = parts[-1][0].rope_delta
     for run, leave in parts:
-        hot[new].sessions |= hot[run].sessions
+        hot[new].used_by(*hot[run].sessions)
         for child in [one for one in run.children if one not in old and one.start <= leave]:
             hot.tree.move(child, new)
     found = [(hot[run].kv, leave - run.start) for run, leave in parts]

@@ -306,7 +306,7 @@ class Restorer:
         for run, end in found.path:
             self._hot.use(run)
             held = self._hot[run]
-            held.sessions.add(trail.session_id)
+            held.used_by(trail.session_id)
             if not held.is_saved:
                 continue
             saved.append(held.id)

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from runtime.kv.blocks import HashChain
-from runtime.kv.hot import Held, HotTier
+from runtime.kv.hot import MAX_SESSIONS, Held, HotTier
 from runtime.kv.layers import State
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix import PrefixTree, Run, run_of
@@ -148,6 +148,21 @@ def test_the_newest_leaf_stays_however_small_the_budget_is():
     tier.put("z")
     tier.shrink()
     assert tier.hot_names == "z"
+
+
+def test_of_many_who_use_a_run_few_are_remembered_and_none_is_kept_after_the_last():
+    tier = Tier(10)
+    shared = tier.put("a")
+    own = tier.put("b", shared)
+    tier[own].used_by("first")
+    names = ["first", None, *(f"later {number}" for number in range(10 * MAX_SESSIONS))]
+    for name in names:
+        tier[shared].used_by(name)
+    assert len(tier[shared].sessions) == MAX_SESSIONS
+    assert not tier.forget(lambda name: name == "later 0")[0]
+    assert not tier.forget(lambda name: name != "first")[0]
+    assert tier.forget(lambda name: name == "first")[0] == [own, shared]
+    assert not tier.names
 
 
 def broken_bytes(tier: Tier, run: Run) -> None:
