@@ -300,15 +300,18 @@ class Worker:
         if self._team is not None:
             self._team.leave()
 
-    def _on_rank_lost(self, why: str) -> None:
-        """Without one rank the others wait for ever: this process ends, and with it all."""
+    def _on_rank_lost(self, why: str, is_fault: bool) -> None:
+        """Without one rank the others wait for ever: this process ends, and with it all.
+
+        One that was killed is a crash also while the model loads: it may load the next time.
+        """
         print(why, file=sys.stderr, flush=True)  # noqa: T201
-        if self._engine is None:
+        if self._engine is None and is_fault:
             self._sender.send(LoadError(message=why))
             self._sender.close()
             if self._sending is not None:
                 self._sending.join(_TURNS_GRACE_S)
-        os._exit(EXIT_TAINTED if self._engine is not None else 1)
+        os._exit(1 if self._engine is None and is_fault else EXIT_TAINTED)
 
     def _heartbeat(self) -> Heartbeat:
         engine = self._engine

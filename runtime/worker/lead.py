@@ -43,7 +43,7 @@ from runtime.worker.rank_records import (
     Step,
     Take,
 )
-from runtime.worker.rank_start import Followers
+from runtime.worker.rank_start import Followers, OnLost
 from runtime.worker.sampler import Sampler
 from runtime.worker.scores import Score as TokenScore
 from runtime.worker.sequence import Sequence as Choice
@@ -262,7 +262,7 @@ class LeadDecoder(Decoder):
 class Team:
     """All ranks of one model, started and joined."""
 
-    def __init__(self, load: Load, ranks: Ranks, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, load: Load, ranks: Ranks, on_lost: OnLost) -> None:
         """`on_lost` is told from another thread. Raises RanksFailed."""
         # Ranks on other machines cannot read the files of this one.
         self.is_here = ranks.are_here
@@ -275,7 +275,7 @@ class Team:
         self._split: Split = "tensor"
 
     @staticmethod
-    def of(load: Load, on_lost: Callable[[str], None]) -> Team | None:
+    def of(load: Load, on_lost: OnLost) -> Team | None:
         """None for a model that one process has. Raises RanksFailed."""
         return Team(load, load.options.ranks, on_lost) if load.options.ranks is not None else None
 

@@ -55,6 +55,9 @@ _LEAVE_S = 5.0
 _POLL_S = 0.2
 _COMMAND = ["-P", "-m", "runtime.worker.follower"]
 
+OnLost = Callable[[str, bool], None]
+"""Told why a rank has gone, and whether the next one would go the same way."""
+
 
 class RanksFailed(RuntimeError):
     """The ranks of a model did not come together."""
@@ -63,7 +66,7 @@ class RanksFailed(RuntimeError):
 class Followers:
     """All ranks but 0. `on_lost` is told, from another thread, why one has gone unasked."""
 
-    def __init__(self, ranks: Ranks, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, ranks: Ranks, on_lost: OnLost) -> None:
         """Start and join one for each host but the first, this machine as the others reach it.
 
         Raises:
@@ -184,7 +187,10 @@ class Followers:
             if gone or time.monotonic() > over_s:
                 self.leave()
                 why = f"ended with exit status {gone[0]}" if gone else "did not come in time"
-                raise RanksFailed(f"a rank {why} before it had joined the others")
+                why = f"a rank {why} before it had joined the others"
+                if min(gone, default=0) < 0:  # it was killed
+                    self._on_lost(why, False)
+                raise RanksFailed(why)
             with contextlib.suppress(TimeoutError):
                 self._admit(door.accept()[0], token)
 
@@ -202,7 +208,7 @@ class Followers:
             channel.close()
 
     def _listen(self, rank: int, channel: Channel) -> None:
-        why = f"rank {rank} of the model has gone"
+        why, is_fault = f"rank {rank} of the model has gone", False
         try:
             for reply in channel.replies():
                 match reply:
@@ -213,14 +219,14 @@ class Followers:
                     case Piece() | Given():
                         self._given[rank].put(reply)
                     case Broken(message=message):
-                        why = f"rank {rank} of the model cannot go on: {message}"
+                        why, is_fault = f"rank {rank} of the model cannot go on: {message}", True
                         break
                     case Joined():
                         break
         except msgspec.DecodeError as error:
-            why = f"rank {rank} of the model cannot be understood: {error}"
+            why, is_fault = f"rank {rank} of the model cannot be understood: {error}", True
         if not self._is_leaving:
-            self._on_lost(why)
+            self._on_lost(why, is_fault)
 
 
 class _Giving:

@@ -264,6 +264,19 @@ async def test_a_rank_that_dies_while_nobody_asks_is_replaced(home: Path, expect
         assert (await ask(supervisor, PROMPTS[0])).text == expected.alone.text
 
 
+async def test_a_rank_that_is_killed_while_the_model_loads_is_a_crash_that_nobody_is_told_of(
+    home: Path, expected: Expected
+):
+    async with on_ranks(home, 2) as supervisor:
+        waiting = supervisor.submit(request(PROMPTS[0]))
+        await until(lambda: worker_of(supervisor).pid, "rank 0")
+        await until(lambda: len(processes(supervisor)) == 2, "both ranks")
+        processes(supervisor)[1].kill()
+        assert (await answer(waiting)).text == expected.alone.text
+        assert status_of(supervisor).num_crashes == 1
+        assert status_of(supervisor).num_starts == 2
+
+
 async def test_rank_0_takes_the_others_with_it(two: Supervisor):
     ranks = processes(two)
     ranks[0].kill()
