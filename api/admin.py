@@ -20,7 +20,7 @@ from api.deps import Gate
 from api.errors import documented
 from api.long_work import Wanted, told
 from runtime.errors import Forbidden, NotLocal
-from runtime.inventory_pins import Pinned, pin, pin_ahead, shown, unpin
+from runtime.inventory_pins import Pinned, kept, pin, pin_ahead, shown, unpin
 from runtime.inventory_views import (
     ChainView,
     CollectedView,
@@ -88,10 +88,18 @@ def _is_loopback(address: str) -> bool:
 async def list_cache(
     gate: NamedDependency[Gate], model: FromQuery[str | None] = None
 ) -> CacheListing:
-    """Every conversation and nameless chain on disk; of one model, by its label or hash."""
-    return await gate.tend(
-        lambda inventory: CacheListing(str(inventory.store.root), inventory.conversations(model))
-    )
+    """Every conversation and nameless chain on disk; of one model, by its label or hash.
+
+    The `tier` of what ends in the memory of a worker is `hot`.
+    """
+    root, found = await gate.tend(lambda one: (str(one.store.root), kept(one)))
+    wanted = [one for one in found if model in (None, one.view.model, one.view.model_hash)]
+    hot = await gate.hot_ends((one.model, one.leaf) for one in wanted)
+    return CacheListing(root, [_seen(one.view, is_hot=one.leaf in hot) for one in wanted])
+
+
+def _seen(view: ConversationView, *, is_hot: bool) -> ConversationView:
+    return msgspec.structs.replace(view, tier="hot") if is_hot else view
 
 
 @get("/admin/cache/stats", tags=["Admin"], guards=[operator_only])
@@ -131,8 +139,11 @@ async def delete_all(gate: NamedDependency[Gate]) -> RemovalView:
 
 @get("/admin/cache/conversation", tags=["Admin"], guards=[operator_only])
 async def show_conversation(gate: NamedDependency[Gate], conversation: FromQuery[str]) -> ShownView:
-    """One conversation with its slots; named as for `chain`."""
-    return await gate.tend(lambda inventory: shown(inventory, conversation))
+    """One conversation with its slots, and where they lie on disk; named as for `chain`."""
+    found = await gate.tend(lambda inventory: shown(inventory, conversation))
+    view, leaf = found.conversation, found.slots[-1].id if found.slots else None
+    hot = await gate.hot_ends([(bytes.fromhex(view.model_hash), leaf)])
+    return msgspec.structs.replace(found, conversation=_seen(view, is_hot=leaf in hot))
 
 
 @post("/admin/cache/pin", tags=["Admin"], guards=[operator_only], status_code=200)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -100,6 +100,14 @@ class Gate:
     async def hot(self, slots: Mapping[bytes, Sequence[str]]) -> set[str]:
         """Those of these slots, by model hash, that are in the memory of a worker now."""
         return await self._kv.memory.hot(slots)
+
+    async def hot_ends(self, ends: Iterable[tuple[bytes, str | None]]) -> set[str]:
+        """Of conversations, by model hash and the slot they end in: those slots that are hot."""
+        slots: dict[bytes, list[str]] = {}
+        for model, leaf in ends:
+            if leaf is not None:
+                slots.setdefault(model, []).append(leaf)
+        return await self.hot(slots)
 
     async def bring(self, session_id: str, spec: ModelSpec) -> int:
         """Have a conversation's KV in memory soon; its tokens, 0 where there is nothing to bring.

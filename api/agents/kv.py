@@ -31,11 +31,9 @@ class AgentKv:
             found = await self._gate.tend(lambda inventory: inventory.of_sessions(sessions))
         except StoreUnavailable:
             return {session: [] for session in sessions}
-        leaves: dict[bytes, list[str]] = {}
-        for one in (one for every in found.values() for one in every):
-            if one.leaf is not None:
-                leaves.setdefault(one.model, []).append(one.leaf)
-        hot = await self._gate.hot(leaves)
+        hot = await self._gate.hot_ends(
+            (one.model, one.leaf) for every in found.values() for one in every
+        )
         return {
             session: [_view(one.view, is_hot=one.leaf in hot) for one in every]
             for session, every in found.items()

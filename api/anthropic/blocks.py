@@ -46,6 +46,7 @@ class Source(Body):
     media_type: str | None = None
     data: str | None = None
     url: str | None = None
+    content: Content | None = None
 
 
 class ImageBlock(Body):
@@ -128,20 +129,21 @@ def picture_at(block: ImageBlock, at: int, path: str) -> Image:
     return image_of(url, at, path)
 
 
-def document_text(block: DocumentBlock, path: str) -> str:
-    """A document as text.
+def document_content(block: DocumentBlock, path: str) -> Content:
+    """What a document says: a text, or blocks of text and pictures.
 
     Raises:
-        InvalidRequest: it is no plain text.
+        InvalidRequest: it is neither.
     """
     source = block.source
-    if source.type != "text" or source.data is None:
+    content = source.content if source.type == "content" else source.data
+    if source.type not in ("text", "content") or content is None:
         refuse(
             path,
             f"is a document of type {(source.media_type or source.type)[:64]!r}, which is not "
-            "supported: send its text, as a text block or as a source of type 'text'.",
+            "supported: send its text, as a text block or as a source of type 'text' or 'content'.",
         )
-    return "\n".join(part for part in (block.title, block.context, source.data) if part)
+    return content
 
 
 def search_result_text(block: SearchResultBlock) -> str:

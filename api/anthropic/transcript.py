@@ -19,7 +19,7 @@ from api.anthropic.blocks import (
     ToolResultBlock,
     ToolUseBlock,
     block_at,
-    document_text,
+    document_content,
     picture_at,
     search_result_text,
 )
@@ -155,7 +155,7 @@ class Transcript:
             case ImageBlock():
                 said.images.append(picture_at(block, len(said.text), path))
             case DocumentBlock():
-                said.texts.append(document_text(block, path))
+                self._read(said, block, path)
             case SearchResultBlock():
                 said.texts.append(search_result_text(block))
             case ToolReferenceBlock(tool_name=name):
@@ -164,6 +164,14 @@ class Transcript:
                 name = next(name for name, kind in KINDS.items() if isinstance(block, kind))
                 refuse(path, f"is a {name} block, which has no meaning there: leave it out.")
         self._breakpoints.meet(block.cache_control, path, said)
+
+    def _read(self, said: _Said, block: DocumentBlock, path: str) -> None:
+        said.texts += [part for part in (block.title, block.context) if part]
+        content = document_content(block, path)
+        for inner, at in self._blocks(content, f"{path}.source.content"):
+            if not isinstance(inner, TextBlock | ImageBlock):
+                refuse(at, "is in a document, which holds text and images: leave it out.")
+            self._say(said, inner, at)
 
     def _blocks(self, content: Content | None, path: str) -> Sequence[tuple[Block, str]]:
         """The blocks of a content and their paths; a text is one block of text."""

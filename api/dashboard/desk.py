@@ -90,11 +90,7 @@ class Dashboard:
             one for one in found if wanted in one.view.id or wanted in one.view.model.lower()
         ]
         shown = fitting[:MAX_LISTED]
-        leaves: dict[bytes, list[str]] = {}
-        for one in shown:
-            if one.leaf is not None:
-                leaves.setdefault(one.model, []).append(one.leaf)
-        hot = await self._gate.hot(leaves)
+        hot = await self._gate.hot_ends((one.model, one.leaf) for one in shown)
         now_s = time.time()
         return KeptListing(len(fitting), [_kept_view(one, hot, now_s) for one in shown])
 

@@ -129,9 +129,13 @@ def test_a_listing_says_what_there_is(home: Path, server: RunningServer):
     assert named
     for view in named:
         assert view["model"] == "hearth-tiny"
-        assert (view["tier"], view["is_durable"], view["is_pinned"]) == ("warm", True, False)
+        assert (view["is_durable"], view["is_pinned"]) == (True, False)
         assert view["num_tokens"] > 0
         assert view["disk_bytes"] > 4096
+    seen = server.get("/admin/dashboard/conversations").json()["conversations"]
+    assert {view["id"]: view["tier"] for view in views} == {one["id"]: one["tier"] for one in seen}
+    shown = asked(home, "show", named[0]["id"], **port)
+    assert shown["conversation"]["tier"] == named[0]["tier"] == "hot"
     table = run(home, "ls", **port).stdout
     assert "DURABLE" in table.splitlines()[0]
     assert named[0]["id"][:12] in table

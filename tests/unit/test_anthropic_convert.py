@@ -172,6 +172,37 @@ def test_text_documents_and_search_results_are_text() -> None:
     assert messages_of(user(document, result))[0].text == "Tale\nOnce.\nt\ns\nc"
 
 
+@pytest.mark.parametrize("content", ["Once.\nThere was.", [text("Once."), text("There was.")]])
+def test_a_document_of_blocks_is_the_text_of_them(content: Any) -> None:
+    document = {"type": "document", "source": {"type": "content", "content": content}}
+    said = [text("Read:"), document | {"title": "Tale", "context": "A book"}]
+    wanted = "Read:\nTale\nA book\nOnce.\nThere was."
+    assert messages_of(user(*said))[0].text == wanted
+    result = {"type": "tool_result", "tool_use_id": "t", "content": said}
+    assert messages_of(user(result))[0].text == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ({"type": "base64", "media_type": "application/pdf", "data": "eA=="}, ""),
+        ({"type": "file", "file_id": "f"}, ""),
+        ({"type": "url", "url": "https://example.org/a.pdf"}, ""),
+        ({"type": "content"}, ""),
+        ({"type": "text", "media_type": "text/plain"}, ""),
+        (
+            {"type": "content", "content": [{"type": "tool_reference", "tool_name": "x"}]},
+            ".source.content[0]",
+        ),
+    ],
+)
+def test_a_document_that_is_no_text_is_refused_by_its_part(source: Any, place: str) -> None:
+    document = {"type": "document", "source": source}
+    param, message = refused(messages=[user(text("Read:"), document)])
+    assert param == f"messages[0].content[1]{place}"
+    assert "document" in message
+
+
 # Pictures
 
 
