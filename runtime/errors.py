@@ -254,16 +254,22 @@ class MemoryShort(Overloaded):
         )
 
 
+def _told_apart(one_bytes: int, other_bytes: int) -> tuple[str, str]:
+    """Both in GB, with as many digits as it takes to see that they differ, but at least two."""
+    pairs = ((f"{one_bytes / 1e9:.{n}f}", f"{other_bytes / 1e9:.{n}f}") for n in range(2, 10))
+    return next(pair for pair in pairs if pair[0] != pair[1])
+
+
 class ModelTooLarge(RequestRejected):
     """The model can never fit into the memory that models may use; sizes in bytes."""
 
     code = "model_too_large"
 
     def __init__(self, model: str, num_bytes: int, limit_bytes: int) -> None:
+        needs, may_use = _told_apart(num_bytes, limit_bytes)
         super().__init__(
-            f"The model {model} needs {num_bytes / 1e9:.2f} GB of memory, but models may use "
-            f"{limit_bytes / 1e9:.2f} GB in all (memory_budget). Choose a smaller model, shorten "
-            "its context, or raise the budget.",
+            f"The model {model} needs {needs} GB of memory, but models may use {may_use} GB in all "
+            "(memory_budget). Choose a smaller model, shorten its context, or raise the budget.",
             "model",
         )
         self.num_bytes = num_bytes
