@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import structlog
@@ -95,14 +95,14 @@ def expire(store: OpenStore, limits: Limits) -> Iterator[News]:
     tiers = dict(store.index.places()) if ids else {}
     warm = [slot_id for slot_id in ids if tiers.get(slot_id) == "warm"]
     if store.cold is None:
-        yield _dropped(store, warm, "expired", "expired")
+        yield from _dropped(store, warm, "expired", "expired")
     else:
-        yield from _demoted(store, warm)
+        yield from _demoted(store, warm, limits, "expired")
     by_id = {one.id: one for one in store.index.candidates()} if ids else {}
     cold = [by_id[i] for i in ids if tiers.get(i) == "cold" and i in by_id]
     oldest_s = now.wall_s - limits.cold_ttl_s
     over = _whole_subtrees(one for one in cold if one.last_used_s < oldest_s)
-    yield _dropped(store, over, "cold_expired", "expired")
+    yield from _dropped(store, over, "cold_expired", "expired")
 
 
 def cap_of(store: OpenStore, limits: Limits) -> int:
@@ -119,13 +119,9 @@ def keep_within_caps(store: OpenStore, limits: Limits) -> Iterator[News]:
     cap_bytes = limits.cache_max_bytes or kv_sizes.cache_budget(room.free_bytes, usage.fast_bytes)
     excess = excess_bytes(usage.fast_bytes, cap_bytes, room)
     if excess:
-        yield from _evict_warm(store, excess, "cap")
-    over_cold = usage.cold_bytes - limits.cold_max_bytes
-    if over_cold > 0 and store.cold is not None:
-        tiers = dict(store.index.places())
-        cold = [one for one in store.index.candidates() if tiers.get(one.id) == "cold"]
-        over_cold += int(limits.cold_max_bytes * (1 - LOW_WATER))
-        yield _dropped(store, _chosen(store, cold, over_cold), "cold_cap", "evicted")
+        yield from _evict_warm(store, excess, limits)
+    if store.cold is not None and _cold_room(store, limits) < 0:
+        yield from _evict_cold(store, limits)
 
 
 def make_room(store: OpenStore) -> Iterator[News]:
@@ -136,7 +132,7 @@ def make_room(store: OpenStore) -> Iterator[News]:
     tiers = dict(store.index.places())
     warm = [one for one in store.index.candidates() if tiers.get(one.id) == "warm"]
     excess = max(int(usage.warm_bytes * FREED_WHEN_FULL), 1)
-    yield _dropped(store, _chosen(store, warm, excess), "full", "evicted")
+    yield from _dropped(store, _chosen(store, warm, excess), "full", "evicted")
 
 
 def scrub(store: OpenStore, period_s: float, should_stop: Callable[[], bool]) -> Iterator[News]:
@@ -197,17 +193,31 @@ def _drop_old_turns(store: OpenStore, now_s: float) -> None:
             turns.drop_folder(one)
 
 
-def _evict_warm(store: OpenStore, excess: int, why: str) -> Iterator[News]:
+def _evict_warm(store: OpenStore, excess: int, limits: Limits) -> Iterator[News]:
     tiers = dict(store.index.places())
     candidates = store.index.candidates()
     if store.cold is None:
-        yield _dropped(store, _chosen(store, candidates, excess), why, "evicted")
+        yield from _dropped(store, _chosen(store, candidates, excess), "cap", "evicted")
         return
     # Demoting a slot takes nothing from cold ones that continue it: only warm children count.
     warm = [one for one in candidates if tiers.get(one.id) == "warm"]
     children = Counter(one.parent for one in warm)
     leaves_first = [msgspec.structs.replace(one, num_children=children[one.id]) for one in warm]
-    yield from _demoted(store, _chosen(store, leaves_first, excess), otherwise=why)
+    yield from _demoted(store, _chosen(store, leaves_first, excess), limits, "evicted")
+
+
+def _cold_room(store: OpenStore, limits: Limits) -> int:
+    used = sum(total.disk_bytes for total in store.index.totals() if total.tier == "cold")
+    return limits.cold_max_bytes - used
+
+
+def _evict_cold(store: OpenStore, limits: Limits, wanted_bytes: int = 0) -> Iterator[News]:
+    """What is worth least in the cold store goes, until so much more would have room there."""
+    tiers = dict(store.index.places())
+    cold = [one for one in store.index.candidates() if tiers.get(one.id) == "cold"]
+    spare = int(limits.cold_max_bytes * (1 - LOW_WATER))
+    excess = wanted_bytes + spare - _cold_room(store, limits)
+    yield from _dropped(store, _chosen(store, cold, excess), "cold_cap", "evicted")
 
 
 def _chosen(store: OpenStore, candidates: Iterable[Candidate], excess: int) -> tuple[str, ...]:
@@ -225,25 +235,43 @@ def _whole_subtrees(over: Iterable[Candidate]) -> list[str]:
     return gone
 
 
-def _dropped(store: OpenStore, ids: Sequence[str], why: str, reason: MissReason) -> Gone:
-    gone = store.drop(ids) if ids else ()
-    store.counts[f"evicted_{why}"] += len(gone)
-    return Gone(gone, reason)
+def _dropped(store: OpenStore, ids: Sequence[str], why: str, reason: MissReason) -> Iterator[News]:
+    """Who may be about to read them is told before their files leave."""
+    places = store.index.drop(ids).result() if ids else ()
+    store.counts[f"evicted_{why}"] += len(places)
+    try:
+        yield Gone(tuple(place.id for place in places), reason)
+    finally:
+        store.unlink(places)
 
 
-def _demoted(store: OpenStore, ids: Sequence[str], otherwise: str | None = None) -> Iterator[News]:
+def _demoted(
+    store: OpenStore, ids: Sequence[str], limits: Limits, reason: Literal["expired", "evicted"]
+) -> Iterator[News]:
     """Move slots to the cold store, one by one; what is damaged goes altogether.
 
-    Where the cold store fails the rest stays, or goes for the reason `otherwise`.
+    Room is made there before each, and what has none goes as well. Where the cold store fails
+    what only expired stays.
     """
+    why = "cap" if reason == "evicted" else "expired"
+    sizes = {one.id: one.size_bytes for one in store.index.candidates()}
+    room = _cold_room(store, limits)
     for number, slot_id in enumerate(ids):
+        size = sizes.get(slot_id, 0)
+        if size > room and size > (room := _cold_room(store, limits)):
+            yield from _evict_cold(store, limits, size)
+            room = _cold_room(store, limits)
+        if size > room:
+            yield from _dropped(store, [slot_id], why, reason)
+            continue
         try:
             store.demote(slot_id)
+            room -= size
             yield Demoted((slot_id,))
         except (SlotDamaged, SlotMissing):
             yield Gone(store.drop_bad(slot_id), "damaged")
         except StoreError as error:
             _log.warning("cold_store_fails", why=str(error), num_left=len(ids) - number)
-            if otherwise is not None:
-                yield _dropped(store, ids[number:], otherwise, "evicted")
+            if reason == "evicted":
+                yield from _dropped(store, ids[number:], why, reason)
             return

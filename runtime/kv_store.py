@@ -265,7 +265,7 @@ class KvStore:
             case PinWanted():
                 self._life.spawn(self.memory.pin(channel.kv.model_hash, event))
             case SlotsWanted(ids=ids):
-                self._life.spawn(self._promotions.bring(channel, ids))
+                self._life.spawn(self._bring(channel, ids))
             case StoreTrouble(reason=reason):
                 if reason in _TROUBLES:
                     self._life.fail(reason, "a worker could not write a slot")
@@ -288,8 +288,15 @@ class KvStore:
             await asyncio.sleep(0)
         return rows
 
+    async def _bring(self, channel: KvChannel, ids: tuple[str, ...]) -> None:
+        await self._promotions.bring(channel, ids)
+        self._look_at_caps()
+
     def _on_published(self) -> None:
         self._rest(self._channels)
+        self._look_at_caps()
+
+    def _look_at_caps(self) -> None:
         if self._capper is None or self._capper.done():
             self._capper = self._life.spawn(self._cap())
 
@@ -317,17 +324,20 @@ class KvStore:
 
     async def _drop_bad(self, channel: KvChannel, bad: SlotBad) -> None:
         """A file that is not as it should be goes; who reads a missing one waits to hear of it."""
-        _log.warning("slot_bad", slot=bad.id, reason=bad.reason, why=bad.message)
+        if bad.reason != "missing":
+            _log.warning("slot_bad", slot=bad.id, reason=bad.reason, why=bad.message)
         if bad.reason == "failed":
             self._life.fail(bad.reason, bad.message)
         if bad.reason in ("damaged", "missing"):
             why: MissReason = "damaged" if bad.reason == "damaged" else "evicted"
             ids = await self._life.attempt(lambda store: store.drop_bad(bad.id))
             if ids:
+                if bad.reason == "missing":
+                    _log.warning("slot_bad", slot=bad.id, reason=bad.reason, why=bad.message)
                 self._tell(Gone(ids, why))
                 self.on_slots()
             elif await self._life.attempt(lambda store: store.is_cold(bad.id)):
-                await self._promotions.bring(channel, (bad.id,))
+                await self._bring(channel, (bad.id,))
             else:
                 channel.tell_gone([bad.id], why)
 

@@ -179,7 +179,10 @@ class OpenStore:
         self, group: Sequence[SlotStaged], error: StoreError
     ) -> tuple[list[SlotRow], list[str]]:
         if len(group) == 1:
-            _log.warning("slot_refused", slot=group[0].header.id, why=str(error))
+            # That its parent was evicted meanwhile is nothing that anybody should look at.
+            has_place = group[0].header.parent in (None, *dict(self.index.places()))
+            say = _log.warning if has_place else _log.debug
+            say("slot_refused", slot=group[0].header.id, why=str(error))
             self._discard_slot(group[0])
             return [], [group[0].header.id]
         saved: list[SlotRow] = []

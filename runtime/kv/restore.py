@@ -196,6 +196,7 @@ class Restorer:
         run.media, run.rope_delta = slot.header.media, slot.header.rope_delta
         kv = self._ground.parts.take(slot.header, slot.tensors)
         self._hot.attach(run, kv)
+        self._ground.shrink()
         self._ground.counts.num_restored_bytes += slot.num_bytes
         self._ground.rates.on_read(slot.num_bytes, read.seconds)
 
@@ -228,6 +229,7 @@ class Restorer:
             if run in self._hot:
                 self._hot[run].num_readers -= 1
         trail.pinned.clear()
+        self._ground.shrink()
 
     def _stop_waiting(self, trail: Trail) -> None:
         for run in trail.waiting:

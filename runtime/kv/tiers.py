@@ -285,6 +285,8 @@ class Tiers:
 
     def on_gone(self, slot_ids: Sequence[str], reason: MissReason) -> None:
         """These slots are no longer on disk; what was deleted leaves memory as well."""
+        if self._writer is not None:
+            self._writer.orphan(slot_ids)
         for slot_id in slot_ids:
             if (run := self.hot.find(slot_id)) is None:
                 continue

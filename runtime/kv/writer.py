@@ -130,6 +130,19 @@ class SlotWriter:
                 self._current = _anonymous(current, is_meant)
         then()
 
+    def orphan(self, slot_ids: Collection[str]) -> None:
+        """These slots are not on disk any more: what is queued to continue them has no place."""
+        gone = set(slot_ids)
+        with self._wake:
+            for job in self._jobs:
+                if job.header.parent in gone:
+                    gone.add(job.header.id)
+            dropped = [job for job in self._jobs if job.header.parent in gone]
+            self._jobs = deque(job for job in self._jobs if job.header.parent not in gone)
+            self.num_queued_bytes -= sum(job.nbytes for job in dropped)
+        for job in dropped:
+            self._on_failed(WriteFailed(job.header.id, "orphaned"))
+
     def run(self) -> None:
         """Write until closed and empty."""
         while (job := self._next()) is not None:

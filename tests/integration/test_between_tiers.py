@@ -6,12 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from runtime.housekeeping import Limits, expire, keep_within_caps, usage_of
 from runtime.inventory import Inventory
 from runtime.open_store import OpenStore
 from runtime.store_opening import open_store
+from runtime.wire import SlotStaged
 from store import slots
 from store.cold import ColdDirectory, ColdSlot
 from store.cold_gate import ColdGate
@@ -19,9 +22,10 @@ from store.disk import Yield, disk_bytes, keep_going
 from store.errors import StoreFailed
 from store.slots import StagedSlot
 from store.types import SlotRow
-from tests.slot_samples import publish_sample, slot_id
+from tests.slot_samples import publish_sample, sample, slot_id
 
 ONE = slot_id(1)
+TIGHT = Limits(1, 10**9, 1e9)
 
 
 class Interrupted(ColdDirectory):
@@ -46,12 +50,15 @@ class Interrupted(ColdDirectory):
 def store(tmp_path: Path) -> Iterator[OpenStore]:
     """With one slot, on the fast disk."""
     one = open_store(tmp_path / "kv", str(tmp_path / "cold"))
-    path = publish_sample(one.root, 1)
-    header = slots.read_header(path)
-    row = SlotRow(header=header, disk_bytes=disk_bytes(path), last_used_s=one.clock().wall_s)
-    one.index.insert([row]).result()
+    add(one, 1)
     yield one
     one.close()
+
+
+def add(store: OpenStore, number: int) -> None:
+    path = publish_sample(store.root, number)
+    used_s = store.clock().wall_s + number
+    store.index.insert([SlotRow(slots.read_header(path), disk_bytes(path), used_s)]).result()
 
 
 def files(store: OpenStore) -> list[Path]:
@@ -103,6 +110,46 @@ def test_what_is_evicted_while_it_is_demoted_leaves_no_file(store: OpenStore):
     interrupt(store, lambda: store.drop([ONE]))
     store.demote(ONE)
     assert not files(store)
+
+
+def test_who_reads_what_is_evicted_hears_of_it_before_the_file_leaves(store: OpenStore):
+    [path] = files(store)
+    add(store, 2)
+    store.cold = None
+    there = [(gone.ids, path.exists()) for gone in keep_within_caps(store, TIGHT)]
+    assert there == [((ONE,), True)]
+    assert not path.exists()
+
+
+def test_the_cold_store_never_takes_more_than_it_may(store: OpenStore):
+    for number in range(2, 12):
+        add(store, number)
+    limits = TIGHT._replace(cold_max_bytes=4 * 4096)
+    taken = [usage_of(store).cold_bytes for _ in keep_within_caps(store, limits)]
+    assert 0 < max(taken) <= limits.cold_max_bytes
+    assert store.counts["evicted_cold_cap"]
+
+
+def test_what_expires_and_has_no_room_in_the_cold_store_goes(store: OpenStore):
+    begun = store.clock()
+    assert store.index.expired(begun).result() == ()
+    store.clock = lambda: begun._replace(
+        wall_s=begun.wall_s + 1e6, monotonic_s=begun.monotonic_s + 1e6
+    )
+    gone = list(expire(store, Limits(None, 1, 1e9)))
+    assert [one.ids for one in gone if one.ids] == [(ONE,)]
+    assert not files(store)
+
+
+def test_a_slot_whose_parent_was_evicted_is_refused_without_a_warning(store: OpenStore):
+    header, token_ids, tensors = sample(2)
+    header = msgspec.structs.replace(header, parent=ONE)
+    staged = slots.stage(store.root, header, token_ids, tensors)
+    store.drop([ONE])
+    with capture_logs() as said:
+        outcome = store.publish([SlotStaged(header, str(staged.path), staged.num_bytes)])
+    assert outcome.refused == (slot_id(2),)
+    assert not [one for one in said if one["log_level"] == "warning"]
 
 
 def test_only_what_should_be_there_is_said_to_be_lost(store: OpenStore):

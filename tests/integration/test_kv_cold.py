@@ -8,7 +8,7 @@ import pytest
 from runtime.slot_news import SlotsAway
 from runtime.wire import SlotsWanted
 from runtime.worker.model import LoadedModel
-from tests.kv_sessions import FIRST, TURN_2, Session, Stored, check_right, load, reused
+from tests.kv_sessions import FIRST, TURN_2, Session, Stored, check_right, ids, load, reused
 from tests.tiny_models import write_model
 
 
@@ -123,3 +123,13 @@ def test_nobody_waits_for_what_is_gone(stored: Stored):
     session.tiers.restore(trail)
     assert reused(trail) == (0, "none", "expired")
     session.check()
+
+
+def test_memory_holds_its_budget_as_soon_as_something_is_read(stored: Stored):
+    session = stored.session()
+    session.turn(ids(7, 101), ids(8, 19))
+    hot = session.tiers.hot
+    hot.budget_bytes = hot.num_bytes
+    _, num_tokens = session.take_up(session.trail(TURN_2))
+    assert num_tokens == 120
+    assert 0 < hot.num_bytes <= hot.budget_bytes

@@ -289,7 +289,7 @@ async def test_scrubbing_finds_damage_before_it_is_wanted(home: Path):
         await repeat(
             kv, lambda s: scrub(s, 1e9, lambda: False), lambda: store.counts["quarantined"]
         )
-        await kv.chore(tidy)
+        await kv.chore(lambda store: tidy(store, LIMITS))
         assert kv.status.state == "ok"
 
 

@@ -123,6 +123,16 @@ def test_what_needs_a_dropped_slot_is_dropped_with_it(writing: Writing):
     assert writing.next_staged() == slot_id(1)
 
 
+def test_what_continues_a_slot_that_left_the_disk_is_not_written(writing: Writing):
+    for number, parent in ((1, 0), (2, 1), (3, None)):
+        writing.writer.put(job(number, parent))
+    writing.writer.orphan([slot_id(0)])
+    assert writing.failures() == [(slot_id(n), "orphaned") for n in (1, 2)]
+    assert writing.writer.num_queued_bytes == JOB_BYTES
+    writing.start()
+    assert writing.next_staged() == slot_id(3)
+
+
 def test_a_slot_larger_than_the_queue_is_written_alone(writing: Writing):
     writing.writer.put(job(0))
     writing.writer.put(job(1, num_layers=20))
