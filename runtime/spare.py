@@ -77,12 +77,12 @@ class Spares:
     async def take(self) -> tuple[Child, bool]:
         """A process to load a model with, and whether it had been waiting. Raises OSError."""
         self._num_starting += 1
-        child, self._child = self._child, None
-        if child is not None:
-            if self._fits(child):
-                self._not_before_s = time.monotonic()
-                return child, child.hello is not None
-            self._end(child)
+        child = self._child
+        if child is not None and self._fits(child):
+            self._child = None
+            self._not_before_s = time.monotonic()
+            return child, child.hello is not None
+        self._drop()
         return await Child.start(self._settings.cpu_blas), False
 
     def rest(self) -> None:

@@ -103,7 +103,7 @@ async def test_a_spare_that_went_silent_is_ended_and_replaced(home: Path):
         await until(lambda: spares.pid not in (None, pid), "another one")
 
 
-async def test_a_stopped_spare_is_not_taken(home: Path):
+async def test_a_stopped_spare_is_not_taken_and_another_one_waits_soon(home: Path):
     settings = lone_settings(home, stop_timeout_s=0.5)
     async with sparing(settings) as spares:
         spares.want()
@@ -113,6 +113,7 @@ async def test_a_stopped_spare_is_not_taken(home: Path):
         async with lone_worker(settings, home / "m", spares) as worker:
             assert worker.process.pid != pid
             assert not worker.process.clock.start_cost.was_spare
+            await until(lambda: spares.pid, "another one")
         await until(lambda: not is_alive(pid), "its end")
 
 
