@@ -262,7 +262,8 @@ block_size = {self.plan.block_size}
             case "chain":
                 # So many small slots in a row become one.
                 for prompt in self.prompts.growing(20):
-                    tried.post("/v1/completions", {"prompt": prompt, "max_tokens": 1})
+                    how = {"max_tokens": 1, "session_id": "chain"}
+                    tried.post("/v1/completions", {"prompt": prompt} | how)
                 self._collect()
             case "gc":
                 self._collect()
