@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Container
 from functools import lru_cache
 from typing import NoReturn, TypeVar, cast
 
@@ -26,6 +26,11 @@ from runtime.errors import InvalidRequest
 
 T = TypeVar("T")
 
+MAX_IGNORED = 32
+"""So many fields without an effect are named."""
+_SILENT = frozenset({"client_metadata", "safety_identifier", "service_tier"})
+"""They change nothing in an answer by themselves, so that nobody need be told."""
+
 _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>.*)`$")
 _JSON_NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _PYTHON_NAME = re.compile(rf"\b(?:{'|'.join(_JSON_NAMES)})\b")
@@ -40,7 +45,7 @@ class HttpRequest(Request[None, None, State]):
         """The bytes of the body, which Litestar asks for before it asks for `json()`.
 
         Raises:
-            InvalidJson: there are none, or they are nested too deeply.
+            InvalidJson: there are none, they are no UTF-8, or nested too deeply.
             ClientLeft: the client went away while it sent them.
         """
         try:
@@ -49,7 +54,11 @@ class HttpRequest(Request[None, None, State]):
             raise ClientLeft from error
         if not body:
             raise InvalidJson("it is empty")
-        record_of(self.scope).num_body_bytes = len(body)
+        record = record_of(self.scope)
+        if record.num_body_bytes:
+            return body  # which was looked at when it was asked for first
+        record.num_body_bytes = len(body)
+        _check_text(body)
         bounds = bounds_of(self.scope)
         if is_too_nested(body, bounds.limits.depth):
             most = f"{bounds.limits.depth} levels (limits.{bounds.kind}.depth)"
@@ -143,6 +152,26 @@ def decoded(body: bytes, body_type: type[T]) -> T:
         raise InvalidJson(str(error)) from None
     except RecursionError:
         raise InvalidJson(f"it is nested too deeply ({len(body)} bytes)") from None
+
+
+def _check_text(body: bytes) -> None:
+    """Parts that are kept as they are written would be given back like that."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"it is not UTF-8 at byte {error.start}") from None
+
+
+def unused_fields(body: bytes, known: Container[str]) -> list[str]:
+    """The names of fields that nobody here knows, as `hearth.ignored` has them; null and false
+    ask for nothing.
+
+    Raises:
+        InvalidJson: a name is no text.
+    """
+    given = decoded(body, dict[str, msgspec.Raw])
+    asked = {name for name, raw in given.items() if bytes(raw) not in (b"null", b"false")}
+    return sorted(name[:64] for name in asked - _SILENT if name not in known)[:MAX_IGNORED]
 
 
 def _refuse_field(complaint: str, root: str = "") -> NoReturn:

@@ -15,6 +15,7 @@ from api.agents.schemas import (
     TurnUsage,
     TurnView,
 )
+from api.body import decoded, unused_fields
 from api.draft import Draft
 from api.openai.calls import PLAIN, CallForm, called_tool
 from api.openai.fields import Raws
@@ -30,25 +31,44 @@ from runtime.prompt.begun import begun
 from runtime.types import ChatPrompt, GenerateRequest, Image, Message
 from store.agent_rows import TurnRow
 
-OF_A_GENERATE = frozenset({"messages", "stream", "stream_options", "n", "id", "turn"})
+_OF_A_TURN = frozenset({"messages", "stream", "stream_options", "n"})
+OF_A_GENERATE = _OF_A_TURN | {"id", "turn"}
+_OF_A_CONVERSATION = frozenset(
+    {"session_id", "conversation_id", "thread_id", "chat_id", "prompt_cache_key"}
+)
+"""An agent's conversation is its own, and lives as long as its config says."""
 _encode = msgspec.json.Encoder().encode
 _message_decoder = msgspec.json.Decoder(Message)
 _raws_decoder = msgspec.json.Decoder(Raws)
 
 
 class Sent(NamedTuple):
-    """A body's fields as they were written; those in `cleared` were null."""
+    """A body's fields as they were written; those in `cleared` were null. `unused` are the names
+    of others, which have no effect.
+    """
 
     given: Raws
     cleared: frozenset[str]
+    unused: tuple[str, ...] = ()
 
 
 def sent_fields(body: bytes, kind: type[msgspec.Struct]) -> Sent:
-    """The fields of a body that was found valid, as far as `kind` knows them."""
-    found = _raws_decoder.decode(body)
+    """The fields of a body that was found valid, as far as `kind` knows them.
+
+    Raises:
+        InvalidJson: the name of another is no text.
+    """
+    found = decoded(body, Raws)
     known = {name: found[name] for name in kind.__struct_fields__ if name in found}
     cleared = frozenset(name for name, raw in known.items() if bytes(raw) == b"null")
-    return Sent({name: raw for name, raw in known.items() if name not in cleared}, cleared)
+    given = {name: raw for name, raw in known.items() if name not in cleared}
+    return Sent(given, cleared, tuple(unused_fields(body, _effective(kind))))
+
+
+def _effective(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The fields that count in such a body."""
+    fields = frozenset(kind.__struct_fields__) - _OF_A_CONVERSATION
+    return fields - (_OF_A_TURN if issubclass(kind, AgentConfig) else {"ttl"})
 
 
 # An agent's config

@@ -99,7 +99,7 @@ class Generates:
             request=msgspec.structs.replace(request, cache=cache),
             cut=cut,
             form=form_of(chat),
-            ignored=tuple(unserved_tools(chat)),
+            ignored=(*wish.sent.unused, *unserved_tools(chat)),
         )
 
     async def _keep(self, plan: Plan, draft: Draft) -> None:

@@ -10,12 +10,11 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from api.agents import convert
-from api.agents.convert import sent_fields
+from api.agents.convert import Sent, sent_fields
 from api.agents.generates import Wish
 from api.agents.open import Agents
 from api.agents.schemas import (
     AgentCompletion,
-    AgentConfig,
     AgentCreate,
     AgentDeleted,
     AgentFork,
@@ -23,6 +22,7 @@ from api.agents.schemas import (
     AgentList,
     AgentMark,
     AgentView,
+    ChangeInfo,
     HistoryPage,
 )
 from api.agents.stream import AgentStream
@@ -49,8 +49,8 @@ async def create_agent(
     data: JSONBody[AgentCreate], request: HttpRequest, agents: NamedDependency[Agents]
 ) -> AgentView:
     """Make an agent."""
-    sent = sent_fields(await request.body(), AgentConfig)
-    return await agents.desk.create(tenant_of(request.scope), data.id, sent)
+    sent = sent_fields(await request.body(), AgentCreate)
+    return _told(await agents.desk.create(tenant_of(request.scope), data.id, sent), sent)
 
 
 @get("/v1/agents", tags=TAGS)
@@ -75,14 +75,15 @@ async def get_agent(
 @patch("/v1/agents/{agent_id:str}", tags=TAGS)
 async def change_agent(
     agent_id: FromPath[str],
-    data: JSONBody[AgentConfig],
+    data: JSONBody[AgentCreate],
     request: HttpRequest,
     agents: NamedDependency[Agents],
 ) -> AgentView:
     """Change the fields that are sent; null takes one away. What runs goes on as it began."""
-    del data
-    sent = sent_fields(await request.body(), AgentConfig)
-    return await agents.desk.change(_mine(request, agent_id), sent)
+    if data.id not in (None, agent_id):
+        refuse("id", "cannot be changed: fork the agent, the copy has the id that is sent there.")
+    sent = sent_fields(await request.body(), AgentCreate)
+    return _told(await agents.desk.change(_mine(request, agent_id), sent), sent)
 
 
 @delete("/v1/agents/{agent_id:str}", status_code=200, tags=TAGS)
@@ -109,8 +110,9 @@ async def fork_agent(
     agents: NamedDependency[Agents],
 ) -> AgentView:
     """Make another agent with this one's turns, or its first `turn` of them."""
-    sent = sent_fields(await request.body(), AgentConfig)
-    return await agents.desk.fork(_mine(request, agent_id), data.id, data.turn, sent)
+    sent = sent_fields(await request.body(), AgentFork)
+    fork = await agents.desk.fork(_mine(request, agent_id), data.id, data.turn, sent)
+    return _told(fork, sent)
 
 
 @get("/v1/agents/{agent_id:str}/history", tags=TAGS)
@@ -176,6 +178,13 @@ async def generate(
         ),
         headers=cache_header(tally.least_cached),
     )
+
+
+def _told(view: AgentView, sent: Sent) -> AgentView:
+    """The agent, and what had no effect on it."""
+    if sent.unused:
+        view.hearth = ChangeInfo(sent.unused)
+    return view
 
 
 def _mine(request: HttpRequest, agent_id: str) -> str:

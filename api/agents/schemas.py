@@ -64,12 +64,18 @@ class KvView(Body):
     last_used_at: float | None = None
 
 
+class ChangeInfo(Body):
+    """The names of what was sent and has no effect."""
+
+    ignored: tuple[str, ...]
+
+
 class AgentView(Body):
     """An agent. `status` and `tokens` are of its KV with the model it would use next.
 
     `models` lists its KV with every model; `session` names it to `hearth cache`. `expires_at` is
     null when it is pinned; `queued` counts generates that run or wait. `config` is what it was
-    made with and is not in listings.
+    made with and is not in listings. `hearth` is there when something that was sent was ignored.
     """
 
     id: str
@@ -89,6 +95,7 @@ class AgentView(Body):
     models: list[KvView]
     metadata: msgspec.Raw | None = None
     config: Raws | UnsetType = UNSET
+    hearth: ChangeInfo | UnsetType = UNSET
     object: Literal["agent"] = "agent"
 
 

@@ -12,7 +12,7 @@ from api.anthropic.errors import ErrorAnswer
 from api.anthropic.frame import Frame, in_full, stop_of, usage_of
 from api.anthropic.schemas import CountRequest, MessageAnswer, MessagesRequest, TokenCount
 from api.anthropic.stream import Blocks, MessageStream, answered
-from api.body import HttpRequest
+from api.body import HttpRequest, decoded
 from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import documented
@@ -81,7 +81,7 @@ async def count_tokens(
 
 
 async def _door(request: HttpRequest, gate: Gate, spec: ModelSpec) -> Door:
-    names = msgspec.json.decode(await request.body(), type=dict[str, msgspec.Raw])
+    names = decoded(await request.body(), dict[str, msgspec.Raw])
     return Door(spec, gate.settings, asker_of(request), names)
 
 

@@ -179,6 +179,24 @@ def test_an_agent_is_made_shown_listed_changed_and_deleted(tiny: RunningServer):
     assert refusal(tiny.request("DELETE", agent.path), 404)["code"] == "agent_not_found"
 
 
+def test_what_cannot_be_changed_is_refused_or_named(tiny: RunningServer):
+    agent = Agent.made(tiny)
+    refused = tiny.request("PATCH", agent.path, json={"id": "other", "temperature": 1})
+    assert refusal(refused, 400)["param"] == "id"
+    assert agent.view()["config"]["temperature"] == 0
+    sent = {"id": agent.id, "name": "n", "turns": 7, "session_id": "s", "n": 1, "glow": None}
+    changed = tiny.request("PATCH", agent.path, json=sent).json()
+    assert changed["name"] == "n"
+    assert changed["hearth"] == {"ignored": ["n", "session_id", "turns"]}
+    assert "hearth" not in agent.view()
+    copy = agent.post("fork", {"turn": 0, "turns": 7}).json()
+    assert copy["hearth"] == {"ignored": ["turns"]}
+    turn = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1, "system": "s"}
+    asked = turn | {"tools": [{"type": "web_search"}], "expected_turn": 0}
+    ignored = agent.post("generate", asked).json()["hearth"]["ignored"]
+    assert ignored == ["system", "tools[0]: web_search"]
+
+
 def test_the_listing_comes_in_pages(tiny: RunningServer):
     ids = [Agent.made(tiny).id for _ in range(3)]
     first = tiny.get(f"{AGENTS}?limit=2").json()

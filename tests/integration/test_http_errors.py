@@ -153,6 +153,35 @@ def test_a_body_that_is_no_json_is_refused(server: RunningServer, content: bytes
     assert (response.status_code, error["code"]) == (400, "invalid_json"), error
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/v1/agents"])
+@pytest.mark.parametrize("part", [b'"\xff": 1', b'"metadata": {"a": "\xff"}'])
+def test_what_is_no_text_is_refused_wherever_it_stands(
+    server: RunningServer, path: str, part: bytes
+) -> None:
+    content = b'{"messages": [{"role": "user", "content": "?"}], "input": "?", "max_tokens": 1, '
+    response = server.request("POST", path, content=content + part + b"}", headers=JSON)
+    assert response.status_code == 400, response.content
+    assert "not UTF-8" in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}),
+        (COMPLETIONS, {"prompt": "?", "max_tokens": 1}),
+        ("/v1/responses", {"input": "?", "max_output_tokens": 16, "store": False}),
+    ],
+)
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_fields_of_tomorrow_are_ignored_and_named(
+    server: RunningServer, path: str, fields: Any, is_streamed: bool
+) -> None:
+    body = {"glow": 3, "aura": {}, "mood": None, "loud": False, "stream": is_streamed}
+    response = server.post(path, fields | body)
+    assert response.status_code == 200, response.text
+    assert '"ignored":["aura","glow"]' in response.text
+
+
 @pytest.mark.parametrize("content", [b"null", b"[]", b"7", b'"hi"'])
 def test_a_body_that_is_no_object_is_refused(server: RunningServer, content: bytes) -> None:
     response = server.request("POST", CHAT, content=content, headers=JSON)
