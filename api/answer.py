@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -28,7 +28,13 @@ class Answer:
     happens: it is what frees the engine when a client leaves.
     """
 
-    def __init__(self, generations: Sequence[Generation], meter: Meter) -> None:
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        meter: Meter,
+        on_closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_closed = on_closed
         self._generations = generations
         self._source: Source = generations[0] if len(generations) == 1 else _Merged(generations)
         self._meter = meter
@@ -80,6 +86,7 @@ class Answer:
         """Give up whatever is not finished. It may be called at any time, any number of times."""
         for generation in self._generations:
             generation.abort()
+        self._on_closed()
 
     def _count(self, chunks: list[Chunk]) -> None:
         has_output = False

@@ -16,7 +16,7 @@ from api.errors import BodyTooLarge
 from api.limits import bounds_of, check_size, narrowed
 from api.lineage import tenant_of
 from api.metrics import Metrics
-from api.record import record_of
+from api.record import RequestRecord, record_of
 from runtime.catalog import Catalog
 from runtime.collection import GarbageCollection
 from runtime.errors import ContextTooLong, StoreUnavailable, UnknownConversation, UnknownModel
@@ -288,11 +288,17 @@ class Gate:
                 generations.append(generation)
             unless_all.pop_all()
         watch = self._prewarm.watch(generations[0].request)
-        answer = Answer(generations, self.metrics.meter(model, watch))
         record = record_of(scope)
+        answer = Answer(
+            generations, self.metrics.meter(model, watch), lambda: self._remember(record)
+        )
         record.model, record.tally, record.generations = model, answer.tally, generations
         self._answers[record.request_id] = answer
         return answer
+
+    def _remember(self, record: RequestRecord) -> None:
+        if (row := record.row()) is not None:
+            self._kv.requests.add(row)
 
     def cancel(self, request_id: str) -> int:
         """End a request by the id of its answer or of the HTTP request; its open prompts.

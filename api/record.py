@@ -11,6 +11,7 @@ from litestar.types import Scope
 
 from runtime.generation import Generation
 from runtime.types import Finished, Usage
+from store.types import RequestRow
 
 
 @dataclass(slots=True)
@@ -26,11 +27,14 @@ class Tally:
     """Machine-readable remarks on the answer, each once."""
     ignored: list[str] = field(default_factory=list[str])
     """What of the request had no effect."""
+    finish_reason: str = ""
+    """Why the choice that ended last did."""
     _prompts: dict[int, Usage] = field(default_factory=dict[int, Usage])
 
     def add(self, finished: Finished) -> None:
         """Count a finished choice, whose `index` counts over all prompts, choice by choice."""
         index, usage = finished.index, finished.usage
+        self.finish_reason = finished.reason
         self.notes += [note for note in finished.notes if note not in self.notes]
         self.num_output_tokens += usage.num_output_tokens
         self.num_reasoning_tokens += usage.num_reasoning_tokens
@@ -67,6 +71,28 @@ class RequestRecord:
     model: str | None = None
     tally: Tally | None = None
     generations: Sequence[Generation] = ()
+
+    def row(self) -> RequestRow | None:
+        """What is remembered of it, once it is answered."""
+        tally = self.tally
+        if tally is None or self.model is None or (usage := tally.least_cached) is None:
+            return None
+        sent_ns = [one.sent_ns - one.submitted_ns for one in self.generations if one.sent_ns]
+        return RequestRow(
+            id=self.request_id,
+            model=self.model,
+            finished_s=time.time(),
+            num_prompt_tokens=tally.num_prompt_tokens,
+            num_cached_tokens=tally.num_cached_tokens,
+            num_output_tokens=tally.num_output_tokens,
+            tier=usage.cache.tier,
+            reason=usage.cache.reason or "",
+            finish_reason=tally.finish_reason,
+            queue_ms=max(sent_ns, default=0) / 1e6,
+            restore_ms=usage.cache.restore_ms,
+            prefill_ms=usage.prefill_ms,
+            decode_ms=usage.decode_ms,
+        )
 
     def facts(self) -> dict[str, object]:
         """What its line in the log says beside status and time: counts once they are known."""

@@ -23,6 +23,7 @@ from runtime.kv_figures import GAUGES, KvFigures, TierFigure, added, tier_figure
 from runtime.open_store import Demoted, Gone, Merged, OpenStore
 from runtime.promotions import Promotions
 from runtime.publisher import Publisher
+from runtime.request_rows import RequestRows
 from runtime.settings import Settings
 from runtime.store_life import ColdStatus, KvStatus, StoreLife
 from runtime.types import MissReason, ModelSpec
@@ -65,6 +66,7 @@ class KvStore:
         self._retired: dict[str, KvCounts] = {}
         self._tiers: tuple[TierFigure, ...] = ()
         self.publisher = Publisher(self._life, self._channels, self._on_published)
+        self.requests = RequestRows(self._life)
         self._promotions = Promotions(self._life, self._tell)
         self._used: dict[str, float] = {}
         self._toucher: asyncio.Task[None] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
 
@@ -26,6 +26,9 @@ _MODEL_COLUMNS = (
     Model.last_used_s,
     Model.blindness,
 )
+MAX_REQUESTS = 20_000
+"""Some MB of rows: days of an agent's work."""
+
 _LATEST_LOAD = 0.3
 _PEAK_LEFT = 0.95
 
@@ -64,9 +67,11 @@ class Records:
 
     def add_request(self, row: RequestRow) -> Future[None]:
         """Remember a finished request; a second row of the same id is ignored."""
-        values = msgspec.structs.asdict(row)
-        statement = insert(Request).values(values).on_conflict_do_nothing()
-        return self._database.submit(lambda connection: _ignore(connection.execute(statement)))
+        return self.add_requests([row])
+
+    def add_requests(self, rows: Sequence[RequestRow]) -> Future[None]:
+        """The same of several; of very many the oldest are forgotten."""
+        return self._database.submit(lambda connection: _add_requests(connection, rows))
 
     def requests(self, limit: int = 100) -> list[RequestRow]:
         """The latest finished requests, the latest first."""
@@ -90,8 +95,12 @@ def day_of(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).date().isoformat()
 
 
-def _ignore(result: object) -> None:
-    del result
+def _add_requests(connection: Connection, rows: Sequence[RequestRow]) -> None:
+    statement = insert(Request).on_conflict_do_nothing()
+    if rows:
+        connection.execute(statement, [msgspec.structs.asdict(row) for row in rows])
+    last = select(func.max(Request.number)).scalar_subquery()
+    connection.execute(delete(Request).where(Request.number <= last - MAX_REQUESTS))
 
 
 def _put_model(connection: Connection, row: ModelRow) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import secrets
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from tests.running_server import CHAT, COMPLETIONS, RunningServer, events_of
+from tests.waiting import until
 
 
 def said_once(num_words: int = 120) -> list[dict[str, str]]:
@@ -34,6 +37,21 @@ def test_a_first_prompt_is_computed_and_a_retry_takes_all_but_its_last_token(ser
     assert (cache["reason"], cache["at"]) == (None, num_tokens - 1)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == num_tokens - 1
     assert again["choices"] == first["choices"]
+
+
+async def test_a_finished_request_becomes_a_row(server: RunningServer):
+    answer = server.post(CHAT, body_of(said_once()))
+    own_id, said = answer.headers["x-request-id"], answer.json()
+    rows: list[tuple[str | int, ...]] = []
+
+    def is_there() -> bool:
+        with closing(sqlite3.connect(f"file:{server.home}/kv/index.db?mode=ro", uri=True)) as index:
+            rows[:] = index.execute("SELECT * FROM requests WHERE id = ?", (own_id,))
+        return bool(rows)
+
+    await until(is_there, "the row is there")
+    named = {"tiny", said["usage"]["prompt_tokens"], said["choices"][0]["finish_reason"]}
+    assert named <= set(rows[0])
 
 
 def test_the_next_turn_computes_only_what_is_new(server: RunningServer):

@@ -16,7 +16,7 @@ from store.conversations import Conversations
 from store.database import Database
 from store.errors import StoreError
 from store.index import SlotIndex
-from store.records import Records, day_of
+from store.records import MAX_REQUESTS, Records, day_of
 from store.tables import Layout
 from store.types import (
     HIT_HALF_LIFE_S,
@@ -319,6 +319,19 @@ def test_compaction_replaces_a_chain_for_its_conversations(database: Database, i
     assert {place.id for place in index.replace([merged], ids(2, 3)).result()} == set(ids(2, 3))
     assert [(one.leaf, one.num_slots) for one in conversations.listing()] == [(slot_id(9), 2)]
     assert [one.num_children for one in index.all_slots()] == [1, 0]
+
+
+def test_of_many_requests_the_latest_are_remembered(database: Database):
+    records = Records(database)
+    rows = [
+        RequestRow(str(n), "tiny", NOW_S, 1, 0, 1, "none", "first_seen", "stop")
+        for n in range(MAX_REQUESTS + 5)
+    ]
+    records.add_requests(rows[:5]).result()
+    records.add_requests(rows[5:]).result()
+    assert records.requests(len(rows)) == rows[:4:-1]
+    records.add_requests([]).result()
+    assert len(records.requests(len(rows))) == MAX_REQUESTS
 
 
 def test_models_digests_requests_and_counters_are_remembered(database: Database):
