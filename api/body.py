@@ -45,7 +45,9 @@ class HttpRequest(Request[None, None, State]):
         """The bytes of the body, which Litestar asks for before it asks for `json()`.
 
         Raises:
-            InvalidJson: there are none, they are no UTF-8, or nested too deeply.
+            WrongContentType: it is not declared as JSON, which browsers' forms cannot be either.
+            WrongContentEncoding: it is compressed.
+            InvalidJson: it is empty, no UTF-8, or nested too deeply.
             ClientLeft: the client went away while it sent them.
         """
         try:
@@ -54,6 +56,7 @@ class HttpRequest(Request[None, None, State]):
             raise ClientLeft from error
         if not body:
             raise InvalidJson("it is empty")
+        self._check_form()
         record = record_of(self.scope)
         if record.num_body_bytes:
             return body  # which was looked at when it was asked for first
@@ -91,28 +94,19 @@ class HttpRequest(Request[None, None, State]):
         """The body as the type of the handler's `data` parameter.
 
         Raises:
-            WrongContentType: it is not declared as JSON, which browsers' forms cannot be either.
             InvalidJson: it is not JSON.
             InvalidRequest: a field has the wrong type; `param` is its path.
         """
         field = self.route_handler.parsed_data_field
-        return decoded(await self.json_body(), object if field is None else field.annotation)
+        return decoded(await self.body(), object if field is None else field.annotation)
 
-    async def json_body(self) -> bytes:
-        """The bytes of a body that is declared as JSON.
-
-        Raises:
-            WrongContentType: it is not, which browsers' forms cannot be either.
-            WrongContentEncoding: it is compressed.
-            InvalidJson: it is empty.
-        """
+    def _check_form(self) -> None:
         media_type = self.content_type[0]
         if media_type != "application/json" and not media_type.endswith("+json"):
             raise WrongContentType(media_type)
         encoding = self.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             raise WrongContentEncoding(encoding)
-        return await self.body()
 
 
 @lru_cache(maxsize=64)

@@ -97,7 +97,7 @@ async def announce(
     agents: NamedDependency[Agents],
 ) -> Response[PrewarmView]:
     """Have a prompt warm soon: tools and system alone, or with messages, or what went before."""
-    fields, options = _read(await request.json_body())
+    fields, options = _read(await request.body())
     caller = asker_of(request)
     if options.agent_id is not None:
         agent = await agents.desk.kept(owned(caller.tenant, options.agent_id))

@@ -133,7 +133,9 @@ def test_a_listing_says_what_there_is(home: Path, server: RunningServer):
         assert view["num_tokens"] > 0
         assert view["disk_bytes"] > 4096
     seen = server.get("/admin/dashboard/conversations").json()["conversations"]
-    assert {view["id"]: view["tier"] for view in views} == {one["id"]: one["tier"] for one in seen}
+    # An answer of a former test may be stored between the two.
+    tiers = {one["id"]: one["tier"] for one in seen}
+    assert {view["id"]: view["tier"] for view in views}.items() <= tiers.items()
     shown = asked(home, "show", named[0]["id"], **port)
     assert shown["conversation"]["tier"] == named[0]["tier"] == "hot"
     table = run(home, "ls", **port).stdout
