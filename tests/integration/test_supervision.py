@@ -218,12 +218,12 @@ async def test_models_take_turns_as_requests_name_them(home: Path):
 
 async def test_a_busy_model_is_not_taken_away(home: Path):
     async with supervising(home) as supervisor:
-        running = supervisor.submit(request("a", max_tokens=300, ignore_eos=True))
+        running = supervisor.submit(request("a", max_tokens=1200, ignore_eos=True))
         await first_chunks(running)
         waiting = supervisor.submit(request("a", model="other", max_tokens=3))
         assert waiting.phase == "queued 1"
         rest = await answer(running)
-        assert rest.finished.usage.num_output_tokens == 300
+        assert rest.finished.usage.num_output_tokens == 1200
         assert (await answer(waiting)).finished
         assert status_of(supervisor).state == "cold"
 
