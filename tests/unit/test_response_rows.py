@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
-
-import pytest
 from sqlalchemy import Connection
 
-from migrations.run import upgrade_history
 from store import response_rows
 from store.database import Database
-from store.file_kinds import HISTORY
 from store.history_room import FAMILIES, Room, make_room, used_bytes
-from store.opening import open_database
 from store.response_rows import Chain, ItemRow, ResponseRow
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    tmp_path.chmod(0o700)
-    path = tmp_path / "history.sqlite3"
-    with closing(open_database(path, upgrade_history, kind=HISTORY)) as database:
-        yield database
 
 
 def item(name: str, *, is_output: bool = False) -> ItemRow:
