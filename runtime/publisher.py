@@ -39,6 +39,7 @@ class Publisher:
         self._staged: list[tuple[KvChannel, SlotStaged]] = []
         self._running: asyncio.Task[None] | None = None
         self._group: asyncio.Future[Published | None] | None = None
+        self._turning_away: set[asyncio.Task[None]] = set()
 
     def listen(self, tell: Callable[[Written], None]) -> None:
         """Have `tell` called for every group of slots."""
@@ -47,7 +48,7 @@ class Publisher:
     def hear(self, channel: KvChannel, staged: SlotStaged) -> None:
         """A worker staged a slot: it is published soon, unless its conversation was deleted."""
         if channel.is_forgotten(staged.session_id):
-            self._life.spawn(self._turn_away(channel, staged))
+            self._turn_away(channel, staged)
             return
         self._staged.append((channel, staged))
         if self._running is None or self._running.done():
@@ -66,9 +67,11 @@ class Publisher:
             if channel in channels and whom.means(one.session_id, channel.kv.secret)
         ]
         self._staged = [one for one in self._staged if one not in meant]
-        await asyncio.gather(*(self._turn_away(channel, staged) for channel, staged in meant))
-        if self._group is not None:
-            await asyncio.wait([self._group])
+        for channel, staged in meant:
+            self._turn_away(channel, staged)
+        under_way = [*self._turning_away, *([self._group] if self._group is not None else [])]
+        if under_way:
+            await asyncio.wait(under_way)
         return num_forgotten
 
     async def _publish(self) -> None:
@@ -102,7 +105,12 @@ class Publisher:
         if outcome.error is not None:
             self._life.fail(outcome.error.reason, str(outcome.error))
 
-    async def _turn_away(self, channel: KvChannel, staged: SlotStaged) -> None:
+    def _turn_away(self, channel: KvChannel, staged: SlotStaged) -> None:
         """What it belongs to was deleted while it was written."""
         channel.tell_gone([staged.header.id], "evicted")
+        task = self._life.spawn(self._discard(staged))
+        self._turning_away.add(task)
+        task.add_done_callback(self._turning_away.discard)
+
+    async def _discard(self, staged: SlotStaged) -> None:
         await self._life.attempt(lambda store: store.discard(staged))
