@@ -106,8 +106,10 @@ async def test_a_conversation_is_brought_into_memory(hearth: RunningServer):
 
 
 async def test_a_shared_prefix_is_one_slot_that_several_continue(hearth: RunningServer):
+    before = len(listed(hearth))
     for session in ("tree one", "tree two", "tree three"):
         say(hearth, session)
+    await saved(hearth, before + 3)
     tree = hearth.request("GET", f"{BASE}/tree", params={"model": "hearth-tiny"}).json()
     slots = {one["id"]: one for one in tree["slots"]}
     assert tree["num_slots"] == len(slots)
