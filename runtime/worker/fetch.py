@@ -160,13 +160,17 @@ class _Pinned(http.client.HTTPSConnection):
             place.hostname or "", place.port, timeout=timeout_s, context=self._context_used
         )
         self._address = address
+        self._is_over = False
 
     @override
     def connect(self) -> None:
         plain = socket.create_connection((self._address, self.port), self.timeout)
         self.sock = self._context_used.wrap_socket(plain, server_hostname=self.host)
+        if self._is_over:
+            raise TimeoutError
 
     def hang_up(self) -> None:
-        """End whatever is going on. May be called from another thread."""
+        """End whatever is going on, for good. May be called from another thread."""
+        self._is_over = True
         with contextlib.suppress(OSError, AttributeError):
             self.sock.shutdown(socket.SHUT_RDWR)

@@ -8,9 +8,11 @@ import queue
 import ssl
 import threading
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -104,8 +106,14 @@ def write_certificate(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[str, FetchPolicy]]:
+    with serving(tmp_path_factory.mktemp("tls")) as place:
+        yield place
+
+
+@contextmanager
+def serving(folder: Path) -> Generator[tuple[str, FetchPolicy]]:
     """Where a server is, and a policy under which it may be asked."""
-    certificate = write_certificate(tmp_path_factory.mktemp("tls"))
+    certificate = write_certificate(folder)
     _Handler.is_over = threading.Event()
     _Handler.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
@@ -124,6 +132,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[str, Fetc
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def certificate_of(url: str) -> str:
+    place = urlsplit(url)
+    return ssl.get_server_certificate((place.hostname or "", place.port or 443))
 
 
 def refusal(url: str, policy: FetchPolicy = PUBLIC) -> str:
@@ -152,6 +165,27 @@ def test_what_is_too_large_too_slow_or_missing_is_refused(place: tuple[str, Fetc
     assert "more than 2000 bytes" in refusal(f"{url}/large", policy)
     assert "404" in refusal(f"{url}/nothing", policy)
     assert "longer than 0.5 s" in refusal(f"{url}/drip", policy._replace(timeout_s=0.5))
+
+
+def test_a_connection_that_is_made_when_its_time_is_over_is_not_used(
+    place: tuple[str, FetchPolicy],
+):
+    url, policy = place
+
+    class Late(ssl.SSLContext):
+        """Takes until the alarm has rung."""
+
+        @override
+        def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+            alarms = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+            for alarm in alarms:
+                alarm.join()
+            return super().wrap_socket(*args, **options)
+
+    context = Late(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=certificate_of(url))
+    late = policy._replace(timeout_s=0.5, context=context)
+    assert "longer than 0.5 s" in refusal(f"{url}/drip", late)
 
 
 def test_a_server_that_cannot_show_its_certificate_is_refused(place: tuple[str, FetchPolicy]):
@@ -315,13 +349,13 @@ def test_what_may_not_be_fetched_is_refused_whatever_was_fetched_before(
         assert "public internet" in refused.message
 
 
-def test_what_is_refused_leaves_no_connection_open(place: tuple[str, FetchPolicy]):
-    url, policy = place
-    port = int(url.rsplit(":", 1)[1])
+def test_what_is_refused_leaves_no_connection_open(tmp_path: Path):
     told: list[BaseException] = []  # each holds what was at hand when it was raised
-    for path in ("/missing", "/large"):
-        with pytest.raises(InvalidRequest) as caught:
-            fetch(url + path, FIELD, policy)
-        told.append(caught.value)
-    open_ones = psutil.Process().net_connections()
+    with serving(tmp_path) as (url, policy):
+        port = int(url.rsplit(":", 1)[1])
+        for path in ("/missing", "/large"):
+            with pytest.raises(InvalidRequest) as caught:
+                fetch(url + path, FIELD, policy)
+            told.append(caught.value)
+        open_ones = psutil.Process().net_connections()
     assert not [one for one in open_ones if one.raddr and one.raddr.port == port]
