@@ -46,6 +46,7 @@ class Restorer:
         self._reader = reader
         self._report = report
         self._reading: dict[Run, list[Trail]] = {}
+        self._loading: set[Run] = set()
 
     # Looking up
 
@@ -121,8 +122,14 @@ class Restorer:
         if held.tier == "cold":
             self._report(SlotsWanted(ids=(held.id,)))
         else:
-            # Two trails may want different things of one run; each gets its own answer.
-            self._reader.read(run, held.id, tokens_only=tokens_only)
+            self._load(run, tokens_only=tokens_only)
+
+    def _load(self, run: Run, *, tokens_only: bool = False) -> None:
+        """Have a slot read; all of it once, for everybody who waits for any of it."""
+        if self._reader is not None and run not in self._loading:
+            if not tokens_only:
+                self._loading.add(run)
+            self._reader.read(run, self._hot[run].id, tokens_only=tokens_only)
 
     def on_promoted(self, slot_ids: Sequence[str]) -> None:
         """Cold slots are warm now."""
@@ -130,8 +137,8 @@ class Restorer:
             if (run := self._hot.find(slot_id)) is None:
                 continue
             self._hot[run].tier = "warm"
-            if self._reader is not None and run in self._reading:
-                self._reader.read(run, slot_id)
+            if run in self._reading:
+                self._load(run)
 
     def on_away(self, slot_ids: Sequence[str]) -> None:
         """Cold slots stay where they are; who waits for one goes on with what is before it."""
@@ -152,6 +159,8 @@ class Restorer:
     def on_read(self, read: SlotRead) -> None:
         """Take in what was read, and go on for the trails that waited for it."""
         run = read.run
+        if read.slot is not None or read.error is not None:
+            self._loading.discard(run)
         trails = self._reading.pop(run, [])
         if run in self._hot:
             try:
@@ -159,7 +168,7 @@ class Restorer:
             except SlotMissing as error:
                 # It left under its reader; the news that it is cold, or gone, is on its way.
                 self._reading[run] = trails
-                self._say_bad(run, error)
+                self._report(_bad(self._hot[run].id, error))
                 return
             except StoreError as error:
                 self._on_damaged(run, error, trails)
@@ -188,7 +197,7 @@ class Restorer:
         if len(read.token_ids) != run.num_tokens:
             raise SlotDamaged(f"it holds {len(read.token_ids)} tokens, not {run.num_tokens}")
         slot = read.slot
-        if slot is not None and not self._is_expected(run, slot.header):
+        if slot is not None and not _is_expected(run, slot.header, self._ground.model_hash):
             raise SlotDamaged("it holds another piece than the index says")
         run.token_ids = read.token_ids
         if slot is None or self._hot[run].kv is not None:
@@ -200,22 +209,12 @@ class Restorer:
         self._ground.counts.num_restored_bytes += slot.num_bytes
         self._ground.rates.on_read(slot.num_bytes, read.seconds)
 
-    def _is_expected(self, run: Run, header: SlotHeader) -> bool:
-        """The index only says where to look; the file decides what it holds."""
-        said = (header.model, header.start, header.end, header.has_state, header.root)
-        known = (self._ground.model_hash, run.start, run.end, run.has_state, run.root)
-        hashes = (header.block_hashes, header.end_hash)
-        return said == known and hashes == (run.block_hashes, run.end_hash)
-
     def _on_damaged(self, run: Run, error: StoreError, trails: Sequence[Trail]) -> None:
         self._ground.counts.num_damaged += 1
         for trail in trails:
             trail.reason = "damaged"
-        self._say_bad(run, error)
+        self._report(_bad(self._hot[run].id, error))
         self._ground.forget(run, "damaged")
-
-    def _say_bad(self, run: Run, error: StoreError) -> None:
-        self._report(SlotBad(id=self._hot[run].id, reason=error.reason, message=str(error)))
 
     def give_up(self, trail: Trail) -> None:
         """Reading takes longer than prefill would; go on with what is in memory."""
@@ -338,6 +337,10 @@ class Restorer:
         return "first_seen", at
 
 
+def _bad(slot_id: str, error: StoreError) -> SlotBad:
+    return SlotBad(id=slot_id, reason=error.reason, message=str(error))
+
+
 def _tier_of(trail: Trail, found: Found) -> CacheTier:
     """The slowest one that was needed."""
     if not found.num_tokens:
@@ -345,3 +348,11 @@ def _tier_of(trail: Trail, found: Found) -> CacheTier:
     order: tuple[CacheTier, ...] = ("hot", "warm", "cold")
     needed: list[CacheTier] = [trail.asked.get(run, "hot") for run, _ in found.path]
     return max(needed, key=order.index)
+
+
+def _is_expected(run: Run, header: SlotHeader, model_hash: bytes) -> bool:
+    """The index only says where to look; the file decides what it holds."""
+    said = (header.model, header.start, header.end, header.has_state, header.root)
+    known = (model_hash, run.start, run.end, run.has_state, run.root)
+    hashes = (header.block_hashes, header.end_hash)
+    return said == known and hashes == (run.block_hashes, run.end_hash)
