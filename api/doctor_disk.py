@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 from api.cli.views import size
@@ -18,9 +16,10 @@ from runtime.history import FILE as HISTORY_FILE
 from runtime.open_store import INDEX
 from runtime.settings import Settings
 from store import ownership
-from store.errors import StoreError
+from store.errors import IndexDamaged, StoreError, StoreTooNew
 from store.file_kinds import HISTORY, FileKind
 from store.file_kinds import INDEX as INDEX_KIND
+from store.index_file import check_whole
 
 _LEAST_FREE_BYTES = 5_000_000_000
 _LEAST_BYTES_PER_S = 50_000_000
@@ -106,19 +105,16 @@ def _place(root: Path) -> Finding:
 
 
 def _database(subject: str, path: Path, kind: FileKind) -> Finding:
-    """Read only, so that it is looked at also while a server uses it."""
     if not path.exists():
         return Finding(subject, f"{path} is made when the server first runs")
-    remedy = "stop the server and start it again: what is damaged is set aside and made anew"
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.Error as error:
+        version = check_whole(path, kind)
+    except StoreTooNew as error:
+        return Finding(subject, str(error), "install the newer release that wrote it")
+    except IndexDamaged as error:
+        remedy = "stop the server and start it again: what is damaged is set aside and made anew"
+        return Finding(subject, f"{path} is damaged: {error}", remedy)
+    except StoreError as error:
+        remedy = "make it readable to this user, or name another directory"
         return Finding(subject, f"{path} cannot be read: {error}", remedy)
-    if found != "ok":
-        return Finding(subject, f"{path} is damaged: {found}", remedy)
-    if version > kind.version:
-        fact = f"{path} has schema {version}, and this program knows {kind.version}"
-        return Finding(subject, fact, "install the newer release that wrote it")
     return Finding(subject, f"{path} is whole, schema {version}")

@@ -159,6 +159,21 @@ def check_identity(path: Path, kind: FileKind = INDEX) -> None:
         )
 
 
+def check_whole(path: Path, kind: FileKind = INDEX) -> int:
+    """Read all of a database and change nothing, also while a server uses it; its schema.
+
+    Raises:
+        IndexDamaged, StoreTooNew, StoreFailed: as `check_identity`, or SQLite finds damage.
+    """
+    check_identity(path, kind)
+    with reported(), closing(connect_reader(path)) as connection:
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        raise IndexDamaged(f"SQLite finds damage: {found.splitlines()[-1]}")
+    return version
+
+
 def back_up_before_upgrade(path: Path, kind: FileKind) -> Path | None:
     """Copy a database whose schema is older than ours to `….aside-schema-N`; None if it is not.
 

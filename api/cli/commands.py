@@ -47,7 +47,7 @@ COMMANDS = (
     Command("chat", "talk to a model and see what each turn reused", "api.cli.talk:chat"),
     Command("cache", "look at what was kept of conversations, delete it", "api.cache_cli:run"),
     Command("config", "the settings that are in force", "api.cli.configuration:config"),
-    Command("db", "the store's database", "api.cli.database:database"),
+    Command("db", "the databases of the store and the history", "api.cli.database:database"),
     Command("service", "run at login: launchd or systemd", "api.cli.service:service"),
     Command("doctor", "look for what is wrong with the setup", "api.doctor:run"),
     Command("bench", "ask servers the same and compare them", "api.bench.command:run"),

@@ -3,48 +3,88 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import msgspec
 
 from api.cli.quiet import log_errors_only
 from api.cli.views import show
 from runtime.errors import HearthError
+from runtime.history import FILE, OpenHistory
+from runtime.open_store import INDEX
 from runtime.settings import Settings
 from runtime.store_opening import open_store
 from store.errors import StoreError, StoreLocked
-from store.tables import SCHEMA_VERSION
+from store.file_kinds import HISTORY, FileKind
+from store.file_kinds import INDEX as INDEX_KIND
+from store.index_file import check_whole
 
 
 class DatabaseView(msgspec.Struct):
+    """One file. `error` says why it cannot be used; then its schema may be unknown."""
+
+    path: str
+    schema_version: int | None = None
+    known_version: int = 0
+    error: str | None = None
+
+
+class DatabasesView(msgspec.Struct):
     """What `hearth db --json` prints."""
 
-    root: str
-    schema_version: int
     is_intact: bool
+    databases: list[DatabaseView]
 
 
 def database(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Open the store's database, which brings it up to date, and look whether it is whole.
+    """Look whether the databases are whole, and change nothing; if they are, bring them up to date.
 
     Raises:
-        HearthError: a server has it open, it is of a newer version, or it cannot be repaired.
+        HearthError: there is none, or those that are to be changed cannot be opened.
     """
     log_errors_only()
-    root = settings.kv_root
-    if not root.is_dir():
-        raise HearthError(f"There is no store at {root}; it is made when the server first runs.")
+    kinds = {settings.kv_root / INDEX: INDEX_KIND, settings.home / FILE: HISTORY}
+    there = {path: kind for path, kind in kinds.items() if path.exists()}
+    if not there:
+        home = settings.home
+        raise HearthError(f"There is no database in {home}; it is made when the server first runs.")
+    found = _look(there)
+    if arguments.action == "upgrade" and found.is_intact:
+        _upgrade(settings, there)
+        found = _look(there)
+    show(found, "\n".join(map(_line, found.databases)), as_json=arguments.as_json)
+    return 0 if found.is_intact else 1
+
+
+def _upgrade(settings: Settings, there: dict[Path, FileKind]) -> None:
+    """As a start does it, with a copy of what is older."""
     try:
-        store = open_store(root, settings.cold_store)
+        if INDEX_KIND in there.values():
+            open_store(settings.kv_root, settings.cold_store).close()
+        if HISTORY in there.values():
+            OpenHistory(settings.home).close()
     except StoreLocked as error:
         message = "A server has the store open; it brought it up to date when it started."
         raise HearthError(message) from error
     except StoreError as error:
-        raise HearthError(f"The store at {root} cannot be opened: {error}") from error
+        raise HearthError(f"What is in {settings.home} cannot be upgraded: {error}") from error
+
+
+def _look(there: dict[Path, FileKind]) -> DatabasesView:
+    views = [_looked_at(path, kind) for path, kind in there.items()]
+    return DatabasesView(all(view.error is None for view in views), views)
+
+
+def _looked_at(path: Path, kind: FileKind) -> DatabaseView:
     try:
-        found = DatabaseView(str(root), SCHEMA_VERSION, store.database.check())
-    finally:
-        store.close()
-    state = "whole" if found.is_intact else "DAMAGED: it is made anew from the slots at next start"
-    text = f"{found.root}: schema {found.schema_version}, {state}"
-    show(found, text, as_json=arguments.as_json)
-    return 0 if found.is_intact else 1
+        return DatabaseView(str(path), check_whole(path, kind), kind.version)
+    except StoreError as error:
+        return DatabaseView(str(path), None, kind.version, str(error))
+
+
+def _line(view: DatabaseView) -> str:
+    if view.error is not None:
+        return f"{view.path}: {view.error}"
+    is_older = (view.schema_version or 0) < view.known_version
+    older = f"; `hearth db upgrade`, or the next start, makes it {view.known_version}"
+    return f"{view.path}: whole, schema {view.schema_version}{older if is_older else ''}"

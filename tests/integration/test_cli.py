@@ -159,7 +159,7 @@ def test_the_settings_in_force_are_shown_without_their_secrets(server: RunningSe
 
 
 def test_the_database_of_a_running_server_is_left_alone(server: RunningServer):
-    done = hearth(server.home, server.port, "db", "check")
+    done = hearth(server.home, server.port, "db", "upgrade")
     assert done.returncode == 1
     assert "server has the store open" in done.stderr
 

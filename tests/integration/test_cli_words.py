@@ -36,7 +36,7 @@ def test_what_speaks_to_a_server_shows_only_how_to_find_it(capsys: pytest.Captur
 def test_stdout_is_for_the_answer_also_where_another_has_the_store(tmp_path: Path):
     store = open_store(tmp_path / "kv", None)
     try:
-        done = command("db", "check", "--json", HEARTH_HOME=str(tmp_path))
+        done = command("db", "upgrade", "--json", HEARTH_HOME=str(tmp_path))
     finally:
         store.close()
     assert (done.returncode, done.stdout) == (1, "")

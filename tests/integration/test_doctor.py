@@ -91,6 +91,7 @@ def test_everything_that_is_wrong_is_found_at_once(home: Path):
     (home / "kv" / "index.db").write_bytes(b"no database" * 999)
     with closing(sqlite3.connect(home / "history.sqlite3")) as newer:
         newer.execute("CREATE TABLE a (b)")
+        newer.execute(f"PRAGMA application_id = {HISTORY.application_id}")
         newer.execute(f"PRAGMA user_version = {HISTORY.version + 1}")
     unit = home / ".config" / "systemd" / "user" / "hearth.service"
     if sys.platform == "linux":
