@@ -1,0 +1,87 @@
+"""`hearth db`: what looks changes nothing, and what upgrades does both databases."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from migrations.run import downgrade, downgrade_history
+from runtime.history import FILE, OpenHistory
+from runtime.open_store import INDEX
+from runtime.store_opening import open_store
+from store.file_kinds import HISTORY
+from store.file_kinds import INDEX as INDEX_KIND
+from tests.running_server import hearth
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """One that a server has used and left."""
+    open_store(tmp_path / "kv", None).close()
+    OpenHistory(tmp_path).close()
+    return tmp_path
+
+
+def done(home: Path, action: str) -> tuple[int, list[Any]]:
+    result = hearth("db", action, "--json", HEARTH_HOME=str(home))
+    assert result.stdout, result.stderr
+    said = json.loads(result.stdout)
+    assert said["is_intact"] is (result.returncode == 0)
+    return result.returncode, said["databases"]
+
+
+def files(home: Path) -> dict[Path, bytes]:
+    """All but the log of SQLite, which is made by looking too, and is empty."""
+    there = (path for path in home.rglob("*") if path.is_file())
+    logs = ("-shm", "-wal")
+    return {path: path.read_bytes() for path in there if not path.name.endswith(logs)}
+
+
+def test_a_damaged_database_is_said_to_be_damaged_and_stays_where_it_is(home: Path):
+    for path in (home / "kv" / INDEX, home / FILE):
+        path.write_bytes(b"no database" * 999)
+    before = files(home)
+    for action in ("check", "upgrade"):
+        code, found = done(home, action)
+        assert code == 1
+        assert ["not a database" in one["error"] for one in found] == [True, True]
+    assert files(home) == before
+
+
+def test_an_older_database_is_upgraded_when_that_is_asked_and_not_by_a_look(home: Path):
+    with closing(OpenHistory(home)) as history:
+        history.database.submit(lambda one: downgrade_history(one, 1)).result()
+    with closing(open_store(home / "kv", None)) as store:
+        store.database.submit(lambda one: downgrade(one, 1)).result()
+    newest = [INDEX_KIND.version, HISTORY.version]
+    code, found = done(home, "check")
+    assert (code, [one["schema_version"] for one in found]) == (0, [1, 1])
+    assert [one["known_version"] for one in found] == newest
+    assert "hearth db upgrade" in hearth("db", "check", HEARTH_HOME=str(home)).stdout
+    code, found = done(home, "upgrade")
+    assert (code, [one["schema_version"] for one in found]) == (0, newest)
+    assert (home / f"{FILE}.aside-schema-1").exists()
+    assert (home / "kv" / f"{INDEX}.aside-schema-1").exists()
+
+
+def test_a_newer_database_is_refused_and_left_alone(home: Path):
+    with closing(sqlite3.connect(home / FILE)) as newer:
+        newer.execute(f"PRAGMA user_version = {HISTORY.version + 1}")
+    before = files(home)
+    code, found = done(home, "upgrade")
+    assert (code, "schema" in found[1]["error"]) == (1, True)
+    assert files(home) == before
+
+
+def test_databases_are_looked_at_while_a_server_has_them(home: Path):
+    with closing(open_store(home / "kv", None)), closing(OpenHistory(home)):
+        code, found = done(home, "check")
+        refused = hearth("db", "upgrade", HEARTH_HOME=str(home))
+    assert (code, [one["error"] for one in found]) == (0, [None, None])
+    assert refused.returncode == 1
+    assert "A server has the store open" in refused.stderr
