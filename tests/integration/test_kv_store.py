@@ -22,6 +22,7 @@ from runtime.placement import Profile
 from runtime.rejoin import Rejoin
 from runtime.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
+from store.disk import disk_bytes
 from tests.asking import PATIENCE_S, ask, supervising_with_store, worker_of
 from tests.tiny_models import write_model
 from tests.waiting import until
