@@ -183,11 +183,13 @@ def test_a_model_that_cannot_be_loaded_does_not_keep_the_others_from_being_serve
 async def test_the_worker_of_a_server_that_is_killed_while_it_starts_leaves(
     tmp_path: Path, models_dir: Path
 ) -> None:
-    with started(tmp_path, config=config(models_dir), is_fresh=True) as server:
-        await until(lambda: workers_of(tmp_path), "a worker")
+    gates, home = Gates(tmp_path / "gates", ("mlx.core",)), tmp_path / "home"
+    with started(home, config=config(models_dir), is_fresh=True, **gates.variables) as server:
+        await gates.reached("mlx.core")
+        assert workers_of(home)
         assert status(server, "/health/ready") != 200
         server.process.kill()
-        await until(lambda: not workers_of(tmp_path), "its end", 30)
+        await until(lambda: not workers_of(home), "its end", 30)
 
 
 # Figures and schema
