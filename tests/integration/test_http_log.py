@@ -10,6 +10,7 @@ import pytest
 
 from runtime.keys import digest_of
 from tests.running_server import CHAT, COMPLETIONS, RunningServer, running
+from tests.waiting import until
 
 CANARY = "zebraharbour7351"
 KEY, SESSION = f"key-{CANARY}", f"session-{CANARY}"
@@ -27,14 +28,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]
         yield server
 
 
-def send(server: RunningServer, path: str, body: Any, key: str = KEY) -> int:
-    headers = {"x-api-key": key, "session-id": SESSION, "x-request-id": "req-mine"}
+def send(
+    server: RunningServer, path: str, body: Any, key: str = KEY, request_id: str = "req-mine"
+) -> int:
+    headers = {"x-api-key": key, "session-id": SESSION, "x-request-id": request_id}
     return server.request("POST", path, json=body, headers=headers).status_code
 
 
 def lines_of(server: RunningServer) -> list[dict[str, Any]]:
-    lines = [line for line in server.stderr.splitlines() if line.startswith("{")]
+    whole, _, _ = server.stderr.rpartition("\n")  # the last one may still be written
+    lines = [line for line in whole.splitlines() if line.startswith("{")]
     return [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
+
+
+def line_of(server: RunningServer, request_id: str) -> dict[str, Any] | None:
+    """The one that a request leaves behind, which is written when it is answered."""
+    ends = (one for one in lines_of(server) if one["event"].startswith("POST "))
+    return next((one for one in ends if one["request_id"] == request_id), None)
 
 
 def test_no_request_leaves_its_words_in_the_log_whether_served_or_refused(server: RunningServer):
@@ -57,10 +67,13 @@ def test_no_request_leaves_its_words_in_the_log_whether_served_or_refused(server
     assert CANARY not in server.stderr
 
 
-def test_a_line_names_request_model_and_worker(server: RunningServer):
+async def test_a_line_names_request_model_and_worker(server: RunningServer):
     said = [{"role": "user", "content": "Hi"}]
-    send(server, CHAT, {"model": "hearth-tiny", "messages": said, "max_tokens": 2})
-    line = [one for one in lines_of(server) if one["event"] == f"POST {CHAT}"][-1]
-    assert (line["request_id"], line["model"]) == ("req-mine", "hearth-tiny")
+    body = {"model": "hearth-tiny", "messages": said, "max_tokens": 2}
+    send(server, CHAT, body, request_id="req-named")
+    await until(lambda: line_of(server, "req-named"), "its line")
+    line = line_of(server, "req-named")
+    assert line is not None
+    assert (line["event"], line["model"]) == (f"POST {CHAT}", "hearth-tiny")
     running = server.request("GET", "/running", headers={"x-api-key": KEY}).json()
     assert line["worker"] in {str(one["pid"]) for one in running["models"]}
