@@ -75,12 +75,13 @@ def test_one_id_belongs_to_all_events_and_to_no_other_answer(server: RunningServ
     assert ids[0] != ids[1]
 
 
-def test_text_arrives_while_it_is_written(server: RunningServer) -> None:
+async def test_text_arrives_while_it_is_written(server: RunningServer) -> None:
     with server.stream("POST", COMPLETIONS, json=LONG | {"stream": True}) as response:
         pieces = response.iter_raw()
         for _ in range(20):
             next(pieces)
-        assert server.figure("hearth_running", model="tiny") == 1
+        # Who left before, and what only warms, may have a place for a moment.
+        await until(lambda: server.figure("hearth_running", model="tiny") == 1, "only it runs")
 
 
 def test_reasoning_is_streamed_apart_from_the_answer(server: RunningServer) -> None:
