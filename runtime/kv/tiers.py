@@ -16,7 +16,7 @@ from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
 from runtime.kv.merged import take_over
-from runtime.kv.prefix import Run, run_of
+from runtime.kv.prefix import Run, path_to, run_of
 from runtime.kv.prewarm import Prewarmer
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.restore import Restorer
@@ -318,9 +318,11 @@ class Tiers:
             self._writer.forget(unwritten, is_meant, lambda: self._report(answer))
 
     def _is_hot(self, slot_id: str) -> bool:
-        """In memory, and so is what comes before it: leaves are evicted first."""
+        """In memory, and so is what comes before it, which may be read after it."""
         run = self.hot.find(slot_id)
-        return run is not None and self.hot[run].kv is not None
+        if run is None:
+            return False
+        return all(self.hot[one].kv is not None for one, _ in path_to(run, run.end))
 
     def on_write_failed(self, failure: WriteFailed) -> None:
         """A slot was not written; its run lives in memory only, until its turn comes again."""

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from runtime.slot_news import SlotsAway
-from runtime.wire import SlotsWanted
+from runtime.wire import HotAsked, HotNow, SlotsWanted
 from runtime.worker.model import LoadedModel
+from store.slots import slot_path
 from tests.kv_sessions import FIRST, TURN_2, Session, Stored, check_right, ids, load, reused
 from tests.tiny_models import write_model
 
@@ -133,3 +134,21 @@ def test_memory_holds_its_budget_as_soon_as_something_is_read(stored: Stored):
     _, num_tokens = session.take_up(session.trail(TURN_2))
     assert num_tokens == 120
     assert 0 < hot.num_bytes <= hot.budget_bytes
+
+
+def test_what_is_read_before_what_it_continues_is_not_said_to_be_hot(stored: Stored):
+    path = slot_path(stored.root, stored.prompt.id)
+    elsewhere = path.rename(stored.root / "elsewhere")
+    session = stored.session()
+    trail = session.trail(TURN_2)
+    session.tiers.begin(trail)
+    for _ in stored.known:
+        session.hear()
+    asked = HotAsked(number=1, ids=(stored.answer.id,))
+    session.tiers.hear(asked)
+    assert session.reports[-1] == HotNow(number=1, ids=())
+    elsewhere.rename(path)
+    session.tiers.on_promoted([stored.prompt.id])
+    session.hear()
+    session.tiers.hear(asked)
+    assert session.reports[-1] == HotNow(number=1, ids=asked.ids)
