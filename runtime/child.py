@@ -39,6 +39,8 @@ class Child:
         self.heard_s = self.spawned_s
         self.model: str | None = None
         """Whom it works for, as its lines in the log say."""
+        self.was_ended = False
+        """It was sent a signal that ends it."""
         self._process: asyncio.subprocess.Process | None = None
         self._link: Link | None = None
         self._on_event = _ignore
@@ -68,6 +70,12 @@ class Child:
     def returncode(self) -> int | None:
         """As of `subprocess`; None while it runs."""
         return self._process.returncode if self._process is not None else None
+
+    @property
+    def has_failed(self) -> bool:
+        """It has ended, neither as it should nor because it was told to."""
+        code = self.returncode
+        return bool(code) and code != -signal.SIGTERM and not self.was_ended
 
     @property
     def output(self) -> list[str]:
@@ -101,6 +109,7 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Nothing happens when it is gone."""
         if self._process is not None and self._process.returncode is None:
+            self.was_ended |= number in (signal.SIGTERM, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 

@@ -19,7 +19,7 @@ from runtime.crashes import (
     new_id,
     split_stacks,
 )
-from runtime.errors import WorkerError
+from runtime.errors import WorkerDied, WorkerError
 from runtime.last_words import last_words
 from runtime.process_memory import (
     RETURN_S,
@@ -114,9 +114,16 @@ class Obituary:
             memory=memory,
         )
 
-    async def keep(self, child: Child) -> None:
-        """The process has ended and was heard out: write the record, if it was lost."""
+    async def keep(self, child: Child, pulse: Pulse) -> None:
+        """The process has ended and was heard out: write the record, if it was lost.
+
+        So it was when it was asked to leave and came to another end.
+        """
         self.returncode = child.returncode
+        if self._lost is None and child.has_failed:
+            cause = f"{self.cause(child.returncode)} while it was leaving"
+            _log.error("worker did not leave", model=self._model, pid=child.pid, cause=cause)
+            self.lost(WorkerDied(f"The process of the model {self._model} {cause}."), pulse, 0)
         if self._lost is None:
             return
         record = self._record(self._lost, child)

@@ -332,7 +332,7 @@ class WorkerProcess:
         self.clock.exited(time.monotonic())
         await child.hear_out()
         self._ended(child.returncode)
-        await self.obituary.keep(child)
+        await self.obituary.keep(child, self.pulse)
         self._is_buried.set()
         self._on_change(self)
         if await self.obituary.check_memory(was_asked=self.error is None):

@@ -84,7 +84,7 @@ async def test_a_worker_that_is_killed_or_crashes_leaves_a_record(
 
 
 async def test_a_stopped_worker_is_ended_and_says_where_it_stood(tmp_path: Path, models: Path):
-    settings = lone_settings(tmp_path, heartbeat_timeout_s=0.5)
+    settings = lone_settings(tmp_path, heartbeat_timeout_s=4.0)
     async with lone_worker(settings, models / "m") as worker:
         running = await decoding(worker)
         assert worker.process.pid is not None
@@ -99,7 +99,7 @@ async def test_a_stopped_worker_is_ended_and_says_where_it_stood(tmp_path: Path,
 
 async def test_a_hang_in_an_evaluation_is_ended_and_says_where(tmp_path: Path, models: Path):
     settings = lone_settings(
-        tmp_path, wedge_timeout_s=0.4, prefill_slice=SLOW_TOKENS, stop_timeout_s=1.0
+        tmp_path, wedge_timeout_s=3.0, prefill_slice=SLOW_TOKENS, stop_timeout_s=1.0
     )
     async with lone_worker(settings, models / "slow") as worker:
         running = worker.submit(request(SLOW))
@@ -112,7 +112,7 @@ async def test_a_hang_in_an_evaluation_is_ended_and_says_where(tmp_path: Path, m
 
 
 async def test_a_kill_reaches_a_worker_that_is_already_being_ended(tmp_path: Path, models: Path):
-    settings = lone_settings(tmp_path, wedge_timeout_s=0.4, prefill_slice=SLOW_TOKENS)
+    settings = lone_settings(tmp_path, wedge_timeout_s=3.0, prefill_slice=SLOW_TOKENS)
     async with lone_worker(settings, models / "slow") as worker:
         process = worker.process
         running = worker.submit(request(SLOW))
@@ -194,6 +194,30 @@ async def test_a_worker_that_is_asked_leaves_phase_by_phase(tmp_path: Path, mode
         assert departure is not None
         assert (departure.is_clean, departure.is_memory_suspect) == (True, False)
         assert departure.footprint_bytes > 10_000_000
+
+
+async def test_a_worker_that_is_killed_while_it_leaves_leaves_a_record(
+    tmp_path: Path, models: Path
+):
+    async with lone_worker(
+        lone_settings(tmp_path, stop_timeout_s=PATIENCE_S), models / "m"
+    ) as worker:
+        process = worker.process
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        stopping = asyncio.create_task(process.stop())
+        await until(lambda: process.state == "flushing", "it is asked to leave")
+        os.kill(process.pid, signal.SIGKILL)
+        await stopping
+        (record,) = Crashes(tmp_path / "crashes").records()
+        assert record.id == process.obituary.crash_id
+        assert (record.code, record.signal, record.pid) == (
+            WorkerDied.code,
+            "SIGKILL",
+            process.pid,
+        )
+        assert record.message.endswith("was killed by SIGKILL while it was leaving.")
+        assert process.error is None
 
 
 async def test_what_a_run_took_is_remembered_for_the_next_one(tmp_path: Path, models: Path):
