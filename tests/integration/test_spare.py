@@ -94,7 +94,7 @@ async def test_a_spare_that_died_is_replaced(home: Path):
 
 
 async def test_a_spare_that_went_silent_is_ended_and_replaced(home: Path):
-    settings = lone_settings(home, heartbeat_timeout_s=1.5, stop_timeout_s=0.5)
+    settings = lone_settings(home, heartbeat_timeout_s=4.0, stop_timeout_s=0.5)
     async with sparing(settings) as spares:
         spares.want()
         pid = await waiting_pid(spares)

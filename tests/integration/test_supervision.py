@@ -1,6 +1,7 @@
 """Workers that die, hang or must leave: what requests are told, and what stays behind."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -129,7 +130,7 @@ async def test_the_last_words_of_a_crashed_worker_are_kept(home: Path):
 
 
 async def test_a_silent_worker_is_wedged_and_replaced(home: Path):
-    async with supervising(home, heartbeat_timeout_s=0.5, stop_timeout_s=1.0) as supervisor:
+    async with supervising(home, heartbeat_timeout_s=4.0, stop_timeout_s=1.0) as supervisor:
         running = submit_endless(supervisor)
         await first_chunks(running)
         pid = pid_of(supervisor)
@@ -143,7 +144,7 @@ async def test_a_silent_worker_is_wedged_and_replaced(home: Path):
 
 async def test_a_worker_that_is_busy_and_does_not_step_is_wedged_and_replaced(tmp_path: Path):
     write_model(tmp_path / "models" / "m", num_hidden_layers=16, max_position_embeddings=10_000)
-    quick = {"wedge_timeout_s": 0.4, "stop_timeout_s": 1.0}
+    quick = {"wedge_timeout_s": 3.0, "stop_timeout_s": 1.0}
     async with supervising(tmp_path, prefill_slice=8192, **quick) as supervisor:
         await ask(supervisor, "a", max_tokens=1)
         pid = pid_of(supervisor)
@@ -152,8 +153,8 @@ async def test_a_worker_that_is_busy_and_does_not_step_is_wedged_and_replaced(tm
         await until(lambda: not psutil.pid_exists(pid), "its end")
         assert "made no progress in prefill" in str(status_of(supervisor).last_error)
         await until(lambda: "in prefill" in supervisor.stderr_tail("m"), "its stacks")
-        assert not running.is_finished  # it may have been bad luck
         assert await error_of(running) == PoisonRequest.code
+        assert status_of(supervisor).num_starts == 2  # the first time may have been bad luck
         with pytest.raises(PoisonRequest, match="not served again for"):
             supervisor.submit(request(prompt))
 
@@ -208,7 +209,7 @@ async def test_models_take_turns_as_requests_name_them(home: Path):
         texts: list[str] = []
         for generation in generations:
             texts.append((await answer(generation)).text)
-            assert len(own_workers()) == 1
+            assert len(own_workers()) <= 1  # the one that answered may have left
         assert texts[0] != texts[1] == texts[2]
         assert (await ask(supervisor, "a", model="other")).text == texts[0]
         assert status_of(supervisor, "m").state == "cold"
@@ -312,6 +313,7 @@ async def num_left_after(home: Path, num_cycles: int) -> int:
 
 
 def num_descriptors() -> int:
+    gc.collect()  # what earlier tests left is not theirs
     return psutil.Process().num_fds()
 
 
