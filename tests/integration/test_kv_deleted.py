@@ -18,7 +18,14 @@ from runtime.kv_store import KvStore
 from runtime.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
 from store.keyed_names import Whom
-from tests.asking import answer, ask, first_chunks, request, supervising_with_store
+from tests.asking import (
+    PATIENCE_S,
+    answer,
+    ask,
+    first_chunks,
+    request,
+    supervising_with_store,
+)
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -136,7 +143,7 @@ async def test_what_others_say_as_well_is_theirs(home: Path):
         await here.delete("mine")
         assert not here.num_saved("mine")
         assert (await here.say("other", longer)).num_tokens >= NUM_TOKENS
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             # What was refused because it continued what was deleted is written with the next turn.
             while here.num_saved("other") < NUM_TOKENS + 300:
                 await here.say("other", longer)

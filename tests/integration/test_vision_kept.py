@@ -11,7 +11,7 @@ from runtime.compaction import MAX_CHAIN, compact, plans
 from runtime.kv_store import KvStore
 from runtime.supervisor import Supervisor
 from runtime.types import ChatPrompt, Image, Message
-from tests.asking import ask, supervising_with_store
+from tests.asking import PATIENCE_S, ask, supervising_with_store
 from tests.image_requests import chat_part
 from tests.running_server import CHAT, RunningServer, running
 from tests.tiny_vlms import encoded, picture
@@ -48,7 +48,7 @@ async def test_a_killed_server_goes_on_with_what_was_seen(tmp_path: Path, vlms_d
             "both turns are on disk",
         )
         server.process.send_signal(signal.SIGKILL)
-        server.process.wait(10)
+        server.process.wait()
     with running(tmp_path, config=f"{config}max_loaded_models = 1\n") as server:
         turns.append({"role": "user", "content": [WORDS, chat_part(SECOND), WORDS]})
         said, cached = say(server, turns)
@@ -95,7 +95,7 @@ async def test_merged_slots_still_know_their_pictures(tmp_path: Path, vlms_dir: 
             "all that was said is on disk",
         )
         assert any(plans(store.index.all_slots(), ()))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not store.counts["compacted"]:  # the last turn may be on its way to the disk
                 await kv.chore(lambda s: compact(s, kv.loaded_models, lambda: False))
         await check(supervisor, kv, messages)

