@@ -123,13 +123,13 @@ def _stream(
         connection.connect()
         answer.sent_s = time.perf_counter()
         connection.request("POST", f"{url.path.rstrip('/')}/chat/completions", body, headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            said = response.read().decode(errors="replace")[:_SHOWN]
-            raise AskFailed(f"status {response.status}: {said}")
-        while line := response.readline():
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                _take(answer, _decoder.decode(data), on_arrival)
+        with connection.getresponse() as response:
+            if response.status != 200:
+                said = response.read().decode(errors="replace")[:_SHOWN]
+                raise AskFailed(f"status {response.status}: {said}")
+            while line := response.readline():
+                if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                    _take(answer, _decoder.decode(data), on_arrival)
         answer.end_s = time.perf_counter()
     finally:
         connection.close()

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import NamedTuple
@@ -142,8 +143,13 @@ class Peer:
                 return False
             return True
         url = fill(self.recipe.ready, self._values)
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
-            return answer.status == 200
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
+                return answer.status == 200
+        except urllib.error.HTTPError as refusal:
+            refusal.close()
+        except OSError:
+            pass
         return False
 
     def stop(self) -> None:

@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -126,9 +127,16 @@ async def _ready(port: int) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            url = f"http://127.0.0.1:{port}/health/ready"
-            with await asyncio.to_thread(urllib.request.urlopen, url, timeout=5) as answer:
-                if answer.status == 200:
-                    return
+            if await asyncio.to_thread(_is_ready, port):
+                return
         await asyncio.sleep(0.05)
     raise TimeoutError("the server did not become ready within 120 s")
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5) as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError as refusal:
+        refusal.close()
+        return False
