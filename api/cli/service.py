@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import plistlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ LEAST_STOP_S = 120
 """A worker that is killed with much wired memory can strand it, so leaving may take long."""
 
 _RESTART_S = 5
+_ROOT = Path(__file__).parents[2]
+_PLAIN = re.compile(r"[\w@%+=:,./$~-]+")
 OPEN_FILES = 8192
 
 
@@ -114,28 +117,32 @@ def command_line(settings: Settings, config: Path | None) -> tuple[str, ...]:
     return (sys.executable, "-m", "api", "serve", "--home", str(settings.home), *named)
 
 
-def unit_of(settings: Settings, platform: str, home: Path, command: tuple[str, ...]) -> Unit:
-    """The unit for this user's service manager.
+def unit_of(
+    settings: Settings, platform: str, home: Path, command: tuple[str, ...], root: Path = _ROOT
+) -> Unit:
+    """The unit for this user's service manager, which starts `command` in the directory `root`.
 
     Raises:
         HearthError: there is none that we know.
     """
     stop_s = max(LEAST_STOP_S, math.ceil(settings.stop_timeout_s + STOP_MARGIN_S))
     if platform == "darwin":
-        return _launchd(settings, home, command, stop_s)
+        return _launchd(settings, home, command, root, stop_s)
     if platform == "linux":
-        return _systemd(home, command, stop_s)
+        return _systemd(home, command, root, stop_s)
     message = f"There is no service manager that we know on {platform}; run `hearth serve`."
     raise HearthError(message)
 
 
-def _launchd(settings: Settings, home: Path, command: tuple[str, ...], stop_s: int) -> Unit:
+def _launchd(
+    settings: Settings, home: Path, command: tuple[str, ...], root: Path, stop_s: int
+) -> Unit:
     path = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
     log = str(settings.home / "hearth.log")
     table = {
         "Label": LABEL,
         "ProgramArguments": list(command),
-        "WorkingDirectory": str(Path(__file__).parents[2]),
+        "WorkingDirectory": str(root),
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": _RESTART_S,
@@ -157,9 +164,10 @@ def _launchd(settings: Settings, home: Path, command: tuple[str, ...], stop_s: i
     )
 
 
-def _systemd(home: Path, command: tuple[str, ...], stop_s: int) -> Unit:
+def _systemd(home: Path, command: tuple[str, ...], root: Path, stop_s: int) -> Unit:
     path = home / ".config" / "systemd" / "user" / "hearth.service"
-    quoted = " ".join(_quoted(word) for word in command)
+    program, *arguments = command
+    words = (program, *(word.replace("$", "$$") for word in arguments))
     text = f"""\
 [Unit]
 Description=Hearth, a local LLM server
@@ -168,8 +176,8 @@ StartLimitIntervalSec=300
 StartLimitBurst=5
 
 [Service]
-ExecStart={quoted}
-WorkingDirectory={_quoted(str(Path(__file__).parents[2]))}
+ExecStart={" ".join(map(_quoted, words))}
+WorkingDirectory={str(root).replace("%", "%%")}
 Environment=HEARTH_LOG_FORMAT=json
 Restart=on-failure
 RestartSec={_RESTART_S}
@@ -194,9 +202,12 @@ WantedBy=default.target
 
 
 def _quoted(word: str) -> str:
-    """A word of a unit file: in quotes where it has spaces, percent signs doubled."""
+    """A word of a command in a unit file, in quotes where it is not plain."""
     doubled = word.replace("%", "%%")
-    return f'"{doubled}"' if " " in doubled else doubled
+    if _PLAIN.fullmatch(doubled):
+        return doubled
+    escaped = doubled.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _run(command: tuple[str, ...]) -> None:

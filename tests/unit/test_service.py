@@ -51,11 +51,22 @@ def test_launchd_gives_a_server_with_much_memory_two_minutes_to_leave():
     assert unit.path == HOME / "Library/LaunchAgents" / f"{table['Label']}.plist"
 
 
+def test_what_systemd_would_read_as_its_own_signs_is_told_as_it_is():
+    command = ("/opt/o'brien/python", "serve", "--home", '/data/$HOME "and" 5% \\ more')
+    text = unit_of(settings(), "linux", HOME, command, Path("/srv/my 5% hearth")).text
+    assert 'ExecStart="/opt/o\'brien/python" serve --home "/data/$$HOME ' in text
+    assert ' \\"and\\" 5%% \\\\ more"\n' in text
+    assert "WorkingDirectory=/srv/my 5%% hearth\n" in text, "it takes no quotes there"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
-def test_systemd_finds_nothing_to_complain_of(tmp_path: Path):
-    command = (sys.executable, "-m", "api", "serve", "--home", str(tmp_path / "my home"))
+@pytest.mark.parametrize("name", ["home", "my home", "o'brien's $HOME at 5%"])
+def test_systemd_finds_nothing_to_complain_of(tmp_path: Path, name: str):
+    place = tmp_path / name
+    place.mkdir()
+    command = (sys.executable, "-m", "api", "serve", "--home", str(place))
     file = tmp_path / "hearth.service"
-    file.write_text(unit_of(settings(), "linux", tmp_path, command).text)
+    file.write_text(unit_of(settings(), "linux", tmp_path, command, place).text)
     for name in ("basic", "shutdown"):  # what this machine's own units are is not our affair
         (tmp_path / f"{name}.target").write_text("[Unit]\nDefaultDependencies=no\n")
     env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_UNIT_PATH": str(tmp_path)}
