@@ -56,7 +56,7 @@ async def serve(
     server = _Server(config, doorway, settings.stop_timeout_s)
     doorway.on_end = server.stop
     port = int(listener.getsockname()[1])
-    announcement = asyncio.create_task(_announce(doorway, url_of(settings.host, port)))
+    announcement = asyncio.create_task(_announce(doorway, settings, port))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -104,17 +104,21 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def _announce(doorway: Doorway, url: str) -> None:
+async def _announce(doorway: Doorway, settings: Settings, port: int) -> None:
     house = await doorway.house()
     while not house.supervisor.is_ready:  # noqa: ASYNC110 - it changes a few times in its life
         await asyncio.sleep(_POLL_S)
     await house.kv.settled()  # or whoever reads the line could take the store first
-    sys.stdout.write(ready_line(house, url) + "\n")
+    line = ready_line(house, url_of(settings.host, port), has_keys=bool(settings.api_keys))
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def ready_line(house: House, url: str) -> str:
-    """One line: where the server is, what it serves, and a command to try it with."""
+def ready_line(house: House, url: str, *, has_keys: bool) -> str:
+    """One line: where the server is, what it serves, and a command to try it with.
+
+    With keys the command takes one from the shell: the server knows their digests only.
+    """
     default = house.catalog.default()
     names = [spec.id for spec in house.catalog.models()]
     names.sort(key=lambda name: name != default.id)
@@ -122,9 +126,11 @@ def ready_line(house: House, url: str) -> str:
     shown = ", ".join(names[:_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")
     failures = [s for s in house.supervisor.status() if s.state == "failed"]
     trouble = "".join(f"; {s.spec.id} could not be loaded: {s.last_error}" for s in failures)
+    key = '-H "x-api-key: $HEARTH_API_KEY" ' if has_keys else ""
     body = {"model": default.id, "messages": [{"role": "user", "content": "Hello!"}]}
     return (
         f"Hearth is ready at {url} with {shown}{trouble} - try: "
-        f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' "
+        f"curl -s {shlex.quote(url + '/v1/chat/completions')} {key}"
+        "-H 'content-type: application/json' "
         f"-d {shlex.quote(json.dumps(body, separators=(',', ':')))}"
     )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import shutil
 import socket
 import stat
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -56,6 +59,15 @@ def is_administered(server: RunningServer) -> bool:
 
 def ask(server: RunningServer, path: str, **headers: str) -> httpx.Response:
     return server.request("GET", path, headers=headers)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_command_of_the_ready_line_takes_the_key_from_the_shell(server: RunningServer):
+    command = server.ready_line[server.ready_line.index("curl ") :]
+    for key, expected in ((KEY, b'"finish_reason"'), ("", b'"invalid_api_key"')):
+        env = os.environ | {"HEARTH_API_KEY": key}
+        done = subprocess.run(["bash", "-c", command], capture_output=True, env=env, check=True)
+        assert expected in done.stdout
 
 
 def test_without_a_key_nothing_but_liveness_is_told(server: RunningServer):
