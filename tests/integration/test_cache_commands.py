@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from store.ownership import take
 from tests.conversation import CODE, Conversation, wait_until_saved
 from tests.crash.server_store import sql_dump
 from tests.running_server import RunningServer, hearth, running
+from tests.waiting import until
 
 SHARED = "zebra canary"
 SECRET = "quartz 90210 umbrella"
@@ -61,7 +63,9 @@ def holders(root: Path, needles: list[bytes]) -> set[str]:
     """The files below `root` with any of these bytes in their names or contents."""
     found: set[str] = set()
     for path in root.rglob("*"):
-        content = path.read_bytes() if path.is_file() else b""
+        content = b""
+        with suppress(FileNotFoundError, IsADirectoryError):  # it may get its name just now
+            content = path.read_bytes()
         if any(needle in content or needle in path.name.encode() for needle in needles):
             found.add(path.name)
     return found
@@ -79,7 +83,7 @@ def server(home: Path) -> Iterator[RunningServer]:
         assert "Traceback" not in server.stderr
 
 
-def test_a_canary_is_in_its_slots_alone_and_nowhere_once_it_is_deleted(
+async def test_a_canary_is_in_its_slots_alone_and_nowhere_once_it_is_deleted(
     home: Path, server: RunningServer
 ):
     port = {"HEARTH_PORT": str(server.port)}
@@ -90,8 +94,11 @@ def test_a_canary_is_in_its_slots_alone_and_nowhere_once_it_is_deleted(
     wait_until_saved(server, 1000)
     tokens = token_runs(SECRET)
     texts = [CANARY.encode(), SESSION.encode(), ANSWER_CANARY.encode()]
-    assert holders(root, tokens), "the canary has to be there to begin with"
-    assert {Path(name).suffix for name in holders(root, tokens)} == {".safetensors", ".turn"}
+
+    def kinds() -> set[str]:
+        return {Path(name).suffix for name in holders(root, tokens)}
+
+    await until(lambda: kinds() == {".safetensors", ".turn"}, "the canary is there to begin with")
     assert not holders(root, texts)
     said = server.stderr + server.get("/metrics").text + sql_dump(root)
     assert not [one for one in (CANARY, SESSION, ANSWER_CANARY) if one in said]
@@ -122,7 +129,7 @@ def key_of(home: Path, session_id: str) -> str:
         return owned.keyed_hash("conversation", session_id.encode()).hex()
 
 
-def test_a_listing_says_what_there_is(home: Path, server: RunningServer):
+async def test_a_listing_says_what_there_is(home: Path, server: RunningServer):
     port = {"HEARTH_PORT": str(server.port)}
     views = asked(home, "ls", **port)
     named = [view for view in views if view["is_named"]]
@@ -144,9 +151,14 @@ def test_a_listing_says_what_there_is(home: Path, server: RunningServer):
     assert asked(home, "ls", "--model", "nothing", **port) == []
     stats = asked(home, "stats", **port)
     assert sum(tier["num_tokens"] for tier in stats["tiers"]) > 0
-    verified = asked(home, "verify", **port)
-    assert (verified["num_damaged"], verified["num_unread"]) == (0, 0)
-    assert verified["num_verified"] == sum(tier["num_slots"] for tier in stats["tiers"])
+
+    def is_all_verified() -> bool:
+        before = asked(home, "stats", **port)
+        verified = asked(home, "verify", **port)
+        assert (verified["num_damaged"], verified["num_unread"]) == (0, 0)
+        return verified["num_verified"] == sum(tier["num_slots"] for tier in before["tiers"])
+
+    await until(is_all_verified, "as many are verified as there are")
 
 
 @pytest.mark.parametrize(
