@@ -28,7 +28,7 @@ from runtime.types import (
     TextPrompt,
     Usage,
 )
-from tests.asking import ask, request, status_of, supervising
+from tests.asking import ask, request, status_of, supervising_with_store
 from tests.conversation import CODE, QUESTION, Conversation
 from tests.forked_worker import own_workers
 from tests.tiny_models import write_model
@@ -199,7 +199,8 @@ async def ends_of_chaos(
     """How all requests ended; the conversation goes on, and nothing is left behind."""
     disk: dict[str, Any] = {"kv_disk": True, "kv_dir": tmp_path, "block_size": 16}
     settings = disk | {"heartbeat_timeout_s": 2.0} | fields
-    async with supervising(home, **settings) as supervisor:
+    async with supervising_with_store(home, **settings) as (supervisor, kv):
+        await until(lambda: kv.status.state == "ok", "the store is open")
         await ask(supervisor, "a", model="a", max_tokens=1)
         num_descriptors = psutil.Process().num_fds()
         run = Chaos(supervisor, **chaos)
@@ -208,7 +209,7 @@ async def ends_of_chaos(
         await until(lambda: len(loaded(supervisor)) <= fields["max_loaded_models"], "leaving", 60)
         await run.needle.comes_back(supervisor)
         await everybody_leaves(supervisor)
-        assert psutil.Process().num_fds() <= num_descriptors
+        await until(lambda: psutil.Process().num_fds() <= num_descriptors, "all is closed")
     assert own_workers() == []
     assert set(run.ends) <= DOCUMENTED | {"finished", "left"}, run.ends
     assert run.ends.total() == run.num_begun == chaos["num_requests"]
