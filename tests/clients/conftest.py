@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 
 import pytest
 from pytest_asyncio import is_async_test
 
 from tests.running_server import RunningServer, running
+from tests.waiting import until
 
 MODEL = "hearth-tiny"
 OTHER_NAME = "small"
@@ -20,8 +22,12 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
     with running(tmp_path_factory.mktemp("bare"), config=config) as server:
         yield server
         assert "Traceback" not in server.stderr
-        models = server.get("/running").json()["models"]
-        assert [(one["num_running"], one["num_waiting"]) for one in models] == [(0, 0)]
+        asyncio.run(until(lambda: is_free(server), "nobody has a place any more"))
+
+
+def is_free(server: RunningServer) -> bool:
+    models = server.get("/running").json()["models"]
+    return [(one["num_running"], one["num_waiting"]) for one in models] == [(0, 0)]
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
