@@ -33,7 +33,8 @@ async def test_generates_of_one_agent_are_answered_in_the_order_of_their_arrival
         tasks: list[asyncio.Task[int]] = []
         for number in range(5):
             tasks.append(asyncio.create_task(ask(number)))
-            await until(lambda n=number: agent.view()["queued"] + len(agent.turns()) > n, "queued")
+            # In this order, so that one that ends in between is not counted twice.
+            await until(lambda n=number: len(agent.turns()) + agent.view()["queued"] > n, "queued")
         assert await asyncio.gather(*tasks) == [1, 2, 3, 4, 5]
     contents = [turn["messages"][0]["content"] for turn in agent.turns()]
     assert contents == [f"Hello {number}!" for number in range(5)]

@@ -198,7 +198,7 @@ async def test_what_is_not_used_leaves_the_disk_in_time(home: Path):
         store = await saved(kv, 2 * NUM_TOKENS)
         await repeat(kv, lambda s: expire(s, LIMITS), lambda: stored_tokens(store) < 2 * NUM_TOKENS)
         assert store.counts["evicted_expired"] > 0
-        assert len(files(home)) == len(store.index.places())
+        await until(lambda: len(files(home)) == len(store.index.places()), "files follow rows")
         assert (await reused(supervisor, prompt(1), "other")).tier == "none"
 
 
