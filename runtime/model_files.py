@@ -180,6 +180,8 @@ def _pooling(path: Path) -> Pooling | None:
 
 
 def _read_json(file: Path) -> Json:
+    if file.exists() and not file.is_file():  # opening a pipe waits for whoever writes
+        raise BrokenModel(f"{file} is not a file")
     try:
         value: object = json.loads(file.read_bytes())
     except OSError as error:

@@ -112,9 +112,9 @@ def image_bytes(path: Path, config: Mapping[str, object]) -> int:
     """
     tower = _names(config.get("vision_config"))
     processor: Mapping[str, object] = {}
-    for name in _PROCESSORS:
+    for file in filter(Path.is_file, (path / name for name in _PROCESSORS)):
         try:
-            processor = _names(json.loads((path / name).read_bytes()))
+            processor = _names(json.loads(file.read_bytes()))
             break
         except (OSError, ValueError, RecursionError):
             continue

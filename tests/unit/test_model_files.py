@@ -1,10 +1,11 @@
 """What a model's directory says: its context and its makers' sampling."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from runtime.model_files import read_spec
+from runtime.model_files import BrokenModel, read_spec
 from runtime.settings import ModelSettings, SamplingSettings
 from runtime.types import SamplingParams
 from tests.model_folders import CONFIG, make_model
@@ -92,3 +93,13 @@ def test_makers_who_do_not_sample_mean_temperature_zero_and_nonsense_is_left_out
 ):
     path = make_model(tmp_path / "a", CONFIG, generation_config=given)
     assert read_spec("a", path, NO_SETTINGS).sampling == sampling
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path):
+    path = make_model(tmp_path / "a", {"model_type": "qwen3_vl", "vision_config": {}})
+    os.mkfifo(path / "preprocessor_config.json")
+    assert read_spec("a", path, NO_SETTINGS).model_type == "qwen3_vl"
+    (path / "config.json").unlink()
+    os.mkfifo(path / "config.json")
+    with pytest.raises(BrokenModel, match="is not a file"):
+        read_spec("a", path, NO_SETTINGS)
