@@ -149,7 +149,8 @@ class TurnStore:
             turn = self._get(key)
             if turn is None or turn.key != key:
                 return None
-            if expected is not None and turn.start + len(turn.token_ids) // 4 != expected:
+            num_tokens = len(turn.token_ids) // 4
+            if not num_tokens or expected not in (None, turn.start + num_tokens):
                 return None
             turns.append(turn)
             if not turn.start:
@@ -276,17 +277,19 @@ class Answer:
 
     def __post_init__(self) -> None:
         self.age = self.turns.age
-        if self.lineage.begun:
-            self.spoken.texts.append(self.lineage.begun)
 
     def add(self, chunk: Chunk) -> None:
         """Something was said to the client."""
         self.spoken.add(chunk)
 
     def end(self, output_ids: Sequence[int], stop: str | None = None) -> None:
-        """All of it was said, with these tokens, but for the stop string that ended it."""
+        """All of it was said, with these tokens, but for the stop string that ended it.
+
+        What says nothing, or no more than it began with, is no turn: it would be its own parent.
+        """
         if self.spoken.is_empty:
             return
+        self.spoken.texts.insert(0, self.lineage.begun)
         if stop is not None:
             kept = self._before(stop, output_ids)
             if kept is None:

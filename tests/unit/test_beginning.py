@@ -54,6 +54,21 @@ def test_a_stop_string_that_is_not_in_the_tokens_heals_nothing(talk: Talk):
 BEGUN = Message(role="assistant", text="The answer is")
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(
+    ("raw", "stop"), [("", None), ("<tool_call>", None), (" here", " here"), (END, None)]
+)
+def test_who_asks_again_for_an_answer_that_added_nothing_is_asked_the_same(
+    talk: Talk, is_known: bool, raw: str, stop: str | None
+):
+    if is_known:
+        talk.says(talk.compose(USER), BEGUN.text, BEGUN.text)
+    first = talk.compose(USER, BEGUN, continues_last=True)
+    talk.says(first, raw, "", stop=stop)
+    again = talk.compose(USER, BEGUN, continues_last=True)
+    assert (again.token_ids, again.changes) == (first.token_ids, first.changes)
+
+
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "role_ends", "alternating"])
 @pytest.mark.parametrize(
     ("last", "end"),

@@ -41,3 +41,9 @@ def test_that_others_were_forgotten_costs_no_answer():
     turns.forget(None)
     turns.put(turn(), "mine", is_durable=False, age=began)
     assert turns.find([KEY]) is None
+
+
+def test_a_turn_that_goes_on_from_itself_is_not_followed():
+    turns = TurnStore()
+    turns.put(Turn(KEY, KEY, 3, b""), "mine", is_durable=False)
+    assert turns.find([KEY]) is None
