@@ -77,15 +77,18 @@ class Restorer:
     def _patience_s(self, found: Found) -> float:
         """How long reading may take: as long as computing that anew, on a disk a moment at least.
 
-        With states it would begin anywhere before what is missing.
+        With states it would begin anywhere before what is missing. Where nothing was computed yet,
+        the slots tell what it took once.
         """
         missing = [run for run, _ in found.path if self._hot[run].kv is None]
         if not missing:
             return _PATIENCE_S
-        start = 0 if self._ground.needs_state else missing[0].start
-        prefill_s = self._ground.rates.prefill_s(found.num_tokens - start)
-        is_cold = any(self._hot[run].tier == "cold" for run in missing)
-        return prefill_s if is_cold and prefill_s else max(_PATIENCE_S, prefill_s)
+        anew = [run for run, _ in found.path] if self._ground.needs_state else missing
+        prefill_s = self._ground.rates.prefill_s(found.num_tokens - anew[0].start)
+        if prefill_s and any(self._hot[run].tier == "cold" for run in missing):
+            return prefill_s
+        once_s = sum(self._hot[run].recompute_ms for run in anew) / 1000
+        return max(_PATIENCE_S, prefill_s or once_s)
 
     def bring(self, runs: Sequence[Run]) -> Trail:
         """Have runs read for nobody yet; the trail must be released when it waits no longer."""

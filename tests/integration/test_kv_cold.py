@@ -101,6 +101,19 @@ def test_nobody_waits_longer_than_computing_what_is_missing_takes(
     session.tiers.give_up(trail)
 
 
+@pytest.mark.parametrize("tier", ["warm", "cold"])
+def test_before_anything_is_computed_reading_may_take_what_computing_took_once(
+    stored: Stored, tier: str
+):
+    session = Session(stored.model, stored.root)
+    changes = {"recompute_ms": 10_000.0, "tier": tier}
+    session.tiers.learn([msgspec.structs.replace(one, **changes) for one in stored.known])
+    trail = session.trail(TURN_2)
+    session.tiers.begin(trail)
+    assert trail.give_up_s - trail.started_s == pytest.approx(20.0)
+    session.tiers.give_up(trail)
+
+
 def test_who_waits_too_long_goes_on_without(stored: Stored):
     session = cold(stored)
     trail = session.trail(TURN_2)
