@@ -1,8 +1,10 @@
 """Hot tiers are as large as memory allows, from one moment to the next."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from runtime.errors import Aborted, MemoryShort
@@ -94,12 +96,16 @@ async def test_a_request_overtakes_what_only_warms_and_that_goes_on_afterwards(h
     async with supervising(home, models_dir=home / "models", prefill_slice=32) as supervisor:
         await ask(supervisor, "Wake up.", max_tokens=4)
         long = request(TEXT * 3, work="prefill", priority="background")
-        warming = supervisor.warm(long)
+        worker = psutil.Process(worker_of(supervisor).pid)
+        worker.suspend()  # so that it hears of both at once
+        warming, hello = supervisor.warm(long), supervisor.submit(request("Hello.", max_tokens=4))
+        worker.resume()
         assert warming is not None
-        said = await answer(supervisor.submit(request("Hello.", max_tokens=4)))
+        said, warmed = await asyncio.gather(answer(hello), answer(warming))
         assert said.finished.usage.num_output_tokens > 0
-        assert not warming.is_finished
-        warmed = await answer(warming)
+        assert hello.finished_ns is not None
+        assert warming.finished_ns is not None
+        assert hello.finished_ns < warming.finished_ns
         assert warmed.finished.usage.num_output_tokens == 0
         again = await ask(supervisor, TEXT * 3, max_tokens=1)
         assert again.finished.usage.num_cached_tokens == warmed.finished.usage.num_prompt_tokens - 1
