@@ -77,13 +77,12 @@ class Restorer:
     def _patience_s(self, found: Found) -> float:
         """How long reading may take: as long as computing that anew, on a disk a moment at least.
 
-        With states it would begin anywhere before what is missing. Where nothing was computed yet,
-        the slots tell what it took once.
+        With states it would begin before that. Until it is measured, what it took once counts.
         """
-        missing = [run for run, _ in found.path if self._hot[run].kv is None]
-        if not missing:
+        path = [run for run, _ in found.path]
+        if not (missing := [run for run in path if self._hot[run].kv is None]):
             return _PATIENCE_S
-        anew = [run for run, _ in found.path] if self._ground.needs_state else missing
+        anew = path if self._ground.needs_state else missing
         prefill_s = self._ground.rates.prefill_s(found.num_tokens - anew[0].start)
         if prefill_s and any(self._hot[run].tier == "cold" for run in missing):
             return prefill_s
