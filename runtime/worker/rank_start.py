@@ -77,7 +77,7 @@ class Followers:
         if not mx.distributed.is_available(_name(self._backend)):
             why = f"this build of mlx has no {_name(self._backend)}"
             raise RanksFailed(f"{why}; choose another backend, or leave ranks out for this model")
-        self._on_lost = on_lost
+        self._hear_lost = on_lost
         self._local: list[subprocess.Popen[bytes]] = []
         self._remote: list[Any] = []
         self._channels: dict[int, Channel] = {}
@@ -86,10 +86,8 @@ class Followers:
         self._given = {rank: _Giving() for rank in range(1, len(self._hosts))}
         self._is_leaving = False
         try:
-            with (
-                TemporaryDirectory(prefix="hearth-ranks-") as folder,
-                socket.create_server((self._hosts[0], 0)) as door,
-            ):
+            self._folder = TemporaryDirectory(prefix="hearth-ranks-", ignore_cleanup_errors=True)
+            with self._folder as folder, socket.create_server((self._hosts[0], 0)) as door:
                 self.group = self._meet(Path(folder), door)
         except OSError as error:
             raise RanksFailed(f"the ranks cannot meet at {self._hosts[0]}: {error}") from error
@@ -126,6 +124,11 @@ class Followers:
         for process in self._remote:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 process.terminate()
+
+    def _on_lost(self, why: str, is_fault: bool) -> None:
+        """Whoever is told may end this process at once."""
+        self._folder.cleanup()
+        self._hear_lost(why, is_fault)
 
     # Starting
 

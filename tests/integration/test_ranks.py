@@ -91,6 +91,11 @@ async def all_over(those: Sequence[psutil.Process]) -> None:
     await until(lambda: all(map(is_over, those)), "the end of every rank")
 
 
+def places_left(folder: Path) -> list[Path]:
+    """Where ranks met."""
+    return list(folder.glob("hearth-ranks-*"))
+
+
 async def answers(supervisor: Supervisor) -> list[tuple[str, int]]:
     """All prompts at once, so that they decode as one batch."""
     given = await asyncio.gather(*(ask(supervisor, prompt) for prompt in PROMPTS))
@@ -265,8 +270,9 @@ async def test_a_rank_that_dies_while_nobody_asks_is_replaced(home: Path, expect
 
 
 async def test_a_rank_that_is_killed_while_the_model_loads_is_a_crash_that_nobody_is_told_of(
-    home: Path, expected: Expected
+    home: Path, expected: Expected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     async with on_ranks(home, 2) as supervisor:
         waiting = supervisor.submit(request(PROMPTS[0]))
         await until(lambda: worker_of(supervisor).pid, "rank 0")
@@ -275,6 +281,7 @@ async def test_a_rank_that_is_killed_while_the_model_loads_is_a_crash_that_nobod
         assert (await answer(waiting)).text == expected.alone.text
         assert status_of(supervisor).num_crashes == 1
         assert status_of(supervisor).num_starts == 2
+        assert places_left(tmp_path) == []
 
 
 async def test_rank_0_takes_the_others_with_it(two: Supervisor):
