@@ -152,6 +152,15 @@ async def ask(supervisor: Supervisor, prompt: str | Prompt, **fields: Any) -> An
     return await answer(supervisor.submit(request(prompt, **fields)))
 
 
+async def ask_for_a_while(supervisor: Supervisor, prompt: Prompt | str, **fields: Any) -> Answer:
+    """An answer that its deadline cuts off once it has begun, however late that is."""
+    for deadline_s in (1.0, 5.0, 25.0):
+        said = await ask(supervisor, prompt, deadline_s=deadline_s, **fields)
+        if said.finished.usage.num_output_tokens:
+            return said
+    raise AssertionError("nothing was said within any deadline")
+
+
 async def first_chunks(generation: Generation) -> list[Chunk]:
     """What arrives first."""
     async with asyncio.timeout(PATIENCE_S):

@@ -24,6 +24,7 @@ from tests.asking import (
     Answer,
     answer,
     ask,
+    ask_for_a_while,
     first_chunks,
     request,
     status_of,
@@ -49,8 +50,9 @@ async def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Served]:
     home = tmp_path_factory.mktemp(request.param)
-    write_model(home / "models" / "m", request.param)
-    async with supervising(home, prefill_slice=32) as supervisor:
+    write_model(home / "models" / "m", request.param, max_position_embeddings=100_000)
+    models = {"m": ModelSettings(context=100_000)}
+    async with supervising(home, models=models, prefill_slice=32) as supervisor:
         yield Served(request.param, supervisor)
 
 
@@ -119,10 +121,10 @@ async def test_together_each_gets_what_it_gets_alone(served: Served):
 async def test_a_running_request_is_not_changed_by_who_joins_and_leaves(served: Served):
     alone = await ask(served.supervisor, "the lazy dog", max_tokens=150, ignore_eos=True)
     expected = alone.text.rstrip("\ufffd")  # the last character may be cut off
-    running = served.supervisor.submit(request("the lazy dog", max_tokens=4000, ignore_eos=True))
+    running = served.supervisor.submit(request("the lazy dog", max_tokens=90_000, ignore_eos=True))
     chunks = await first_chunks(running)
     guests = [await answer(served.supervisor.submit(one)) for one in different_requests()[:3]]
-    quitter = served.supervisor.submit(request("a kettle", max_tokens=3000, ignore_eos=True))
+    quitter = served.supervisor.submit(request("a kettle", max_tokens=90_000, ignore_eos=True))
     await first_chunks(quitter)
     quitter.abort()
     assert not running.is_finished
@@ -185,7 +187,7 @@ async def test_an_abort_before_prefill_leaves_the_others_alone(narrow: Superviso
 
 async def test_all_choices_of_an_aborted_request_leave(served: Served):
     running = served.supervisor.submit(
-        request("a", max_tokens=4000, ignore_eos=True, num_choices=3)
+        request("a", max_tokens=90_000, ignore_eos=True, num_choices=3)
     )
     await first_chunks(running)
     running.abort()
@@ -199,7 +201,7 @@ async def test_a_request_wider_than_the_batch_is_served(narrow: Supervisor):
 
 
 async def test_the_deadline_ends_decoding(narrow: Supervisor):
-    said = await ask(narrow, "a", max_tokens=90_000, ignore_eos=True, deadline_s=1.5)
+    said = await ask_for_a_while(narrow, "a", max_tokens=90_000, ignore_eos=True)
     assert said.finished.reason == "length"
     assert 0 < said.finished.usage.num_output_tokens < 90_000
     assert said.text

@@ -31,6 +31,7 @@ from tests.asking import (
     Answer,
     answer,
     ask,
+    ask_for_a_while,
     first_chunks,
     request,
     script,
@@ -278,7 +279,8 @@ async def test_an_abort_while_decoding_keeps_the_prompt(served: Served):
 
 async def test_an_answer_cut_off_by_its_deadline_is_gone_on_from(served: Served):
     prompt = new_ids(8, 40)
-    said = await say(served, prompt, 4000, deadline_s=1.0)
+    how: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True, "top_logprobs": 0}
+    said = await ask_for_a_while(served.supervisor, tokens(prompt), **how)
     assert said.finished.reason == "length"
     whole = [*prompt, *spoken(served, said)]
     assert 40 < len(whole) == 40 + said.finished.usage.num_output_tokens
