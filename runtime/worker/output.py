@@ -240,7 +240,7 @@ class OutputParser:
         section = self._calls.close(is_closed=is_closed)
         self._is_broken |= section.is_broken
         self._is_stopped = self._calls.is_full and is_closed
-        if not section.text:
+        if not section.text and not section.is_raw:
             return list(section.deltas)
         self._skips_blank = False
         text = section.text

@@ -222,6 +222,15 @@ def test_a_call_that_breaks_off_is_text_and_says_so(name: str, is_cut: bool):
     assert said.reason == ("length" if is_cut else "stop")
 
 
+@pytest.mark.parametrize("name", SPOKEN)
+def test_a_call_cut_off_behind_its_first_mark_is_text(name: str):
+    spoken = dialect(name)
+    said = told(["So:", spoken.tool_start], spoken, is_cut=True)
+    assert (said.text, said.calls) == (f"So:{spoken.tool_start}", ())
+    assert said.notes in (("unclosed_tool_call",), ("malformed_tool_call",), ("unknown_tool",))
+    assert said.reason == "length"
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("name", STREAMED)
 def test_a_streamed_call_that_breaks_off_is_never_a_clean_end(name: str, is_cut: bool):
