@@ -20,7 +20,7 @@ from api.dashboard.views import (
 )
 from api.deps import Gate
 from api.model_admin import running_models
-from runtime.errors import StoreUnavailable
+from runtime.errors import StoreUnavailable, UnknownModel
 from runtime.housekeeping import Limits, cap_of
 from runtime.inventory import Inventory
 from runtime.inventory_pins import KeptConversation, kept
@@ -70,6 +70,7 @@ class Dashboard:
             at_s=time.time(),
             models=running,
             known_models=[one.spec.id for one in gate.status()],
+            default_model=self._default(),
             memory=MemoryUse(
                 budget_bytes=gate.supervisor.budgets().reserved,
                 reserved_bytes=sum(one.reserved_bytes for one in running),
@@ -81,6 +82,11 @@ class Dashboard:
             requests=[_open_request(name, one) for name, one in gate.open_answers()],
             sample=samples[-1] if samples else None,
         )
+
+    def _default(self) -> str | None:
+        with contextlib.suppress(UnknownModel):
+            return self._gate.spec(None).id
+        return None
 
     async def conversations(self, search: str) -> KeptListing:
         """Those whose id or model has `search` in it. Raises StoreUnavailable."""

@@ -51,6 +51,7 @@ class Snapshot(msgspec.Struct, gc=False):
     at_s: float
     models: list[RunningModel]
     known_models: list[str]
+    default_model: str | None
     memory: MemoryUse
     tiers: list[TierUse]
     cache: str

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
+from tests.model_folders import make_model
 from tests.running_server import CHAT, RunningServer, running
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -28,7 +29,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running(tmp_path_factory.mktemp("seen")) as server:
+    home = tmp_path_factory.mktemp("seen")
+    make_model(home / "models" / "another")
+    with running(home, config='models_dir = "models"\ndefault_model = "hearth-tiny"') as server:
         yield server
 
 
@@ -186,6 +189,13 @@ def test_the_chat_box_answers_and_says_what_it_reused(page: Page):
     reused = re.match(r"Reused ([\d,]+) of", notes.last.inner_text())
     assert reused is not None
     assert int(reused[1].replace(",", "")) > 0
+
+
+def test_what_is_loaded_is_asked_until_another_model_is_chosen(page: Page, server: RunningServer):
+    for label in ("Model", "Model of the tree"):
+        choice = page.get_by_label(label, exact=True)
+        expect(choice.locator("option")).to_have_text(["another", "hearth-tiny"])
+        expect(choice).to_have_value("hearth-tiny")
 
 
 def test_what_people_write_is_shown_and_never_run(page: Page):

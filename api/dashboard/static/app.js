@@ -2,7 +2,7 @@ import { ask, byId, bytes, count, fill, make, row, seconds } from "./dom.js";
 import { Charts } from "./charts.js";
 import { startChat, showChatModels } from "./chat.js";
 import { startConversations } from "./conversations.js";
-import { showModels } from "./models.js";
+import { LOADED, showModels } from "./models.js";
 import { startTree, showTreeModels } from "./tree.js";
 
 const charts = new Charts();
@@ -41,14 +41,21 @@ function showGlance(now) {
   );
 }
 
+// A question to a model that is not loaded may make others leave.
+function firstModel(now) {
+  const loaded = now.models.filter((one) => LOADED.has(one.state)).map((one) => one.id);
+  return loaded.includes(now.default_model) ? now.default_model : loaded[0] ?? now.default_model ?? now.known_models[0];
+}
+
 function showSnapshot(now) {
   showGlance(now);
   showModels(now);
   fill(byId("requests"), now.requests.map((one) => row([
     one.id, one.model, one.phase, count(one.num_prompt_tokens), count(one.num_cached_tokens), count(one.num_pieces),
   ])), "Nothing is being answered.", 6);
-  showChatModels(now.known_models);
-  showTreeModels(now.known_models);
+  const first = firstModel(now);
+  showChatModels(now.known_models, first);
+  showTreeModels(now.known_models, first);
   if (now.sample) charts.add(now.sample);
 }
 

@@ -9,14 +9,15 @@ function newSession() {
   return `dashboard-${Array.from(bits, (one) => one.toString(16).padStart(2, "0")).join("")}`;
 }
 
-export function showChatModels(models) { setOptions(byId("chat-model"), models); }
+export function showChatModels(models, first) { setOptions(byId("chat-model"), models, first); }
 
-export function setOptions(select, names) {
+// `first` is chosen until somebody chooses.
+export function setOptions(select, names, first) {
   const known = Array.from(select.options, (one) => one.value);
   if (known.join("\n") === names.join("\n")) return;
   const chosen = select.value;
   select.replaceChildren(...names.map((name) => make("option", name, { value: name })));
-  if (names.includes(chosen)) select.value = chosen;
+  select.value = names.includes(chosen) ? chosen : first;
 }
 
 export function startChat() {

@@ -1,6 +1,6 @@
 import { act, ask, byId, bytes, confirmed, make } from "./dom.js";
 
-const LOADED = new Set(["ready", "busy"]);
+export const LOADED = new Set(["ready", "busy"]);
 const rows = new Map();
 
 export function showModels(now) {

@@ -4,10 +4,10 @@ import { setOptions } from "./chat.js";
 const SVG = "http://www.w3.org/2000/svg";
 const ROW = 22, WIDTH = 1000;
 
-export function showTreeModels(models) {
+export function showTreeModels(models, first) {
   const select = byId("tree-model");
   const wasEmpty = select.options.length === 0;
-  setOptions(select, models);
+  setOptions(select, models, first);
   if (wasEmpty && models.length) refresh();
 }
 
