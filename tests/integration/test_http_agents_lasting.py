@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.agents import AGENTS, FILLER, SLACK, Agent, refusal
 from tests.conversation import CODE
 from tests.running_server import running, streaming
@@ -120,12 +122,14 @@ async def test_what_is_old_or_too_much_goes_and_what_is_pinned_stays(tmp_path: P
 
 
 async def test_an_answer_that_cannot_be_kept_is_not_said_to_be_complete(tmp_path: Path):
-    with running(tmp_path) as server:
-        agent = Agent.made(server, ignore_eos=True, max_tokens=200)
+    with running(tmp_path, config="keep_alive_s = 0.2\n") as server:
+        agent = Agent.made(server, ignore_eos=True, max_tokens=20)
         body = {"messages": [{"role": "user", "content": "Hello!"}]}
+        worker = psutil.Process(server.worker_pid())
+        worker.suspend()  # so that nothing has been said when the history goes
         async with streaming(server, f"{agent.path}/generate", body) as stream:
-            await stream.next_event()
             (tmp_path / "history.sqlite3").unlink()
+            worker.resume()
             *events, last = await stream.rest()
         # The second when somebody else noticed first, and the new history knows no such agent.
         assert last["error"]["code"] in ("store_unavailable", "agent_changed")
