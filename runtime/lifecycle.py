@@ -99,7 +99,7 @@ TRANSITIONS: Mapping[ModelState, Mapping[ModelEvent, ModelState]] = {
     "stopping": {"gone": "cold", "overdue": "wedged"},
     "wedged": {"gone": "crashed", "overdue": "crashed"},
     "crashed": {"held": "backing_off", "given_up": "failed", "overdue": "failed"},
-    "backing_off": {"over": "cold", "leave": "cold", "overdue": "cold"},
+    "backing_off": {"over": "cold", "overdue": "cold"},
     "failed": {"over": "cold", "overdue": "cold"},
 }
 """An event that a state does not list changes nothing in it."""

@@ -70,6 +70,11 @@ def test_memory_is_given_back_only_when_the_process_is_gone_or_given_up():
     }
 
 
+@pytest.mark.parametrize("state", ["backing_off", "failed"])
+def test_who_holds_back_does_so_until_its_time_or_somebody_forgives(state: ModelState):
+    assert TRANSITIONS[state] == {"over": "cold", "overdue": "cold"}
+
+
 def test_the_way_up_and_down():
     life = path("wanted", "admitted", "hello", "read", "up", "taken", "idle", "leave", "flushed")
     assert life.state == "stopping"
