@@ -70,9 +70,13 @@ def opened(page: Page, server: RunningServer, complaints: list[str]) -> Page:
 
 
 def say(server: RunningServer, session: str) -> None:
+    """It is listed afterwards, so that the next one that comes to be listed is another's."""
     messages = [SYSTEM, {"role": "user", "content": session}]
     body = {"model": "hearth-tiny", "messages": messages, "max_tokens": 4, "session_id": session}
     assert server.post(CHAT, body).status_code == 200
+    query = {"conversation": session}
+    while server.request("GET", "/admin/cache/chain", params=query).status_code != 200:
+        pass
 
 
 def named(server: RunningServer) -> list[Any]:
@@ -221,6 +225,18 @@ def test_nothing_makes_the_page_scroll_sideways(page: Page, size: Any):
     page.set_viewport_size(size)
     # Charts take their new width a frame later.
     page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_on_a_phone_everything_about_a_conversation_is_in_sight(page: Page, server: RunningServer):
+    page.set_viewport_size(PHONE)
+    say(server, "small")
+    line = page.locator("#kept tr[data-id]").first
+    expect(line.get_by_text("hearth-tiny")).to_be_visible(timeout=PATIENCE_MS)
+    expect(line.locator("td").nth(2)).to_have_attribute("data-label", "Tokens")
+    page.wait_for_function(
+        "[...document.querySelectorAll('table')].every("
+        "one => one.scrollWidth <= one.parentElement.clientWidth)"
+    )
 
 
 def test_every_control_is_reached_by_keyboard_and_the_theme_is_switched(page: Page):

@@ -19,6 +19,15 @@ export function row(cells) {
 
 export function fill(body, rows, whenEmpty, width) {
   body.replaceChildren(...(rows.length ? rows : [row([make("td", whenEmpty, { colspan: width })])]));
+  rows.forEach(label);
+}
+
+// On a phone a row is a card, and each of its cells says what its column would.
+export function label(line) {
+  const names = line.closest("table").querySelectorAll("th");
+  Array.from(line.cells).forEach((cell, place) => {
+    if (!cell.querySelector("button")) cell.dataset.label = names[place].textContent;
+  });
 }
 
 export function bytes(number) {

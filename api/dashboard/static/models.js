@@ -1,4 +1,4 @@
-import { act, ask, byId, bytes, confirmed, make } from "./dom.js";
+import { act, ask, byId, bytes, confirmed, label, make } from "./dom.js";
 
 export const LOADED = new Set(["ready", "busy"]);
 const rows = new Map();
@@ -11,6 +11,7 @@ export function showModels(now) {
     if (!rows.has(id)) rows.set(id, build(id));
     const row = rows.get(id);
     if (byId("models").children[place] !== row.line) byId("models").insertBefore(row.line, byId("models").children[place] ?? null);
+    if (!row.line.cells[0].dataset.label) label(row.line);
     update(row, known.get(id));
   });
 }
