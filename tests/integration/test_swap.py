@@ -34,6 +34,7 @@ from tests.waiting import until
 
 MODELS = ("a", "b", "c")
 LONG = TokenPrompt(token_ids=tuple(9 + i % 400 for i in range(1500)))
+ENDLESS = {name: ModelSettings(context=100_000) for name in MODELS}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,9 @@ def hot_share(channel: KvChannel, num_bytes: int) -> float:
 
 
 def endless(supervisor: Supervisor, model: str, **fields: Any) -> Generation:
-    return supervisor.submit(request("a", model=model, max_tokens=4000, ignore_eos=True, **fields))
+    return supervisor.submit(
+        request("a", model=model, max_tokens=90_000, ignore_eos=True, **fields)
+    )
 
 
 async def test_a_conversation_goes_on_where_it_was_when_its_model_comes_back(
@@ -101,9 +104,10 @@ async def test_models_that_fit_together_stay_together_and_the_longest_idle_one_l
 
 
 async def test_what_is_being_warmed_makes_way_for_another_model(home: Path) -> None:
-    async with supervising(home, prefill_slice=8) as supervisor:
+    long = TokenPrompt(token_ids=LONG.token_ids * 40)
+    async with supervising(home, models=ENDLESS, prefill_slice=8) as supervisor:
         await ask(supervisor, "a", model="a", max_tokens=1)
-        prompt = request("a kettle hums " * 900, model="a", work="prefill", priority="background")
+        prompt = request(long, model="a", work="prefill", priority="background")
         warming = supervisor.warm(prompt)
         assert warming is not None
         await first_chunks(warming)
@@ -116,11 +120,11 @@ async def test_a_model_leaves_when_nobody_uses_it_unless_somebody_said_otherwise
     home: Path,
 ) -> None:
     models = {"c": ModelSettings(pinned=True)}
-    fields: dict[str, Any] = {"max_loaded_models": 3, "model_keep_alive_s": 1.0, "models": models}
+    fields: dict[str, Any] = {"max_loaded_models": 3, "model_keep_alive_s": 3.0, "models": models}
     async with supervising(home, **fields) as supervisor:
         await until(lambda: status_of(supervisor, "c").state == "ready", "the pinned one")
         await ask(supervisor, "a", model="a", max_tokens=1)
-        assert 0 < (status_of(supervisor, "a").expires_in_s or 0) <= 1.0
+        assert 0 < (status_of(supervisor, "a").expires_in_s or 0) <= 3.0
         await until(lambda: status_of(supervisor, "a").state == "cold", "it was unloaded")
         await ask(supervisor, "a", model="a", max_tokens=1, keep_alive_s=-1.0)
         await ask(supervisor, "a", model="b", max_tokens=1, keep_alive_s=0.0)
@@ -139,7 +143,8 @@ async def test_a_model_leaves_when_nobody_uses_it_unless_somebody_said_otherwise
 
 
 async def test_a_request_waits_only_so_long_and_queues_are_bounded(home: Path) -> None:
-    async with supervising(home, max_wait_s=1.0, max_queue_per_model=2) as supervisor:
+    fields: dict[str, Any] = {"max_queue_per_model": 2, "models": ENDLESS}
+    async with supervising(home, max_wait_s=1.0, **fields) as supervisor:
         with suppress(QueueTimeout):  # which ends the wish, not the load
             await supervisor.load("a").granted()
         await until(lambda: status_of(supervisor, "a").state == "ready", "it is loaded", 30)
