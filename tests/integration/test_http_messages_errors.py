@@ -143,12 +143,15 @@ def test_a_prompt_of_10_mb_is_counted_and_refused_while_others_are_served(
     server: RunningServer,
 ) -> None:
     body = BODY | {"messages": [{"role": "user", "content": "the fox " * 1_300_000}]}
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    # To make a client takes as long as to be served several times.
+    with (
+        httpx.Client(base_url=server.url, trust_env=False, timeout=5) as client,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
         refusal = pool.submit(server.post, MESSAGES, body)
         num_served = 0
         while not refusal.done():
-            with httpx.Client(base_url=server.url, trust_env=False, timeout=5) as client:
-                assert client.get("/health/live").status_code == 200
+            assert client.get("/health/live").status_code == 200
             num_served += 1
     assert len(refusal.result().request.content) > 10_000_000
     assert refusal.result().status_code == 400
