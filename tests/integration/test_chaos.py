@@ -198,7 +198,7 @@ async def ends_of_chaos(
 ) -> Counter[str]:
     """How all requests ended; the conversation goes on, and nothing is left behind."""
     disk: dict[str, Any] = {"kv_disk": True, "kv_dir": tmp_path, "block_size": 16}
-    settings = disk | {"heartbeat_timeout_s": 2.0} | fields
+    settings = disk | {"heartbeat_timeout_s": 5.0} | fields
     async with supervising_with_store(home, **settings) as (supervisor, kv):
         await until(lambda: kv.status.state == "ok", "the store is open")
         await ask(supervisor, "a", model="a", max_tokens=1)
