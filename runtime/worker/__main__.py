@@ -110,6 +110,7 @@ class Worker:
             return EXIT_TAINTED
         del engine
         self._phase = "flushing"
+        self._sender.send(self._heartbeat())
         if self._is_heard:  # or nobody would publish what is written now
             flush(self._writer, self._sender.send, self._deadline)
         self._close_turns()

@@ -236,6 +236,14 @@ async def test_what_a_run_took_is_remembered_for_the_next_one(tmp_path: Path, mo
     assert 0 < working_bytes <= process.obituary.peak_bytes
 
 
+async def test_what_a_worker_counted_last_is_told_when_it_leaves(tmp_path: Path, models: Path):
+    async with lone_worker(lone_settings(tmp_path), models / "m") as worker:
+        usage = (await answer(worker.submit(request("a kettle hums", max_tokens=3)))).finished.usage
+        await worker.process.stop()
+        counts = worker.process.kv.counts
+        assert counts.num_computed_tokens == usage.num_prompt_tokens - 1
+
+
 async def test_a_worker_that_cannot_leave_in_time_ends_anyway(tmp_path: Path, models: Path):
     settings = lone_settings(tmp_path, stop_timeout_s=0.3, prefill_slice=SLOW_TOKENS)
     async with lone_worker(settings, models / "slow") as worker:
