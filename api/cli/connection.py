@@ -20,7 +20,7 @@ T = TypeVar("T")
 CONNECT_S = 5.0
 _PATIENCE_S = 30.0
 _TIMEOUT_S = 3600.0
-_ANY = frozenset({"0.0.0.0", "::", "", "localhost"})  # noqa: S104
+_ANY = frozenset({"0.0.0.0", "::", ""})  # noqa: S104
 
 
 class NoServer(HearthError):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from api.cli.commands import COMMANDS, parser
+from api.cli.connection import ServerLink
+from runtime.settings import Settings
 from runtime.store_opening import open_store
 from tests.running_server import free_port
 from tests.running_server import hearth as command
@@ -51,6 +54,12 @@ def test_a_command_that_says_too_little_or_too_much_is_not_tried(tmp_path: Path,
     done = command(*words.split(), HEARTH_HOME=str(tmp_path), HEARTH_PORT=str(free_port()))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("hearth: Say what to ")
+
+
+def test_a_name_is_asked_at_all_its_addresses_as_the_server_took_the_first(tmp_path: Path):
+    settings = Settings(home=tmp_path, host="localhost", port=1)
+    assert ServerLink(settings).url == "http://localhost:1"
+    assert ServerLink(msgspec.structs.replace(settings, host="0.0.0.0")).url == "http://127.0.0.1:1"
 
 
 def test_who_finds_no_server_reads_words_and_no_numbers_of_errors(tmp_path: Path):
