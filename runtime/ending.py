@@ -16,6 +16,8 @@ from runtime.worker_clock import WorkerClock
 
 _log = structlog.get_logger("hearth.worker")
 _STACKS_S = 0.2
+_STACKS_LOOKS = 5
+"""The second signal may crash what only was slow to hear the first, as a process without CPU is."""
 _SOFT_S = 5.0
 
 
@@ -76,9 +78,10 @@ class Ending:
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             self._child.signal(number)
             self._child.signal(signal.SIGCONT)
-            await asyncio.sleep(_STACKS_S)
-            if split_stacks(self._child.output)[0]:
-                return
+            for _ in range(_STACKS_LOOKS):
+                await asyncio.sleep(_STACKS_S)
+                if split_stacks(self._child.output)[0]:
+                    return
 
     async def finish(self) -> None:
         """SIGTERM, and after its grace SIGKILL."""
