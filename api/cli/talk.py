@@ -78,11 +78,13 @@ def chat(settings: Settings, arguments: argparse.Namespace) -> int:
     fields = {"enable_thinking": arguments.think, "max_tokens": arguments.max_tokens}
     if arguments.model is not None:
         fields["model"] = arguments.model
-    talk = Conversation(ServerLink(settings), fields)
+    link = ServerLink(settings)
+    talk = Conversation(link, fields)
     if arguments.message:
         out = None if arguments.as_json else sys.stdout
         turn = talk.say(" ".join(arguments.message), out)
         return show(turn, summary(turn), as_json=arguments.as_json)
+    link.get("/health/live", object)  # before anybody types for nothing
     for line in _typed():
         if line.strip() == "/new":
             talk.begin()

@@ -65,3 +65,9 @@ def test_a_name_is_asked_at_all_its_addresses_as_the_server_took_the_first(tmp_p
 def test_who_finds_no_server_reads_words_and_no_numbers_of_errors(tmp_path: Path):
     done = command("ps", HEARTH_HOME=str(tmp_path), HEARTH_PORT=str(free_port()))
     assert "(Connection refused)" in done.stderr
+
+
+def test_nobody_is_asked_for_a_message_that_no_server_would_hear(tmp_path: Path):
+    done = command("chat", HEARTH_HOME=str(tmp_path), HEARTH_PORT=str(free_port()))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "No server answers" in done.stderr
