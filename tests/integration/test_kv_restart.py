@@ -139,13 +139,17 @@ def slots_in(store: Path) -> set[str]:
     return {path.name for path in (store / "slots").rglob("*.safetensors")}
 
 
-def test_two_servers_on_one_store_both_answer(home: Path, conversation: Conversation):
+async def test_two_servers_on_one_store_both_answer(home: Path, conversation: Conversation):
     with running(home, config=CONFIG) as owner:
         check(conversation.ask(owner), "warm")
         second_home = home / "second"
         with running(second_home, "--kv-dir", str(home / "kv"), config=CONFIG) as second:
-            ready = second.get("/health/ready").json()
-            assert (ready["cache"], ready["cache_reason"]) == ("degraded", "locked")
+
+            def is_locked_out() -> bool:
+                ready = second.get("/health/ready").json()
+                return (ready["cache"], ready["cache_reason"]) == ("degraded", "locked")
+
+            await until(is_locked_out, "the store is found to be another's")
             short = Conversation(num_sentences=5)
             assert short.ask(second).tier == "none"
             assert short.ask(second).tier == "hot"
