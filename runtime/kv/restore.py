@@ -139,8 +139,8 @@ class Restorer:
             if (run := self._hot.find(slot_id)) is None:
                 continue
             self._hot[run].tier = "warm"
-            if run in self._reading:
-                self._load(run)
+            if self._reader is not None and run in self._reading:
+                self._reader.read(run, slot_id)  # even if one is under way: it may have missed it
 
     def on_away(self, slot_ids: Sequence[str]) -> None:
         """Cold slots stay where they are; who waits for one goes on with what is before it."""

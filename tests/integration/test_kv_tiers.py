@@ -6,9 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.kv.prefix import Run
-from runtime.kv.reader import SlotRead, SlotReader
-from runtime.kv.restore import Restorer
 from runtime.kv.trail import Trail
 from runtime.wire import SlotBad, SlotsUsed
 from runtime.worker.model import LoadedModel
@@ -17,7 +14,6 @@ from tests.kv_sessions import (
     BLOCK_TOKENS,
     FIRST,
     NEXT,
-    PATIENCE_S,
     SAID,
     TURN_2,
     Session,
@@ -195,35 +191,6 @@ def test_two_that_want_the_same_slot_both_get_it(stored: Stored):
     assert num_tokens == [120, short, 99, 120]
     session.check()
     assert all(session.tiers.hot[run].num_readers == 0 for run in session.tiers.hot.tree)
-
-
-class CountingReader(SlotReader):
-    """Notes whole slots that it is asked for."""
-
-    def __init__(self, session: Session, root: Path) -> None:
-        super().__init__(root, session.news.put)
-        self.asked: list[str] = []
-
-    def read(self, run: Run, slot_id: str, *, tokens_only: bool = False) -> None:
-        if not tokens_only:
-            self.asked.append(slot_id)
-        super().read(run, slot_id, tokens_only=tokens_only)
-
-
-def test_siblings_that_come_at_once_have_a_slot_read_once(stored: Stored):
-    session = stored.session()
-    reader = CountingReader(session, stored.root)
-    restorer = Restorer(session.ground, reader, session.reports.append)
-    trails = [session.trail(one) for one in (TURN_2, [*FIRST, *SAID, 9, 8], FIRST[:23], TURN_2)]
-    for trail in trails:
-        restorer.begin(trail)
-    while any(trail.is_waiting for trail in trails):
-        read = session.news.get(timeout=PATIENCE_S)
-        assert isinstance(read, SlotRead)
-        restorer.on_read(read)
-    short = 0 if session.tiers.needs_state else 22
-    assert [restorer.restore(trail)[1] for trail in trails] == [120, 120, short, 120]
-    assert sorted(reader.asked) == sorted([stored.prompt.id, stored.answer.id])
 
 
 def test_who_leaves_while_others_wait_harms_nobody(stored: Stored):
