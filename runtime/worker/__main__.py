@@ -80,6 +80,8 @@ class Worker:
         self._turns: tuple[TurnStore, threading.Thread] | None = None
         self._canon = Canon(b"")
         self._phase = "starting"
+        self._num_read = 0
+        self._is_reading = False
         self._is_quitting = False
         self._is_heard = True
         self._team: Team | None = None
@@ -251,26 +253,30 @@ class Worker:
 
     def _admit(self, intake: Intake) -> None:
         """The intake thread."""
-        fetcher = self._fetcher
         while (command := self._intake.get()) is not None:
-            if isinstance(command, Abort):
-                fetcher.drop(command.request_id)
-                self._inbox.put(AbortRequest(command.request_id))
-                continue
-            if intake.gallery is not None and names_pictures(command.request):
-                fetcher.take(command.request)
-                continue
-            request_id = command.request.request_id
-            try:
-                group = intake.admit(command.request)
-            except RequestRejected as error:
-                self._refuse(request_id, error)
-                continue
-            except Exception as error:  # whatever a template does, the next request is admitted
-                print_without_text(error)
-                refusal = InvalidRequest(f"The prompt cannot be read: {type(error).__name__}.")
-                self._refuse(request_id, refusal)
-                continue
+            self._is_reading = True
+            self._take_in(intake, command)
+            self._num_read += 1
+            self._is_reading = False
+
+    def _take_in(self, intake: Intake, command: Submit | Abort) -> None:
+        if isinstance(command, Abort):
+            self._fetcher.drop(command.request_id)
+            self._inbox.put(AbortRequest(command.request_id))
+            return
+        request = command.request
+        if intake.gallery is not None and names_pictures(request):
+            self._fetcher.take(request)
+            return
+        try:
+            group = intake.admit(request)
+        except RequestRejected as error:
+            self._refuse(request.request_id, error)
+        except Exception as error:  # whatever a template does, the next request is admitted
+            print_without_text(error)
+            refusal = InvalidRequest(f"The prompt cannot be read: {type(error).__name__}.")
+            self._refuse(request.request_id, refusal)
+        else:
             self._inbox.put(group)
 
     def _refuse(self, request_id: str, error: RequestRejected) -> None:
@@ -318,8 +324,10 @@ class Worker:
         engine = self._engine
         step, is_busy, phase, kv = 0, False, self._phase, None
         if engine is not None:
-            step, is_busy, kv = engine.num_steps, engine.is_busy, engine.kv_counts
+            step, is_busy, kv = engine.num_steps + self._num_read, engine.is_busy, engine.kv_counts
             phase = phase if phase in _LEAVING else engine.phase
+            if self._is_reading and not is_busy:
+                is_busy, phase = True, "intake"
         peak_bytes = mx.get_peak_memory()
         mx.reset_peak_memory()
         return Heartbeat(

@@ -24,7 +24,7 @@ from runtime.generation import Generation
 from runtime.settings import ModelSettings
 from runtime.stopping import stop_bound_s
 from runtime.supervisor import Supervisor
-from runtime.types import PrefillProgress, TokenPrompt
+from runtime.types import ChatPrompt, Message, PrefillProgress, TokenPrompt
 from tests.asking import (
     PATIENCE_S,
     answer,
@@ -40,6 +40,11 @@ from tests.tiny_models import write_model
 from tests.waiting import until
 
 LONG = TokenPrompt(token_ids=tuple(9 + i % 400 for i in range(60_000)))
+
+ENDLESS = """\
+{%- for message in messages %}{{ message.role }}: {{ message.content }}
+{% if message.content == "spin" %}{% for a in range(99999) %}{% for b in range(99999) %}
+{%- endfor %}{% endfor %}{% endif %}{% endfor %}assistant:"""
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +162,20 @@ async def test_a_worker_that_is_busy_and_does_not_step_is_wedged_and_replaced(tm
         assert status_of(supervisor).num_starts == 2  # the first time may have been bad luck
         with pytest.raises(PoisonRequest, match="not served again for"):
             supervisor.submit(request(prompt))
+
+
+async def test_a_worker_that_never_comes_to_the_end_of_a_prompt_is_wedged(tmp_path: Path):
+    model = write_model(tmp_path / "models" / "m")
+    (model / "chat_template.jinja").write_text(ENDLESS)
+    async with supervising(tmp_path, wedge_timeout_s=3.0, stop_timeout_s=1.0) as supervisor:
+        await ask(supervisor, ChatPrompt(messages=(Message(role="user", text="a"),)), max_tokens=1)
+        pid = pid_of(supervisor)
+        running = supervisor.submit(
+            request(ChatPrompt(messages=(Message(role="user", text="spin"),)))
+        )
+        await until(lambda: not psutil.pid_exists(pid), "its end")
+        assert "made no progress in intake" in str(status_of(supervisor).last_error)
+        running.abort()
 
 
 SERVER = """
