@@ -16,6 +16,7 @@ from api.bench.recipes import Recipe, find, shipped
 from api.cli.commands import COMMANDS, parser
 from ops.docs.pages import made
 from ops.docs.sizing import CONFIG, FAMILIES, Shape
+from runtime import errors
 from runtime.embedded import HEARTH_TINY
 from runtime.limits import GenerateLimits, LimitSettings
 from runtime.prompt.switches import PromptSwitches
@@ -91,6 +92,20 @@ def test_commands_named_in_the_pages_exist() -> None:
         for code in inline_code(page):
             if found := re.fullmatch(r"hearth ([a-z-]+)\b.*", code):
                 assert found[1] in known, (page, code)
+
+
+def test_every_failure_that_is_not_the_clients_is_among_the_symptoms() -> None:
+    told = set(inline_code(ROOT / "docs" / "troubleshooting.md"))
+    kinds = vars(errors).values()
+    failures = [
+        one
+        for one in kinds
+        if isinstance(one, type) and issubclass(one, errors.HearthError)
+        if issubclass(one, errors.Overloaded) or not issubclass(one, errors.RequestRejected)
+    ]
+    own = {one.code for one in failures} - {"invalid_settings", "cancelled"}
+    assert len(own) > 10
+    assert own | {"constraint_failed", "download_failed"} <= told
 
 
 @pytest.mark.parametrize("block", list(blocks("sh")), ids=str)
