@@ -4,6 +4,7 @@ which finds the one before in the cache.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import pytest
 from tests.clients.conftest import MODEL
 from tests.clients.node_clients import Project, installed
 from tests.running_server import RunningServer
+from tests.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 
@@ -45,6 +47,13 @@ def requests_of(server: RunningServer) -> list[Request]:
         for one in found
         if one is not None
     ]
+
+
+def asked_since(server: RunningServer, num_before: int, num_asked: int) -> list[Request]:
+    """What was asked after so many requests, once the line of each of `num_asked` is written."""
+    num_all = num_before + num_asked
+    asyncio.run(until(lambda: len(requests_of(server)) >= num_all, "a line of each request"))
+    return requests_of(server)[num_before:]
 
 
 def check_cached(requests: Sequence[Request]) -> None:
@@ -103,7 +112,7 @@ def test_pi_asks_once_for_each_turn_and_keeps_its_cache(
     num_before = len(requests_of(tiny_server))
     num_answers = pi_turn(pi, home, provider, "-p", "Say hello.")
     num_answers += pi_turn(pi, home, provider, "-c", "-p", "And once more, please.")
-    asked = requests_of(tiny_server)[num_before:]
+    asked = asked_since(tiny_server, num_before, num_answers)
     assert len(asked) == num_answers
     check_cached(asked)
 
@@ -148,7 +157,7 @@ def test_codex_asks_through_responses_and_keeps_its_cache(
     num_before = len(requests_of(tiny_server))
     num_items = codex_turn(codex, tmp_path, "Say hello.")
     num_items += codex_turn(codex, tmp_path, "resume", "--last", "And once more, please.")
-    asked = requests_of(tiny_server)[num_before:]
+    asked = asked_since(tiny_server, num_before, 2)
     assert {one.path for one in asked} == {"/v1/responses"}
     assert 2 <= len(asked) <= num_items
     check_cached(asked)
@@ -190,7 +199,7 @@ def test_claude_code_never_repeats_a_request_and_keeps_its_cache(
     num_before = len(requests_of(tiny_server))
     num_turns = claude_turn(claude, tmp_path, tiny_server.url, "-p", "Say hello.")
     num_turns += claude_turn(claude, tmp_path, tiny_server.url, "--continue", "-p", "Once more.")
-    asked = requests_of(tiny_server)[num_before:]
+    asked = asked_since(tiny_server, num_before, num_turns)
     assert {one.path for one in asked} == {"/v1/messages"}
     # Whatever it does not understand in a stream it asks for again without one.
     assert len(asked) == num_turns

@@ -11,7 +11,13 @@ import pytest
 
 from tests.clients.conftest import MODEL
 from tests.clients.node_clients import Project, installed
-from tests.clients.test_agent_programs import CONTEXT, RECOMPUTED, lines_of, requests_of
+from tests.clients.test_agent_programs import (
+    CONTEXT,
+    RECOMPUTED,
+    asked_since,
+    lines_of,
+    requests_of,
+)
 from tests.running_server import RunningServer
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
@@ -72,7 +78,7 @@ def test_opencode_asks_once_for_each_step_and_keeps_its_cache(
     num_before = len(requests_of(tiny_server))
     num_steps = ask(opencode, home, "Say hello.")
     num_steps += ask(opencode, home, "-c", "And once more, please.")
-    asked = requests_of(tiny_server)[num_before:]
+    asked = asked_since(tiny_server, num_before, num_steps + 1)
     assert {(one.path, one.status) for one in asked} == {(PROTOCOLS[protocol][1], 200)}
     # Whatever it misses in an answer it asks for for ever; a session also asks for its title.
     assert len(asked) == num_steps + 1
