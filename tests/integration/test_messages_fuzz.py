@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.messages_stream import COUNT, MESSAGES, check_message, check_order, error_in, events_in
 from tests.running_server import RunningServer
+from tests.waiting import until
 
 BODY: dict[str, Any] = {
     "model": "tiny",
@@ -120,9 +121,9 @@ def check_served(server: RunningServer, body: dict[str, Any], path: str) -> None
         check_message(response.json())
 
 
-def check_nothing_left(server: RunningServer) -> None:
-    assert server.figure("hearth_running", model="tiny") == 0
-    assert server.figure("hearth_waiting", model="tiny") == 0
+async def check_nothing_left(server: RunningServer) -> None:
+    for figure in ("hearth_running", "hearth_waiting"):
+        await until(lambda name=figure: server.figure(name, model="tiny") == 0, f"no {figure}")
     assert server.post(MESSAGES, BODY).status_code == 200
 
 
@@ -142,8 +143,8 @@ def test_any_blocks_are_answered_or_refused(
     check_served(server, body, path)
 
 
-def test_nothing_is_left_of_any_of_them(server: RunningServer) -> None:
-    check_nothing_left(server)
+async def test_nothing_is_left_of_any_of_them(server: RunningServer) -> None:
+    await check_nothing_left(server)
 
 
 @pytest.mark.soak

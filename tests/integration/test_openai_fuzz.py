@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.integration.test_http_errors import error_in
 from tests.integration.test_messages_fuzz import ANY_JSON, SCALARS, TEXT
 from tests.running_server import CHAT, RunningServer, running
+from tests.waiting import until
 
 RESPONSES = "/v1/responses"
 JSON = {"content-type": "application/json"}
@@ -181,10 +182,15 @@ def check_served(server: RunningServer, path: str, body: dict[str, Any]) -> None
         assert last.split("\n")[0].removeprefix("event: response.") in ("completed", "incomplete")
 
 
-def check_nothing_left(server: RunningServer) -> None:
-    models = server.get("/running").json()["models"]
-    assert models
-    assert all(one["num_running"] == one["num_waiting"] == 0 for one in models), models
+async def check_nothing_left(server: RunningServer) -> None:
+    """Responses in the background end by themselves."""
+
+    def is_idle() -> bool:
+        models = server.get("/running").json()["models"]
+        assert models
+        return all(one["num_running"] == one["num_waiting"] == 0 for one in models)
+
+    await until(is_idle, "nothing runs any more")
     fine = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     assert server.post(CHAT, fine).status_code == 200
 
@@ -205,8 +211,8 @@ def test_any_requests_are_answered_or_refused(
     check_served(random_server, *asked)
 
 
-def test_nothing_is_left_of_any_of_them(random_server: RunningServer) -> None:
-    check_nothing_left(random_server)
+async def test_nothing_is_left_of_any_of_them(random_server: RunningServer) -> None:
+    await check_nothing_left(random_server)
 
 
 @pytest.mark.soak
@@ -220,5 +226,5 @@ def test_ten_thousand_requests_are_answered_or_refused(
 
 
 @pytest.mark.soak
-def test_nothing_is_left_of_ten_thousand(random_server: RunningServer) -> None:
-    check_nothing_left(random_server)
+async def test_nothing_is_left_of_ten_thousand(random_server: RunningServer) -> None:
+    await check_nothing_left(random_server)
