@@ -5,23 +5,27 @@ Imported only where `otlp_endpoint` is set. Attributes are counts, names and rea
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from typing_extensions import override
 
 from api.record import RequestRecord
 from api.version import VERSION
 from runtime.generation import Generation
 from runtime.publisher import Written
 
+_log = structlog.get_logger("hearth.traces")
 _EXPORT_S = 5.0
 _PATH = "/v1/traces"
 
@@ -34,6 +38,41 @@ class Piece(NamedTuple):
     end_ns: int
 
 
+class ToldOnce(SpanExporter):
+    """Sends spans to an endpoint, and logs when that begins to fail and when it works again.
+
+    Upstream says it up to three times for every batch, for as long as the collector is away.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        logging.getLogger(OTLPSpanExporter.__module__).setLevel(logging.CRITICAL)
+        self._endpoint = endpoint
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S)
+        self._num_lost = 0
+
+    @override
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            if self._num_lost:
+                _log.info("traces_taken", endpoint=self._endpoint, num_lost=self._num_lost)
+            self._num_lost = 0
+            return result
+        if not self._num_lost:
+            remedy = "start what listens there, or correct otlp_endpoint"
+            _log.warning("traces_refused", endpoint=self._endpoint, remedy=remedy)
+        self._num_lost += len(spans)
+        return result
+
+    @override
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    @override
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
 class OtlpTraces:
     """Sends spans over OTLP/HTTP, from a thread of its own; what cannot be sent is dropped."""
 
@@ -42,8 +81,7 @@ class OtlpTraces:
             endpoint = endpoint.rstrip("/") + _PATH
         resource = Resource.create({"service.name": "hearth", "service.version": VERSION})
         self._provider = TracerProvider(resource=resource)
-        exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider.add_span_processor(BatchSpanProcessor(ToldOnce(endpoint)))
         self._tracer = self._provider.get_tracer("hearth", VERSION)
         self._propagator = TraceContextTextMapPropagator()
 

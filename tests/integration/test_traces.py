@@ -12,10 +12,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from structlog.testing import capture_logs
 from typing_extensions import override
 
+from api.traces import ToldOnce
 from tests.running_server import CHAT, ROOT, RunningServer, running
 
 CANARY = "zebra harbour 7351"
@@ -29,6 +33,7 @@ class Receiver(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.spans: list[Span] = []
         self.bodies: list[bytes] = []
+        self.status = 200
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -42,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
         receiver.bodies.append(body)
         for resource in request.resource_spans:
             receiver.spans += [one for scope in resource.scope_spans for one in scope.spans]
-        self.send_response(200 if self.path == "/v1/traces" else 404)
+        self.send_response(receiver.status if self.path == "/v1/traces" else 404)
         self.end_headers()
 
     @override
@@ -60,6 +65,22 @@ def receiving() -> Generator[Receiver]:
         finally:
             receiver.shutdown()
             thread.join()
+
+
+def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_takes_again(
+    caplog: pytest.LogCaptureFixture,
+):
+    span = TracerProvider().get_tracer("a").start_span("b")
+    assert isinstance(span, ReadableSpan)
+    with receiving() as receiver, capture_logs() as said:
+        exporter = ToldOnce(f"http://127.0.0.1:{receiver.server_port}/v1/traces")
+        for status in (400, 400, 200, 200, 400):
+            receiver.status = status
+            exporter.export([span])
+        exporter.shutdown()
+    assert [one["event"] for one in said] == ["traces_refused", "traces_taken", "traces_refused"]
+    assert said[1]["num_lost"] == 2
+    assert caplog.records == [], "upstream says it with every batch"
 
 
 def attributes_of(span: Span) -> dict[str, Any]:
