@@ -218,9 +218,9 @@ class Guide:
         return allowed
 
     def _take_beginning(self, token_id: int) -> None:
-        matcher = self._matcher
+        matcher, why = self._matcher, ""
         if matcher is not None and matcher.try_consume_tokens([token_id]) != 1:
-            self._matcher = None
+            self._matcher, why = None, matcher.get_error()
         if self._matcher is None and token_id in self._plan.gap and not self._said:
             self._num_gap += 1
             self._enter(_Phase.GAP)
@@ -234,7 +234,7 @@ class Guide:
         if openings:
             return
         if self._matcher is None:
-            self._fail("a token that no grammar allows")
+            self._fail(why or "a token that no grammar allows")
             return
         self._in_call = False
         self._phase = _Phase.DEMANDED
@@ -275,7 +275,8 @@ class Guide:
         return mask
 
     def _fail(self, why: str) -> None:
-        self.failure = why.strip() or "the grammar cannot go on"
+        # All but the first line is the matcher's state: the grammar, and what was said.
+        self.failure = why.strip().partition("\n")[0] or "the grammar cannot go on"
         self._phase = _Phase.DONE
 
     def _only(self, token_ids: Iterable[int]) -> bytearray:

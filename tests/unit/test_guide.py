@@ -4,6 +4,7 @@ import importlib
 import json
 import pkgutil
 import random
+import re
 from functools import cache
 from typing import Any
 
@@ -386,9 +387,14 @@ def test_the_same_grammar_is_compiled_once_and_never_shared():
     assert not second.is_stopped()
 
 
-def test_a_guide_whose_grammar_breaks_says_so_and_allows_nothing_but_the_end():
-    plan = plan_of(ChatPrompt(messages=USER), constraint=FOX)
-    guide = plan.start()
-    guide.advance(ids_of('"dog'))
-    assert guide.failure
+WIDE = {"type": "object", "properties": {f"p{i}": {"const": "q"} for i in range(2500)}}
+BROAD = Constraint(kind="json_schema", text=json.dumps(WIDE))
+
+
+@pytest.mark.parametrize(("constraint", "said"), [(FOX, '"dog'), (BROAD, '{"p0": "q", "')])
+def test_a_guide_whose_grammar_breaks_says_so_and_allows_the_end(constraint: Constraint, said: str):
+    guide = plan_of(ChatPrompt(messages=USER), constraint=constraint).start()
+    guide.advance(ids_of(said))
+    assert guide.failure is not None
+    assert re.fullmatch("Parser Error: (token .d. does|.* max is ).*", guide.failure)
     assert allowed(guide) == [EOS]
