@@ -100,11 +100,13 @@ class Worker:
         try:
             engine = self._start_engine(command)
         except Exception as error:
-            traceback.print_exc()
-            self._sender.send(LoadError(message=f"{type(error).__name__}: {error}"))
+            was_asked = self._is_quitting  # then there is nothing wrong with the model
+            if not was_asked:
+                traceback.print_exc()
+                self._sender.send(LoadError(message=f"{type(error).__name__}: {error}"))
             self._sender.close()
             sending.join(_EXIT_GRACE_S)
-            return 1
+            return 0 if was_asked else 1
         try:
             engine.run()
         except EngineTainted:

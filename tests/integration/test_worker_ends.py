@@ -236,6 +236,23 @@ async def test_what_a_run_took_is_remembered_for_the_next_one(tmp_path: Path, mo
     assert 0 < working_bytes <= process.obituary.peak_bytes
 
 
+async def test_a_worker_that_is_asked_to_leave_while_it_loads_leaves_cleanly(
+    tmp_path: Path, models: Path
+):
+    settings = lone_settings(tmp_path, stop_timeout_s=PATIENCE_S)
+    kv = KvStore(settings)
+    kv.start()
+    process = LoneWorker(settings, kv, models / "slow").process
+    starting = asyncio.create_task(process.start())
+    await until(lambda: process.pid, "a process")
+    await process.stop()
+    await asyncio.wait([starting])
+    assert isinstance(starting.exception(), WorkerDied | None)
+    assert process.obituary.returncode == 0
+    assert Crashes(tmp_path / "crashes").records() == []
+    await kv.stop()
+
+
 async def test_what_a_worker_counted_last_is_told_when_it_leaves(tmp_path: Path, models: Path):
     async with lone_worker(lone_settings(tmp_path), models / "m") as worker:
         usage = (await answer(worker.submit(request("a kettle hums", max_tokens=3)))).finished.usage
