@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,18 @@ async def saved(server: RunningServer, num: int) -> list[Any]:
 
 async def test_what_was_reused_is_counted_to_the_token_and_survives_a_restart(tmp_path: Path):
     with running(tmp_path / "home") as server:
+        day = datetime.now(UTC).date()
         answers = [say(server, "first"), say(server, "second")]
+        # On a busy machine a restore may take longer than what it saves; not every one does.
+        while not server.get(BASE).json()["saved_total"]["saved_prefill_s"] and len(answers) < 20:
+            answers.append(say(server, f"another {len(answers)}"))
         usage = [one["usage"] for one in answers]
         prompt = sum(one["prompt_tokens"] for one in usage)
         cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usage)
         assert cached > 400
         now = server.get(BASE).json()
-        for period in ("saved_today", "saved_total"):
+        is_today = datetime.now(UTC).date() == day
+        for period in ("saved_today", "saved_total") if is_today else ("saved_total",):
             assert now[period]["prompt_tokens"] == prompt
             assert now[period]["saved_tokens"] == cached
             assert now[period]["hit_rate"] == cached / prompt
