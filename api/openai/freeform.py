@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from api.openai.fields import Body
@@ -11,6 +13,8 @@ from runtime.types import Tool
 
 INPUT = "input"
 """The one argument by which a model is asked for the text."""
+
+_HALF_ESCAPE = re.compile(r"(?:\\u[dD][89abAB][\da-fA-F]{2})?(?:\\(?:u[\da-fA-F]{0,3})?)?\Z")
 
 
 class FreeformArguments(Body):
@@ -28,7 +32,7 @@ def freeform_input(arguments: str) -> str:
     """The text that arguments carry, also where they were cut; they themselves where the model
     wrote something else.
     """
-    for text in (arguments, arguments + '"}'):
+    for text in (arguments, arguments + '"}', _HALF_ESCAPE.sub("", arguments) + '"}'):
         try:
             return msgspec.json.decode(text, type=FreeformArguments).input
         except (msgspec.DecodeError, UnicodeDecodeError):
