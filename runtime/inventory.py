@@ -27,7 +27,7 @@ from runtime.types import ModelSpec
 from runtime.wire import SlotStaged
 from store import listing, pins, prefixes, removal, turns, upkeep
 from store.conversations import Conversations
-from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
+from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
 from store.listing import Entry, Link
 from store.slot_format import is_slot_id
 from store.slots import read_header, remove, slot_path, verify
@@ -273,6 +273,8 @@ class Inventory:
                 break
             try:
                 sizes.append(self._verify(place))
+            except SlotForeign:
+                num_unread += 1
             except (SlotDamaged, SlotMissing):
                 num_damaged += self._drop_damaged(place)
             except StoreError:
@@ -295,10 +297,10 @@ class Inventory:
         return staged.num_bytes
 
     def _drop_damaged(self, place: SlotPlace) -> int:
-        """Unless it was deleted or moved meanwhile."""
-        if place not in self.store.index.places():
+        """Unless it was deleted, moved or written again meanwhile."""
+        if place not in self.store.index.places() or not (gone := self.store.drop_bad(place.id)):
             return 0
-        self.on_gone(Gone(self.store.drop_bad(place.id), "damaged"))
+        self.on_gone(Gone(gone, "damaged"))
         return 1
 
     def publish(self, slots: Sequence[SlotStaged]) -> PublishedView:

@@ -29,7 +29,7 @@ from store.cold_gate import ColdGate
 from store.conversations import Conversations
 from store.database import Database
 from store.disk import disk_bytes
-from store.errors import IndexDamaged, SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreLost
+from store.errors import IndexDamaged, SlotDamaged, SlotMissing, StoreError, StoreLost
 from store.index import SlotIndex
 from store.keyed_names import conversation_key
 from store.ownership import Ownership
@@ -37,12 +37,12 @@ from store.records import Records
 from store.slots import (
     StagedSlot,
     continue_other,
+    is_bad,
     publish_all,
     publish_or_remove,
     read_header,
     remove,
     slot_path,
-    verify,
 )
 from store.types import ConversationRow, SlotPlace, SlotRow
 
@@ -126,9 +126,13 @@ class OpenStore:
             return Published((), tuple(one.header.id for one in group), self._lost())
         refused: list[str] = []
         staged: list[SlotStaged] = []
+        there: list[SlotRow] = []
         for one in group:
             if one.header.parent in refused or not self._is_as_reported(one):
                 refused.append(one.header.id)
+                _discard(Path(one.path))
+            elif self._is_published(one):
+                there.append(self._row(one))
                 _discard(Path(one.path))
             else:
                 staged.append(one)
@@ -140,9 +144,10 @@ class OpenStore:
                 self._discard_slot(one)
             refused += [one.header.id for one in staged]
             return Published((), tuple(refused), error)
+        saved = there + saved
         refused += misfits
         self.counts["refused_slots"] += len(refused)
-        self._note(saved, {one.header.id: one for one in staged})
+        self._note(saved, {one.header.id: one for one in group})
         return Published(tuple(saved), tuple(refused))
 
     def _is_as_reported(self, staged: SlotStaged) -> bool:
@@ -154,6 +159,10 @@ class OpenStore:
         except (StoreError, ValueError) as error:
             _log.warning("slot_refused", slot=staged.header.id, why=str(error))
             return False
+
+    def _is_published(self, staged: SlotStaged) -> bool:
+        """It is on disk already: its worker was told that it is not, as when the store is lost."""
+        return self._path(staged).exists() and staged.header.id in dict(self.index.places())
 
     def _continued(self, staged: SlotStaged) -> SlotStaged:
         """What continues a slot that was merged meanwhile continues the one that stands for it."""
@@ -203,15 +212,11 @@ class OpenStore:
             if not is_there:
                 waiting.append(StagedSlot(one.header.id, Path(one.path), one.num_bytes))
         publish_all(waiting)
-        used_s = self.clock().wall_s
-        return [
-            SlotRow(
-                header=one.header,
-                disk_bytes=disk_bytes(self._path(one)),
-                last_used_s=used_s,
-            )
-            for one in group
-        ]
+        return list(map(self._row, group))
+
+    def _row(self, staged: SlotStaged) -> SlotRow:
+        size = disk_bytes(self._path(staged))
+        return SlotRow(header=staged.header, disk_bytes=size, last_used_s=self.clock().wall_s)
 
     def discard(self, staged: SlotStaged) -> None:
         """Do not publish what a worker staged."""
@@ -239,22 +244,12 @@ class OpenStore:
                 figures = {"published_bytes": num_bytes, "written_bytes": num_bytes}
                 self.records.count(figures, used_s)
             # What is published can be found by the name that it is to be deleted by.
-            rows = [self._conversation(staged[row.header.id], row, used_s) for row in named]
+            rows = [self._conversation(staged[row.header.id], used_s) for row in named]
             wait([self._conversations.advance(row) for row in rows])
 
-    def _conversation(self, staged: SlotStaged, row: SlotRow, used_s: float) -> ConversationRow:
-        header = row.header
+    def _conversation(self, staged: SlotStaged, used_s: float) -> ConversationRow:
         assert staged.session_id is not None
-        return ConversationRow(
-            key=self.conversation_key(staged.session_id),
-            model=header.model,
-            leaf=header.id,
-            num_tokens=header.end,
-            last_used_s=used_s,
-            created_s=used_s,
-            ttl_s=header.ttl_s,
-            num_turns=int(staged.ends_turn),
-        )
+        return _turned(self.conversation_key(staged.session_id), staged, used_s)
 
     def conversation_key(self, session_id: str) -> bytes:
         """What stands for a session id in this store."""
@@ -274,7 +269,7 @@ class OpenStore:
         path = slot_path(self.root, slot_id)
         if not path.exists() and self.is_cold(slot_id):
             return ()
-        if _is_foreign_or_whole(path):
+        if not is_bad(path):
             return ()
         places = self.index.drop([slot_id]).result()
         self.counts["evicted_damaged"] += len(places)
@@ -382,17 +377,21 @@ class OpenStore:
         return StoreLost(f"{self.root} was removed or replaced")
 
 
+def _turned(key: bytes, staged: SlotStaged, used_s: float) -> ConversationRow:
+    """A conversation that goes up to this slot."""
+    header = staged.header
+    return ConversationRow(
+        key=key,
+        model=header.model,
+        leaf=header.id,
+        num_tokens=header.end,
+        last_used_s=used_s,
+        created_s=used_s,
+        ttl_s=header.ttl_s,
+        num_turns=int(staged.ends_turn),
+    )
+
+
 def _discard(path: Path) -> None:
     with suppress(StoreError):
         remove(path)
-
-
-def _is_foreign_or_whole(path: Path) -> bool:
-    """It is a slot that this release cannot read but another one wrote, or nothing is wrong."""
-    try:
-        verify(path)
-    except SlotForeign:
-        return True
-    except StoreError:
-        return False
-    return True

@@ -30,7 +30,7 @@ from store.disk import (
     reported,
     sync_directories,
 )
-from store.errors import SlotDamaged, StoreError, StoreFailed
+from store.errors import SlotDamaged, SlotForeign, StoreError, StoreFailed
 from store.slot_format import (
     TOKENS,
     SlotContents,
@@ -260,6 +260,17 @@ def verify(path: Path, yield_: Yield = keep_going) -> VerifiedSlot:
                 raise SlotDamaged(f"the checksum of {entry.name} differs")
             yield_(entry.num_bytes)
     return VerifiedSlot(contents.header, token_ids, contents.file_bytes)
+
+
+def is_bad(path: Path) -> bool:
+    """It cannot be read, or not as it was written; one that another release wrote is not bad."""
+    try:
+        verify(path)
+    except SlotForeign:
+        return False
+    except StoreError:
+        return True
+    return False
 
 
 def read_contents(fd: int) -> SlotContents:

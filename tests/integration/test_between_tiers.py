@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from runtime.housekeeping import Limits, expire, keep_within_caps, usage_of
 from runtime.inventory import Inventory
-from runtime.open_store import OpenStore
+from runtime.open_store import Gone, OpenStore
 from runtime.store_opening import open_store
 from runtime.wire import SlotStaged
 from store import slots
@@ -97,6 +97,26 @@ def test_verifying_is_no_trouble_for_who_promotes(store: OpenStore):
     finally:
         done.set()
         beside.join()
+
+
+def test_what_a_later_release_wrote_is_not_said_to_be_damaged(store: OpenStore):
+    [path] = files(store)
+    path.write_bytes(path.read_bytes().replace(b"hearth-slot/1", b"hearth-slot/8", 1))
+    gone: list[Gone] = []
+    view = Inventory(store, gone.append).verify()
+    assert (view.num_verified, view.num_damaged, view.num_unread) == (0, 0, 1)
+    assert not gone
+    assert path.exists()
+
+
+def test_who_writes_again_what_is_there_takes_nothing_away(store: OpenStore):
+    """As a worker does that was told that the store is lost."""
+    header, token_ids, tensors = sample(1)
+    staged = slots.stage(store.root, header, token_ids, tensors)
+    outcome = store.publish([SlotStaged(header, str(staged.path), staged.num_bytes)])
+    assert [row.header.id for row in outcome.saved] == [ONE]
+    assert files(store) == [slots.slot_path(store.root, ONE)]
+    assert Inventory(store, lambda _: None).verify().num_verified == 1
 
 
 def test_what_is_evicted_while_it_is_promoted_leaves_no_file(store: OpenStore):
