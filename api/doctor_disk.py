@@ -16,6 +16,7 @@ from runtime.history import FILE as HISTORY_FILE
 from runtime.open_store import INDEX
 from runtime.settings import Settings
 from store import ownership
+from store.cold import open_cold
 from store.errors import IndexDamaged, StoreError, StoreTooNew
 from store.file_kinds import HISTORY, FileKind
 from store.file_kinds import INDEX as INDEX_KIND
@@ -37,6 +38,8 @@ def findings(settings: Settings) -> Iterator[Finding]:
         yield _room(_existing(settings.kv_root))
         yield _speed(_existing(settings.kv_root))
     yield _place(settings.kv_root)
+    if settings.cold_store is not None:
+        yield _cold(settings.kv_root, settings.cold_store)
     yield _database("Store", settings.kv_root / INDEX, INDEX_KIND)
     yield _database("History", settings.home / HISTORY_FILE, HISTORY)
 
@@ -47,14 +50,29 @@ def _existing(path: Path) -> Path:
 
 
 def _home(home: Path) -> Finding:
-    nearest = _existing(home)
+    return _writable("Home", home, "make it writable or choose another with --home")
+
+
+def _cold(root: Path, where: str) -> Finding:
+    if "://" not in where:
+        remedy = "make it writable or name another directory in cold_store"
+        return _writable("Cold store", Path(where).expanduser(), remedy)
+    try:
+        open_cold(root, where).probe()
+    except StoreError as error:
+        remedy = "correct cold_store, or the address and credentials that its AWS_… variables give"
+        return Finding("Cold store", f"{where} cannot be used: {error}", remedy)
+    return Finding("Cold store", f"{where} answers")
+
+
+def _writable(subject: str, folder: Path, remedy: str) -> Finding:
+    nearest = _existing(folder)
     try:
         with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
-        fact = f"{nearest} cannot be written: {error.strerror}"
-        return Finding("Home", fact, "make it writable or choose another with --home")
-    return Finding("Home", f"{home} can be written")
+        return Finding(subject, f"{nearest} cannot be written: {error.strerror}", remedy)
+    return Finding(subject, f"{folder} can be written")
 
 
 def _permissions(subject: str, folder: Path) -> Finding:

@@ -117,6 +117,20 @@ def test_everything_that_is_wrong_is_found_at_once(home: Path):
     assert "ulimit -n" in found["Open files"]["remedy"]
 
 
+@pytest.mark.parametrize("where", ["in the way/cold", "s3://bucket/cold", "s4://bucket"])
+def test_a_cold_store_that_cannot_be_used_is_a_finding(
+    home: Path, where: str, monkeypatch: pytest.MonkeyPatch
+):
+    (home / "in the way").write_text("")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    code, found = examined(home, "--cold-store", where if "://" in where else str(home / where))
+    assert (code, "cold_store" in found["Cold store"]["remedy"]) == (1, True)
+    assert examined(home, "--cold-store", str(home / "cold"))[1]["Cold store"]["remedy"] is None
+
+
 def test_a_configuration_that_cannot_be_read_is_a_finding(home: Path):
     (home / "hearth.toml").write_text("port = [")
     code, found = examined(home)
