@@ -122,11 +122,14 @@ def test_a_cold_store_that_cannot_be_used_is_a_finding(
     home: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ):
     (home / "in the way").write_text("")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    code, found = examined(home, "--cold-store", where if "://" in where else str(home / where))
+    named = where if "://" in where else str(home / where)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # nobody else has the port, and nobody listens
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        code, found = examined(home, "--cold-store", named)
     assert (code, "cold_store" in found["Cold store"]["remedy"]) == (1, True)
     assert examined(home, "--cold-store", str(home / "cold"))[1]["Cold store"]["remedy"] is None
 
