@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ class Dashboard:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._limits = Limits.of(gate.settings)
+        self._moving = asyncio.Lock()
+        """Held while savings are neither waiting nor in the store, or both are added up."""
 
     async def tick(self) -> None:
         """Close an interval of the trend, and give the store what was saved in it."""
@@ -48,12 +51,13 @@ class Dashboard:
     async def keep(self) -> None:
         """Give the store what was saved; while there is none, it is kept here."""
         savings = self._gate.metrics.savings
-        if not (taken := savings.take()):
-            return
-        try:
-            await self._gate.tend(lambda one: _count(one, taken))
-        except StoreUnavailable:
-            savings.put_back(taken)
+        async with self._moving:
+            if not (taken := savings.take()):
+                return
+            try:
+                await self._gate.tend(lambda one: _count(one, taken))
+            except StoreUnavailable:
+                savings.put_back(taken)
 
     def samples(self) -> list[Sample]:
         """Speed lately, the oldest first."""
@@ -63,8 +67,10 @@ class Dashboard:
         """How everything stands now."""
         gate = self._gate
         await gate.refresh_figures()
-        today, total, cap_bytes = await self._kept()
-        waiting, samples = gate.metrics.savings.waiting(), self.samples()
+        async with self._moving:
+            today, total, cap_bytes = await self._kept()
+            waiting = gate.metrics.savings.waiting()
+        samples = self.samples()
         running = running_models(gate)
         return Snapshot(
             at_s=time.time(),
