@@ -134,9 +134,11 @@ class ServerLink:
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
                 raise self._absent(getattr(error, "strerror", None) or str(error)) from error
-            if answer.status >= 400 and not is_any_status:
-                raise self._refused(answer.read(), answer.status)
-            yield answer
+            # Until it is closed as well, an answer that is not read to its end holds the socket.
+            with answer:
+                if answer.status >= 400 and not is_any_status:
+                    raise self._refused(answer.read(), answer.status)
+                yield answer
         finally:
             connection.close()
 
