@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from runtime.errors import InvalidRequest
 from runtime.types import Constraint
@@ -22,7 +22,10 @@ from runtime.worker.closed_schema import asserted, closed
 _MAX_KEPT = 128
 _MAX_BYTES = 1 << 20
 _PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
-_LISTING = re.compile(r"\n\s*\d+ \| ")
+_LISTING = re.compile(r"\n\s*\d+ \| |\n<state>")
+# A row holds four items for each optional member; with 8,000 the slowest mask took 30 ms.
+_LIMITS = LLParserLimits(max_items_in_row=8000)
+_NUM_TRIED = 2
 # JSON on one line: with blanks wherever JSON allows them small models write nothing else.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
@@ -103,11 +106,35 @@ class Grammars:
     def _compile(self, grammar: str, field: str) -> LLMatcher:
         if self._vocabulary is None:
             self._vocabulary = self._new_vocabulary(field)
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             reason = _reason(matcher.get_error())
             raise InvalidRequest(f"{field} cannot be enforced: {reason}.", field)
+        tried = self._tried(matcher)
+        if tried.is_error():
+            reason = _reason(tried.get_error())
+            if reason.startswith("NoExtension"):
+                raise InvalidRequest(f"{field} cannot be enforced: nothing satisfies it.", field)
+            raise InvalidRequest(
+                f"{field} is too heavy to enforce: {reason}. Send one with fewer optional members "
+                "and alternatives, and smaller repetitions.",
+                field,
+            )
         return matcher
+
+    def _tried(self, matcher: LLMatcher) -> LLMatcher:
+        """A copy some tokens on: the cost of a grammar is counted only when it is followed."""
+        tried = matcher.deep_copy()
+        for _ in range(_NUM_TRIED):
+            allowed = int.from_bytes(tried.compute_bitmask(), "little")
+            for token_id in self.eos_token_ids:
+                allowed &= ~(1 << token_id)
+            # With nothing else allowed the end is taken, which says what the mask kept quiet.
+            end = min(self.eos_token_ids, default=0)
+            token_id = (allowed & -allowed).bit_length() - 1 if allowed else end
+            if tried.is_error() or tried.try_consume_tokens([token_id]) != 1:
+                break
+        return tried
 
     def _new_vocabulary(self, field: str) -> LLTokenizer:
         backend = copy(self._backend)
