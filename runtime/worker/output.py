@@ -73,6 +73,9 @@ class OutputParser:
         self._logprobs: list[TokenLogprobs] = []
         self._notes: list[str] = []
         self._machine = _TextStateMachine(transitions(dialect, stop, has_tools=self._has_tools))
+        unstopped = transitions(dialect, (), has_tools=self._has_tools) if stop else {}
+        self._unstopped = _TextStateMachine(unstopped)
+        self._marks = {state: _marks_beside(stop, edges) for state, edges in unstopped.items()}
         initial = NORMAL if reasoning == "begun" else dialect.initial
         self._state = self._machine.make_state(REASONING if reasoning == "open" else initial)
 
@@ -120,6 +123,8 @@ class OutputParser:
             self._logprobs.append(logprobs)
         if not text or self._is_stopped:
             return []
+        if text in self._marks.get(self._state[0], ()):
+            return self._read_mark(text)
         chunks: list[Chunk] = []
         for piece in self._pieces(text):
             chunks += self._advance(piece)
@@ -143,6 +148,16 @@ class OutputParser:
             chunks += self._say_header()
         if self._logprobs or (state != REASONING and self._held):
             chunks.append(self._delta(state, "" if state == REASONING else self._held))
+        return chunks
+
+    def _read_mark(self, mark: str) -> list[Chunk]:
+        """What a mark says that came as one token: no stop string is looked for inside it."""
+        self._state, before, state = _TextStateMachine.flush(self._state)
+        if before:
+            return self._say(state, before) + self.feed(mark)
+        self._state = self._unstopped.make_state(state)
+        chunks = self._advance(mark)
+        self._state = self._machine.make_state(self._state[0])
         return chunks
 
     def _pieces(self, text: str) -> Iterable[str]:
@@ -247,3 +262,8 @@ class OutputParser:
         if not section.deltas and section.is_raw:
             text = self._dialect.tool_start + text + (self._dialect.tool_end if is_closed else "")
         return [*section.deltas, self._delta(NORMAL, text)]
+
+
+def _marks_beside(stop: tuple[str, ...], edges: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """The marks of these edges that no stop string has in it: who names a mark wants to stop."""
+    return frozenset(mark for mark, _ in edges if not any(mark in word for word in stop))

@@ -114,6 +114,25 @@ def test_a_stop_string_ends_the_text_at_its_first_place(text: str, stop: str):
     assert said == text.split(stop, maxsplit=1)[0]
 
 
+@pytest.mark.parametrize("stop", ["a", "<", "call>", ">\n", "!<tool", "k>"])
+def test_a_stop_string_is_not_looked_for_inside_a_mark_that_is_one_token(stop: str):
+    pieces = ["<think>", "Look", "</think>", "Oh!", "<tool_call>", *LOOK[11:-12], "</tool_call>"]
+    said, thought, calls = told(parse(pieces, tools=tools("look"), stop=(stop,)))
+    assert (said, thought, calls) == ("Oh!", "Look", [(0, "look", '{"at": 7}')])
+
+
+@pytest.mark.parametrize(("stop", "said"), [("a", "s"), ("<", "sa"), ("a<tool_call>", "s")])
+def test_a_stop_string_ends_text_before_a_mark_or_that_names_it(stop: str, said: str):
+    pieces = ["s", "a", "<tool_call>"] if stop != "<" else ["sa<", "<tool_call>"]
+    chunks = parse([*pieces, *LOOK[11:]], tools=tools("look"), stop=(stop,))
+    assert told(chunks) == (said, "", [])
+
+
+def test_a_mark_in_a_constrained_answer_is_text_that_a_stop_string_ends():
+    pieces = ["1", "<think>", "2"]
+    assert told(parse(pieces, is_constrained=True, stop=("hi",)))[0] == "1<t"
+
+
 def test_nothing_is_said_that_could_be_the_start_of_a_stop_string():
     parser = OutputParser(Dialect(), index=0, stop=("stop",))
     assert told(parser.feed("a s"))[0] == "a "
