@@ -56,7 +56,7 @@ def _home(home: Path) -> Finding:
 def _cold(root: Path, where: str) -> Finding:
     if "://" not in where:
         remedy = "make it writable or name another directory in cold_store"
-        return _writable("Cold store", Path(where).expanduser(), remedy)
+        return _writable("Cold store", Path(where), remedy)
     try:
         open_cold(root, where).probe()
     except StoreError as error:

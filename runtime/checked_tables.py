@@ -19,6 +19,12 @@ Kinds = Mapping[str, object]
 _SHOWN_CHARACTERS = 80
 
 
+class Location(str):
+    """A path, absolute once it is read, or an address with `://`."""
+
+    __slots__ = ()
+
+
 class Origin(NamedTuple):
     """Where a table was written, in words (`in FILE`), and how its keys and values are read.
 
@@ -68,11 +74,14 @@ def _convert(value: object, kind: Any, origin: Origin, path: KeyPath) -> object:
         case _:
             pass
 
-    def path_of(_: type, text: object) -> Path:
-        return _absolute(text, origin)
+    def placed(kind: type, text: object) -> Path | Location:
+        if kind is not Location:
+            return _absolute(text, origin)
+        is_address = isinstance(text, str) and "://" in text
+        return Location(text if is_address else _absolute(text, origin))
 
     try:
-        return msgspec.convert(value, kind, strict=not origin.is_text, dec_hook=path_of)
+        return msgspec.convert(value, kind, strict=not origin.is_text, dec_hook=placed)
     except msgspec.ValidationError as error:
         raise _unusable_value(value, kind, origin, path) from error
 
@@ -137,8 +146,8 @@ def _expected(form: inspect.Type, origin: Origin) -> str:
             return f"a number{_range(form)}"
         case inspect.LiteralType(values=values):
             return "one of " + ", ".join(str(value) for value in values)
-        case inspect.CustomType():
-            return "a path"
+        case inspect.CustomType(cls=kind):
+            return "a path or an address" if kind is Location else "a path"
         case inspect.StrType(pattern=pattern):
             return "a text" if pattern is None else f"a text that matches {pattern}"
         case inspect.VarTupleType(item_type=item):

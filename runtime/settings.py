@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from runtime.checked_tables import KeyPath, Origin, convert_table, kinds_of
+from runtime.checked_tables import KeyPath, Location, Origin, convert_table, kinds_of
 from runtime.errors import SettingsError
 from runtime.limits import LimitSettings, Positive, Seconds
 from runtime.prompt.switches import PromptSwitches, switched_off
@@ -198,7 +198,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     kv_write_queue_bytes: Positive | None = None
     kv_daily_write_bytes: Positive = 50_000_000_000
     kv_ttl_s: Lifetime | None = None
-    cold_store: str | None = None
+    cold_store: Location | None = None
     cold_max_bytes: Positive = 100_000_000_000
     cold_ttl_s: Lifetime = 30 * 86_400.0
     history_max_bytes: Positive = 4_000_000_000

@@ -43,4 +43,4 @@ def _cold(root: Path, where: str | None) -> ColdGate | None:
     if where is None:
         return None
     is_url = "://" in where
-    return ColdGate(open_cold(root, where) if is_url else ColdDirectory(Path(where).expanduser()))
+    return ColdGate(open_cold(root, where) if is_url else ColdDirectory(Path(where)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import NODEFAULT, inspect
 
-from runtime.checked_tables import kinds_of
+from runtime.checked_tables import Location, kinds_of
 from runtime.limits import LimitSettings, RouteLimits
 from runtime.prompt.switches import PromptSwitches
 from runtime.settings import ModelSettings, SamplingSettings, Settings
@@ -96,8 +96,8 @@ def _kind(kind: object) -> str:
             )
         case inspect.LiteralType(values=values):
             return ", ".join(f"`{one}`" for one in values)
-        case inspect.CustomType():
-            return "path"
+        case inspect.CustomType(cls=kind):
+            return "path or address" if kind is Location else "path"
         case inspect.VarTupleType():
             return "list"
         case inspect.DictType() | inspect.StructType():

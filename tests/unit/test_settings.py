@@ -122,6 +122,18 @@ def test_models_are_tables_with_paths_relative_to_the_file(load: Load, home: Pat
     }
 
 
+def test_a_cold_store_is_a_path_relative_to_the_file_or_an_address(
+    load: Load, home: Path, tmp_path: Path
+):
+    assert load('cold_store = "cold"').cold_store == str(home / "cold")
+    assert load('cold_store = "~/cold"').cold_store == str(tmp_path / "cold")
+    assert load('cold_store = "s3://bucket/x"').cold_store == "s3://bucket/x"
+    with pytest.raises(
+        SettingsError, match=r"cold_store .* is 3, but must be a path or an address"
+    ):
+        load("cold_store = 3")
+
+
 def test_a_named_file_replaces_the_one_in_the_home(load: Load, home: Path, tmp_path: Path):
     named = tmp_path / "named.toml"
     named.write_text('max_queue = 3\nhome = "here"')
