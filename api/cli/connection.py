@@ -154,6 +154,11 @@ class ServerLink:
         return headers | ({"x-api-key": token} if token else {})
 
     def _refused(self, content: bytes, status: int) -> HearthError:
+        if status == 401:
+            return HearthError(
+                f"The server at {self.url} wants a key, and in {self._home} there is none of its. "
+                "Name the home it was started with: --home or HEARTH_HOME."
+            )
         try:
             return HearthError(msgspec.json.decode(content, type=_ErrorEnvelope).error.message)
         except msgspec.MsgspecError:

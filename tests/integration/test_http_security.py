@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from runtime.keys import digest_of, read_admin_token
-from tests.running_server import CHAT, COMPLETIONS, RunningServer, running, started
+from tests.running_server import CHAT, COMPLETIONS, RunningServer, hearth, running, started
 from tests.waiting import until
 
 KEY, ADMIN = "alice-key", "the-admin-key"
@@ -139,6 +139,15 @@ def test_the_operators_own_programs_find_a_key_that_only_they_can_read(server: R
     assert ask(server, "/admin/cache", **{"x-api-key": token}).status_code == 200
     mode = (server.home / "admin.token").stat().st_mode
     assert stat.S_IMODE(mode) == 0o600
+
+
+def test_the_operators_own_programs_say_whose_home_to_name(server: RunningServer, tmp_path: Path):
+    place = {"HEARTH_PORT": str(server.port)}
+    assert hearth("cache", "stats", HEARTH_HOME=str(server.home), **place).returncode == 0
+    done = hearth("cache", "stats", HEARTH_HOME=str(tmp_path), **place)
+    assert done.returncode == 1
+    assert str(tmp_path) in done.stderr
+    assert "--home" in done.stderr
 
 
 def test_keys_are_neither_in_the_log_nor_in_the_answers(server: RunningServer):
