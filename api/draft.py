@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from runtime.types import (
     Chunk,
     Finished,
@@ -19,8 +21,12 @@ from runtime.types import (
 
 @dataclass(slots=True)
 class Draft:
-    """A choice that is still being written; give every chunk of the answer to `collect`."""
+    """A choice that is still being written; give every chunk of the answer to `collect`.
 
+    `customs` are the names of the tools that take one text.
+    """
+
+    customs: frozenset[str] = frozenset()
     texts: list[str] = field(default_factory=list[str])
     reasonings: list[str] = field(default_factory=list[str])
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
@@ -51,9 +57,13 @@ class Draft:
             case ToolCallDelta(id=None):
                 last = self.calls[-1]
                 arguments = last.arguments + chunk.arguments
-                self.calls[-1] = ToolCall(id=last.id, name=last.name, arguments=arguments)
+                self.calls[-1] = msgspec.structs.replace(last, arguments=arguments)
             case ToolCallDelta(id=str(call_id)):
-                call = ToolCall(id=call_id, name=chunk.name or "", arguments=chunk.arguments)
+                name = chunk.name or ""
+                is_custom = name in self.customs
+                call = ToolCall(
+                    id=call_id, name=name, arguments=chunk.arguments, is_custom=is_custom
+                )
                 self.calls.append(call)
             case Finished():
                 self.finished = chunk

@@ -17,11 +17,12 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ToolCall(Struct, frozen=True):
-    """One call an assistant made. `arguments` is the JSON text exactly as written."""
+    """One call an assistant made. `arguments` is JSON text as written, of a custom tool as well."""
 
     id: str
     name: str
     arguments: str
+    is_custom: bool = False
 
 
 class Image(Struct, frozen=True):
@@ -175,8 +176,7 @@ class CacheParams(Struct, frozen=True):
     nor keeps. `ttl_s` is how long the KV may stay on disk unused: 0 keeps it in memory only, None
     leaves it to the server. `session_id` names the conversation for listing and deleting; what
     matches is decided by content alone. A `prefill` with a `pin` has its KV stay until that pin is
-    taken back; in `prefix` mode that of the prefix. Requests of two
-    tenants share nothing.
+    taken back; in `prefix` mode that of the prefix. Requests of two tenants share nothing.
     """
 
     mode: CacheMode = "full"

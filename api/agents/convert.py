@@ -17,7 +17,7 @@ from api.agents.schemas import (
 )
 from api.body import decoded, unused_fields
 from api.draft import Draft
-from api.openai.calls import PLAIN, CallForm, called_tool
+from api.openai.calls import called_tool
 from api.openai.fields import Raws
 from api.openai.frame import chat_logprobs
 from api.openai.schemas import (
@@ -164,9 +164,9 @@ def _check_results(history: Sequence[Message], new: Sequence[Message]) -> None:
             )
 
 
-def choice_of(draft: Draft, form: CallForm = PLAIN) -> ChatChoice:
+def choice_of(draft: Draft) -> ChatChoice:
     """The answer as the choice of a chat completion."""
-    said = _message_view(answer_of(draft), form.customs)
+    said = _message_view(answer_of(draft))
     return ChatChoice(
         index=0,
         message=AssistantMessage(
@@ -240,8 +240,8 @@ def turn_view(row: TurnRow) -> TurnView:
     )
 
 
-def _message_view(message: Message, customs: frozenset[str] = frozenset()) -> HistoryMessage:
-    calls = [called_tool(call, customs) for call in message.tool_calls]
+def _message_view(message: Message) -> HistoryMessage:
+    calls = [called_tool(call) for call in message.tool_calls]
     return HistoryMessage(
         role=message.role,
         content=_parts(message) if message.images else message.text,

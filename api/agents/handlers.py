@@ -170,7 +170,7 @@ async def generate(
             id=frame.id,
             created=frame.created,
             model=turn.plan.model,
-            choices=[convert.choice_of(turn.draft, turn.plan.form)],
+            choices=[convert.choice_of(turn.draft)],
             usage=usage_of(tally),
             system_fingerprint=FINGERPRINT,
             hearth=hearth_of(tally),

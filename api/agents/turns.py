@@ -150,6 +150,7 @@ class AgentTurn:
                 f"The agent was busy with earlier requests for {self._patience_s:g} s."
             ) from None
         self._plan = await self._steps.plan()
+        self.draft.customs = self._plan.form.customs
         self._answer = self._steps.submit(self._plan.request)
         self._answer.tally.ignored += self._plan.ignored
         await self._answer.accepted()

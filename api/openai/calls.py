@@ -21,9 +21,9 @@ class CallForm(NamedTuple):
 PLAIN = CallForm()
 
 
-def called_tool(call: ToolCall, customs: frozenset[str]) -> CalledTool:
+def called_tool(call: ToolCall) -> CalledTool:
     """A whole call."""
-    if call.name in customs:
+    if call.is_custom:
         custom = CalledCustom(freeform_input(call.arguments), call.name)
         return CalledTool(id=call.id, type="custom", custom=custom)
     function = CalledFunction(call.arguments, call.name)

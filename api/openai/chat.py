@@ -76,7 +76,7 @@ async def chat_completions(
         has_usage = data.stream_options is not None and bool(data.stream_options.include_usage)
         stream = ChatStream(frame, answer.tally, has_usage=has_usage, form=form)
         return await open_stream(request, answer, stream, gate.settings.keep_alive_s)
-    drafts = [Draft() for _ in range(answer.num_choices)]
+    drafts = [Draft(form.customs) for _ in range(answer.num_choices)]
     await whole(request, answer, lambda chunk: collect(drafts, chunk))
     choices = [_choice(draft, index, form) for index, draft in enumerate(drafts)]
     if generate.top_logprobs is not None:
@@ -176,7 +176,7 @@ def _older_chunk_choice(chunk: Chunk) -> ChunkChoice | None:
 
 
 def _choice(draft: Draft, index: int, form: CallForm) -> ChatChoice:
-    calls = [called_tool(call, form.customs) for call in draft.calls]
+    calls = [called_tool(call) for call in draft.calls]
     reason, is_older = draft.finish_reason, form.is_older
     return ChatChoice(
         index=index,

@@ -200,7 +200,8 @@ def _called_tools(message: ChatMessage, path: str) -> tuple[ToolCall, ...]:
 def _called_tool(call: HistoryToolCall, path: str, own_id: str) -> ToolCall:
     if call.custom is not None and call.function is None:
         arguments = freeform_arguments(call.custom.input or "")
-        return ToolCall(id=call.id or own_id, name=call.custom.name, arguments=arguments)
+        name = call.custom.name
+        return ToolCall(id=call.id or own_id, name=name, arguments=arguments, is_custom=True)
     if call.function is None:
         refuse(f"{path}.function", "is missing: it is required.")
     arguments = _arguments(call.function)

@@ -147,6 +147,27 @@ def test_what_a_client_puts_into_the_assistants_mouth_is_history(tiny: RunningSe
 # Being
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_call_of_a_custom_tool_is_one_in_the_history_too(tiny: RunningServer, stream: bool):
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "(rain|snow)"}}
+    tool = {"type": "custom", "custom": {"name": "note", "format": form}}
+    agent = Agent.made(tiny, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    given = {"name": "note", "input": "sun"}
+    earlier = {"id": "c", "type": "custom", "custom": given}
+    asked = [
+        {"role": "user", "content": "Note it."},
+        {"role": "assistant", "tool_calls": [earlier]},
+        {"role": "tool", "tool_call_id": "c", "content": "noted"},
+    ]
+    response = agent.post("generate", {"messages": asked, "stream": stream})
+    assert response.status_code == 200, response.text
+    (turn,) = agent.turns()
+    history = [one for one in turn["messages"] if one.get("tool_calls")]
+    assert [one["tool_calls"][0]["type"] for one in history] == ["custom", "custom"]
+    assert history[0]["tool_calls"] == [earlier]
+    assert history[1]["tool_calls"][0]["custom"]["input"] in ("rain", "snow")
+
+
 def test_an_agent_is_made_shown_listed_changed_and_deleted(tiny: RunningServer):
     made = tiny.post(
         AGENTS,

@@ -13,7 +13,6 @@ from api.agents import convert
 from api.agents.convert import Sent
 from api.agents.schemas import AgentConfig, AgentGenerate
 from api.draft import Draft
-from api.openai.calls import CallForm
 from api.openai.schemas import CalledCustom, CalledTool
 from runtime.errors import InvalidRequest, StoreUnavailable
 from runtime.types import (
@@ -128,12 +127,14 @@ def test_an_answer_is_kept_as_its_chunks_said_it():
 
 
 def test_the_call_of_a_custom_tool_is_its_text():
-    draft = Draft()
+    draft = Draft(frozenset({"note"}))
     arguments = '{"input": "rain\\n"}'
     draft.add(ToolCallDelta(index=0, call_index=0, arguments=arguments, id="call_1", name="note"))
-    form = CallForm(frozenset({"note"}))
     called = CalledTool(id="call_1", type="custom", custom=CalledCustom("rain\n", "note"))
-    assert convert.choice_of(draft, form).message.tool_calls == [called]
+    assert convert.choice_of(draft).message.tool_calls == [called]
+    body = convert.packed(convert.answer_of(draft))
+    row = TurnRow(1, "r", "m", "tool_calls", 7, 5, 3, 1.5, (body,))
+    assert convert.turn_view(row).messages[0].tool_calls == [called]
 
 
 ASKED = Message(role="user", text="q")
