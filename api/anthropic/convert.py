@@ -24,6 +24,7 @@ from api.durations import seconds_of
 from api.images import check_images
 from api.lineage import Caller
 from api.refusal import refuse
+from api.stops import stops_of
 from runtime.settings import Settings
 from runtime.types import (
     CacheParams,
@@ -38,7 +39,6 @@ from runtime.types import (
     ToolChoice,
 )
 
-MAX_STOPS = 64
 MAX_IGNORED = 32
 CHOICES: dict[str, Literal["auto", "none", "required"]] = {
     "auto": "auto",
@@ -93,7 +93,7 @@ def messages_to_generate(data: MessagesRequest, request_id: str, door: Door) -> 
         ),
         constraint=_constraint(output_format, path),
         max_tokens=data.max_tokens or None,
-        stop=_stop(data.stop_sequences or ()),
+        stop=stops_of(data.stop_sequences, "stop_sequences"),
         cache=CacheParams(
             mode=data.cache_mode or "full",
             ttl_s=data.ttl,
@@ -243,14 +243,6 @@ def _constraint(given: OutputFormat | None, path: str) -> Constraint | None:
         refuse(f"{path}.type", f"is {given.type[:64]!r}: the only one is 'json_schema'.")
     text = _schema(given.schema, f"{path}.schema")
     return Constraint(kind="json_schema", text=text, field=path)
-
-
-def _stop(stops: Sequence[str]) -> tuple[str, ...]:
-    if len(stops) > MAX_STOPS:
-        refuse("stop_sequences", f"has {len(stops)} entries, at most {MAX_STOPS} are served.")
-    if "" in stops:
-        refuse("stop_sequences", "must not contain an empty string: remove it.")
-    return tuple(stops)
 
 
 class _ClaudeCodeUser(msgspec.Struct, gc=False):

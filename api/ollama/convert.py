@@ -18,6 +18,7 @@ from api.ollama.schemas import (
     Options,
     Shared,
 )
+from api.stops import stops_of
 from runtime.errors import InvalidRequest
 from runtime.settings import Settings
 from runtime.types import (
@@ -101,7 +102,6 @@ def _request(
 ) -> GenerateRequest:
     caller, prompt = wish
     options = data.options or Options()
-    stop = options.stop
     return GenerateRequest(
         request_id=request_id,
         model=spec.id,
@@ -113,7 +113,7 @@ def _request(
         constraint=_constraint(data.format),
         # -1 and -2 are Ollama's words for as many as it likes.
         max_tokens=options.num_predict if (options.num_predict or 0) > 0 else None,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        stop=stops_of(options.stop, "options.stop"),
         deadline_s=settings.request_deadline_s,
         cache=CacheParams(session_id=caller.session_id((), ()), tenant=caller.tenant),
     )

@@ -11,7 +11,7 @@ from api.openai.content import read
 from api.openai.formats import constraint_of
 from api.openai.freeform import freeform_arguments
 from api.openai.prompts import listed_prompts
-from api.openai.sampling import cache_of, num_choices, sampling_of, stops_of
+from api.openai.sampling import cache_of, num_choices, sampling_of
 from api.openai.schemas import (
     ChatMessage,
     ChatRequest,
@@ -23,6 +23,7 @@ from api.openai.templates import goes_on, template_kwargs
 from api.openai.thinking import Controls, all_said
 from api.openai.tools import chosen_tools
 from api.refusal import refuse
+from api.stops import stops_of
 from runtime.settings import Settings
 from runtime.types import (
     ChatPrompt,
@@ -42,6 +43,7 @@ ROLES: dict[str, Role] = {
     "function": "tool",
 }
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_STOPS = 16
 NOBODY = Caller()
 
 
@@ -80,7 +82,7 @@ def chat_to_generate(
         sampling=sampling_of(data),
         constraint=constraint,
         max_tokens=data.max_completion_tokens or data.max_tokens,
-        stop=stops_of(data.stop),
+        stop=stops_of(data.stop, "stop", MAX_STOPS),
         num_choices=num_choices(data.n, settings.max_choices),
         top_logprobs=(data.top_logprobs or 0) if data.logprobs else None,
         ignore_eos=bool(data.ignore_eos),
@@ -122,7 +124,7 @@ def completion_to_generate(
             keep_alive_s=seconds_of(data.keep_alive),
             sampling=sampling_of(data),
             max_tokens=DEFAULT_COMPLETION_TOKENS if data.max_tokens is None else data.max_tokens,
-            stop=stops_of(data.stop),
+            stop=stops_of(data.stop, "stop", MAX_STOPS),
             num_choices=num_choices(data.n, settings.max_choices),
             top_logprobs=data.logprobs,
             scores_prompt=scores_prompt,

@@ -7,8 +7,6 @@ from api.openai.fields import SamplingFields
 from api.refusal import refuse
 from runtime.types import CacheParams, SamplingParams
 
-MAX_STOPS = 16
-
 
 def sampling_of(data: SamplingFields) -> SamplingParams:
     """How the next token is chosen.
@@ -39,20 +37,6 @@ def cache_of(data: SamplingFields, caller: Caller) -> CacheParams:
         session_id=session_id,
         tenant=caller.tenant,
     )
-
-
-def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
-    """The strings that end an answer.
-
-    Raises:
-        InvalidRequest: there are too many, or one is empty.
-    """
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > MAX_STOPS:
-        refuse("stop", f"has {len(stops)} entries, at most {MAX_STOPS} are served.")
-    if "" in stops:
-        refuse("stop", "must not contain an empty string: remove it.")
-    return stops
 
 
 def num_choices(n: int | None, limit: int) -> int:

@@ -325,6 +325,7 @@ def test_four_breakpoints_are_served_and_a_fifth_is_refused() -> None:
         ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
+        ({"stop_sequences": ["x" * 8000, "y" * 193]}, "stop_sequences"),
         ({"output_format": {"type": "regex"}}, "output_format.type"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": 1}}},

@@ -144,6 +144,12 @@ def test_options_are_sampling():
     assert generate(prompt="x", options={"num_predict": -1}).max_tokens is None
 
 
+@pytest.mark.parametrize("stop", ["", ["x", ""], ["x"] * 65, "x" * 8193])
+def test_stop_strings_that_cannot_be_looked_for_are_refused(stop: str | list[str]):
+    with pytest.raises(InvalidRequest, match=r"^options\.stop "):
+        generate(prompt="x", options={"stop": stop})
+
+
 @pytest.mark.parametrize(
     ("form", "constraint"),
     [
