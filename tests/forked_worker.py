@@ -64,9 +64,9 @@ class ForkedWorker:
         self.send_signal(signal.SIGKILL)
 
     def _end(self) -> None:
-        self.returncode = status_of(self._connection)
         asyncio.get_running_loop().remove_reader(self._connection)
-        self._connection.close()
+        with self._connection:
+            self.returncode = status_of(self._connection)
         self._has_ended.set()
 
 

@@ -147,6 +147,7 @@ def orders(listener_fd: int) -> Order | None:
         while True:
             ready, _, _ = select.select([sys.stdin, listener, ended], [], [])
             if sys.stdin in ready:
+                _kill(told)
                 return None
             if ended in ready:
                 os.read(ended, 4096)
@@ -189,6 +190,12 @@ def _ends() -> Generator[int]:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(reads)
         os.close(writes)
+
+
+def _kill(told: dict[int, socket.socket]) -> None:
+    """Whoever asked for them is gone, without ending them."""
+    for pid in told:
+        os.kill(pid, signal.SIGKILL)
 
 
 def _reap(told: dict[int, socket.socket]) -> None:
