@@ -187,13 +187,8 @@ class KvStore:
             raise StoreUnavailable(f"The store fails: {error}.") from error
 
     async def forget(self, whom: Whom, models: Collection[bytes] | None = None) -> int:
-        """Have forgotten what of a conversation is not published; how many pieces of memory.
-
-        Only with these models, if any are named. Afterwards the index has all that is on disk of
-        it, and nothing more comes but what is said of it from now on.
-        """
-        channels = [c for c in self._channels if models is None or c.kv.model_hash in models]
-        return await self.publisher.forget(whom, channels)
+        """The same as `Publisher.forget`."""
+        return await self.publisher.forget(whom, models)
 
     # The household
 

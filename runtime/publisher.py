@@ -54,17 +54,19 @@ class Publisher:
         if self._running is None or self._running.done():
             self._running = self._life.spawn(self._publish())
 
-    async def forget(self, whom: Whom, channels: Collection[KvChannel]) -> int:
+    async def forget(self, whom: Whom, models: Collection[bytes] | None = None) -> int:
         """Have forgotten what of a conversation is not published; how many pieces of memory.
 
-        Afterwards the index has all that is on disk of it, and nothing more comes from these
-        workers but what is said of it from now on.
+        Only with these models, if any are named. Afterwards the index has all that is on disk of
+        it, and nothing more comes but what is said of it from now on.
         """
+        channels = [one for one in self._channels if _is_of(one, models)]
         num_forgotten = sum(await asyncio.gather(*(one.forget(whom) for one in channels)))
+        # Also of workers that have left.
         meant = [
             (channel, one)
             for channel, one in self._staged
-            if channel in channels and whom.means(one.session_id, channel.kv.secret)
+            if _is_of(channel, models) and whom.means(one.session_id, channel.kv.secret)
         ]
         self._staged = [one for one in self._staged if one not in meant]
         for channel, staged in meant:
@@ -107,10 +109,14 @@ class Publisher:
 
     def _turn_away(self, channel: KvChannel, staged: SlotStaged) -> None:
         """What it belongs to was deleted while it was written."""
-        channel.tell_gone([staged.header.id], "evicted")
-        task = self._life.spawn(self._discard(staged))
+        task = self._life.spawn(self._discard(channel, staged))
         self._turning_away.add(task)
         task.add_done_callback(self._turning_away.discard)
 
-    async def _discard(self, staged: SlotStaged) -> None:
+    async def _discard(self, channel: KvChannel, staged: SlotStaged) -> None:
         await self._life.attempt(lambda store: store.discard(staged))
+        channel.tell_gone([staged.header.id], "evicted")
+
+
+def _is_of(channel: KvChannel, models: Collection[bytes] | None) -> bool:
+    return models is None or channel.kv.model_hash in models

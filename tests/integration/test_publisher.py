@@ -34,11 +34,15 @@ class Desk(KvStore):
         spec = ModelSpec(id="m", path="m", context=1, model_type="m", nbytes=1, created_s=0)
         self.worker = KvChannel(self, spec)
         self.worker.kv = KvOptions(root=str(home / "kv"))
-        self.publisher = Publisher(self.life, {self.worker}, lambda: None)
+        self.workers = {self.worker}
+        self.publisher = Publisher(self.life, self.workers, lambda: None)
         self.worker.open(self.told.append)
 
     def join(self, channel: KvChannel) -> None:
         """Nothing is on disk yet."""
+
+    def leave(self, channel: KvChannel) -> None:
+        self.workers.discard(channel)
 
     def hear(self, channel: KvChannel, event: KvEvent) -> None:
         assert isinstance(event, SlotStaged)
@@ -59,12 +63,18 @@ async def turns_of_the_loop() -> None:
         await asyncio.sleep(0)
 
 
+def staged_by_another(root: Path) -> SlotStaged:
+    header, token_ids, tensors = sample(2)
+    staged = slots.stage(root, header, token_ids, tensors)
+    return SlotStaged(header, str(staged.path), staged.num_bytes, "another")
+
+
 async def test_deleting_ends_when_what_was_staged_meanwhile_is_gone(desk: Desk):
     store = desk.life.store
     assert store is not None
     header, token_ids, tensors = sample(1)
     staged = slots.stage(store.root, header, token_ids, tensors)
-    deleting = asyncio.create_task(desk.publisher.forget(Whom(session_id="mine"), {desk.worker}))
+    deleting = asyncio.create_task(desk.publisher.forget(Whom(session_id="mine")))
     await until(lambda: desk.told, "the worker is told to forget")
     [forget] = [one for one in desk.told if isinstance(one, Forget)]
     busy = threading.Event()
@@ -79,3 +89,22 @@ async def test_deleting_ends_when_what_was_staged_meanwhile_is_gone(desk: Desk):
     await asyncio.gather(deleting, other)
     assert not staged.path.exists()
     assert [one.ids for one in desk.told if isinstance(one, SlotsGone)] == [(slot_id(1),)]
+
+
+async def test_what_a_worker_left_behind_is_deleted_as_well(desk: Desk):
+    store = desk.life.store
+    assert store is not None
+    header, token_ids, tensors = sample(1)
+    staged = slots.stage(store.root, header, token_ids, tensors)
+    busy = threading.Event()
+    other = asyncio.create_task(desk.life.attempt(lambda _: busy.wait()))
+    await turns_of_the_loop()
+    desk.worker.on_event(staged_by_another(store.root))
+    await turns_of_the_loop()
+    desk.worker.on_event(SlotStaged(header, str(staged.path), staged.num_bytes, "mine"))
+    desk.worker.close()
+    deleting = asyncio.create_task(desk.publisher.forget(Whom(session_id="mine")))
+    busy.set()
+    await asyncio.gather(deleting, other)
+    assert not staged.path.exists()
+    assert [place.id for place in store.index.places()] == [slot_id(2)]
