@@ -25,7 +25,7 @@ from store import listing
 from store.disk import disk_bytes, opened
 from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.slot_format import SlotContents
-from store.slots import publish, read_contents, remove, slot_path, stage, verify
+from store.slots import publish_or_remove, read_contents, slot_path, stage, verify
 from store.types import MediaSpan, SlotHeader, SlotPlace, SlotRow, TensorData
 
 MAX_CHAIN = 16
@@ -125,8 +125,7 @@ def compact(
     watch: Watch = unwatched,
 ) -> Iterator[News]:
     """Merge what is too long, chain by chain; workers of the `loaded` models are told."""
-    before, store.replaced = store.replaced, []
-    store.unlink(before)
+    store.unlink_replaced()
     ends = store.database.read(listing.leaves)
     for model in store.records.models():
         long = list(plans(store.index.slots_of(model.hash), ends))
@@ -141,9 +140,7 @@ def compact(
                 _log.warning("chain_not_merged", leaf=leaf, why=str(error))
                 continue
             yield news
-            if model.hash in loaded():
-                store.replaced += places
-            else:
+            if model.hash not in loaded():
                 store.unlink(places)
 
 
@@ -163,14 +160,14 @@ def merge(store: OpenStore, segments: Segments) -> tuple[Merged, tuple[SlotPlace
             rows.append(_written(store, segment, parent))
         with store.replacing:
             places = store.index.replace(rows, old).result()
+            store.replaced += places
             store.heirs.note(
                 (link.row.header.id, Heir(row.header.id, link.leave))
                 for segment, row in zip(segments, rows, strict=True)
                 for link in segment
             )
     except StoreError as error:
-        for row in rows:
-            remove(slot_path(store.root, row.header.id))
+        store.unlink([SlotPlace(row.header.id, "warm") for row in rows])
         if type(error) is StoreError:
             raise SlotDamaged(str(error)) from error
         raise
@@ -198,11 +195,15 @@ def _written(store: OpenStore, segment: Sequence[Link], parent: str | None) -> S
         rope_delta=files[-1].rope_delta,
     )
     staged = stage(store.root, header, token_ids, tensors)
-    path = publish(staged)
+    # Until its row is there, it is nobody's: what it is made of may be deleted meanwhile.
+    store.index.condemn(SlotPlace(header.id, "warm")).result()
+    publish_or_remove(staged)
     store.counts["written_bytes"] += staged.num_bytes
     store.wear.add(staged.num_bytes, header.created_s)
     store.records.count({"written_bytes": staged.num_bytes}, header.created_s)
-    return msgspec.structs.replace(last.row, header=header, disk_bytes=disk_bytes(path))
+    return msgspec.structs.replace(
+        last.row, header=header, disk_bytes=disk_bytes(slot_path(store.root, header.id))
+    )
 
 
 def _pictures(segment: Sequence[Link], files: Sequence[SlotHeader]) -> tuple[MediaSpan, ...]:

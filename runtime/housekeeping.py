@@ -178,7 +178,8 @@ def sweep_orphans(store: OpenStore, should_stop: Callable[[], bool]) -> Iterator
     """Put rows and files in agreement again, as at boot."""
     with store.moving:
         now_s = store.clock().wall_s
-        Recovery(store.root, store.database, store.cold, now_s, should_stop).run()
+        lock = store.replacing
+        Recovery(store.root, store.database, store.cold, now_s, should_stop, lock).run()
     yield from ()
 
 

@@ -251,7 +251,9 @@ class Inventory:
         return len(places)
 
     def _finished(self, num_conversations: int, num_slots: int) -> RemovalView:
-        """Clear what else may hold a trace: damaged files that were kept, and the index's log."""
+        """Clear what else may hold a trace: files that were kept, and the index's log."""
+        self.store.unlink_replaced()
+        upkeep.sweep_temp(self.store.root)
         upkeep.trim_quarantine(self.store.root, max_bytes=0)
         tries = (self.store.database.checkpoint().result() for _ in range(_CHECKPOINT_TRIES))
         return RemovalView(

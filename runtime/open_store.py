@@ -34,6 +34,7 @@ from store.index import SlotIndex
 from store.keyed_names import conversation_key
 from store.ownership import Ownership
 from store.records import Records
+from store.removal import unlink_condemned
 from store.slots import (
     StagedSlot,
     continue_other,
@@ -161,8 +162,9 @@ class OpenStore:
             return False
 
     def _is_published(self, staged: SlotStaged) -> bool:
-        """It is on disk already: its worker was told that it is not, as when the store is lost."""
-        return self._path(staged).exists() and staged.header.id in dict(self.index.places())
+        """It is there already: its worker was told that it is not, as when the store is lost."""
+        tier = dict(self.index.places()).get(staged.header.id)
+        return tier == "cold" or (tier == "warm" and self._path(staged).exists())
 
     def _continued(self, staged: SlotStaged) -> SlotStaged:
         """What continues a slot that was merged meanwhile continues the one that stands for it."""
@@ -238,18 +240,17 @@ class OpenStore:
         self.counts["published_bytes"] += num_bytes
         self.counts["written_bytes"] += num_bytes
         self.wear.add(num_bytes, used_s)
-        named = [row for row in saved if staged[row.header.id].session_id is not None]
         with suppress(StoreError):
             if saved:
                 figures = {"published_bytes": num_bytes, "written_bytes": num_bytes}
                 self.records.count(figures, used_s)
             # What is published can be found by the name that it is to be deleted by.
-            rows = [self._conversation(staged[row.header.id], used_s) for row in named]
+            rows = [
+                _turned(self.conversation_key(one.session_id), one, used_s)
+                for one in (staged[row.header.id] for row in saved)
+                if one.session_id is not None
+            ]
             wait([self._conversations.advance(row) for row in rows])
-
-    def _conversation(self, staged: SlotStaged, used_s: float) -> ConversationRow:
-        assert staged.session_id is not None
-        return _turned(self.conversation_key(staged.session_id), staged, used_s)
 
     def conversation_key(self, session_id: str) -> bytes:
         """What stands for a session id in this store."""
@@ -267,9 +268,7 @@ class OpenStore:
         Raises StoreError.
         """
         path = slot_path(self.root, slot_id)
-        if not path.exists() and self.is_cold(slot_id):
-            return ()
-        if not is_bad(path):
+        if (not path.exists() and self.is_cold(slot_id)) or not is_bad(path):
             return ()
         places = self.index.drop([slot_id]).result()
         self.counts["evicted_damaged"] += len(places)
@@ -294,15 +293,17 @@ class OpenStore:
         done: list[SlotPlace] = []
         for place in places:
             with suppress(StoreError):
-                if place.tier == "warm":
-                    remove(slot_path(self.root, place.id))
-                elif self.cold is None:
-                    continue
-                else:
-                    self.cold.delete(place.id)
-                done.append(place)
+                if place.tier == "warm" or self.cold is not None:
+                    unlink_condemned(self.root, self.index, self.cold, place, self.replacing)
+                    done.append(place)
         if done:
             self.index.unlinked(done).result()
+
+    def unlink_replaced(self) -> None:
+        """Remove the files of what was merged before; who still reads one computes it again."""
+        with self.replacing:
+            before, self.replaced = self.replaced, []
+        self.unlink(before)
 
     # Tiers
 
@@ -321,12 +322,12 @@ class OpenStore:
         """
         if self.cold is None:
             return
+        warm, cold = SlotPlace(slot_id, "warm"), SlotPlace(slot_id, "cold")
         with self.moving:
-            path = slot_path(self.root, slot_id)
-            packed = self.cold.demote(path)
-            if not self.index.set_tier(slot_id, "cold", packed.num_bytes).result():
-                self.cold.delete(slot_id)  # it was evicted meanwhile
-            remove(path)
+            self.index.condemn(cold).result()
+            packed = self.cold.demote(slot_path(self.root, slot_id))
+            is_kept = self.index.move(slot_id, "cold", packed.num_bytes).result()
+            self.unlink([warm if is_kept else cold])
         self.counts["demoted"] += 1
 
     def promote(self, slot_id: str) -> bool:
@@ -340,8 +341,10 @@ class OpenStore:
         """
         if self.cold is None:
             return False
+        warm, cold = SlotPlace(slot_id, "warm"), SlotPlace(slot_id, "cold")
         with self.moving:
             path = slot_path(self.root, slot_id)
+            self.index.condemn(warm).result()
             try:
                 if not path.exists():
                     publish_or_remove(self.cold.promote(self.root, slot_id))
@@ -352,11 +355,10 @@ class OpenStore:
                 return False
             # Who asked for it needs it for longer than until the next look at what is over.
             self.touch([slot_id])
-            if not self.index.set_tier(slot_id, "warm", size).result():
-                remove(path)  # it was evicted meanwhile
+            is_kept = self.index.move(slot_id, "warm", size).result()
+            self.unlink([cold if is_kept else warm])
+            if not is_kept:  # it was evicted meanwhile
                 return False
-            with suppress(StoreError):  # a recovery removes what is in both tiers
-                self.cold.delete(slot_id)
         self.counts["promoted"] += 1
         self.counts["written_bytes"] += size
         return True

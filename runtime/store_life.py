@@ -179,7 +179,8 @@ class StoreLife:
     async def _recover(self, store: OpenStore) -> None:
         """Put rows and files in agreement beside the requests; tell what is found as it is."""
         now_s = store.clock().wall_s
-        recovery = Recovery(store.root, store.database, store.cold, now_s, self.stopping.is_set)
+        is_over, lock = self.stopping.is_set, store.replacing
+        recovery = Recovery(store.root, store.database, store.cold, now_s, is_over, lock)
 
         def run(_: OpenStore) -> None:
             with store.moving:

@@ -83,13 +83,20 @@ class SlotIndex:
         return self._database.submit(lambda connection: _forget(connection, places))
 
     def set_tier(self, slot: str, tier: Tier, disk_bytes: int) -> Future[bool]:
-        """A slot was demoted or promoted: its file is now there, of that many bytes.
-
-        False when it has no row any more.
-        """
+        """A slot's file is there, of that many bytes. False when it has no row any more."""
         return self._database.submit(
             lambda connection: _set_tier(connection, SlotPlace(slot, tier), disk_bytes)
         )
+
+    def move(self, slot: str, tier: Tier, disk_bytes: int) -> Future[bool]:
+        """A slot was demoted or promoted: the same, and its file in the other tier is condemned."""
+        return self._database.submit(
+            lambda connection: _move(connection, SlotPlace(slot, tier), disk_bytes)
+        )
+
+    def condemn(self, place: SlotPlace) -> Future[None]:
+        """A file is about to appear there: a restart removes it unless its row says so by then."""
+        return self._database.submit(lambda connection: _condemn(connection, place))
 
     def begin(self, now: Instant) -> Future[None]:
         """Take an empty index's clocks, so that the first look at it has something to compare."""
@@ -134,6 +141,10 @@ class SlotIndex:
         """The dropped slots whose files may still be there."""
         return self._database.read(_condemned)
 
+    def is_condemned(self, place: SlotPlace) -> bool:
+        """Whether that file is still to go; what was written again meanwhile is not."""
+        return self._database.read(lambda connection: _is_condemned(connection, place))
+
     def candidates(self) -> list[Candidate]:
         """Every slot that is not pinned, for `runtime.kv.eviction.choose`."""
         return self._database.read(slot_rows.read_candidates)
@@ -146,6 +157,26 @@ class SlotIndex:
 def _set_tier(connection: Connection, place: SlotPlace, disk_bytes: int) -> bool:
     moved = update(Slot).where(Slot.name == place.id)
     return bool(connection.execute(moved.values(tier=place.tier, disk_bytes=disk_bytes)).rowcount)
+
+
+def _move(connection: Connection, place: SlotPlace, disk_bytes: int) -> bool:
+    if not _set_tier(connection, place, disk_bytes):
+        return False
+    _forget(connection, [place])
+    _condemn(connection, place._replace(tier="cold" if place.tier == "warm" else "warm"))
+    return True
+
+
+def _condemn(connection: Connection, place: SlotPlace) -> None:
+    there = select(Slot.id).where(Slot.name == place.id, Slot.tier == place.tier)
+    if connection.execute(there).first() is None:
+        condemned = insert(Condemned).values(name=place.id, tier=place.tier)
+        connection.execute(condemned.on_conflict_do_nothing())
+
+
+def _is_condemned(connection: Connection, place: SlotPlace) -> bool:
+    found = select(Condemned.name).where(Condemned.name == place.id, Condemned.tier == place.tier)
+    return connection.execute(found).first() is not None
 
 
 def _replace(

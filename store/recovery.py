@@ -1,7 +1,7 @@
 """Recovery makes index and directories agree, both ways; a lost index is read from the files.
 
 It runs beside the server, in batches, in a thread of its own. Only demoting, promoting and another
-recovery must not run meanwhile. A second run changes nothing.
+recovery must not run meanwhile; who publishes holds `replacing`. A second run changes nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 
 import structlog
 from sqlalchemy import Connection, select
@@ -19,6 +20,7 @@ from store.database import Database
 from store.disk import disk_bytes, reported
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
 from store.index import SlotIndex
+from store.removal import unlink_condemned
 from store.slots import read_header, remove, slot_path
 from store.tables import Condemned, Slot
 from store.temp_names import SUFFIX
@@ -67,6 +69,7 @@ class Recovery:
         cold: ColdStore | None,
         now_s: float,
         should_stop: Callable[[], bool] = never_stop,
+        replacing: Lock | None = None,
     ) -> None:
         self._root = root
         self._database = database
@@ -74,6 +77,7 @@ class Recovery:
         self._cold = cold
         self._now_s = now_s
         self._should_stop = should_stop
+        self._replacing = replacing or Lock()
         self.report = RecoveryReport()
 
     def run(self) -> RecoveryReport:
@@ -226,7 +230,8 @@ class Recovery:
         done: list[SlotPlace] = []
         for place in places:
             if place.tier == "warm" or self._cold:
-                self._unlink(place)
+                args = (self._root, self._index, self._cold, place, self._replacing)
+                self.report.num_removed += int(unlink_condemned(*args))
                 done.append(place)
         if done:
             self._index.unlinked(done).result()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from threading import Lock
+
 from sqlalchemy import Connection, delete, select
 
 from store import slot_rows
+from store.cold import ColdStore
 from store.conversations import drop_unneeded
+from store.index import SlotIndex
+from store.slots import remove, slot_path
 from store.tables import Conversation, Counter, Pin, Request, Slot
 from store.types import SlotPlace
 
@@ -49,3 +55,16 @@ def forget(connection: Connection, model: bytes | None) -> None:
     number = slot_rows.model_id(connection, model)
     connection.execute(delete(Conversation).where(Conversation.model_id == number))
     connection.execute(delete(Pin).where(Pin.model_id == number))
+
+
+def unlink_condemned(
+    root: Path, index: SlotIndex, cold: ColdStore | None, place: SlotPlace, replacing: Lock
+) -> bool:
+    """Remove the file of a dropped slot, unless its worker wrote it again meanwhile.
+
+    Whoever publishes holds `replacing`. Whether there was a file. Raises StoreError.
+    """
+    if place.tier == "cold":
+        return cold is not None and index.is_condemned(place) and cold.delete(place.id)
+    with replacing:
+        return index.is_condemned(place) and remove(slot_path(root, place.id))

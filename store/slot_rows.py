@@ -135,7 +135,8 @@ def _insert_slot(cursor: DBAPICursor, row: SlotRow) -> bool:
     header = row.header
     if _value(cursor, "SELECT 1 FROM slots WHERE name = ?", header.id):
         return False
-    cursor.execute("DELETE FROM condemned WHERE name = ?", (header.id,))
+    place = (header.id, row.tier)
+    cursor.execute("DELETE FROM condemned WHERE name = ? AND tier = ?", place)
     model = _number(
         cursor,
         "INSERT INTO models (hash, label, layout, last_used_s) VALUES (?, '', '', 0.0)",

@@ -19,13 +19,30 @@ from store import slots
 from store.cold import ColdDirectory, ColdSlot
 from store.cold_gate import ColdGate
 from store.disk import Yield, disk_bytes, keep_going
-from store.errors import StoreFailed
+from store.errors import ColdAway, StoreFailed
+from store.recovery import Recovery
 from store.slots import StagedSlot
-from store.types import SlotRow
+from store.types import SlotPlace, SlotRow
 from tests.slot_samples import publish_sample, sample, slot_id
 
 ONE = slot_id(1)
 TIGHT = Limits(1, 10**9, 1e9)
+
+
+class Refusing(ColdDirectory):
+    """Something happens while a slot moves, and nothing is deleted there, as for want of rights."""
+
+    def __init__(self, directory: Path, meanwhile: Callable[[], object]) -> None:
+        super().__init__(directory)
+        self._meanwhile = meanwhile
+
+    def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
+        moved = super().demote(path, yield_)
+        self._meanwhile()
+        return moved
+
+    def delete(self, slot_id: str) -> bool:
+        raise ColdAway(slot_id)
 
 
 class Interrupted(ColdDirectory):
@@ -132,6 +149,95 @@ def test_what_is_evicted_while_it_is_demoted_leaves_no_file(store: OpenStore):
     assert not files(store)
 
 
+def recover(store: OpenStore) -> None:
+    """As the next start does, with a cold store that answers."""
+    cold = ColdDirectory(store.root.parent / "cold")
+    Recovery(store.root, store.database, cold, store.clock().wall_s).run()
+
+
+def refuse(store: OpenStore, meanwhile: Callable[[], object] = lambda: None) -> None:
+    store.cold = ColdGate(Refusing(store.root.parent / "cold", meanwhile))
+
+
+def test_what_is_deleted_while_it_is_demoted_never_comes_back(store: OpenStore):
+    refuse(store, lambda: store.drop([ONE]))
+    store.demote(ONE)
+    assert files(store), "the cold store kept it"
+    recover(store)
+    assert not store.index.places()
+    assert not files(store)
+
+
+def test_what_is_deleted_after_it_was_promoted_never_comes_back(store: OpenStore):
+    store.demote(ONE)
+    refuse(store)
+    assert store.promote(ONE)
+    store.drop([ONE])
+    assert files(store), "the cold store kept it"
+    recover(store)
+    assert not store.index.places()
+    assert not files(store)
+
+
+def test_a_move_that_a_kill_broke_off_brings_nothing_deleted_back(store: OpenStore):
+    """The file is where it was going to, and its row was deleted."""
+
+    class Killed(Exception):
+        pass
+
+    def killed() -> None:
+        store.drop([ONE])
+        raise Killed
+
+    interrupt(store, killed)
+    with pytest.raises(Killed):
+        store.demote(ONE)
+    assert files(store)
+    recover(store)
+    assert not store.index.places()
+    assert not files(store)
+
+
+def test_what_moves_back_and_forth_is_kept(store: OpenStore):
+    for tier in ("cold", "warm", "cold", "warm"):
+        refuse(store)
+        (store.demote if tier == "cold" else store.promote)(ONE)
+        recover(store)
+        assert store.index.places() == [SlotPlace(ONE, tier)]
+        assert len(files(store)) == 1
+        assert Inventory(store, lambda _: None).verify().num_verified == 1
+
+
+def again(store: OpenStore) -> SlotStaged:
+    header, token_ids, tensors = sample(1)
+    staged = slots.stage(store.root, header, token_ids, tensors)
+    return SlotStaged(header, str(staged.path), staged.num_bytes)
+
+
+def test_who_writes_again_what_is_in_the_cold_store_leaves_it_there(store: OpenStore):
+    store.demote(ONE)
+    assert [row.header.id for row in store.publish([again(store)]).saved] == [ONE]
+    assert len(files(store)) == 1
+    store.drop([ONE])
+    assert not files(store)
+
+
+def test_what_was_staged_and_never_published_is_staged_again(store: OpenStore):
+    store.drop([ONE])
+    again(store)
+    assert store.publish([again(store)]).saved
+    assert files(store) == [slots.slot_path(store.root, ONE)]
+
+
+def test_a_file_that_was_written_again_is_not_taken_for_the_one_that_was_dropped(store: OpenStore):
+    places = store.index.drop([ONE]).result()
+    [path] = files(store)
+    path.unlink()
+    assert store.publish([again(store)]).saved
+    store.unlink(places)
+    assert files(store) == [path]
+
+
 def test_who_reads_what_is_evicted_hears_of_it_before_the_file_leaves(store: OpenStore):
     [path] = files(store)
     add(store, 2)
@@ -181,3 +287,10 @@ def test_only_what_should_be_there_is_said_to_be_lost(store: OpenStore):
         store.drop([ONE])
         assert not store.promote(ONE)
     assert [one["event"] for one in said] == ["cold_slot_lost"]
+
+
+def test_deleting_removes_what_a_dead_worker_was_writing(store: OpenStore):
+    left = slots.slot_path(store.root, ONE).with_name(f".tmp-0-1.1-{ONE}.safetensors")
+    left.write_bytes(b"what somebody said")
+    Inventory(store).remove_all()
+    assert not files(store)

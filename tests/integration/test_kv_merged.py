@@ -10,6 +10,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from runtime.compaction import MAX_STATES, compact, merge, plans
+from runtime.inventory import Inventory
 from runtime.kv.trail import Trail
 from runtime.kv_channel import known
 from runtime.open_store import Merged, OpenStore
@@ -19,6 +20,7 @@ from runtime.worker.model import LoadedModel
 from store.errors import SlotDamaged
 from store.recovery import Recovery
 from store.slots import read_header
+from store.types import Instant
 from store.upkeep import slot_files
 from tests.kv_sessions import Session, ids, load
 from tests.tiny_models import write_model
@@ -193,6 +195,39 @@ def test_a_chain_that_is_continued_before_it_is_replaced_stays_as_it_is(talk: Ta
     after = {place.id for place in talk.store.index.places()}
     assert after == before | {one.header.id for one in staged}
     assert talk.check(talk.new_session(), talk.ends[-1]).use.num_tokens == talk.ends[-1]
+
+
+def test_deleting_leaves_no_file_of_what_was_merged(talk: Talk):
+    assert talk.merge()
+    assert len(list(slot_files(talk.store.root))) > len(talk.store.index.places())
+    Inventory(talk.store).remove_conversation("mine")
+    assert not list(slot_files(talk.store.root))
+
+
+class Died(Exception):
+    """The process is gone, with what it would have done next."""
+
+
+def test_what_is_deleted_while_it_is_merged_never_comes_back(talk: Talk):
+    (segments, *_) = plans(talk.store.index.all_slots(), ())
+    links = [link for segment in segments for link in segment]
+    store, clock = talk.store, talk.store.clock
+    looks = iter([clock()])
+
+    def look() -> Instant:
+        if (now := next(looks, None)) is None:
+            store.clock = clock
+            Inventory(store).remove_conversation("mine")
+            raise Died
+        return now
+
+    store.clock = look
+    with pytest.raises(Died):
+        merge(store, [links[:9], links[9:]])
+    assert list(slot_files(store.root)), "the first of the new ones has its name"
+    Recovery(store.root, store.database, None, clock().wall_s).run()
+    assert not store.index.places()
+    assert not list(slot_files(store.root))
 
 
 def test_at_most_so_many_states_are_left_and_each_of_them_resumes(talk: Talk):
