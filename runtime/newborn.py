@@ -6,6 +6,7 @@ Nothing is imported here that takes time: the first worker is spawned before the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -52,7 +53,7 @@ class Newborn:
         """End the process at once, unless it was taken: it has nothing to lose."""
         if self._sock is not None:
             self.take().close()
-            if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it ends by itself when its socket does
                 self.process.kill()
 
 

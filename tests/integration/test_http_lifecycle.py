@@ -133,7 +133,7 @@ def test_a_port_that_is_taken_is_named_with_the_remedy(
 ) -> None:
     """The flag wins over the environment, which names a free port."""
     code, message = refused(tmp_path, "--port", str(server.port))
-    assert code == 1
+    assert code == 1, message
     assert f"port {server.port} on 127.0.0.1 is already in use" in message
     assert "--port" in message
     assert "Traceback" not in message
@@ -151,7 +151,7 @@ def test_an_unknown_key_is_named_with_its_file_and_the_nearest(tmp_path: Path) -
     home.mkdir()
     (home / "hearth.toml").write_text("max_bach = 3\n")
     code, message = refused(tmp_path / "variable", "--home", str(home))
-    assert code == 2
+    assert code == 2, message
     for word in ("max_bach", str(home / "hearth.toml"), "max_batch"):
         assert word in message
     assert "Traceback" not in message
@@ -159,14 +159,14 @@ def test_an_unknown_key_is_named_with_its_file_and_the_nearest(tmp_path: Path) -
 
 def test_an_unknown_variable_is_named_with_the_nearest(tmp_path: Path) -> None:
     code, message = refused(tmp_path, HEARTH_MODEL_DIR="/tmp")
-    assert code == 2
+    assert code == 2, message
     assert "HEARTH_MODEL_DIR" in message
     assert "HEARTH_MODELS_DIR" in message
 
 
 def test_a_default_model_that_does_not_exist_is_named(tmp_path: Path, models_dir: Path) -> None:
     code, message = refused(tmp_path, "--default-model", "tinny", HEARTH_MODELS_DIR=str(models_dir))
-    assert code == 2
+    assert code == 2, message
     assert "default_model" in message
     assert "Did you mean tiny" in message
     assert workers_of(tmp_path) == []

@@ -198,3 +198,14 @@ async def test_it_leaves_when_its_server_is_killed(home: Path):
     server.kill()
     await server.wait()
     await until(lambda: not is_alive(int(line)), "its end")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a zombie until it is heard of")
+async def test_a_process_of_whose_end_nobody_has_heard_can_be_given_up(home: Path):
+    newborn = await Newborn.spawn(lone_settings(home).cpu_blas)
+    os.kill(newborn.process.pid, signal.SIGKILL)
+    # Without a turn of the loop, in which it would be heard of.
+    while psutil.pid_exists(newborn.process.pid):
+        pass
+    newborn.give_up()
+    assert await newborn.process.wait() == -signal.SIGKILL
