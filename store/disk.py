@@ -108,13 +108,19 @@ class NewFile:
 def new_file(path: Path, num_bytes: int) -> Generator[NewFile]:
     """Make the file `path` of `num_bytes`; at the end its data is synced, on any error it is gone.
 
+    One that is there goes first: names of unfinished files belong to one process.
+
     Raises:
         StoreFull: before the first byte, where the filesystem can reserve.
-        StoreFailed: it exists, or the system refuses. A failed sync is not tried again.
+        StoreFailed: the system refuses. A failed sync is not tried again.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with reported(path):
-        fd = os.open(path, flags, PRIVATE_FILE)
+        try:
+            fd = os.open(path, flags, PRIVATE_FILE)
+        except FileExistsError:
+            path.unlink()
+            fd = os.open(path, flags, PRIVATE_FILE)
     with ExitStack() as on_failure:
         on_failure.callback(_drop, path)
         with closing(fd, path):

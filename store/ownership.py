@@ -195,8 +195,6 @@ def _read_secret(root: Path, wanted: bytes | None, *, may_make: bool) -> bytes:
     if found:
         log.warning("secret_was_damaged", num_bytes=len(found))
     temporary = path.with_name(f"{SECRET}.new")
-    with system_reported(temporary):
-        temporary.unlink(missing_ok=True)
     secret = wanted or os.urandom(SECRET_BYTES)
     with new_file(temporary, SECRET_BYTES) as file:
         file.write(secret)

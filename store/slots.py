@@ -98,7 +98,6 @@ def stage(
     entries = _checked_entries(header, pieces)
     path = slot_path(root, header.id).with_name(temp_name(header.id))
     make_directory(path.parent)
-    remove(path)  # what this process staged before, and nobody published
     num_front_bytes = len(pack_front(header, entries))
     num_bytes = num_front_bytes + entries[-1].end
     with new_file(path, num_bytes) as file:
