@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from api.cli.commands import COMMANDS, TABLES, WITHOUT_SETTINGS, parser
 from api.cli.connection import Misused, NoServer
@@ -16,6 +18,19 @@ from runtime.settings import Settings, given_outside, load_settings
 _FLAGS = ("config", *(name for name in Settings.__struct_fields__ if name not in TABLES))
 _BY_NAME = {command.name: command for command in COMMANDS}
 _INTERRUPTED = 130
+
+
+def run(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and leave with its exit code."""
+    code = main(argv)
+    cold = sys.modules.get("store.cold")
+    if cold is not None and cold.ColdBucket.is_used:
+        # A thread of the object store's that wants Python while that ends aborts the process.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,4 +71,4 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -21,7 +21,7 @@ from collections.abc import (
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 import obstore
 from obstore.exceptions import BaseError
@@ -199,8 +199,12 @@ class ColdBucket:
     Parts of an upload that a kill broke off are for the bucket's own rule to remove.
     """
 
+    is_used: ClassVar[bool] = False
+    """In this process, which has threads of the object store's own from then on."""
+
     def __init__(self, bucket: ObjectStore) -> None:
         self._bucket = bucket
+        ColdBucket.is_used = True
 
     def _name(self, slot_id: str) -> str:
         if not is_slot_id(slot_id):

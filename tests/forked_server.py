@@ -1,6 +1,6 @@
 """Servers forked from a process that has imported everything: a third of a second, not three.
 
-What runs is `api.__main__.main` in a process of its own, as `python -m api` would run it; only the
+What runs is `api.__main__.run` in a process of its own, as `python -m api` would run it; only the
 imports, which take most of a server's start, are made once for all tests of a test process.
 """
 
@@ -99,18 +99,17 @@ def _nursery() -> Nursery:
     return nursery
 
 
-def _main() -> int:
+def _main() -> None:
     program = importlib.import_module("api.__main__")
     for name in ("api.app", "api.cli.serving", "api.cache_cli"):
         importlib.import_module(name)
     listener_fd, workers = sys.argv[1:]
     forked_worker.fork_workers(workers)
     order = orders(int(listener_fd))
-    if order is None:
-        return 0
-    sys.argv = ["hearth", *order.arguments]
-    return int(program.main(order.arguments))
+    if order is not None:
+        sys.argv = ["hearth", *order.arguments]
+        program.run(order.arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    _main()
