@@ -29,22 +29,6 @@ ONE = slot_id(1)
 TIGHT = Limits(1, 10**9, 1e9)
 
 
-class Refusing(ColdDirectory):
-    """Something happens while a slot moves, and nothing is deleted there, as for want of rights."""
-
-    def __init__(self, directory: Path, meanwhile: Callable[[], object]) -> None:
-        super().__init__(directory)
-        self._meanwhile = meanwhile
-
-    def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
-        moved = super().demote(path, yield_)
-        self._meanwhile()
-        return moved
-
-    def delete(self, slot_id: str) -> bool:
-        raise ColdAway(slot_id)
-
-
 class Interrupted(ColdDirectory):
     """Something happens while a slot moves."""
 
@@ -61,6 +45,13 @@ class Interrupted(ColdDirectory):
         staged = super().promote(root, slot_id, yield_)
         self._meanwhile()
         return staged
+
+
+class Refusing(Interrupted):
+    """The same, and nothing is deleted there, as for want of rights."""
+
+    def delete(self, slot_id: str) -> bool:
+        raise ColdAway(slot_id)
 
 
 @pytest.fixture
