@@ -18,8 +18,6 @@ from typing import NamedTuple
 PACKAGES = ("api", "runtime", "store", "migrations", "ops")
 TESTS = "tests"
 
-MAX_FILE_LINES = 400
-REVIEW_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
 MAX_P90_FUNCTION_LINES = 35
 MAX_CLASS_LINES = 300
@@ -69,10 +67,6 @@ class Source(NamedTuple):
     text: str
     tree: ast.Module
 
-    @property
-    def num_lines(self) -> int:
-        return len(self.text.splitlines())
-
     def functions(self) -> Iterator[Function]:
         return (node for node in ast.walk(self.tree) if isinstance(node, Function))
 
@@ -88,11 +82,6 @@ def parse(path: str, text: str) -> Source:
 def num_lines(node: Function | ast.ClassDef) -> int:
     """Lines from `def` or `class` to the end of the body; decorators do not count."""
     return (node.end_lineno or node.lineno) - node.lineno + 1
-
-
-def file_length(source: Source) -> Iterator[Remark]:
-    if source.num_lines > MAX_FILE_LINES:
-        yield 1, f"file of {source.num_lines} lines (at most {MAX_FILE_LINES})"
 
 
 def function_length(source: Source) -> Iterator[Remark]:
@@ -242,7 +231,7 @@ def comments(source: Source) -> Iterator[Remark]:
             yield line, f"a comment of more than {MAX_COMMENT_LINES} lines: say it in the code"
 
 
-SIZE_RULES: tuple[Rule, ...] = (file_length, function_length)
+SIZE_RULES: tuple[Rule, ...] = (function_length,)
 RULES: tuple[Rule, ...] = (
     *SIZE_RULES,
     class_length,
@@ -288,19 +277,10 @@ def check_tree(root: Path) -> list[Finding]:
     return [one for source in sources for one in check_source(source)] + check_p90(packages)
 
 
-def review_notes(root: Path) -> list[str]:
-    """Files that may grow too long; worth a look, no finding."""
-    return [
-        f"{source.path}: {source.num_lines} lines: look for a seam before {MAX_FILE_LINES}"
-        for source in read_sources(root)
-        if REVIEW_FILE_LINES < source.num_lines <= MAX_FILE_LINES
-    ]
-
-
 def main() -> int:
     root = Path(__file__).parents[2]
     findings = check_tree(root)
-    for line in (*review_notes(root), *findings):
+    for line in findings:
         print(line)
     print(f"house gauges: {len(findings)} findings" if findings else "house gauges: all kept")
     return 1 if findings else 0
