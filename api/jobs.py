@@ -1,4 +1,8 @@
-"""Chores on schedule: APScheduler jobs of this process, never two of a kind at a time."""
+"""Chores on schedule: APScheduler jobs of this process, never two of a kind at a time.
+
+APScheduler writes its times as wall time. `SteadyScheduler` moves them along whenever the wall
+clock was set, so that every chore keeps its distance on a clock that nobody sets.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 from apscheduler.executors.asyncio import AsyncIOExecutor
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.base import BaseTrigger
+from typing_extensions import override
 
 from runtime import housekeeping
 from runtime.compaction import compact
@@ -18,9 +24,15 @@ from runtime.housekeeping import Limits, News
 from runtime.kv_store import KvStore
 from runtime.open_store import OpenStore
 from runtime.settings import Settings
+from store.clock import Clock, now
 
 _AT_BOOT_S = 2.0
 _SCRUB_S = 300.0
+_LOOK_S = 5.0
+"""How often the clocks are compared: as late a step back, or a wake-up, may be noticed."""
+
+_SLEW_S = 0.5
+"""The wall clock may gain or lose so much between two looks without having been set."""
 
 
 class Job(NamedTuple):
@@ -40,6 +52,75 @@ class Chore(NamedTuple):
     run: Callable[[], Awaitable[None]]
 
 
+class Every(BaseTrigger):
+    """Each `every_s` seconds, on a grid: what was missed is done once, never listed."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+
+    @override
+    def get_next_fire_time(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, previous_fire_time: datetime | None, now: datetime
+    ) -> datetime:
+        """The first point of the grid after now; a previous one in the future is kept to."""
+        previous = previous_fire_time or now
+        num_missed = max((now - previous).total_seconds(), 0.0) // self._every_s
+        return previous + timedelta(seconds=(num_missed + 1) * self._every_s)
+
+
+class _Due(Protocol):
+    """What is read and changed of an APScheduler job."""
+
+    next_run_time: datetime
+
+    def modify(self, *, next_run_time: datetime) -> object: ...
+
+
+class SteadyScheduler(AsyncIOScheduler):
+    """Runs its jobs by the clock that nobody sets, whose seconds go on while the machine sleeps."""
+
+    def __init__(self, clock: Clock = now) -> None:
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]
+            jobstores={"default": MemoryJobStore()},
+            executors={"default": AsyncIOExecutor()},
+            job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
+            timezone=UTC,
+        )
+        self._clock = clock
+        self._ahead_s = self._wall_ahead_s()
+
+    def every(self, every_s: float, run: Callable[[], Awaitable[None]], name: str) -> None:
+        """Add a job that runs soon after the start, later than those added before, then again."""
+        first_s = _AT_BOOT_S + len(self._due())
+        self.add_job(  # pyright: ignore[reportUnknownMemberType]
+            run,
+            Every(every_s),
+            id=name,
+            next_run_time=datetime.now(UTC) + timedelta(seconds=first_s),
+        )
+
+    async def look_at_clock(self) -> None:
+        """Being a job, it is what a waiting scheduler wakes for; `wakeup` does the work."""
+
+    @override
+    def wakeup(self) -> None:
+        """Do what is due, once the times of all jobs stand in the wall clock's present terms."""
+        moved_s = self._wall_ahead_s() - self._ahead_s
+        if abs(moved_s) > _SLEW_S:
+            self._ahead_s += moved_s
+            for job in self._due():
+                job.modify(next_run_time=job.next_run_time + timedelta(seconds=moved_s))
+        super().wakeup()
+
+    def _due(self) -> list[_Due]:
+        return cast("list[_Due]", self.get_jobs())  # pyright: ignore[reportUnknownMemberType]
+
+    def _wall_ahead_s(self) -> float:
+        """How far the wall clock is from the one that nobody sets."""
+        instant = self._clock()
+        return instant.wall_s - instant.monotonic_s
+
+
 class Jobs:
     """`is_idle` says whether no request is open: some work waits for that."""
 
@@ -52,12 +133,7 @@ class Jobs:
     ) -> None:
         self._kv = kv
         self._is_idle = is_idle
-        self._scheduler = AsyncIOScheduler(
-            jobstores={"default": MemoryJobStore()},
-            executors={"default": AsyncIOExecutor()},
-            job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
-            timezone=UTC,
-        )
+        self._scheduler = SteadyScheduler()
         self._jobs = _jobs(Limits.of(settings), lambda: kv.is_stopping or not is_idle(), kv)
         self._chores = chores
 
@@ -65,15 +141,9 @@ class Jobs:
         """Do everything once soon after boot, then each on its schedule."""
         logging.getLogger("apscheduler").setLevel(logging.WARNING)
         of_the_store = [Chore(one.name, one.every_s, partial(self._run, one)) for one in self._jobs]
-        for number, chore in enumerate([*of_the_store, *self._chores]):
-            first = datetime.now(UTC) + timedelta(seconds=_AT_BOOT_S + number)
-            self._scheduler.add_job(  # pyright: ignore[reportUnknownMemberType]
-                chore.run,
-                "interval",
-                seconds=chore.every_s,
-                id=chore.name,
-                next_run_time=first,
-            )
+        for chore in [*of_the_store, *self._chores]:
+            self._scheduler.every(chore.every_s, chore.run, chore.name)
+        self._scheduler.every(_LOOK_S, self._scheduler.look_at_clock, "clock")
         self._scheduler.start()
 
     def stop(self) -> None:

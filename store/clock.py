@@ -20,8 +20,11 @@ MAX_POWERED_OFF_S = 30 * 86_400.0
 
 
 def now() -> Instant:
-    """This moment; the monotonic clock counts on while the machine sleeps."""
-    clock = time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC
+    """This moment; the monotonic clock counts on while the machine sleeps.
+
+    `time.monotonic` does not; and on macOS CLOCK_MONOTONIC may be adjusted.
+    """
+    clock = time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC_RAW
     return Instant(time.time(), time.clock_gettime(clock), boot_id())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,6 +20,13 @@ from tests.slot_samples import sample, slot_id
 pytestmark = pytest.mark.skipif(
     shutil.which("faketime") is None, reason="faketime is not installed: the clock stays right"
 )
+
+
+def preloaded() -> str:
+    """The library that `faketime` puts in front of a program, to be told of times by a file."""
+    shown = ["faketime", "-f", "+0", "sh", "-c", 'printf %s "$LD_PRELOAD"']
+    return subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+
 
 IDS = {slot_id(1), slot_id(2)}
 
@@ -67,3 +75,29 @@ def test_what_nobody_uses_for_its_time_goes_whatever_the_clock_said_before(root:
     assert left(root, before) == IDS
     assert left(root, "+0") == IDS
     assert left(root, "+25h", sleeps=True) == set()
+
+
+def test_jobs_keep_their_cadence_while_the_clock_is_set(tmp_path: Path):
+    steps = ["+1y", "+0", "-1y", "+30d", "-30d"]
+    told = tmp_path / "clock"
+    told.write_text("+0")
+    environment = os.environ | {
+        "FAKETIME_TIMESTAMP_FILE": str(told),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "LD_PRELOAD": preloaded(),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.crash.clock_jobs", *steps],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert counts["steps_seen"] == len(steps)
+    assert counts["daily"] == 1
+    assert counts["short"] <= counts["allowed"]
