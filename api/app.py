@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-import structlog
 from litestar import Litestar
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -54,7 +53,8 @@ from runtime.catalog import Catalog
 from runtime.errors import SettingsError, UnknownModel
 from runtime.history import History
 from runtime.history_figures import HistoryFigures
-from runtime.keys import digest_of, new_key, write_admin_token
+from runtime.home import Home
+from runtime.keys import digest_of
 from runtime.kv_store import KvStore
 from runtime.limits import RouteKind
 from runtime.newborn import Newborn
@@ -65,8 +65,6 @@ from runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from api.traces import OtlpTraces
-
-log = structlog.stdlib.get_logger("hearth.app")
 
 ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
     "generate": (
@@ -101,7 +99,7 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
 
 
 class House(NamedTuple):
-    """A server that is put together but not started."""
+    """A server that is put together but not started. Its home is its own until the process ends."""
 
     app: ASGIApp
     catalog: Catalog
@@ -113,8 +111,10 @@ def build_house(settings: Settings, first: Newborn | None = None) -> House:
     """Put the server together as the settings say, logging included; `first` may be its worker.
 
     Raises:
+        HomeTaken: another server owns the home.
         SettingsError: the settings name a model that does not exist.
     """
+    home = Home.take(settings.home)  # before anything is written, the log included
     try:
         configure_logging(settings.log_level, settings.log_format, settings.log_file)
     except OSError as error:
@@ -131,11 +131,11 @@ def build_house(settings: Settings, first: Newborn | None = None) -> House:
             raise SettingsError(f"{key} cannot be used: {error.message}") from error
     kv = KvStore(settings)
     supervisor = Supervisor(settings, catalog, kv, first)
-    return House(create_app(settings, catalog, supervisor, kv), catalog, supervisor, kv)
+    return House(create_app(settings, catalog, supervisor, kv, home), catalog, supervisor, kv)
 
 
 def create_app(
-    settings: Settings, catalog: Catalog, supervisor: Supervisor, kv: KvStore
+    settings: Settings, catalog: Catalog, supervisor: Supervisor, kv: KvStore, home: Home
 ) -> ASGIApp:
     """The server as an ASGI application; its lifespan starts and stops supervisor and store."""
     metrics = Metrics(supervisor.status, kv.figures)
@@ -192,13 +192,13 @@ def create_app(
         openapi_config=_openapi(),
         logging_config=None,
     )
-    return RequestLog(_guarded(app, settings, desk), metrics, traces)
+    return RequestLog(_guarded(app, settings, desk, home), metrics, traces)
 
 
-def _guarded(app: ASGIApp, settings: Settings, desk: ErrorDesk) -> ASGIApp:
+def _guarded(app: ASGIApp, settings: Settings, desk: ErrorDesk, home: Home) -> ASGIApp:
     """The application, for those who may ask it, and who go on asking."""
     patient = PatientReceive(app, settings.send_timeout_s)
-    return Guard(patient, rules_of(settings, _token_digest(settings)), desk)
+    return Guard(patient, rules_of(settings, digest_of(home.new_admin_token())), desk)
 
 
 def _bounds(settings: Settings) -> BoundsByHandler:
@@ -247,16 +247,6 @@ def _given(**parts: object) -> dict[str, Provide]:
 
 def _always(part: object) -> Provide:
     return Provide(lambda: part, use_cache=True, sync_to_thread=False)
-
-
-def _token_digest(settings: Settings) -> str:
-    """Of a new key for the operator's own programs, in a file where they find it."""
-    try:
-        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return digest_of(write_admin_token(settings.home))
-    except OSError as error:
-        log.warning("no admin token", reason=f"{settings.home} cannot be written: {error.strerror}")
-        return digest_of(new_key())
 
 
 def _openapi() -> OpenAPIConfig:

@@ -22,6 +22,7 @@ from typing_extensions import override
 from api.address import url_of
 from api.doorway import Doorway
 from api.patience import patient_protocol
+from runtime.errors import HearthError
 from runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _KEEP_CONNECTION_S = 75
 
 async def serve(
     settings: Settings, listener: socket.socket, build: Callable[[], House]
-) -> str | None:
+) -> HearthError | None:
     """Serve until a signal says stop; why the house could not be built, if that is so.
 
     A second signal does not wait for workers.
@@ -61,7 +62,7 @@ async def serve(
         await server.serve(sockets=[listener])
     finally:
         announcement.cancel()
-    return None if doorway.failure is None else doorway.failure.message
+    return doorway.failure
 
 
 class _Server(uvicorn.Server):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class HearthError(Exception):
     """Base of all errors with a machine-readable `code` and a message written for people."""
@@ -17,6 +19,18 @@ class SettingsError(HearthError):
     """The configuration cannot be used; the message names key, file and remedy."""
 
     code = "invalid_settings"
+
+
+class HomeTaken(HearthError):
+    """Another server owns the home, or nobody can tell whether one does."""
+
+    code = "home_taken"
+
+    def __init__(self, home: Path, why: str) -> None:
+        super().__init__(
+            f"{home} cannot be this server's home. {why}. Stop it, or give this one a home of its "
+            "own with --home or HEARTH_HOME."
+        )
 
 
 class RequestRejected(HearthError):

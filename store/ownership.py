@@ -5,6 +5,7 @@ The lock is the kernel's and goes with the process, also on `kill -9`; its file 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -18,7 +19,7 @@ import structlog
 
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE, make_directory, new_file, sync_directories
 from store.disk import reported as system_reported
-from store.errors import StoreFailed, StoreLocked
+from store.errors import StoreError, StoreFailed, StoreLocked
 from store.keyed_names import keyed_hash
 
 LOCK = "LOCK"
@@ -91,39 +92,41 @@ def take(
 ) -> Ownership:
     """Make or open the store at `root`, and own it when nobody else does.
 
-    Permissions that are too wide are mended. `secret` is used where the store has none yet.
+    The owner mends permissions that are too wide; without the lock nothing that is there is
+    changed. `secret` is used where the store has none yet.
 
     Raises:
         StoreFailed: it belongs to another user, lies on a network, or the system refuses.
     """
-    make_root(root, list_mounts)
-    with system_reported(root / LOCK):
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.open(root / LOCK, flags, PRIVATE_FILE)
-    with system_reported(root / LOCK):
-        is_owner = _try_lock(lock)
-    if not is_owner:
-        log.warning("store_is_read_only", root=str(root), reason="another server owns it")
+    refuse_network(root, list_mounts)
+    with system_reported(root):
+        for path in (root, root / LOCK, root / SECRET):
+            if path.exists():
+                _refuse_strangers(path)
+        if not root.exists():
+            make_directory(root)
+        lock = _open_lock(root / LOCK)
     try:
+        with system_reported(root / LOCK):
+            is_owner = _try_lock(lock)
+        if is_owner:
+            _close_to_others(root)
+        else:
+            log.warning("store_is_read_only", root=str(root), reason="another server owns it")
         secret = _read_secret(root, secret, may_make=is_owner)
-    except StoreFailed:
+    except StoreError:
         os.close(lock)
         raise
     return Ownership(root, lock, secret, is_owner=is_owner)
 
 
-def make_root(root: Path, list_mounts: Callable[[], Iterable[Mount]]) -> None:
-    """Make the directory, or see to it that only we can look into it. Raises StoreFailed."""
-    refuse_network(root, list_mounts)
-    with system_reported(root):
-        if root.exists():
-            _refuse_strangers(root)
+def _close_to_others(root: Path) -> None:
+    """See to it that only we can look into what we own. Raises StoreFailed."""
     make_directory(root)
     with system_reported(root):
-        for name in (LOCK, SECRET):
-            if (root / name).exists():
-                _refuse_strangers(root / name)
-                (root / name).chmod(PRIVATE_FILE)
+        for path in (root / LOCK, root / SECRET):
+            if path.exists():
+                path.chmod(PRIVATE_FILE)
 
 
 def make_home(home: Path, list_mounts: Callable[[], Iterable[Mount]] = mounts) -> None:
@@ -145,8 +148,7 @@ def hold(path: Path) -> int:
         StoreFailed: the system refuses.
     """
     with system_reported(path):
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.open(path, flags, PRIVATE_FILE)
+        lock = _open_lock(path)
         if _try_lock(lock):
             return lock
         os.close(lock)
@@ -173,6 +175,21 @@ def _filesystem_of(path: Path, mounted: Iterable[Mount]) -> str:
     """The kind of the filesystem that `path` is on, or would be."""
     holders = [mount for mount in mounted if path.is_relative_to(mount.path)]
     return max(holders, key=lambda mount: len(mount.path)).kind.lower() if holders else ""
+
+
+def _open_lock(path: Path) -> int:
+    """The file that is locked, made if it is missing. A disk that may only be read has owners too.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return os.open(path, flags | os.O_RDONLY)
 
 
 def _try_lock(lock: int) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from api.address import listen, why_not
+from runtime.errors import HearthError, SettingsError
 from runtime.newborn import Newborn
 from runtime.settings import Settings
 
@@ -34,12 +35,12 @@ def serve(settings: Settings, _: argparse.Namespace) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         failure = runner.run(_serve(settings, listener))
     if failure is not None:
-        sys.stderr.write(f"hearth: {failure}\n")
-        return 2
+        sys.stderr.write(f"hearth: {failure.message}\n")
+        return 2 if isinstance(failure, SettingsError) else 1
     return 0
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> str | None:
+async def _serve(settings: Settings, listener: socket.socket) -> HearthError | None:
     first = await _first_worker(settings)
     from api.serve import serve as serve_house  # noqa: PLC0415 - a quarter of a second
 

@@ -15,6 +15,7 @@ from litestar.types import ASGIApp
 
 from api.app import create_app
 from runtime.catalog import Catalog
+from runtime.home import Home
 from runtime.kv_store import KvStore
 from runtime.settings import load_settings
 from runtime.supervisor import Supervisor
@@ -186,7 +187,9 @@ async def house(tmp_path: Path, models_dir: Path) -> AsyncGenerator[House]:
     kv.start()
     await supervisor.start()
     await until(lambda: supervisor.is_ready, "the model is loaded", 60)
-    yield House(create_app(settings, catalog, supervisor, kv), supervisor)
+    home = Home.take(tmp_path)
+    yield House(create_app(settings, catalog, supervisor, kv, home), supervisor)
+    home.close()
     await supervisor.stop()
     await kv.stop()
 

@@ -1,4 +1,4 @@
-"""Whose a store is: two servers, permissions, networks, and its secret."""
+"""Whose a home and a store are: two servers, permissions, networks, and a store's secret."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from runtime.errors import HomeTaken
+from runtime.home import Home
+from runtime.keys import digest_of, read_admin_token
 from store.errors import StoreFailed
 from store.ownership import Mount, take
+from tests.running_server import CHAT, RunningServer, hearth, running
 
 HOLDER = """
 import sys
@@ -116,3 +122,105 @@ def test_a_secret_that_was_cut_off_is_replaced(tmp_path: Path):
         (tmp_path / "store" / "secret").unlink()
         with pytest.raises(StoreFailed, match="only the owner"):
             take(tmp_path / "store")
+
+
+KEYED = f"""
+log_file = "hearth.log"
+[api_keys]
+alice = "{digest_of("alice-key")}"
+"""
+"""The command line needs the key that its server left for it."""
+
+
+def snapshot(home: Path) -> dict[str, tuple[bytes, int, int]]:
+    """Of everything in a home: bytes, when it was changed, and what it is and who may read it."""
+    found: dict[str, tuple[bytes, int, int]] = {}
+    for path in (home, *home.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+        found[str(path.relative_to(home))] = (content, status.st_mtime_ns, status.st_mode)
+    return found
+
+
+@contextmanager
+def frozen(server: RunningServer) -> Generator[None]:
+    """The server does nothing meanwhile, so that every change to its home is somebody else's."""
+    running = server.request("GET", "/running", headers={"x-api-key": "alice-key"}).json()
+    pids = [server.process.pid, *(one["pid"] for one in running["models"] if one["pid"])]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_second_server_on_a_home_changes_nothing_in_it(tmp_path: Path):
+    with running(tmp_path, config=KEYED) as first:
+        place = {"HEARTH_HOME": str(tmp_path), "HEARTH_PORT": str(first.port)}
+        body = {"model": "hearth-tiny", "messages": [{"role": "user", "content": "Hi"}]}
+        answer = first.request("POST", CHAT, json=body, headers={"x-api-key": "alice-key"})
+        assert answer.status_code == 200
+        token = read_admin_token(tmp_path)
+        with frozen(first):
+            before = snapshot(tmp_path)
+            assert {"admin.token", "history.sqlite3", "hearth.log", "kv"} <= before.keys()
+            second = hearth("serve", **place | {"HEARTH_PORT": "0"})
+            after = snapshot(tmp_path)
+        changed = [name for name in before | after if before.get(name) != after.get(name)]
+        assert changed == []
+        assert second.returncode == 1
+        assert "--home" in second.stderr
+        assert str(tmp_path) in second.stderr
+        assert read_admin_token(tmp_path) == token
+        assert hearth("cache", "stats", **place).returncode == 0
+    with running(tmp_path, config=KEYED):
+        assert read_admin_token(tmp_path) not in (token, None)
+
+
+def test_a_home_goes_to_the_next_server_when_its_own_is_gone(tmp_path: Path):
+    first = Home.take(tmp_path)
+    with pytest.raises(HomeTaken):
+        Home.take(tmp_path)
+    token = first.new_admin_token()
+    assert read_admin_token(tmp_path) == token
+    first.close()
+    second = Home.take(tmp_path)
+    assert second.new_admin_token() != token
+    second.close()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may open what it may not")
+def test_a_home_whose_lock_cannot_be_opened_may_be_anothers(tmp_path: Path):
+    Home.take(tmp_path).close()
+    (tmp_path / "server.lock").chmod(0)
+    with pytest.raises(HomeTaken, match="EACCES"):
+        Home.take(tmp_path)
+
+
+def test_a_lock_that_is_no_file_is_not_taken_for_nobodys(tmp_path: Path):
+    (tmp_path / "server.lock").symlink_to("elsewhere")
+    with pytest.raises(HomeTaken, match="ELOOP"):
+        Home.take(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_where_nothing_can_be_written_nobody_owns_and_nothing_is_left(tmp_path: Path):
+    (tmp_path / "file").write_text("not a directory")
+    home = Home.take(tmp_path / "file" / "home")
+    assert home.new_admin_token()
+    assert read_admin_token(tmp_path / "file" / "home") is None
+    home.close()
+
+
+def test_who_may_only_read_a_store_changes_nothing_in_it(tmp_path: Path):
+    root = tmp_path / "store"
+    with take(root) as first:
+        assert first.is_owner
+        root.chmod(0o755)
+        (root / "secret").chmod(0o644)
+        before = snapshot(root)
+        with take(root) as second:
+            assert not second.is_owner
+        assert snapshot(root) == before
