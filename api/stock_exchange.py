@@ -11,7 +11,7 @@ from api.cache_desk import CacheDesk
 from api.cli.connection import Misused
 from runtime.catalog import Catalog
 from runtime.errors import InterchangeFailed, UnknownModel
-from runtime.identity import model_hash
+from runtime.identity import NoMemo, NotIdentified, look, model_hash, read_digests
 from runtime.progress import Watch
 from runtime.settings import Settings
 from runtime.stock_jobs import NOT_STOCK, Export, Import
@@ -57,10 +57,11 @@ def import_(
         raise InterchangeFailed(f"{spec.id} is split over ranks: its KV cannot be exchanged.")
     root = settings.kv_root
     try:
+        files = look(Path(spec.path))
         job = Import(
             file=str(_absolute(arguments.file)),
             spec=spec,
-            model_hash=model_hash(Path(spec.path), form=form),
+            model_hash=model_hash(files, read_digests(files, NoMemo()), form=form),
             secret=(root / SECRET).read_bytes(),
             root=str(root),
             block_size=settings.block_size,
@@ -70,6 +71,8 @@ def import_(
         )
     except OSError as error:
         raise InterchangeFailed(f"{error.filename} cannot be read: {error.strerror}.") from error
+    except NotIdentified as error:
+        raise InterchangeFailed(f"{spec.id} cannot be known by its weights: {error}.") from error
     with done(job, settings.cpu_blas, watch) as outcome:
         published = desk.publish(outcome.slots)
         if published.num_refused:

@@ -227,9 +227,15 @@ class KvStore:
 
     async def _with_disk(self, spec: ModelSpec, kv: KvOptions) -> KvOptions:
         store = self._life.store
+        if store is None:
+            return kv
         form = self._settings.kv_form_of(spec.id)
-        model = await self._life.attempt(lambda store: store.identify(spec, form))
-        if store is None or model is None:
+        try:
+            model = await asyncio.to_thread(store.identify, spec, form)
+        except StoreError as error:
+            self._life.fail(error.reason, str(error))
+            return kv
+        if model is None:
             return kv
         disk = {"model_hash": model, "secret": store.secret, "root": str(store.root)}
         return msgspec.structs.replace(kv, **disk)

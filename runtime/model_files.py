@@ -18,6 +18,7 @@ from runtime.checked_tables import kinds_of
 from runtime.settings import ModelSettings, SamplingSettings
 from runtime.types import ModelSpec, Pooling, SamplingParams
 from runtime.vision_files import BLIND_TYPES, image_bytes, is_vision
+from store.types import FileStamp
 
 FALLBACK_CONTEXT = 4096
 _SCALE_BITS = 0.5
@@ -29,8 +30,8 @@ _SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
 Json = Mapping[str, object]
 
-Fingerprint = tuple[tuple[str, int, int, int], ...]
-"""Name, inode, size and time of change of every file that matters to a load."""
+Fingerprint = tuple[tuple[str, FileStamp], ...]
+"""Every file that matters to a load, in the state that it is in."""
 
 
 class BrokenModel(Exception):
@@ -78,12 +79,11 @@ def read_spec(
 
 def fingerprint(path: str) -> Fingerprint:
     """The state of a model's files; without those that cannot be looked at."""
-    found: list[tuple[str, int, int, int]] = []
-    for pattern in ("*.safetensors", "*.json"):
+    found: list[tuple[str, FileStamp]] = []
+    for pattern in ("*.safetensors", "*/*.safetensors", "*.json"):
         for file in Path(path).glob(pattern):
             with contextlib.suppress(OSError):
-                status = file.stat()
-                found.append((file.name, status.st_ino, status.st_size, status.st_mtime_ns))
+                found.append((str(file), FileStamp.of(file.stat())))
     return tuple(sorted(found))
 
 

@@ -65,6 +65,10 @@ class Records:
         """The digest of exactly this state of a file; None where it was never read."""
         return self._database.read(lambda connection: _digest(connection, stamp))
 
+    def has_other_digest(self, stamp: FileStamp) -> bool:
+        """Whether the digest of the same file in another state is known."""
+        return self._database.read(lambda connection: _has_other_digest(connection, stamp))
+
     def add_request(self, row: RequestRow) -> Future[None]:
         """Remember a finished request; a second row of the same id is ignored."""
         return self.add_requests([row])
@@ -148,6 +152,12 @@ def _put_digest(connection: Connection, stamp: FileStamp, digest: bytes, now_s: 
 def _digest(connection: Connection, stamp: FileStamp) -> bytes | None:
     found = select(FileDigest.digest).filter_by(**stamp._asdict())
     return connection.execute(found).scalar()
+
+
+def _has_other_digest(connection: Connection, stamp: FileStamp) -> bool:
+    states = select(FileDigest.size_bytes, FileDigest.mtime_ns, FileDigest.ctime_ns)
+    same = states.filter_by(device=stamp.device, inode=stamp.inode)
+    return any(tuple(row) != stamp[2:] for row in connection.execute(same))
 
 
 def _requests(connection: Connection, limit: int) -> list[RequestRow]:

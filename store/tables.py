@@ -14,7 +14,7 @@ from store.types import Tier, TtlClass
 APPLICATION_ID = 0x48525448
 """What SQLite's header says of the file: `HRTH`."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -50,6 +50,7 @@ class FileDigest(Table):
     inode: Mapped[int] = mapped_column(primary_key=True)
     size_bytes: Mapped[int] = mapped_column(primary_key=True)
     mtime_ns: Mapped[int] = mapped_column(primary_key=True)
+    ctime_ns: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[bytes]
     last_used_s: Mapped[float]
 

@@ -7,6 +7,7 @@ or before the parent's end. Slots end anywhere: the last, incomplete block of a 
 
 from __future__ import annotations
 
+import os
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -16,6 +17,8 @@ TtlClass = Literal["short", "long", "extended", "pinned"]
 
 TTL_S: dict[TtlClass, float] = {"short": 3600.0, "long": 86_400.0, "extended": 604_800.0}
 """How long a slot lives on disk after its last use, in seconds; pinned ones for ever."""
+
+_MAX_INTEGER = 2**63 - 1
 
 HIT_HALF_LIFE_S = 6 * 3600.0
 """After this long without use a hit counts half, in the index and in eviction."""
@@ -150,12 +153,24 @@ class ModelRow(Struct, frozen=True):
 
 
 class FileStamp(NamedTuple):
-    """What tells that a file on this machine is still the one that was read."""
+    """What tells that a file on this machine is still as it was read; `ctime_ns` nobody sets."""
 
     device: int
     inode: int
     size_bytes: int
     mtime_ns: int
+    ctime_ns: int
+
+    @staticmethod
+    def of(status: os.stat_result) -> FileStamp:
+        """As the system says it; SQLite has no numbers of 64 bits without a sign."""
+        return FileStamp(
+            status.st_dev & _MAX_INTEGER,
+            status.st_ino & _MAX_INTEGER,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
 
 
 class ConversationRow(Struct, frozen=True):

@@ -354,11 +354,16 @@ def test_models_digests_requests_and_counters_are_remembered(database: Database)
     assert not records.measured(b"?" * 32, Run(load_ms=1.0)).result()
     assert len(records.models()) == 1
 
-    stamp = FileStamp(1, 2, 3, 4)
+    stamp = FileStamp(1, 2**63 - 1, 3, 4, 5)
+    assert not records.has_other_digest(stamp)
     records.put_digest(stamp, b"d" * 32, NOW_S).result()
     records.put_digest(stamp, b"e" * 32, NOW_S).result()
     assert records.digest(stamp) == b"e" * 32
-    assert records.digest(stamp._replace(mtime_ns=5)) is None
+    assert not records.has_other_digest(stamp)
+    for other in (stamp._replace(mtime_ns=5), stamp._replace(ctime_ns=6)):
+        assert records.digest(other) is None
+        assert records.has_other_digest(other)
+    assert not records.has_other_digest(stamp._replace(inode=7))
 
     request = RequestRow(
         id="r1",
