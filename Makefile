@@ -12,9 +12,15 @@ UV_VERSION := 0.13.8
 LOCK_cpu := requirements.lock
 LOCK_cuda := requirements-cuda.lock
 LOCK := $(LOCK_$(MLX))
-READY := $(VENV)/.ready-$(MLX)
-COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	--no-emit-index-url --no-emit-find-links --no-header pyproject.toml --extra dev --extra vision
+DEV_LOCK := requirements-dev.lock
+SERVES := $(VENV)/.serves-$(MLX)
+TESTS_TOO := $(VENV)/.tests-too-$(MLX)
+# The uv that is there already, or one that is fetched into .venv.
+UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-header $(ARGS)
+INSTALL_HEARTH = $(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+SERVING := pyproject.toml --extra vision --group build --excludes ops/unused-dependencies.txt
 
 ifeq ($(LOCK),)
 $(error MLX=$(MLX) is unknown: use MLX=cpu (default; on a Mac this is Metal) or MLX=cuda)
@@ -26,51 +32,61 @@ endif
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(READY)  ## make .venv and install what the lock file names (MLX=cuda for NVIDIA)
+setup: $(TESTS_TOO)  ## make .venv and install what serving and the tests need (MLX=cuda for NVIDIA)
 
-serve: $(READY)  ## serve on http://127.0.0.1:8420 (ARGS="--port 9000 --home DIR")
+serve: $(SERVES)  ## serve on http://127.0.0.1:8420 (ARGS="--port 9000 --home DIR")
 	@exec $(BIN)/hearth serve $(ARGS)
 
 # Compiling what it imports is half of what a process costs that tests; so that is kept.
 test soak: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(READY)  ## run the tests, JOBS=3 files at a time (TESTS="tests/unit -k name" for some)
+test: $(TESTS_TOO)  ## run the tests, JOBS=3 files at a time (TESTS="tests/unit -k name" for some)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
-check: $(READY)  ## linter, format, types, import borders, house gauges
+check: $(TESTS_TOO)  ## linter, format, types, import borders, house gauges
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python -m ops.house.check
 
-soak: $(READY)  ## run the long tests
+soak: $(TESTS_TOO)  ## run the long tests
 	@$(BIN)/python -m pytest -q -m soak $(TESTS)
 
-bench: $(READY)  ## measure (ops/bench/METHODOLOGY.md says what)
+bench: $(TESTS_TOO)  ## measure (ops/bench/METHODOLOGY.md says what)
 	@$(BIN)/python -m ops.bench $(ARGS)
 
 # One server per core and one BLAS thread in each: more of them would only wait for one another.
-eval-tiny: $(READY)  ## evaluate the embedded model
+eval-tiny: $(TESTS_TOO)  ## evaluate the embedded model
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m ops.tiny_model.evaluate $(ARGS)
 
-lock: $(VENV)/.uv-$(UV_VERSION)  ## resolve the dependencies again (ARGS=--upgrade for newer ones)
-	$(COMPILE) --extra cpu --output-file $(LOCK_cpu) $(ARGS) > /dev/null
-	$(COMPILE) --extra cuda --output-file $(LOCK_cuda) $(ARGS) > /dev/null
+lock: $(UV)  ## resolve the dependencies again (ARGS=--upgrade for newer ones)
+	$(COMPILE) $(SERVING) --output-file $(LOCK_cpu) > /dev/null
+	printf 'mlx-cpu\npatchelf\nscipy-openblas32\n' | \
+		$(COMPILE) $(SERVING) --group cuda --excludes - --output-file $(LOCK_cuda) > /dev/null
+	$(COMPILE) --group dev -c $(LOCK_cpu) -c $(LOCK_cuda) --output-file $(DEV_LOCK) > /dev/null
 
 clean:  ## remove .venv and all caches; models and HEARTH_HOME stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.*' -prune -exec rm -rf {} +
 
-$(VENV)/.uv-$(UV_VERSION):
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Hearth needs Python 3.11 or newer, and '$(PYTHON)' is not: name one, as in make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@touch $@
+	@$(PYTHON) -m venv $(if $(findstring $(BIN),$(UV)),,--without-pip) $(VENV)
 
-# The lock names the build tool as well, so that nothing is fetched that it does not hash.
-$(READY): $(VENV)/.uv-$(UV_VERSION) $(LOCK) pyproject.toml
-	@rm -f $(VENV)/.ready-*
-	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes $(LOCK)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
-	@touch $@
+$(BIN)/uv: | $(BIN)/python
+	@echo "Hearth: fetching uv, which installs the rest"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+# Tools that are there for the tests stay when what serves is installed again.
+$(SERVES): $(LOCK) pyproject.toml | $(BIN)/python $(UV)
+	@echo "Hearth: installing what serving needs into $(VENV)"
+	@$(UV) pip sync --python $(BIN)/python --require-hashes $(LOCK) $(if $(wildcard $(TESTS_TOO)),$(DEV_LOCK))
+	@$(INSTALL_HEARTH)
+	@rm -f $(VENV)/.serves-* && touch $@
+
+$(TESTS_TOO): $(LOCK) $(DEV_LOCK) pyproject.toml | $(BIN)/python $(UV)
+	@echo "Hearth: installing what serving and the tests need into $(VENV)"
+	@$(UV) pip sync --python $(BIN)/python --require-hashes $(LOCK) $(DEV_LOCK)
+	@$(INSTALL_HEARTH)
+	@rm -f $(VENV)/.serves-* $(VENV)/.tests-too-* && touch $(SERVES) $@

@@ -35,7 +35,11 @@ def run(argv: Sequence[str] | None = None) -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code, as `api.cli` lists them."""
-    arguments = parser().parse_args(argv)
+    commands = parser()
+    arguments = commands.parse_args(argv)
+    if arguments.command is None:
+        commands.print_help()
+        return 0
     try:
         return _run(arguments)
     except HearthError as error:

@@ -32,6 +32,7 @@ from runtime.vision_files import can_see
 
 _IMPORT_TIMEOUT_S = 120
 _PATIENCE_S = 3.0
+_REINSTALL = "reinstall it: make clean serve, or pip install --force-reinstall hearth"
 _LEAST_SQLITE = (3, 38)
 _OTHER_FILES = 256
 """Open files of a server beside the two that a waiting request may take."""
@@ -91,17 +92,17 @@ def _mlx() -> Finding:
     code = "import mlx.core as mx, mlx_lm; print(mx.__version__, mx.default_device())"
     try:
         result = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             capture_output=True,
             text=True,
             timeout=_IMPORT_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Finding("mlx", "importing it does not end", "reinstall it: make clean setup")
+        return Finding("mlx", "importing it does not end", _REINSTALL)
     if result.returncode != 0:
         reason = result.stderr.strip().splitlines()[-1:] or [f"exit code {result.returncode}"]
-        return Finding("mlx", f"cannot be imported: {reason[0]}", "reinstall it: make clean setup")
+        return Finding("mlx", f"cannot be imported: {reason[0]}", _REINSTALL)
     return Finding("mlx", result.stdout.strip())
 
 

@@ -10,8 +10,13 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 from runtime.blas import blas_environment
+
+_ROOT = str(Path(__file__).resolve().parents[1])
+"""The directory that holds this package: the checkout, or `hearth/app` where it is installed."""
 
 
 class Newborn:
@@ -58,6 +63,13 @@ class Newborn:
 
 
 def worker_environment(cpu_blas: str) -> dict[str, str]:
-    """The server's own, with a fast BLAS preloaded and no way to the network's model hub."""
+    """The server's own, with our packages before others of their names, a fast BLAS preloaded, and
+    no way to the network's model hub.
+    """
     environment = dict(os.environ) | blas_environment(cpu_blas, os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join((_ROOT, *_given_path(environment)))
     return environment | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _given_path(environment: Mapping[str, str]) -> list[str]:
+    return [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one]

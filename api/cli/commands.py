@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import pkgutil
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from api.bench.arguments import add_arguments as add_bench_arguments
 from api.cache_commands import add_commands
+from api.version import VERSION
 from runtime.settings import Settings
 from runtime.settings_words import SETTINGS
 
@@ -77,16 +80,63 @@ exit codes:
 Answers go to stdout, what is said meanwhile and complaints to stderr."""
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A command line that names what is nearest to a word it does not know.
+
+    Words are not completed: half a flag could come to mean another one with the next release.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self._subparsers_by_name: dict[str, Parser] = {}
+
+    def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Sequence[str] | None = None
+    ) -> argparse.Namespace:
+        """As argparse does; leaves with 2 for what it does not know."""
+        parsed, unknown = self.parse_known_args(args)
+        if unknown:
+            command = vars(parsed).get("command")
+            known = self._subparsers_by_name[command] if command else self
+            hint = nearest(unknown[0].partition("=")[0], known.flags())
+            known.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return parsed
+
+    def flags(self) -> list[str]:
+        """Every flag of this command and of those below it."""
+        own = list(self._option_string_actions)
+        return own + [flag for one in self._subparsers_by_name.values() for flag in one.flags()]
+
+    def error(self, message: str) -> NoReturn:
+        """Print where all is told, and the message, and leave with 2."""
+        wrong = re.search(r"invalid choice: '(.+?)' \(", message)
+        hint = nearest(wrong.group(1), list(self._subparsers_by_name)) if wrong else ""
+        self.exit(2, f"{self.prog} --help tells how it is used\n{self.prog}: {message}{hint}\n")
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """As argparse does, remembering them."""
+        subparsers = super().add_subparsers(**options)
+        self._subparsers_by_name = cast("dict[str, Parser]", subparsers.choices)
+        return subparsers
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A question after the known word that is nearest, if one is near; else nothing."""
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def parser() -> Parser:
     """The whole command line."""
     as_written = argparse.RawDescriptionHelpFormatter
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="hearth",
         description="A local server for LLMs.",
         epilog=EXIT_CODES,
         formatter_class=as_written,
     )
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    top.add_argument("--version", action="version", version=f"hearth {VERSION}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:
         sub = commands.add_parser(
             command.name, help=command.help, epilog=EXIT_CODES, formatter_class=as_written

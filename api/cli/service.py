@@ -114,7 +114,7 @@ def _uninstall(unit: Unit) -> None:
 def command_line(settings: Settings, config: Path | None) -> tuple[str, ...]:
     """How this program is started so that it finds the same home and the same file."""
     named = ("--config", str(config)) if config is not None else ()
-    return (sys.executable, "-m", "api", "serve", "--home", str(settings.home), *named)
+    return (sys.executable, "-m", "hearth", "serve", "--home", str(settings.home), *named)
 
 
 def unit_of(

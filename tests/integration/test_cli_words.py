@@ -10,6 +10,7 @@ import pytest
 
 from api.cli.commands import COMMANDS, parser
 from api.cli.connection import ServerLink
+from api.version import VERSION
 from runtime.settings import Settings
 from runtime.store_opening import open_store
 from tests.running_server import free_port
@@ -24,6 +25,38 @@ def test_whoever_uses_a_command_wrongly_reads_a_few_lines(
         parser().parse_args([name, "--config"])
     assert left.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("serv", "serve"),
+        ("cache lss", "ls"),
+        ("serve --prot 8", "--port"),
+        ("serve --prot=8", "--port"),
+        ("cache ls --modl x", "--model"),
+    ],
+)
+def test_what_is_nearest_to_an_unknown_word_is_named(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as left:
+        parser().parse_args(words.split())
+    assert left.value.code == 2
+    assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+def test_where_nothing_is_near_nothing_is_named(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["serve", "--xyzzy", "8"])
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_the_command_alone_shows_its_help_and_its_version_when_asked(tmp_path: Path):
+    done = command(HEARTH_HOME=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  serve " in done.stdout
+    assert command("--version").stdout == f"hearth {VERSION}\n"
 
 
 def test_what_speaks_to_a_server_shows_only_how_to_find_it(capsys: pytest.CaptureFixture[str]):

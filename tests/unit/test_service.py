@@ -17,7 +17,7 @@ from runtime.errors import HearthError
 from runtime.settings import Settings
 
 HOME = Path("/home/ann")
-COMMAND = ("/opt/my python/bin/python", "-m", "api", "serve", "--home", "/data/50%")
+COMMAND = ("/opt/my python/bin/python", "-m", "hearth", "serve", "--home", "/data/50%")
 
 
 def settings(stop_timeout_s: float = 30.0) -> Settings:
@@ -35,7 +35,7 @@ def test_systemd_waits_longer_than_the_server_needs_to_leave():
     assert service["RestartPreventExitStatus"] == "2", "settings do not mend themselves"
     assert service["OOMPolicy"] == "continue", "a worker that is killed is not the server"
     assert service["KillMode"] == "mixed", "workers are told by the server, and killed with it"
-    assert service["ExecStart"].startswith('"/opt/my python/bin/python" -m api serve')
+    assert service["ExecStart"].startswith('"/opt/my python/bin/python" -m hearth serve')
     assert service["ExecStart"].endswith("--home /data/50%%")
     assert unit.path == HOME / ".config/systemd/user/hearth.service"
 
@@ -64,7 +64,7 @@ def test_what_systemd_would_read_as_its_own_signs_is_told_as_it_is():
 def test_systemd_finds_nothing_to_complain_of(tmp_path: Path, name: str):
     place = tmp_path / name
     place.mkdir()
-    command = (sys.executable, "-m", "api", "serve", "--home", str(place))
+    command = (sys.executable, "-m", "hearth", "serve", "--home", str(place))
     file = tmp_path / "hearth.service"
     file.write_text(unit_of(settings(), "linux", tmp_path, command, place).text)
     for name in ("basic", "shutdown"):  # what this machine's own units are is not our affair
