@@ -46,7 +46,6 @@ from api.openai.embeddings import embeddings
 from api.openai.response_archive import Archive
 from api.openai.response_desk import ResponseDesk
 from api.openai.tokens import detokenize, tokenize
-from api.patience import PatientReceive
 from api.prewarm import PinnedPrompts, PrewarmCollector
 from api.version import VERSION
 from runtime.catalog import Catalog
@@ -105,6 +104,7 @@ class House(NamedTuple):
     catalog: Catalog
     supervisor: Supervisor
     kv: KvStore
+    metrics: Metrics
 
 
 def build_house(settings: Settings, first: Newborn | None = None) -> House:
@@ -131,12 +131,13 @@ def build_house(settings: Settings, first: Newborn | None = None) -> House:
             raise SettingsError(f"{key} cannot be used: {error.message}") from error
     kv = KvStore(settings)
     supervisor = Supervisor(settings, catalog, kv, first)
-    return House(create_app(settings, catalog, supervisor, kv, home), catalog, supervisor, kv)
+    app = create_app(settings, catalog, supervisor, kv, home)
+    return House(app, catalog, supervisor, kv, app.metrics)
 
 
 def create_app(
     settings: Settings, catalog: Catalog, supervisor: Supervisor, kv: KvStore, home: Home
-) -> ASGIApp:
+) -> RequestLog:
     """The server as an ASGI application; its lifespan starts and stops supervisor and store."""
     metrics = Metrics(supervisor.status, kv.figures)
     prewarm = Prewarm(settings, supervisor, kv, PinnedPrompts(settings, catalog))
@@ -192,13 +193,8 @@ def create_app(
         openapi_config=_openapi(),
         logging_config=None,
     )
-    return RequestLog(_guarded(app, settings, desk, home), metrics, traces)
-
-
-def _guarded(app: ASGIApp, settings: Settings, desk: ErrorDesk, home: Home) -> ASGIApp:
-    """The application, for those who may ask it, and who go on asking."""
-    patient = PatientReceive(app, settings.send_timeout_s)
-    return Guard(patient, rules_of(settings, digest_of(home.new_admin_token())), desk)
+    guard = Guard(app, rules_of(settings, digest_of(home.new_admin_token())), desk)
+    return RequestLog(guard, metrics, traces)
 
 
 def _bounds(settings: Settings) -> BoundsByHandler:

@@ -14,6 +14,7 @@ from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import ResponseSpec
 from litestar.types import Scope
 
+from api.framing import HeadTooLarge, Malformed
 from api.record import record_of
 from runtime.errors import (
     Aborted,
@@ -128,6 +129,8 @@ MAX_RETRY_AFTER_S = 60
 STATUSES: dict[type[HearthError], Status] = {
     InvalidRequest: Status(400, "invalid_request_error"),
     InvalidJson: Status(400, "invalid_request_error"),
+    Malformed: Status(400, "invalid_request_error"),
+    HeadTooLarge: Status(431, "invalid_request_error"),
     ContextTooLong: Status(400, "invalid_request_error"),
     InterchangeFailed: Status(400, "invalid_request_error"),
     BodyTooLarge: Status(413, "invalid_request_error"),

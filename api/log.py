@@ -115,7 +115,7 @@ class RequestLog:
 
     def __init__(self, app: ASGIApp, metrics: Metrics, traces: Traces | None = None) -> None:
         self._app = app
-        self._metrics = metrics
+        self.metrics = metrics
         self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,7 +146,7 @@ class RequestLog:
     def _finish(self, scope: HTTPScope, record: RequestRecord) -> None:
         seconds = time.perf_counter() - record.started_s
         route = str(cast("dict[str, object]", scope).get("path_template", "unmatched"))
-        self._metrics.observe_request(route, scope["method"], record.status, seconds)
+        self.metrics.observe_request(route, scope["method"], record.status, seconds)
         facts: dict[str, object] = {"status": record.status, "ms": round(seconds * 1000, 1)}
         facts |= record.facts()
         path = quote(scope["path"][:128]) if route == "unmatched" else route

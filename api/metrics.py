@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -91,6 +92,10 @@ class Metrics:
         """Count an HTTP request that is over."""
         self._requests.labels(route, method, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
+
+    def count(self, connections: Counted) -> None:
+        """Show how many connections there are."""
+        self.add(_ConnectionCollector(connections))
 
     def add(self, *collectors: Collector) -> None:
         """Show the figures of other parts as well."""
@@ -187,6 +192,39 @@ class _WorkerCollector(Collector):
                 entered.add_metric([*model, name], number)
         yield from (running, waiting, state, starts, crashes, entered)
         yield _swap_seconds(statuses)
+
+
+class Counted(Protocol):
+    """Connections, as they are counted; each since the server was started, but the first two."""
+
+    num_refused: int
+    num_evicted: int
+    num_malformed: int
+
+    @property
+    def num_open(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+
+class _ConnectionCollector(Collector):
+    def __init__(self, connections: Counted) -> None:
+        self._connections = connections
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        counted = self._connections
+        text = "Connections by whether their client is being answered or is waited for"
+        now = GaugeMetricFamily("hearth_connections", text, labels=["state"])
+        now.add_metric(["waiting"], counted.num_waiting)
+        now.add_metric(["answering"], counted.num_open - counted.num_waiting)
+        text = "Connections that ended for the sake of the others, by why"
+        ended = CounterMetricFamily("hearth_connections_ended", text, labels=["reason"])
+        ended.add_metric(["refused"], counted.num_refused)
+        ended.add_metric(["made_room"], counted.num_evicted)
+        ended.add_metric(["malformed"], counted.num_malformed)
+        yield from (now, ended)
 
 
 def _swap_seconds(statuses: Sequence[ModelStatus]) -> Metric:

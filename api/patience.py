@@ -1,151 +1,104 @@
-"""Clients as they are: those that never finish their request are cut off, so that they hold nothing
-open; those that would rather speak HTTP/2 are heard all the same, and so are those of HTTP/1.0.
+"""Clients that never finish their request are cut off, so that they hold nothing open; and who is
+answered before the whole of it was read is told that the connection ends with the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-
-from runtime.errors import RequestTimeout
+from runtime.errors import HearthError, RequestTimeout
 
 if TYPE_CHECKING:
-    from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send
-    from uvicorn._types import ASGISendEvent
+    from collections.abc import Awaitable, Callable
 
-
-_OLD = "1.0"
-_OFFER = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c\b)", re.IGNORECASE)
-
-
-class PatientProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, that closes a connection whose request head does not arrive in time.
-
-    Between two requests the keep-alive timeout counts, as ever. An offer to go on in HTTP/2 is not
-    read: uvicorn would decline it and lose the request's body, which Java's clients send with it.
-    """
-
-    head_timeout_s = 30.0
-    _deadline: asyncio.TimerHandle | None = None
-    _is_in_body = False
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        if not self._is_in_body:
-            head, end, body = data.partition(b"\r\n\r\n")
-            data = _OFFER.sub(b"\r\nx-offer:", head) + end + body
-        super().data_received(data)
-
-    @override
-    def on_message_complete(self) -> None:
-        self._is_in_body = False
-        super().on_message_complete()
-
-    @override
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self._wait()
-
-    @override
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        if self._deadline is None:
-            self._wait()
-
-    @override
-    def on_headers_complete(self) -> None:
-        self._is_in_body = True
-        self._relax()
-        super().on_headers_complete()
-        if self.scope["http_version"] == _OLD:
-            cycle: Any = self.cycle
-            cycle.__class__ = _OldCycle
-            cycle.waiting_for_100_continue = False  # it is not of that version
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._relax()
-        super().connection_lost(exc)
-
-    def _wait(self) -> None:
-        self._deadline = asyncio.get_running_loop().call_later(self.head_timeout_s, self._give_up)
-
-    def _relax(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _give_up(self) -> None:
-        self._deadline = None
-        transport: Any = self.transport
-        if transport is not None and not transport.is_closing():
-            transport.close()
-
-
-class _OldCycle(RequestResponseCycle):
-    """An answer to a client of HTTP/1.0, which knows no chunks: what does not say how long it is
-    ends with the connection.
-    """
-
-    _is_endless = False
-
-    @override
-    async def send(self, message: ASGISendEvent) -> None:
-        if message["type"] == "http.response.start":
-            names = {name.lower() for name, _ in message.get("headers", ())}
-            self._is_endless = b"content-length" not in names
-            if self._is_endless:
-                self.chunked_encoding = False
-        elif message["type"] == "http.response.body" and self._is_endless:
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)
-
-
-def patient_protocol(timeout_s: float) -> type[PatientProtocol]:
-    """The protocol whose clients have so long for the head of a request."""
-    return type("PatientProtocol", (PatientProtocol,), {"head_timeout_s": timeout_s})
-
+    Message = dict[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+    AnyApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 MIN_BYTES_PER_S = 4096
 """Who sends more slowly than any line is only holding on to the connection."""
+_CLOSE = (b"connection", b"close")
 
 
-class PatientReceive:
-    """`receive` for a body that must go on arriving: each piece within `timeout_s` seconds.
+class Faulty(Protocol):
+    """Where a body comes from."""
+
+    @property
+    def fault(self) -> HearthError | None:
+        """Why no more of it will come."""
+        ...
+
+
+class Patience:
+    """The outermost ASGI layer. A body must go on arriving: each piece within `timeout_s` seconds.
 
     All of it has that long as well, and a second more for each `MIN_BYTES_PER_S` that arrived.
     """
 
-    def __init__(self, app: ASGIApp, timeout_s: float) -> None:
+    def __init__(self, app: AnyApp, timeout_s: float) -> None:
         self._app = app
         self._timeout_s = timeout_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request, or the application's lifespan."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_whole = False
-        num_bytes = 0
-        started_s = asyncio.get_running_loop().time()
+        body = _Body(scope, receive, self._timeout_s)
 
-        async def patient_receive() -> Any:
-            nonlocal is_whole, num_bytes
-            if is_whole:  # what follows is only the client's leaving
-                return await receive()
-            try:
-                now_s = asyncio.get_running_loop().time()
-                over_s = started_s + self._timeout_s + num_bytes / MIN_BYTES_PER_S
-                async with asyncio.timeout_at(min(now_s + self._timeout_s, over_s)):
-                    message: HTTPReceiveMessage | Any = await receive()
-            except TimeoutError:
-                raise RequestTimeout(self._timeout_s) from None
-            num_bytes += len(message.get("body", b""))
-            is_whole = not message.get("more_body", False)
-            return message
+        async def closing_send(message: Message) -> None:
+            if message["type"] == "http.response.start" and not body.is_whole:
+                headers = [one for one in message["headers"] if one[0].lower() != _CLOSE[0]]
+                message["headers"] = [*headers, _CLOSE]
+            await send(message)
 
-        await self._app(scope, patient_receive, send)
+        await self._app(scope, body.receive, closing_send)
+
+
+class _Body:
+    """The body of one request, as its application reads it."""
+
+    def __init__(self, scope: Message, receive: Receive, timeout_s: float) -> None:
+        names = dict(scope["headers"])
+        has_body = names.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in names
+        self.is_whole = not has_body
+        """Nothing of it is left to be read."""
+        self._receive = receive
+        self._connection: Faulty | None = scope.get("state", {}).get("connection")
+        self._fault: HearthError | None = None
+        self._timeout_s = timeout_s
+        self._num_bytes = 0
+        self._started_s = asyncio.get_running_loop().time()
+
+    async def receive(self) -> Message:
+        """The next message.
+
+        Raises:
+            RequestTimeout: it did not arrive in time.
+            Malformed: it is framed in a way that cannot be read.
+        """
+        if self.is_whole:  # what follows is only the client's leaving
+            return await self._receive()
+        try:
+            now_s = asyncio.get_running_loop().time()
+            over_s = self._started_s + self._timeout_s + self._num_bytes / MIN_BYTES_PER_S
+            async with asyncio.timeout_at(min(now_s + self._timeout_s, over_s)):
+                message = await self._next()
+        except TimeoutError:
+            raise RequestTimeout(self._timeout_s) from None
+        self._num_bytes += len(message.get("body", b""))
+        self.is_whole = not message.get("more_body", False)
+        return message
+
+    async def _next(self) -> Message:
+        """What arrived, and after the last of it what was wrong with the rest."""
+        if self._fault is not None:
+            raise self._fault
+        message = await self._receive()
+        if self._connection is not None:
+            self._fault = self._connection.fault
+        if self._fault is not None and not message.get("body"):
+            raise self._fault
+        return message

@@ -20,8 +20,9 @@ import uvicorn
 from typing_extensions import override
 
 from api.address import url_of
+from api.connection import Connections, http_connection, most_connections
 from api.doorway import Doorway
-from api.patience import patient_protocol
+from api.patience import Patience
 from runtime.errors import HearthError
 from runtime.settings import Settings
 
@@ -42,9 +43,10 @@ async def serve(
     A second signal does not wait for workers.
     """
     doorway = Doorway(build)
+    connections = Connections(most_connections(settings.max_connections))
     config = uvicorn.Config(
-        doorway,
-        http=patient_protocol(settings.send_timeout_s),
+        Patience(doorway, settings.send_timeout_s),
+        http=http_connection(connections, settings.send_timeout_s),
         ws="none",
         lifespan="on",
         interface="asgi3",
@@ -58,10 +60,12 @@ async def serve(
     doorway.on_end = server.stop
     port = int(listener.getsockname()[1])
     announcement = asyncio.create_task(_announce(doorway, settings, port))
+    counting = asyncio.create_task(_count(doorway, connections))
     try:
         await server.serve(sockets=[listener])
     finally:
         announcement.cancel()
+        counting.cancel()
     return doorway.failure
 
 
@@ -103,6 +107,12 @@ class _Server(uvicorn.Server):
     def stop(self) -> None:
         """Begin to leave, if that has not begun yet."""
         self.should_exit = True
+
+
+async def _count(doorway: Doorway, connections: Connections) -> None:
+    """Show them among the server's figures, once there are any."""
+    house = await doorway.house()
+    house.metrics.count(connections)
 
 
 async def _announce(doorway: Doorway, settings: Settings, port: int) -> None:

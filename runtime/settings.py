@@ -120,8 +120,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     /admin; `hearth key` makes both. Without keys only this machine can ask. A `host` that others
     can reach needs `allow_remote` and a key. `allowed_hosts` are further names of this server,
     `allowed_origins` the web pages (`https://name:port`) that may ask it. A client that does not
-    go on sending its request for `send_timeout_s` is cut off. `limits` bound requests by the kind
-    of their route, within what holds for all of them.
+    go on sending its request for `send_timeout_s` is cut off. Of `max_connections` (half of the
+    files that may be open, at most 1024) those that wait for their client make room for others.
+    `limits` bound requests by the kind of their route, within what holds for all of them.
 
     Of the images in a request at most `max_new_images` may be new, that is after the last answer;
     a model that sees is sent bodies that are larger by as many. Only with `allow_remote_images` are
@@ -162,6 +163,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     send_timeout_s: Seconds = 30.0
+    max_connections: Positive | None = None
 
     limits: LimitSettings = LimitSettings()
     max_body_bytes: Positive = 64 * 1024 * 1024

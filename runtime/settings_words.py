@@ -20,6 +20,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             *("host", "port", "allow_remote", "api_keys", "admin_key"),
             *("allowed_hosts", "allowed_origins", "send_timeout_s", "max_body_bytes"),
+            "max_connections",
             *("allow_remote_images", "max_new_images"),
         ),
     ),
@@ -65,6 +66,10 @@ SETTINGS: dict[str, str] = {
     "allowed_hosts": "further names by which this server may be asked",
     "allowed_origins": "web pages (https://name:port) that may ask this server, /admin aside",
     "send_timeout_s": "a client that stops sending its request is cut off after this",
+    "max_connections": (
+        "connections at a time; those that wait for their client make room for others "
+        "(default: half of the files that may be open, at most 1024)"
+    ),
     "limits": "what a request may cost, by the kind of its route: `[limits.KIND]`, see below",
     "max_body_bytes": "the longest request that is read",
     "allow_remote_images": "fetch images of https addresses on the public internet",

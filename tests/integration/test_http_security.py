@@ -210,6 +210,40 @@ def test_one_request_is_not_two(server: RunningServer):
     assert b" 200 " not in answer.split(b"\r\n", 1)[0]
 
 
+@pytest.mark.parametrize(
+    ("line", "headers", "status", "code"),
+    [
+        ("GET /v1/models", "x: " + "a" * 20_000 + "\r\n", 431, "request_head_too_large"),
+        ("GET /v1/models", "x: 1\r\n" * 200, 431, "request_head_too_large"),
+        ("GET /v1/models", "host: evil.example\r\n", 400, "malformed_request"),
+        ("GET http://evil.example/v1/models", "", 400, "malformed_request"),
+        ("GET /v1/models", "x: 1\r\n y: 2\r\n", 400, "malformed_request"),
+        ("CONNECT evil.example:443", "", 501, "not_implemented"),
+        ("GET http://localhost/health/live", "", 200, "live"),
+    ],
+)
+def test_a_head_is_bounded_and_has_one_reading_before_any_key_is_asked_for(
+    server: RunningServer, line: str, headers: str, status: int, code: str
+):
+    answer = raw(server, line, headers)
+    assert f" {status} ".encode() in answer.split(b"\r\n", 1)[0]
+    assert b"connection: close" in answer
+    assert code.encode() in answer
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/nowhere"])
+def test_who_is_refused_cannot_go_on_sending(server: RunningServer, path: str):
+    """Nothing of it is kept, and the connection ends with the answer, which can be read."""
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(head.encode())
+        answer = read_all(connection)
+        assert b" 401 " in answer.split(b"\r\n", 1)[0]
+        assert b"connection: close" in answer
+        with pytest.raises(OSError, match=r"reset|pipe|abort"):
+            connection.sendall(b" " * 100_000_000)
+
+
 def routes_with_a_body(server: RunningServer) -> list[str]:
     """Every POST of the schema whose path names nothing, as OpenAPI knows them, and prewarm."""
     schema = ask(server, "/schema", **{"x-api-key": KEY}).json()
