@@ -12,8 +12,9 @@ import structlog
 from huggingface_hub import constants
 
 from runtime.embedded import HEARTH_TINY
-from runtime.errors import UnknownModel
-from runtime.model_files import BrokenModel, cached_snapshots, model_directories, read_spec
+from runtime.errors import ModelRefused, UnknownModel
+from runtime.model_files import cached_snapshots, model_directories, read_spec
+from runtime.model_folder import BrokenModel, NeedsOwnCode
 from runtime.settings import ModelSettings, Settings
 from runtime.types import ModelSpec
 
@@ -48,6 +49,7 @@ class Catalog:
         self._aliases: dict[str, str] = {}
         self._warned: set[tuple[str, str]] = set()
         self._left_out: dict[str, str] = {}
+        self._refused: set[str] = set()
         self._refreshed_s = 0.0
         self.refresh()
 
@@ -71,6 +73,7 @@ class Catalog:
 
         Raises:
             UnknownModel: there is none; it knows the nearest names.
+            ModelRefused: there is one that would have to run code of its own.
         """
         spec = self._find(name)
         is_name = len(name) <= _MAX_NAME_CHARACTERS and name.isprintable()
@@ -80,7 +83,8 @@ class Catalog:
         if spec is None:
             shown = name if len(name) <= _SHOWN_CHARACTERS else name[: _SHOWN_CHARACTERS - 1] + "…"
             nearest = self._nearest(name[:_MAX_NAME_CHARACTERS])
-            raise UnknownModel(shown, nearest, self._left_out.get(name))
+            kind = ModelRefused if name in self._refused else UnknownModel
+            raise kind(shown, nearest, self._left_out.get(name))
         return spec
 
     @property
@@ -88,10 +92,16 @@ class Catalog:
         """What cannot be used, and why: models, aliases, `models_dir`."""
         return self._left_out
 
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Those of them that would have to run code of their own, and which."""
+        return {name: self._left_out[name] for name in sorted(self._refused)}
+
     def refresh(self) -> None:
         """Look at the disk again. What cannot be used is left out, with one warning."""
         self._refreshed_s = self._clock()
         self._left_out = {}
+        self._refused = set()
         snapshots = cached_snapshots(self._hub_cache)
         found = self._directories()
         for name, path in (*snapshots.items(), (EMBEDDED_MODEL, HEARTH_TINY)):
@@ -143,6 +153,8 @@ class Catalog:
             try:
                 yield name, read_spec(name, path, self._settings.models.get(name, ModelSettings()))
             except BrokenModel as error:
+                if isinstance(error, NeedsOwnCode):
+                    self._refused.add(name)
                 self._warn(name, str(error))
 
     def _usable_aliases(
@@ -155,8 +167,12 @@ class Catalog:
         for alias, target in self._settings.aliases.items():
             aliases[alias] = aliases.get(target, target)
         for alias, target in aliases.items():
+            if target in self._refused:
+                self._refused.add(alias)
             if target not in specs:
-                self._warn(alias, f"it is an alias of {target}, which is not there")
+                reason = self._left_out.get(target)
+                why = "which is not there" if reason is None else f"which cannot be used: {reason}"
+                self._warn(alias, f"it is an alias of {target}, {why}")
         return {alias: target for alias, target in aliases.items() if target in specs}
 
     def _aliases_of(self, name: str) -> tuple[str, ...]:

@@ -83,6 +83,12 @@ class UnknownModel(RequestRejected):
         self.nearest = nearest
 
 
+class ModelRefused(UnknownModel):
+    """There is such a model, and it could only be loaded by code that comes with it."""
+
+    code = "model_needs_own_code"
+
+
 class UnknownConversation(RequestRejected):
     """Nothing in the store goes by that name, or too much does; the message says what to do."""
 

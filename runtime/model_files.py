@@ -8,16 +8,36 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from runtime.checked_tables import kinds_of
+from runtime.model_folder import (
+    INDEX,
+    BrokenModel,
+    Json,
+    ModelFolder,
+    NeedsOwnCode,
+    asked_code,
+    open_regular,
+    read_json,
+    read_table,
+)
 from runtime.settings import ModelSettings, SamplingSettings
 from runtime.types import ModelSpec, Pooling, SamplingParams
-from runtime.vision_files import BLIND_TYPES, image_bytes, is_vision
+from runtime.vision_files import (
+    BLIND_TYPES,
+    VLM_TYPES,
+    can_see,
+    image_bytes,
+    is_vision,
+    names_in,
+    reads_as_text,
+    words_of,
+)
 from store.types import FileStamp
 
 FALLBACK_CONTEXT = 4096
@@ -26,16 +46,79 @@ _SCALE_BITS = 0.5
 
 _SANE_CONTEXTS = range(128, 2**31)
 _GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
+_SHOWN_CHARACTERS = 80
+_PLUG_INS = {
+    "tool_parser_type": "mlx_lm/tool_parsers",
+    "chat_template_type": "mlx_lm/chat_templates",
+}
+"""What of a tokenizer's settings mlx-lm imports by name, and where it is."""
 
-Json = Mapping[str, object]
+_MAX_TEMPLATE_BYTES = 16 << 20
+_SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
 Fingerprint = tuple[tuple[str, FileStamp], ...]
 """Every file that matters to a load, in the state that it is in."""
 
 
-class BrokenModel(Exception):
-    """A directory that is meant to be a model and cannot be one; the message says why."""
+def checked_folder(path: Path) -> ModelFolder:
+    """The files of a model that upstream's own code can load. Nothing is loaded without.
+
+    Raises:
+        BrokenModel: something is missing or cannot be read.
+        NeedsOwnCode: it can only be loaded by code that comes with it.
+    """
+    folder = ModelFolder.read(path)
+    if "config.json" not in folder.tables:
+        raise BrokenModel(f"{path / 'config.json'} cannot be read: No such file or directory")
+    if not isinstance(folder.table("config.json").get("model_type"), str):
+        raise BrokenModel(f"{path / 'config.json'} names no model_type")
+    _check_weights(path, folder.weights.keys(), folder.weight_map)
+    if (why := own_code(folder)) is not None:
+        raise NeedsOwnCode(why)
+    return folder
+
+
+def own_code(folder: ModelFolder) -> str | None:
+    """Why this model would have to run code that is not upstream's own; None if it need not.
+
+    That files name such code is not enough: `auto_map` is how other programs find what upstream
+    has itself.
+    """
+    for name, table in folder.tables.items():
+        given = next((one for key, one in asked_code(table) if key == "model_file"), None)
+        if given is not None:
+            return f"its {name} has it computed by code of its own, {_shown(given)}"
+    config, tokenizer = folder.table("config.json"), folder.table("tokenizer_config.json")
+    model_type = str(config["model_type"])
+    is_seen = model_type in VLM_TYPES | BLIND_TYPES.keys()
+    if not reads_as_text(model_type) and not (is_seen and can_see()):
+        package = "mlx-vlm, which is not installed," if is_seen else "mlx-lm"
+        return f"{package} has no code of its own for the type {_shown(model_type)}"
+    for key, modules in _PLUG_INS.items():
+        given = tokenizer.get(key)
+        if given is not None and str(given) not in names_in(modules):
+            return f"its tokenizer_config.json wants the {key} {_shown(given)}, which mlx-lm lacks"
+    if _maps_tokenizer(tokenizer) and not {model_type, *_tokenizers(config, tokenizer)} & words_of(
+        "transformers/models/auto/tokenization_auto.py"
+    ):
+        return f"its tokenizer, {_shown(tokenizer.get('tokenizer_class'))}, is code of its own"
+    return None
+
+
+def _maps_tokenizer(tokenizer: Json) -> bool:
+    given = tokenizer.get("auto_map")
+    return bool(given) and (isinstance(given, list) or "AutoTokenizer" in _table(given))
+
+
+def _tokenizers(config: Json, tokenizer: Json) -> Iterator[str]:
+    for given in (tokenizer.get("tokenizer_class") or config.get("tokenizer_class"),):
+        if isinstance(given, str):
+            yield from (given, given.removesuffix("Fast"), f"{given}Fast")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
 def read_spec(
@@ -45,35 +128,33 @@ def read_spec(
 
     Raises:
         BrokenModel: something is missing or cannot be read.
+        NeedsOwnCode: it can only be loaded by code that comes with it.
     """
-    config_file = path / "config.json"
-    config = _read_json(config_file)
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str):
-        raise BrokenModel(f"{config_file} names no model_type")
-    weights = _weights(path)
+    folder = checked_folder(path)
+    config = folder.table("config.json")
+    model_type = str(config["model_type"])
     try:
-        nbytes = sum(file.stat().st_size for file in weights)
-        created_s = int(config_file.stat().st_mtime)
+        nbytes = sum(file.stat().st_size for file in folder.weights.values())
+        created_s = int((path / "config.json").stat().st_mtime)
     except OSError as error:
         raise BrokenModel(f"{error.filename} cannot be read: {error.strerror}") from error
     may_see = settings.vision and settings.ranks == 1
-    is_loaded_to_see = may_see and is_vision(path, model_type, weights)
+    is_loaded_to_see = may_see and is_vision(folder, model_type)
     sees = is_loaded_to_see and model_type not in BLIND_TYPES
     return ModelSpec(
         id=model_id,
         path=str(path),
-        context=settings.context or _context(path, config),
+        context=settings.context or _context(folder),
         model_type=model_type,
         nbytes=nbytes,
         created_s=created_s,
         is_vision=is_loaded_to_see,
-        image_bytes=image_bytes(path, config) if sees else 0,
+        image_bytes=image_bytes(folder) if sees else 0,
         kv_bytes_per_token=_kv_bytes_per_token(config, settings.kv_bits),
         pooling=_pooling(path),
-        sampling=settings.sampling.over(_sampling(path)),
+        sampling=settings.sampling.over(_sampling(folder)),
         aliases=aliases,
-        capabilities=_capabilities(path, sees=sees),
+        capabilities=_capabilities(folder, sees=sees),
     )
 
 
@@ -123,28 +204,27 @@ def _snapshots(folder: Path) -> list[Path]:
 
 
 def _is_whole(path: Path) -> bool:
+    """Whether all is there that was to be fetched; what it is like is looked at afterwards."""
+    found = {file.name for file in path.glob("*.safetensors") if file.is_file()}
     try:
-        return (path / "config.json").is_file() and bool(_weights(path))
+        index = _table(read_table(path / INDEX) if (path / INDEX).is_file() else None)
+        _check_weights(path, found, _table(index.get("weight_map")))
     except BrokenModel:
         return False
+    return (path / "config.json").is_file()
 
 
-def _weights(path: Path) -> list[Path]:
-    """All weight files; a sharded model must have every shard that its index or names promise."""
-    found = {file.name: file for file in path.glob("*.safetensors") if file.is_file()}
+def _check_weights(path: Path, found: Set[str], weight_map: Json) -> None:
+    """All weight files are there: every shard that the index or the names promise."""
     if not found:
         raise BrokenModel(f"{path} has no weights (*.safetensors)")
-    index = path / "model.safetensors.index.json"
-    wanted: set[str] = set()
-    if index.is_file():
-        names = _table(_read_json(index).get("weight_map")).values()
-        wanted = {name for name in names if isinstance(name, str)}
-    else:
+    wanted = {name for name in weight_map.values() if isinstance(name, str)}
+    if not weight_map:
         wanted = {one for name in found for one in _siblings(name)}
-    missing = sorted(wanted - found.keys())
+    missing = sorted(wanted - found)
     if missing:
-        raise BrokenModel(f"{path} lacks {missing[0]} ({len(missing)} of its weight files missing)")
-    return list(found.values())
+        others = f"{len(missing)} of its weight files missing"
+        raise BrokenModel(f"{path} lacks {missing[0][:_SHOWN_CHARACTERS]} ({others})")
 
 
 def _siblings(name: str) -> set[str]:
@@ -159,42 +239,21 @@ def _siblings(name: str) -> set[str]:
 
 def _pooling(path: Path) -> Pooling | None:
     """What sentence-transformers' files say of the model; None where it makes no embeddings."""
-    modules = path / "modules.json"
-    if not modules.is_file():
+    if not (path / "modules.json").exists():
         return None
-    try:
-        listed: object = json.loads(modules.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise BrokenModel(f"{modules} cannot be read: {error}") from error
+    listed = read_json(path / "modules.json")
     kinds = {
         str(_table(module).get("type", "")).rpartition(".")[2]: str(_table(module).get("path", ""))
         for module in (cast("list[object]", listed) if isinstance(listed, list) else [])
     }
-    config = _read_optional(path / kinds.get("Pooling", "1_Pooling") / "config.json")
+    pooling = path / Path(kinds.get("Pooling", "1_Pooling")).name / "config.json"
+    config = _table(read_table(pooling) if pooling.exists() else None)
     is_normalised = "Normalize" in kinds
     if config.get("pooling_mode_lasttoken"):
         return Pooling(kind="last_token", is_normalised=is_normalised)
     if config.get("pooling_mode_mean_tokens"):
         return Pooling(kind="mean", is_normalised=is_normalised)
     return None
-
-
-def _read_json(file: Path) -> Json:
-    if file.exists() and not file.is_file():  # opening a pipe waits for whoever writes
-        raise BrokenModel(f"{file} is not a file")
-    try:
-        value: object = json.loads(file.read_bytes())
-    except OSError as error:
-        raise BrokenModel(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise BrokenModel(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise BrokenModel(f"{file} holds no JSON object")
-    return cast("Json", value)
-
-
-def _read_optional(file: Path) -> Json:
-    return _read_json(file) if file.is_file() else {}
 
 
 def _table(value: object) -> Json:
@@ -207,9 +266,9 @@ def _text_config(config: Json) -> Json:
     return next((table for kind in kinds if (table := _table(config.get(kind)))), _table(None))
 
 
-def _context(path: Path, config: Json) -> int:
+def _context(folder: ModelFolder) -> int:
+    config, tokenizer_config = folder.table("config.json"), folder.table("tokenizer_config.json")
     text_config = _text_config(config)
-    tokenizer_config = _read_optional(path / "tokenizer_config.json")
     limits = (
         config.get("max_position_embeddings", text_config.get("max_position_embeddings")),
         tokenizer_config.get("model_max_length"),
@@ -246,14 +305,15 @@ def _kv_bytes_per_token(config: Json, kv_bits: int | None) -> int | None:
     return layers * values * bits // 8
 
 
-def _capabilities(path: Path, *, sees: bool) -> tuple[str, ...]:
+def _capabilities(folder: ModelFolder, *, sees: bool) -> tuple[str, ...]:
     """What the files promise: a template can be talked to, one that knows tools can use them."""
-    jinja = path / "chat_template.jinja"
-    template = _read_optional(path / "tokenizer_config.json").get("chat_template")
+    template = folder.table("tokenizer_config.json").get("chat_template")
     text = template if isinstance(template, str) else json.dumps(template or "")
-    for file in (jinja, path / "chat_template.json"):
-        with contextlib.suppress(OSError):
-            text += file.read_text("utf-8", errors="replace") if file.is_file() else ""
+    if "chat_template.json" in folder.tables:
+        text += json.dumps(folder.table("chat_template.json"))
+    if (jinja := folder.texts.get("chat_template.jinja")) is not None:
+        with contextlib.suppress(OSError), open_regular(jinja) as opened:
+            text += opened.read(_MAX_TEMPLATE_BYTES).decode("utf-8", errors="replace")
     promises = {
         "completion": True,
         "chat": len(text) > len('""'),
@@ -263,9 +323,9 @@ def _capabilities(path: Path, *, sees: bool) -> tuple[str, ...]:
     return tuple(name for name, is_promised in promises.items() if is_promised)
 
 
-def _sampling(path: Path) -> SamplingParams:
+def _sampling(folder: ModelFolder) -> SamplingParams:
     """The defaults that the model's makers give; values that make no sense are left out."""
-    given = _read_optional(path / "generation_config.json")
+    given = folder.table("generation_config.json")
     if given.get("do_sample") is False:
         given = {**given, "temperature": 0.0}
     kinds = kinds_of(SamplingSettings)

@@ -65,10 +65,18 @@ class Newborn:
 def worker_environment(cpu_blas: str) -> dict[str, str]:
     """The server's own, with our packages before others of their names, a fast BLAS preloaded, and
     no way to the network's model hub.
+
+    Nor to its cache, from which upstream would take what a model's files name, and no place for
+    transformers to put code that comes with a model: it runs none that it cannot copy there.
     """
     environment = dict(os.environ) | blas_environment(cpu_blas, os.environ)
     environment["PYTHONPATH"] = os.pathsep.join((_ROOT, *_given_path(environment)))
-    return environment | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return environment | {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_CACHE": os.devnull,
+        "HF_MODULES_CACHE": os.devnull,
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def _given_path(environment: Mapping[str, str]) -> list[str]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
+
+from runtime.model_folder import INDEX, ModelFolder, open_regular
 
 SEEING_TYPES = frozenset(
     "gemma3 gemma4 qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe".split()
@@ -63,13 +65,27 @@ BLIND_TYPES: Mapping[str, str] = {
 }
 """`model_type`s of upstream that cannot be shown images here, and why."""
 
-_OTHER_NAMES = {"gemma4_unified": "gemma4", "llava": "mistral3", "qwen2_5_vl": "qwen2_vl"}
+_OTHER_NAMES = {
+    "deepseek_v41_text": "deepseek_v41",
+    "falcon_mamba": "mamba",
+    "gemma4_unified": "gemma4",
+    "iquestcoder": "llama",
+    "joyai_llm_flash": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
+    "llava": "mistral3",
+    "minimax_m2": "minimax",
+    "mistral": "llama",
+    "phi-msft": "phixtral",
+    "qwen2_5_vl": "qwen2_vl",
+    "xverse": "llama",
+}
 """How mlx-lm calls types of another name."""
 
 _VALUE_BYTES = 4
 _DEFAULT_PIXELS = 4 << 20
 
 _TOWER = re.compile(r"vis(ion|ual)|vpm")
+_QUOTED = re.compile(r'"([\w.-]+)"')
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _MAX_HEADER_BYTES = 128 << 20
 
@@ -80,8 +96,8 @@ def can_see() -> bool:
     return find_spec("mlx_vlm") is not None
 
 
-def is_vision(path: Path, model_type: str, weights: Sequence[Path]) -> bool:
-    """Whether mlx-vlm is to load the model in the directory `path`.
+def is_vision(folder: ModelFolder, model_type: str) -> bool:
+    """Whether mlx-vlm is to load the model in a directory.
 
     Text-only conversions keep the configuration of what they were made from, so the vision tower
     must be among the weights, and the settings of the image processor beside them. What cannot be
@@ -91,33 +107,45 @@ def is_vision(path: Path, model_type: str, weights: Sequence[Path]) -> bool:
         model_type in VLM_TYPES | BLIND_TYPES.keys()
         and can_see()
         and not (model_type in BLIND_TYPES and reads_as_text(model_type))
-        and any((path / name).is_file() for name in _PROCESSORS)
-        and any(_TOWER.search(name) for name in _tensor_names(path, weights))
+        and any(name in folder.tables for name in _PROCESSORS)
+        and any(_TOWER.search(name) for name in _tensor_names(folder))
     )
 
 
-@cache
 def reads_as_text(model_type: str) -> bool:
     """Whether mlx-lm has a model of this type."""
-    found = find_spec("mlx_lm")
+    return _OTHER_NAMES.get(model_type, model_type) in names_in("mlx_lm/models")
+
+
+@cache
+def names_in(folder: str) -> frozenset[str]:
+    """The modules in a folder of an installed package, such as `mlx_lm/models`; without imports."""
+    found = (path.stem for place in _places(folder) for path in place.glob("*.py"))
+    return frozenset(name for name in found if not name.startswith("_"))
+
+
+@cache
+def words_of(file: str) -> frozenset[str]:
+    """The names in quotation marks in a file of an installed package; without imports."""
+    texts = (place.read_text("utf-8") for place in _places(file))
+    return frozenset(word for text in texts for word in _QUOTED.findall(text))
+
+
+def _places(inside: str) -> list[Path]:
+    package, _, rest = inside.partition("/")
+    found = find_spec(package)
     folders = (found.submodule_search_locations if found is not None else None) or ()
-    file = f"{_OTHER_NAMES.get(model_type, model_type)}.py"
-    return any((Path(folder) / "models" / file).is_file() for folder in folders)
+    return [place for folder in folders if (place := Path(folder) / rest).exists()]
 
 
-def image_bytes(path: Path, config: Mapping[str, object]) -> int:
+def image_bytes(folder: ModelFolder) -> int:
     """What encoding one image of the largest size takes beside the weights, estimated.
 
     A patch's activations are taken to be six times the tower's width and twice its inner width.
     """
-    tower = _names(config.get("vision_config"))
-    processor: Mapping[str, object] = {}
-    for file in filter(Path.is_file, (path / name for name in _PROCESSORS)):
-        try:
-            processor = _names(json.loads(file.read_bytes()))
-            break
-        except (OSError, ValueError, RecursionError):
-            continue
+    tower = _names(folder.table("config.json").get("vision_config"))
+    first = next((name for name in _PROCESSORS if name in folder.tables), _PROCESSORS[0])
+    processor = folder.table(first)
     width = _number(tower, "hidden_size", "embed_dim", "width") or 1024
     inner = _number(tower, "intermediate_size") or 4 * width
     patch = _number(tower, "patch_size") or 14
@@ -144,19 +172,19 @@ def _number(table: Mapping[str, object], *keys: str) -> int | None:
     return next((one for one in values if type(one) is int and 0 < one < 1 << 32), None)
 
 
-def _tensor_names(path: Path, weights: Sequence[Path]) -> Sequence[str]:
+def _tensor_names(folder: ModelFolder) -> tuple[str, ...]:
     """The names of all tensors, as the index of a sharded model or the files' headers give them."""
+    if INDEX in folder.tables:
+        return tuple(folder.weight_map)
     try:
-        index = path / "model.safetensors.index.json"
-        if index.is_file():
-            return tuple(_names(_names(json.loads(index.read_bytes())).get("weight_map")))
-        return [name for file in weights for name in _names(json.loads(_header(file)))]
+        headers = [json.loads(_header(file)) for file in folder.weights.values()]
+        return tuple(name for header in headers for name in _names(header))
     except (OSError, ValueError, RecursionError):
         return ()
 
 
 def _header(file: Path) -> bytes:
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         num_bytes = int.from_bytes(opened.read(8), "little")
         return opened.read(min(num_bytes, _MAX_HEADER_BYTES))
 

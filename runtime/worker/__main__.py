@@ -24,6 +24,7 @@ from runtime.kv.ground import Ground
 from runtime.kv.reader import SlotReader
 from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
+from runtime.model_folder import as_of
 from runtime.prompt.canonical import Canon
 from runtime.wire import (
     Abort,
@@ -43,6 +44,7 @@ from runtime.wire import (
 from runtime.worker import model as models
 from runtime.worker.admission import intake_of, print_without_text, rejected
 from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
+from runtime.worker.code_guard import run_only_installed_code
 from runtime.worker.compose import Composer
 from runtime.worker.connection import Sender, commands
 from runtime.worker.decode import warm_decode
@@ -103,7 +105,8 @@ class Worker:
             was_asked = self._is_quitting  # then there is nothing wrong with the model
             if not was_asked:
                 traceback.print_exc()
-                self._sender.send(LoadError(message=f"{type(error).__name__}: {error}"))
+                said = as_of(str(error), Path(command.spec.path))
+                self._sender.send(LoadError(message=f"{type(error).__name__}: {said}"))
             self._sender.close()
             sending.join(_EXIT_GRACE_S)
             return 0 if was_asked else 1
@@ -366,6 +369,7 @@ def main() -> int:
     arguments = parser.parse_args()
     faulthandler.enable()
     print_stacks_when_asked()
+    run_only_installed_code()
     # The terminal's Ctrl-C is the server's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=arguments.fd)

@@ -25,6 +25,7 @@ from runtime.kv.reader import load
 from runtime.ranks import Split
 from runtime.wire import Load
 from runtime.worker import model as models
+from runtime.worker.code_guard import run_only_installed_code
 from runtime.worker.decode import Decoder, warm_decode
 from runtime.worker.lead import Agreement
 from runtime.worker.rank_parts import Rank, RankParts
@@ -227,6 +228,7 @@ def _listen(channel: Channel, records: queue.SimpleQueue[Record]) -> None:
 def main() -> int:
     """Find rank 0, then follow it until it is gone; 1 when this rank cannot."""
     faulthandler.enable()
+    run_only_installed_code()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     own = meeting()
     channel = Channel(socket.create_connection(own.address))

@@ -24,6 +24,8 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
 from runtime.kv.media import rope_delta
+from runtime.model_files import checked_folder
+from runtime.model_folder import copied
 from runtime.ranks import Split
 from runtime.types import ModelSpec
 from runtime.vision_files import reads_as_text
@@ -161,25 +163,40 @@ def load(
 ) -> LoadedModel:
     """Load a model's weights and tokenizer from its directory, without running its own code.
 
+    What upstream reads is a copy that was checked as it was made: nothing in it asks for code.
+
     With `kv_bits` the KV of layers whose cache is a plain one is quantised as it is computed.
     `split` leaves one rank's share of a model whose weights are not read yet.
 
     Raises:
+        BrokenModel: the files are not, or no longer, those of a model that can be loaded.
         FileNotFoundError, ValueError, RuntimeError, OSError, KeyError: as upstream finds the files.
     """
-    path, why_text_only = Path(spec.path), ""
+    with copied(checked_folder(Path(spec.path))) as path:
+        return _load_copy(path, spec, on_progress, kv_bits, split)
+
+
+def _load_copy(
+    path: Path,
+    spec: ModelSpec,
+    on_progress: Callable[[float], None],
+    kv_bits: int | None,
+    split: Callable[[Any], object] | None,
+) -> LoadedModel:
+    why_text_only = ""
     if spec.is_vision and split is None:
         model, config, eyes = _load_seeing(path)
         if eyes.lens is None and reads_as_text(spec.model_type):
             why_text_only = eyes.blindness
-            (model, config), eyes = load_model(path, lazy=True), None
+            (model, config), eyes = _load_reading(path), None
     else:
-        (model, config), eyes = load_model(path, lazy=True), None
+        (model, config), eyes = _load_reading(path), None
     if split is not None:
         split(model)
     with ThreadPoolExecutor(1, "tokenizer") as beside:  # a large one takes as long as the weights
         end = config.get("eos_token_id")
-        reading = beside.submit(load_tokenizer, path, _template_of(path), eos_token_ids=end)
+        options = _template_of(path) | {"trust_remote_code": False, "local_files_only": True}
+        reading = beside.submit(load_tokenizer, path, options, eos_token_ids=end)
         weights_bytes = _read_weights(model, on_progress)
         # Private arrays, rope frequencies among them, are no parameters and would stay lazy.
         mx.eval(model)
@@ -203,12 +220,16 @@ def load(
     )
 
 
+def _load_reading(path: Path) -> tuple[Any, dict[str, object]]:
+    return load_model(path, lazy=True, trust_remote_code=False)
+
+
 def _load_seeing(path: Path) -> tuple[Any, dict[str, object], Eyes]:
     # Only here, so that workers of other models never import mlx-vlm.
     return importlib.import_module("runtime.worker.vision").load(path)
 
 
-def _template_of(path: Path) -> dict[str, str]:
+def _template_of(path: Path) -> dict[str, object]:
     """What tokenizers do not read by themselves: the file that older models that see have."""
     try:
         found: object = json.loads((path / "chat_template.json").read_bytes())

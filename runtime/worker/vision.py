@@ -20,7 +20,8 @@ import mlx.core as mx
 import numpy as np
 
 from runtime.kv.media import rope_positions
-from runtime.vision_files import KEPT_TYPES
+from runtime.model_folder import NeedsOwnCode
+from runtime.vision_files import BLIND_TYPES, KEPT_TYPES, VLM_TYPES
 from runtime.worker.album import Album, Prepared
 from runtime.worker.any_lens import UPSTREAM_ERRORS, AnyLens, Unusable, any_lens
 from runtime.worker.lens import FAMILIES, Lens, lens_of
@@ -191,6 +192,7 @@ def load(path: Path) -> tuple[SeeingModel, dict[str, object], Eyes]:
         FileNotFoundError, ValueError, KeyError: as upstream finds the files.
     """
     config: dict[str, object] = _utils.load_config(path)
+    _check_type(config)
     whole = _utils.load_model(path, lazy=True)
     family = FAMILIES.get(str(config["model_type"]))
     has_rope = "_rope_deltas" in vars(whole.language_model)
@@ -209,6 +211,16 @@ def load(path: Path) -> tuple[SeeingModel, dict[str, object], Eyes]:
         said = f"its image processor cannot be loaded ({type(error).__name__})"
         eyes.blindness = str(error) if isinstance(error, Unusable) else said
     return model, config, eyes
+
+
+def _check_type(config: dict[str, object]) -> None:
+    """Upstream takes other fields than the type for a reason to import another module."""
+    named = str(config["model_type"])
+    found = _utils.get_model_type(config)
+    if named not in VLM_TYPES | BLIND_TYPES.keys() or found != _utils.MODEL_REMAPPING.get(
+        named, named
+    ):
+        raise NeedsOwnCode(f"mlx-vlm would load it as {found}, which is not for {named}")
 
 
 def _given(value: Any) -> Any:

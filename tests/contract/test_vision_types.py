@@ -53,8 +53,22 @@ def test_no_type_of_upstream_with_a_vision_tower_is_overlooked():
 
 def test_what_mlx_lm_calls_otherwise_is_known():
     renamed = cast("Any", importlib.import_module("mlx_lm.utils")).MODEL_REMAPPING
-    expected = {name: renamed[name] for name in VLM_TYPES if name in renamed}
-    assert expected == vision_files._OTHER_NAMES
+    assert renamed == vision_files._OTHER_NAMES
+
+
+def test_tokenizers_that_transformers_has_are_known_without_importing_it():
+    auto: Any = importlib.import_module("transformers.models.auto.tokenization_auto")
+    words = vision_files.words_of("transformers/models/auto/tokenization_auto.py")
+    pairs = auto.TOKENIZER_MAPPING_NAMES.items()
+    assert {word for pair in pairs for word in pair if word is not None} <= words
+    assert {"TikTokenTokenizer", "ChatGLMTokenizer", "kimi_k2"}.isdisjoint(words)
+
+
+def test_what_mlx_lm_imports_by_a_name_of_a_file_is_known_without_importing_it():
+    for package in ("models", "tool_parsers", "chat_templates"):
+        folder = Path(importlib.import_module(f"mlx_lm.{package}").__path__[0])
+        named = {file.stem for file in folder.glob("*.py")} - {"__init__"}
+        assert vision_files.names_in(f"mlx_lm/{package}") == named
 
 
 def test_every_tested_type_has_a_tiny_model_that_is_recognised(vlms_dir: Path):

@@ -65,7 +65,7 @@ def test_without_an_image_processor_it_reads_text(tmp_path: Path):
 
 
 def test_a_type_that_is_not_known_to_see_reads_text(tmp_path: Path):
-    assert not model(tmp_path / "a", TEXT, TOWER, config=CONFIG | {"model_type": "new"}).is_vision
+    assert not model(tmp_path / "a", TEXT, TOWER, config=CONFIG | {"model_type": "qwen3"}).is_vision
 
 
 @pytest.mark.parametrize("model_type", ["glm4v", "kimi_vl", "idefics3"])
