@@ -15,7 +15,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
-from api import admin, crashes, health, model_admin
+from api import admin, crashes, health, history_desk, model_admin
 from api import prewarm as prewarming
 from api.agents import handlers as agent_handlers
 from api.agents.janitor import Janitor
@@ -81,6 +81,7 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
     "admin": (
         *admin.HANDLERS,
         *crashes.HANDLERS,
+        *history_desk.HANDLERS,
         *model_admin.HANDLERS,
         *dashboard_handlers.HANDLERS,
     ),
@@ -142,8 +143,8 @@ def create_app(
     metrics = Metrics(supervisor.status, kv.figures)
     prewarm = Prewarm(settings, supervisor, kv, PinnedPrompts(settings, catalog))
     gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
-    dashboard = Dashboard(gate)
-    history = History(settings.home)
+    history = History(settings.home, settings.history_grace_s)
+    dashboard = Dashboard(gate, history)
     history_figures = HistoryFigures(history)
     metrics.add(PrewarmCollector(prewarm), HistoryCollector(history_figures, settings))
     agents, janitor = open_agents(gate, history)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,7 +84,7 @@ def opened_desk(settings: Settings) -> Generator[CacheDesk]:
     except StoreError as error:
         raise StoreUnavailable(f"The store at {root} cannot be opened: {error}.") from error
     try:
-        Recovery(root, store.database, store.cold, store.clock().wall_s).run()
+        Recovery(root, store.database, store.cold, time.time()).run()
         yield _StoreDesk(store, settings)
     except StoreError as error:
         raise StoreUnavailable(f"The store at {root} fails: {error}.") from error

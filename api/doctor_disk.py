@@ -8,6 +8,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from api.cli.views import size
@@ -20,7 +21,7 @@ from store.cold import open_cold
 from store.errors import IndexDamaged, StoreError, StoreTooNew
 from store.file_kinds import HISTORY, FileKind
 from store.file_kinds import INDEX as INDEX_KIND
-from store.index_file import check_whole
+from store.index_file import check_whole, connect_reader
 
 _LEAST_FREE_BYTES = 5_000_000_000
 _LEAST_BYTES_PER_S = 50_000_000
@@ -41,7 +42,10 @@ def findings(settings: Settings) -> Iterator[Finding]:
     if settings.cold_store is not None:
         yield _cold(settings.kv_root, settings.cold_store)
     yield _database("Store", settings.kv_root / INDEX, INDEX_KIND)
-    yield _database("History", settings.home / HISTORY_FILE, HISTORY)
+    history = _database("History", settings.home / HISTORY_FILE, HISTORY)
+    yield history
+    if history.remedy is None:
+        yield from _set_aside(settings.home / HISTORY_FILE)
 
 
 def _existing(path: Path) -> Path:
@@ -120,6 +124,22 @@ def _place(root: Path) -> Finding:
     except StoreError as error:
         return Finding("Store's place", str(error), "name a directory on a local disk in kv_dir")
     return Finding("Store's place", f"{root} is on a local disk")
+
+
+def _set_aside(path: Path) -> Iterator[Finding]:
+    """What of the history was damaged, until the operator says that he knows."""
+    if not path.exists() or check_whole(path, HISTORY) < HISTORY.version:
+        return
+    with closing(connect_reader(path)) as connection:
+        query = "SELECT name, num_agents, num_responses, is_whole FROM set_aside"
+        rows = connection.execute(f"{query} WHERE NOT is_acknowledged").fetchall()
+    for name, num_agents, num_responses, is_whole in rows:
+        part = "all" if is_whole else "maybe not all"
+        fact = (
+            f"{name} was damaged and set aside; {num_agents} agents and {num_responses} stored "
+            f"responses, {part} of what it held, were taken over"
+        )
+        yield Finding("History", fact, "hearth history acknowledge, once you know")
 
 
 def _database(subject: str, path: Path, kind: FileKind) -> Finding:

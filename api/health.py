@@ -34,7 +34,8 @@ class Readiness(msgspec.Struct, gc=False):
 
     `cache` says whether KV is kept on disk: `degraded` for `cache_reason`, `off` when that was
     asked for. `cold` is the cold store: what it has is computed anew while it is `away`, for
-    `cold_reason`. `history` says the same of what clients asked the server to remember. Requests
+    `cold_reason`. `history` says the same of what clients asked the server to remember, and is
+    `degraded` for `set_aside` after a damaged one was, until that is acknowledged. Requests
     that need none of them are answered all the same.
     """
 
@@ -46,6 +47,7 @@ class Readiness(msgspec.Struct, gc=False):
     cold_reason: str | None = None
     history: Literal["ok", "opening", "degraded"] = "ok"
     history_reason: str | None = None
+    history_message: str | None = None
 
 
 @get(["/health/live", "/health"], tags=["Health"], sync_to_thread=False)
@@ -74,7 +76,7 @@ def ready(
     is_ready = gate.is_ready
     cache = gate.cache_status
     cold = gate.cold_status
-    kept = history.status
+    kept = history.health
     readiness = Readiness(
         status="ready" if is_ready else "loading",
         models=models,
@@ -84,6 +86,7 @@ def ready(
         cold_reason=cold.message,
         history=kept.state,
         history_reason=kept.reason,
+        history_message=kept.message,
     )
     return Response(readiness, status_code=200 if is_ready else 503)
 

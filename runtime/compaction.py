@@ -190,7 +190,7 @@ def _written(store: OpenStore, segment: Sequence[Link], parent: str | None) -> S
             for one in link.row.header.block_hashes[: _num_blocks(link.row, link.leave)]
         ),
         recompute_ms=sum(link.row.header.recompute_ms for link in segment),
-        created_s=store.clock().wall_s,
+        created_s=store.clock.now_s(),
         media=_pictures(segment, files),
         rope_delta=files[-1].rope_delta,
     )

@@ -100,9 +100,10 @@ class UnknownAgent(RequestRejected):
 
     code = "agent_not_found"
 
-    def __init__(self, agent_id: str) -> None:
+    def __init__(self, agent_id: str, note: str = "") -> None:
         super().__init__(
-            f"There is no agent {agent_id[:64]!r}. GET /v1/agents lists those there are.", "id"
+            f"There is no agent {agent_id[:64]!r}. GET /v1/agents lists those there are.{note}",
+            "id",
         )
 
 
@@ -168,10 +169,10 @@ class UnknownResponse(RequestRejected):
 
     code = "response_not_found"
 
-    def __init__(self, response_id: str) -> None:
+    def __init__(self, response_id: str, note: str = "") -> None:
         super().__init__(
             f"There is no response {response_id[:80]!r}: it was not stored, was deleted, or was "
-            "not used for too long.",
+            f"not used for too long.{note}",
             "response_id",
         )
 
@@ -181,11 +182,24 @@ class UnknownPrevious(RequestRejected):
 
     code = "previous_response_not_found"
 
-    def __init__(self, response_id: str) -> None:
+    def __init__(self, response_id: str, note: str = "") -> None:
         super().__init__(
             f"Previous response with id {response_id[:80]!r} not found: it was not stored, was "
-            "deleted, or was not used for too long. Send the whole input instead.",
+            f"deleted, or was not used for too long. Send the whole input instead.{note}",
             "previous_response_id",
+        )
+
+
+class UnknownExpired(RequestRejected):
+    """Nothing of that id has expired and can be restored."""
+
+    code = "expired_not_found"
+
+    def __init__(self, one_id: str) -> None:
+        super().__init__(
+            f"Nothing of the id {one_id[:80]!r} can be restored: GET /admin/history, or "
+            "`hearth history`, lists what has expired and is not erased yet.",
+            "ids",
         )
 
 

@@ -6,8 +6,9 @@ slots are gone. Caps are global over all models and count what files really take
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -18,7 +19,7 @@ from runtime.kv.eviction import choose
 from runtime.open_store import INDEX, Demoted, Gone, Merged, OpenStore
 from runtime.settings import Settings
 from runtime.types import MissReason
-from store import turns, upkeep
+from store import sightings, turns, upkeep
 from store.conversations import Conversations
 from store.disk import disk_bytes
 from store.errors import SlotDamaged, SlotMissing, StoreError
@@ -90,8 +91,9 @@ def excess_bytes(used_bytes: int, cap_bytes: int, room: upkeep.DiskRoom) -> int:
 
 def expire(store: OpenStore, limits: Limits) -> Iterator[News]:
     """What was not used for its time goes to the cold store, or away; cold slots go at last."""
-    now = store.clock()
-    ids = store.index.expired(now).result()
+    store.database.keep_time().result()
+    now_s = store.clock.now_s()
+    ids = store.index.expired(now_s)
     tiers = dict(store.index.places()) if ids else {}
     warm = [slot_id for slot_id in ids if tiers.get(slot_id) == "warm"]
     if store.cold is None:
@@ -100,7 +102,7 @@ def expire(store: OpenStore, limits: Limits) -> Iterator[News]:
         yield from _demoted(store, warm, limits, "expired")
     by_id = {one.id: one for one in store.index.candidates()} if ids else {}
     cold = [by_id[i] for i in ids if tiers.get(i) == "cold" and i in by_id]
-    oldest_s = now.wall_s - limits.cold_ttl_s
+    oldest_s = now_s - limits.cold_ttl_s
     over = _whole_subtrees(one for one in cold if one.last_used_s < oldest_s)
     yield from _dropped(store, over, "cold_expired", "expired")
 
@@ -160,16 +162,18 @@ def scrub(store: OpenStore, period_s: float, should_stop: Callable[[], bool]) ->
 
 def tidy(store: OpenStore, limits: Limits) -> Iterator[News]:
     """Unfinished files, what was put aside, old rows and turns, the ballast, the WAL."""
-    now_s = store.clock().wall_s
+    now_s = store.clock.now_s()
     upkeep.sweep_temp(store.root)
     if store.cold is not None:
         store.cold.sweep()
-    upkeep.trim_quarantine(store.root, now_s=now_s)
+    lain = _ages(store, upkeep.QUARANTINE, upkeep.quarantined(store.root))
+    old = {path for path, age_s in lain.items() if age_s > upkeep.MAX_QUARANTINE_AGE_S}
+    upkeep.trim_quarantine(store.root, old=old)
     upkeep.trim_asides(store.root, INDEX)
     upkeep.keep_ballast(store.root, upkeep.ballast_bytes(limits.cache_max_bytes))
     store.records.trim(now_s - _REMEMBERED_S).result()
     Conversations(store.database).forget_idle(now_s - _REMEMBERED_S).result()
-    _drop_old_turns(store, now_s)
+    _drop_old_turns(store)
     store.database.checkpoint().result()
     yield from ()
 
@@ -177,20 +181,28 @@ def tidy(store: OpenStore, limits: Limits) -> Iterator[News]:
 def sweep_orphans(store: OpenStore, should_stop: Callable[[], bool]) -> Iterator[News]:
     """Put rows and files in agreement again, as at boot."""
     with store.moving:
-        now_s = store.clock().wall_s
+        now_s = time.time()
         lock = store.replacing
         Recovery(store.root, store.database, store.cold, now_s, should_stop, lock).run()
     yield from ()
 
 
-def _drop_old_turns(store: OpenStore, now_s: float) -> None:
+def _ages(store: OpenStore, kind: str, files: Mapping[str, int]) -> dict[str, float]:
+    """For how long files have lain untouched, as `sightings.ages`."""
+    now_s = store.clock.now_s()
+    return store.database.submit(lambda c: sightings.ages(c, kind, files, now_s)).result()
+
+
+def _drop_old_turns(store: OpenStore) -> None:
     """Of conversations without slots those of long ago; of models without any after a day."""
     rows = Conversations(store.database).listing()
     held = {(row.model.hex(), row.key.hex()) for row in rows if row.leaf is not None}
     with_slots = {total.model.hex() for total in store.index.totals()}
-    for one in turns.folders(store.root):
+    folders = {f"{turns.TURNS}/{one.model}/{one.name}": one for one in turns.folders(store.root)}
+    lain = _ages(store, turns.TURNS, {name: one.mtime_ns for name, one in folders.items()})
+    for name, one in folders.items():
         lives_s = _REMEMBERED_S if one.model in with_slots else _ORPHANED_S
-        if (one.model, one.name) not in held and one.last_s < now_s - lives_s:
+        if (one.model, one.name) not in held and lain[name] > lives_s:
             turns.drop_folder(one)
 
 
@@ -222,7 +234,7 @@ def _evict_cold(store: OpenStore, limits: Limits, wanted_bytes: int = 0) -> Iter
 
 
 def _chosen(store: OpenStore, candidates: Iterable[Candidate], excess: int) -> tuple[str, ...]:
-    return choose(candidates, excess, store.clock().wall_s)
+    return choose(candidates, excess, store.clock.now_s())
 
 
 def _whole_subtrees(over: Iterable[Candidate]) -> list[str]:

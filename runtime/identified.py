@@ -12,7 +12,6 @@ from runtime import identity
 from runtime.identity import Look, NotIdentified
 from runtime.ranks import KvForm
 from runtime.types import ModelSpec
-from store.clock import Clock
 from store.records import Records
 from store.types import FileStamp, ModelRow
 
@@ -25,7 +24,9 @@ class Identity:
     Calls block, and raise StoreError when the store fails.
     """
 
-    def __init__(self, records: Records, clock: Clock, spec: ModelSpec, form: KvForm) -> None:
+    def __init__(
+        self, records: Records, clock: Callable[[], float], spec: ModelSpec, form: KvForm
+    ) -> None:
         """Look at the files, once what was written to them just now can be told from more.
 
         Raises OSError, NotIdentified.
@@ -56,7 +57,7 @@ class Identity:
         spec = self.spec
         package = "mlx-vlm" if spec.is_vision else "mlx-lm"
         model = identity.model_hash(self.files, digests, form=self._form, package=package)
-        now_s = self._clock().wall_s
+        now_s = self._clock()
         row = ModelRow(hash=model, label=spec.id, weights_bytes=spec.nbytes, last_used_s=now_s)
         self._records.put_model(row).result()
         return model
@@ -73,7 +74,9 @@ def _settled(model: Path) -> Look:
     return found
 
 
-def identify(records: Records, clock: Clock, spec: ModelSpec, form: KvForm) -> bytes | None:
+def identify(
+    records: Records, clock: Callable[[], float], spec: ModelSpec, form: KvForm
+) -> bytes | None:
     """The model hash of a model as it is now; None when it cannot be known, as the log says.
 
     Reads every byte that is not remembered. Raises StoreError when the store fails.
@@ -88,7 +91,7 @@ def identify(records: Records, clock: Clock, spec: ModelSpec, form: KvForm) -> b
 class _Memo:
     """Digests of weights files, in the index."""
 
-    def __init__(self, records: Records, clock: Clock) -> None:
+    def __init__(self, records: Records, clock: Callable[[], float]) -> None:
         self._records = records
         self._clock = clock
 
@@ -99,7 +102,7 @@ class _Memo:
         return digest
 
     def put(self, stamp: FileStamp, digest: bytes) -> None:
-        self._records.put_digest(stamp, digest, self._clock().wall_s)
+        self._records.put_digest(stamp, digest, self._clock())
 
     def has_other(self, stamp: FileStamp) -> bool:
         return self._records.has_other_digest(stamp)

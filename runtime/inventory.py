@@ -5,6 +5,7 @@ Every call blocks and may come from any thread; all of them raise StoreError whe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,13 +64,13 @@ class Inventory:
     def conversations(self, model: str | None = None) -> list[ConversationView]:
         """Everything there is, the latest used first; of one model, if its label is given."""
         labels = self._labels()
-        views = [_view(entry, labels) for entry in self._entries()]
+        views = [self._view(entry, labels) for entry in self._entries()]
         return [view for view in views if model is None or model in (view.model, view.model_hash)]
 
     def views(self, entries: Sequence[Entry]) -> list[ConversationView]:
         """The same as people see it, one by one."""
         labels = self._labels()
-        return [_view(entry, labels) for entry in entries]
+        return [self._view(entry, labels) for entry in entries]
 
     def of_sessions(self, names: Sequence[str]) -> dict[str, list[SessionKv]]:
         """The conversations with these session ids, each with every model it had, by session id."""
@@ -78,7 +79,7 @@ class Inventory:
         labels = self._labels()
         kv: dict[str, list[SessionKv]] = {name: [] for name in names}
         for entry in found:
-            one = SessionKv(_view(entry, labels), entry.model, entry.leaf)
+            one = SessionKv(self._view(entry, labels), entry.model, entry.leaf)
             kv[keys[bytes.fromhex(entry.id)]].append(one)
         return kv
 
@@ -91,14 +92,13 @@ class Inventory:
             links = self._way_to(one.leaf) if one.leaf is not None else []
             shared = [link for link in links if link.leave <= ends.get(one.view.model, 0)]
             if shared:
-                now_s = self.store.clock().wall_s
                 row = ConversationRow(
                     key=self.store.conversation_key(copy),
                     model=one.model,
                     leaf=shared[-1].place.id,
                     num_tokens=shared[-1].leave,
-                    last_used_s=now_s,
-                    created_s=now_s,
+                    last_used_s=self.store.clock.now_s(),
+                    created_s=time.time(),
                 )
                 Conversations(self.store.database).advance(row).result()
 
@@ -316,6 +316,22 @@ class Inventory:
             raise outcome.error
         return PublishedView(num_saved=len(outcome.saved), num_refused=len(outcome.refused))
 
+    def _view(self, entry: Entry, labels: dict[bytes, str]) -> ConversationView:
+        return ConversationView(
+            id=entry.id,
+            model=labels.get(entry.model, ""),
+            model_hash=entry.model.hex(),
+            num_tokens=entry.num_tokens,
+            num_turns=entry.num_turns,
+            num_slots=entry.num_slots,
+            disk_bytes=entry.disk_bytes,
+            tier=_tier(entry),
+            last_used_s=self.store.clock.wall_s(entry.last_used_s),
+            is_pinned=bool(entry.is_pinned),
+            is_durable=0 < entry.num_tokens <= entry.num_durable,
+            is_named=bool(entry.is_named),
+        )
+
     def _entries(self) -> list[Entry]:
         return self.store.database.read(listing.entries)
 
@@ -324,23 +340,6 @@ class Inventory:
 
     def _labels(self) -> dict[bytes, str]:
         return {row.hash: row.label for row in self.store.records.models()}
-
-
-def _view(entry: Entry, labels: dict[bytes, str]) -> ConversationView:
-    return ConversationView(
-        id=entry.id,
-        model=labels.get(entry.model, ""),
-        model_hash=entry.model.hex(),
-        num_tokens=entry.num_tokens,
-        num_turns=entry.num_turns,
-        num_slots=entry.num_slots,
-        disk_bytes=entry.disk_bytes,
-        tier=_tier(entry),
-        last_used_s=entry.last_used_s,
-        is_pinned=bool(entry.is_pinned),
-        is_durable=0 < entry.num_tokens <= entry.num_durable,
-        is_named=bool(entry.is_named),
-    )
 
 
 def _tier(entry: Entry) -> str:

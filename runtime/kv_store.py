@@ -308,7 +308,7 @@ class KvStore:
         store = self._life.store
         if store is None:
             return
-        rest_s = store.wear.rest_s(self._settings.kv_daily_write_bytes, store.clock().wall_s)
+        rest_s = store.wear.rest_s(self._settings.kv_daily_write_bytes, time.time())
         if rest_s:
             _log.warning("writes_rest", seconds=round(rest_s))
             for channel in channels:

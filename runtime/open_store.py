@@ -7,6 +7,7 @@ whoever moves slots between tiers, `replacing` by whoever relies on a slot's bei
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
@@ -24,7 +25,6 @@ from runtime.types import MissReason, ModelSpec
 from runtime.wear import Wear
 from runtime.wire import SlotStaged
 from store import upkeep
-from store.clock import Clock, now
 from store.cold_gate import ColdGate
 from store.conversations import Conversations
 from store.database import Database
@@ -84,14 +84,13 @@ class Merged(NamedTuple):
 class OpenStore:
     """Files and index of a store, for as long as its lock is held."""
 
-    def __init__(
-        self, owned: Ownership, database: Database, cold: ColdGate | None, clock: Clock = now
-    ) -> None:
+    def __init__(self, owned: Ownership, database: Database, cold: ColdGate | None) -> None:
         self.root = owned.root
         self.secret = owned.secret
         self.database = database
         self.cold = cold
-        self.clock = clock
+        self.clock = database.clock
+        """What slots, conversations and their files age by; it parts from the wall clock."""
         self.index = SlotIndex(database)
         self.records = Records(database)
         self.moving = threading.Lock()
@@ -117,7 +116,7 @@ class OpenStore:
 
     def identify(self, spec: ModelSpec, form: KvForm) -> bytes | None:
         """The model hash of a model, as `identified.identify`."""
-        return identify(self.records, self.clock, spec, form)
+        return identify(self.records, self.clock.now_s, spec, form)
 
     # What workers report
 
@@ -218,7 +217,7 @@ class OpenStore:
 
     def _row(self, staged: SlotStaged) -> SlotRow:
         size = disk_bytes(self._path(staged))
-        return SlotRow(header=staged.header, disk_bytes=size, last_used_s=self.clock().wall_s)
+        return SlotRow(header=staged.header, disk_bytes=size, last_used_s=self.clock.now_s())
 
     def discard(self, staged: SlotStaged) -> None:
         """Do not publish what a worker staged."""
@@ -234,16 +233,16 @@ class OpenStore:
 
     def _note(self, saved: Sequence[SlotRow], staged: dict[str, SlotStaged]) -> None:
         """Count what was written, and move the named conversations on."""
-        used_s = self.clock().wall_s
+        used_s, wall_s = self.clock.now_s(), time.time()
         num_bytes = sum(staged[row.header.id].num_bytes for row in saved)
         self.counts["published_slots"] += len(saved)
         self.counts["published_bytes"] += num_bytes
         self.counts["written_bytes"] += num_bytes
-        self.wear.add(num_bytes, used_s)
+        self.wear.add(num_bytes, wall_s)
         with suppress(StoreError):
             if saved:
                 figures = {"published_bytes": num_bytes, "written_bytes": num_bytes}
-                self.records.count(figures, used_s)
+                self.records.count(figures, wall_s)
             # What is published can be found by the name that it is to be deleted by.
             rows = [
                 _turned(self.conversation_key(one.session_id), one, used_s)
@@ -258,7 +257,7 @@ class OpenStore:
 
     def touch(self, ids: Sequence[str], lives_s: Mapping[str, float] | None = None) -> None:
         """Requests reused these slots, which are to live for so long. Raises StoreError."""
-        self.index.touch(ids, self.clock().wall_s, lives_s).result()
+        self.index.touch(ids, self.clock.now_s(), lives_s).result()
 
     def drop_bad(self, slot_id: str) -> tuple[str, ...]:
         """Forget a slot that cannot be read, and what continues it; its file is kept for a day.
@@ -373,7 +372,7 @@ class OpenStore:
             raise IndexDamaged("the index is damaged")
         upkeep.prepare(self.root)
         upkeep.probe(self.root)
-        self.records.count({"probes": 1.0}, self.clock().wall_s).result()
+        self.records.count({"probes": 1.0}, time.time()).result()
 
     def _lost(self) -> StoreLost:
         return StoreLost(f"{self.root} was removed or replaced")
@@ -388,7 +387,7 @@ def _turned(key: bytes, staged: SlotStaged, used_s: float) -> ConversationRow:
         leaf=header.id,
         num_tokens=header.end,
         last_used_s=used_s,
-        created_s=used_s,
+        created_s=time.time(),
         ttl_s=header.ttl_s,
         num_turns=int(staged.ends_turn),
     )

@@ -33,4 +33,6 @@ class RequestRows:
         await self._life.pause(_PAUSE_S)
         rows = list(self._waiting)
         self._waiting.clear()
-        await self._life.attempt(lambda store: store.records.add_requests(rows).result())
+        await self._life.attempt(
+            lambda store: store.records.add_requests(rows, store.clock.now_s()).result()
+        )

@@ -141,7 +141,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     `s3://` address) where there is one, which may take `cold_max_bytes`, for `cold_ttl_s`.
 
     What clients ask the server to remember lies in `history.sqlite3` in `home`. It takes
-    `history_max_bytes` at most, and goes when it was not used for `history_ttl_s`.
+    `history_max_bytes` at most, and expires when it was not used for `history_ttl_s`; for
+    `history_grace_s` more `hearth history restore` brings it back, then it is erased.
 
     Traces of requests, without their text, go to `otlp_endpoint` (OTLP over HTTP) if it is set.
     """
@@ -205,6 +206,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     cold_ttl_s: Lifetime = 30 * 86_400.0
     history_max_bytes: Positive = 4_000_000_000
     history_ttl_s: Seconds = 30 * 86_400.0
+    history_grace_s: Seconds = 7 * 86_400.0
 
     wired: Literal["off", "on"] = "off"
     cpu_blas: str = "auto"

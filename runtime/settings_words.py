@@ -41,7 +41,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             *("cold_store", "cold_max_bytes", "cold_ttl_s"),
         ),
     ),
-    ("What the server remembers", ("history_max_bytes", "history_ttl_s")),
+    ("What the server remembers", ("history_max_bytes", "history_ttl_s", "history_grace_s")),
     (
         "When something is wrong",
         ("load_timeout_s", "wedge_timeout_s", "heartbeat_timeout_s", "stop_timeout_s"),
@@ -116,7 +116,8 @@ SETTINGS: dict[str, str] = {
     "cold_max_bytes": "KV in the cold store",
     "cold_ttl_s": "unused KV leaves the cold store after this",
     "history_max_bytes": "agents and stored responses on disk",
-    "history_ttl_s": "what was stored goes after so long without use",
+    "history_ttl_s": "what was stored expires after so long without use",
+    "history_grace_s": "what expired can be restored for so long, then it is erased; 0: at once",
     "wired": "let mlx wire the whole recommended working set (macOS)",
     "cpu_blas": "BLAS for CPU workers on Linux: auto, off or a library's path",
     "log_level": "debug, info, warning or error",

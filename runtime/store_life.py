@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -178,14 +179,13 @@ class StoreLife:
 
     async def _recover(self, store: OpenStore) -> None:
         """Put rows and files in agreement beside the requests; tell what is found as it is."""
-        now_s = store.clock().wall_s
+        now_s = time.time()
         is_over, lock = self.stopping.is_set, store.replacing
         recovery = Recovery(store.root, store.database, store.cold, now_s, is_over, lock)
 
         def run(_: OpenStore) -> None:
             with store.moving:
                 recovery.run()
-            store.index.begin(store.clock()).result()
 
         running = asyncio.ensure_future(self.attempt(run, "chore"))
         num_told = 0

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from migrations.run import upgrade
 from runtime.open_store import INDEX, OpenStore
 from store import ownership, upkeep
+from store.clock import Clock, now
 from store.cold import ColdDirectory, open_cold
 from store.cold_gate import ColdGate
 from store.errors import StoreError, StoreLocked
 from store.opening import open_database
 
 
-def open_store(root: Path, cold_store: str | None, secret: bytes | None = None) -> OpenStore:
-    """Make or open the store at `root` and own it. `secret` is used where there is none yet.
+def open_store(
+    root: Path, cold_store: str | None, secret: bytes | None = None, read: Clock = now
+) -> OpenStore:
+    """Make or open the store at `root` and own it. `secret` is used where there is none yet, and
+    `read` are the system's clocks.
 
     Raises:
         StoreLocked: another server owns it.
@@ -28,13 +33,15 @@ def open_store(root: Path, cold_store: str | None, secret: bytes | None = None) 
     try:
         upkeep.prepare(root)
         cold = _cold(root, cold_store)
-        database = open_database(root / INDEX, upgrade, lambda: upkeep.drop_ballast(root))
+        database = open_database(
+            root / INDEX, upgrade, lambda: upkeep.drop_ballast(root), read=read
+        )
     except StoreError:
         owned.close()
         raise
     store = OpenStore(owned, database, cold)
     with suppress(StoreError):
-        now_s = store.clock().wall_s
+        now_s = time.time()
         store.wear.add(store.records.counters(now_s).get("written_bytes", 0.0), now_s)
     return store
 

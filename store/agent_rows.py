@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, delete, func, insert, select, update
@@ -12,7 +12,10 @@ from store.history_tables import Agent, LeftSession, Turn, TurnMessage
 
 
 class AgentRow(NamedTuple):
-    """An agent as it is stored. `config` is JSON; `session` names its KV."""
+    """An agent as it is stored. `config` is JSON; `session` names its KV.
+
+    `last_used_s` is trusted time; `created_s`, here and of turns, is the wall clock's.
+    """
 
     id: str
     session: str
@@ -159,7 +162,7 @@ def num_tokens(connection: Connection, session: str) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(rows)}
 
 
-def append(connection: Connection, session: str, row: TurnRow) -> int:
+def append(connection: Connection, session: str, row: TurnRow, now_s: float) -> int:
     """Add a turn to an agent, of which it must be the next; how many turns there were before.
 
     Nothing is added when that is not `row.number - 1`; -1 says that the agent is gone or was reset.
@@ -172,11 +175,13 @@ def append(connection: Connection, session: str, row: TurnRow) -> int:
     number, num_turns = agent
     if num_turns == row.number - 1:
         _insert_turn(connection, number, row)
-        _count(connection, number, row.created_s)
+        _count(connection, number, now_s)
     return num_turns
 
 
-def replace(connection: Connection, session: str, row: TurnRow, request_id: str) -> bool:
+def replace(
+    connection: Connection, session: str, row: TurnRow, request_id: str, now_s: float
+) -> bool:
     """Put a turn in the place of an agent's last one, which must be that of this request.
 
     False, and nothing is changed, when it is not; the agent may be gone or was reset.
@@ -192,7 +197,7 @@ def replace(connection: Connection, session: str, row: TurnRow, request_id: str)
     turn_id, number = last
     connection.execute(delete(Turn).where(Turn.id == turn_id))
     _insert_turn(connection, number, row)
-    _count(connection, number, row.created_s)
+    _count(connection, number, now_s)
     return True
 
 
@@ -209,6 +214,15 @@ def fork(connection: Connection, session: str, row: AgentRow, num_turns: int) ->
             _insert_turn(connection, number, turn)
     _count(connection, number, row.last_used_s)
     return True
+
+
+def put_turns(connection: Connection, session: str, rows: Iterable[TurnRow], now_s: float) -> None:
+    """Give an agent without turns these, with the numbers that they have."""
+    mine = select(Agent.number).where(Agent.session == session)
+    number = connection.execute(mine).scalar_one()
+    for row in rows:
+        _insert_turn(connection, number, row)
+    _count(connection, number, now_s)
 
 
 def reset(connection: Connection, agent_id: str, session: str, now_s: float) -> str | None:

@@ -1,4 +1,7 @@
-"""The clocks of the store, and what to believe when the wall clock jumps."""
+"""The clocks of the store: one that people read, and one by which what may be deleted ages.
+
+Wall time may be set, by anybody and to anything, so nothing that deletes looks at it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,18 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from sqlalchemy import Connection, text
+
 from store.temp_names import boot_id
 from store.types import Instant
 
 Clock = Callable[[], Instant]
 
-MAX_DRIFT_S = 300.0
-"""Wall time may run this far from the monotonic clock between two looks; more is a jump."""
-
-MAX_POWERED_OFF_S = 30 * 86_400.0
-"""Wall time may pass this far from one boot to the next; more is a wrong clock."""
+_LOAD = text("SELECT trusted_s, monotonic_s, boot_id FROM store_state")
+_SAVE = text(
+    "UPDATE store_state SET trusted_s = :trusted_s, monotonic_s = :monotonic_s, boot_id = :boot_id"
+)
+_UNKNOWN_BOOT = "0"
 
 
 def now() -> Instant:
@@ -28,22 +33,55 @@ def now() -> Instant:
     return Instant(time.time(), time.clock_gettime(clock), boot_id())
 
 
-class Jump(NamedTuple):
-    """`is_jump` says not to trust ages now; `seconds` is how far the wall clock moved by itself."""
+class Trusted(NamedTuple):
+    """A trusted instant, and what the clock that nobody sets said then. 0 is before the first."""
 
-    is_jump: bool
-    seconds: float
+    trusted_s: float = 0.0
+    monotonic_s: float = 0.0
+    boot_id: str = ""
+
+    def passed_s(self, this: Instant) -> float:
+        """Seconds that have passed for certain since: none that the machine may have been off."""
+        if this.boot_id != self.boot_id or this.boot_id == _UNKNOWN_BOOT:
+            return 0.0
+        return max(this.monotonic_s - self.monotonic_s, 0.0)
 
 
-def jump_between(last: Instant, this: Instant) -> Jump:
-    """How far the wall clock jumped from one look to the next.
+class TrustedClock:
+    """Counts the seconds that have passed for certain, from a trusted instant on. For any thread.
 
-    After a boot nothing can be compared: that look is not trusted either, but time that the
-    machine may have been off counts as passed.
+    Its first second ever is that of the wall clock, and from then on they may part: only the
+    difference of two of its times means anything, and that is never more than has really passed.
     """
-    passed_s = this.wall_s - last.wall_s
-    if last.boot_id != this.boot_id:
-        is_wrong = not 0.0 <= passed_s <= MAX_POWERED_OFF_S
-        return Jump(True, passed_s if is_wrong else 0.0)
-    drift_s = passed_s - (this.monotonic_s - last.monotonic_s)
-    return Jump(True, drift_s) if abs(drift_s) > MAX_DRIFT_S else Jump(False, 0.0)
+
+    def __init__(self, last: Trusted, read: Clock = now) -> None:
+        this = read()
+        begun_s = last.trusted_s + last.passed_s(this) if last.trusted_s else this.wall_s
+        self._begun = Trusted(begun_s, this.monotonic_s, this.boot_id)
+        self._read = read
+
+    def now_s(self) -> float:
+        """The trusted time, in seconds."""
+        return self.instant().trusted_s
+
+    def instant(self) -> Trusted:
+        """The same, as it can be gone on from."""
+        this = self._read()
+        # Within a process there is one boot, whatever the system says of it.
+        begun = self._begun._replace(boot_id=this.boot_id)
+        passed_s = max(this.monotonic_s - begun.monotonic_s, 0.0)
+        return Trusted(begun.trusted_s + passed_s, this.monotonic_s, this.boot_id)
+
+    def wall_s(self, trusted_s: float) -> float:
+        """What the wall clock would have said then, had it always gone as it does now."""
+        return self._read().wall_s - self.now_s() + trusted_s
+
+
+def load(connection: Connection) -> Trusted:
+    """The last trusted instant that a database keeps."""
+    return Trusted(*connection.execute(_LOAD).one())
+
+
+def save(connection: Connection, instant: Trusted) -> None:
+    """Keep an instant in a database."""
+    connection.execute(_SAVE, instant._asdict())

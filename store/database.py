@@ -20,6 +20,8 @@ import structlog
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.pool import QueuePool, StaticPool
 
+from store import clock as clocks
+from store.clock import Trusted, TrustedClock
 from store.errors import IndexDamaged, StoreError, StoreFailed, StoreFull, StoreLocked
 from store.index_file import connect_reader
 from store.sqlite_errors import reported
@@ -54,8 +56,8 @@ class Database:
     """An open index. Without a `writer` it is read-only: another server owns the store.
 
     `needs_rebuild` says that it is new and slots may exist that it lacks; `moved_aside` where a
-    bad one went. `make_room` is called in the writer's thread when the disk is full, and says
-    whether it freed anything.
+    bad one went. `clock` is what its rows age by. `make_room` is called in the writer's thread
+    when the disk is full, and says whether it freed anything.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class Database:
         *,
         needs_rebuild: bool = False,
         moved_aside: Path | None = None,
+        clock: TrustedClock | None = None,
     ) -> None:
         self.path = path
+        self.clock = clock or TrustedClock(Trusted())
         self.needs_rebuild = needs_rebuild
         self.moved_aside = moved_aside
         self.is_damaged = False
@@ -123,6 +127,10 @@ class Database:
         The result is False where a reader held on to it; the next time will do.
         """
         return self._put(_checkpoint, is_alone=True)
+
+    def keep_time(self) -> Future[None]:
+        """Keep the trusted time on disk: from there it goes on after a power loss."""
+        return self.submit(lambda connection: clocks.save(connection, self.clock.instant()))
 
     def check(self) -> bool:
         """Read the whole index: whether SQLite finds it sound. Blocks; for a thread of its own."""
@@ -194,6 +202,7 @@ class Database:
     def _mark_closed(self, connection: Connection) -> None:
         if not self.is_damaged:
             connection.exec_driver_sql("UPDATE store_state SET is_open = 0")
+            clocks.save(connection, self.clock.instant())
 
     def _commit(self, writer: Connection, group: list[_Work]) -> None:
         """Run a group in one transaction; its futures are done after it, never before."""

@@ -7,21 +7,29 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from store import agent_rows, response_rows
+from store import agent_rows, expired_rows, response_rows
 from store.errors import HistoryFull
 
 
 class Family(NamedTuple):
     """A kind of thing that can go: its least recently used (id, last use), and its removal.
 
+    What has expired already goes before anything that lives.
+
     `oldest` knows the parameter `keep`, the id of one that must stay.
     """
 
     oldest: str
     remove: Callable[[Connection, str, float], object]
+    is_expired: bool = False
 
 
 FAMILIES = (
+    Family(
+        "SELECT number, expired_s FROM expired WHERE id != :keep ORDER BY number LIMIT 1",
+        expired_rows.erase_number,
+        is_expired=True,
+    ),
     Family(
         "SELECT id, last_used_s FROM agents WHERE NOT is_pinned AND id != :keep"
         " ORDER BY last_used_s LIMIT 1",
@@ -72,7 +80,7 @@ def make_room(connection: Connection, room: Room, now_s: float) -> int:
                     f"history_max_bytes ({room.max_bytes}) is reached and nothing can go"
                 )
             break
-        _, one_id, family = min(found, key=lambda one: one[:2])
-        family.remove(connection, one_id, now_s)
+        _, one_id, family = min(found, key=lambda one: (not one[2].is_expired, *one[:2]))
+        family.remove(connection, str(one_id), now_s)
         num_removed += 1
     return num_removed

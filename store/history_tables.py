@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 APPLICATION_ID = 0x48525459
 """What SQLite's header says of the file: `HRTY`."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -23,7 +23,7 @@ class HistoryTable(DeclarativeBase):
 class Agent(HistoryTable):
     """An agent. `session` names its KV; it is another one after every reset.
 
-    `num_bytes` is what its turns take; `config` is JSON.
+    `num_bytes` is what its turns take; `config` is JSON. `last_used_s` is trusted time.
     """
 
     __tablename__ = "agents"
@@ -124,11 +124,61 @@ class ResponseEvents(HistoryTable):
     body: Mapped[bytes]
 
 
+class Expired(HistoryTable):
+    """An agent or a stored response whose time is over, kept a while longer: nobody finds it.
+
+    `kind` is `agent` or `response`; times are trusted time.
+    """
+
+    __tablename__ = "expired"
+    __table_args__ = (Index("expired_by_id", "kind", "id"),)
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    id: Mapped[str]
+    num_bytes: Mapped[int]
+    last_used_s: Mapped[float]
+    expired_s: Mapped[float]
+
+
+class ExpiredPart(HistoryTable):
+    """A piece of what expired, in order from 0; `body` is a row, packed."""
+
+    __tablename__ = "expired_parts"
+    __table_args__ = (Index("expired_parts_in_order", "expired_number", "position", unique=True),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    expired_number: Mapped[int] = mapped_column(ForeignKey("expired.number", ondelete="CASCADE"))
+    position: Mapped[int]
+    body: Mapped[bytes]
+
+
+class SetAside(HistoryTable):
+    """A file of this database that was damaged, and what could be taken over from it.
+
+    It is kept, and said, until the operator has acknowledged it. `at_s` is wall time, for people.
+    """
+
+    __tablename__ = "set_aside"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    at_s: Mapped[float]
+    found_s: Mapped[float]
+    num_agents: Mapped[int]
+    num_responses: Mapped[int]
+    is_whole: Mapped[bool]
+    is_acknowledged: Mapped[bool]
+
+
 class HistoryState(HistoryTable):
-    """One row: whether a server has this file open."""
+    """One row: whether a server has this file open, and the last trusted instant."""
 
     __tablename__ = "store_state"
     __table_args__ = (CheckConstraint("id = 1", name="store_state_single"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     is_open: Mapped[bool]
+    trusted_s: Mapped[float]
+    monotonic_s: Mapped[float]
+    boot_id: Mapped[str]

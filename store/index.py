@@ -12,7 +12,6 @@ from sqlalchemy import Connection, delete, func, literal, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from store import pins, slot_rows
-from store.clock import jump_between
 from store.database import Database
 from store.errors import StoreError
 from store.tables import (
@@ -21,11 +20,9 @@ from store.tables import (
     ConversationSlot,
     Model,
     Slot,
-    StoreState,
 )
 from store.types import (
     Candidate,
-    Instant,
     PinRow,
     SlotPlace,
     SlotRow,
@@ -63,7 +60,7 @@ class SlotIndex:
     def touch(
         self, ids: Sequence[str], now_s: float, lives_s: Mapping[str, float] | None = None
     ) -> Future[None]:
-        """Count a hit for each slot at wall time `now_s`, in seconds; unknown ids are ignored.
+        """Count a hit for each slot at trusted time `now_s`, in seconds; unknown ids are ignored.
 
         From then on they live unused for `lives_s` at least.
         """
@@ -98,17 +95,12 @@ class SlotIndex:
         """A file is about to appear there: a restart removes it unless its row says so by then."""
         return self._database.submit(lambda connection: _condemn(connection, place))
 
-    def begin(self, now: Instant) -> Future[None]:
-        """Take an empty index's clocks, so that the first look at it has something to compare."""
-        return self._database.submit(lambda connection: _begin(connection, now))
+    def expired(self, now_s: float) -> tuple[str, ...]:
+        """The ids whose time is over at trusted time `now_s`, children first.
 
-    def expired(self, now: Instant) -> Future[tuple[str, ...]]:
-        """The ids whose time is over, children first; a slot outlives all that continues it.
-
-        Empty when the wall clock jumped since the last call, or the machine was started: then
-        the times of last use are moved along, and those in the future become now.
+        A slot outlives all that continues it.
         """
-        return self._database.submit(lambda connection: _expired(connection, now))
+        return self._database.read(lambda connection: _over(connection, now_s))
 
     def pin(self, model: bytes, end_hash: bytes, source: str) -> Future[int]:
         """Keep the prefix that ends with `end_hash`, also when it is yet to come, for `source`.
@@ -220,34 +212,6 @@ def _forget(connection: Connection, places: Sequence[SlotPlace]) -> None:
     for name, tier in places:
         done = delete(Condemned).where(Condemned.name == name, Condemned.tier == tier)
         connection.execute(done)
-
-
-def _begin(connection: Connection, now: Instant) -> None:
-    is_empty = ~select(Slot.id).exists()
-    never = StoreState.boot_id == ""
-    connection.execute(update(StoreState).where(never, is_empty).values(now._asdict()))
-
-
-def _expired(connection: Connection, now: Instant) -> tuple[str, ...]:
-    columns = select(StoreState.wall_s, StoreState.monotonic_s, StoreState.boot_id)
-    last = Instant(*connection.execute(columns).one())
-    stamp = update(StoreState).values(now._asdict())
-    connection.execute(stamp)
-    jump = jump_between(last, now)
-    if jump.is_jump:
-        _move_times(connection, now.wall_s, jump.seconds if last.boot_id else 0.0)
-        return ()
-    return _over(connection, now.wall_s)
-
-
-def _move_times(connection: Connection, now_s: float, jump_s: float) -> None:
-    """Keep ages over a jump forward. After one back nobody knows what was touched since: what is
-    in the future becomes now.
-    """
-    ahead_s = max(jump_s, 0.0)
-    for table in (Slot, Conversation):
-        moved = func.min(table.last_used_s + ahead_s, now_s)
-        connection.execute(update(table).values(last_used_s=moved))
 
 
 def _over(connection: Connection, now_s: float) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ import structlog
 from sqlalchemy import Connection
 from sqlalchemy.pool import StaticPool
 
+from store import clock as clocks
+from store.clock import Clock, TrustedClock
 from store.database import Database, engine_of, is_sound, refuse_more_room
 from store.errors import IndexDamaged, StoreError
 from store.file_kinds import INDEX, FileKind
@@ -34,12 +36,13 @@ def open_database(
     make_room: Callable[[], bool] = refuse_more_room,
     busy_timeout_ms: int = BUSY_TIMEOUT_MS,
     kind: FileKind = INDEX,
+    read: Clock = clocks.now,
 ) -> Database:
     """Open a database for writing, and bring it to this release's schema by `migrate`.
 
     A damaged or foreign file is moved aside and a new one made; `needs_rebuild` tells. The caller
     holds the store's lock. `make_room` is called in the writer's thread when the disk is full, and
-    says whether it freed anything.
+    says whether it freed anything. `read` is the system's clocks.
 
     Raises:
         StoreTooNew: a later release wrote it; it stays as it is.
@@ -54,7 +57,8 @@ def open_database(
         is_new = True
         log.warning("database_set_aside", path=str(path), error=str(error), moved_to=moved.name)
         writer = _open_writer(path, migrate, busy_timeout_ms, kind)
-    return Database(path, writer, make_room, needs_rebuild=is_new, moved_aside=moved)
+    clock = _started_clock(writer, read)
+    return Database(path, writer, make_room, needs_rebuild=is_new, moved_aside=moved, clock=clock)
 
 
 def open_read_only(path: Path) -> Database:
@@ -86,6 +90,14 @@ def _open_writer(path: Path, migrate: Migrate, busy_timeout_ms: int, kind: FileK
     return writer
 
 
+def _started_clock(writer: Connection, read: Clock) -> TrustedClock:
+    """What the rows age by goes on from where the file says it was."""
+    with reported(), writer.begin():
+        clock = TrustedClock(clocks.load(writer), read)
+        clocks.save(writer, clock.instant())
+    return clock
+
+
 def _was_left_open(connection: Connection) -> bool:
     table = "SELECT 1 FROM sqlite_master WHERE name = 'store_state'"
     if connection.exec_driver_sql(table).first() is None:
@@ -99,6 +111,6 @@ def _mark_open(connection: Connection) -> None:
     if connection.exec_driver_sql("UPDATE store_state SET is_open = 1").rowcount:
         return
     connection.exec_driver_sql(
-        "INSERT INTO store_state (id, is_open, wall_s, monotonic_s, boot_id)"
+        "INSERT INTO store_state (id, is_open, trusted_s, monotonic_s, boot_id)"
         " VALUES (1, 1, 0.0, 0.0, '')"
     )

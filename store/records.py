@@ -29,6 +29,9 @@ _MODEL_COLUMNS = (
 MAX_REQUESTS = 20_000
 """Some MB of rows: days of an agent's work."""
 
+MAX_DAYS = 92
+"""Days that have counters: their names are the wall clock's, so they go by number, not by age."""
+
 _LATEST_LOAD = 0.3
 _PEAK_LEFT = 0.95
 
@@ -56,7 +59,7 @@ class Records:
         return self._database.read(_models)
 
     def put_digest(self, stamp: FileStamp, digest: bytes, now_s: float) -> Future[None]:
-        """Remember the digest of a weights file, read at wall time `now_s`."""
+        """Remember the digest of a weights file, read at trusted time `now_s`."""
         return self._database.submit(
             lambda connection: _put_digest(connection, stamp, digest, now_s)
         )
@@ -69,13 +72,13 @@ class Records:
         """Whether the digest of the same file in another state is known."""
         return self._database.read(lambda connection: _has_other_digest(connection, stamp))
 
-    def add_request(self, row: RequestRow) -> Future[None]:
-        """Remember a finished request; a second row of the same id is ignored."""
-        return self.add_requests([row])
+    def add_request(self, row: RequestRow, now_s: float) -> Future[None]:
+        """Remember at trusted time `now_s` a request that finished; a second row is ignored."""
+        return self.add_requests([row], now_s)
 
-    def add_requests(self, rows: Sequence[RequestRow]) -> Future[None]:
+    def add_requests(self, rows: Sequence[RequestRow], now_s: float) -> Future[None]:
         """The same of several; of very many the oldest are forgotten."""
-        return self._database.submit(lambda connection: _add_requests(connection, rows))
+        return self._database.submit(lambda connection: _add_requests(connection, rows, now_s))
 
     def requests(self, limit: int = 100) -> list[RequestRow]:
         """The latest finished requests, the latest first."""
@@ -90,7 +93,9 @@ class Records:
         return self._database.read(lambda connection: _counters(connection, since_s))
 
     def trim(self, before_s: float) -> Future[int]:
-        """Forget requests, counters and digests from before wall time `before_s`; how many."""
+        """Forget requests and digests from before trusted time `before_s`, and counters of all but
+        the last `MAX_DAYS` days there are; how many.
+        """
         return self._database.submit(lambda connection: _trim(connection, before_s))
 
 
@@ -99,10 +104,12 @@ def day_of(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).date().isoformat()
 
 
-def _add_requests(connection: Connection, rows: Sequence[RequestRow]) -> None:
+def _add_requests(connection: Connection, rows: Sequence[RequestRow], now_s: float) -> None:
     statement = insert(Request).on_conflict_do_nothing()
     if rows:
-        connection.execute(statement, [msgspec.structs.asdict(row) for row in rows])
+        connection.execute(
+            statement, [msgspec.structs.asdict(row) | {"kept_s": now_s} for row in rows]
+        )
     last = select(func.max(Request.number)).scalar_subquery()
     connection.execute(delete(Request).where(Request.number <= last - MAX_REQUESTS))
 
@@ -196,9 +203,10 @@ def _counters(connection: Connection, since_s: float) -> dict[str, float]:
 
 
 def _trim(connection: Connection, before_s: float) -> int:
+    days = select(Counter.day).distinct().order_by(Counter.day.desc()).limit(MAX_DAYS)
     old = (
-        delete(Request).where(Request.finished_s < before_s),
-        delete(Counter).where(Counter.day < day_of(before_s)),
+        delete(Request).where(Request.kept_s < before_s),
+        delete(Counter).where(Counter.day.not_in(days)),
         delete(FileDigest).where(FileDigest.last_used_s < before_s),
     )
     return sum(connection.execute(statement).rowcount for statement in old)

@@ -60,7 +60,10 @@ class RecoveryReport:
 
 
 class Recovery:
-    """One run over a store whose lock is held. Times are wall-clock seconds."""
+    """One run over a store whose lock is held. `now_s` is the wall clock's, as files' times are.
+
+    What is adopted counts as used now: those times are anybody's to set.
+    """
 
     def __init__(
         self,
@@ -174,9 +177,8 @@ class Recovery:
         try:
             if place.tier == "warm":
                 header, size = read_header(path), disk_bytes(path)
-                used_s = min(_modified_s(path), self._now_s)
             else:
-                header, size, used_s = self._cold_header(place.id), cold_bytes, self._now_s
+                header, size = self._cold_header(place.id), cold_bytes
         except (SlotMissing, SlotForeign):
             return None  # what a later release wrote is its own to delete
         except SlotDamaged:
@@ -185,7 +187,12 @@ class Recovery:
         except StoreFailed:
             self.report.num_unreadable += 1
             return None
-        return SlotRow(header=header, disk_bytes=size, last_used_s=used_s, tier=place.tier)
+        return SlotRow(
+            header=header,
+            disk_bytes=size,
+            last_used_s=self._database.clock.now_s(),
+            tier=place.tier,
+        )
 
     def _cold_header(self, name: str) -> SlotHeader:
         """A packed slot is read by unpacking it; that is rare enough to pay for."""

@@ -124,9 +124,10 @@ def remove(connection: Connection, response_id: str, now_s: float) -> bool:
     return bool(gone.rowcount)
 
 
-def remove_unused(connection: Connection, before_s: float) -> int:
-    """Delete all that was not used since; how many."""
-    return connection.execute(delete(Response).where(Response.last_used_s < before_s)).rowcount
+def unused(connection: Connection, before_s: float) -> list[tuple[str, float]]:
+    """Ids and last uses of all that was not used since."""
+    rows = select(Response.id, Response.last_used_s).where(Response.last_used_s < before_s)
+    return [(one_id, last_used_s) for one_id, last_used_s in connection.execute(rows)]
 
 
 def _items(connection: Connection, response_id: str) -> list[ItemRow]:

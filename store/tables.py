@@ -14,7 +14,7 @@ from store.types import Tier, TtlClass
 APPLICATION_ID = 0x48525448
 """What SQLite's header says of the file: `HRTH`."""
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -177,7 +177,7 @@ class ConversationSlot(Table):
 
 
 class Request(Table):
-    """One finished request: counts, times and reasons."""
+    """One finished request: counts, times and reasons. `kept_s` is trusted time."""
 
     __tablename__ = "requests"
     __table_args__ = (Index("requests_by_time", "finished_s"),)
@@ -196,6 +196,18 @@ class Request(Table):
     restore_ms: Mapped[float]
     prefill_ms: Mapped[float]
     decode_ms: Mapped[float]
+    kept_s: Mapped[float] = mapped_column(server_default=text("0"))
+
+
+class Sighting(Table):
+    """A file that may go when it has lain untouched for long, and since when it was seen to."""
+
+    __tablename__ = "sightings"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    path: Mapped[str] = mapped_column(primary_key=True)
+    mtime_ns: Mapped[int]
+    since_s: Mapped[float]
 
 
 class Counter(Table):
@@ -210,13 +222,13 @@ class Counter(Table):
 
 
 class StoreState(Table):
-    """One row: whether a server has this file open, and both clocks when it last looked."""
+    """One row: whether a server has this file open, and the last trusted instant."""
 
     __tablename__ = "store_state"
     __table_args__ = (CheckConstraint("id = 1", name="store_state_single"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     is_open: Mapped[bool]
-    wall_s: Mapped[float]
+    trusted_s: Mapped[float]
     monotonic_s: Mapped[float]
     boot_id: Mapped[str]

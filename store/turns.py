@@ -21,10 +21,10 @@ UNNAMED = "u-"
 
 
 class TurnFolder(NamedTuple):
-    """A conversation's turns; in the second `last_s` of the wall clock the last one came."""
+    """A conversation's turns; `mtime_ns` changes when one comes."""
 
     path: Path
-    last_s: float
+    mtime_ns: int
 
     @property
     def model(self) -> str:
@@ -74,7 +74,7 @@ def folders(root: Path) -> list[TurnFolder]:
     with reported(root / TURNS):
         for path in (root / TURNS).glob("*/*"):
             with suppress(FileNotFoundError):
-                found.append(TurnFolder(path, path.stat(follow_symlinks=False).st_mtime))
+                found.append(TurnFolder(path, path.stat(follow_symlinks=False).st_mtime_ns))
     return found
 
 

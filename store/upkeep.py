@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,17 +131,22 @@ def quarantine(root: Path, path: Path) -> Path:
     return moved
 
 
-def trim_quarantine(
-    root: Path,
-    max_bytes: int = MAX_QUARANTINE_BYTES,
-    max_age_s: float = MAX_QUARANTINE_AGE_S,
-    now_s: float | None = None,
-) -> int:
-    """Remove the oldest files until the rest is young and small enough; returns how many.
-
-    `now_s` are seconds of the wall clock. `max_bytes=0` empties it. Raises StoreFailed.
+def quarantined(root: Path) -> dict[str, int]:
+    """The files in quarantine, by their paths below the root: when they changed. Raises
+    StoreFailed.
     """
-    now_s = time.time() if now_s is None else now_s
+    directory = root / QUARANTINE
+    with reported(directory):
+        kept = sorted(directory.iterdir()) if directory.is_dir() else []
+        return {f"{QUARANTINE}/{path.name}": path.lstat().st_mtime_ns for path in kept}
+
+
+def trim_quarantine(
+    root: Path, max_bytes: int = MAX_QUARANTINE_BYTES, old: Collection[str] = ()
+) -> int:
+    """Remove what is `old`, by its path below the root, and the oldest until the rest is small
+    enough; returns how many. `max_bytes=0` empties it. Raises StoreFailed.
+    """
     directory = root / QUARANTINE
     with reported(directory):
         kept = sorted(directory.iterdir()) if directory.is_dir() else []
@@ -149,9 +154,9 @@ def trim_quarantine(
         too_much = sum(sizes) - max_bytes
         num_removed = 0
         for path, size in zip(kept, sizes, strict=True):
-            is_old = now_s - _moved_s(path) > max_age_s
+            is_old = f"{QUARANTINE}/{path.name}" in old
             if too_much <= 0 and not is_old and max_bytes:
-                break
+                continue
             _remove_anything(path)
             too_much -= size
             num_removed += 1
@@ -174,11 +179,6 @@ def trim_asides(root: Path, name: str) -> int:
             for part in (path, *(path.with_name(path.name + log) for log in _LOGS)):
                 part.unlink(missing_ok=True)
     return len(whole[MAX_ASIDES:])
-
-
-def _moved_s(path: Path) -> float:
-    stamp = path.name.partition("-")[0]
-    return int(stamp) / 1e9 if stamp.isdecimal() else 0.0
 
 
 def _remove_anything(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,13 +26,21 @@ class AgentBook:
         self.read = history.read
         self.write = history.write
         self.tidy = history.tidy
-        self.drop_old_asides = history.drop_old_asides
+        self.now_s = history.now_s
+        self.wall_s = history.wall_s
+        self.keep_time = history.keep_time
+        self.drop_asides = history.drop_asides
+        self._history = history
+
+    def unknown(self, agent_id: str) -> UnknownAgent:
+        """There is none of that id, or it is another tenant's."""
+        return UnknownAgent(plain(agent_id), self._history.note)
 
     async def row(self, agent_id: str) -> AgentRow:
         """One agent. Raises UnknownAgent."""
         row = await self.read(lambda connection: agent_rows.get(connection, agent_id))
         if row is None:
-            raise unknown(agent_id)
+            raise self.unknown(agent_id)
         return row
 
     async def add(self, work: Callable[[Connection], T], num_bytes: int, keep: str) -> T:
@@ -41,15 +48,10 @@ class AgentBook:
         room = Room(self._max_bytes, num_bytes, keep)
 
         def run(connection: Connection) -> T:
-            history_room.make_room(connection, room, time.time())
+            history_room.make_room(connection, room, self.now_s())
             return work(connection)
 
         return await self.write(run)
-
-
-def unknown(agent_id: str) -> UnknownAgent:
-    """There is none of that id, or it is another tenant's."""
-    return UnknownAgent(plain(agent_id))
 
 
 def new_session(agent_id: str) -> str:

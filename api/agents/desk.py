@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from api.agents import convert
-from api.agents.book import AgentBook, new_session, unknown
+from api.agents.book import AgentBook, new_session
 from api.agents.convert import Sent
 from api.agents.kv import AgentKv
 from api.agents.lanes import Lanes
@@ -19,7 +19,7 @@ from api.openai.convert import chat_to_generate
 from api.refusal import refuse
 from runtime.errors import AgentChanged, AgentExists, UnknownModel
 from runtime.keys import owned, owner, plain
-from store import agent_rows
+from store import agent_rows, expired_rows
 from store.agent_rows import AgentRow, Page
 
 
@@ -52,11 +52,13 @@ class AgentDesk:
         """
         row = self._new_row(_key_of(tenant, agent_id), convert.config_of(sent))
         is_new = await self._book.add(
-            lambda connection: agent_rows.create(connection, row), len(row.config), row.id
+            lambda connection: agent_rows.create(connection, self._used(row)),
+            len(row.config),
+            row.id,
         )
         if not is_new:
             raise _exists(row.id)
-        return await self._view(row)
+        return await self.view(row.id)
 
     async def listing(self, tenant: str, after: str | None, limit: int) -> AgentList:
         """A page of a tenant's agents, the newest first; `after` is as it was given."""
@@ -97,7 +99,7 @@ class AgentDesk:
 
         row = await self._book.add(work, len(wanted.config), agent_id)
         if row is None:
-            raise unknown(agent_id)
+            raise self._book.unknown(agent_id)
         return await self._view(row)
 
     async def remove(self, agent_id: str) -> AgentDeleted:
@@ -105,12 +107,17 @@ class AgentDesk:
 
         Raises UnknownAgent.
         """
-        self._lanes.end_all(agent_id, unknown(agent_id))
-        row = await self._book.write(lambda c: agent_rows.remove(c, agent_id, time.time()))
-        if row is None:
-            raise unknown(agent_id)
+        self._lanes.end_all(agent_id, self._book.unknown(agent_id))
+
+        def work(connection: Connection) -> tuple[AgentRow | None, bool]:
+            row = agent_rows.remove(connection, agent_id, self._book.now_s())
+            return row, expired_rows.erase_id(connection, "agent", agent_id)
+
+        row, had_expired = await self._book.write(work)
+        if row is None and not had_expired:
+            raise self._book.unknown(agent_id)
         await self._book.tidy()
-        is_gone = await self._kv.remove(row.session)
+        is_gone = row is None or await self._kv.remove(row.session)
         return AgentDeleted(plain(agent_id), "deleted" if is_gone else "pending")
 
     async def reset(self, agent_id: str) -> AgentView:
@@ -120,9 +127,11 @@ class AgentDesk:
         """
         self._lanes.end_all(agent_id, AgentChanged("The agent was reset; nothing was kept."))
         session = new_session(agent_id)
-        left = await self._book.write(lambda c: agent_rows.reset(c, agent_id, session, time.time()))
+        left = await self._book.write(
+            lambda c: agent_rows.reset(c, agent_id, session, self._book.now_s())
+        )
         if left is None:
-            raise unknown(agent_id)
+            raise self._book.unknown(agent_id)
         await self._book.tidy()
         await self._kv.remove(left)
         return await self.view(agent_id)
@@ -143,7 +152,9 @@ class AgentDesk:
             _key_of(owner(agent_id), copy_id), convert.config_of(sent, source.config)
         )
         is_new = await self._book.add(
-            lambda connection: agent_rows.fork(connection, source.session, row, num_turns),
+            lambda connection: agent_rows.fork(
+                connection, source.session, self._used(row), num_turns
+            ),
             source.num_bytes + len(row.config),
             agent_id,
         )
@@ -163,12 +174,16 @@ class AgentDesk:
 
     # Rows and views
 
+    def _used(self, row: AgentRow) -> AgentRow:
+        """The row as of now, in the transaction that it is written in."""
+        return row._replace(last_used_s=self._book.now_s())
+
     def _new_row(self, agent_id: str, config: bytes) -> AgentRow:
         """Raises InvalidRequest, UnknownModel where an agent of this config could not generate."""
         chat = convert.probe_of(config)
         chat_to_generate(chat, "probe", self._gate.spec(chat.model), self._settings)
-        now_s = time.time()
-        return _described(AgentRow(agent_id, new_session(agent_id), config, now_s, now_s))
+        session = new_session(agent_id)
+        return _described(AgentRow(agent_id, session, config, time.time(), last_used_s=0.0))
 
     async def _view(self, row: AgentRow) -> AgentView:
         kv = await self._kv.views([row.session])
@@ -181,6 +196,7 @@ class AgentDesk:
         model = self._model(config.model)
         current = next((one for one in kv if one.model == model), KvView(model, "none", 0))
         ttl_s = row.ttl_s or self._settings.history_ttl_s
+        used_s = self._book.wall_s(row.last_used_s)
         return AgentView(
             id=plain(row.id),
             name=config.name,
@@ -190,9 +206,9 @@ class AgentDesk:
             turns=row.num_turns,
             bytes=row.num_bytes,
             created_at=row.created_s,
-            last_used_at=row.last_used_s,
+            last_used_at=used_s,
             ttl=ttl_s,
-            expires_at=None if row.is_pinned else row.last_used_s + ttl_s,
+            expires_at=None if row.is_pinned else used_s + ttl_s,
             pinned=row.is_pinned,
             queued=self._lanes.num_places(row.id),
             session=row.session,

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from api.agents import convert
-from api.agents.book import AgentBook, unknown
+from api.agents.book import AgentBook
 from api.agents.convert import Sent
 from api.agents.lanes import Lanes
 from api.agents.turns import AgentTurn, Plan, Steps
@@ -65,7 +65,7 @@ class Generates:
     async def _plan(self, agent_id: str, wish: Wish) -> Plan:
         found = await self._book.read(lambda c: _found(c, agent_id, has_last=not wish.has_messages))
         if found is None:
-            raise unknown(agent_id)
+            raise self._book.unknown(agent_id)
         row = found.row
         _check_turn(wish.expected_turn, row.num_turns)
         chat = convert.chat_of(row.config, wish.sent)
@@ -133,9 +133,10 @@ class Generates:
             )
 
         def work(connection: Connection) -> bool:
+            now_s = self._book.now_s()
             if cut is not None:
-                return agent_rows.replace(connection, plan.session, turn, cut.request_id)
-            return agent_rows.append(connection, plan.session, turn) == plan.base
+                return agent_rows.replace(connection, plan.session, turn, cut.request_id, now_s)
+            return agent_rows.append(connection, plan.session, turn, now_s) == plan.base
 
         num_bytes = sum(map(len, turn.bodies))
         if not await self._book.add(work, num_bytes, plan.agent_id):

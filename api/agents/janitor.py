@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import structlog
 from sqlalchemy import Connection
 
@@ -11,7 +9,7 @@ from api.agents.book import AgentBook
 from api.agents.kv import AgentKv
 from runtime.errors import StoreUnavailable
 from runtime.settings import Settings
-from store import agent_rows, history_room
+from store import agent_rows, expired_rows, history_room
 from store.history_room import Room
 
 LINGER_S = 120.0
@@ -29,26 +27,30 @@ class Janitor:
         self._settings = settings
 
     async def run(self) -> None:
-        """Let go what was not used for long, hold the cap, delete KV whose history is gone."""
+        """Move what expired, erase what did so long ago, hold the cap, delete KV that must follow.
+
+        What expired is found by nobody but `hearth history restore` for `history_grace_s`.
+        """
         try:
-            if num_removed := await self._book.write(self._remove_old):
-                log.info("agents_removed", num=num_removed)
+            if num_gone := await self._book.write(self._age):
+                log.info("history_aged", num_agents_expired=num_gone[0], num_erased=num_gone[1])
                 await self._book.tidy()
             await self._settle()
-            await self._book.drop_old_asides(self._settings.history_ttl_s)
+            await self._book.drop_asides(self._settings.history_ttl_s)
         except StoreUnavailable as error:
             log.debug("janitor_waits", why=error.message)
 
-    def _remove_old(self, connection: Connection) -> int:
-        now_s = time.time()
-        ids = agent_rows.expired(connection, now_s, self._settings.history_ttl_s)
-        for agent_id in ids:
-            agent_rows.remove(connection, agent_id, now_s)
-        room = Room(self._settings.history_max_bytes)
-        return len(ids) + history_room.make_room(connection, room, now_s)
+    def _age(self, connection: Connection) -> tuple[int, int] | None:
+        settings, now_s = self._settings, self._book.now_s()
+        self._book.keep_time(connection)
+        num_expired = expired_rows.expire_agents(connection, now_s, settings.history_ttl_s)
+        num_erased = expired_rows.erase(connection, now_s - settings.history_grace_s)
+        room = Room(settings.history_max_bytes)
+        num_erased += history_room.make_room(connection, room, now_s)
+        return (num_expired, num_erased) if num_expired or num_erased else None
 
     async def _settle(self) -> None:
-        before_s = time.time() - LINGER_S
+        before_s = self._book.now_s() - LINGER_S
         left = await self._book.read(agent_rows.left_sessions)
         gone = [session for session, _ in left if await self._kv.remove(session)]
         settled = [session for session, left_s in left if session in gone and left_s < before_s]

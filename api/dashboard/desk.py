@@ -22,6 +22,7 @@ from api.dashboard.views import (
 from api.deps import Gate
 from api.model_admin import running_models
 from runtime.errors import StoreUnavailable, UnknownModel
+from runtime.history import History
 from runtime.housekeeping import Limits, cap_of
 from runtime.inventory import Inventory
 from runtime.inventory_pins import KeptConversation, kept
@@ -32,8 +33,9 @@ MAX_LISTED = 200
 class Dashboard:
     """Belongs to the event loop. `tick` is to be called every few seconds, and once at the end."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, history: History) -> None:
         self._gate = gate
+        self._history = history
         self._limits = Limits.of(gate.settings)
         self._moving = asyncio.Lock()
         """Held while savings are neither waiting nor in the store, or both are added up."""
@@ -83,6 +85,8 @@ class Dashboard:
             ),
             tiers=self._tiers(cap_bytes),
             cache=gate.cache_status.state,
+            history=self._history.health.state,
+            history_message=self._history.health.message,
             saved_today=_saved(today, waiting),
             saved_total=_saved(total, waiting),
             requests=[_open_request(name, one) for name, one in gate.open_answers()],
@@ -129,7 +133,7 @@ class Dashboard:
 
 def _count(inventory: Inventory, values: Mapping[str, float]) -> None:
     store = inventory.store
-    store.records.count(values, store.clock().wall_s).result()
+    store.records.count(values, time.time()).result()
 
 
 def _look(
@@ -137,7 +141,7 @@ def _look(
 ) -> tuple[dict[str, float], dict[str, float], int | None]:
     store = inventory.store
     records = store.records
-    return records.counters(store.clock().wall_s), records.counters(), cap_of(store, limits)
+    return records.counters(time.time()), records.counters(), cap_of(store, limits)
 
 
 def _saved(kept_values: Mapping[str, float], waiting: Mapping[str, float]) -> Saved:

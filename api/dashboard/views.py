@@ -55,6 +55,8 @@ class Snapshot(msgspec.Struct, gc=False):
     memory: MemoryUse
     tiers: list[TierUse]
     cache: str
+    history: str
+    history_message: str | None
     saved_today: Saved
     saved_total: Saved
     requests: list[OpenRequest]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from runtime.errors import InvalidRequest, StoreUnavailable, UnknownPrevious, Un
 from runtime.history import History
 from runtime.keys import owned, plain
 from runtime.settings import Settings
-from store import response_rows
+from store import expired_rows, response_rows
 from store.history_room import Room, make_room
 from store.response_rows import ItemRow, ResponseRow
 
@@ -68,7 +67,7 @@ class Archive:
             return []
         chain = await self._history.read(lambda c: response_rows.chain(c, previous_id))
         if chain.missing is not None:
-            raise UnknownPrevious(plain(chain.missing))
+            raise UnknownPrevious(plain(chain.missing), self._history.note)
         return [
             Item(msgspec.Raw(row.body), f"previous_response_id: item {i}")
             for i, row in enumerate(chain.items)
@@ -114,9 +113,9 @@ class Archive:
         row, rows = _rows(resource, items, tenant)
         packed = await asyncio.to_thread(zlib.compress, events) if events else b""
         size = len(row.body) + sum(len(one.body) for one in rows) + len(packed)
-        now_s = time.time()
 
         def put(connection: Connection) -> None:
+            now_s = self._history.now_s()
             if row.previous_id is not None:
                 response_rows.touch(connection, row.previous_id, now_s)
             make_room(connection, Room(self._max_bytes, size, row.previous_id or ""), now_s)
@@ -135,7 +134,7 @@ class Archive:
         """
         found = await self._history.read(lambda c: response_rows.get(c, response_id))
         if found is None:
-            raise UnknownResponse(plain(response_id))
+            raise UnknownResponse(plain(response_id), self._history.note)
         row, items = found
         resource = msgspec.json.decode(row.body, type=ResponseResource)
         output = [msgspec.Raw(item.body) for item in items if item.is_output]
@@ -158,16 +157,26 @@ class Archive:
             UnknownResponse: it is not stored.
             StoreUnavailable: it could not be deleted.
         """
-        now_s = time.time()
-        if not await self._history.write(lambda c: response_rows.remove(c, response_id, now_s)):
-            raise UnknownResponse(plain(response_id))
+
+        def work(connection: Connection) -> bool:
+            is_gone = response_rows.remove(connection, response_id, self._history.now_s())
+            return expired_rows.erase_id(connection, "response", response_id) or is_gone
+
+        if not await self._history.write(work):
+            raise UnknownResponse(plain(response_id), self._history.note)
         await self._history.tidy()
 
     async def expire(self) -> None:
-        """Delete what was not used for too long; where the history fails, next time."""
-        before_s = time.time() - self._ttl_s
+        """Put what was not used for too long where only `hearth history restore` finds it; where
+        the history fails, next time.
+        """
+
+        def work(connection: Connection) -> int:
+            return expired_rows.expire_responses(connection, self._history.now_s(), self._ttl_s)
+
         try:
-            if await self._history.write(lambda c: response_rows.remove_unused(c, before_s)):
+            if num_expired := await self._history.write(work):
+                log.info("responses_expired", num=num_expired)
                 await self._history.tidy()
         except StoreUnavailable as error:
             log.debug("expiry_waits", why=error.message)

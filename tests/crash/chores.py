@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +22,7 @@ from runtime.open_store import INDEX, OpenStore
 from runtime.store_opening import open_store
 from runtime.wire import SlotStaged
 from store import slots
+from store.clock import Trusted, TrustedClock
 from store.conversations import Conversations
 from store.disk import disk_bytes, make_directory
 from store.recovery import Recovery, never_stop
@@ -99,7 +101,7 @@ def _staged(
         layout="{}",
         has_state=told.has_state,
         recompute_ms=10.0,
-        created_s=store.clock().wall_s,
+        created_s=store.clock.now_s(),
         ttl_s=3600.0,
     )
     tensors = [
@@ -113,7 +115,7 @@ def _slot(store: OpenStore, told: Told, number: int) -> SlotRow:
     parent = slot_name(told, number - 1) if number else None
     header, staged = _staged(store, told, number, parent)
     path = slots.publish(staged)
-    used_s = store.clock().wall_s - 600.0 + ALL.index(told) * 100
+    used_s = store.clock.now_s() - 600.0 + ALL.index(told) * 100
     return SlotRow(header=header, disk_bytes=disk_bytes(path), last_used_s=used_s)
 
 
@@ -121,7 +123,6 @@ def fill(root: Path) -> None:
     """Make a store of all that was told, closed as it should be."""
     make_directory(cold_of(root))
     store = opened(root)
-    store.index.begin(store.clock()).result()
     for told in ALL:
         rows = [_slot(store, told, number) for number in range(told.num_slots)]
         store.index.insert(rows).result()
@@ -179,9 +180,7 @@ def _demote(store: OpenStore) -> None:
 
 def _expire(store: OpenStore) -> None:
     """Everything is over: half of it was cold already and goes for good."""
-    now = store.clock()
-    later = now._replace(wall_s=now.wall_s + 7200.0, monotonic_s=now.monotonic_s + 7200.0)
-    store.clock = lambda: later
+    store.clock = TrustedClock(Trusted(store.clock.now_s() + 7200.0))
     _done(expire(store, Limits(1 << 40, 1 << 40, 3600.0)))
 
 
@@ -196,7 +195,7 @@ def _promote(store: OpenStore) -> None:
 
 
 def _rebuild(store: OpenStore) -> None:
-    Recovery(store.root, store.database, store.cold, store.clock().wall_s).run()
+    Recovery(store.root, store.database, store.cold, time.time()).run()
 
 
 def _scrub(store: OpenStore) -> None:

@@ -78,7 +78,7 @@ def check_store(root: Path, cold: Path | None = None) -> int:
 
 
 def _recover(store: OpenStore) -> bool:
-    recovery = Recovery(store.root, store.database, store.cold, store.clock().wall_s)
+    recovery = Recovery(store.root, store.database, store.cold, time.time())
     return recovery.run().has_changed
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 import uuid
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -157,9 +158,8 @@ def stored(root: Path, bucket: str) -> tuple[OpenStore, SlotRow]:
     store = open_store(root, bucket)
     header, ids, tensors = sample(1)
     path = slots.publish(slots.stage(store.root, header, ids, tensors))
-    long_ago_s = store.clock().wall_s - 30 * 86_400.0
+    long_ago_s = store.clock.now_s() - 30 * 86_400.0
     row = SlotRow(header=header, disk_bytes=disk_bytes(path), last_used_s=long_ago_s)
-    store.index.begin(store.clock()).result()
     store.index.insert([row]).result()
     return store, row
 
@@ -175,7 +175,7 @@ def tiers(store: OpenStore) -> list[str]:
 
 
 def recover(store: OpenStore) -> Recovery:
-    recovery = Recovery(store.root, store.database, store.cold, store.clock().wall_s)
+    recovery = Recovery(store.root, store.database, store.cold, time.time())
     recovery.run()
     return recovery
 

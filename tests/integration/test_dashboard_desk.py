@@ -10,10 +10,12 @@ from api.dashboard.desk import Dashboard
 from api.deps import Gate
 from api.metrics import Metrics
 from runtime.catalog import Catalog
+from runtime.history import History
 from runtime.prewarm import Prewarm
 from runtime.settings import Settings
 from runtime.types import Usage
 from tests.asking import supervising_with_store
+from tests.waiting import until
 
 
 async def test_what_is_just_given_to_the_store_is_counted_once(tmp_path: Path):
@@ -21,7 +23,9 @@ async def test_what_is_just_given_to_the_store_is_counted_once(tmp_path: Path):
     async with supervising_with_store(tmp_path, kv_disk=True) as (supervisor, kv):
         metrics = Metrics(supervisor.status, kv.figures)
         prewarm = Prewarm(settings, supervisor, kv, lambda _: ())
-        desk = Dashboard(Gate(settings, Catalog(settings), supervisor, kv, metrics, prewarm))
+        gate = Gate(settings, Catalog(settings), supervisor, kv, metrics, prewarm)
+        desk = Dashboard(gate, History(tmp_path))
+        await until(lambda: kv.store is not None, "the store is open")
         await desk.snapshot()
         assert kv.store is not None
         may_write = threading.Event()

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import stat
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine
+from structlog.testing import capture_logs
 
 from migrations.run import downgrade_history, upgrade, upgrade_history
 from runtime.errors import StoreUnavailable
 from runtime.history import FILE, LOCK, History
-from store import ownership
+from store import agent_rows, ownership, response_rows
+from store.agent_rows import AgentRow, Page, TurnRow
+from store.clock import Trusted, TrustedClock
 from store.database import Database
 from store.errors import IndexDamaged, StoreTooNew
 from store.file_kinds import HISTORY
 from store.history_tables import HistoryTable
 from store.opening import open_database
+from store.response_rows import ItemRow, ResponseRow
+from store.types import Instant
 from tests.living_history import living
 from tests.waiting import until
 
@@ -212,8 +220,8 @@ async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(tmp_path: Path
             await history.write(put("b" * 100_000))
         assert history.status.reason == "full"
         assert await history.read(sessions) == {"a"}
-        await until_ok(history)
         await history.write(limited(100_000))
+        await until_ok(history)
         await history.write(put("c"))
 
 
@@ -241,16 +249,175 @@ async def test_tidying_leaves_no_byte_of_what_was_deleted(tmp_path: Path):
         assert b"confidential" not in all_bytes(tmp_path)
 
 
-async def test_files_that_were_set_aside_go_after_a_while(tmp_path: Path):
+async def test_what_was_set_aside_is_said_until_it_is_acknowledged_and_goes_long_after(
+    tmp_path: Path,
+):
     (tmp_path / FILE).write_bytes(b"no database" * 900)
     async with living(tmp_path) as history:
         await history.read(sessions)
-        aside = tmp_path / f"{FILE}.aside-1"
-        assert await history.drop_old_asides(3600.0) == 0
-        assert aside.exists()
-        os.utime(aside, (0, 0))
-        assert await history.drop_old_asides(3600.0) == 1
-        assert not aside.exists()
+        assert (history.health.state, history.health.reason) == ("degraded", "set_aside")
+        assert history.health.message is not None
+        assert "aside-1" in history.health.message
+        assert "hearth history" in history.note
+    async with living(tmp_path) as history:
+        await history.read(sessions)
+        assert history.health.reason == "set_aside", "a restart is no acknowledgement"
+        os.utime(tmp_path / f"{FILE}.aside-1", (0, 0))
+        assert await history.drop_asides(0.0) == 0, "nobody knows of it"
+        assert await history.acknowledge() == 1
+        assert (history.health.state, history.note) == ("ok", "")
+        assert await history.drop_asides(3600.0) == 0, "its own time is anybody's to set"
+    async with living(tmp_path) as history:
+        await history.read(sessions)
+        assert history.health.state == "ok"
+        assert await history.drop_asides(0.0) == 1
+        assert not (tmp_path / f"{FILE}.aside-1").exists()
+
+
+def asides(home: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in home.glob("*.aside-*")}
+
+
+def told(connection: Connection) -> dict[str, int]:
+    """By agent, how many turns it has, each of them whole."""
+    rows = agent_rows.listing(connection, None, 1000)
+    for row in rows:
+        turns = agent_rows.turns(connection, row.session, Page(limit=1000))
+        assert [turn.number for turn in turns] == list(range(1, row.num_turns + 1))
+        for turn in turns:
+            assert turn.bodies == body_of(row.id, turn.number)
+    return {row.id: row.num_turns for row in rows}
+
+
+def body_of(agent_id: str, number: int) -> tuple[bytes, ...]:
+    return tuple(f'"{agent_id} {number} {part} {"x" * 400}"'.encode() for part in range(2))
+
+
+def tell(connection: Connection) -> None:
+    """Twenty agents of ten turns, and twenty responses that go on from one another."""
+    for number in range(20):
+        name = f"agent-{number}"
+        agent_rows.create(connection, AgentRow(name, f"session {name}", b"{}", 1.0, 1.0))
+        turns = [TurnRow(n, "r", "m", "stop", 3, 2, 1, 1.0, body_of(name, n)) for n in range(1, 11)]
+        agent_rows.put_turns(connection, f"session {name}", turns, 1.0)
+        previous = f"resp-{number - 1}" if number else None
+        items = [ItemRow(f"item-{number}", b'"said"', is_output=True)]
+        response_rows.put(connection, ResponseRow(f"resp-{number}", previous, b"{}", 1.0), items, 1)
+
+
+async def damaged(home: Path, spoil: Callable[[bytearray], None]) -> None:
+    """A history of a server that was killed and whose file was spoilt."""
+    async with living(home) as history:
+        await history.write(tell)
+        await history.tidy()
+    with closing(sqlite3.connect(home / FILE)) as other:
+        other.execute("UPDATE store_state SET is_open = 1")
+        other.commit()
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray((home / FILE).read_bytes())
+    spoil(data)
+    (home / FILE).write_bytes(data)
+
+
+@pytest.mark.parametrize("num_zeroed", [100, 200, 4096])
+async def test_all_is_taken_over_from_a_file_whose_beginning_is_gone(
+    tmp_path: Path, num_zeroed: int
+):
+    def spoil(data: bytearray) -> None:
+        data[:num_zeroed] = bytes(num_zeroed)
+
+    await damaged(tmp_path, spoil)
+    async with living(tmp_path) as history:
+        assert await history.read(told) == {f"agent-{n}": 10 for n in range(20)}
+        chain = await history.read(lambda c: response_rows.chain(c, "resp-19"))
+        assert len(chain.items) == 20
+        assert history.health.reason == "set_aside"
+        assert history.note == "", "nothing is missing"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_what_can_be_read_of_a_damaged_file_is_taken_over_and_nothing_half(
+    tmp_path: Path, seed: int
+):
+    def spoil(data: bytearray) -> None:
+        pages = random.Random(seed).sample(range(14, len(data) // 4096), 3)
+        for page in pages:
+            data[page * 4096 : (page + 1) * 4096] = bytes(4096)
+
+    await damaged(tmp_path, spoil)
+    async with living(tmp_path) as history:
+        found = await history.read(told)
+        assert 0 < sum(found.values()) < 200
+        assert "hearth history" in history.note
+        assert await history.write(put("a")) == 1
+    before = asides(tmp_path)
+    async with living(tmp_path) as history:
+        assert await history.read(told) == found
+    assert asides(tmp_path) == before, "what was taken over once is left alone"
+
+
+def failed(said: Sequence[MutableMapping[str, Any]]) -> int:
+    return sum(one["event"] == "history_still_degraded" for one in said)
+
+
+async def test_health_stays_degraded_while_what_clients_ask_for_cannot_be_written(tmp_path: Path):
+    async with living(tmp_path) as history:
+        await history.write(
+            lambda c: (
+                c.exec_driver_sql(
+                    "CREATE TRIGGER no BEFORE INSERT ON turn_messages"
+                    " BEGIN SELECT RAISE(ABORT, 'no'); END"
+                ).rowcount
+            )
+        )
+        row = AgentRow("a", "s", b"{}", 1.0, 1.0)
+        turn = TurnRow(1, "r", "m", "stop", 3, 2, 1, 1.0, (b'"x"',))
+        await history.write(lambda c: agent_rows.create(c, row))
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await history.write(lambda c: agent_rows.append(c, "s", turn, 2.0))
+        with capture_logs() as said:
+            await until(lambda: failed(said) >= 1, "it is tried again")
+        assert history.status.state == "degraded"
+        assert "history_mended" not in [one["event"] for one in said]
+        await history.write(lambda c: c.exec_driver_sql("DROP TRIGGER no").rowcount)
+        await until_ok(history)
+
+
+async def test_ages_go_on_where_they_were_and_jumps_and_boots_are_no_age(tmp_path: Path):
+    times = [Instant(1e9, 50.0, "one"), Instant(1e9, 50.0, "one")]
+
+    def read() -> Instant:
+        return times[-1]
+
+    async def aged(boot: str, monotonic_s: float, wall_s: float) -> float:
+        times.append(Instant(wall_s, monotonic_s, boot))
+        history = History(tmp_path, read=read)
+        history.start()
+        await history.read(sessions)
+        now_s = history.now_s()
+        await history.close()
+        return now_s
+
+    assert await aged("one", 50.0, 1e9) == 1e9
+    assert await aged("one", 80.0, 2e9) == 1e9 + 30
+    assert await aged("two", 5000.0, 3e9) == 1e9 + 30
+    assert await aged("two", 5060.0, 1.0) == 1e9 + 90
+
+
+async def test_an_older_history_begins_to_age_where_it_was_used_last(tmp_path: Path):
+    def older(connection: Connection) -> None:
+        agent_rows.create(connection, AgentRow("a", "s", b"{}", 5.0, 700.0))
+        agent_rows.create(connection, AgentRow("b", "t", b"{}", 5.0, 900.0))
+        downgrade_history(connection, 3)
+
+    with closing(opened(tmp_path)) as database:
+        database.submit(older).result()
+        database.submit(upgrade_history).result()
+        database.clock = TrustedClock(Trusted(900.0))
+    async with living(tmp_path) as history:
+        await history.read(sessions)
+        assert history.now_s() == pytest.approx(900.0, abs=60)
 
 
 def test_the_lock_goes_with_its_descriptor(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -17,10 +18,10 @@ from runtime.open_store import Merged, OpenStore
 from runtime.store_opening import open_store
 from runtime.wire import SlotStaged
 from runtime.worker.model import LoadedModel
+from store.clock import Trusted, TrustedClock
 from store.errors import SlotDamaged
 from store.recovery import Recovery
 from store.slots import read_header
-from store.types import Instant
 from store.upkeep import slot_files
 from tests.kv_sessions import Session, ids, load
 from tests.tiny_models import write_model
@@ -182,7 +183,7 @@ def check_agrees(store: OpenStore) -> None:
     files = {path.stem: read_header(path) for path in slot_files(store.root)}
     assert files == {name: row.header for name, row in rows.items()}
     assert {row.header.parent for row in rows.values()} <= {None, *rows}
-    assert not Recovery(store.root, store.database, None, store.clock().wall_s).run().has_changed
+    assert not Recovery(store.root, store.database, None, time.time()).run().has_changed
 
 
 def test_a_chain_that_is_continued_before_it_is_replaced_stays_as_it_is(talk: Talk):
@@ -212,20 +213,23 @@ def test_what_is_deleted_while_it_is_merged_never_comes_back(talk: Talk):
     (segments, *_) = plans(talk.store.index.all_slots(), ())
     links = [link for segment in segments for link in segment]
     store, clock = talk.store, talk.store.clock
-    looks = iter([clock()])
 
-    def look() -> Instant:
-        if (now := next(looks, None)) is None:
-            store.clock = clock
-            Inventory(store).remove_conversation("mine")
-            raise Died
-        return now
+    class Looked(TrustedClock):
+        num_looks = 0
 
-    store.clock = look
+        def now_s(self) -> float:
+            self.num_looks += 1
+            if self.num_looks > 1:
+                store.clock = clock
+                Inventory(store).remove_conversation("mine")
+                raise Died
+            return clock.now_s()
+
+    store.clock = Looked(Trusted())
     with pytest.raises(Died):
         merge(store, [links[:9], links[9:]])
     assert list(slot_files(store.root)), "the first of the new ones has its name"
-    Recovery(store.root, store.database, None, clock().wall_s).run()
+    Recovery(store.root, store.database, None, time.time()).run()
     assert not store.index.places()
     assert not list(slot_files(store.root))
 

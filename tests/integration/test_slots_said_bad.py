@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> Iterator[OpenStore]:
     one = open_store(tmp_path / "kv", None)
     path = publish_sample(one.root, 1)
     header = slots.read_header(path)
-    row = SlotRow(header=header, disk_bytes=disk_bytes(path), last_used_s=one.clock().wall_s)
+    row = SlotRow(header=header, disk_bytes=disk_bytes(path), last_used_s=one.clock.now_s())
     one.index.insert([row]).result()
     yield one
     one.close()

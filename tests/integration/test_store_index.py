@@ -11,7 +11,6 @@ from sqlalchemy import select
 
 from runtime.kv.eviction import choose
 from store import pins
-from store.clock import Jump, jump_between
 from store.conversations import Conversations
 from store.database import Database
 from store.errors import StoreError
@@ -30,7 +29,7 @@ from store.types import (
     TierTotal,
 )
 from tests.slot_samples import slot_id
-from tests.store_samples import MODEL, NOW_S, chain, instant, opened, row
+from tests.store_samples import MODEL, NOW_S, chain, opened, row
 
 DAY_S = 86_400.0
 YEAR_S = 365 * DAY_S
@@ -145,8 +144,8 @@ def test_pins_keep_slots_also_those_yet_to_come(index: SlotIndex):
     assert index.pin(MODEL, rows[1].header.end_hash, "api").result() == 1
     assert [one.is_pinned for one in index.all_slots()] == [False, True]
     assert choose(index.candidates(), 1 << 40, NOW_S) == ()
-    index.expired(instant(0)).result()
-    assert index.expired(instant(60)).result() == ()
+    index.expired(NOW_S + 0)
+    assert index.expired(NOW_S + 60) == ()
     index.unpin(MODEL, rows[1].header.end_hash, "api").result()
     assert [one.is_pinned for one in index.all_slots()] == [False, True]
     index.unpin(MODEL, rows[1].header.end_hash, "config").result()
@@ -184,11 +183,11 @@ def test_a_slot_expires_only_after_all_that_continues_it(index: SlotIndex):
     rows = chain(1, 2)
     child = row(3, rows[1].header, ttl_s=7200.0)
     index.insert([*[forget_after(one, 3600.0) for one in rows], child, row(4, ttl_s=None)]).result()
-    assert index.expired(instant(0)).result() == ()
-    assert index.expired(instant(3700)).result() == ()
-    assert index.expired(instant(7300)).result() == ids(3, 2, 1)
+    assert index.expired(NOW_S + 0) == ()
+    assert index.expired(NOW_S + 3700) == ()
+    assert index.expired(NOW_S + 7300) == ids(3, 2, 1)
     index.touch(ids(1, 2, 3), NOW_S + 7300).result()
-    assert index.expired(instant(7400)).result() == ()
+    assert index.expired(NOW_S + 7400) == ()
 
 
 def forget_after(one: SlotRow, ttl_s: float) -> SlotRow:
@@ -196,51 +195,8 @@ def forget_after(one: SlotRow, ttl_s: float) -> SlotRow:
 
 
 def test_what_was_written_into_an_empty_index_is_due_at_the_first_look(index: SlotIndex):
-    index.begin(instant(0)).result()
     index.insert([forget_after(one, 60.0) for one in chain(1, 2)]).result()
-    assert index.expired(instant(7300)).result() == ids(2, 1)
-
-
-def test_what_was_found_by_a_rebuild_is_not_trusted_at_the_first_look(index: SlotIndex):
-    index.insert([forget_after(one, 60.0) for one in chain(1, 2)]).result()
-    index.begin(instant(0)).result()
-    assert index.expired(instant(7300)).result() == ()
-
-
-@pytest.mark.parametrize("jumped_s", [10 * YEAR_S, -10 * YEAR_S, 3600.0 * 20, -3600.0 * 20])
-def test_a_clock_that_jumps_expires_nothing_and_makes_nothing_immortal(
-    index: SlotIndex, jumped_s: float
-):
-    index.insert([row(1, ttl_s=DAY_S)]).result()
-    assert index.expired(instant(0)).result() == ()
-    assert index.expired(instant(60, jumped_s=jumped_s)).result() == ()
-    index.insert([row(2, ttl_s=DAY_S, last_used_s=NOW_S + 60 + jumped_s)]).result()
-    assert index.expired(instant(120, jumped_s=jumped_s)).result() == ()
-    later = [instant(hours * 3600.0, jumped_s=jumped_s) for hours in range(1, 50)]
-    assert index.expired(later[10]).result() == ()
-    for one in later:
-        if over := index.expired(one).result():
-            index.drop(over).result()
-    assert left(index) == set()
-
-
-def test_summer_time_a_small_step_and_a_long_sleep_are_no_jumps():
-    assert jump_between(instant(0), instant(60, jumped_s=299)) == Jump(False, 0.0)
-    assert jump_between(instant(0), instant(8 * 3600)) == Jump(False, 0.0)
-    assert jump_between(instant(0), instant(60, jumped_s=-301)).is_jump
-
-
-def test_time_that_the_machine_was_off_counts_but_a_wrong_clock_at_boot_does_not(
-    index: SlotIndex,
-):
-    index.insert([row(1, ttl_s=DAY_S)]).result()
-    index.expired(instant(0)).result()
-    assert index.expired(instant(60, boot="next", jumped_s=10 * YEAR_S)).result() == ()
-    assert index.expired(instant(120, boot="next", jumped_s=10 * YEAR_S)).result() == ()
-    assert index.expired(instant(180, boot="next")).result() == ()
-    assert index.expired(instant(240, boot="next")).result() == ()
-    assert index.expired(instant(2 * DAY_S, boot="third")).result() == ()
-    assert index.expired(instant(2 * DAY_S + 60, boot="third")).result() == ids(1)
+    assert index.expired(NOW_S + 7300) == ids(2, 1)
 
 
 def conversation(number: int, leaf: int | None, **fields: object) -> ConversationRow:
@@ -327,10 +283,10 @@ def test_of_many_requests_the_latest_are_remembered(database: Database):
         RequestRow(str(n), "tiny", NOW_S, 1, 0, 1, "none", "first_seen", "stop")
         for n in range(MAX_REQUESTS + 5)
     ]
-    records.add_requests(rows[:5]).result()
-    records.add_requests(rows[5:]).result()
+    records.add_requests(rows[:5], NOW_S).result()
+    records.add_requests(rows[5:], NOW_S).result()
     assert records.requests(len(rows)) == rows[:4:-1]
-    records.add_requests([]).result()
+    records.add_requests([], NOW_S).result()
     assert len(records.requests(len(rows))) == MAX_REQUESTS
 
 
@@ -377,8 +333,8 @@ def test_models_digests_requests_and_counters_are_remembered(database: Database)
         finish_reason="stop",
         prefill_ms=1.5,
     )
-    records.add_request(request).result()
-    records.add_request(request).result()
+    records.add_request(request, NOW_S).result()
+    records.add_request(request, NOW_S).result()
     assert records.requests() == [request]
 
     records.count({"hits": 1.0, "bytes": 100.0}, NOW_S).result()
@@ -386,5 +342,5 @@ def test_models_digests_requests_and_counters_are_remembered(database: Database)
     assert records.counters() == {"bytes": 100.0, "hits": 3.0}
     assert records.counters(NOW_S + DAY_S) == {"hits": 2.0}
     assert day_of(0.0) == "1970-01-01"
-    assert records.trim(NOW_S + DAY_S).result() == 4
+    assert records.trim(NOW_S + DAY_S).result() == 2
     assert records.requests() == []

@@ -23,7 +23,7 @@ from runtime.kv.eviction import choose
 from store.database import Database
 from store.index import SlotIndex
 from store.opening import open_database
-from store.types import Candidate, Instant, SlotRow
+from store.types import Candidate, SlotRow
 from tests.store_samples import NOW_S, row
 
 TTLS_S = (60.0, 3600.0, None)
@@ -40,14 +40,13 @@ class IndexMachine(RuleBasedStateMachine):
         self.number = 0
         self.after_s = 0.0
         self.open()
-        self.index.expired(self.now()).result()
 
     def open(self) -> None:
         self.database: Database = open_database(self.root / "index.db", upgrade)
         self.index = SlotIndex(self.database)
 
-    def now(self) -> Instant:
-        return Instant(NOW_S + self.after_s, self.after_s, "boot")
+    def now(self) -> float:
+        return NOW_S + self.after_s
 
     def children(self, name: str) -> list[str]:
         return [one.header.id for one in self.known.values() if one.header.parent == name]
@@ -66,7 +65,7 @@ class IndexMachine(RuleBasedStateMachine):
         rows: list[SlotRow] = []
         for _ in range(count):
             self.number += 1
-            new = row(self.number, parent, ttl_s=ttl_s, last_used_s=self.now().wall_s)
+            new = row(self.number, parent, ttl_s=ttl_s, last_used_s=self.now())
             rows.append(new)
             parent = new.header
         assert self.index.insert(rows).result() == count
@@ -84,10 +83,10 @@ class IndexMachine(RuleBasedStateMachine):
         while name:
             path.append(name)
             name = self.known[name].header.parent
-        self.index.touch(path, self.now().wall_s).result()
+        self.index.touch(path, self.now()).result()
         for name in path:
             one = self.known[name]
-            self.known[name] = msgspec.structs.replace(one, last_used_s=self.now().wall_s)
+            self.known[name] = msgspec.structs.replace(one, last_used_s=self.now())
 
     @precondition(lambda self: self.known)
     @rule(choice=st.integers(0, 1 << 30))
@@ -103,7 +102,7 @@ class IndexMachine(RuleBasedStateMachine):
     def evict(self, num_slots: int) -> None:
         candidates: list[Candidate] = self.index.candidates()
         assert {one.id for one in candidates} == set(self.known)
-        order = choose(candidates, num_slots * 4096, self.now().wall_s)
+        order = choose(candidates, num_slots * 4096, self.now())
         for name in order:
             assert self.children(name) == []
             self.forget(name)
@@ -111,8 +110,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        over = self.index.expired(self.now()).result()
-        now_s = self.now().wall_s
+        over = self.index.expired(self.now())
+        now_s = self.now()
         for name in over:
             one = self.known[name]
             assert one.header.ttl_s is not None

@@ -12,6 +12,7 @@ from runtime.housekeeping import Limits, tidy, usage_of
 from runtime.open_store import INDEX, OpenStore
 from runtime.store_opening import open_store
 from store import slots, turns
+from store.clock import Trusted, TrustedClock
 from store.conversations import Conversations
 from store.disk import disk_bytes
 from store.types import ConversationRow, SlotRow
@@ -29,7 +30,7 @@ def store(tmp_path: Path) -> Iterator[OpenStore]:
     """With one slot, where the conversation `KEY` ends."""
     one = open_store(tmp_path / "kv", None)
     path = publish_sample(one.root, 1)
-    header, now_s = slots.read_header(path), one.clock().wall_s
+    header, now_s = slots.read_header(path), one.clock.now_s()
     one.index.insert([SlotRow(header, disk_bytes(path), now_s)]).result()
     row = ConversationRow(
         key=KEY,
@@ -44,32 +45,38 @@ def store(tmp_path: Path) -> Iterator[OpenStore]:
     one.close()
 
 
-def spoken(store: OpenStore, model: bytes, name: str, days: float) -> Path:
+def spoken(store: OpenStore, model: bytes, name: str) -> Path:
     folder = turns.turns_root(store.root, model) / name
     folder.mkdir(parents=True)
     (folder / f"a{turns.SUFFIX}").write_bytes(b"x")
-    when_s = store.clock().wall_s - days * DAY_S
-    os.utime(folder, (when_s, when_s))
     return folder
 
 
-def test_turns_leave_long_after_what_they_heal(store: OpenStore):
-    stay = [
-        spoken(store, MODEL, KEY.hex(), 1000),
-        spoken(store, MODEL, OTHER.hex(), 89),
-        spoken(store, MODEL, f"{turns.UNNAMED}a", 89),
-        spoken(store, GONE, OTHER.hex(), 0.9),
-    ]
-    leave = [
-        spoken(store, MODEL, f"{turns.UNNAMED}b", 91),
-        spoken(store, MODEL, "3" * 32, 91),
-        spoken(store, GONE, KEY.hex(), 1.1),
-        spoken(store, b"h" * 32, KEY.hex(), 1.1),
-    ]
+def later(store: OpenStore, days: float) -> None:
+    """So many days pass, and the store is looked after."""
+    store.clock = TrustedClock(Trusted(store.clock.now_s() + days * DAY_S))
     list(tidy(store, LIMITS))
-    assert all(path.is_dir() for path in stay)
-    assert not any(path.exists() for path in leave)
-    assert not leave[-1].parent.exists()
+
+
+def test_turns_leave_long_after_what_they_heal(store: OpenStore):
+    held = spoken(store, MODEL, KEY.hex())
+    idle = [spoken(store, MODEL, name) for name in (OTHER.hex(), f"{turns.UNNAMED}a", "3" * 32)]
+    orphans = [spoken(store, GONE, OTHER.hex()), spoken(store, b"h" * 32, KEY.hex())]
+    for path in (held, *idle, *orphans):
+        os.utime(path, (0, 0))  # what a wrong clock says of them is nothing to go by
+    later(store, 0)
+    later(store, 0.9)
+    assert all(path.is_dir() for path in (held, *idle, *orphans))
+    later(store, 0.2)
+    assert not any(path.exists() for path in orphans)
+    assert not orphans[-1].parent.exists()
+    later(store, 88)
+    (idle[0] / f"b{turns.SUFFIX}").write_bytes(b"x")
+    later(store, 0)
+    later(store, 2)
+    assert [path.is_dir() for path in (held, *idle)] == [True, True, False, False]
+    later(store, 89)
+    assert [path.is_dir() for path in (held, *idle)] == [True, False, False, False]
 
 
 def test_databases_put_aside_count_and_only_the_newest_stay(store: OpenStore):

@@ -17,11 +17,13 @@ def test_only_the_last_turn_of_that_request_is_replaced(database: Database) -> N
     longer = turn(2, "r3", b"and", b"so on")
 
     def write(row: TurnRow, request_id: str, session: str = "session") -> bool:
-        return database.submit(lambda c: agent_rows.replace(c, session, row, request_id)).result()
+        return database.submit(
+            lambda c: agent_rows.replace(c, session, row, request_id, 5.0)
+        ).result()
 
     database.submit(lambda c: agent_rows.create(c, agent)).result()
     for row in (first, last):
-        database.submit(lambda c, row=row: agent_rows.append(c, "session", row)).result()
+        database.submit(lambda c, row=row: agent_rows.append(c, "session", row, 5.0)).result()
     assert not write(longer, "r1")
     assert not write(turn(1, "r4", b"no"), "r1")
     assert not write(longer, "r2", "another session")

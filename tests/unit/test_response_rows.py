@@ -6,6 +6,7 @@ from sqlalchemy import Connection
 
 from store import response_rows
 from store.database import Database
+from store.expired_rows import expire_responses
 from store.history_room import FAMILIES, Room, make_room, used_bytes
 from store.response_rows import Chain, ItemRow, ResponseRow
 
@@ -72,7 +73,7 @@ def test_a_circle_is_a_gap_and_no_endless_chain(database: Database) -> None:
 def test_using_an_end_keeps_its_beginning(database: Database) -> None:
     database.submit(put_family).result()
     database.submit(lambda c: response_rows.touch(c, "c", 10.0)).result()
-    assert database.submit(lambda c: response_rows.remove_unused(c, 5.0)).result() == 1
+    assert database.submit(lambda c: expire_responses(c, 10.0, 5.0)).result() == 1
     kept = [one for one in "abcd" if database.read(lambda c, one=one: response_rows.get(c, one))]
     assert kept == ["a", "b", "c"]
 
@@ -90,4 +91,4 @@ def test_ends_make_room_before_beginnings(database: Database) -> None:
     assert num_removed == 2
     assert names(database.read(lambda c: response_rows.chain(c, "r3")))[-1] == "out_r3"
     assert database.read(lambda c: response_rows.chain(c, "r4")).missing == "r4"
-    assert len(FAMILIES) == 2
+    assert len(FAMILIES) == 3

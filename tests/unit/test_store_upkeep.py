@@ -102,11 +102,13 @@ def test_the_oldest_leave_the_quarantine_first(tmp_path: Path):
     assert sorted((tmp_path / "quarantine").iterdir()) == kept[2:]
 
 
-def test_a_day_later_the_quarantine_is_empty(tmp_path: Path):
-    moved = upkeep.quarantine(tmp_path, publish_sample(tmp_path, 1))
-    moved_s = int(moved.name.partition("-")[0]) / 1e9
-    assert upkeep.trim_quarantine(tmp_path, now_s=moved_s + 86_399) == 0
-    assert upkeep.trim_quarantine(tmp_path, now_s=moved_s + 86_401) == 1
+def test_what_is_said_to_be_old_leaves_the_quarantine(tmp_path: Path):
+    for number in (1, 2):
+        upkeep.quarantine(tmp_path, publish_sample(tmp_path, number))
+    old, young = upkeep.quarantined(tmp_path)
+    assert upkeep.trim_quarantine(tmp_path) == 0
+    assert upkeep.trim_quarantine(tmp_path, old={old}) == 1
+    assert list(upkeep.quarantined(tmp_path)) == [young]
 
 
 def test_ballast_takes_room_until_it_is_dropped(tmp_path: Path):

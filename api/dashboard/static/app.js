@@ -33,7 +33,9 @@ function showGlance(now) {
     tile("Tokens saved in total", count(now.saved_total.saved_tokens)),
     tile("Prefill saved in total", seconds(now.saved_total.saved_prefill_s)),
     tile("Cache on disk", now.cache),
+    tile("Agents and responses", now.history),
   );
+  byId("history-message").textContent = now.history_message ?? "";
   const names = { hot: "Hot", warm: "Warm", cold: "Cold" };
   byId("meters").replaceChildren(
     meter("Memory", now.memory.reserved_bytes, now.memory.budget_bytes),
