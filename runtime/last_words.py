@@ -1,7 +1,8 @@
 """What may be kept of what a worker printed: where it was and which errors it met, never a text.
 
 A worker prints what its libraries print, and an exception's message may quote a prompt. So lines
-are kept by their form: frames, names of exceptions, and what mlx says of its device.
+are kept by their form: frames, names of exceptions, what could not be imported, and what mlx says
+of its device.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ _KEPT = re.compile(
     r"|Fatal Python error: [A-Z][\w ]{0,60}$"
     r"|(Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$"
     r"|Stack \(most recent call first\):$"
+    r"|(ModuleNotFoundError|ImportError): .{0,300}$"  # of what is installed, never of a prompt
 )
 _ERROR = re.compile(
     r"(?P<name>[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning|Failed|Failure))(:.*)?$"

@@ -10,10 +10,15 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 
 from runtime.blas import blas_environment
+
+MLX = "0.32.4"
+"""The release that this one is made for, as in pyproject.toml."""
 
 _ROOT = str(Path(__file__).resolve().parents[1])
 """The directory that holds this package: the checkout, or `hearth/app` where it is installed."""
@@ -60,6 +65,20 @@ class Newborn:
             self.take().close()
             with contextlib.suppress(ProcessLookupError):  # it ends by itself when its socket does
                 self.process.kill()
+
+
+def why_no_mlx(find: Callable[[str], ModuleSpec | None] = find_spec) -> str | None:
+    """Why no worker could import mlx, and what to type; None where it is complete.
+
+    mlx's package for Linux comes without the library that computes, which is another package.
+    """
+    spec = find("mlx")
+    folders = [Path(one) for one in spec.submodule_search_locations or ()] if spec else []
+    if any(list(folder.glob("lib/libmlx.*")) for folder in folders):
+        return None
+    what = "mlx has no backend" if folders else "mlx is not installed"
+    extra = "" if sys.platform == "darwin" else "[cpu]"
+    return f"{what}: type {sys.executable} -m pip install --force-reinstall 'mlx{extra}=={MLX}'"
 
 
 def worker_environment(cpu_blas: str) -> dict[str, str]:

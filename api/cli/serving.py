@@ -17,7 +17,7 @@ import uvloop
 
 from api.address import listen, why_not
 from runtime.errors import HearthError, SettingsError
-from runtime.newborn import Newborn
+from runtime.newborn import Newborn, why_no_mlx
 from runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 def serve(settings: Settings, _: argparse.Namespace) -> int:
     """Serve until a signal says stop; the exit code."""
+    if (trouble := why_no_mlx()) is not None:
+        sys.stderr.write(f"hearth: {trouble}\n")
+        return 1
     try:
         listener = listen(settings.host, settings.port)
     except OSError as error:

@@ -51,3 +51,14 @@ def test_of_an_error_only_its_name_is(name: str):
 def test_what_is_withheld_is_counted():
     lines = [CANARY, "", CANARY, "KeyError: 'x'", "loading"]
     assert last_words(lines) == ("[2 lines withheld]", "KeyError", "[1 lines withheld]")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ModuleNotFoundError: No module named 'cv2'",
+        "ImportError: libmlx.so: cannot open shared object file: No such file or directory",
+    ],
+)
+def test_what_could_not_be_imported_is_told_whole(line: str):
+    assert kept(line) == line
