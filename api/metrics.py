@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from typing import Protocol
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -15,6 +24,7 @@ from typing_extensions import override
 from api.dashboard.savings import Savings
 from api.dashboard.trend import Trend
 from api.kv_metrics import KvCollector
+from api.version import VERSION
 from runtime.kv_figures import KvFigures
 from runtime.model_status import ModelStatus
 from runtime.types import Usage
@@ -22,6 +32,14 @@ from runtime.types import Usage
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 10)
 _REQUEST_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+def _add_build(registry: CollectorRegistry) -> None:
+    """Which release this is, as labels of a figure that is always 1."""
+    labels = {"version": VERSION, "python": platform.python_version()}
+    labels |= {name.replace("-", "_"): version(name) for name in ("mlx", "mlx-lm")}
+    text = "The release of Hearth, of Python and of what computes; always 1"
+    Gauge("hearth_build_info", text, tuple(labels), registry=registry).labels(**labels).set(1)
 
 
 class Metrics:
@@ -32,7 +50,9 @@ class Metrics:
         status: Callable[[], Sequence[ModelStatus]],
         kv_figures: Callable[[], KvFigures],
     ) -> None:
+        disable_created_metrics()  # a second series for each, of when it began, which nobody asks
         self._registry = registry = CollectorRegistry()
+        _add_build(registry)
         self.trend = Trend()
         self.savings = Savings()
         self._requests = Counter(
