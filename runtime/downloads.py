@@ -44,6 +44,12 @@ def pull(repo: str, *, is_allowed: bool, watch: Watch = unwatched) -> Path:
         return Path(snapshot_download(repo, allow_patterns=_PATTERNS, tqdm_class=bars))
     except errors.HFValidationError as error:
         raise DownloadFailed(f"{repo!r} is no repository name: ORGANISATION/NAME is.") from error
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError) as error:
+        raise DownloadFailed(
+            f"{repo} cannot be fetched: the hub cannot be reached ({_first_line(error)}). "
+            "Try again with a network and without HF_HUB_OFFLINE, or copy the model's directory "
+            'to this machine and name it: [models.NAME] path = "/the/directory".'
+        ) from error
     except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
         raise DownloadFailed(f"{repo} cannot be fetched: {_first_line(error)}") from error
 

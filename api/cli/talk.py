@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +60,9 @@ class _Event(msgspec.Struct):
     error: _Error | None = None
 
 
+_COMMANDS = "/new begins anew, Ctrl-C stops an answer, /bye leaves; a space before / sends a line."
+
+
 class Turn(msgspec.Struct):
     """One answer and what it took, as `--json` prints it."""
 
@@ -88,9 +92,19 @@ def chat(settings: Settings, arguments: argparse.Namespace) -> int:
     for line in _typed():
         if line.strip() == "/new":
             talk.begin()
+        elif is_command(line):
+            sys.stderr.write(f"hearth: there is no {line.split()[0]}; {_COMMANDS}\n")
         else:
             _answer(talk, line, as_json=arguments.as_json)
     return 0
+
+
+def is_command(line: str) -> bool:
+    """Whether a line was meant for us and not for the model: `/word` alone or with words after it.
+
+    A path such as `/etc/hosts` is none; nor is what begins with a space.
+    """
+    return re.fullmatch(r"/[A-Za-z?]+(\s.*)?", line) is not None
 
 
 def _answer(talk: Conversation, line: str, *, as_json: bool) -> None:
@@ -195,7 +209,7 @@ def _typed() -> Iterator[str]:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import_module("readline")  # it lends input() its keys
-        sys.stderr.write("/new begins anew, Ctrl-C stops an answer, /bye leaves.\n")
+        sys.stderr.write(f"{_COMMANDS}\n")
     while True:
         try:
             line = input("> ") if is_terminal else sys.stdin.readline()

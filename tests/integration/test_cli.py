@@ -139,13 +139,14 @@ def test_who_types_is_told_of_a_refusal_and_goes_on(server: RunningServer):
         stderr=subprocess.PIPE,
     ) as process:
         os.close(theirs)
-        os.write(ours, b"Hi\n/bye\n")
+        os.write(ours, b"Hi\n/modle x\n/bye\n")
         assert process.wait(60) == 0
         assert process.stderr is not None
         said = process.stderr.read().decode()
     os.close(ours)
     assert "Ctrl-C stops an answer" in said
-    assert "nobody" in said
+    assert said.count("nobody") == 1, "the command that does not exist was not sent to the model"
+    assert "there is no /modle" in said
 
 
 def test_the_settings_in_force_are_shown_without_their_secrets(server: RunningServer):

@@ -98,3 +98,12 @@ def test_a_model_is_pulled_with_signs_of_progress_and_without_its_code(hub: str,
     missing = pull("org/other", variables)
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "cannot be fetched" in missing.stderr
+
+
+def test_who_has_no_network_reads_what_to_do(tmp_path: Path):
+    away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    for variables in (away, away | {"HF_HUB_OFFLINE": "1"}):
+        done = pull("org/tiny", variables)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "the hub cannot be reached" in done.stderr
+        assert "[models.NAME] path" in done.stderr
