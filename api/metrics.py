@@ -34,12 +34,15 @@ _TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1,
 _REQUEST_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-def _add_build(registry: CollectorRegistry) -> None:
-    """Which release this is, as labels of a figure that is always 1."""
+def new_registry() -> CollectorRegistry:
+    """A registry that tells which release this is, as labels of a figure that is always 1."""
+    disable_created_metrics()  # a second series for each, of when it began, which nobody asks
+    registry = CollectorRegistry()
     labels = {"version": VERSION, "python": platform.python_version()}
     labels |= {name.replace("-", "_"): version(name) for name in ("mlx", "mlx-lm")}
     text = "The release of Hearth, of Python and of what computes; always 1"
     Gauge("hearth_build_info", text, tuple(labels), registry=registry).labels(**labels).set(1)
+    return registry
 
 
 class Metrics:
@@ -50,9 +53,7 @@ class Metrics:
         status: Callable[[], Sequence[ModelStatus]],
         kv_figures: Callable[[], KvFigures],
     ) -> None:
-        disable_created_metrics()  # a second series for each, of when it began, which nobody asks
-        self._registry = registry = CollectorRegistry()
-        _add_build(registry)
+        self._registry = registry = new_registry()
         self.trend = Trend()
         self.savings = Savings()
         self._requests = Counter(
