@@ -216,6 +216,11 @@ class Gate:
         """
         return self._catalog.resolve(name) if name else self._catalog.default()
 
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """The models that would have to run code of their own, and which."""
+        return self._catalog.refused
+
     def is_loaded(self, spec: ModelSpec) -> bool:
         """Whether a request need not wait for the model to be loaded."""
         states = (one.state for one in self.status() if one.spec.id == spec.id)

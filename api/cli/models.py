@@ -60,8 +60,18 @@ class Card(msgspec.Struct):
     vision_reason: str | None = None
 
 
+class Refused(msgspec.Struct):
+    """A model that is there and would run code of its own."""
+
+    id: str
+    code: str
+    reason: str
+    state: str = "refused"
+
+
 class CardList(msgspec.Struct):
     data: list[Card]
+    refused: list[Refused] = []
 
 
 class Status(msgspec.Struct):
@@ -97,7 +107,8 @@ def ps(settings: Settings, arguments: argparse.Namespace) -> int:
 
 def models(settings: Settings, arguments: argparse.Namespace) -> int:
     """Every model that can be named."""
-    cards = ServerLink(settings).get("/v1/models", CardList).data
+    found = ServerLink(settings).get("/v1/models", CardList)
+    cards = found.data
     head = ("MODEL", "STATE", "CONTEXT", "SIZE", "VISION", "ALIASES")
     rows = [
         (
@@ -106,7 +117,10 @@ def models(settings: Settings, arguments: argparse.Namespace) -> int:
         )
         for card in cards
     ]
-    return show(cards, aligned([head, *rows]), as_json=arguments.as_json)
+    refused = [f"refused: {one.id}: {one.reason}" for one in found.refused]
+    if arguments.as_json:
+        return show([*cards, *found.refused], "", as_json=True)
+    return show(cards, "\n".join([aligned([head, *rows]), *refused]), as_json=False)
 
 
 def change(settings: Settings, arguments: argparse.Namespace) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from api.openai.schemas import ModelCard, ModelList
+from api.openai.schemas import ModelCard, ModelList, RefusedModel
+from runtime.errors import ModelRefused
 from runtime.model_status import ModelStatus
 
 
-def model_list(statuses: Iterable[ModelStatus]) -> ModelList:
-    """All models."""
-    return ModelList([model_card(status) for status in statuses])
+def model_list(statuses: Iterable[ModelStatus], refused: Mapping[str, str]) -> ModelList:
+    """All models, and those that are refused with the reason."""
+    return ModelList(
+        [model_card(status) for status in statuses],
+        refused=tuple(RefusedModel(name, ModelRefused.code, why) for name, why in refused.items()),
+    )
 
 
 def model_card(status: ModelStatus) -> ModelCard:

@@ -343,6 +343,17 @@ class ModelCard(Body):
     owned_by: Literal["hearth"] = "hearth"
 
 
+class RefusedModel(Body):
+    """A model that is there and is not loaded; requests that name it get an error of that code."""
+
+    id: str
+    code: str
+    reason: str
+
+
 class ModelList(Body):
+    """The models that requests can name; `refused` are those that would run code of their own."""
+
     data: list[ModelCard]
     object: Literal["list"] = "list"
+    refused: tuple[RefusedModel, ...] = ()

@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.canaries import plant
 from tests.running_server import CHAT, COMPLETIONS, RunningServer, running, streaming
+from tests.tiny_models import write_model
 from tests.waiting import until
 
 SHORT: dict[str, Any] = {"model": "tiny", "prompt": "a kettle", "max_tokens": 2}
@@ -83,6 +85,47 @@ def test_mistakes_are_named(operated: RunningServer) -> None:
     assert "load, unload, pin, unpin, restart" in wrong.json()["error"]["message"]
     missing = operated.request("POST", "/admin/requests/nobody/cancel")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
+
+
+CHATS = {
+    CHAT: {"messages": [USER]},
+    COMPLETIONS: {"prompt": "a kettle"},
+    "/v1/messages": {"messages": [USER], "max_tokens": 2},
+    "/v1/embeddings": {"input": "a kettle"},
+    "/api/chat": {"messages": [USER]},
+}
+
+
+def test_a_model_with_code_of_its_own_is_listed_as_refused_and_never_run(tmp_path: Path) -> None:
+    """Also one that got its code after it was listed."""
+    folders = {name: tmp_path / "models" / name for name in ("evil", "turning")}
+    for folder in folders.values():
+        plant(write_model(folder))
+    config = json.loads((folders["evil"] / "config.json").read_text())
+    asking = json.dumps(config | {"model_file": "canary.py"})
+    (folders["evil"] / "config.json").write_text(asking)
+    settings = f'models_dir = "{tmp_path / "models"}"\n[aliases]\nnice = "evil"\n'
+    with running(tmp_path / "home", config=settings) as server:
+        listed = server.get("/v1/models").json()
+        assert {"evil", "nice"}.isdisjoint(card["id"] for card in listed["data"])
+        why = "its config.json has it computed by code of its own, 'canary.py'"
+        nice = f"it is an alias of evil, which cannot be used: {why}"
+        assert listed["refused"] == [
+            {"id": "evil", "code": "model_needs_own_code", "reason": why},
+            {"id": "nice", "code": "model_needs_own_code", "reason": nice},
+        ]
+        for path, body in CHATS.items():
+            for name in ("evil", "nice"):
+                answer = server.post(path, body | {"model": name})
+                assert answer.status_code == 404
+                assert why in answer.text
+        error = server.post(CHAT, CHATS[CHAT] | {"model": "evil"}).json()["error"]
+        assert (error["code"], error["param"]) == ("model_needs_own_code", "model")
+        (folders["turning"] / "config.json").write_text(asking)
+        answer = server.post(CHAT, CHATS[CHAT] | {"model": "turning"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_load_failed")
+        assert why in answer.json()["error"]["message"]
+    assert list(tmp_path.rglob("*.ran")) == []
 
 
 def test_a_pinned_model_keeps_the_others_out_until_it_is_unpinned(operated: RunningServer) -> None:
