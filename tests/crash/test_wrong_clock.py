@@ -15,7 +15,9 @@ from runtime.store_opening import open_store
 from store import slots
 from store.disk import disk_bytes
 from store.types import SlotRow
+from tests.running_server import RunningServer, hearth, started
 from tests.slot_samples import sample, slot_id
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     shutil.which("faketime") is None, reason="faketime is not installed: the clock stays right"
@@ -59,10 +61,15 @@ def root(tmp_path: Path) -> Path:
 
 def left(root: Path, offset: str, *, sleeps: bool = False, num_sweeps: int = 2) -> set[str]:
     """What is left after sweeps at another time; `sleeps` says that the time did pass."""
-    command = ["faketime", "-f", offset, sys.executable, "-m", "tests.crash.clock_store"]
+    return said(["tests.crash.clock_store", str(root), str(num_sweeps)], offset, sleeps=sleeps)
+
+
+def said(words: list[str], offset: str, *, sleeps: bool = False) -> set[str]:
+    """What a program of ours says at another time."""
+    command = ["faketime", "-f", offset, sys.executable, "-m", *words]
     environment = os.environ | {"FAKETIME_DONT_FAKE_MONOTONIC": str(int(not sleeps))}
     done = subprocess.run(
-        [*command, str(root), str(num_sweeps)],
+        command,
         env=environment,
         cwd=Path(__file__).parents[2],
         capture_output=True,
@@ -104,3 +111,47 @@ def test_jobs_keep_their_cadence_while_the_clock_is_set(tmp_path: Path):
     assert counts["steps_seen"] == len(steps)
     assert counts["daily"] == 1
     assert counts["short"] <= counts["allowed"]
+
+
+def test_no_wrong_clock_takes_an_agent_and_time_that_passes_does(tmp_path: Path):
+    def aged(new: str, offset: str, *, sleeps: bool = False) -> set[str]:
+        words = ["tests.crash.clock_history", str(tmp_path), new]
+        return said(words, offset, sleeps=sleeps)
+
+    assert aged("a", "+0") == {"a"}
+    assert aged("b", "+60d") == {"a", "b"}
+    assert aged("c", "-10y") == {"a", "b", "c"}
+    assert aged("d", "+31d", sleeps=True) == {"d", "expired-a", "expired-b", "expired-c"}
+
+
+def is_open(server: RunningServer) -> bool:
+    return server.get("/health/ready").json()["history"] == "ok"
+
+
+@pytest.mark.soak
+async def test_a_wrong_clock_takes_no_agent_and_what_expires_can_be_restored(tmp_path: Path):
+    home, clock = tmp_path / "home", tmp_path / "clock"
+    config = 'default_model = "hearth-tiny"\npreload = []\nkv_disk = false\n'
+    variables = told_by(clock, "+0")
+    with started(home, config=config, is_fresh=True, **variables) as server:
+        server.wait_until_ready(180)
+        await until(lambda: is_open(server), "the history is open", 60)
+        for name, fields in (("kept", {}), ("short", {"ttl": 0.2})):
+            made = server.post("/v1/agents", {"id": name, **fields})
+            assert made.status_code in (200, 201), made.text
+        server.stop()
+    clock.write_text("+60d")
+    with started(home, config=config, is_fresh=True, **variables) as server:
+        server.wait_until_ready(180)
+        await until(lambda: server.get("/v1/agents/short").status_code == 404, "it expired", 60)
+        assert server.get("/v1/agents/kept").status_code == 200
+        clock.write_text("-1y")
+        assert server.get("/v1/agents/kept").status_code == 200
+        own = {"HEARTH_HOME": str(home), "HEARTH_PORT": str(server.port)}
+        shown = json.loads(hearth("history", "--json", **own).stdout)
+        assert [one["id"] for one in shown["expired"]] == ["short"]
+        assert shown["set_aside"] == []
+        assert hearth("history", "restore", "nothing", **own).returncode == 1
+        assert hearth("history", "restore", "short", **own).returncode == 0
+        assert server.get("/v1/agents/short").status_code == 200
+        server.stop()

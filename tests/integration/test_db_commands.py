@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from api import doctor_disk
 from migrations.run import downgrade, downgrade_history
 from runtime.history import FILE, OpenHistory
 from runtime.open_store import INDEX
+from runtime.settings import Settings
 from runtime.store_opening import open_store
+from store import agent_rows, expired_rows
+from store.agent_rows import AgentRow
 from store.file_kinds import HISTORY
 from store.file_kinds import INDEX as INDEX_KIND
 from tests.running_server import hearth
@@ -85,3 +89,29 @@ def test_databases_are_looked_at_while_a_server_has_them(home: Path):
     assert (code, [one["error"] for one in found]) == (0, [None, None])
     assert refused.returncode == 1
     assert "A server has the store open" in refused.stderr
+
+
+def remembered(home: Path, *words: str) -> tuple[int, Any]:
+    result = hearth("history", *words, "--json", HEARTH_HOME=str(home), HEARTH_PORT="1")
+    return result.returncode, json.loads(result.stdout) if result.stdout else result.stderr
+
+
+def test_what_expired_and_what_was_set_aside_is_seen_and_dealt_with_without_a_server(home: Path):
+    (home / FILE).write_bytes(b"no database" * 999)
+    with closing(OpenHistory(home)) as history:
+        agent = AgentRow("a", "session", b"{}", 1.0, 1.0)
+        history.database.submit(lambda c: agent_rows.create(c, agent)).result()
+        history.database.submit(lambda c: expired_rows.expire_agents(c, 9e9, 1.0)).result()
+    code, shown = remembered(home)
+    assert (code, [one["id"] for one in shown["expired"]]) == (0, ["a"])
+    assert [one["name"] for one in shown["set_aside"]] == [f"{FILE}.aside-1"]
+    found = [one for one in doctor_disk.findings(Settings(home=home)) if one.subject == "History"]
+    assert [one.remedy for one in found] == [None, "hearth history acknowledge, once you know"]
+    assert remembered(home, "acknowledge") == (0, {"num_new": 1})
+    assert remembered(home, "acknowledge") == (0, {"num_new": 0})
+    found = [one for one in doctor_disk.findings(Settings(home=home)) if one.subject == "History"]
+    assert [one.remedy for one in found] == [None]
+    assert remembered(home, "restore", "b")[0] == 1
+    assert remembered(home, "restore", "a") == (0, {"restored": ["a"], "taken": []})
+    assert remembered(home)[1]["expired"] == []
+    assert remembered(home, "restore")[0] == 2, "it does not say what"
