@@ -58,7 +58,6 @@ from runtime.kv_store import KvStore
 from runtime.limits import RouteKind
 from runtime.newborn import Newborn
 from runtime.prewarm import Prewarm
-from runtime.rejoin import Rejoin
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
 
@@ -149,7 +148,7 @@ def create_app(
     metrics.add(PrewarmCollector(prewarm), HistoryCollector(history_figures, settings))
     agents, janitor = open_agents(gate, history)
     responses = ResponseDesk(Archive(history, settings))
-    chores = _chores(janitor, responses, prewarm, dashboard, supervisor, kv)
+    chores = _chores(janitor, responses, prewarm, dashboard, supervisor)
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
     traces = _open_traces(settings.otlp_endpoint, kv)
     desk = ErrorDesk([(speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error)])
@@ -224,7 +223,6 @@ def _chores(
     prewarm: Prewarm,
     dashboard: Dashboard,
     supervisor: Supervisor,
-    kv: KvStore,
 ) -> list[Chore]:
     """What is done now and then."""
     return [
@@ -233,7 +231,6 @@ def _chores(
         Chore("prewarm", prewarm.period_s, prewarm.sweep),
         Chore("dashboard", SAMPLE_S, dashboard.tick),
         Chore("memory", 5.0, supervisor.relieve),
-        Chore("rejoin", 5.0, Rejoin(supervisor, kv).run),
     ]
 
 

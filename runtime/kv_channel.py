@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from runtime.slot_news import (
+    Attach,
     KnownSlot,
     Slots,
     SlotsAway,
@@ -16,6 +17,7 @@ from runtime.slot_news import (
     SlotsMerged,
     SlotsPromoted,
     SlotsSaved,
+    Told,
     WritesPaused,
 )
 from runtime.types import MissReason, ModelSpec
@@ -47,24 +49,25 @@ _PATIENCE_S = 1.0
 """A worker answers between two steps; one that takes longer is not worth waiting for."""
 
 _FORGET_PATIENCE_S = 5.0
-_TOLD_PATIENCE_S = 5.0
 """Deleting waits longer; what a worker that is later still stages is refused until it answers."""
 
 KvEvent = SlotStaged | SlotBad | SlotsUsed | SlotsWanted | PinWanted | StoreTrouble
-Told = HotNow | Forgotten
+Answer = HotNow | Forgotten
 """What answers a question."""
 
-KvReport = KvEvent | Told
+KvReport = KvEvent | Answer
 """Everything that a worker says of its KV."""
 
 
 class KvDesk(Protocol):
     """The store, as a channel sees it."""
 
-    @property
-    def is_waiting(self) -> bool: ...
+    def options(self, spec: ModelSpec, hot_bytes: int | None) -> KvOptions: ...
 
-    async def options(self, spec: ModelSpec, hot_bytes: int | None) -> KvOptions: ...
+    @property
+    def patience_s(self) -> float: ...
+
+    async def is_open(self) -> bool: ...
 
     def join(self, channel: KvChannel) -> None: ...
 
@@ -79,37 +82,46 @@ class KvChannel:
     """Between one worker and the store; it belongs to the event loop.
 
     First `options()`, then `open()` once the worker was told to load, then events, then `close()`.
+    The store may be opened before that or at any time later, and again: the worker is told, and
+    keeps what it has in memory.
     """
 
     def __init__(self, desk: KvDesk, spec: ModelSpec, hot_bytes: int | None = None) -> None:
         self.spec = spec
         self._hot_bytes = hot_bytes
         self.kv = KvOptions()
-        self.is_shut_out = False
-        """It was to use the disk, and there was no store."""
+        self.names: Attach | None = None
+        """By what its KV is found in the store; None before the store was open."""
         self.counts = KvCounts()
+        self.measured_runs: list[Run] = []
+        """What it showed before it had a name."""
+        self.welcoming = asyncio.Lock()
         self._desk = desk
         self._send: Callable[[KvNews], None] | None = None
         self._is_closed = False
         self._is_told = asyncio.Event()
-        self._asked: dict[int, asyncio.Future[Told]] = {}
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._num_asked = 0
-        self._forgotten: dict[int, Whom] = {}
+        self._forgotten: dict[int, tuple[Whom, bytes]] = {}
 
     @property
     def has_disk(self) -> bool:
-        """Whether this worker was told to use the disk."""
-        return self.kv.root is not None
+        """Whether this worker was told that the store is open."""
+        return self.names is not None
+
+    @property
+    def model_hash(self) -> bytes:
+        """Its model's in the store, empty before it was told."""
+        return self.names.model_hash if self.names is not None else b""
 
     @property
     def hot_budget_bytes(self) -> int | None:
         """What its hot tier may take, as it was told last; None leaves that to the store."""
         return self._hot_bytes
 
-    async def options(self) -> KvOptions:
-        """What the worker is loaded with; always an answer, without a disk if need be."""
-        self.kv = await self._desk.options(self.spec, self._hot_bytes)
-        self.is_shut_out = not self.has_disk and self._desk.is_waiting
+    def options(self) -> KvOptions:
+        """What the worker is loaded with."""
+        self.kv = self._desk.options(self.spec, self._hot_bytes)
         return self.kv
 
     def open(self, send: Callable[[KvNews], None]) -> None:
@@ -119,17 +131,19 @@ class KvChannel:
             self._desk.join(self)
 
     async def told(self) -> None:
-        """Wait until the worker was told what is on disk, but not for a store that takes long."""
-        if self.has_disk:
+        """Wait until the worker was told what is on disk: while the store is being opened as long
+        as that takes, within reason, and not at all for one that failed.
+        """
+        if self.kv.root is not None and await self._desk.is_open():
             with suppress(TimeoutError):
-                async with asyncio.timeout(_TOLD_PATIENCE_S):
+                async with asyncio.timeout(self._desk.patience_s):
                     await self._is_told.wait()
 
     def on_event(self, event: KvReport) -> None:
         """The worker reports."""
         if isinstance(event, Forgotten):
             self._forgotten.pop(event.number, None)
-        if not isinstance(event, Told):
+        if not isinstance(event, Answer):
             self._desk.hear(self, event)
         elif (asked := self._asked.get(event.number)) is not None and not asked.done():
             asked.set_result(event)
@@ -152,9 +166,15 @@ class KvChannel:
 
     # What follows is the store's side.
 
+    def attach(self, names: Attach) -> None:
+        """The store is open; what it has is told next, and then that it was all."""
+        self.names = names
+        self._tell(names)
+
     def welcomed(self) -> None:
-        """All that is on disk was told, or cannot be."""
+        """All that is on disk was told, or cannot be: what is in memory only may be written."""
         self._is_told.set()
+        self._tell(Told())
 
     async def hot(self, ids: Sequence[str]) -> tuple[str, ...]:
         """Those of these slots that are in the worker's memory; none if it does not answer."""
@@ -163,23 +183,27 @@ class KvChannel:
         told = await self._ask(lambda number: HotAsked(number=number, ids=tuple(ids)))
         return told.ids if isinstance(told, HotNow) else ()
 
-    async def forget(self, whom: Whom) -> int:
-        """Have the worker forget what of a conversation is not published; how many pieces."""
-        told = await self._ask(lambda number: self._forgetting(number, whom), _FORGET_PATIENCE_S)
+    async def forget(self, whom: Whom, secret: bytes) -> int:
+        """Have the worker forget what of a conversation is not published; how many pieces.
+
+        `secret` is the store's, which the worker may not know yet.
+        """
+        told = await self._ask(
+            lambda number: self._forgetting(number, whom, secret), _FORGET_PATIENCE_S
+        )
         return told.num_forgotten if isinstance(told, Forgotten) else 0
 
     def is_forgotten(self, session_id: str | None) -> bool:
         """Whether the worker was told to forget this conversation and has yet to do it."""
-        secret = self.kv.secret
-        return any(whom.means(session_id, secret) for whom in self._forgotten.values())
+        return any(whom.means(session_id, secret) for whom, secret in self._forgotten.values())
 
-    def _forgetting(self, number: int, whom: Whom) -> Forget:
-        self._forgotten[number] = whom
-        return Forget(number=number, whom=whom)
+    def _forgetting(self, number: int, whom: Whom, secret: bytes) -> Forget:
+        self._forgotten[number] = whom, secret
+        return Forget(number=number, whom=whom, secret=secret)
 
     async def _ask(
         self, question: Callable[[int], HotAsked | Forget], patience_s: float = _PATIENCE_S
-    ) -> Told | None:
+    ) -> Answer | None:
         """The answer; None from a worker that gives none in time."""
         if self._send is None:
             return None

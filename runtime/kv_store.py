@@ -25,7 +25,9 @@ from runtime.promotions import Promotions
 from runtime.publisher import Publisher
 from runtime.request_rows import RequestRows
 from runtime.settings import Settings
-from runtime.store_life import ColdStatus, KvStatus, StoreLife
+from runtime.slot_news import Attach
+from runtime.store_life import ColdStatus, KvStatus, Opener, StoreLife
+from runtime.store_opening import open_store
 from runtime.types import MissReason, ModelSpec
 from runtime.wire import (
     KvCounts,
@@ -45,6 +47,10 @@ from store.types import ModelRow, Run, SlotRow
 T = TypeVar("T")
 
 _OPEN_PATIENCE_S = 3.0
+_NAMES_PATIENCE_S = 60.0
+_LOAD_SHARE = 4
+"""Of the time that a load may take, what a loaded model may wait for the store."""
+
 _TOUCH_S = 1.0
 _CAP_S = 1.0
 _MAKE_ROOM_S = 30.0
@@ -58,9 +64,9 @@ _log = structlog.stdlib.get_logger("hearth.store")
 class KvStore:
     """Give each worker a `channel`; `start` before the first, `stop` after the last."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, opener: Opener = open_store) -> None:
         self._settings = settings
-        self._life = StoreLife(settings, self)
+        self._life = StoreLife(settings, self, opener)
         self._channels: set[KvChannel] = set()
         self.memory = WorkerMemory(self._life, self._channels)
         self._retired: dict[str, KvCounts] = {}
@@ -82,11 +88,6 @@ class KvStore:
     def cold(self) -> ColdStatus:
         """Whether there is a cold store and it answers."""
         return self._life.cold
-
-    @property
-    def is_waiting(self) -> bool:
-        """There is to be a store and there is none that works."""
-        return self.status.state in ("opening", "degraded")
 
     @property
     def store(self) -> OpenStore | None:
@@ -114,13 +115,28 @@ class KvStore:
     def measured(self, channel: KvChannel, run: Run) -> None:
         """Remember what a worker's run showed."""
         if channel.has_disk:
-            self._life.spawn(self._remember(channel.kv.model_hash, run))
+            self._life.spawn(self._remember(channel.model_hash, run))
+        else:
+            channel.measured_runs.append(run)
 
-    async def settled(self) -> None:
+    async def settled(self, patience_s: float = _OPEN_PATIENCE_S) -> None:
         """Wait a moment for a store that is being opened."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_OPEN_PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 await self._life.settled.wait()
+
+    async def is_open(self) -> bool:
+        """Whether there is a store, while one is being opened after `patience_s` at the latest."""
+        await self.settled(self.patience_s)
+        return self._life.store is not None
+
+    @property
+    def patience_s(self) -> float:
+        """How long a loaded model waits for an open store, or for its own name there.
+
+        Computing what may be on disk, or what a swap would then take away, costs more than that.
+        """
+        return min(_NAMES_PATIENCE_S, self._settings.load_timeout_s / _LOAD_SHARE)
 
     async def _remember(self, model: bytes, run: Run) -> None:
         await self._life.attempt(lambda store: store.records.measured(model, run).result())
@@ -144,15 +160,9 @@ class KvStore:
         """Whether long work is to come to its end."""
         return self._life.stopping.is_set()
 
-    def shut_out(self) -> list[str]:
-        """The models that were loaded while there was no store, now that there is one."""
-        if self.status.state != "ok":
-            return []
-        return [channel.spec.id for channel in self._channels if channel.is_shut_out]
-
     def loaded_models(self) -> frozenset[bytes]:
-        """The model hashes of the workers there are."""
-        return frozenset(channel.kv.model_hash for channel in list(self._channels))
+        """The model hashes of the workers there are, as far as they are known."""
+        return frozenset(one.model_hash for one in list(self._channels) if one.has_disk)
 
     async def chore(self, work: Callable[[OpenStore], Iterable[News]]) -> None:
         """Do long work in the thread for it, and tell the workers what changes as it does."""
@@ -192,15 +202,13 @@ class KvStore:
 
     # The household
 
-    def on_slots(self) -> None:
+    def on_opened(self) -> None:
         for channel in self._channels:
             self._life.spawn(self._welcome(channel))
 
-    async def on_losing(self) -> None:
-        for channel in list(self._channels):
-            model = channel.kv.model_hash
-            rows = await self._life.attempt(lambda s, m=model: s.index.slots_of(m))
-            channel.tell_gone([row.header.id for row in rows or ()], "evicted")
+    def on_slots(self) -> None:
+        for channel in self._channels:
+            self._life.spawn(self._tell_of_more(channel))
 
     def on_full(self) -> None:
         if time.monotonic() - self._made_room_s > _MAKE_ROOM_S:
@@ -209,43 +217,26 @@ class KvStore:
 
     # The desk of the channels
 
-    async def options(self, spec: ModelSpec, hot_bytes: int | None) -> KvOptions:
-        """What a worker for this model is loaded with; without a disk when there is none now."""
+    def options(self, spec: ModelSpec, hot_bytes: int | None) -> KvOptions:
+        """What a worker for this model is loaded with."""
         settings = self._settings
         memory_bytes = psutil.virtual_memory().total
         if hot_bytes is None:
             hot_bytes = settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes)
-        hot_only = KvOptions(
+        return KvOptions(
+            root=str(settings.kv_root) if settings.kv_disk else None,
             block_size=settings.block_size,
             hot_bytes=hot_bytes,
             prewarm_bytes=int(hot_bytes * settings.prewarm_share),
             queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
             kv_bits=settings.kv_form_of(spec.id).kv_bits,
         )
-        await self.settled()
-        return await self._with_disk(spec, hot_only)
-
-    async def _with_disk(self, spec: ModelSpec, kv: KvOptions) -> KvOptions:
-        store = self._life.store
-        if store is None:
-            return kv
-        form = self._settings.kv_form_of(spec.id)
-        try:
-            model = await asyncio.to_thread(store.identify, spec, form)
-        except StoreError as error:
-            self._life.fail(error.reason, str(error))
-            return kv
-        if model is None:
-            return kv
-        disk = {"model_hash": model, "secret": store.secret, "root": str(store.root)}
-        return msgspec.structs.replace(kv, **disk)
 
     def join(self, channel: KvChannel) -> None:
-        """A worker is loading: tell it what is on disk of its model."""
+        """A worker is loading: tell it what is on disk of its model, if there is a store yet."""
         self._channels.add(channel)
-        if channel.has_disk:
+        if self._life.store is not None:
             self._life.spawn(self._welcome(channel))
-            self._rest([channel])
 
     def leave(self, channel: KvChannel) -> None:
         """A worker is gone."""
@@ -266,7 +257,7 @@ class KvStore:
             case SlotBad():
                 self._life.spawn(self._drop_bad(channel, event))
             case PinWanted():
-                self._life.spawn(self.memory.pin(channel.kv.model_hash, event))
+                self._life.spawn(self.memory.pin(channel.model_hash, event))
             case SlotsWanted(ids=ids):
                 self._life.spawn(self._bring(channel, ids))
             case StoreTrouble(reason=reason):
@@ -274,18 +265,45 @@ class KvStore:
                     self._life.fail(reason, "a worker could not write a slot")
 
     async def _welcome(self, channel: KvChannel) -> None:
-        """What is on disk of its model; what is pinned of that comes into its memory at once."""
-        rows = await self._stream(channel)
-        channel.welcomed()
+        """By what it finds its KV in the store that was opened, and what is there of its model.
+
+        What is pinned of that comes into its memory at once.
+        """
+        async with channel.welcoming:
+            store = self._life.store
+            names = await self._names(store, channel.spec) if store is not None else None
+            if names is None or self._life.store is not store:
+                channel.welcomed()
+                return
+            channel.attach(names)
+            runs, channel.measured_runs = channel.measured_runs, []
+            for run in runs:
+                self.measured(channel, run)
+            self._rest([channel])
+            rows = await self._stream(channel)
+            channel.welcomed()
         if self._settings.prewarm:
             channel.bring([row.header.id for row in rows if row.is_pinned])
 
+    async def _names(self, store: OpenStore, spec: ModelSpec) -> Attach | None:
+        """None for a model that cannot be identified; that may mean to read all its weights."""
+        form = self._settings.kv_form_of(spec.id)
+        try:
+            model = await asyncio.to_thread(store.identify, spec, form)
+        except StoreError as error:
+            self._life.fail(error.reason, str(error))
+            return None
+        return Attach(model_hash=model, secret=store.secret) if model is not None else None
+
+    async def _tell_of_more(self, channel: KvChannel) -> None:
+        async with channel.welcoming:
+            if channel.has_disk:
+                await self._stream(channel)
+
     async def _stream(self, channel: KvChannel) -> list[SlotRow]:
-        if not channel.has_disk:
-            return []
-        kv = channel.kv
-        rows = await self._life.attempt(lambda store: store.index.slots_of(kv.model_hash)) or []
-        rows = [row for row in rows if row.header.block_size == kv.block_size]
+        model, size = channel.model_hash, channel.kv.block_size
+        rows = await self._life.attempt(lambda store: store.index.slots_of(model)) or []
+        rows = [row for row in rows if row.header.block_size == size]
         for start in range(0, len(rows), MAX_SLOTS):
             channel.tell_slots(rows[start : start + MAX_SLOTS])
             await asyncio.sleep(0)
@@ -352,5 +370,5 @@ class KvStore:
                 case Demoted(ids):
                     channel.tell_demoted(ids)
                 case Merged(model, ids, rows):
-                    if channel.kv.model_hash == model:
+                    if channel.model_hash == model:
                         channel.tell_merged(ids, rows)

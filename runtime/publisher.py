@@ -60,13 +60,15 @@ class Publisher:
         Only with these models, if any are named. Afterwards the index has all that is on disk of
         it, and nothing more comes but what is said of it from now on.
         """
-        channels = [one for one in self._channels if _is_of(one, models)]
-        num_forgotten = sum(await asyncio.gather(*(one.forget(whom) for one in channels)))
+        channels = [one for one in self._channels if _may_be_of(one, models)]
+        secret = self._life.secret
+        told = await asyncio.gather(*(one.forget(whom, secret) for one in channels))
+        num_forgotten = sum(told)
         # Also of workers that have left.
         meant = [
             (channel, one)
             for channel, one in self._staged
-            if _is_of(channel, models) and whom.means(one.session_id, channel.kv.secret)
+            if _may_be_of(channel, models) and whom.means(one.session_id, secret)
         ]
         self._staged = [one for one in self._staged if one not in meant]
         for channel, staged in meant:
@@ -100,7 +102,7 @@ class Publisher:
         for channel, rows in saved.items():
             channel.tell_saved([row.header.id for row in rows])
             for other in self._channels:
-                if other is not channel and other.kv.model_hash == channel.kv.model_hash:
+                if other is not channel and other.model_hash == channel.model_hash:
                     other.tell_slots(rows)
         for slot_id in outcome.refused:
             channels[slot_id].tell_gone([slot_id], "evicted")
@@ -118,5 +120,6 @@ class Publisher:
         channel.tell_gone([staged.header.id], "evicted")
 
 
-def _is_of(channel: KvChannel, models: Collection[bytes] | None) -> bool:
-    return models is None or channel.kv.model_hash in models
+def _may_be_of(channel: KvChannel, models: Collection[bytes] | None) -> bool:
+    """One that has no name yet may be of any model."""
+    return models is None or not channel.has_disk or channel.model_hash in models

@@ -26,6 +26,20 @@ class KnownSlot(Struct, frozen=True, array_like=True):
     root: bytes = b""
 
 
+class Attach(Struct, frozen=True, tag="attach"):
+    """The store is open: what names everything there, `model_hash` and `secret`.
+
+    May come at any time and more than once. `Slots` follow, and then `Told`.
+    """
+
+    model_hash: bytes
+    secret: bytes
+
+
+class Told(Struct, frozen=True, tag="told"):
+    """All that is on disk was told: what is in memory only can be written, if need be again."""
+
+
 class Slots(Struct, frozen=True, tag="slots"):
     """What is on disk of this model, parents before children; some of it at a time."""
 

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -24,6 +25,7 @@ from store.recovery import Recovery
 
 T = TypeVar("T")
 
+Opener = Callable[[Path, str | None, bytes | None], OpenStore]
 State = Literal["off", "opening", "ok", "degraded"]
 Lane = Literal["write", "promote", "chore"]
 
@@ -53,12 +55,12 @@ class ColdStatus(NamedTuple):
 class Household(Protocol):
     """Who uses the store. All calls come from the event loop."""
 
-    def on_slots(self) -> None:
-        """The store was opened, or recovery found more slots."""
+    def on_opened(self) -> None:
+        """The store was opened, perhaps anew, and perhaps another one."""
         ...
 
-    async def on_losing(self) -> None:
-        """The store is about to be closed and opened anew: its slots may be gone."""
+    def on_slots(self) -> None:
+        """Recovery found more slots."""
         ...
 
     def on_full(self) -> None:
@@ -69,13 +71,16 @@ class Household(Protocol):
 class StoreLife:
     """Opens the store after `start`, tries again while it is degraded, until `close`."""
 
-    def __init__(self, settings: Settings, household: Household) -> None:
+    def __init__(
+        self, settings: Settings, household: Household, opener: Opener = open_store
+    ) -> None:
         self.store: OpenStore | None = None
         self.status = KvStatus("opening" if settings.kv_disk else "off")
         self.settled = asyncio.Event()
         self.stopping = asyncio.Event()
         self._settings = settings
-        self._root = settings.kv_dir or settings.home / "kv"
+        self._root = settings.kv_root
+        self._open_store = opener
         self._household = household
         self._secret: bytes | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,6 +121,11 @@ class StoreLife:
             return ColdStatus()
         reach = self.reach
         return ColdStatus("away", reach.why) if reach.is_away else ColdStatus("ok")
+
+    @property
+    def secret(self) -> bytes:
+        """What keys names in the store; empty as long as that was never open."""
+        return self._secret or b""
 
     async def attempt(self, work: Callable[[OpenStore], T], lane: Lane = "write") -> T | None:
         """The result of `work`; None when there is no store or it fails, as `status` then says."""
@@ -162,7 +172,7 @@ class StoreLife:
     async def _open(self) -> None:
         root, cold, secret = self._root, self._settings.cold_store, self._secret
         try:
-            store = await self._in("write", lambda: open_store(root, cold, secret))
+            store = await self._in("write", lambda: self._open_store(root, cold, secret))
         except StoreError as error:
             self.fail(error.reason, str(error))
             return
@@ -174,7 +184,7 @@ class StoreLife:
         self.store, self._secret = store, store.secret
         self.status = KvStatus("ok")
         _log.info("store_opened", root=str(root), is_new=store.database.needs_rebuild)
-        self._household.on_slots()
+        self._household.on_opened()
         self.spawn(self._recover(store))
 
     async def _recover(self, store: OpenStore) -> None:
@@ -236,7 +246,5 @@ class StoreLife:
             except StoreError as error:
                 self.fail(error.reason, str(error))
             return
-        if store is not None:
-            await self._household.on_losing()
         await self._close()
         await self._open()

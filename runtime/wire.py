@@ -13,6 +13,7 @@ import msgspec
 
 from runtime.ranks import Ranks
 from runtime.slot_news import (
+    Attach,
     Slots,
     SlotsAway,
     SlotsDemoted,
@@ -20,6 +21,7 @@ from runtime.slot_news import (
     SlotsMerged,
     SlotsPromoted,
     SlotsSaved,
+    Told,
     WritesPaused,
 )
 from runtime.types import CacheUse, Chunk, GenerateRequest, ModelSpec, Struct
@@ -46,10 +48,11 @@ class WorkerOptions(Struct, frozen=True):
 
 
 class KvOptions(Struct, frozen=True):
-    """The KV hierarchy: without a disk `root` is None; `secret` keys the hashes; sizes in bytes."""
+    """The KV hierarchy: without a disk `root` is None; sizes in bytes.
 
-    model_hash: bytes = b""
-    secret: bytes = b""
+    The store at `root` need not be open yet: `Attach` says so.
+    """
+
     root: str | None = None
     block_size: int = 256
     hot_bytes: int = 1 << 30
@@ -97,10 +100,14 @@ class HotBudget(Struct, frozen=True, tag="hot_budget"):
 
 
 class Forget(Struct, frozen=True, tag="forget"):
-    """Forget of a conversation what is not published and stage it no more; `Forgotten` answers."""
+    """Forget of a conversation what is not published and stage it no more; `Forgotten` answers.
+
+    `secret` is the store's, by which a key stands for a session id.
+    """
 
     number: int
     whom: Whom
+    secret: bytes
 
 
 class Bring(Struct, frozen=True, tag="bring"):
@@ -110,7 +117,9 @@ class Bring(Struct, frozen=True, tag="bring"):
 
 
 KvNews = (
-    Slots
+    Attach
+    | Slots
+    | Told
     | SlotsSaved
     | SlotsPromoted
     | SlotsAway

@@ -19,6 +19,7 @@ MissReason = Literal[
     "deleted",
     "no_checkpoint",
     "slower_than_prefill",
+    "away",
     "unsupported",
     "scored",
     "off",

@@ -25,21 +25,21 @@ class WorkerMemory:
     async def hot(self, slots: Mapping[bytes, Sequence[str]]) -> set[str]:
         """Those of these slots, by model hash, that are in the memory of a worker now."""
         asking = [
-            channel.hot(slots[channel.kv.model_hash])
+            channel.hot(slots[channel.model_hash])
             for channel in self._channels
-            if slots.get(channel.kv.model_hash)
+            if slots.get(channel.model_hash)
         ]
         return {slot_id for told in await asyncio.gather(*asking) for slot_id in told}
 
     def hash_of(self, model: str) -> bytes | None:
         """The model hash of a model that is loaded and has a disk."""
-        hashes = (c.kv.model_hash for c in self._channels if c.spec.id == model and c.has_disk)
+        hashes = (c.model_hash for c in self._channels if c.spec.id == model and c.has_disk)
         return next(hashes, None)
 
     def bring(self, slots: Mapping[bytes, Sequence[str]]) -> None:
         """Have what ends with these slots, by model hash, in the workers' memory soon."""
         for channel in self._channels:
-            if ids := slots.get(channel.kv.model_hash):
+            if ids := slots.get(channel.model_hash):
                 channel.bring(ids)
 
     async def pins(self, model: str) -> list[PinRow]:

@@ -240,12 +240,7 @@ class WorkerProcess:
 
     async def _exec(self) -> None:
         self.clock.began(time.monotonic())
-        options = asyncio.create_task(self._kv.options())  # beside the process's imports
-        try:
-            child, was_spare = await _child_of(self._settings, self._spares)
-        except OSError:
-            options.cancel()
-            raise
+        child, was_spare = await _child_of(self._settings, self._spares)
         self._child = child
         self._ending = Ending(child, self.clock, self._settings.stop_timeout_s)
         child.model = self.spec.id
@@ -254,7 +249,7 @@ class WorkerProcess:
         child.listen(self.on_event, self.on_disconnect)
         self._spawn(self._conclude(child))
         self._spawn(self._watch())
-        kv = await options
+        kv = self._kv.options()
         load = Load(spec=self.spec, options=worker_options(self._settings, self.spec.id), kv=kv)
         child.send(load)
         self.clock.sent_load(time.monotonic(), was_spare=was_spare)

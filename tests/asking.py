@@ -14,6 +14,8 @@ from runtime.generation import Generation
 from runtime.kv_store import KvStore
 from runtime.model_status import ModelStatus
 from runtime.settings import Settings
+from runtime.store_life import Opener
+from runtime.store_opening import open_store
 from runtime.supervisor import Supervisor
 from runtime.types import (
     Chunk,
@@ -104,9 +106,9 @@ async def supervising(home: Path, **settings: Any) -> AsyncGenerator[Supervisor]
 
 @asynccontextmanager
 async def supervising_with_store(
-    home: Path, **settings: Any
+    home: Path, opener: Opener = open_store, **settings: Any
 ) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
-    """The same, with the store that belongs to it."""
+    """The same, with the store that belongs to it, which `opener` opens."""
     fields: dict[str, Any] = {
         "preload": (),
         "stop_timeout_s": 5.0,
@@ -115,7 +117,7 @@ async def supervising_with_store(
         "max_loaded_models": 1,
     } | settings
     chosen = Settings(home=home, **fields)
-    kv = KvStore(chosen)
+    kv = KvStore(chosen, opener)
     supervisor = Supervisor(chosen, Catalog(chosen, hub_cache=home / "hub"), kv)
     kv.start()
     await supervisor.start()

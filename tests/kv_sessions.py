@@ -91,8 +91,7 @@ class Session:
         self._grid = Scheduler(max_batch=1, max_slice=SLICE_TOKENS, block_s=1.0)
 
     def trail(self, token_ids: Sequence[int], **fields: Any) -> Trail:
-        ids = list(token_ids)
-        return Trail(token_ids=ids, block_hashes=self.chain.block_hashes(ids), **fields)
+        return Trail(token_ids=list(token_ids), **fields)
 
     def take_up(self, trail: Trail) -> tuple[list[Any], int]:
         """Layer caches with what is known of a prompt, read from disk if need be."""

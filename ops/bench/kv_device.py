@@ -162,7 +162,7 @@ def measure(shape: Shape, num_tokens: int) -> Figures:
 
 
 def _trail(token_ids: list[int]) -> Trail:
-    return Trail(token_ids=token_ids, block_hashes=_CHAIN.block_hashes(token_ids))
+    return Trail(token_ids=token_ids)
 
 
 def _tiers(shape: Shape, store: Store, writer: SlotWriter | None) -> Tiers:

@@ -10,8 +10,6 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from store.keyed_names import Whom
-
 HASH_BYTES = 16
 BLOCK_TOKENS = 256
 
@@ -28,10 +26,6 @@ class HashChain:
         self.block_size = block_size
         self.root = self._hash(model_hash, b"")
         """The hash of the empty prefix."""
-
-    def is_meant(self, session_id: str | None, whom: Whom) -> bool:
-        """Whether somebody who names a conversation means this one."""
-        return whom.means(session_id, self._secret)
 
     def root_of(self, tenant: str) -> bytes:
         """Where a tenant's hashes begin: nothing of it ever matches another's."""

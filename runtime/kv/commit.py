@@ -6,7 +6,6 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from runtime.kv.eviction import densest
@@ -52,7 +51,9 @@ class Committer:
         self._catch_up(trail, end)
         if trail.num_kept < end:
             self._append(trail, kv, end)
-        self._write(trail, ends_turn=ends_turn)
+        if ends_turn and trail.leaf is not None:
+            self._hot[trail.leaf].ends_turn = True
+        self._write(trail)
         self._ground.shrink()
 
     def keep_exactly(self, trail: Trail, kv: Sequence[Any], end: int) -> Run | None:
@@ -190,9 +191,27 @@ class Committer:
             sessions={trail.session_id: None},
         )
 
-    def _write(self, trail: Trail, *, ends_turn: bool = False) -> None:
+    def persist(self) -> bool:
+        """Queue what is in memory only although it may be on disk, for as long as there is room.
+
+        Whether that was all of it.
+        """
+        if self._writer is None:
+            return True
+        for run in self._hot.unwritten():
+            held, parent = self._hot[run], run.parent
+            is_private = held.ttl_s == 0 or (parent and not self._hot[parent].is_written)
+            if held.kv is None or is_private:
+                continue
+            if not self._writer.has_room:
+                return False
+            held.is_written = True
+            self._writer.put(self._job(run, held, self._hot.session_of(run)))
+        return True
+
+    def _write(self, trail: Trail) -> None:
         """Queue what is not on disk yet on the way to the trail's leaf, parents first."""
-        if self._writer is None or trail.ttl_s == 0:
+        if self._writer is None or trail.ttl_s == 0 or self._ground.is_apart:
             return
         pending: list[Run] = []
         run, left = trail.leaf, trail.num_kept
@@ -208,10 +227,9 @@ class Committer:
             if held.kv is None or held.ttl_s == 0:
                 return
             held.is_written = True
-            job = self._job(run, held, trail)
-            self._writer.put(replace(job, ends_turn=ends_turn and run is trail.leaf))
+            self._writer.put(self._job(run, held, trail.session_id))
 
-    def _job(self, run: Run, held: Held, trail: Trail) -> WriteJob:
+    def _job(self, run: Run, held: Held, session_id: str | None) -> WriteJob:
         assert held.kv is not None
         assert run.token_ids is not None
         has_state = run.has_state and not held.is_state_hot
@@ -239,7 +257,8 @@ class Committer:
             header,
             run.token_ids,
             packed.tensors,
-            trail.session_id,
+            session_id,
+            held.ends_turn,
             num_parts=packed.num_parts,
             whole=packed.whole,
         )

@@ -11,6 +11,7 @@ from runtime.kv.hot import HotTier
 from runtime.kv.parts import Caches, Parts
 from runtime.kv.prefix import PrefixTree, Run
 from runtime.kv.rates import Rates
+from runtime.kv.trail import Trail
 from runtime.types import MissReason
 
 _MAX_GHOSTS = 200_000
@@ -45,11 +46,15 @@ class Ground:
     """The class of a layer cache, or kind of model, that nobody has shown can be kept."""
     keeps_pictures: bool = True
     """KV of prompts with pictures is kept as well."""
+    is_apart: bool = False
+    """There is to be a disk, and what it has of this model is not known, or not all of it."""
     rates: Rates = field(default_factory=Rates)
     counts: Counts = field(default_factory=Counts)
     ghosts: OrderedDict[bytes, MissReason] = field(
         default_factory=OrderedDict["bytes", "MissReason"]
     )
+    _former: tuple[HashChain, OrderedDict[bytes, MissReason]] | None = None
+    _tenants: set[str] = field(default_factory=set["str"])
 
     @staticmethod
     def of(
@@ -68,6 +73,36 @@ class Ground:
     def needs_state(self) -> bool:
         """KV can be taken up at boundaries only."""
         return self.parts.needs_state
+
+    def name(self, trail: Trail) -> None:
+        """Give a request its names."""
+        self._tenants.add(trail.tenant)
+        trail.rename(self.chain)
+
+    def rename(self, chain: HashChain, model_hash: bytes) -> list[Run]:
+        """Have everything in memory bear the names of another chain.
+
+        Gives what is only on disk, or of a tenant that nobody has named: it is forgotten.
+        """
+        roots = {self.chain.root_of(one): chain.root_of(one) for one in ("", *self._tenants)}
+        strange = [run for run in self.hot.tree if run.parent is None and run.root not in roots]
+        forgotten = [*self.hot.apart(), *strange]
+        for run in forgotten:
+            if run in self.hot:
+                self.forget(run, "evicted")
+        self.hot.rename(chain, roots.__getitem__)
+        self._former, self.ghosts = (self.chain, self.ghosts), OrderedDict()
+        self.chain, self.model_hash = chain, model_hash
+        return forgotten
+
+    def ghost_of(self, trail: Trail, number: int) -> MissReason | None:
+        """Why this block of a prompt is not there any more, if it was."""
+        if (reason := self.ghosts.get(trail.block_hashes[number])) or self._former is None:
+            return reason
+        chain, ghosts = self._former
+        token_ids = trail.token_ids[: (number + 1) * chain.block_size]
+        names = chain.block_hashes(token_ids, root=chain.root_of(trail.tenant))
+        return ghosts.get(names[number])
 
     def forget(self, run: Run, reason: MissReason) -> None:
         """Drop a run and what hangs on it, and remember why it is missed."""

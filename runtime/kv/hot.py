@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from runtime.kv import eviction
+from runtime.kv.blocks import HashChain
 from runtime.kv.pack import RunKv
-from runtime.kv.prefix import PrefixTree, Run
+from runtime.kv.prefix import PrefixTree, Run, renamed
 from store.types import TTL_S, Candidate, Tier, TtlClass, decayed_hits
 
 MAX_SESSIONS = 32
@@ -18,10 +20,11 @@ MAX_SESSIONS = 32
 class Held:
     """What is kept of one run, and where.
 
-    `id` names its slot. With `is_state_hot` the state at its end is in memory only, and goes with
-    `kv`. `is_written` says that a file of it exists or is being written, `is_saved`
-    that it is published. `num_readers` counts requests that are about to use `kv`. `sessions` used
-    it last, the latest at the end; those without a name are one.
+    `id` names its slot. `ends_turn` says that a whole answer ends with it. With `is_state_hot` the
+    state at its end is in memory only, and goes with `kv`. `is_written` says that a file of it
+    exists or is being written, `is_saved` that it is published. `num_readers` counts requests that
+    are about to use `kv`. `sessions` used it last, the latest at the end; those without a name are
+    one.
     """
 
     id: str
@@ -36,6 +39,7 @@ class Held:
     hits: float = 0.0
     num_readers: int = 0
     recompute_ms: float = 0.0
+    ends_turn: bool = False
     ttl_class: TtlClass = "long"
     ttl_s: float | None = TTL_S["long"]
     sessions: dict[str | None, None] = field(default_factory=dict["str | None", None])
@@ -134,6 +138,35 @@ class HotTier:
                 unwritten.append(held.id)
             forgotten += self.drop(run)
         return forgotten, unwritten
+
+    def apart(self) -> list[Run]:
+        """Where memory ends: the topmost runs that are only on disk."""
+        return [
+            run
+            for run in self.tree
+            if run not in self._in_memory and (run.parent is None or run.parent in self._in_memory)
+        ]
+
+    def rename(self, chain: HashChain, root_of: Callable[[bytes], bytes]) -> None:
+        """Take other names for everything, which must be in memory, as `prefix.renamed`."""
+        self.tree = renamed(self.tree, chain, root_of)
+        self._by_id.clear()
+        for run, held in self._held.items():
+            held.id = os.urandom(16).hex()
+            held.is_written = held.is_saved = False
+            held.tier = "warm"
+            self._by_id[held.id] = run
+
+    def unwritten(self) -> list[Run]:
+        """The runs that are in memory only, parents first."""
+        return [run for run in self.tree if not self._held[run].is_written]
+
+    def session_of(self, run: Run) -> str | None:
+        """The conversation that a run is written for: one that ends with it, if there is any."""
+        further = {name for child in run.children for name in self._held[child].sessions}
+        names = [name for name in self._held[run].sessions if name is not None]
+        ending = [name for name in names if name not in further]
+        return next(iter([*reversed(ending), *reversed(names)]), None)
 
     def shrink(self) -> list[Run]:
         """Evict from memory until the budget holds; the runs that are now nowhere are forgotten.

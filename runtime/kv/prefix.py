@@ -253,6 +253,41 @@ def run_of(
     return Run(parent, start, end, block_hashes, last_block, last_block, root=root)
 
 
+def renamed(old: PrefixTree, chain: HashChain, root_of: Callable[[bytes], bytes]) -> PrefixTree:
+    """The same runs under the names of another chain; all of them must have their tokens.
+
+    `root_of` gives for a tenant's root the one of that chain.
+    """
+    runs, new = list(old), PrefixTree(chain)
+    for run in runs:
+        run.children.clear()
+    for run in runs:  # parents first
+        _rename(chain, run, root_of(run.root))
+        new.insert(run)
+    return new
+
+
+def _rename(chain: HashChain, run: Run, root: bytes) -> None:
+    assert run.token_ids is not None
+    size = chain.block_size
+    begun = run.start - run.start % size
+    whole = _tokens(run.parent, begun, run.start) + run.token_ids
+    run.root = root
+    above = _last_block(chain, run.parent, run.start, root)
+    run.block_hashes = tuple(chain.block_hashes(whole, root=above))
+    run.last_block = run.block_hashes[-1] if run.block_hashes else above
+    run.end_hash = chain.end_hash(run.last_block, whole[len(whole) - run.end % size :])
+
+
+def _tokens(run: Run | None, start: int, end: int) -> array[int]:
+    """Those from `start` to `end` on the way to a run."""
+    found = array("I")
+    for one, leave in path_to(run, end):
+        if leave > start and one.token_ids is not None:
+            found += one.token_ids[max(start - one.start, 0) : leave - one.start]
+    return found
+
+
 def _last_block(chain: HashChain, run: Run | None, end: int, root: bytes) -> bytes:
     """The hash of the last block that is complete at `end`, which ends in `run` or above it."""
     number = end // chain.block_size

@@ -147,7 +147,7 @@ class Restorer:
         for run in filter(None, map(self._hot.find, slot_ids)):
             for trail in self._reading.pop(run, []):
                 trail.limit = run.start if trail.limit is None else min(run.start, trail.limit)
-                trail.reason = trail.reason or "slower_than_prefill"
+                trail.reason = trail.reason or "away"
                 self._arrived(trail, run)
 
     def _is_worth_reading(self, missing: list[Run], found: Found) -> bool:
@@ -330,9 +330,11 @@ class Restorer:
             return ("no_checkpoint" if self._ground.needs_state else "evicted"), at
         next_block = at // self._ground.chain.block_size
         if next_block < len(trail.block_hashes):
-            ghost = self._ground.ghosts.get(trail.block_hashes[next_block])
+            ghost = self._ground.ghost_of(trail, next_block)
             if ghost is not None:
                 return ghost, at
+        if self._ground.is_apart:
+            return "away", at
         run = found.match.run
         if at and run is not None and (at < run.end or run.children):
             return "diverged", at

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 from weakref import WeakSet
 
+from runtime.kv.blocks import HashChain
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
@@ -23,6 +24,7 @@ from runtime.kv.restore import Restorer
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteFailed
 from runtime.slot_news import (
+    Attach,
     KnownSlot,
     Slots,
     SlotsAway,
@@ -31,6 +33,7 @@ from runtime.slot_news import (
     SlotsMerged,
     SlotsPromoted,
     SlotsSaved,
+    Told,
     WritesPaused,
 )
 from runtime.types import MissReason
@@ -81,6 +84,9 @@ class Tiers:
         self._prewarmer = Prewarmer(ground, self._restorer, prewarm_bytes)
         self._committer = Committer(ground, writer)
         self._trails: WeakSet[Trail] = WeakSet()
+        self._untold: list[Run] = []
+        self._pins: dict[Run, str] = {}
+        self._is_behind = False
 
     @property
     def hot(self) -> HotTier:
@@ -104,6 +110,7 @@ class Tiers:
         if self._writer is not None:
             (self._writer.idle.set if is_idle else self._writer.idle.clear)()
         if is_idle:
+            self._persist()
             self._prewarmer.step()
 
     @property
@@ -131,6 +138,7 @@ class Tiers:
         if self._ground.unsupported is not None or not is_kept:
             trail.mode, trail.reason = "off", "unsupported"
         self._trails.add(trail)
+        self._ground.name(trail)
         self._restorer.begin(trail)
 
     def is_overdue(self, trail: Trail) -> bool:
@@ -182,7 +190,8 @@ class Tiers:
         if run is not None:
             held = self.hot[run]
             held.ttl_class, held.ttl_s = "pinned", None
-            self._report(PinWanted(end_hash=run.end_hash, source=source))
+            self._pins[run] = source
+            self._tell_pins()
 
     def lengthened(self, trail: Trail, token_ids: list[int]) -> Trail:
         """A trail for a longer sequence that begins like this one."""
@@ -205,8 +214,12 @@ class Tiers:
                 self._restorer.on_read(news)
             case WriteFailed():
                 self.on_write_failed(news)
+            case Attach():
+                self.attach(news)
             case Slots(slots=slots):
                 self.learn(slots)
+            case Told():
+                self.on_told()
             case SlotsSaved(ids=ids):
                 self.on_saved(ids)
             case SlotsPromoted(ids=ids):
@@ -239,9 +252,61 @@ class Tiers:
         if is_less:
             self._ground.parts.give_back()
 
+    def attach(self, names: Attach) -> None:
+        """The store is open, and this is what everything is called there; what it has follows.
+
+        What is in memory stays, whatever it was called before.
+        """
+        ground = self._ground
+        chain = HashChain(names.secret, names.model_hash, block_size=ground.chain.block_size)
+        if chain.root != ground.chain.root:
+            if self._writer is not None:
+                self._writer.drop_all()
+            for run in ground.rename(chain, names.model_hash):
+                self._restorer.on_lost(run)
+            for trail in self._trails:
+                trail.rename(chain)
+        self._untold = [run for run in self.hot.tree if self.hot[run].is_saved]
+        ground.is_apart = True
+
+    def on_told(self) -> None:
+        """All that is on disk was told, or the store works again: keep what is in memory only."""
+        untold, self._untold = self._untold, []
+        self.on_gone([self.hot[run].id for run in untold if run in self.hot], "evicted")
+        self._ground.is_apart = False
+        self._join_twins()
+        self._tell_pins()
+        if self._writer is not None:
+            self._writer.resume()
+        self._is_behind = True
+        self._persist()
+
+    def _persist(self) -> None:
+        if self._is_behind and not self._ground.is_apart:
+            self._is_behind = not self._committer.persist()
+
+    def _tell_pins(self) -> None:
+        """Have the server pin what was asked for, under names that it knows."""
+        if self._ground.is_apart:
+            return
+        for run, source in self._pins.items():
+            if run in self.hot:
+                self._report(PinWanted(end_hash=run.end_hash, source=source))
+        self._pins.clear()
+
+    def _join_twins(self) -> None:
+        """What was computed while the disk was away, and lies there as well, is written once."""
+        hot = self.hot
+        kept = {_content(run): run for run in hot.tree if hot[run].is_written}
+        for run in hot.unwritten():
+            twin = kept.get(_content(run))
+            if twin is not None and not hot[run].is_state_hot:
+                self._replace([run], [twin])
+
     def learn(self, slots: Sequence[KnownSlot]) -> None:
         """Slots that are on disk, parents before children."""
         hot, chain = self.hot, self._ground.chain
+        self._untold = _without(self._untold, {slot.id for slot in slots}, hot)
         for slot in slots:
             parent = hot.find(slot.parent) if slot.parent is not None else None
             if hot.find(slot.id) is not None or not _fits(slot, parent, chain.block_size):
@@ -255,7 +320,8 @@ class Tiers:
         """These slots are published: their bytes survive anything."""
         for slot_id in slot_ids:
             if (run := self.hot.find(slot_id)) is not None:
-                self.hot[run].is_saved = True
+                self.hot[run].is_written = self.hot[run].is_saved = True
+        self._persist()
 
     def on_promoted(self, slot_ids: Sequence[str]) -> None:
         """These slots came from the cold store and can be read."""
@@ -276,7 +342,11 @@ class Tiers:
         """Slots became fewer; who waits for an old one is given the new one that stands for it."""
         old = [run for one in slot_ids if (run := self.hot.find(one)) is not None]
         self.learn(slots)
-        for run in filter(None, (self.hot.find(slot.id) for slot in slots)):
+        self._replace(old, [run for slot in slots if (run := self.hot.find(slot.id)) is not None])
+
+    def _replace(self, old: Sequence[Run], new: Sequence[Run]) -> None:
+        """Runs stand for others from now on."""
+        for run in new:
             take_over(self._ground, old, run)
         for run in reversed(old):
             if run in self.hot:
@@ -300,10 +370,9 @@ class Tiers:
 
     def _forget(self, news: Forget) -> None:
         """Nothing of a conversation that is not published is kept, nor what is now said of it."""
-        chain = self._ground.chain
 
         def is_meant(session_id: str | None) -> bool:
-            return chain.is_meant(session_id, news.whom)
+            return news.whom.means(session_id, news.secret)
 
         forgotten, unwritten = self._ground.forget_sessions(is_meant)
         for run in forgotten:
@@ -332,6 +401,14 @@ class Tiers:
     def on_read(self, read: SlotRead) -> None:
         """A reader brings what was asked for."""
         self._restorer.on_read(read)
+
+
+def _content(run: Run) -> tuple[object, ...]:
+    return run.start, run.end, run.end_hash, run.has_state, run.root
+
+
+def _without(runs: Sequence[Run], ids: set[str], hot: HotTier) -> list[Run]:
+    return [run for run in runs if run in hot and hot[run].id not in ids]
 
 
 def _fits(slot: KnownSlot, parent: Run | None, block_size: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from runtime.kv.blocks import HashChain
 from runtime.kv.prefix import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
 from store.types import TTL_S, MediaSpan, TtlClass, class_of
@@ -18,11 +19,13 @@ class Trail:
     as a conversation that goes on leaves them behind. What is before a position of `keeps` is
     worth that many seconds on disk, if that is longer than `ttl_s`. `leaf` holds the last of the
     first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more, `asked`
-    says from where runs had to be read. `root` is the tenant's in the hash chain. Pictures, at
-    `media`, have identity ids among `token_ids`.
+    says from where runs had to be read. Pictures, at `media`, have identity ids among `token_ids`.
+    The tiers give it its names, `root` of the `tenant` and `block_hashes`, and others when the
+    store turns out to be another one.
     """
 
     token_ids: list[int] = field(default_factory=list[int])
+    tenant: str = ""
     block_hashes: list[bytes] = field(default_factory=list[bytes])
     root: bytes = b""
     mode: CacheMode = "full"
@@ -51,6 +54,11 @@ class Trail:
         """It waits for slots to be read."""
         return bool(self.waiting)
 
+    def rename(self, chain: HashChain) -> None:
+        """Take the names that this chain gives."""
+        self.root = chain.root_of(self.tenant)
+        self.block_hashes = chain.block_hashes(self.token_ids, root=self.root)
+
     def worth(self, end: int) -> tuple[TtlClass, float | None]:
         """How long the tokens that end there are to be kept: longer where a client said so."""
         wished = max((keep_s for at, keep_s in self.keeps if at >= end), default=0.0)
@@ -62,6 +70,7 @@ class Trail:
         """The same place in the tree, for another sequence that goes on from here."""
         return Trail(
             token_ids=self.token_ids,
+            tenant=self.tenant,
             block_hashes=list(self.block_hashes),
             root=self.root,
             mode=self.mode,

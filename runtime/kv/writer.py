@@ -108,6 +108,23 @@ class SlotWriter:
         """Take nothing but what is pinned for so long: enough was written today."""
         self._resting_until_s = time.monotonic() + seconds
 
+    @property
+    def has_room(self) -> bool:
+        """So much can be queued that nothing has to make room for it soon."""
+        return self.num_queued_bytes < self._max_bytes // 2
+
+    def resume(self) -> None:
+        """The store works again, as far as anybody knows: try it."""
+        self._paused_until_s = 0.0
+
+    def drop_all(self) -> None:
+        """Write nothing of what is queued: it bears the names of another store."""
+        with self._wake:
+            self._jobs.clear()
+            self.num_queued_bytes = 0
+            if self._current is not None:
+                self._on_given_up.append(lambda: None)
+
     def forget(
         self,
         slot_ids: Collection[str],

@@ -1,8 +1,8 @@
 """Canonical form: a chain of digests that tells which conversation a request continues.
 
 What clients change on the way is left out of an assistant's turn: thinking, ids, whitespace, how
-arguments are written. Everybody else's words count to the letter. The digests are keyed with the
-store's secret, so that they cannot be used to guess what was said.
+arguments are written. Everybody else's words count to the letter. The digests stay in memory and
+inside private files that hold the tokens as well.
 """
 
 from __future__ import annotations
@@ -16,45 +16,30 @@ from typing import cast
 import msgspec
 
 from runtime.types import Message, ToolCall
-from store.keyed_names import Whom, conversation_key
 
 DIGEST_BYTES = 16
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _pack = msgspec.msgpack.Encoder().encode
 
 
-class Canon:
-    """Digests under one secret."""
+def digest(*parts: object) -> bytes:
+    """16 bytes that name these values."""
+    return blake2b(_pack(parts), digest_size=DIGEST_BYTES).digest()
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
 
-    def digest(self, *parts: object) -> bytes:
-        """16 bytes that name these values."""
-        return blake2b(_pack(parts), digest_size=DIGEST_BYTES, key=self._secret).digest()
+def chain(root: bytes, messages: Sequence[Message]) -> list[bytes]:
+    """One digest for each message: of it and of everything before it, from `root` on."""
+    links: list[bytes] = []
+    before = root
+    for number, message in enumerate(messages):
+        before = advance(before, canonical(message, messages[:number]))
+        links.append(before)
+    return links
 
-    def chain(self, root: bytes, messages: Sequence[Message]) -> list[bytes]:
-        """One digest for each message: of it and of everything before it, from `root` on."""
-        links: list[bytes] = []
-        before = root
-        for number, message in enumerate(messages):
-            before = self.advance(before, canonical(message, messages[:number]))
-            links.append(before)
-        return links
 
-    def advance(self, before: bytes, form: tuple[object, ...]) -> bytes:
-        """The digest of a conversation that `before` names and that goes on with this turn."""
-        return self.digest(before, form)
-
-    def conversation(self, session_id: str) -> str:
-        """What stands for a session id in the names of files, as the store's rows have it."""
-        return conversation_key(self._secret, session_id).hex()
-
-    def folder(self, whom: Whom) -> str | None:
-        """The same for one that somebody names; None for all."""
-        if whom.key is not None:
-            return whom.key.hex()
-        return self.conversation(whom.session_id) if whom.session_id is not None else None
+def advance(before: bytes, form: tuple[object, ...]) -> bytes:
+    """The digest of a conversation that `before` names and that goes on with this turn."""
+    return digest(before, form)
 
 
 def canonical(message: Message, before: Sequence[Message] = ()) -> tuple[object, ...]:

@@ -46,15 +46,22 @@ class Known(NamedTuple):
     num_turns: int
 
 
+class Talk(NamedTuple):
+    """What its turns are kept by: a session's id, or else how the conversation began."""
+
+    session_id: str | None
+    beginning: bytes = b""
+
+
 class Lineage(NamedTuple):
     """Where a request stands: what its answer will be noted with.
 
-    `key` names the conversation up to the question, `folder` where its turns lie; `begun` is what
-    the client has the answer begin with; the rest is as in `Turn`.
+    `key` names the conversation up to the question; `begun` is what the client has the answer
+    begin with; the rest is as in `Turn`.
     """
 
     key: bytes
-    folder: str
+    talk: Talk
     parent: bytes = b""
     start: int = 0
     ends: tuple[int, ...] = ()

@@ -25,7 +25,7 @@ from runtime.kv.reader import SlotReader
 from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.model_folder import as_of
-from runtime.prompt.canonical import Canon
+from runtime.slot_news import Attach
 from runtime.wire import (
     Abort,
     Forget,
@@ -58,9 +58,10 @@ from runtime.worker.scheduler import Scheduler
 from runtime.worker.stacks import print_stacks_when_asked
 from runtime.worker.taint import EngineTainted
 from runtime.worker.template import Template
-from runtime.worker.turns import TurnStore, open_turns
+from runtime.worker.turns import TurnStore
 from runtime.worker.wired import set_wired
 from store.slots import StagedSlot
+from store.turns import turns_root
 
 EXIT_TAINTED = 75
 _EXIT_GRACE_S = 20.0
@@ -79,8 +80,9 @@ class Worker:
         self._intake: queue.SimpleQueue[Submit | Abort | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._writer: tuple[SlotWriter, threading.Thread] | None = None
-        self._turns: tuple[TurnStore, threading.Thread] | None = None
-        self._canon = Canon(b"")
+        self._turns = TurnStore()
+        self._turning: threading.Thread | None = None
+        self._root: Path | None = None
         self._phase = "starting"
         self._num_read = 0
         self._is_reading = False
@@ -155,19 +157,14 @@ class Worker:
             max_slice=options.prefill_slice or models.best_slice(),
             block_s=options.prefill_block_ms / 1000,
         )
-        kv = command.kv
-        chain = HashChain(kv.secret, kv.model_hash, block_size=kv.block_size)
-        tiers = self._tiers(model, chain, command)
+        tiers = self._tiers(model, command)
         link = Link(self._inbox, self._sender.send)
         decoder = team.decoder(model, scheduler.max_running) if team is not None else None
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
-        turns = open_turns(kv)
-        self._turns = turns, _thread("turns", turns.run)
-        self._canon = Canon(kv.secret)
+        self._turning = _thread("turns", self._turns.run)
         composer = Composer(
             template=template,
-            turns=turns,
-            canon=self._canon,
+            turns=self._turns,
             counts=tiers.counts,
             context=spec.context,
             needs_state=tiers.needs_state,
@@ -175,19 +172,22 @@ class Worker:
             rules_off=off,
             dialect=model.dialect,
         )
-        intake = intake_of(model, composer, chain)
+        intake = intake_of(model, composer)
         _thread("intake", lambda: self._admit(intake))
         self._sender.send(_ready(model, load_s, warm_s))
         return engine
 
-    def _tiers(self, model: LoadedModel, chain: HashChain, command: Load) -> Tiers:
+    def _tiers(self, model: LoadedModel, command: Load) -> Tiers:
+        """Until the store is open everything has names of this process's own."""
         options = command.kv
+        chain = HashChain(os.urandom(16), b"", block_size=options.block_size)
         parts = self._team.parts(model) if self._team is not None else None
-        ground = Ground.of(model, chain, options.model_hash, options.hot_bytes, parts)
+        ground = Ground.of(model, chain, b"", options.hot_bytes, parts)
         ground.unsupported = ground.unsupported or model.unproven
         ground.keeps_pictures = model.keeps_pictures
         if options.root is None or (self._team is not None and not self._team.is_here):
             return Tiers(ground, None, None, self._sender.send, checks=sys.flags.dev_mode)
+        ground.is_apart = True
         root = Path(options.root)
         writer = SlotWriter(root, options.queue_bytes, self._on_staged, self._on_unwritten)
         self._writer = writer, _thread("writer", writer.run)
@@ -238,7 +238,12 @@ class Worker:
         for command in commands(self._sock):
             match command:
                 case Load():
+                    self._root = Path(command.kv.root) if command.kv.root is not None else None
                     self._load.put(command)
+                case Attach(model_hash=model_hash, secret=secret):
+                    if self._root is not None:
+                        self._turns.attach(turns_root(self._root, model_hash), secret)
+                    self._inbox.put(command)
                 case Submit():
                     self._intake.put(command)
                 case Abort(request_id=request_id):
@@ -247,10 +252,9 @@ class Worker:
                 case Stop(exit_s=exit_s):
                     self._deadline.phase_s = exit_s
                     return True
-                case Forget(whom=whom):
+                case Forget(whom=whom, secret=secret):
                     self._fetcher.forget()
-                    if self._turns is not None:
-                        self._turns[0].forget(self._canon.folder(whom))
+                    self._turns.forget(whom, secret)
                     self._inbox.put(command)
                 case _:
                     self._inbox.put(command)
@@ -296,10 +300,9 @@ class Worker:
         self._inbox.put(Quit())
 
     def _close_turns(self) -> None:
-        if self._turns is not None:
-            turns, thread = self._turns
-            turns.close()
-            thread.join(_TURNS_GRACE_S)
+        if self._turning is not None:
+            self._turns.close()
+            self._turning.join(_TURNS_GRACE_S)
 
     def _release(self) -> None:
         """Give memory back before exit: a hard end can strand wired memory on macOS."""

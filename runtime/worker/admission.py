@@ -8,7 +8,6 @@ import traceback
 from dataclasses import replace
 
 from runtime.errors import ContextTooLong, RequestRejected
-from runtime.kv.blocks import HashChain
 from runtime.wire import Rejected
 from runtime.worker.album import Gallery
 from runtime.worker.compose import Composer
@@ -18,11 +17,11 @@ from runtime.worker.intake import Intake
 from runtime.worker.model import LoadedModel
 
 
-def intake_of(model: LoadedModel, composer: Composer, chain: HashChain) -> Intake:
+def intake_of(model: LoadedModel, composer: Composer) -> Intake:
     """The intake of one model, with a gallery if it sees."""
     grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
     constrainer = Constrainer(model.dialect, model.tokenizer, grammars)
-    intake = Intake(composer, model.dialect, model.vocab_size, chain, constrainer)
+    intake = Intake(composer, model.dialect, model.vocab_size, constrainer)
     if model.eyes is None or model.eyes.lens is None:
         return replace(intake, blindness=model.blindness)
     # Only here, so that workers of other models never import Pillow.

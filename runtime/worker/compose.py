@@ -14,12 +14,13 @@ import msgspec
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.media import Medium, Placed, located, moved, place_media
 from runtime.prompt.arrange import arrange
-from runtime.prompt.canonical import Canon, answer
+from runtime.prompt.canonical import advance, answer, chain, digest
 from runtime.prompt.healing import (
     SENTINEL,
     Known,
     Lineage,
     Spliced,
+    Talk,
     splice,
     thinned,
     worth_marking,
@@ -32,7 +33,6 @@ from runtime.worker.dialects.dialect import Dialect
 from runtime.worker.template import Marked, Template
 from runtime.worker.template_input import defused
 from runtime.worker.turns import TurnStore
-from store.turns import UNNAMED
 from store.types import MediaSpan
 
 MAX_BOUNDARIES = 8
@@ -105,7 +105,6 @@ class Composer:
 
     template: Template
     turns: TurnStore
-    canon: Canon
     counts: HealingCounts
     context: int
     needs_state: bool
@@ -162,7 +161,7 @@ class Composer:
             changes = (*changes, PromptChange(rule=SPELLED_OUT))
         asked = _Asked(arranged, links, stable.moved, changes, session_id, beginning)
         if links and beginning is not None:
-            return asked._replace(begun_link=self.canon.advance(links[-1], answer(beginning.text)))
+            return asked._replace(begun_link=advance(links[-1], answer(beginning.text)))
         return asked
 
     def _links(self, prompt: ChatPrompt, tenant: str) -> list[bytes]:
@@ -175,8 +174,8 @@ class Composer:
         except InvalidRequest:
             shown = self._shown(prompt, _PROBE[:1])
         whose = (tenant,) if tenant else ()
-        root = self.canon.digest(self.template.fingerprint, shown, *whose)
-        return self.canon.chain(root, prompt.messages)
+        root = digest(self.template.fingerprint, shown, *whose)
+        return chain(root, prompt.messages)
 
     def _shown(self, prompt: ChatPrompt, messages: tuple[Message, ...]) -> str:
         small = msgspec.structs.replace(prompt, messages=messages)
@@ -186,25 +185,14 @@ class Composer:
         start = len(known.token_ids) if known is not None else 0
         return Lineage(
             key=asked.links[-1],
-            folder=self._folder(asked),
+            talk=_talk(asked),
             parent=known.key if known is not None else b"",
             start=start,
             ends=tuple(end for end in composed.boundaries if end > start),
             prefix_end=composed.prefix_end,
-            given=self._names(asked.moved),
+            given=_names(asked.moved),
             begun=asked.beginning.text if asked.beginning is not None else "",
         )
-
-    def _folder(self, asked: _Asked) -> str:
-        """By the session's id, or else by how the conversation began, up to the first answer."""
-        if asked.session_id is not None:
-            return self.canon.conversation(asked.session_id)
-        roles = [message.role for message in asked.prompt.messages]
-        first = roles.index("assistant") if "assistant" in roles else len(roles)
-        return UNNAMED + asked.links[max(first - 1, 0)].hex()
-
-    def _names(self, moved: Sequence[str]) -> tuple[bytes, ...]:
-        return tuple(self.canon.digest(one) for one in moved)
 
     # With turns of ours
 
@@ -227,7 +215,7 @@ class Composer:
         """The known tokens, and those of what follows message `number`; None when in doubt."""
         new = [
             text
-            for text, name in zip(asked.moved, self._names(asked.moved), strict=True)
+            for text, name in zip(asked.moved, _names(asked.moved), strict=True)
             if name not in known.given
         ]
         messages = place(asked.prompt.messages, new)
@@ -349,3 +337,16 @@ class Composer:
         boundaries = thinned([end for end in ends if end], pinned, MAX_BOUNDARIES)
         passing = frozenset(boundaries[:-1]) - set(pinned)
         return Composed(token_ids, prefix_end, boundaries, passing, tuple(sorted(keeps)))
+
+
+def _talk(asked: _Asked) -> Talk:
+    """By the session's id, or else by how the conversation began, up to the first answer."""
+    if asked.session_id is not None:
+        return Talk(asked.session_id)
+    roles = [message.role for message in asked.prompt.messages]
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    return Talk(None, asked.links[max(first - 1, 0)])
+
+
+def _names(moved: Sequence[str]) -> tuple[bytes, ...]:
+    return tuple(digest(one) for one in moved)

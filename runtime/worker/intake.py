@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runtime.errors import ContextTooLong, InvalidRequest
-from runtime.kv.blocks import HashChain
 from runtime.kv.media import model_ids
 from runtime.kv.trail import Trail
 from runtime.prompt.thinking import EFFORT
@@ -38,7 +37,6 @@ class Intake:
     composer: Composer
     dialect: Dialect
     vocab_size: int
-    chain: HashChain
     constrainer: Constrainer
     gallery: Gallery | None = None
     is_whole: bool = False
@@ -120,11 +118,9 @@ class Intake:
 
     def _trail(self, request: GenerateRequest, composed: Composed) -> Trail:
         wish = request.cache
-        root = self.chain.root_of(wish.tenant)
         trail = Trail(
             token_ids=composed.token_ids,
-            block_hashes=self.chain.block_hashes(composed.token_ids, root=root),
-            root=root,
+            tenant=wish.tenant,
             mode=wish.mode,
             session_id=wish.session_id,
             prefix_end=composed.prefix_end,
@@ -196,7 +192,7 @@ class Intake:
             return None
         is_durable = group.request.cache.ttl_s != 0
         ids = tuple(composed.token_ids)
-        known = composer.turns, composer.canon, composed.lineage, composer.template
+        known = composer.turns, composed.lineage, composer.template
         return Answer(*known, ids, is_durable)
 
     def _reasoning_block(self, prompt: Prompt, composed: Composed) -> ReasoningBlock:

@@ -16,16 +16,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from runtime.prompt.canonical import Canon
-from runtime.prompt.healing import Known, Lineage, Spoken, Turn
+from runtime.prompt.canonical import advance
+from runtime.prompt.healing import Known, Lineage, Spoken, Talk, Turn
 from runtime.types import Chunk
-from runtime.wire import KvOptions
 from runtime.worker.template import Template
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
-from store.turns import SUFFIX, turns_root
+from store.keyed_names import Whom, conversation_key, keyed_hash
+from store.turns import SUFFIX, UNNAMED
 
 MAX_MEMORY_BYTES = 64 << 20
 MAX_DISK_BYTES = 256 << 20
@@ -46,30 +47,54 @@ class _Folder:
     paths: dict[bytes, Path] = field(default_factory=dict[bytes, Path])
 
 
+class _Kept(NamedTuple):
+    """A turn in memory, of which conversation it is, and whether it may be on disk."""
+
+    turn: Turn
+    talk: Talk
+    is_durable: bool
+
+
 class TurnStore:
-    """`root` is this model's folder, None without a disk. `run` belongs to a thread of its own."""
+    """In memory, and once there is a disk there. `run` belongs to a thread of its own."""
 
     def __init__(
         self,
-        root: Path | None = None,
         *,
         max_memory_bytes: int = MAX_MEMORY_BYTES,
         max_disk_bytes: int = MAX_DISK_BYTES,
     ) -> None:
-        self._root = root
+        self._root: Path | None = None
+        self._secret = b""
         self._max_memory_bytes = max_memory_bytes
         self._max_disk_bytes = max_disk_bytes
         self._lock = threading.Lock()
-        self._memory: OrderedDict[bytes, Turn] = OrderedDict()
-        self._names: dict[bytes, str] = {}
+        self._memory: OrderedDict[bytes, _Kept] = OrderedDict()
         self._memory_bytes = 0
         self._num_forgotten = 0
         self._forgotten: OrderedDict[str, int] = OrderedDict()
         self._all_forgotten = 0
         self._folders: OrderedDict[str, _Folder] = OrderedDict()
         self._places: dict[bytes, Path] = {}
-        self._jobs: queue.SimpleQueue[tuple[Turn, str] | None] = queue.SimpleQueue()
-        self._learn()
+        self._jobs: queue.SimpleQueue[_Kept | None] = queue.SimpleQueue()
+
+    def attach(self, root: Path, secret: bytes) -> None:
+        """From now on turns are kept at `root` as well, those that came before among them.
+
+        Names there are keyed with the store's `secret`.
+        """
+        with self._lock:
+            if (root, secret) == (self._root, self._secret):
+                return
+            self._root, self._secret = root, secret
+            if self._num_forgotten:  # under other names
+                self._note_forgotten(None)
+            self._folders.clear()
+            self._places.clear()
+            self._learn(root)
+            kept = [one for one in self._memory.values() if one.is_durable]
+        for one in kept:
+            self._jobs.put(one)
 
     def find(self, links: Sequence[bytes]) -> tuple[int, Known] | None:
         """The last of a conversation's digests that ends in a turn of ours, and all its tokens."""
@@ -90,21 +115,27 @@ class TurnStore:
             )
         return None
 
-    def put(self, turn: Turn, folder: str, *, is_durable: bool, age: int = 0) -> None:
-        """Take a turn in, unless `folder`, which names its conversation, was forgotten since."""
+    def put(self, turn: Turn, talk: Talk, *, is_durable: bool, age: int = 0) -> None:
+        """Take a turn in, unless its conversation was forgotten since it began."""
         with self._lock:
-            if age < self._forgotten.get(folder, self._all_forgotten):
+            if age < self._forgotten.get(self._folder(talk), self._all_forgotten):
                 return
-            self._remember(turn, folder)
+            kept = _Kept(turn, talk, is_durable)
+            self._remember(kept)
         if is_durable and self._root is not None:
-            self._jobs.put((turn, folder))
+            self._jobs.put(kept)
 
-    def forget(self, folder: str | None) -> None:
-        """Forget a conversation's turns, or all, in memory and on disk. From any thread."""
+    def forget(self, whom: Whom, secret: bytes) -> None:
+        """Forget a conversation's turns, or all, in memory and on disk. From any thread.
+
+        `secret` is the store's, also before it was attached.
+        """
         with self._lock:
-            self._note_forgotten(folder)
-            for key in [key for key, one in self._names.items() if folder in (one, None)]:
-                self._drop_from_memory(key)
+            folder = _folder_of(whom, secret)
+            self._note_forgotten(folder if secret == self._secret else None)
+            for key, one in list(self._memory.items()):
+                if whom.means(one.talk.session_id, secret):
+                    self._drop_from_memory(key)
             names = [folder] if folder is not None else list(self._folders)
             held = [self._folders.pop(name, _Folder()) for name in names]
             paths = [path for one in held for path in one.paths.values()]
@@ -121,7 +152,7 @@ class TurnStore:
     def run(self) -> None:
         """Write what comes until closed."""
         while (job := self._jobs.get()) is not None:
-            self._write(*job)
+            self._write(job)
 
     def close(self) -> None:
         """Let `run` end when everything is written."""
@@ -159,9 +190,10 @@ class TurnStore:
 
     def _get(self, key: bytes) -> Turn | None:
         with self._lock:
-            turn, path = self._memory.get(key), self._places.get(key)
-        if turn is not None or path is None:
-            return turn
+            kept, name = self._memory.get(key), self._name(key)
+            path = self._places.get(name)
+        if kept is not None or path is None:
+            return kept.turn if kept is not None else None
         try:
             data = path.read_bytes()
             check, payload = data[:_CHECK_BYTES], data[_CHECK_BYTES:]
@@ -170,34 +202,43 @@ class TurnStore:
         except (OSError, msgspec.DecodeError):
             pass
         with self._lock:
-            self._places.pop(key, None)
+            self._places.pop(name, None)
         return None
 
-    def _remember(self, turn: Turn, folder: str) -> None:
-        self._drop_from_memory(turn.key)
-        self._names[turn.key] = folder
-        self._memory[turn.key] = turn
-        self._memory_bytes += len(turn.token_ids)
+    def _name(self, key: bytes) -> bytes:
+        """What stands for a turn's key in the names of files."""
+        return keyed_hash(self._secret, "turn", key)
+
+    def _folder(self, talk: Talk) -> str:
+        """The same for a conversation; one with a session's id as the store's rows have it."""
+        if talk.session_id is not None:
+            return conversation_key(self._secret, talk.session_id).hex()
+        return UNNAMED + keyed_hash(self._secret, "unnamed", talk.beginning).hex()
+
+    def _remember(self, kept: _Kept) -> None:
+        self._drop_from_memory(kept.turn.key)
+        self._memory[kept.turn.key] = kept
+        self._memory_bytes += len(kept.turn.token_ids)
         while self._memory_bytes > self._max_memory_bytes and len(self._memory) > 1:
             self._drop_from_memory(next(iter(self._memory)))
 
     def _drop_from_memory(self, key: bytes) -> None:
         if (old := self._memory.pop(key, None)) is not None:
-            self._memory_bytes -= len(old.token_ids)
-            self._names.pop(key, None)
+            self._memory_bytes -= len(old.turn.token_ids)
 
     # Writing
 
-    def _write(self, turn: Turn, folder: str) -> None:
-        assert self._root is not None
+    def _write(self, kept: _Kept) -> None:
+        turn = kept.turn
         with self._lock:
-            if turn.key not in self._memory:
+            root, name, folder = self._root, self._name(turn.key), self._folder(kept.talk)
+            if root is None or self._memory.get(turn.key) is not kept:
                 return  # it was forgotten meanwhile
         payload = _encode(turn)
-        path = self._root / folder / f"{turn.key.hex()}{SUFFIX}"
+        path = root / folder / f"{name.hex()}{SUFFIX}"
         temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
         try:
-            for directory in (self._root.parent, self._root, path.parent):
+            for directory in (root.parent, root, path.parent):
                 directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
             flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
@@ -209,11 +250,13 @@ class TurnStore:
                 temporary.unlink(missing_ok=True)
             return
         with self._lock:
-            if self._memory.get(turn.key) is not turn:
+            if self._memory.get(turn.key) is not kept:
                 path.unlink(missing_ok=True)  # it was forgotten while it was written
                 return
+            if self._name(turn.key) != name:
+                return  # another store came meanwhile, and it is to be written there
             self._drop_from_memory(turn.key)
-            self._note(folder, turn.key, path, len(payload) + _CHECK_BYTES)
+            self._note(folder, name, path, len(payload) + _CHECK_BYTES)
             gone = self._excess()
         for one in gone:
             _remove(one)
@@ -240,12 +283,12 @@ class TurnStore:
                 gone.append(path)
         return gone
 
-    def _learn(self) -> None:
+    def _learn(self, root: Path) -> None:
         """What is on disk from before, the folders that were used last at the end."""
-        if self._root is None or not self._root.is_dir():
+        if not root.is_dir():
             return
         with suppress(OSError):
-            folders = [one for one in self._root.iterdir() if one.is_dir()]
+            folders = [one for one in root.iterdir() if one.is_dir()]
             folders.sort(key=lambda folder: folder.stat().st_mtime)
             for folder in folders:
                 for path in folder.iterdir():
@@ -255,19 +298,11 @@ class TurnStore:
                         self._note(folder.name, key, path, path.stat().st_size)
 
 
-def open_turns(options: KvOptions) -> TurnStore:
-    """The turns of the model that is loaded with these options."""
-    if options.root is None:
-        return TurnStore()
-    return TurnStore(turns_root(Path(options.root), options.model_hash))
-
-
 @dataclass(slots=True)
 class Answer:
     """An answer that is being given: once the model has ended it, it becomes a turn."""
 
     turns: TurnStore
-    canon: Canon
     lineage: Lineage
     template: Template
     prompt_ids: Sequence[int]
@@ -300,7 +335,7 @@ class Answer:
         token_ids.extend(output_ids)
         end = len(self.prompt_ids) + len(output_ids)
         turn = Turn(
-            key=self.canon.advance(lineage.key, self.spoken.form()),
+            key=advance(lineage.key, self.spoken.form()),
             parent=lineage.parent,
             start=lineage.start,
             token_ids=token_ids.tobytes(),
@@ -308,7 +343,7 @@ class Answer:
             prefix_end=lineage.prefix_end,
             given=lineage.given,
         )
-        self.turns.put(turn, lineage.folder, is_durable=self.is_durable, age=self.age)
+        self.turns.put(turn, lineage.talk, is_durable=self.is_durable, age=self.age)
 
     def _before(self, stop: str, output_ids: Sequence[int]) -> list[int] | None:
         """The tokens up to where the stop string began; None where that is in doubt."""
@@ -329,6 +364,15 @@ class Answer:
     def _text_of(self, token_ids: Sequence[int], before: Sequence[int]) -> str:
         detokenizer = self.template.detokenizer(before or self.prompt_ids)
         return "".join(detokenizer.add(one) for one in token_ids) + detokenizer.finish()
+
+
+def _folder_of(whom: Whom, secret: bytes) -> str | None:
+    """Where a conversation's turns lie that somebody names; None for all."""
+    if whom.key is not None:
+        return whom.key.hex()
+    if whom.session_id is None:
+        return None
+    return conversation_key(secret, whom.session_id).hex()
 
 
 def _key_of(name: str) -> bytes | None:

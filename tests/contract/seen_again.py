@@ -104,7 +104,6 @@ class SeeingSession(Session):
             deadline_s=0.0,
             trail=Trail(
                 token_ids=placed.token_ids,
-                block_hashes=self.chain.block_hashes(placed.token_ids),
                 media=spans,
                 boundaries=(HEAD,) if self.tiers.needs_state else (),
             ),

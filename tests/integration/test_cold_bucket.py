@@ -250,12 +250,12 @@ async def test_nobody_waits_for_a_bucket_that_is_silent(tmp_path: Path, service:
         assert store is not None
         with service.silent():
             use = await reused(supervisor, said[0])
-            assert (use.tier, use.reason) == ("none", "slower_than_prefill")
+            assert (use.tier, use.reason) == ("none", "away")
             await until(lambda: kv.cold.state == "away", "it is noticed", 60)
             assert shown(kv) == ["hearth_kv_cold_away 1.0"]
             service.asked.clear()
             use = await reused(supervisor, said[1])
-            assert (use.tier, use.reason) == ("none", "slower_than_prefill")
+            assert (use.tier, use.reason) == ("none", "away")
             assert not any(service.asked), "nobody tries the other slots"
             assert cold <= set(store.index.places()), "all are kept"
             assert kv.status.state == "ok"

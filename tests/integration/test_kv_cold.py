@@ -59,7 +59,7 @@ def test_nobody_waits_for_what_is_away_and_it_is_asked_for_again(stored: Stored)
     for trail in trails:
         assert not trail.is_waiting
         session.tiers.restore(trail)
-        assert reused(trail) == (0, "none", "slower_than_prefill")
+        assert reused(trail) == (0, "none", "away")
     session.check()
     session.reports.clear()
     again = session.trail(TURN_2)
@@ -81,7 +81,7 @@ def test_what_comes_before_what_is_away_is_used(stored: Stored):
     while trail.is_waiting:
         session.hear()
     session.tiers.restore(trail)
-    assert reused(trail) == (99, "warm", "slower_than_prefill")
+    assert reused(trail) == (99, "warm", "away")
 
 
 @pytest.mark.parametrize("prefill_s_per_token", [10.0, 0.01])

@@ -13,10 +13,10 @@ from runtime.kv_channel import KvChannel, KvEvent
 from runtime.kv_store import KvStore
 from runtime.publisher import Publisher
 from runtime.settings import Settings
-from runtime.slot_news import SlotsGone
+from runtime.slot_news import Attach, SlotsGone
 from runtime.store_life import StoreLife
 from runtime.types import ModelSpec
-from runtime.wire import Forget, Forgotten, KvNews, KvOptions, SlotStaged
+from runtime.wire import Forget, Forgotten, KvNews, SlotStaged
 from store import slots
 from store.keyed_names import Whom
 from tests.slot_samples import sample, slot_id
@@ -33,7 +33,7 @@ class Desk(KvStore):
         self.told: list[KvNews] = []
         spec = ModelSpec(id="m", path="m", context=1, model_type="m", nbytes=1, created_s=0)
         self.worker = KvChannel(self, spec)
-        self.worker.kv = KvOptions(root=str(home / "kv"))
+        self.worker.names = Attach(model_hash=b"m", secret=b"")
         self.workers = {self.worker}
         self.publisher = Publisher(self.life, self.workers, lambda: None)
         self.worker.open(self.told.append)

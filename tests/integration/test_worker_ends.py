@@ -293,5 +293,4 @@ async def test_a_worker_that_dies_before_it_is_told_to_load_is_told_nothing(
     with pytest.raises(WorkerDied):
         await starting
     assert kv.loaded_models() == frozenset()
-    assert kv.shut_out() == []
     await kv.stop()

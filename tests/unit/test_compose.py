@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from runtime.errors import ContextTooLong
-from runtime.prompt.canonical import Canon
 from runtime.types import (
     CacheParams,
     ChatPrompt,
@@ -42,6 +41,12 @@ class Counted:
     num_healed_turns: int = 0
 
 
+def kept_at(root: Path, secret: bytes = b"secret", **fields: Any) -> TurnStore:
+    turns = TurnStore(**fields)
+    turns.attach(root, secret)
+    return turns
+
+
 class Talk:
     """One model's composer, and what the model says."""
 
@@ -54,7 +59,6 @@ class Talk:
         self.composer = Composer(
             template=template,
             turns=store,
-            canon=Canon(b"secret"),
             counts=self.counts,
             **given | fields,
         )
@@ -83,7 +87,7 @@ class Talk:
         """The model generates `raw`, the client is shown the rest; all tokens there are now."""
         output = self.template.encode(raw).token_ids
         assert composed.lineage is not None
-        known = self.store, self.composer.canon, composed.lineage, self.template
+        known = self.store, composed.lineage, self.template
         answer = Answer(*known, composed.token_ids, True)
         for number, call in enumerate(calls):
             delta = ToolCallDelta(
@@ -293,7 +297,7 @@ def test_a_healed_prompt_that_does_not_fit_is_read_without_its_thinking(talk: Ta
 def test_turns_survive_a_restart_in_private_files(tmp_path: Path):
     template, root = template_of(tmp_path, "qwen3"), tmp_path / "kv" / "turns" / "model"
     root.parent.parent.mkdir()
-    talk = Talk(template, TurnStore(root))
+    talk = Talk(template, kept_at(root))
     before = talk.says(talk.compose(SYSTEM, USER, session="s"), RAW_CALL, calls=(CALL,))
     talk.store.close()
     talk.store.run()
@@ -301,7 +305,7 @@ def test_turns_survive_a_restart_in_private_files(tmp_path: Path):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert {stat.S_IMODE(path.stat().st_mode) for path in (root, file.parent)} == {0o700}
     assert array("I", before).tobytes() in file.read_bytes()
-    again = Talk(template, TurnStore(root))
+    again = Talk(template, kept_at(root))
     healed = again.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, session="s")
     assert healed.token_ids[: len(before)] == before
 
@@ -309,7 +313,7 @@ def test_turns_survive_a_restart_in_private_files(tmp_path: Path):
 @pytest.mark.parametrize("harm", ["cut", "flip", "delete"])
 def test_a_damaged_or_deleted_file_is_a_turn_that_is_not_known(tmp_path: Path, harm: str):
     template, root = template_of(tmp_path, "qwen3"), tmp_path / "turns" / "model"
-    talk = Talk(template, TurnStore(root))
+    talk = Talk(template, kept_at(root))
     talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,))
     talk.store.close()
     talk.store.run()
@@ -325,7 +329,7 @@ def test_a_damaged_or_deleted_file_is_a_turn_that_is_not_known(tmp_path: Path, h
 
 def test_the_conversations_idle_longest_leave_the_disk_first(tmp_path: Path):
     template, root = template_of(tmp_path, "qwen3"), tmp_path / "turns" / "model"
-    talk = Talk(template, TurnStore(root, max_disk_bytes=2500))
+    talk = Talk(template, kept_at(root, max_disk_bytes=2500))
     for number in range(8):
         user = Message(role="user", text=f"step {number}")
         talk.says(talk.compose(SYSTEM, user, session=f"s{number}"), f"rain{END}", "rain")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from pathlib import Path
 
 import pytest
 
-from runtime.prompt.healing import Turn
+from runtime.prompt.healing import Talk, Turn
 from runtime.worker.turns import MAX_FORGOTTEN, TurnStore
+from store.keyed_names import Whom, conversation_key
 
 KEY = b"k" * 16
+MINE = Talk("mine")
 
 
 def turn() -> Turn:
@@ -21,29 +24,59 @@ def turn() -> Turn:
 def test_an_answer_that_began_before_its_conversation_was_forgotten_is_not_kept(num_others: int):
     turns = TurnStore()
     began = turns.age
-    turns.forget("mine")
+    turns.forget(Whom(session_id="mine"), b"")
     for number in range(num_others):
-        turns.forget(f"other-{number}")
-    turns.put(turn(), "mine", is_durable=False, age=began)
+        turns.forget(Whom(session_id=f"other-{number}"), b"")
+    turns.put(turn(), MINE, is_durable=False, age=began)
     assert turns.find([KEY]) is None
-    turns.put(turn(), "mine", is_durable=False, age=turns.age)
+    turns.put(turn(), MINE, is_durable=False, age=turns.age)
     assert turns.find([KEY]) is not None
 
 
 def test_that_others_were_forgotten_costs_no_answer():
     turns = TurnStore()
     for number in range(2 * MAX_FORGOTTEN):
-        turns.forget(f"other-{number}")
+        turns.forget(Whom(session_id=f"other-{number}"), b"")
     began = turns.age
-    turns.forget("another")
-    turns.put(turn(), "mine", is_durable=False, age=began)
+    turns.forget(Whom(session_id="another"), b"")
+    turns.put(turn(), MINE, is_durable=False, age=began)
     assert turns.find([KEY]) is not None
-    turns.forget(None)
-    turns.put(turn(), "mine", is_durable=False, age=began)
+    turns.forget(Whom(), b"")
+    turns.put(turn(), MINE, is_durable=False, age=began)
     assert turns.find([KEY]) is None
 
 
 def test_a_turn_that_goes_on_from_itself_is_not_followed():
     turns = TurnStore()
-    turns.put(Turn(KEY, KEY, 3, b""), "mine", is_durable=False)
+    turns.put(Turn(KEY, KEY, 3, b""), MINE, is_durable=False)
     assert turns.find([KEY]) is None
+
+
+def test_turns_of_before_the_store_was_open_are_kept_under_its_names(tmp_path: Path):
+    turns = TurnStore()
+    turns.put(turn(), MINE, is_durable=True)
+    turns.put(Turn(b"q" * 16, b"", 0, turn().token_ids), Talk("quiet"), is_durable=False)
+    turns.attach(tmp_path / "turns" / "m", b"secret")
+    turns.close()
+    turns.run()
+    [path] = tmp_path.rglob("*.turn")
+    assert path.parent.name == conversation_key(b"secret", "mine").hex()
+    assert KEY.hex() not in path.name
+    for secret, is_found in ((b"secret", True), (b"another", False)):
+        later = TurnStore()
+        later.attach(tmp_path / "turns" / "m", secret)
+        assert (later.find([KEY]) is not None) == is_found
+    assert turns.find([b"q" * 16]) is not None
+
+
+def test_what_was_forgotten_before_the_store_was_open_is_not_kept_by_it(tmp_path: Path):
+    turns = TurnStore()
+    began = turns.age
+    turns.put(turn(), MINE, is_durable=True, age=began)
+    turns.forget(Whom(key=conversation_key(b"secret", "mine")), b"secret")
+    assert turns.find([KEY]) is None
+    turns.put(turn(), MINE, is_durable=True, age=began)
+    turns.attach(tmp_path / "turns" / "m", b"secret")
+    turns.close()
+    turns.run()
+    assert list(tmp_path.rglob("*.turn")) == []
