@@ -18,17 +18,17 @@ import structlog
 from runtime import kv_sizes
 from runtime.errors import StoreUnavailable
 from runtime.housekeeping import Limits, News, keep_within_caps, make_room
-from runtime.kv_channel import MAX_SLOTS, KvChannel, KvEvent
+from runtime.kv_channel import KvChannel, KvEvent
 from runtime.kv_figures import GAUGES, KvFigures, TierFigure, added, tier_figures
 from runtime.open_store import Demoted, Gone, Merged, OpenStore
 from runtime.promotions import Promotions
 from runtime.publisher import Publisher
 from runtime.request_rows import RequestRows
 from runtime.settings import Settings
-from runtime.slot_news import Attach
 from runtime.store_life import ColdStatus, KvStatus, Opener, StoreLife
 from runtime.store_opening import open_store
 from runtime.types import MissReason, ModelSpec
+from runtime.welcome import Welcome
 from runtime.wire import (
     KvCounts,
     KvOptions,
@@ -42,7 +42,7 @@ from runtime.wire import (
 from runtime.worker_memory import WorkerMemory
 from store.errors import StoreError
 from store.keyed_names import Whom
-from store.types import ModelRow, Run, SlotRow
+from store.types import ModelRow, Run
 
 T = TypeVar("T")
 
@@ -73,6 +73,7 @@ class KvStore:
         self._tiers: tuple[TierFigure, ...] = ()
         self.publisher = Publisher(self._life, self._channels, self._on_published)
         self.requests = RequestRows(self._life)
+        self._welcome = Welcome(settings, self._life, self._on_named)
         self._promotions = Promotions(self._life, self._tell)
         self._used: dict[str, float] = {}
         self._toucher: asyncio.Task[None] | None = None
@@ -204,11 +205,11 @@ class KvStore:
 
     def on_opened(self) -> None:
         for channel in self._channels:
-            self._life.spawn(self._welcome(channel))
+            self._life.spawn(self._welcome.greet(channel))
 
     def on_slots(self) -> None:
         for channel in self._channels:
-            self._life.spawn(self._tell_of_more(channel))
+            self._life.spawn(self._welcome.tell_of_more(channel))
 
     def on_full(self) -> None:
         if time.monotonic() - self._made_room_s > _MAKE_ROOM_S:
@@ -236,7 +237,7 @@ class KvStore:
         """A worker is loading: tell it what is on disk of its model, if there is a store yet."""
         self._channels.add(channel)
         if self._life.store is not None:
-            self._life.spawn(self._welcome(channel))
+            self._life.spawn(self._welcome.greet(channel))
 
     def leave(self, channel: KvChannel) -> None:
         """A worker is gone."""
@@ -264,50 +265,11 @@ class KvStore:
                 if reason in _TROUBLES:
                     self._life.fail(reason, "a worker could not write a slot")
 
-    async def _welcome(self, channel: KvChannel) -> None:
-        """By what it finds its KV in the store that was opened, and what is there of its model.
-
-        What is pinned of that comes into its memory at once.
-        """
-        async with channel.welcoming:
-            store = self._life.store
-            names = await self._names(store, channel.spec) if store is not None else None
-            if names is None or self._life.store is not store:
-                channel.welcomed()
-                return
-            channel.attach(names)
-            runs, channel.measured_runs = channel.measured_runs, []
-            for run in runs:
-                self.measured(channel, run)
-            self._rest([channel])
-            rows = await self._stream(channel)
-            channel.welcomed()
-        if self._settings.prewarm:
-            channel.bring([row.header.id for row in rows if row.is_pinned])
-
-    async def _names(self, store: OpenStore, spec: ModelSpec) -> Attach | None:
-        """None for a model that cannot be identified; that may mean to read all its weights."""
-        form = self._settings.kv_form_of(spec.id)
-        try:
-            model = await asyncio.to_thread(store.identify, spec, form)
-        except StoreError as error:
-            self._life.fail(error.reason, str(error))
-            return None
-        return Attach(model_hash=model, secret=store.secret) if model is not None else None
-
-    async def _tell_of_more(self, channel: KvChannel) -> None:
-        async with channel.welcoming:
-            if channel.has_disk:
-                await self._stream(channel)
-
-    async def _stream(self, channel: KvChannel) -> list[SlotRow]:
-        model, size = channel.model_hash, channel.kv.block_size
-        rows = await self._life.attempt(lambda store: store.index.slots_of(model)) or []
-        rows = [row for row in rows if row.header.block_size == size]
-        for start in range(0, len(rows), MAX_SLOTS):
-            channel.tell_slots(rows[start : start + MAX_SLOTS])
-            await asyncio.sleep(0)
-        return rows
+    def _on_named(self, channel: KvChannel) -> None:
+        runs, channel.measured_runs = channel.measured_runs, []
+        for run in runs:
+            self.measured(channel, run)
+        self._rest([channel])
 
     async def _bring(self, channel: KvChannel, ids: tuple[str, ...]) -> None:
         await self._promotions.bring(channel, ids)

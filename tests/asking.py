@@ -106,9 +106,18 @@ async def supervising(home: Path, **settings: Any) -> AsyncGenerator[Supervisor]
 
 @asynccontextmanager
 async def supervising_with_store(
-    home: Path, opener: Opener = open_store, **settings: Any
+    home: Path, **settings: Any
 ) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
-    """The same, with the store that belongs to it, which `opener` opens."""
+    """The same, with the store that belongs to it."""
+    async with supervising_opened_by(open_store, home, **settings) as served:
+        yield served
+
+
+@asynccontextmanager
+async def supervising_opened_by(
+    opener: Opener, home: Path, **settings: Any
+) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
+    """The same, where `opener` opens the store."""
     fields: dict[str, Any] = {
         "preload": (),
         "stop_timeout_s": 5.0,

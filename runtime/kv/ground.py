@@ -95,8 +95,11 @@ class Ground:
         self.chain, self.model_hash = chain, model_hash
         return forgotten
 
-    def ghost_of(self, trail: Trail, number: int) -> MissReason | None:
-        """Why this block of a prompt is not there any more, if it was."""
+    def ghost_of(self, trail: Trail, position: int) -> MissReason | None:
+        """Why the block of a prompt that is at this position is not there any more, if it was."""
+        number = position // self.chain.block_size
+        if number >= len(trail.block_hashes):
+            return None
         if (reason := self.ghosts.get(trail.block_hashes[number])) or self._former is None:
             return reason
         chain, ghosts = self._former

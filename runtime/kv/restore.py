@@ -328,11 +328,8 @@ class Restorer:
             return trail.reason, at
         if found.match.num_tokens > at:
             return ("no_checkpoint" if self._ground.needs_state else "evicted"), at
-        next_block = at // self._ground.chain.block_size
-        if next_block < len(trail.block_hashes):
-            ghost = self._ground.ghost_of(trail, next_block)
-            if ghost is not None:
-                return ghost, at
+        if (ghost := self._ground.ghost_of(trail, at)) is not None:
+            return ghost, at
         if self._ground.is_apart:
             return "away", at
         run = found.match.run

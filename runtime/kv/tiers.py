@@ -12,11 +12,10 @@ from dataclasses import asdict
 from typing import Any
 from weakref import WeakSet
 
-from runtime.kv.blocks import HashChain
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
-from runtime.kv.merged import take_over
+from runtime.kv.late import LateNames, stand_for
 from runtime.kv.prefix import Run, path_to, run_of
 from runtime.kv.prewarm import Prewarmer
 from runtime.kv.reader import SlotRead, SlotReader
@@ -84,9 +83,7 @@ class Tiers:
         self._prewarmer = Prewarmer(ground, self._restorer, prewarm_bytes)
         self._committer = Committer(ground, writer)
         self._trails: WeakSet[Trail] = WeakSet()
-        self._untold: list[Run] = []
-        self._pins: dict[Run, str] = {}
-        self._is_behind = False
+        self._late = LateNames(ground, self._committer, self._restorer, writer, report)
 
     @property
     def hot(self) -> HotTier:
@@ -110,7 +107,7 @@ class Tiers:
         if self._writer is not None:
             (self._writer.idle.set if is_idle else self._writer.idle.clear)()
         if is_idle:
-            self._persist()
+            self._late.persist()
             self._prewarmer.step()
 
     @property
@@ -190,8 +187,7 @@ class Tiers:
         if run is not None:
             held = self.hot[run]
             held.ttl_class, held.ttl_s = "pinned", None
-            self._pins[run] = source
-            self._tell_pins()
+            self._late.pin(run, source)
 
     def lengthened(self, trail: Trail, token_ids: list[int]) -> Trail:
         """A trail for a longer sequence that begins like this one."""
@@ -215,11 +211,12 @@ class Tiers:
             case WriteFailed():
                 self.on_write_failed(news)
             case Attach():
-                self.attach(news)
+                self._late.attach(news, self._trails)
             case Slots(slots=slots):
                 self.learn(slots)
             case Told():
-                self.on_told()
+                self.on_gone(self._late.untold(), "evicted")
+                self._late.on_told()
             case SlotsSaved(ids=ids):
                 self.on_saved(ids)
             case SlotsPromoted(ids=ids):
@@ -252,61 +249,10 @@ class Tiers:
         if is_less:
             self._ground.parts.give_back()
 
-    def attach(self, names: Attach) -> None:
-        """The store is open, and this is what everything is called there; what it has follows.
-
-        What is in memory stays, whatever it was called before.
-        """
-        ground = self._ground
-        chain = HashChain(names.secret, names.model_hash, block_size=ground.chain.block_size)
-        if chain.root != ground.chain.root:
-            if self._writer is not None:
-                self._writer.drop_all()
-            for run in ground.rename(chain, names.model_hash):
-                self._restorer.on_lost(run)
-            for trail in self._trails:
-                trail.rename(chain)
-        self._untold = [run for run in self.hot.tree if self.hot[run].is_saved]
-        ground.is_apart = True
-
-    def on_told(self) -> None:
-        """All that is on disk was told, or the store works again: keep what is in memory only."""
-        untold, self._untold = self._untold, []
-        self.on_gone([self.hot[run].id for run in untold if run in self.hot], "evicted")
-        self._ground.is_apart = False
-        self._join_twins()
-        self._tell_pins()
-        if self._writer is not None:
-            self._writer.resume()
-        self._is_behind = True
-        self._persist()
-
-    def _persist(self) -> None:
-        if self._is_behind and not self._ground.is_apart:
-            self._is_behind = not self._committer.persist()
-
-    def _tell_pins(self) -> None:
-        """Have the server pin what was asked for, under names that it knows."""
-        if self._ground.is_apart:
-            return
-        for run, source in self._pins.items():
-            if run in self.hot:
-                self._report(PinWanted(end_hash=run.end_hash, source=source))
-        self._pins.clear()
-
-    def _join_twins(self) -> None:
-        """What was computed while the disk was away, and lies there as well, is written once."""
-        hot = self.hot
-        kept = {_content(run): run for run in hot.tree if hot[run].is_written}
-        for run in hot.unwritten():
-            twin = kept.get(_content(run))
-            if twin is not None and not hot[run].is_state_hot:
-                self._replace([run], [twin])
-
     def learn(self, slots: Sequence[KnownSlot]) -> None:
         """Slots that are on disk, parents before children."""
         hot, chain = self.hot, self._ground.chain
-        self._untold = _without(self._untold, {slot.id for slot in slots}, hot)
+        self._late.on_slots([slot.id for slot in slots])
         for slot in slots:
             parent = hot.find(slot.parent) if slot.parent is not None else None
             if hot.find(slot.id) is not None or not _fits(slot, parent, chain.block_size):
@@ -321,7 +267,7 @@ class Tiers:
         for slot_id in slot_ids:
             if (run := self.hot.find(slot_id)) is not None:
                 self.hot[run].is_written = self.hot[run].is_saved = True
-        self._persist()
+        self._late.persist()
 
     def on_promoted(self, slot_ids: Sequence[str]) -> None:
         """These slots came from the cold store and can be read."""
@@ -342,16 +288,8 @@ class Tiers:
         """Slots became fewer; who waits for an old one is given the new one that stands for it."""
         old = [run for one in slot_ids if (run := self.hot.find(one)) is not None]
         self.learn(slots)
-        self._replace(old, [run for slot in slots if (run := self.hot.find(slot.id)) is not None])
-
-    def _replace(self, old: Sequence[Run], new: Sequence[Run]) -> None:
-        """Runs stand for others from now on."""
-        for run in new:
-            take_over(self._ground, old, run)
-        for run in reversed(old):
-            if run in self.hot:
-                self._ground.forget(run, "evicted")
-                self._restorer.on_lost(run)
+        new = [run for slot in slots if (run := self.hot.find(slot.id)) is not None]
+        stand_for(self._ground, self._restorer, old, new)
 
     def on_gone(self, slot_ids: Sequence[str], reason: MissReason) -> None:
         """These slots are no longer on disk; what was deleted leaves memory as well."""
@@ -401,14 +339,6 @@ class Tiers:
     def on_read(self, read: SlotRead) -> None:
         """A reader brings what was asked for."""
         self._restorer.on_read(read)
-
-
-def _content(run: Run) -> tuple[object, ...]:
-    return run.start, run.end, run.end_hash, run.has_state, run.root
-
-
-def _without(runs: Sequence[Run], ids: set[str], hot: HotTier) -> list[Run]:
-    return [run for run in runs if run in hot and hot[run].id not in ids]
 
 
 def _fits(slot: KnownSlot, parent: Run | None, block_size: int) -> bool:

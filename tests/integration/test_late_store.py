@@ -19,7 +19,7 @@ from runtime.types import CacheUse, GenerateRequest, TokenPrompt
 from runtime.wire import PinWanted
 from runtime.worker.model import LoadedModel
 from store.errors import StoreFailed
-from tests.asking import answer, request, supervising_with_store, worker_of
+from tests.asking import answer, request, supervising_opened_by, worker_of
 from tests.kv_sessions import (
     BLOCK_TOKENS,
     FIRST,
@@ -220,7 +220,7 @@ def home(tmp_path: Path, models: Path) -> Path:
 
 def serving(home: Path, gate: Gate, **settings: Any) -> Any:
     fields = {"kv_disk": True, "prewarm_share": 0.0}
-    return supervising_with_store(home, gate, **(fields | settings))
+    return supervising_opened_by(gate, home, **(fields | settings))
 
 
 def prompt(number: int, model: str = "m") -> GenerateRequest:
