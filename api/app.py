@@ -25,12 +25,12 @@ from api.anthropic.messages import count_tokens, messages
 from api.application import Application
 from api.body import HttpRequest
 from api.dashboard import handlers as dashboard_handlers
-from api.dashboard import page
+from api.dashboard import page, sign_in
 from api.dashboard.desk import Dashboard
 from api.dashboard.trend import SAMPLE_S
 from api.deps import Gate
 from api.errors import ErrorDesk
-from api.guard import Guard, rules_of
+from api.guard import Guard, Rules, rules_of
 from api.history_metrics import HistoryCollector
 from api.jobs import Chore, Jobs
 from api.limits import Bounds, BoundsByHandler, TimeLimit
@@ -93,6 +93,7 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
         health.metrics,
         *ollama_handlers.READING,
         *page.HANDLERS,
+        *sign_in.HANDLERS,
     ),
 }
 
@@ -131,12 +132,13 @@ def build_house(settings: Settings, first: Newborn | None = None) -> House:
             raise SettingsError(f"{key} cannot be used: {error.message}") from error
     kv = KvStore(settings)
     supervisor = Supervisor(settings, catalog, kv, first)
-    app = create_app(settings, catalog, supervisor, kv, home)
+    rules = rules_of(settings, digest_of(home.new_admin_token()))
+    app = create_app(settings, catalog, supervisor, kv, rules)
     return House(app, catalog, supervisor, kv, app.metrics)
 
 
 def create_app(
-    settings: Settings, catalog: Catalog, supervisor: Supervisor, kv: KvStore, home: Home
+    settings: Settings, catalog: Catalog, supervisor: Supervisor, kv: KvStore, rules: Rules
 ) -> RequestLog:
     """The server as an ASGI application; its lifespan starts and stops supervisor and store."""
     metrics = Metrics(supervisor.status, kv.figures)
@@ -183,6 +185,7 @@ def create_app(
             history_figures=history_figures,
             prewarm=prewarm,
             dashboard=dashboard,
+            rules=rules,
         ),
         exception_handlers=desk.handlers,
         middleware=[TimeLimit],
@@ -193,8 +196,7 @@ def create_app(
         openapi_config=_openapi(),
         logging_config=None,
     )
-    guard = Guard(app, rules_of(settings, digest_of(home.new_admin_token())), desk)
-    return RequestLog(guard, metrics, traces)
+    return RequestLog(Guard(app, rules, desk), metrics, traces)
 
 
 def _bounds(settings: Settings) -> BoundsByHandler:

@@ -41,6 +41,7 @@ from runtime.errors import (
     RequestTimeout,
     ShuttingDown,
     StoreUnavailable,
+    TooManyWrongKeys,
     TurnConflict,
     Unauthorized,
     UnknownAgent,
@@ -89,13 +90,13 @@ class BodyTooLarge(RequestRejected):
 
 
 class WrongContentType(RequestRejected):
-    """The body is declared as something other than JSON."""
+    """The body is declared as something other than it is to be."""
 
     code = "unsupported_media_type"
 
-    def __init__(self, media_type: str) -> None:
+    def __init__(self, media_type: str, wanted: str = "application/json") -> None:
         super().__init__(
-            "Send the body as JSON with the header `content-type: application/json`, "
+            f"Send the body with the header `content-type: {wanted}`, "
             f"not {media_type[:64] or 'without a content type'!r}."
         )
 
@@ -137,6 +138,7 @@ STATUSES: dict[type[HearthError], Status] = {
     InterchangeFailed: Status(400, "invalid_request_error"),
     BodyTooLarge: Status(413, "invalid_request_error"),
     NotLocal: Status(403, "permission_error"),
+    TooManyWrongKeys: Status(429, "rate_limit_error"),
     Unauthorized: Status(401, "authentication_error"),
     Forbidden: Status(403, "permission_error"),
     UnknownModel: Status(404, "invalid_request_error"),
@@ -239,10 +241,8 @@ def refusal_of(error: HearthError) -> Refusal:
     headers: dict[str, str] = {}
     if error.code in _NOT_WORTH_A_RETRY:
         headers["x-should-retry"] = "false"
-    elif isinstance(error, Overloaded | WorkerError):
+    elif isinstance(error, Overloaded | TooManyWrongKeys | WorkerError):
         headers["retry-after"] = str(min(error.retry_after_s, MAX_RETRY_AFTER_S))
-    elif isinstance(error, Unauthorized):
-        headers["www-authenticate"] = 'Bearer realm="Hearth", Basic realm="Hearth"'
     elif status == 503:
         headers["retry-after"] = "1"
     param = error.param if isinstance(error, RequestRejected) else None

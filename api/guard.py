@@ -11,19 +11,24 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from litestar import Request
 from litestar.datastructures import Headers
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from api import pages
-from api.errors import ErrorDesk
-from runtime.errors import Forbidden, SettingsError, Unauthorized
+from api.errors import AnyRequest, ErrorDesk
+from api.sessions import KeyDesk, Sessions
+from runtime.errors import Forbidden, HearthError, SettingsError, TooManyWrongKeys, Unauthorized
 from runtime.keys import ANYONE, TENANT, Caller, Keyring, is_digest
 from runtime.settings import Settings
 
-OPEN_PATHS = frozenset({"/health", "/health/live"})
+SIGN_IN = "/sign-in"
+SIGN_IN_FILES = frozenset({"icon.svg", "style.css", "theme.js"})
+OPEN_PATHS = frozenset(
+    {"/health", "/health/live", SIGN_IN, *(f"{SIGN_IN}/{name}" for name in SIGN_IN_FILES)}
+)
 _SUMS = frozenset({"/metrics", "/running"})
 """What is told there is of all tenants together, so where there are several it is the admin's."""
 
@@ -35,6 +40,8 @@ class Rules(NamedTuple):
     origins: frozenset[str]
     any_address: bool
     keyring: Keyring
+    keys: KeyDesk
+    sessions: Sessions
 
 
 def rules_of(settings: Settings, token_digest: str) -> Rules:
@@ -65,28 +72,35 @@ def rules_of(settings: Settings, token_digest: str) -> Rules:
         name = socket.gethostname().lower()
         own |= {name, f"{name.partition('.')[0]}.local"}
     admins = (token_digest, *((settings.admin_key,) if settings.admin_key else ()))
+    keyring = Keyring(settings.api_keys, admins)
     return Rules(
         hosts=frozenset(own),
         origins=frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins),
         any_address=not is_local,
-        keyring=Keyring(settings.api_keys, admins),
+        keyring=keyring,
+        keys=KeyDesk(keyring),
+        sessions=Sessions(keyring, settings.port),
     )
 
 
-def judge(path: str, headers: Mapping[str, str], rules: Rules) -> Caller:
-    """Who it is that asks for `path`. `headers` are looked up in lower case.
+def judge(
+    path: str, headers: Mapping[str, str], rules: Rules, method: str = "GET", address: str = ""
+) -> Caller:
+    """Who asks for `path` from a network address. `headers` are looked up in lower case.
 
     Raises:
         Forbidden: under that name, from that page, or with that key it is not to be had.
+        TooManyWrongKeys: that address gave too many wrong ones.
         Unauthorized: it needs a key, and there is none or it is unknown.
     """
     check_place(headers, rules)
-    caller = _caller(headers, rules.keyring)
+    caller = _caller(path, headers, rules, method, address)
     if caller is None:
         if rules.keyring.is_required and path not in OPEN_PATHS:
             raise Unauthorized
         return ANYONE
-    needs_admin = pages.is_admin(path)
+    is_dashboard = path == "/" and pages.is_for_people(method, headers)
+    needs_admin = is_dashboard or pages.is_admin(path)
     needs_admin |= rules.keyring.is_shared and path in _SUMS
     if needs_admin and rules.keyring.is_required and not caller.is_admin:
         raise Forbidden("That needs the admin key.", "admin_key_needed")
@@ -137,26 +151,32 @@ def _check_origin(headers: Mapping[str, str], host: str, rules: Rules) -> None:
         )
 
 
-def _caller(headers: Mapping[str, str], keyring: Keyring) -> Caller | None:
-    """Whose key was given; a key that is wrong is as good as none only where none is needed.
+def _caller(
+    path: str, headers: Mapping[str, str], rules: Rules, method: str, address: str
+) -> Caller | None:
+    """Whose key was given, or who signed in; where no key is needed, a wrong one is none.
 
     Raises:
-        Unauthorized: a key is needed, and the one given is not known.
+        Forbidden: who signed in did not send this.
+        TooManyWrongKeys, Unauthorized: a key is needed, and the one given is not known.
     """
-    key = _key_of(headers)
+    key = key_of(headers)
+    if not rules.keyring.is_required:
+        return rules.keyring.find(key) if key else None
     if not key:
-        return None
-    caller = keyring.find(key)
-    if caller is None and keyring.is_required:
+        return None if path in OPEN_PATHS else rules.sessions.caller(method, headers)
+    caller = rules.keys.find(key, address)
+    if caller is None:
         raise Unauthorized
     return caller
 
 
-def _key_of(headers: Mapping[str, str]) -> str:
+def key_of(headers: Mapping[str, str]) -> str:
+    """The key that a program sends with its request, if any."""
     scheme, _, rest = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return rest.strip()
-    if scheme.lower() == "basic":  # what a browser sends after it asked its user
+    if scheme.lower() == "basic":  # curl's --user
         try:
             return base64.b64decode(rest, validate=True).decode().partition(":")[2]
         except ValueError:
@@ -207,13 +227,36 @@ class Guard:
                 check_place(headers, self._rules)
                 await pages.grant(send, pages.terms(headers))
                 return
-            caller = judge(scope["path"], headers, self._rules)
-        except (Forbidden, Unauthorized) as error:
-            answer = self._desk.refuse(Request(scope, receive, send), error)
-            await answer.to_asgi_response(app=None, request=Request(scope))(scope, receive, send)
+            address = pages.address_of(scope)
+            caller = judge(scope["path"], headers, self._rules, scope["method"], address)
+        except (Forbidden, TooManyWrongKeys, Unauthorized) as error:
+            await self._refuse(error, Request(scope, receive, send), send)
             return
         scope["state"]["caller"] = caller
         await self._app(scope, receive, send)
+
+    async def _refuse(self, error: HearthError, request: AnyRequest, send: Send) -> None:
+        """People are asked for their key; programs are told how to send one."""
+        headers, scope = request.headers, request.scope
+        if isinstance(error, Unauthorized):
+            if not key_of(headers) and pages.is_for_people(scope["method"], headers):
+                await pages.send_on(send, _sign_in_url(scope))
+                return
+            send = pages.telling(send, _challenges(headers))
+        answer = self._desk.refuse(request, error)
+        await answer.to_asgi_response(app=None, request=request)(scope, request.receive, send)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _sign_in_url(scope: HTTPScope) -> str:
+    query = scope["query_string"].decode("latin-1")
+    wanted = quote(scope["path"]) + (f"?{query}" if query else "")
+    return f"{SIGN_IN}?{urlencode({'next': wanted})}"
+
+
+def _challenges(headers: Mapping[str, str]) -> pages.Headers:
+    """A line for each way to send a key; a page asks its user itself, without the browser."""
+    kinds = [b"Bearer"] if "sec-fetch-mode" in headers else [b"Bearer", b"Basic"]
+    return [(b"www-authenticate", kind + b' realm="Hearth"') for kind in kinds]
 
 
 def _headers(scope: HTTPScope) -> Mapping[str, str]:

@@ -27,6 +27,7 @@ from api.lineage import SESSION_HEADERS
 from api.metrics import Metrics
 from api.record import RequestRecord
 from api.redact import hiding, redact
+from api.sessions import PAGE_TOKEN
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["console", "json"]
@@ -161,6 +162,8 @@ def _secrets_of(scope: HTTPScope) -> list[str]:
     headers = Headers.from_scope(scope)
     keys = [headers.get(name, "") for name in ("authorization", "x-api-key", "cookie")]
     keys += [key.partition(" ")[2] for key in keys[:1]]
+    keys += [part.partition("=")[2].strip() for part in keys[2].split(";")]
+    keys.append(headers.get(PAGE_TOKEN, ""))
     return [*keys, *(headers.get(name, "") for name in SESSION_HEADERS)]
 
 

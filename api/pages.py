@@ -7,18 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from litestar.types import Message, Send
+from litestar.types import Message, Scope, Send
 
 Headers = list[tuple[bytes, bytes]]
 
-_ADMIN = "/admin"
+_ADMIN = ("/admin", "/dashboard")
 METHODS = b"GET, HEAD, POST, PATCH, DELETE"
 _REMEMBERED_S = b"600"
 
 
 def is_admin(path: str) -> bool:
-    """What is there administers this server."""
-    return path == _ADMIN or path.startswith(f"{_ADMIN}/")
+    """What is there administers this server, or is part of the page that does."""
+    return any(path == one or path.startswith(f"{one}/") for one in _ADMIN)
+
+
+def is_for_people(method: str, headers: Mapping[str, str]) -> bool:
+    """A browser that was sent there by its user, and shows what it gets."""
+    return method in ("GET", "HEAD") and "text/html" in headers.get("accept", "")
+
+
+def address_of(scope: Scope) -> str:
+    """The network address that a request came from."""
+    client = scope["client"]
+    return client[0] if client else ""
 
 
 def leave(path: str, headers: Mapping[str, str], origins: Collection[str]) -> Headers:
@@ -60,6 +71,13 @@ def telling(send: Send, more: Headers) -> Send:
         await send(message)
 
     return tell
+
+
+async def send_on(send: Send, url: str) -> None:
+    """Answer a browser that is to show something else first."""
+    headers = [(b"location", url.encode("ascii")), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": 303, "headers": headers})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def grant(send: Send, headers: Headers) -> None:

@@ -136,6 +136,19 @@ class Unauthorized(RequestRejected):
         )
 
 
+class TooManyWrongKeys(RequestRejected):
+    """Its address gave too many wrong keys; worth a retry after `retry_after_s`."""
+
+    code = "too_many_wrong_keys"
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(
+            "Too many wrong keys came from this address, so this one was not looked at. "
+            f"Try again in {retry_after_s} s."
+        )
+        self.retry_after_s = retry_after_s
+
+
 class Forbidden(RequestRejected):
     """That client may not have that; `code` says why."""
 

@@ -76,7 +76,10 @@ class Keyring:
 
     def find(self, key: str) -> Caller | None:
         """Whose key this is; it takes the same time whichever of them it is, or none."""
-        digest = digest_of(key)
+        return self.of_digest(digest_of(key))
+
+    def of_digest(self, digest: str) -> Caller | None:
+        """The same, for the digest of a key."""
         found = None
         for known, caller in self._known:
             if hmac.compare_digest(known, digest):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 from litestar import get, post
@@ -10,6 +10,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
 from api.admin import operator_only
+from api.body import HttpRequest
 from api.dashboard.desk import Dashboard
 from api.dashboard.trend import SAMPLE_S
 from api.dashboard.views import (
@@ -20,6 +21,7 @@ from api.dashboard.views import (
     Snapshot,
 )
 from api.deps import Gate
+from api.guard import Rules
 from api.sse import EventStream
 from runtime.inventory import Inventory
 from runtime.inventory_pins import slots_of
@@ -44,11 +46,19 @@ def samples(dashboard: NamedDependency[Dashboard]) -> Samples:
 
 @get("/admin/dashboard/events", tags=["Admin"], guards=[operator_only])
 async def live_snapshots(
-    gate: NamedDependency[Gate], dashboard: NamedDependency[Dashboard]
+    request: HttpRequest,
+    gate: NamedDependency[Gate],
+    dashboard: NamedDependency[Dashboard],
+    rules: NamedDependency[Rules],
 ) -> EventStream:
-    """A snapshot every second, and one at once when a model changes its state."""
-    listener = gate.supervisor.news.listen()
-    return EventStream(_feed(dashboard, listener), listener.close, {})
+    """A snapshot every second, and one at once when a model changes its state.
+
+    It ends with the session that asked for it.
+    """
+    listener, headers = gate.supervisor.news.listen(), request.headers
+    by_session = rules.sessions.find(headers) is not None
+    feed = _feed(dashboard, listener, lambda: by_session and rules.sessions.find(headers) is None)
+    return EventStream(feed, listener.close, {})
 
 
 @get("/admin/dashboard/conversations", tags=["Admin"], guards=[operator_only])
@@ -92,8 +102,10 @@ async def slot_tree(gate: NamedDependency[Gate], model: FromQuery[str]) -> SlotT
     return await gate.tend(look)
 
 
-async def _feed(dashboard: Dashboard, listener: Listener[Transition]) -> AsyncIterator[bytes]:
-    while not listener.is_closed:
+async def _feed(
+    dashboard: Dashboard, listener: Listener[Transition], is_over: Callable[[], bool]
+) -> AsyncIterator[bytes]:
+    while not (listener.is_closed or is_over()):
         now = await dashboard.snapshot()
         yield b"event: snapshot\ndata: %s\n\n" % msgspec.json.encode(now)
         await listener.next(_TICK_S)

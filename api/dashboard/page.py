@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from string import Template
 
 from litestar import Response, get
+from litestar.di import NamedDependency
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
 from api.body import HttpRequest
+from api.guard import Rules
 
 _STATIC = files("api.dashboard") / "static"
-_FILES = {
+FILES = {
     "app.js": "text/javascript",
     "charts.js": "text/javascript",
     "chat.js": "text/javascript",
@@ -28,14 +31,14 @@ _FILES = {
 }
 """Everything that can be asked for, so that no path is ever made of what somebody sent."""
 
-_HEADERS = {
+HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
@@ -43,11 +46,13 @@ _HEADERS = {
 
 
 @get("/", include_in_schema=False, sync_to_thread=False)
-def front(request: HttpRequest) -> Response[bytes]:
+def front(request: HttpRequest, rules: NamedDependency[Rules]) -> Response[bytes]:
     """The dashboard for browsers; for probes, that the server lives."""
     if "text/html" in request.headers.get("accept", ""):
-        page = _content("index.html")
-        headers = {**_HEADERS, "vary": "accept"}
+        session = rules.sessions.find(request.headers)
+        words = {"page_token": "" if session is None else session.page_token}
+        page = Template(content("index.html").decode()).substitute(words).encode()
+        headers = {**HEADERS, "vary": "accept, cookie", "cache-control": "no-store"}
         return Response(page, media_type="text/html", headers=headers)
     return Response(b'{"status":"live"}', media_type="application/json", headers={"vary": "accept"})
 
@@ -55,14 +60,15 @@ def front(request: HttpRequest) -> Response[bytes]:
 @get("/dashboard/{name:str}", include_in_schema=False, sync_to_thread=False)
 def static_file(name: FromPath[str]) -> Response[bytes]:
     """One of the page's own files."""
-    kind = _FILES.get(name)
+    kind = FILES.get(name)
     if kind is None:
         raise NotFoundException
-    return Response(_content(name), media_type=kind, headers=_HEADERS)
+    return Response(content(name), media_type=kind, headers=HEADERS)
 
 
 @cache
-def _content(name: str) -> bytes:
+def content(name: str) -> bytes:
+    """A file of this package."""
     folder = _STATIC / "vendor" if name.startswith("uplot") else _STATIC
     return (folder / name).read_bytes()
 

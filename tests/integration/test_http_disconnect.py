@@ -14,8 +14,9 @@ import pytest
 from litestar.types import ASGIApp
 
 from api.app import create_app
+from api.guard import rules_of
 from runtime.catalog import Catalog
-from runtime.home import Home
+from runtime.keys import digest_of, new_key
 from runtime.kv_store import KvStore
 from runtime.settings import load_settings
 from runtime.supervisor import Supervisor
@@ -187,9 +188,8 @@ async def house(tmp_path: Path, models_dir: Path) -> AsyncGenerator[House]:
     kv.start()
     await supervisor.start()
     await until(lambda: supervisor.is_ready, "the model is loaded", 60)
-    home = Home.take(tmp_path)
-    yield House(create_app(settings, catalog, supervisor, kv, home), supervisor)
-    home.close()
+    rules = rules_of(settings, digest_of(new_key()))
+    yield House(create_app(settings, catalog, supervisor, kv, rules), supervisor)
     await supervisor.stop()
     await kv.stop()
 

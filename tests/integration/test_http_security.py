@@ -83,7 +83,8 @@ def test_without_a_key_nothing_but_liveness_is_told(server: RunningServer):
         answer = ask(server, path)
         assert answer.status_code == 401, path
         assert answer.json()["error"]["code"] == "invalid_api_key"
-        assert "Basic" in answer.headers["www-authenticate"]
+        kinds = answer.headers.get_list("www-authenticate")
+        assert kinds == ['Bearer realm="Hearth"', 'Basic realm="Hearth"'], "a line for each"
 
 
 def test_a_refusal_is_in_the_words_of_the_protocol(server: RunningServer):
@@ -131,6 +132,71 @@ def test_the_dashboard_works_from_afar_with_the_admin_key_alone(server: RunningS
     headers = {"x-api-key": ADMIN, **afar}
     refused = server.request("POST", "/admin/cache/publish", json={"slots": []}, headers=headers)
     assert refused.status_code == 403, "whoever stages files has them on this machine"
+
+
+def test_people_are_asked_for_their_key_and_programs_are_told(server: RunningServer):
+    people = {"accept": "text/html,*/*;q=0.8", "sec-fetch-mode": "navigate"}
+    answer = ask(server, "/admin/cache/chain?conversation=a%20b", **people)
+    assert answer.status_code == 303
+    wanted = "/sign-in?next=%2Fadmin%2Fcache%2Fchain%3Fconversation%3Da%2520b"
+    assert answer.headers["location"] == wanted
+    assert ask(server, "/", **people, **{"x-api-key": "wrong"}).status_code == 401
+    assert server.request("POST", "/", headers=people).status_code == 401
+    script = ask(server, "/admin/dashboard", **{"sec-fetch-mode": "cors"})
+    assert script.headers.get_list("www-authenticate") == ['Bearer realm="Hearth"']
+
+
+def test_every_file_of_the_dashboard_needs_the_admin_key(server: RunningServer):
+    """The form to sign in has its own ones, and those are all that there is without a key."""
+    html = {"accept": "text/html"}
+    for path in ("/dashboard/app.js", "/dashboard/style.css", "/dashboard/none.js"):
+        assert ask(server, path).status_code == 401
+        assert ask(server, path, **{"x-api-key": KEY}).status_code == 403
+        assert ask(server, path, **{"x-api-key": ADMIN}).status_code != 403
+    assert ask(server, "/", **html, **{"x-api-key": KEY}).status_code == 403
+    assert ask(server, "/", **html, **{"x-api-key": ADMIN}).status_code == 200
+    assert ask(server, "/", **{"x-api-key": KEY}).json() == {"status": "live"}
+    for path in ("", "/style.css", "/theme.js", "/icon.svg"):
+        assert ask(server, f"/sign-in{path}").status_code == 200
+    assert ask(server, "/sign-in/app.js").status_code == 401
+
+
+def test_signing_in_takes_a_form_of_our_own_page(server: RunningServer):
+    form, own = {"key": ADMIN, "next": "//evil.example/"}, {"origin": server.url}
+    for headers in ({}, {"sec-fetch-site": "cross-site"}, {"origin": "http://localhost:3000"}):
+        assert server.request("POST", "/sign-in", data=form, headers=headers).status_code == 403
+    assert server.request("POST", "/sign-in", json=form, headers=own).status_code == 415
+    many = {str(number): "x" for number in range(100)}
+    assert server.request("POST", "/sign-in", data=many, headers=own).status_code == 400
+    large = {"key": "x" * 100_000}
+    assert server.request("POST", "/sign-in", data=large, headers=own).status_code == 413
+    answer = server.request("POST", "/sign-in", data=form, headers=own)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    assert ADMIN not in cookie
+    session = cookie.partition(";")[0]
+    assert ask(server, "/admin/cache", cookie=session).status_code == 200
+    act = server.request("POST", "/admin/cache/gc", headers=own | {"cookie": session})
+    assert (act.status_code, code_in(act)) == (403, "page_token_needed")
+    again = server.request("POST", "/sign-in", data=form, headers=own | {"cookie": session})
+    assert again.status_code == 303
+    assert ask(server, "/admin/cache", cookie=session).status_code == 401, "there is a newer one"
+    assert session.partition("=")[2] not in server.stderr
+
+
+def test_guessing_closes_the_door_to_unknown_keys(tmp_path: Path):
+    with running(tmp_path, config=CONFIG) as server:
+        keyed = {"x-api-key": KEY}
+        assert ask(server, "/v1/models", **keyed).status_code == 200
+        codes = [ask(server, "/v1/models", **{"x-api-key": f"{n}"}).status_code for n in range(60)]
+        assert codes[:20] == [401] * 20
+        assert codes[-1] == 429
+        own = {"origin": server.url}
+        answer = server.request("POST", "/sign-in", data={"key": ADMIN}, headers=own)
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        assert ask(server, "/v1/models", **keyed).status_code == 200, "it was right before"
 
 
 def test_the_operators_own_programs_find_a_key_that_only_they_can_read(server: RunningServer):

@@ -1,4 +1,4 @@
-import { ask, byId, bytes, count, fill, make, row, seconds } from "./dom.js";
+import { ask, byId, bytes, count, fill, isSignedIn, make, proof, row, seconds } from "./dom.js";
 import { Charts } from "./charts.js";
 import { startChat, showChatModels } from "./chat.js";
 import { startConversations } from "./conversations.js";
@@ -66,7 +66,7 @@ function listen() {
   feed.addEventListener("open", () => { byId("connection").textContent = "Live"; });
   feed.addEventListener("error", () => {
     byId("connection").textContent = feed.readyState === EventSource.CLOSED
-      ? "No live figures: they need the admin key where keys are set. Reload and give it as the password."
+      ? "No live figures: reload the page, and sign in with the admin key if it asks."
       : "Connection lost, trying again…";
   });
   feed.addEventListener("snapshot", (event) => showSnapshot(JSON.parse(event.data)));
@@ -105,7 +105,16 @@ function details(one) {
   return cell;
 }
 
+function startSignOut() {
+  byId("sign-out").hidden = !isSignedIn;
+  byId("sign-out").addEventListener("click", async () => {
+    await fetch("/sign-out", { method: "POST", headers: proof });
+    location.assign("/sign-in");
+  });
+}
+
 async function start() {
+  startSignOut();
   startChat();
   listen();
   const steps = [() => charts.start(), startConversations, startTree, showCrashes];

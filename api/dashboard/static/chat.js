@@ -1,4 +1,4 @@
-import { act, ask, byId, count, make } from "./dom.js";
+import { act, ask, byId, count, make, proof } from "./dom.js";
 
 let messages = [];
 let session = newSession();
@@ -79,7 +79,7 @@ function show(who) {
 
 async function stream(asked, turn, signal) {
   const response = await fetch("/v1/chat/completions", {
-    method: "POST", signal, headers: { "content-type": "application/json" },
+    method: "POST", signal, headers: { "content-type": "application/json", ...proof },
     body: JSON.stringify({
       model: byId("chat-model").value, messages: asked, stream: true, session_id: session,
       stream_options: { include_usage: true },

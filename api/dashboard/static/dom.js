@@ -46,8 +46,13 @@ export function seconds(number) {
 
 export const count = (number) => number.toLocaleString("en");
 
+// Who signed in proves with every request that this page asks, and no other.
+const token = document.querySelector('meta[name="page-token"]').content;
+export const isSignedIn = token !== "";
+export const proof = isSignedIn ? { "x-hearth-page-token": token } : {};
+
 export async function ask(method, path) {
-  const answer = await fetch(path, { method });
+  const answer = await fetch(path, { method, headers: proof });
   const body = await answer.json();
   if (!answer.ok) throw new Error(body.error?.message ?? `The server answered ${answer.status}.`);
   return body;
