@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from runtime.calls import Call
+from runtime.calls import Call, content_digest
 from runtime.errors import (
     HearthError,
     InvalidRequest,
@@ -27,6 +27,8 @@ from runtime.swap import Plan, Terms, plan
 from runtime.types import ModelSpec, Struct
 
 MAX_REQUEUES = 1
+MAX_REQUEUES_OF_INNOCENTS = 5
+"""Of requests whose worker was lost while it computed for others."""
 PATIENCE_S = 20.0
 """Requests wait for a model that holds back no longer than that; then they are told to retry."""
 
@@ -164,7 +166,9 @@ class Dispatch:
         if refusal is not None:
             generation.fail(refusal)
             return True
-        if call.num_requeues >= MAX_REQUEUES or call.has_spoken or call.yields:
+        is_suspect = self._quarantine.is_suspect(call.digest, now_s)
+        most = MAX_REQUEUES if is_suspect else MAX_REQUEUES_OF_INNOCENTS
+        if call.num_requeues >= most or call.has_spoken or call.yields:
             return False
         call.num_requeues += 1
         self._queue.add(call)
@@ -185,6 +189,8 @@ class Dispatch:
             asked_s = generation.request.keep_alive_s
             keep_s = self._keep_alive_s(call.model) if asked_s is None else asked_s
             actor.finish(call, keep_s, self._clock())
+            if generation.usage is not None:
+                self._quarantine.acquit(call.digest)
         self.settle()
 
     # What the crew reports
@@ -193,12 +199,16 @@ class Dispatch:
         """A process is in another state, or gone."""
         actor, now_s = self.actor(model), self._clock()
         before = actor.state
-        busy_with = [call.digest() for call in actor.running.values()]
+        if (
+            worker is actor.worker
+            and worker.state == "stopped"
+            and before in SERVING | {"draining"}
+        ):
+            lost_on = [content_digest(request) for request in worker.lost_on]
+            actor.is_explained = self._quarantine.died(lost_on, now_s)
         actor.on_change(worker, now_s)
         if actor.state == "ready" and before in COMING_UP:
             actor.cohort = frozenset(call.request_id for call in self._queue.of(model))
-        if before in ("busy", "draining") and actor.state not in SERVING | {"draining", "flushing"}:
-            self._quarantine.died(busy_with, now_s)
         self.settle()
 
     # What happens next
@@ -279,12 +289,16 @@ class Dispatch:
             actor.grant(call, now_s)
 
     def _must_run_alone(self, call: Call, actor: ModelActor, now_s: float) -> bool:
-        """Of two suspects that begin together nobody could tell which one did it."""
-        if call.generation is None or not self._quarantine.is_suspect(call.digest, now_s):
+        """Of two suspects that begin together nobody could tell which one did it, nor of one that
+        is to run alone and any other.
+        """
+        quarantine, others = self._quarantine, list(actor.running.values())
+        if quarantine.is_empty or call.generation is None or not others:
             return False
-        return any(
-            not other.has_spoken and self._quarantine.is_suspect(other.digest, now_s)
-            for other in actor.running.values()
+        if any(quarantine.runs_alone(one.digest, now_s) for one in (call, *others)):
+            return True
+        return quarantine.is_suspect(call.digest, now_s) and any(
+            not other.has_spoken and quarantine.is_suspect(other.digest, now_s) for other in others
         )
 
     def _may_load(self, model: str) -> bool:

@@ -38,8 +38,15 @@ class CrashHistory:
         self._num_steps = 0
         self._is_on_trial = False
 
-    def crashed(self, now_s: float, healthy_s: float, jitter: float) -> Verdict:
-        """The process was lost after being healthy for `healthy_s`; `jitter` is from 0 to 1."""
+    def crashed(
+        self, now_s: float, healthy_s: float, jitter: float, *, is_explained: bool = False
+    ) -> Verdict:
+        """The process was lost after being healthy for `healthy_s`; `jitter` is from 0 to 1.
+
+        One that a request explains which a process was lost of before says nothing of the model.
+        """
+        if is_explained:
+            return Verdict(hold_s=BACKOFF_S[0] * (1 + JITTER * jitter), is_final=False)
         if healthy_s >= HEALTHY_S:
             self.forgive()
         recent = [at_s for at_s in self._crashes_s if now_s - at_s < CRASH_WINDOW_S]
@@ -63,19 +70,24 @@ class CrashHistory:
 
 
 class Blame(Struct, frozen=True):
-    """A request by its content, and how many workers it is held to have killed so far."""
+    """A request by its content, and how many workers it is held to have killed so far.
+
+    With `is_alone` nothing runs beside it: so it is found out whether it does kill.
+    """
 
     digest: bytes
     num_deaths: int
     until_s: float
+    is_alone: bool = False
 
 
 class Quarantine:
     """Requests by content that workers died of.
 
-    Everything that a dead worker was busy with becomes suspect. A suspect that a worker dies of
-    as the only suspect is convicted; with several there is no telling, so the caller lets
-    suspects in one after the other.
+    Everything that a dead worker computed for becomes suspect, and the caller lets suspects in one
+    after the other. When one dies that computed for more than one request there is no telling: the
+    suspects among them run alone from then on. Convicted is only what a worker computed for alone
+    when it died, and was suspect before.
     """
 
     def __init__(self) -> None:
@@ -85,17 +97,29 @@ class Quarantine:
     def is_empty(self) -> bool:
         return not self._blamed
 
-    def died(self, digests: Iterable[bytes], now_s: float) -> None:
-        """A worker died while it was busy with these."""
+    def died(self, digests: Iterable[bytes], now_s: float) -> bool:
+        """A worker died while it computed for these; whether one of them was suspect already."""
         self._forget(now_s)
         present = list(dict.fromkeys(digests))
-        suspects = [digest for digest in present if digest in self._blamed]
-        if len(suspects) == 1:
-            known = self._blamed[suspects[0]]
-            self._blame(known.digest, known.num_deaths + 1, now_s)
+        suspects = [self._blamed[digest] for digest in present if digest in self._blamed]
+        for known in suspects:
+            num_deaths = known.num_deaths + (len(present) == 1)
+            self._blame(known.digest, num_deaths, now_s, is_alone=True)
         for digest in present:
             if digest not in self._blamed:
                 self._blame(digest, 1, now_s)
+        return bool(suspects)
+
+    def acquit(self, digest: Callable[[], bytes]) -> None:
+        """It ran to its end, and the worker lives."""
+        if self._blamed:
+            self._blamed.pop(digest(), None)
+
+    def runs_alone(self, digest: Callable[[], bytes], now_s: float) -> bool:
+        """Whether nothing may run beside it."""
+        self._forget(now_s)
+        blame = self._blamed.get(digest()) if self._blamed else None
+        return blame is not None and blame.is_alone
 
     def is_suspect(self, digest: Callable[[], bytes], now_s: float) -> bool:
         """Whether a worker died of it lately; `digest` is only called when that can be."""
@@ -110,9 +134,11 @@ class Quarantine:
             return None
         return blame.until_s
 
-    def _blame(self, digest: bytes, num_deaths: int, now_s: float) -> None:
+    def _blame(
+        self, digest: bytes, num_deaths: int, now_s: float, *, is_alone: bool = False
+    ) -> None:
         self._blamed.pop(digest, None)  # the latest stand last
-        self._blamed[digest] = Blame(digest=digest, num_deaths=num_deaths, until_s=now_s + POISON_S)
+        self._blamed[digest] = Blame(digest, num_deaths, now_s + POISON_S, is_alone)
         while len(self._blamed) > MAX_SUSPECTS:
             del self._blamed[next(iter(self._blamed))]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -36,7 +36,7 @@ from runtime.lifecycle import (
 )
 from runtime.model_files import Fingerprint, fingerprint
 from runtime.swap import Resident, ResidentState
-from runtime.types import ModelSpec
+from runtime.types import GenerateRequest, ModelSpec
 from runtime.wire import Ready
 from runtime.worker_process import State as WorkerState
 
@@ -62,6 +62,9 @@ class Worker(Protocol):
 
     @property
     def pid(self) -> int | None: ...
+
+    @property
+    def lost_on(self) -> Sequence[GenerateRequest]: ...
 
     @property
     def is_gone(self) -> bool: ...
@@ -111,6 +114,8 @@ class ModelActor:
         self.last_error: WorkerError | None = None
         self.num_starts = 0
         self.num_crashes = 0
+        self.is_explained = False
+        """Its process was lost of a request that one had been lost of before."""
         self._life = Lifecycle(limits_s)
         self._crew = crew
         self._history = CrashHistory()
@@ -349,12 +354,14 @@ class ModelActor:
         self.is_leaving = False
         self.cohort = frozenset()
         self._ready_since_s = None
+        self.is_explained = False
 
     def _verdict(self, now_s: float) -> Verdict:
         if isinstance(self.last_error, LoadFailed):
             return self._history.unloadable()
         healthy_s = 0.0 if self._ready_since_s is None else now_s - self._ready_since_s
-        return self._history.crashed(now_s, healthy_s, random.random())  # noqa: S311 - only a pause
+        jitter = random.random()  # noqa: S311 - only a pause
+        return self._history.crashed(now_s, healthy_s, jitter, is_explained=self.is_explained)
 
     def refusal(self, now_s: float) -> WorkerError:
         """Why nobody may wait for it now."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from runtime.errors import WorkerError
 from runtime.generation import Generation
-from runtime.wire import Accepted, Chunks, Rejected
+from runtime.types import GenerateRequest
+from runtime.wire import Accepted, Chunks, Rejected, Working
 from runtime.worker_link import rejection
+
+MAX_LEFT = 64
+"""So many requests are known after their clients have left: the worker may still work on one."""
 
 
 class OpenWork:
@@ -16,6 +20,8 @@ class OpenWork:
     def __init__(self, on_idle: Callable[[], None]) -> None:
         self._on_idle = on_idle
         self._generations: dict[str, Generation] = {}
+        self._left: dict[str, GenerateRequest] = {}
+        self._working: dict[str, tuple[str, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._generations)
@@ -28,12 +34,26 @@ class OpenWork:
         request_id = generation.request.request_id
         is_here = request_id in self._generations
         if is_here:
+            self._left[request_id] = generation.request
             self._forget(request_id)
         return is_here
 
-    def on_event(self, event: Chunks | Accepted | Rejected) -> None:
+    def worked_on(self, part: str | None = None) -> list[GenerateRequest]:
+        """What the worker computes for as last heard, in that part of it or in all, whether or not
+        anybody still wants it.
+        """
+        said = [ids for one, ids in self._working.items() if part in (None, one)]
+        known = self._left | {key: one.request for key, one in self._generations.items()}
+        return [known[request_id] for ids in said for request_id in ids if request_id in known]
+
+    def on_event(self, event: Chunks | Accepted | Rejected | Working) -> None:
         """What the worker says about requests; about those that left it is ignored."""
         match event:
+            case Working(part=part, request_ids=request_ids):
+                self._working[part] = request_ids
+                # What was given up may come once more before the worker hears of it.
+                kept = list(self._left.items())[-MAX_LEFT:]
+                self._left = dict(kept) if len(self._left) > MAX_LEFT else self._left
             case Chunks(items=items):
                 for request_id, chunk in items:
                     if (generation := self._generations.get(request_id)) is not None:
@@ -60,7 +80,9 @@ class OpenWork:
             self._on_idle()
 
 
-def fail_all(generations: list[Generation], error: WorkerError) -> None:
-    """End them with this error."""
+def fail_all(generations: list[Generation], error: WorkerError, lost_on: Set[str]) -> None:
+    """End them with this error, which the requests `lost_on` may have caused."""
+    innocent = type(error)(f"{error.message} It worked for another request then.")
     for generation in generations:
-        generation.fail(error)
+        is_other = bool(lost_on) and generation.request.request_id not in lost_on
+        generation.fail(innocent if is_other else error)

@@ -188,6 +188,16 @@ class Rejected(Struct, frozen=True, tag="rejected"):
     context: int = 0
 
 
+class Working(Struct, frozen=True, tag="working"):
+    """What this part of the worker computes for from now on, until it says otherwise.
+
+    Whatever the process dies of is one of these: other requests may wait in it, and are innocent.
+    """
+
+    part: Literal["intake", "engine"]
+    request_ids: tuple[str, ...]
+
+
 class Chunks(Struct, frozen=True, tag="chunks"):
     """What one step produced, for all requests: (request id, chunk) pairs in order."""
 
@@ -312,6 +322,7 @@ Event = (
     | LoadError
     | Accepted
     | Rejected
+    | Working
     | Chunks
     | Heartbeat
     | Flushing

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Literal
 
 import msgspec
@@ -26,7 +26,7 @@ from runtime.pulse import LOADING, Limits, Pulse
 from runtime.settings import ModelSettings, Settings
 from runtime.spare import Spares
 from runtime.stopping import term_grace_s
-from runtime.types import ModelSpec
+from runtime.types import GenerateRequest, ModelSpec
 from runtime.wire import (
     Abort,
     Accepted,
@@ -43,6 +43,7 @@ from runtime.wire import (
     Rejected,
     Submit,
     Warming,
+    Working,
 )
 from runtime.worker_clock import WorkerClock
 from runtime.worker_link import worker_options
@@ -81,6 +82,8 @@ class WorkerProcess:
         self.clock = WorkerClock()
         """What its start and its end cost, as far as they got."""
         own = settings.models.get(self.spec.id, ModelSettings())
+        self.lost_on: Sequence[GenerateRequest] = ()
+        """What it computed for when it was lost."""
         self.obituary = Obituary(settings.home / "crashes", self.spec.id, own.num_ranks_here)
         """Its peaks, and when it is gone its crash record and whether its memory came back."""
         self._settings = settings
@@ -188,7 +191,7 @@ class WorkerProcess:
             self._kv.on_event(event)
             return
         match event:
-            case Chunks() | Accepted() | Rejected():
+            case Chunks() | Accepted() | Rejected() | Working():
                 self._work.on_event(event)
             case Heartbeat():
                 self.pulse.beat(event, time.monotonic())
@@ -281,10 +284,14 @@ class WorkerProcess:
         if self.state not in ("flushing", "stopping"):
             self.error = error
             self.obituary.lost(error, self.pulse, self.num_running)
+            part = "intake" if self.pulse.phase == "intake" else "engine"
+            is_wedge = isinstance(error, WorkerWedged)
+            self.lost_on = self._work.worked_on(part if is_wedge else None)
+        lost_on = {request.request_id for request in self.lost_on}
         generations = self._work.take_all()
         self._set_state("stopped")
         self._is_up.set()
-        fail_all(generations, error)
+        fail_all(generations, error, lost_on)
         if self._child is not None:
             (self._child.close if hangs_up else self._child.ignore)()
         if self.ready is not None and self.obituary.working_bytes:

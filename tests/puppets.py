@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from runtime.dispatch import Dispatch, Rules
 from runtime.errors import (
     WorkerDied,
@@ -14,6 +16,7 @@ from runtime.placement import Need, Room
 from runtime.types import (
     CacheUse,
     Finished,
+    GenerateRequest,
     ModelSpec,
     Usage,
 )
@@ -42,6 +45,8 @@ class Puppet:
         self.is_dismissed = False
         self.is_killed = False
         self.open: dict[str, Generation] = {}
+        self.lost_on: list[GenerateRequest] = []
+        self.left: list[GenerateRequest] = []
 
     def submit(self, generation: Generation) -> None:
         assert self.state == "ready", self.state
@@ -142,11 +147,23 @@ class World:
         elif puppet.open:
             self.finish(puppet, next(iter(puppet.open)))
 
-    def end(self, puppet: Puppet, error: WorkerError | None, *, is_gone: bool = True) -> None:
-        """As a process is lost: its state first, then its requests, in the end the process."""
+    def end(
+        self,
+        puppet: Puppet,
+        error: WorkerError | None,
+        *,
+        is_gone: bool = True,
+        lost_on: Collection[str] | None = None,
+    ) -> None:
+        """As a process is lost: its state first, then its requests, in the end the process.
+
+        It computed for all requests that it had, or for those, and for what had left it.
+        """
         if puppet.state != "stopped":
             if puppet.state not in ("flushing", "stopping"):
                 puppet.error = error
+                ids = puppet.open if lost_on is None else lost_on
+                puppet.lost_on = [*(puppet.open[one].request for one in ids), *puppet.left]
             puppet.state = "stopped"
             generations, puppet.open = list(puppet.open.values()), {}
             self.tell(puppet)

@@ -17,7 +17,7 @@ from runtime.types import (
     PromptLogprobs,
     TokenLogprobs,
 )
-from runtime.wire import Accepted, Chunks, KvCounts
+from runtime.wire import Accepted, Chunks, KvCounts, Working
 from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
 from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
 from runtime.worker.errands import ERRANDS, Errands
@@ -59,6 +59,7 @@ class Engine:
         self._groups: dict[str, SequenceGroup] = {}
         self._items: list[tuple[str, Chunk]] = []
         self._is_running = True
+        self._worked_on: tuple[str, ...] = ()
         self.num_steps = 0
         self.phase = "idle"
 
@@ -81,6 +82,7 @@ class Engine:
         while self._is_running:
             if not self.is_busy:
                 self.phase = "idle"
+                self._work_on(())
                 self._tiers.set_idle(is_idle=True)
                 self._receive(self._inbox.get())
             elif not (
@@ -103,11 +105,18 @@ class Engine:
             self._decode()
         if self._errands.is_waiting:
             self.phase = "errand"
+            self._work_on(self._errands.next_ids)
             self._items += self._errands.run_next()
         self.num_steps += 1
         if self._items:
             self._emit(Chunks(items=tuple(self._items)))
             self._items.clear()
+
+    def _work_on(self, request_ids: tuple[str, ...]) -> None:
+        """Say whose work comes now: should the process die of it, that is what it died of."""
+        if request_ids != self._worked_on:
+            self._worked_on = request_ids
+            self._emit(Working(part="engine", request_ids=request_ids))
 
     # Arrivals
 
@@ -154,6 +163,7 @@ class Engine:
 
     def _restore(self, group: SequenceGroup) -> bool:
         """Take up what is known of a prompt before its first slice; False when that failed."""
+        self._work_on((group.request.request_id,))
         if group.kv is not None:
             return True
         self.phase = "restore"
@@ -223,6 +233,8 @@ class Engine:
 
     def _decode(self) -> None:
         self.phase = "decode"
+        waiting = {group.request.request_id for group in self._scheduler.waiting}
+        self._work_on(tuple(one for one in self._groups if one not in waiting))
         start = time.perf_counter()
         try:
             for token in self._decoder.step():

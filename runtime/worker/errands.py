@@ -36,6 +36,11 @@ class Errands:
     def is_waiting(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def next_ids(self) -> tuple[str, ...]:
+        """The request that `run_next()` does something for."""
+        return (self._waiting[0].request.request_id,)
+
     def add(self, group: SequenceGroup) -> None:
         self._waiting.append(group)
 

@@ -24,7 +24,8 @@ from runtime.generation import Generation
 from runtime.settings import ModelSettings
 from runtime.stopping import stop_bound_s
 from runtime.supervisor import Supervisor
-from runtime.types import ChatPrompt, Message, PrefillProgress, TokenPrompt
+from runtime.types import PrefillProgress, TokenPrompt
+from runtime.worker_process import WorkerProcess
 from tests.asking import (
     PATIENCE_S,
     answer,
@@ -41,11 +42,6 @@ from tests.waiting import until
 
 LONG = TokenPrompt(token_ids=tuple(9 + i % 400 for i in range(60_000)))
 
-ENDLESS = """\
-{%- for message in messages %}{{ message.role }}: {{ message.content }}
-{% if message.content == "spin" %}{% for a in range(99999) %}{% for b in range(99999) %}
-{%- endfor %}{% endfor %}{% endif %}{% endfor %}assistant:"""
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -57,6 +53,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def submit_endless(supervisor: Supervisor) -> Generation:
     return supervisor.submit(request("a", max_tokens=4000, ignore_eos=True))
+
+
+def phase_of(supervisor: Supervisor) -> str:
+    worker = supervisor.worker("m")
+    return worker.pulse.phase if isinstance(worker, WorkerProcess) else ""
 
 
 def pid_of(supervisor: Supervisor, model: str = "m") -> int:
@@ -147,6 +148,23 @@ async def test_a_silent_worker_is_wedged_and_replaced(home: Path):
     assert not psutil.pid_exists(pid)
 
 
+async def test_only_what_a_worker_computed_for_is_blamed_for_its_end(tmp_path: Path):
+    write_model(tmp_path / "models" / "m", num_hidden_layers=16, max_position_embeddings=10_000)
+    async with supervising(tmp_path, prefill_slice=8192, stop_timeout_s=1.0) as supervisor:
+        await ask(supervisor, "a", max_tokens=1)
+        guilty = supervisor.submit(request(TokenPrompt(token_ids=LONG.token_ids[:8192])))
+        bystanders = [supervisor.submit(request(f"b {i}", max_tokens=2)) for i in range(3)]
+        for number in (1, 2):
+            await until(lambda: "prefill" in guilty.phase, "the one slice")
+            await until(lambda: phase_of(supervisor) == "prefill", "its being heard of")
+            os.kill(pid_of(supervisor), signal.SIGKILL)
+            await until(lambda n=number: status_of(supervisor).num_crashes == n, "its end")
+        assert await error_of(guilty) == PoisonRequest.code
+        for one in bystanders:
+            assert (await answer(one)).finished.usage.num_output_tokens
+        assert status_of(supervisor).num_starts == 3
+
+
 async def test_a_worker_that_is_busy_and_does_not_step_is_wedged_and_replaced(tmp_path: Path):
     write_model(tmp_path / "models" / "m", num_hidden_layers=16, max_position_embeddings=10_000)
     quick = {"wedge_timeout_s": 3.0, "stop_timeout_s": 1.0}
@@ -162,20 +180,6 @@ async def test_a_worker_that_is_busy_and_does_not_step_is_wedged_and_replaced(tm
         assert status_of(supervisor).num_starts == 2  # the first time may have been bad luck
         with pytest.raises(PoisonRequest, match="not served again for"):
             supervisor.submit(request(prompt))
-
-
-async def test_a_worker_that_never_comes_to_the_end_of_a_prompt_is_wedged(tmp_path: Path):
-    model = write_model(tmp_path / "models" / "m")
-    (model / "chat_template.jinja").write_text(ENDLESS)
-    async with supervising(tmp_path, wedge_timeout_s=3.0, stop_timeout_s=1.0) as supervisor:
-        await ask(supervisor, ChatPrompt(messages=(Message(role="user", text="a"),)), max_tokens=1)
-        pid = pid_of(supervisor)
-        running = supervisor.submit(
-            request(ChatPrompt(messages=(Message(role="user", text="spin"),)))
-        )
-        await until(lambda: not psutil.pid_exists(pid), "its end")
-        assert "made no progress in intake" in str(status_of(supervisor).last_error)
-        running.abort()
 
 
 SERVER = """

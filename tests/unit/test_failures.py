@@ -58,12 +58,30 @@ def test_a_request_that_two_workers_died_of_is_convicted_for_ten_minutes():
     quarantine.died([b"a"], 0.0)
     assert convicted(quarantine, b"a", 0.0) is None
     assert quarantine.is_suspect(lambda: b"a", 599.0)
-    quarantine.died([b"a", b"bystander"], 100.0)
+    quarantine.died([b"a"], 100.0)
     assert convicted(quarantine, b"a", 100.0) == 700.0
-    assert convicted(quarantine, b"bystander", 100.0) is None
-    assert quarantine.is_suspect(lambda: b"bystander", 100.0)
     assert convicted(quarantine, b"a", 700.0) is None
     assert quarantine.is_empty
+
+
+def test_nothing_is_convicted_for_a_death_beside_others_but_tried_alone():
+    quarantine = Quarantine()
+    assert not quarantine.died([b"innocent"], 0.0)
+    assert not quarantine.runs_alone(lambda: b"innocent", 0.0)
+    assert quarantine.died([b"innocent", b"guilty"], 1.0)
+    assert convicted(quarantine, b"innocent", 1.0) is None
+    assert quarantine.runs_alone(lambda: b"innocent", 1.0)
+    quarantine.acquit(lambda: b"innocent")
+    assert not quarantine.is_suspect(lambda: b"innocent", 1.0)
+    assert quarantine.died([b"guilty"], 2.0)
+    assert convicted(quarantine, b"guilty", 2.0) == 602.0
+
+
+def test_what_is_explained_by_a_request_does_not_open_the_breaker():
+    history = CrashHistory()
+    verdicts = [history.crashed(float(i), 0.0, 0.0, is_explained=True) for i in range(9)]
+    assert set(verdicts) == {Verdict(hold_s=1.0, is_final=False)}
+    assert history.crashed(10.0, 0.0, 0.0) == Verdict(hold_s=1.0, is_final=False)
 
 
 def test_of_several_suspects_nobody_is_convicted():
