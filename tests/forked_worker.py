@@ -112,10 +112,11 @@ def own_workers() -> list[psutil.Process]:
     """The workers that this process has started, forked or not; none of servers in others."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has just ended
+        with suppress(psutil.Error, ProcessLookupError):  # it has just ended
             words = process.cmdline()
             is_own = process.ppid() == os.getpid() or f"for {os.getpid()}" in words
-            if is_own and "runtime.worker" in words:
+            is_sandbox = os.getpgid(process.pid) != process.pid
+            if is_own and "runtime.worker" in words and not is_sandbox:
                 found.append(process)
     return found
 

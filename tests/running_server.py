@@ -222,8 +222,9 @@ def workers_of(home: Path) -> list[psutil.Process]:
     """Processes of workers whose server has this home, wherever that server is by now."""
     found: list[psutil.Process] = []
     for one in psutil.process_iter():
-        with suppress(psutil.Error):
-            is_worker = "runtime.worker" in one.cmdline()
+        with suppress(psutil.Error, ProcessLookupError):
+            is_sandbox = os.getpgid(one.pid) != one.pid
+            is_worker = "runtime.worker" in one.cmdline() and not is_sandbox
             if is_worker and one.environ().get("HEARTH_HOME") == str(home):
                 found.append(one)
     return found

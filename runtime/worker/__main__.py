@@ -26,6 +26,7 @@ from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.model_folder import as_of
 from runtime.slot_news import Attach
+from runtime.types import GenerateRequest
 from runtime.wire import (
     Abort,
     Forget,
@@ -54,12 +55,16 @@ from runtime.worker.intake import Intake
 from runtime.worker.lead import Team
 from runtime.worker.leaving import Deadline, flush
 from runtime.worker.model import LoadedModel
+from runtime.worker.reception import Reception, refusal_of
+from runtime.worker.sandbox import Sandbox, SandboxGone
 from runtime.worker.scheduler import Scheduler
+from runtime.worker.sequence import SequenceGroup
 from runtime.worker.stacks import print_stacks_when_asked
 from runtime.worker.taint import EngineTainted
-from runtime.worker.template import Template
+from runtime.worker.template import Template, inner_tokenizer
 from runtime.worker.turns import TurnStore
 from runtime.worker.wired import set_wired
+from runtime.worker.workbench import OverBudget, Workbench
 from store.slots import StagedSlot
 from store.turns import turns_root
 
@@ -72,26 +77,25 @@ _LEAVING = frozenset({"flushing", "stopping"})
 class Worker:
     """Wires the threads together: reader, intake, mlx (the main thread), sender."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, sandbox: Sandbox) -> None:
         self._sock = sock
+        self._sandbox = sandbox
         self._sender = Sender(sock, self._heartbeat)
         self._engine: Engine | None = None
         self._load: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
-        self._intake: queue.SimpleQueue[Submit | Abort | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._writer: tuple[SlotWriter, threading.Thread] | None = None
         self._turns = TurnStore()
         self._turning: threading.Thread | None = None
         self._root: Path | None = None
         self._phase = "starting"
-        self._num_read = 0
-        self._is_reading = False
+        self._reception: Reception | None = None
         self._is_quitting = False
         self._is_heard = True
         self._team: Team | None = None
         self._sending: threading.Thread | None = None
         self._deadline = Deadline()
-        self._fetcher = Fetcher(lambda one: self._intake.put(Submit(request=one)), self._refuse)
+        self._fetcher = Fetcher(self._put, self._refuse)
 
     def run(self) -> int:
         """The mlx thread: load, then step until told to stop; the exit status."""
@@ -147,10 +151,12 @@ class Worker:
             model = team.model(model)
         off = frozenset(options.prompt_rules_off)
         lens = model.eyes.lens if model.eyes is not None else None
+        reception = self._reception = self._receiving(model)
         template = Template(
             model.tokenizer,
             tools_first="tools_first" not in off,
             markup=lens.markup if lens is not None else None,
+            bench=reception,
         )
         scheduler = Scheduler(
             max_batch=options.max_batch,
@@ -172,8 +178,7 @@ class Worker:
             rules_off=off,
             dialect=model.dialect,
         )
-        intake = intake_of(model, composer)
-        _thread("intake", lambda: self._admit(intake))
+        reception.open(intake_of(model, composer, reception))
         self._sender.send(_ready(model, load_s, warm_s))
         return engine
 
@@ -245,10 +250,9 @@ class Worker:
                         self._turns.attach(turns_root(self._root, model_hash), secret)
                     self._inbox.put(command)
                 case Submit():
-                    self._intake.put(command)
+                    self._put(command.request)
                 case Abort(request_id=request_id):
-                    self._inbox.put(AbortRequest(request_id))
-                    self._intake.put(command)
+                    self._abort(request_id)
                 case Stop(exit_s=exit_s):
                     self._deadline.phase_s = exit_s
                     return True
@@ -260,33 +264,43 @@ class Worker:
                     self._inbox.put(command)
         return False
 
-    def _admit(self, intake: Intake) -> None:
-        """The intake thread."""
-        while (command := self._intake.get()) is not None:
-            self._is_reading = True
-            self._take_in(intake, command)
-            self._num_read += 1
-            self._is_reading = False
+    def _receiving(self, model: LoadedModel) -> Reception:
+        """Where requests are taken in, in processes that know the model's tokenizer only."""
+        tokenizer = inner_tokenizer(model.tokenizer)
+        bench = Workbench(tokenizer, model.vocab_size, model.eos_token_ids)
+        self._sandbox.equip(bench)
+        return Reception(self._sandbox, bench, self._take_in, self._inbox.put, self._sender.send)
 
-    def _take_in(self, intake: Intake, command: Submit | Abort) -> None:
-        if isinstance(command, Abort):
-            self._fetcher.drop(command.request_id)
-            self._inbox.put(AbortRequest(command.request_id))
-            return
-        request = command.request
+    def _put(self, request: GenerateRequest) -> None:
+        assert self._reception is not None
+        self._reception.put(request)
+
+    def _abort(self, request_id: str) -> None:
+        """After this nothing of it reaches the engine, but what has reached it already."""
+        self._fetcher.drop(request_id)
+        if self._reception is not None:
+            self._reception.drop(request_id)
+        self._inbox.put(AbortRequest(request_id))
+
+    def _take_in(self, intake: Intake, request: GenerateRequest) -> SequenceGroup | None:
+        """On a thread of the reception's."""
         if intake.gallery is not None and names_pictures(request):
             self._fetcher.take(request)
-            return
+            return None
         try:
-            group = intake.admit(request)
+            return intake.admit(request)
         except RequestRejected as error:
             self._refuse(request.request_id, error)
+        except OverBudget as error:
+            self._refuse(request.request_id, refusal_of(error, request))
+        except SandboxGone:
+            print("the sandbox has ended", file=sys.stderr, flush=True)  # noqa: T201
+            os._exit(EXIT_TAINTED)
         except Exception as error:  # whatever a template does, the next request is admitted
             print_without_text(error)
             refusal = InvalidRequest(f"The prompt cannot be read: {type(error).__name__}.")
             self._refuse(request.request_id, refusal)
-        else:
-            self._inbox.put(group)
+        return None
 
     def _refuse(self, request_id: str, error: RequestRejected) -> None:
         self._sender.send(rejected(request_id, error))
@@ -296,7 +310,8 @@ class Worker:
         self._deadline.set()
         self._is_quitting = True
         self._load.put(None)
-        self._intake.put(None)
+        if self._reception is not None:
+            self._reception.close()
         self._inbox.put(Quit())
 
     def _close_turns(self) -> None:
@@ -332,9 +347,11 @@ class Worker:
         engine = self._engine
         step, is_busy, phase, kv = 0, False, self._phase, None
         if engine is not None:
-            step, is_busy, kv = engine.num_steps + self._num_read, engine.is_busy, engine.kv_counts
+            step, is_busy, kv = engine.num_steps, engine.is_busy, engine.kv_counts
             phase = phase if phase in _LEAVING else engine.phase
-            if self._is_reading and not is_busy:
+        if engine is not None and self._reception is not None:
+            step += self._reception.num_turns
+            if self._reception.whose and not is_busy:
                 is_busy, phase = True, "intake"
         peak_bytes = mx.get_peak_memory()
         mx.reset_peak_memory()
@@ -371,14 +388,15 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the server")
     arguments = parser.parse_args()
     faulthandler.enable()
-    print_stacks_when_asked()
     run_only_installed_code()
+    sandbox = Sandbox.start()  # while there is one thread, and nothing in memory but code
+    print_stacks_when_asked()
     # The terminal's Ctrl-C is the server's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=arguments.fd)
     # What was imported stays: looking through it would only make every collection longer.
     gc.freeze()
-    return Worker(sock).run()
+    return Worker(sock, sandbox).run()
 
 
 if __name__ == "__main__":

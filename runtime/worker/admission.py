@@ -15,11 +15,12 @@ from runtime.worker.constraint import Constrainer
 from runtime.worker.grammars import Grammars
 from runtime.worker.intake import Intake
 from runtime.worker.model import LoadedModel
+from runtime.worker.workbench import Bench
 
 
-def intake_of(model: LoadedModel, composer: Composer) -> Intake:
+def intake_of(model: LoadedModel, composer: Composer, bench: Bench) -> Intake:
     """The intake of one model, with a gallery if it sees."""
-    grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids)
+    grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids, bench)
     constrainer = Constrainer(model.dialect, model.tokenizer, grammars)
     intake = Intake(composer, model.dialect, model.vocab_size, constrainer)
     if model.eyes is None or model.eyes.lens is None:

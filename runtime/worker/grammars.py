@@ -10,36 +10,44 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from copy import copy
+from hashlib import blake2b
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher
 
 from runtime.errors import InvalidRequest
 from runtime.types import Constraint
 from runtime.worker.closed_schema import asserted, closed
+from runtime.worker.workbench import Bench, Compiled, GrammarRefused, OverBudget, Workbench
 
 _MAX_KEPT = 128
 _MAX_BYTES = 1 << 20
 _PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
 _LISTING = re.compile(r"\n\s*\d+ \| |\n<state>")
-# A row holds four items for each optional member; with 8,000 the slowest mask took 30 ms.
-_LIMITS = LLParserLimits(max_items_in_row=8000)
-_NUM_TRIED = 2
+_MAX_KEPT_S = 4.0
+_MAX_HEAVY = 1024
 # JSON on one line: with blanks wherever JSON allows them small models write nothing else.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 class Grammars:
-    """Makes matchers for constraints. May be used from one thread at a time."""
+    """Makes matchers for constraints, and knows those that were too heavy."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        bench: Bench | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._vocabulary: LLTokenizer | None = None
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._bench = bench or Workbench(tokenizer, vocab_size, self.eos_token_ids)
+        self._kept: OrderedDict[str, Compiled] = OrderedDict()
+        self._kept_s = 0.0
+        self._heavy: OrderedDict[bytes, str] = OrderedDict()
         self._lock = threading.Lock()
         self._special = _special_tokens(tokenizer)
 
@@ -93,59 +101,69 @@ class Grammars:
             raise InvalidRequest(
                 f"{field} is larger than {_MAX_BYTES} bytes: send a smaller one.", field
             )
+        kept = self._known(grammar)
+        if kept is None:
+            kept = self._compiled(grammar, field)
+        return kept.deep_copy()
+
+    def _known(self, grammar: str) -> LLMatcher | None:
         with self._lock:
-            kept = self._kept.get(grammar)
-            if kept is None:
-                kept = self._compile(grammar, field)
-                self._kept[grammar] = kept
-                if len(self._kept) > _MAX_KEPT:
-                    self._kept.popitem(last=False)
+            if grammar not in self._kept:
+                return None
             self._kept.move_to_end(grammar)
-            return kept.deep_copy()
+            return self._kept[grammar].matcher
 
-    def _compile(self, grammar: str, field: str) -> LLMatcher:
-        if self._vocabulary is None:
-            self._vocabulary = self._new_vocabulary(field)
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            reason = _reason(matcher.get_error())
-            raise InvalidRequest(f"{field} cannot be enforced: {reason}.", field)
-        tried = self._tried(matcher)
-        if tried.is_error():
-            reason = _reason(tried.get_error())
-            if reason.startswith("NoExtension"):
-                raise InvalidRequest(f"{field} cannot be enforced: nothing satisfies it.", field)
-            raise InvalidRequest(
-                f"{field} is too heavy to enforce: {reason}. Send one with fewer optional members "
-                "and alternatives, and smaller repetitions.",
-                field,
-            )
-        return matcher
-
-    def _tried(self, matcher: LLMatcher) -> LLMatcher:
-        """A copy some tokens on: the cost of a grammar is counted only when it is followed."""
-        tried = matcher.deep_copy()
-        for _ in range(_NUM_TRIED):
-            allowed = int.from_bytes(tried.compute_bitmask(), "little")
-            for token_id in self.eos_token_ids:
-                allowed &= ~(1 << token_id)
-            # With nothing else allowed the end is taken, which says what the mask kept quiet.
-            end = min(self.eos_token_ids, default=0)
-            token_id = (allowed & -allowed).bit_length() - 1 if allowed else end
-            if tried.is_error() or tried.try_consume_tokens([token_id]) != 1:
-                break
-        return tried
-
-    def _new_vocabulary(self, field: str) -> LLTokenizer:
-        backend = copy(self._backend)
-        backend.no_padding()
-        backend.no_truncation()
-        eos = sorted(self.eos_token_ids)
+    def _compiled(self, grammar: str, field: str) -> LLMatcher:
+        digest = blake2b(grammar.encode("utf-8", "replace"), digest_size=16).digest()
+        if digest in self._heavy:
+            raise _too_heavy(field, self._heavy[digest])
         try:
-            return LLTokenizer(backend.to_str(), n_vocab=self.vocab_size, eos_token=eos)
-        except (RuntimeError, ValueError) as error:
-            message = f"{field} cannot be enforced with this model's tokenizer: {error}"
-            raise InvalidRequest(message, field) from error
+            made = self._bench.matcher(grammar)
+        except GrammarRefused as error:
+            raise _refusal(field, error) from error
+        except OverBudget as error:
+            if error.is_alone:
+                self._note_heavy(digest, error.why)
+            raise _too_heavy(field, error.why) from error
+        with self._lock:
+            self._keep(grammar, made)
+        return made.matcher
+
+    def _note_heavy(self, digest: bytes, why: str) -> None:
+        with self._lock:
+            self._heavy[digest] = why
+            if len(self._heavy) > _MAX_HEAVY:
+                self._heavy.popitem(last=False)
+
+    def _keep(self, grammar: str, made: Compiled) -> None:
+        """What takes long to compile takes much memory, up to 70 MB for each second."""
+        if (before := self._kept.pop(grammar, None)) is not None:
+            self._kept_s -= before.cpu_s
+        self._kept[grammar] = made
+        self._kept_s += made.cpu_s
+        while len(self._kept) > _MAX_KEPT or (self._kept_s > _MAX_KEPT_S and len(self._kept) > 1):
+            _, dropped = self._kept.popitem(last=False)
+            self._kept_s -= dropped.cpu_s
+
+
+def _too_heavy(field: str, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field} is too heavy to enforce: {why}. Send one with fewer optional members and "
+        "alternatives, and smaller repetitions.",
+        field,
+    )
+
+
+def _refusal(field: str, error: GrammarRefused) -> InvalidRequest:
+    if error.complaint == "vocabulary":
+        message = f"{field} cannot be enforced with this model's tokenizer: {error.reason}"
+        return InvalidRequest(message, field)
+    reason = _reason(error.reason)
+    if error.complaint == "invalid":
+        return InvalidRequest(f"{field} cannot be enforced: {reason}.", field)
+    if reason.startswith("NoExtension"):
+        return InvalidRequest(f"{field} cannot be enforced: nothing satisfies it.", field)
+    return _too_heavy(field, reason)
 
 
 def _reason(error: str) -> str:

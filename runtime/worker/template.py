@@ -6,12 +6,10 @@ Knows mlx-lm's `TokenizerWrapper` by the few attributes below.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
-
-import jinja2
+from typing import Any, Protocol
 
 from runtime.errors import InvalidRequest
 from runtime.prompt.healing import num_common_characters
@@ -32,6 +30,7 @@ from runtime.worker.template_input import (
     template_message,
     template_tool,
 )
+from runtime.worker.workbench import TEMPLATE_ERRORS, Bench, Marked, Workbench
 
 _THINK_TAIL_TOKENS = 64
 _THINK_END_TAIL_TOKENS = 8
@@ -40,15 +39,6 @@ _LONG_CHARACTERS = 8
 _PIECE_CHARACTERS = 1 << 16
 _SEAM_TOKENS = 64
 """By which cutting a piece out might have raised the count of its tokens, generously."""
-_TEMPLATE_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 
 class ChatTokenizer(Protocol):
@@ -70,13 +60,6 @@ class ChatTokenizer(Protocol):
     def rfind_think_end(self, tokens: Sequence[int], start: int | None = None) -> int: ...
 
 
-class Marked(NamedTuple):
-    """Text as tokens, and for each marked character how many tokens end at or before it."""
-
-    token_ids: list[int]
-    positions: list[int]
-
-
 class Template:
     """Renders and tokenizes prompts for one model, and makes its detokenizers.
 
@@ -91,9 +74,11 @@ class Template:
         *,
         tools_first: bool = True,
         markup: Markup | None = None,
+        bench: Bench | None = None,
     ) -> None:
         self.markup = markup
         self._tokenizer = tokenizer
+        self._bench = bench or Workbench(inner_tokenizer(tokenizer))
         self._tools_first = tools_first
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend = backend
@@ -146,7 +131,7 @@ class Template:
             case TokenPrompt(token_ids=token_ids):
                 return list(token_ids)
             case TextPrompt(text=text):
-                return self._tokenizer.encode(text)
+                return self._bench.encode(text, (), adds_special=True).token_ids
             case ChatPrompt():
                 return self.encode(self.render(prompt)).token_ids
 
@@ -159,19 +144,7 @@ class Template:
         if not _is_encodable(text):
             message = "The messages contain half a surrogate pair, which is no character."
             raise InvalidRequest(message, "messages")
-        if self._backend is None or not at:
-            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-            return Marked(token_ids, [self._num_agreeing(token_ids, text[:mark]) for mark in at])
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        found = (encoding.char_to_token(mark) if mark < len(text) else None for mark in at)
-        return Marked(encoding.ids, [len(encoding.ids) if n is None else n for n in found])
-
-    def _num_agreeing(self, token_ids: list[int], text: str) -> int:
-        shorter = self._tokenizer.encode(text, add_special_tokens=False)
-        pairs = zip(shorter, token_ids, strict=False)
-        return next((i for i, (one, other) in enumerate(pairs) if one != other), len(shorter))
+        return self._bench.encode(text, at, adds_special=False)
 
     def render(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> str:
         """The conversation as the text that the model reads, up to where it is to answer.
@@ -198,12 +171,12 @@ class Template:
         }
         prompt = defused(prompt, self.picture_words)
         try:
-            text = self._renderer(kwargs)(
+            text = self._written(
                 [template_message(message) for message in prompt.messages],
-                tools=[template_tool(tool) for tool in shown_tools(prompt)] or None,
-                **kwargs,
+                [template_tool(tool) for tool in shown_tools(prompt)] or None,
+                kwargs,
             )
-        except _TEMPLATE_ERRORS as error:
+        except TEMPLATE_ERRORS as error:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", "messages"
             ) from error
@@ -256,13 +229,17 @@ class Template:
         except InvalidRequest:
             return 0
 
-    def _renderer(self, kwargs: dict[str, object]) -> Callable[..., str]:
+    def _written(
+        self, messages: list[dict[str, object]], tools: object, kwargs: dict[str, object]
+    ) -> str:
         wrapper = self._tokenizer
+        is_said = bool({"enable_thinking", "thinking"} & kwargs.keys())
+        if getattr(wrapper, "chat_template", None) is None or (is_said and is_own_code(wrapper)):
+            return wrapper.apply_chat_template(messages, tools=tools, **kwargs)
         # Upstream's wrapper turns thinking on when nobody asked; the template's default is better.
-        has_jinja = getattr(wrapper, "chat_template", None) is not None
-        if has_jinja and not {"enable_thinking", "thinking"} & kwargs.keys():
-            return wrapper.get_chat_template.__self__.apply_chat_template
-        return wrapper.apply_chat_template
+        if is_said:
+            kwargs = {"enable_thinking": wrapper.has_thinking, **kwargs}
+        return self._bench.render(messages, tools, kwargs)
 
     def starts_in_reasoning(self, token_ids: list[int]) -> bool:
         """The prompt ends inside an open thinking block."""
@@ -293,6 +270,16 @@ class Template:
         (piece,) = self._tokenizer.convert_ids_to_tokens([token_id])
         text = self._tokenizer.decode([token_id])
         return text, token_bytes(piece or "", is_byte_level=self._is_byte_level)
+
+
+def inner_tokenizer(wrapper: Any) -> Any:
+    """Hugging Face's tokenizer inside of mlx-lm's wrapper."""
+    return wrapper.get_chat_template.__self__
+
+
+def is_own_code(wrapper: Any) -> bool:
+    """A module of mlx-lm's writes the conversation, and no template."""
+    return getattr(wrapper, "_chat_template", None) is not None
 
 
 def _is_encodable(text: str) -> bool:
