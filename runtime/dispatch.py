@@ -5,7 +5,7 @@ Nothing here awaits: every decision is made and carried out in one go, by `settl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from runtime.calls import Call, content_digest
 from runtime.errors import (
@@ -282,24 +282,12 @@ class Dispatch:
         call = self._queue.take(request_id)
         if call is None:
             return
-        actor = self.actors[call.model]
-        if not actor.is_takable or self._must_run_alone(call, actor, now_s):
+        actor, quarantine = self.actors[call.model], self._quarantine
+        others = list(actor.running.values())
+        if not actor.is_takable or _must_run_alone(call, others, quarantine, now_s):
             self._queue.add(call)
         else:
             actor.grant(call, now_s)
-
-    def _must_run_alone(self, call: Call, actor: ModelActor, now_s: float) -> bool:
-        """Of two suspects that begin together nobody could tell which one did it, nor of one that
-        is to run alone and any other.
-        """
-        quarantine, others = self._quarantine, list(actor.running.values())
-        if quarantine.is_empty or call.generation is None or not others:
-            return False
-        if any(quarantine.runs_alone(one.digest, now_s) for one in (call, *others)):
-            return True
-        return quarantine.is_suspect(call.digest, now_s) and any(
-            not other.has_spoken and quarantine.is_suspect(other.digest, now_s) for other in others
-        )
 
     def _may_load(self, model: str) -> bool:
         return self.actor(model).state not in ("wedged", "crashed", "backing_off", "failed")
@@ -382,3 +370,18 @@ def _running(
         if call is not None and call.job is generation:
             return call, actor
     return None, None
+
+
+def _must_run_alone(
+    call: Call, others: Sequence[Call], quarantine: Quarantine, now_s: float
+) -> bool:
+    """Of two suspects that begin together nobody could tell which one did it, nor of one that is
+    to run alone and any other.
+    """
+    if quarantine.is_empty or call.generation is None or not others:
+        return False
+    if any(quarantine.runs_alone(one.digest, now_s) for one in (call, *others)):
+        return True
+    return quarantine.is_suspect(call.digest, now_s) and any(
+        not other.has_spoken and quarantine.is_suspect(other.digest, now_s) for other in others
+    )

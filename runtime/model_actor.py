@@ -64,7 +64,9 @@ class Worker(Protocol):
     def pid(self) -> int | None: ...
 
     @property
-    def lost_on(self) -> Sequence[GenerateRequest]: ...
+    def lost_on(self) -> Sequence[GenerateRequest]:
+        """What it computed for when it was lost."""
+        ...
 
     @property
     def is_gone(self) -> bool: ...
@@ -115,7 +117,6 @@ class ModelActor:
         self.num_starts = 0
         self.num_crashes = 0
         self.is_explained = False
-        """Its process was lost of a request that one had been lost of before."""
         self._life = Lifecycle(limits_s)
         self._crew = crew
         self._history = CrashHistory()
@@ -351,17 +352,15 @@ class ModelActor:
     def _release(self, worker: Worker) -> None:
         self.last_worker, self.worker = worker, None
         self.reserved_bytes = 0
-        self.is_leaving = False
+        self.is_leaving = self.is_explained = False
         self.cohort = frozenset()
         self._ready_since_s = None
-        self.is_explained = False
 
     def _verdict(self, now_s: float) -> Verdict:
         if isinstance(self.last_error, LoadFailed):
             return self._history.unloadable()
         healthy_s = 0.0 if self._ready_since_s is None else now_s - self._ready_since_s
-        jitter = random.random()  # noqa: S311 - only a pause
-        return self._history.crashed(now_s, healthy_s, jitter, is_explained=self.is_explained)
+        return self._history.crashed(now_s, healthy_s, _jitter(), is_explained=self.is_explained)
 
     def refusal(self, now_s: float) -> WorkerError:
         """Why nobody may wait for it now."""
@@ -399,3 +398,7 @@ class ModelActor:
         _log.info("model", model=self.model, was=before, on=event, now=self.state, why=reason)
         self._crew.publish(step)
         return True
+
+
+def _jitter() -> float:
+    return random.random()  # noqa: S311 - only a pause

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable
 
-from runtime.errors import WorkerError
+from runtime.errors import WorkerError, WorkerWedged
 from runtime.generation import Generation
 from runtime.types import GenerateRequest
 from runtime.wire import Accepted, Chunks, Rejected, Working
@@ -38,11 +38,13 @@ class OpenWork:
             self._forget(request_id)
         return is_here
 
-    def worked_on(self, part: str | None = None) -> list[GenerateRequest]:
-        """What the worker computes for as last heard, in that part of it or in all, whether or not
-        anybody still wants it.
+    def lost_on(self, error: WorkerError, phase: str) -> list[GenerateRequest]:
+        """What the worker computed for when that became of it, whether or not anybody still wants
+        it: anywhere, or in the part of it that was in that phase where it got no further.
         """
-        said = [ids for one, ids in self._working.items() if part in (None, one)]
+        stuck = "intake" if phase == "intake" else "engine"
+        parts = {stuck} if isinstance(error, WorkerWedged) else self._working.keys()
+        said = [self._working.get(part, ()) for part in parts]
         known = self._left | {key: one.request for key, one in self._generations.items()}
         return [known[request_id] for ids in said for request_id in ids if request_id in known]
 
@@ -80,9 +82,12 @@ class OpenWork:
             self._on_idle()
 
 
-def fail_all(generations: list[Generation], error: WorkerError, lost_on: Set[str]) -> None:
+def fail_all(
+    generations: list[Generation], error: WorkerError, lost_on: Iterable[GenerateRequest]
+) -> None:
     """End them with this error, which the requests `lost_on` may have caused."""
+    blamed = {request.request_id for request in lost_on}
     innocent = type(error)(f"{error.message} It worked for another request then.")
     for generation in generations:
-        is_other = bool(lost_on) and generation.request.request_id not in lost_on
+        is_other = bool(blamed) and generation.request.request_id not in blamed
         generation.fail(innocent if is_other else error)

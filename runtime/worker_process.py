@@ -83,7 +83,6 @@ class WorkerProcess:
         """What its start and its end cost, as far as they got."""
         own = settings.models.get(self.spec.id, ModelSettings())
         self.lost_on: Sequence[GenerateRequest] = ()
-        """What it computed for when it was lost."""
         self.obituary = Obituary(settings.home / "crashes", self.spec.id, own.num_ranks_here)
         """Its peaks, and when it is gone its crash record and whether its memory came back."""
         self._settings = settings
@@ -135,8 +134,8 @@ class WorkerProcess:
             async with asyncio.timeout(self._settings.load_timeout_s):
                 await self._is_up.wait()
         except TimeoutError:
-            limit_s = self._settings.load_timeout_s
-            why = f"The model {self.spec.id} was not loaded within {limit_s:g} s."
+            limit = f"{self._settings.load_timeout_s:g} s"
+            why = f"The model {self.spec.id} was not loaded within {limit}."
             await self._put_down(LoadFailed(why), is_silent=True)
         except OSError as error:
             self._die(LoadFailed(f"The worker for {self.spec.id} did not start: {error}"))
@@ -284,14 +283,11 @@ class WorkerProcess:
         if self.state not in ("flushing", "stopping"):
             self.error = error
             self.obituary.lost(error, self.pulse, self.num_running)
-            part = "intake" if self.pulse.phase == "intake" else "engine"
-            is_wedge = isinstance(error, WorkerWedged)
-            self.lost_on = self._work.worked_on(part if is_wedge else None)
-        lost_on = {request.request_id for request in self.lost_on}
+            self.lost_on = self._work.lost_on(error, self.pulse.phase)
         generations = self._work.take_all()
         self._set_state("stopped")
         self._is_up.set()
-        fail_all(generations, error, lost_on)
+        fail_all(generations, error, self.lost_on)
         if self._child is not None:
             (self._child.close if hangs_up else self._child.ignore)()
         if self.ready is not None and self.obituary.working_bytes:
@@ -348,8 +344,6 @@ class WorkerProcess:
         if _may_follow(state, self.state):
             self.state = state
             self._on_change(self)
-
-    # Plumbing
 
     def _send(self, command: Submit | Abort) -> None:
         if self._child is not None:

@@ -205,7 +205,7 @@ class Engine:
             return
         self._scheduler.remove(group)
         if group.request.work == "prefill" or not group.max_tokens:
-            self._pin(group)
+            _pin(self._tiers, group)
             for sequence in group.sequences:
                 self._finish(sequence, "length" if group.request.work == "generate" else "stop")
             return
@@ -220,21 +220,10 @@ class Engine:
         except (RuntimeError, ValueError) as error:
             raise_if_tainted(error)
 
-    def _pin(self, group: SequenceGroup) -> None:
-        source = group.request.cache.pin
-        if source is None or group.kv is None:
-            return
-        try:
-            self._tiers.pin(group.trail, group.kv, source)
-        except (RuntimeError, ValueError) as error:
-            raise_if_tainted(error)
-
-    # Decode
-
     def _decode(self) -> None:
         self.phase = "decode"
         waiting = {group.request.request_id for group in self._scheduler.waiting}
-        self._work_on(tuple(one for one in self._groups if one not in waiting))
+        self._work_on(tuple(key for key in self._groups if key not in waiting))
         start = time.perf_counter()
         try:
             for token in self._decoder.step():
@@ -377,3 +366,13 @@ def _compute(
         model.prefill(token_ids, group.kv, group.album, start)
         group.num_computed_tokens = end
     return True, []
+
+
+def _pin(tiers: Tiers, group: SequenceGroup) -> None:
+    source = group.request.cache.pin
+    if source is None or group.kv is None:
+        return
+    try:
+        tiers.pin(group.trail, group.kv, source)
+    except (RuntimeError, ValueError) as error:
+        raise_if_tainted(error)
