@@ -388,9 +388,9 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the server")
     arguments = parser.parse_args()
     faulthandler.enable()
-    run_only_installed_code()
     sandbox = Sandbox.start()  # while there is one thread, and nothing in memory but code
     print_stacks_when_asked()
+    run_only_installed_code()
     # The terminal's Ctrl-C is the server's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=arguments.fd)

@@ -28,6 +28,7 @@ import msgspec
 import psutil
 
 from runtime.types import Struct
+from runtime.worker.code_guard import run_only_installed_code
 from runtime.worker.workbench import TEMPLATE_ERRORS, Complaint, GrammarRefused, Workbench
 
 _HEADER = struct.Struct("<cQ")
@@ -276,10 +277,9 @@ class _Nursery:
             return False
         match kind:
             case b"e":
-                with suppress(
-                    Exception
-                ):  # each of its lanes says that there is nothing to work with
+                with suppress(Exception):  # each of its lanes says so
                     self._bench = Workbench(*pickle.loads(payload))  # noqa: S301 - the worker's own
+                run_only_installed_code()  # that pickle alone names classes
                 gc.freeze()
             case b"f":
                 self._fork(fds[0])
