@@ -134,16 +134,16 @@ async def test_a_wrong_clock_takes_no_agent_and_what_expires_can_be_restored(tmp
     config = 'default_model = "hearth-tiny"\npreload = []\nkv_disk = false\n'
     variables = told_by(clock, "+0")
     with started(home, config=config, is_fresh=True, **variables) as server:
-        server.wait_until_ready(180)
-        await until(lambda: is_open(server), "the history is open", 60)
+        server.wait_until_ready(300)
+        await until(lambda: is_open(server), "the history is open", 180)
         for name, fields in (("kept", {}), ("short", {"ttl": 0.2})):
             made = server.post("/v1/agents", {"id": name, **fields})
             assert made.status_code in (200, 201), made.text
         server.stop()
     clock.write_text("+60d")
     with started(home, config=config, is_fresh=True, **variables) as server:
-        server.wait_until_ready(180)
-        await until(lambda: server.get("/v1/agents/short").status_code == 404, "it expired", 60)
+        server.wait_until_ready(300)
+        await until(lambda: server.get("/v1/agents/short").status_code == 404, "it expired", 180)
         assert server.get("/v1/agents/kept").status_code == 200
         clock.write_text("-1y")
         assert server.get("/v1/agents/kept").status_code == 200
