@@ -59,6 +59,7 @@ _PARTS = frozenset("audio_tokenizer feature_extractor image_processor tokenizer"
 _ELSEWHERE = "audio_tokenizer_name_or_path"
 _COPY = "hearth-model-"
 _ABANDONED_S = 60.0
+_SPARE_BYTES = 16 << 20
 
 
 class BrokenModel(Exception):
@@ -140,7 +141,7 @@ def copied(folder: ModelFolder) -> Generator[Path]:
     """
     _remove_abandoned()
     # Its descriptor is locked, so that a process that was killed leaves it to the next one.
-    root = Path(tempfile.mkdtemp(prefix=_COPY))
+    root = Path(tempfile.mkdtemp(prefix=_COPY, dir=_place(folder)))
     lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -155,8 +156,8 @@ def copied(folder: ModelFolder) -> Generator[Path]:
 
 def as_of(text: str, path: Path) -> str:
     """A message of upstream's, with the model's own directory in place of its copy."""
-    temporary = re.escape(str(Path(tempfile.gettempdir())))
-    return re.sub(rf"{temporary}/{_COPY}\w+/{re.escape(path.name)}", lambda _: str(path), text)
+    places = "|".join(re.escape(str(place)) for place in _places())
+    return re.sub(rf"({places})/{_COPY}\w+/{re.escape(path.name)}", lambda _: str(path), text)
 
 
 def without_code(value: object) -> object:
@@ -287,9 +288,29 @@ def _copy(real: Path, target: Path) -> None:
             copy.write(chunk)
 
 
+def _places() -> tuple[Path, ...]:
+    """Where a copy may lie: in memory, which a full disk leaves alone, or with temporary files."""
+    return Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108  (mkdtemp makes it ours)
+
+
+def _place(folder: ModelFolder) -> Path:
+    """The first that can be written and has room."""
+    wanted = _SPARE_BYTES
+    for real in folder.texts.values():
+        with suppress(OSError):  # it is said when it is copied
+            wanted += real.stat().st_size
+    *memory, disk = _places()
+    fitting = (
+        place
+        for place in memory
+        if os.access(place, os.W_OK) and shutil.disk_usage(place).free > wanted
+    )
+    return next(fitting, disk)
+
+
 def _remove_abandoned() -> None:
     """Copies of ours whose process was killed while it loaded."""
-    for root in Path(tempfile.gettempdir()).glob(f"{_COPY}*"):
+    for root in [root for place in _places() for root in place.glob(f"{_COPY}*")]:
         with suppress(OSError):
             lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

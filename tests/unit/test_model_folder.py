@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.model_files import checked_folder, read_spec
-from runtime.model_folder import BrokenModel, NeedsOwnCode, asked_code, copied, without_code
+from runtime.model_folder import BrokenModel, NeedsOwnCode, as_of, asked_code, copied, without_code
 from runtime.settings import ModelSettings
 from tests.model_folders import CONFIG, make_model
 
@@ -208,3 +208,23 @@ def test_a_pooling_module_is_one_of_the_model(tmp_path: Path):
     make_model(tmp_path / "elsewhere", {"pooling_mode_lasttoken": True})
     path = make_model(tmp_path / "a", modules=[{"type": "x.Pooling", "path": "../elsewhere"}])
     assert read_spec("a", path, NO_SETTINGS).pooling is None
+
+
+def test_what_a_process_that_was_killed_left_is_removed_and_nothing_else(tmp_path: Path):
+    folder = checked_folder(make_model(tmp_path / "a"))
+    with copied(folder) as living:
+        place = living.parents[1]
+        left = place / f"hearth-model-{tmp_path.name}"
+        (left / "a").mkdir(parents=True)
+        for root in (left, living.parent):
+            os.utime(root, (1, 1))
+        with copied(folder):
+            assert not left.exists()
+            assert (living / "config.json").exists()
+
+
+def test_messages_name_the_directory_that_the_model_is_in(tmp_path: Path):
+    path = make_model(tmp_path / "a.b")
+    with copied(checked_folder(path)) as copy:
+        said = as_of(f"no tokenizer in '{copy}', and {copy / 'x'} is none", path)
+    assert said == f"no tokenizer in '{path}', and {path / 'x'} is none"
