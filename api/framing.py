@@ -34,7 +34,7 @@ _LENGTH = re.compile(rb"[0-9]{1,15}")
 _ONCE = frozenset({b"host", b"content-length", b"transfer-encoding"})
 """Who reads the first of two and who reads the second serve two different requests."""
 
-Phase = Literal["between", "head", "body", "chunk_size", "chunk", "chunk_end", "trailers"]
+Phase = Literal["between", "head", "body", "chunk_size", "chunk", "chunk_end", "trailers", "over"]
 
 
 class Malformed(RequestRejected):
@@ -70,7 +70,7 @@ class Framing:
     @property
     def is_between(self) -> bool:
         """Nothing of a request has arrived, or the last one is complete."""
-        return self._phase == "between"
+        return self._phase in ("between", "over")
 
     @property
     def is_in_head(self) -> bool:
@@ -86,7 +86,8 @@ class Framing:
         """What a parser may be given of `held`, from which it is removed; at most one request.
 
         Empty while more must arrive, and after a `fault`, which comes with what was before it. A
-        body's chunks lose their extensions and trailers.
+        body's chunks lose their extensions and trailers. What comes behind a request after which
+        its connection is closed is thrown away.
         """
         pieces: list[bytes] = []
         data: list[bytes] = []
@@ -101,13 +102,17 @@ class Framing:
         if self._phase == "between":
             if self._is_chunked:
                 pieces.append(b"0\r\n\r\n")
+            if self._is_last:
+                self._phase = "over"
             self._restart()
+        if self._phase == "over":
+            held.clear()
         return b"".join(pieces)
 
     def _take(self, held: bytearray, pieces: list[bytes], data: list[bytes]) -> None:
         if held and self._phase == "between":
             self._phase = "head"
-        while held and self._phase != "between":
+        while held and not self.is_between:
             if self._phase == "head":
                 is_going_on = self._take_head(held, pieces)
             elif self._phase == "body":
@@ -125,6 +130,8 @@ class Framing:
         self._only: dict[bytes, bytes] = {}
         self._num_fields = 0
         self._is_chunked = False
+        self._connection: set[bytes] = set()
+        self._is_last = False
         self._left = 0
         self._num_data = 0
         self._num_overhead = 0
@@ -171,6 +178,8 @@ class Framing:
             if name in self._only:
                 _bad(f"{name.decode()} may be given once")
             self._only[name] = value
+        if name == b"connection":
+            self._connection |= {one.strip(b" \t") for one in value.lower().split(b",")}
         if name != b"upgrade":  # which would have a parser lose the body
             self._lines.append(line)
 
@@ -202,6 +211,8 @@ class Framing:
                 _bad("the address asked for and the field host name two different hosts")
             if host is None:
                 lines.insert(0, b"host: " + authority)
+        stays = b"keep-alive" in self._connection or version == b"1.1"
+        self._is_last = b"close" in self._connection or not stays
         self._begin_body(version)
         first = b"%b %b HTTP/%b" % (method, target, version)
         return b"\r\n".join((first, *lines, b"", b""))

@@ -263,8 +263,10 @@ class Chores:
             while time.monotonic() < until_s - _CHORE_EVERY_S:
                 await asyncio.sleep(_CHORE_EVERY_S)
                 name = ("unload", "collect", "restart", "list")[number % 4]
-                status = await self._one(client, name)
-                self._done[f"{name} {status}"] += 1
+                try:
+                    self._done[f"{name} {await self._one(client, name)}"] += 1
+                except httpx.HTTPError as error:
+                    self._done[f"{name} {type(error).__name__}"] += 1
                 number += 1
 
     async def _one(self, client: httpx.AsyncClient, name: str) -> int:

@@ -185,9 +185,41 @@ def test_an_address_that_names_this_server_is_a_path(target: bytes, path: bytes)
     assert old.lower() == b"get %b http/1.0\r\nhost: localhost\r\n\r\n" % path
 
 
-NAMES = st.sampled_from(b"Host host Content-Length Transfer-Encoding X-A X\x0bB".split(b" "))
+@pytest.mark.parametrize(
+    ("line", "fields", "is_last"),
+    [
+        (b"GET / HTTP/1.0", [], True),
+        (b"GET / HTTP/1.0", [b"Connection: Keep-Alive"], False),
+        (b"GET / HTTP/1.1", [b"Connection: x, CLOSE"], True),
+        (b"GET / HTTP/1.1", [b"Connection: keep-alive", b"Connection: close"], True),
+        (b"GET / HTTP/1.1", [], False),
+    ],
+)
+def test_nothing_is_read_behind_the_last_request(line: bytes, fields: list[bytes], is_last: bool):
+    request = head(*fields, line=line)
+    passed, fault, held = told(request + GET)
+    assert (fault, held) == (None, 0)
+    assert content(passed).count(b"|") == (1 if is_last else 2)
+
+
+NAMES = st.sampled_from(
+    b"Connection Host host Content-Length Transfer-Encoding X-A X\x0bB".split(b" ")
+)
 VALUES = st.sampled_from(
-    [b"localhost", b"5", b"0", b"05", b"chunked", b" chunked ", b"a\x00b", b"\xff", b"", b"b\nc: d"]
+    [
+        b"localhost",
+        b"close",
+        b"keep-alive",
+        b"5",
+        b"0",
+        b"05",
+        b"chunked",
+        b" chunked ",
+        b"a\x00b",
+        b"\xff",
+        b"",
+        b"b\nc: d",
+    ]
 )
 LINES = st.builds(lambda name, value: name + b": " + value, NAMES, VALUES)
 ENDS = st.sampled_from([b"\r\n"] * 8 + [b"\n", b"\r", b""])
