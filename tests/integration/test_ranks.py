@@ -1,8 +1,9 @@
 """One model on two ranks of this machine: the same answers, one life, one death."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,13 @@ async def on_ranks_with_store(
 
 
 def processes(supervisor: Supervisor, model: str = "m") -> list[psutil.Process]:
-    """Rank 0, then the others."""
-    worker = psutil.Process(worker_of(supervisor, model).pid)
-    return [worker, *worker.children(recursive=True)]
+    """Rank 0, then the others; what rank 0 itself forks has no group of its own."""
+    found = [psutil.Process(worker_of(supervisor, model).pid)]
+    for one in found[0].children(recursive=True):
+        with suppress(ProcessLookupError):
+            if os.getpgid(one.pid) == one.pid:
+                found.append(one)
+    return found
 
 
 def is_over(process: psutil.Process) -> bool:
