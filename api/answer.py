@@ -14,6 +14,8 @@ from api.record import Tally
 from runtime.generation import Generation
 from runtime.types import CacheUse, Chunk, Failed, Finished, PrefillProgress, PromptLogprobs
 
+_NO_OUTPUT = (Finished, PrefillProgress, PromptLogprobs, Failed)
+
 
 class Source(Protocol):
     """Where chunks come from; `Generation` is one. An empty list ends it, None is a timeout."""
@@ -43,8 +45,19 @@ class Answer:
         self.num_pieces = 0
         """Of output, as they arrived: about as many as tokens, which are counted at the end."""
         self.tally = Tally(num_choices=generations[0].request.num_choices)
+        self._is_held = False
+        self._measuring: asyncio.Handle | None = None
         self.num_prompt_tokens = 0
         """Of all prompts together, once they were accepted."""
+
+    def hold(self) -> None:
+        """Deliver it only when all of it is there; until then a worker that dies costs nothing.
+
+        What is measured is measured as it arrives, and what is counted is counted once.
+        """
+        self._is_held = True
+        for generation in self._generations:
+            generation.hold(self._hear)
 
     @property
     def num_choices(self) -> int:
@@ -88,6 +101,18 @@ class Answer:
             generation.abort()
         self._on_closed()
 
+    def _hear(self, chunk: Chunk) -> None:
+        """Output of a held answer arrived; what comes in one step counts as one."""
+        if isinstance(chunk, _NO_OUTPUT):
+            return
+        self.num_pieces += 1
+        if self._measuring is None:
+            self._measuring = asyncio.get_running_loop().call_soon(self._measure)
+
+    def _measure(self) -> None:
+        self._measuring = None
+        self.tally.first_token_s = self._meter.arrived()
+
     def _count(self, chunks: list[Chunk]) -> None:
         has_output = False
         for chunk in chunks:
@@ -98,6 +123,8 @@ class Answer:
                     if chunk.index % self.tally.num_choices == 0:
                         self._meter.reused(chunk.usage)
                 case PrefillProgress() | PromptLogprobs() | Failed():
+                    pass
+                case _ if self._is_held:
                     pass
                 case _:
                     has_output = True

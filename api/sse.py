@@ -62,6 +62,8 @@ class Streamed(Protocol):
 
     async def next_chunks(self, timeout_s: float | None = None) -> list[Chunk] | None: ...
 
+    def hold(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -105,12 +107,13 @@ async def open_stream(
 
 
 async def whole(request: HttpRequest, answer: Streamed, take: Callable[[Chunk], object]) -> None:
-    """Give every chunk of the answer to `take`; returns after the last one.
+    """Give every chunk of the answer to `take` when all are there; returns after the last one.
 
     Raises:
         HearthError: the request was refused, it failed, or the client left.
     """
     try:
+        answer.hold()
         await unless_left(request.receive, take_all(answer, take))
     finally:
         answer.close()

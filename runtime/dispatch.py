@@ -168,7 +168,7 @@ class Dispatch:
             return True
         is_suspect = self._quarantine.is_suspect(call.digest, now_s)
         most = MAX_REQUEUES if is_suspect else MAX_REQUEUES_OF_INNOCENTS
-        if call.num_requeues >= most or call.has_spoken or call.yields:
+        if call.num_requeues >= most or call.yields or not generation.begin_again():
             return False
         call.num_requeues += 1
         self._queue.add(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from runtime.errors import Aborted, HearthError, WorkerError
@@ -22,7 +23,7 @@ class Owner(Protocol):
         ...
 
     def spoke(self, generation: Generation) -> None:
-        """The client is told the first thing that cannot be taken back."""
+        """The first chunk of an answer arrived."""
         ...
 
     def ended(self, generation: Generation) -> None:
@@ -56,7 +57,8 @@ class Generation:
         self.usage: Usage | None = None
         """Of the choice that ended last."""
         self.has_spoken = False
-        """Something was delivered that cannot be taken back."""
+        """A part of the answer arrived, and was delivered unless it is held."""
+        self._hear: Callable[[Chunk], None] | None = None
         self._owner = owner
         self._deadline_s = time.monotonic() + request.deadline_s
         self._accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -87,7 +89,7 @@ class Generation:
 
         None when nothing arrived within `timeout_s` seconds: time for a sign of life.
         """
-        if not self._chunks and not self.is_finished:
+        if not self.is_finished and (self._hear is not None or not self._chunks):
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._arrived.wait()
@@ -96,6 +98,13 @@ class Generation:
         chunks, self._chunks = self._chunks, []
         self._arrived.clear()
         return chunks
+
+    def hold(self, hear: Callable[[Chunk], None]) -> None:
+        """Deliver nothing before everything is there, so that it can begin again until then.
+
+        `hear` is called with each chunk when it arrives, those of a beginning in vain as well.
+        """
+        self._hear = hear
 
     def abort(self) -> None:
         """Give up the request: it is cancelled wherever it is and no further chunk arrives."""
@@ -114,6 +123,16 @@ class Generation:
     def sent(self, pid: int | None) -> None:
         """It is handed to this process."""
         self.worker_pid, self.sent_ns = pid, time.time_ns()
+
+    def begin_again(self) -> bool:
+        """Forget what arrived of the answer; False when that was delivered and must stand."""
+        if self.has_spoken and self._hear is None:
+            return False
+        self.has_spoken, self.usage = False, None
+        self._num_open_choices = self.request.num_choices
+        if self._hear is not None:
+            self._chunks = []
+        return True
 
     def accept(self, num_prompt_tokens: int, cache: CacheUse) -> None:
         """The worker took the request."""
@@ -137,7 +156,10 @@ class Generation:
             case _:
                 pass
         self._chunks.append(chunk)
-        self._arrived.set()
+        if self._hear is not None:
+            self._hear(chunk)
+        if self._hear is None or self.is_finished:
+            self._arrived.set()
         if not self.has_spoken and not isinstance(chunk, PrefillProgress):
             self.has_spoken = True
             self._owner.spoke(self)

@@ -60,6 +60,7 @@ class AgentTurn:
         self._starting: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._error: HearthError | None = None
+        self._is_held = False
         self._place = lanes.join(agent_id, self)
 
     @property
@@ -121,6 +122,10 @@ class AgentTurn:
             await self._keep()
         return chunks
 
+    def hold(self) -> None:
+        """As `Answer.hold`, once there is one."""
+        self._is_held = True
+
     def end(self, error: HearthError) -> None:
         """Give up with this error, unless it is being kept already."""
         if self._keeping is None and self._error is None:
@@ -152,6 +157,8 @@ class AgentTurn:
         self._plan = await self._steps.plan()
         self.draft.customs = self._plan.form.customs
         self._answer = self._steps.submit(self._plan.request)
+        if self._is_held:
+            self._answer.hold()
         self._answer.tally.ignored += self._plan.ignored
         await self._answer.accepted()
 

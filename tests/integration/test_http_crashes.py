@@ -67,6 +67,64 @@ async def test_a_worker_killed_under_eight_streams_is_replaced_and_every_stream_
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+MANY: dict[str, Any] = {"max_tokens": 300, "temperature": 0, "ignore_eos": True}
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, MANY | {"messages": HELLO["messages"], "n": 2}),
+    "completions": (COMPLETIONS, MANY | {"prompt": ["a", "b c"], "n": 2}),
+    "messages": ("/v1/messages", MANY | {"messages": HELLO["messages"]}),
+    "responses": ("/v1/responses", MANY | {"input": "hi", "max_output_tokens": 300}),
+    "ollama": (
+        "/api/generate",
+        {
+            "prompt": "x",
+            "stream": False,
+            "options": {"num_predict": 300, "temperature": 0, "ignore_eos": True},
+        },
+    ),
+    "agent": ("/v1/agents/kept/generate", MANY | {"messages": HELLO["messages"]}),
+}
+
+
+async def test_a_worker_killed_under_whole_answers_costs_nobody_anything(
+    tmp_path: Path, models_dir: Path
+):
+    """Tokens had come, but nobody was told of any: all are answered, told and counted once."""
+    config = f'models_dir = "{models_dir}"\ndefault_model = "tiny"\n'
+    with running(tmp_path, config=config) as server:
+        server.post("/v1/agents", {"id": "kept", "model": "tiny"})
+
+        def figure(name: str) -> float:
+            return server.figure(name, model="tiny")
+
+        async with server.client() as client:
+            asked = [
+                asyncio.create_task(client.post(path, json={"model": "tiny"} | body, timeout=120))
+                for path, body in WHOLE.values()
+            ]
+            num_prompts = len(WHOLE) + 1
+            running_now = lambda: figure("hearth_running") == num_prompts  # noqa: E731
+            await until(running_now, "all are at work")
+            await until(lambda: figure("hearth_inter_token_seconds_count") > 70, "tokens came")
+            os.kill(server.worker_pid(), signal.SIGKILL)
+            answers = dict(zip(WHOLE, await asyncio.gather(*asked), strict=True))
+        assert {name: one.status_code for name, one in answers.items()} == dict.fromkeys(WHOLE, 200)
+        assert figure("hearth_worker_crashes_total") == 1
+        told = {name: one.json() for name, one in answers.items()}
+        counted = (
+            sum(told[name]["usage"]["completion_tokens"] for name in ("chat", "completions"))
+            + sum(told[name]["usage"]["output_tokens"] for name in ("messages", "responses"))
+            + told["agent"]["usage"]["completion_tokens"]
+            + told["ollama"]["eval_count"]
+        )
+        assert counted == figure("hearth_output_tokens_total")
+        assert [one["index"] for one in told["completions"]["choices"]] == [0, 1, 2, 3]
+        assert server.get("/v1/agents/kept").json()["turns"] == 1
+        for name in ("chat", "completions"):
+            path, body = WHOLE[name]
+            again = server.post(path, {"model": "tiny"} | body).json()
+            assert again["choices"] == told[name]["choices"], name
+
+
 def test_a_crash_that_nobody_knows_is_not_found(server: RunningServer):
     missing = server.get("/admin/crashes/0123456789ab")
     assert missing.status_code == 404

@@ -43,6 +43,7 @@ from runtime.types import (
     Priority,
     TextDelta,
     TextPrompt,
+    Usage,
 )
 from tests.puppets import (
     MODELS,
@@ -94,9 +95,15 @@ class Supervision(RuleBasedStateMachine):
         priority=st.sampled_from(["interactive", "default", "background"]),
         text=st.sampled_from(["x", "y", "z"]),
         keep_alive_s=st.sampled_from([None, None, 0.0, -1.0]),
+        is_held=st.booleans(),
     )
     def submit(
-        self, model: str, priority: Priority, text: str, keep_alive_s: float | None
+        self,
+        model: str,
+        priority: Priority,
+        text: str,
+        keep_alive_s: float | None,
+        is_held: bool,
     ) -> Generation:
         request = GenerateRequest(
             request_id=f"r{next(self.numbers)}",
@@ -107,6 +114,8 @@ class Supervision(RuleBasedStateMachine):
         )
         generation = self.made(lambda: Generation(request, self.dispatch))
         assert isinstance(generation, Generation)
+        if is_held:
+            generation.hold(lambda _: None)
         try:
             self.call(model, generation, request.request_id, priority)
         except (Overloaded, PoisonRequest) as error:
@@ -159,9 +168,11 @@ class Supervision(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 5))
     def a_request_speaks(self, pick: int) -> None:
-        busy = [one for puppet in self.world.alive() for one in puppet.open.values()]
+        busy = [(one, puppet) for puppet in self.world.alive() for one in puppet.open.values()]
         if busy:
-            busy[pick % len(busy)].push(TextDelta(index=0, text="hm"))
+            generation, puppet = busy[pick % len(busy)]
+            number = self.world.puppets.index(puppet)
+            generation.push(TextDelta(index=0, text=f"{number}"))
 
     @rule(
         model=st.sampled_from(MODELS), order=st.sampled_from(["leave", "pin", "unpin", "forgive"])
@@ -245,8 +256,9 @@ class Supervision(RuleBasedStateMachine):
 
     def assert_documented_ends(self) -> None:
         for generation in self.submitted:
-            ended = self.loop.run_until_complete(_end_of(generation))
+            ended, said_by = self.loop.run_until_complete(_end_of(generation))
             assert isinstance(ended, Finished) or ended.code in END_CODES
+            assert len(said_by) <= 1, "what two processes said is not one answer"
 
     def assert_all_gone_when_closed(self) -> None:
         self.dispatch.close()
@@ -259,14 +271,79 @@ class Supervision(RuleBasedStateMachine):
         assert self.dispatch.num_open == 0
 
 
-async def _end_of(generation: Generation) -> Finished | Failed | HearthError:
+async def _end_of(generation: Generation) -> tuple[Finished | Failed | HearthError, set[str]]:
+    """How it ended, and the different texts that were delivered before."""
     try:
         await generation.accepted()
     except HearthError as error:
-        return error
-    last = (await generation.next_chunks() or [None])[-1]
+        return error, set()
+    chunks = await generation.next_chunks() or []
+    last = chunks[-1] if chunks else None
     assert isinstance(last, Finished | Failed), last
-    return last
+    return last, {one.text for one in chunks if isinstance(one, TextDelta)}
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+async def test_an_answer_that_nobody_was_told_of_begins_again_once(is_held: bool) -> None:
+    """Choices that were complete begin again as well, and nothing of the first time is told."""
+    world = World(None)
+    request = GenerateRequest(request_id="r", model="a", prompt=TextPrompt(text="x"), num_choices=2)
+    generation, heard = Generation(request, world.dispatch), list[str]()
+    if is_held:
+        generation.hold(lambda chunk: heard.append(type(chunk).__name__))
+    world.dispatch.submit(
+        Call(
+            spec_of("a"), generation, request_id="r", priority="default", since_s=0.0, until_s=600.0
+        )
+    )
+    brought_up(world)
+    generation.push(TextDelta(index=0, text="first"))
+    generation.push(Finished(index=0, reason="stop", usage=Usage(num_prompt_tokens=1)))
+    told = await generation.next_chunks(0.0)
+    assert (told is None) == is_held
+    world.end(world.alive()[0], WorkerDied("It died."))
+    if not is_held:
+        ended, _ = await _end_of(generation)
+        assert isinstance(ended, Failed)
+        return
+    assert not generation.is_finished
+    assert generation.usage is None
+    brought_up(world)
+    for index in range(2):
+        generation.push(TextDelta(index=index, text="second"))
+        generation.push(Finished(index=index, reason="stop", usage=Usage(num_prompt_tokens=1)))
+    chunks = await generation.next_chunks() or []
+    assert [one.text for one in chunks if isinstance(one, TextDelta)] == ["second"] * 2
+    assert sum(isinstance(one, Finished) for one in chunks) == 2
+    assert heard == ["TextDelta", "Finished"] * 3
+    assert await generation.next_chunks() == []
+
+
+async def test_an_answer_does_not_begin_a_third_time() -> None:
+    world = World(None)
+    request = GenerateRequest(request_id="r", model="a", prompt=TextPrompt(text="x"))
+    generation = Generation(request, world.dispatch)
+    generation.hold(lambda _: None)
+    world.dispatch.submit(
+        Call(
+            spec_of("a"), generation, request_id="r", priority="default", since_s=0.0, until_s=600.0
+        )
+    )
+    for text in ("first", "second"):
+        brought_up(world)
+        generation.push(TextDelta(index=0, text=text))
+        world.end(world.alive()[0], WorkerDied("It died."))
+    ended, said_by = await _end_of(generation)
+    assert isinstance(ended, Failed)
+    assert "first" not in said_by
+
+
+def brought_up(world: World) -> None:
+    """Until a process works for somebody."""
+    while not any(puppet.open for puppet in world.alive()):
+        for puppet in world.alive():
+            world.advance(puppet)
+        world.pass_time(1.0)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -337,7 +414,7 @@ async def test_a_request_that_is_refused_for_its_id_takes_nobody_out_of_the_queu
         for puppet in world.alive():
             world.advance(puppet)
     assert first.is_finished
-    assert isinstance(await _end_of(first), Finished)
+    assert isinstance((await _end_of(first))[0], Finished)
 
 
 TestSupervision = Supervision.TestCase
