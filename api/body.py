@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Container
 from functools import lru_cache
@@ -20,14 +21,17 @@ from api.errors import (
     WrongContentEncoding,
     WrongContentType,
 )
-from api.limits import MAX_CONTAINERS, bounds_of, is_too_nested
+from api.limits import MAX_CONTAINERS, BodyCheck, bounds_of
 from api.record import record_of
 from runtime.errors import InvalidRequest
 
 T = TypeVar("T")
 
+LARGE_BYTES = 1 << 20
+"""Reading so much takes milliseconds, and each of the ways it is read as long again."""
 MAX_IGNORED = 32
 """So many fields without an effect are named."""
+_NOTHING = (msgspec.Raw(b"null"), msgspec.Raw(b"false"))
 _SILENT = frozenset({"client_metadata", "safety_identifier", "service_tier"})
 """They change nothing in an answer by themselves, so that nobody need be told."""
 
@@ -39,6 +43,8 @@ _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
 
 class HttpRequest(Request[None, None, State]):
     """A request whose `data` is validated while it is parsed, with one pass over its bytes."""
+
+    _check: BodyCheck | None = None
 
     @override
     async def body(self) -> bytes:
@@ -58,16 +64,10 @@ class HttpRequest(Request[None, None, State]):
             raise InvalidJson("it is empty")
         self._check_form()
         record = record_of(self.scope)
-        if record.num_body_bytes:
-            return body  # which was looked at when it was asked for first
-        record.num_body_bytes = len(body)
-        _check_text(body)
-        bounds = bounds_of(self.scope)
-        if is_too_nested(body, bounds.limits.depth):
-            most = f"{bounds.limits.depth} levels (limits.{bounds.kind}.depth)"
-            raise InvalidJson(
-                f"it is nested too much, at most {most} and {MAX_CONTAINERS} parts are read"
-            )
+        if not record.num_body_bytes:  # or it was looked at when it was asked for first
+            record.num_body_bytes = len(body)
+            self._refuse_odd()
+        await let_others(len(body))
         return body
 
     @override
@@ -83,11 +83,14 @@ class HttpRequest(Request[None, None, State]):
         if num_bytes > limit:
             raise BodyTooLarge(limit, bounds.body_setting)
         num_bytes = 0
+        self._check = BodyCheck(bounds.limits.depth)
         async for piece in super().stream():
             num_bytes += len(piece)
             if num_bytes > limit:
                 raise BodyTooLarge(limit, bounds.body_setting)
+            self._check.feed(piece)
             yield piece
+        self._check.feed(b"", is_last=True)
 
     @override
     async def json(self) -> object:
@@ -98,7 +101,29 @@ class HttpRequest(Request[None, None, State]):
             InvalidRequest: a field has the wrong type; `param` is its path.
         """
         field = self.route_handler.parsed_data_field
-        return decoded(await self.body(), object if field is None else field.annotation)
+        body = await self.body()
+        data = decoded(body, object if field is None else field.annotation)
+        await let_others(len(body))
+        return data
+
+    async def unused_fields(self, known: Container[str]) -> list[str]:
+        """Those of the body, as the function of that name has them."""
+        body = await self.body()
+        unused = unused_fields(body, known)
+        await let_others(len(body))
+        return unused
+
+    def _refuse_odd(self) -> None:
+        if (check := self._check) is None:
+            return
+        if check.bad_byte is not None:  # parts are given back as they are written
+            raise InvalidJson(f"it is not UTF-8 at byte {check.bad_byte}")
+        if check.is_too_nested:
+            bounds = bounds_of(self.scope)
+            most = f"{bounds.limits.depth} levels (limits.{bounds.kind}.depth)"
+            raise InvalidJson(
+                f"it is nested too much, at most {most} and {MAX_CONTAINERS} parts are read"
+            )
 
     def _check_form(self) -> None:
         media_type = self.content_type[0]
@@ -107,6 +132,12 @@ class HttpRequest(Request[None, None, State]):
         encoding = self.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             raise WrongContentEncoding(encoding)
+
+
+async def let_others(num_bytes: int) -> None:
+    """After work on so many bytes, which nothing interrupts: have whoever waits go first."""
+    if num_bytes >= LARGE_BYTES:
+        await asyncio.sleep(0)
 
 
 @lru_cache(maxsize=64)
@@ -148,14 +179,6 @@ def decoded(body: bytes, body_type: type[T]) -> T:
         raise InvalidJson(f"it is nested too deeply ({len(body)} bytes)") from None
 
 
-def _check_text(body: bytes) -> None:
-    """Parts that are kept as they are written would be given back like that."""
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidJson(f"it is not UTF-8 at byte {error.start}") from None
-
-
 def unused_fields(body: bytes, known: Container[str]) -> list[str]:
     """The names of fields that nobody here knows, as `hearth.ignored` has them; null and false
     ask for nothing.
@@ -164,7 +187,7 @@ def unused_fields(body: bytes, known: Container[str]) -> list[str]:
         InvalidJson: a name is no text.
     """
     given = decoded(body, dict[str, msgspec.Raw])
-    asked = {name for name, raw in given.items() if bytes(raw) not in (b"null", b"false")}
+    asked = {name for name, raw in given.items() if raw not in _NOTHING}
     return sorted(name[:64] for name in asked - _SILENT if name not in known)[:MAX_IGNORED]
 
 

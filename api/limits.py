@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 from collections.abc import Mapping
 from itertools import accumulate
@@ -88,18 +89,56 @@ def context_of(spec: ModelSpec, scope: Scope) -> int:
     return spec.context if most is None else min(spec.context, most + 1)
 
 
-def is_too_nested(body: bytes, depth: int) -> bool:
-    """Whether JSON is nested more deeply than that, or has more lists and objects than is sane.
+class BodyCheck:
+    """Looks at a body piece by piece while it arrives, so that nobody waits for the whole of it.
 
-    Brackets inside texts do not count.
+    `depth` is how deeply JSON may be nested. Brackets inside texts do not count.
     """
-    if body.count(b"[") + body.count(b"{") <= depth:
-        return False
-    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    marks = _TEXT.sub(b"", plain.translate(None, _NO_MARK))
-    if len(marks) > 2 * MAX_CONTAINERS:
-        return True
-    return any(level > depth for level in accumulate(map(_STEP.__getitem__, marks)))
+
+    def __init__(self, depth: int) -> None:
+        self.is_too_nested = False
+        """It is, or has more lists and objects than is sane."""
+        self.bad_byte: int | None = None
+        """Where it is no UTF-8."""
+        self._depth = depth
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._num_bytes = 0
+        self._is_in_text = False
+        self._level = 0
+        self._num_marks = 0
+        self._backslash = b""
+
+    def feed(self, piece: bytes, *, is_last: bool = False) -> None:
+        """The next bytes; after the last ones the verdict stands."""
+        if self.bad_byte is None:
+            self._check_text(piece, is_last=is_last)
+        if not self.is_too_nested:
+            self._check_nesting(piece)
+
+    def _check_text(self, piece: bytes, *, is_last: bool) -> None:
+        before = len(self._decoder.getstate()[0])
+        try:
+            self._decoder.decode(piece, is_last)
+        except UnicodeDecodeError as error:
+            self.bad_byte = self._num_bytes - before + error.start
+        self._num_bytes += len(piece)
+
+    def _check_nesting(self, piece: bytes) -> None:
+        piece = self._backslash + piece
+        num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        self._backslash = b"\\" * (num_backslashes % 2)
+        piece = piece.removesuffix(self._backslash)
+        marks = piece.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_MARK)
+        if self._is_in_text:
+            _, end, marks = marks.partition(b'"')
+            self._is_in_text = not end
+        marks, begin, _ = _TEXT.sub(b"", marks).partition(b'"')
+        self._is_in_text |= bool(begin)
+        self._num_marks += len(marks)
+        levels = [*accumulate(map(_STEP.__getitem__, marks), initial=self._level)]
+        self._level = levels[-1]
+        is_deep = max(levels) > self._depth
+        self.is_too_nested = is_deep or self._num_marks > 2 * MAX_CONTAINERS
 
 
 def narrowed(request: GenerateRequest, limits: RouteLimits) -> GenerateRequest:

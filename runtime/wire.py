@@ -342,10 +342,12 @@ _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Com
 _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
-def pack(message: Command | Event) -> bytes:
-    """The message as one frame."""
-    payload = _encoder.encode(message)
-    return _LENGTH.pack(len(payload)) + payload
+def pack(message: Command | Event) -> bytearray:
+    """The message as one frame, which is copied once: some have a hundred megabytes."""
+    frame = bytearray(_LENGTH.size)
+    _encoder.encode_into(message, frame, _LENGTH.size)
+    _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
+    return frame
 
 
 def unpack_command(payload: bytes) -> Command:

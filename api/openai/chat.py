@@ -9,7 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 from msgspec import UNSET
 
-from api.body import HttpRequest, unused_fields
+from api.body import HttpRequest
 from api.cache_header import cache_header
 from api.deps import Gate
 from api.draft import Draft, collect
@@ -68,7 +68,7 @@ async def chat_completions(
     frame = Frame("chatcmpl", data.model or spec.id)
     caller = asker_of(request)
     generate = chat_to_generate(data, frame.id, spec, gate.settings, caller)
-    unused = unused_fields(await request.body(), ChatRequest.__struct_fields__)
+    unused = await request.unused_fields(ChatRequest.__struct_fields__)
     answer = gate.submit(request.scope, [generate])
     answer.tally.ignored += [*unused, *unserved_tools(data)]
     form = form_of(data)

@@ -8,7 +8,7 @@ from litestar import Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from api.body import HttpRequest, unused_fields
+from api.body import HttpRequest
 from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import documented
@@ -63,7 +63,7 @@ async def completions(
     frame = Frame("cmpl", data.model or spec.id)
     requests = completion_to_generate(data, frame.id, spec, gate.settings, asker_of(request))
     drafts = _drafts_of(data, requests)
-    unused = unused_fields(await request.body(), CompletionRequest.__struct_fields__)
+    unused = await request.unused_fields(CompletionRequest.__struct_fields__)
     answer = gate.submit(request.scope, requests)
     answer.tally.ignored += unused
     if data.stream:

@@ -12,7 +12,7 @@ from litestar.di import NamedDependency
 from litestar.exceptions import MethodNotAllowedException
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from api.body import HttpRequest, unused_fields
+from api.body import HttpRequest
 from api.cache_header import cache_header
 from api.deps import Gate
 from api.errors import ErrorBody, ErrorEnvelope, documented
@@ -193,7 +193,7 @@ async def _planned(
     new = await responses.archive.resolved(items_of(data), caller.tenant)
     past = await responses.archive.past(previous_id)
     plan = plan_of(data, [*past, *new], new_response_id(), spec, caller, gate.settings)
-    unused = unused_fields(await request.body(), ResponseRequest.__struct_fields__)
+    unused = await request.unused_fields(ResponseRequest.__struct_fields__)
     plan = plan._replace(ignored=(*unused, *plan.ignored))
     return spec, gone_on_with(new) if plan.is_begun and new else new, plan
 

@@ -23,7 +23,7 @@ class Sender:
         self._sock = sock
         self._heartbeat = heartbeat
         self.heartbeat_s = 1.0
-        self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[bytearray | threading.Event | None] = queue.SimpleQueue()
 
     def send(self, event: Event) -> None:
         """Queue an event; from any thread, without waiting."""

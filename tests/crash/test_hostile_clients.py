@@ -5,10 +5,12 @@ What is asserted are counts and bytes; the figures of an unbounded server were 5
 
 from __future__ import annotations
 
+import concurrent.futures
 import socket
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
 
+import httpx
 import psutil
 import pytest
 
@@ -111,3 +113,21 @@ async def test_who_was_refused_and_drips_on_is_gone(server: RunningServer, lengt
 
         await until(drip, "the connections are gone", 30)
     assert is_served(server)
+
+
+@pytest.mark.parametrize("text", ["a", "a b ", "[[[[", '\\"'], ids=["word", "words", "lists", "x"])
+def test_a_prompt_of_60_mb_stands_in_nobodys_way(server: RunningServer, text: str) -> None:
+    """It is read, and refused for its tokens; meanwhile others are served between its steps."""
+    long = (text * (60_000_000 // len(text))).encode()
+    body = b'{"messages":[{"role":"user","content":"' + long + b'"}]}'
+    headers = {"x-api-key": KEY, "content-type": "application/json"}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        refusal = pool.submit(server.request, "POST", CHAT, content=body, headers=headers)
+        num_served = 0
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client:
+            while not refusal.done():
+                assert client.get("/health/live").status_code == 200
+                num_served += 1
+    assert refusal.result().status_code == 400
+    assert refusal.result().json()["error"]["code"] == "context_length_exceeded"
+    assert num_served > 40

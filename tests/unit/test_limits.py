@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.app import ROUTES
-from api.limits import MAX_CONTAINERS, Bounds, is_too_nested, narrowed
+from api.limits import MAX_CONTAINERS, BodyCheck, Bounds, narrowed
 from runtime.errors import SettingsError
 from runtime.limits import GenerateLimits, LimitSettings, PromptLimits, ReadLimits
 from runtime.settings import Settings, load_settings
 from runtime.types import GenerateRequest, TextPrompt
+from tests.unit.test_framing import split
 
 REQUEST = GenerateRequest(request_id="a", model="m", prompt=TextPrompt(text="Hi"))
 VALUES = st.recursive(
     st.text() | st.integers() | st.booleans(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
+
+
+def checked(pieces: Iterable[bytes], depth: int) -> BodyCheck:
+    check = BodyCheck(depth)
+    for piece in pieces:
+        check.feed(piece)
+    check.feed(b"", is_last=True)
+    return check
+
+
+def is_too_nested(body: bytes, depth: int) -> bool:
+    return checked([body], depth).is_too_nested
 
 
 def depth_of(value: object) -> int:
@@ -40,6 +54,37 @@ def test_brackets_are_counted_where_they_nest_and_not_in_texts(value: object):
         depth = depth_of(value)
         assert not is_too_nested(body, depth)
         assert depth == 0 or is_too_nested(body, depth - 1)
+
+
+def bad_byte_of(body: bytes) -> int | None:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
+
+
+PARTS = st.sampled_from(
+    ["\\", '"', "[", "]", "{", "}", "a", "é", "\\\\", '\\"', "[" * 9, "\x00", "𝄞"]
+)
+
+
+@given(
+    parts=st.lists(PARTS, max_size=30),
+    cuts=st.lists(st.integers(0, 90), max_size=9),
+    lost=st.sampled_from([b"", b"", b"\xff", b"\xe2\x82", b"\x9d"]),
+    depth=st.integers(0, 9),
+)
+def test_where_a_body_was_split_changes_nothing_of_what_is_found(
+    parts: list[str], cuts: list[int], lost: bytes, depth: int
+):
+    """Be it JSON or not, and UTF-8 or not."""
+    body = "".join(parts).encode()
+    body = body[: len(body) // 2] + lost + body[len(body) // 2 :]
+    whole = checked([body], depth)
+    pieces = checked(split(body, cuts), depth)
+    assert (whole.is_too_nested, whole.bad_byte) == (pieces.is_too_nested, pieces.bad_byte)
+    assert whole.bad_byte == bad_byte_of(body)
 
 
 @pytest.mark.parametrize("text", [r"[[[[\"[[[", "\\", '"', '\\"[', "{" * 99, "\\\\" * 3])
