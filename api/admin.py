@@ -124,17 +124,17 @@ async def delete_conversation(
 
 @delete("/admin/cache/models", tags=["Admin"], guards=[operator_only], status_code=200)
 async def delete_model(gate: NamedDependency[Gate], model: FromQuery[str]) -> RemovalView:
-    """Delete everything of a model."""
-    models = await gate.models_named(model)
-    gate.forget_models(model)
-    return await gate.remove_models(models)
+    """Delete everything that was asked by a model's name, or of weights by their hash.
+
+    What names that share the weights were asked stays.
+    """
+    return await gate.remove_model(model)
 
 
 @delete("/admin/cache/all", tags=["Admin"], guards=[operator_only], status_code=200)
 async def delete_all(gate: NamedDependency[Gate]) -> RemovalView:
     """Delete everything."""
-    gate.forget_models(None)
-    return await gate.remove_models(None)
+    return await gate.remove_all()
 
 
 @get("/admin/cache/conversation", tags=["Admin"], guards=[operator_only])
@@ -161,8 +161,11 @@ async def pin_conversation(
         return await gate.tend(lambda inventory: unpin(inventory, conversation))
     if model is None:
         return await gate.tend(lambda inventory: pin(inventory, conversation))
-    model_hash = await gate.identify(gate.spec(model))
-    return await gate.tend(lambda inventory: pin_ahead(inventory, conversation, model_hash))
+    spec = gate.spec(model)
+    model_hash = await gate.identify(spec)
+    return await gate.tend(
+        lambda inventory: pin_ahead(inventory, conversation, model_hash, spec.id)
+    )
 
 
 @post(

@@ -28,7 +28,10 @@ def add_commands(
         "conversation", nargs="?", help="a session id, or the beginning of an id that ls shows"
     )
     removing.add_argument(
-        "--model", dest="of_model", metavar="MODEL", help="everything of this model"
+        "--model",
+        dest="of_model",
+        metavar="MODEL",
+        help="everything that was asked by this name",
     )
     removing.add_argument("--all", action="store_true", dest="everything", help="everything")
     stats = commands.add_parser("stats", help="sums by model and tier, and counters")

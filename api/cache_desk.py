@@ -15,7 +15,7 @@ from runtime.catalog import Catalog
 from runtime.collection import GarbageCollection
 from runtime.errors import StoreUnavailable, UnknownModel
 from runtime.housekeeping import Limits
-from runtime.inventory import Inventory
+from runtime.inventory import Inventory, knows_name, total
 from runtime.inventory_pins import Pinned, pin, pin_ahead, shown, unpin
 from runtime.inventory_views import (
     ChainView,
@@ -114,7 +114,8 @@ class _StoreDesk:
             return pin(self._inventory, name)
         spec = Catalog(self._settings).resolve(model)
         form = self._settings.kv_form_of(spec.id)
-        return pin_ahead(self._inventory, name, self._inventory.identify(spec, form))
+        model_hash = self._inventory.identify(spec, form)
+        return pin_ahead(self._inventory, name, model_hash, spec.id)
 
     def unpin(self, name: str) -> Pinned:
         return unpin(self._inventory, name)
@@ -127,17 +128,17 @@ class _StoreDesk:
         return collection.outcome
 
     def remove_model(self, name: str) -> RemovalView:
-        models = self._inventory.models_named(name)
+        inventory = self._inventory
+        names = {name} if knows_name(inventory, name) else set[str]()
         try:
-            spec = Catalog(self._settings).resolve(name)
+            names.add(Catalog(self._settings).resolve(name).id)
         except UnknownModel:
-            if not models:
+            models = inventory.models_beginning(name)
+            if not names and not models:
                 raise
-        else:
-            models |= self._inventory.models_named(spec.id)
-            form = self._settings.kv_form_of(spec.id)
-            models.add(self._inventory.identify(spec, form))
-        return self._inventory.remove_models(models)
+            if not names:
+                return inventory.remove_models(models)
+        return total([inventory.remove_name(one) for one in sorted(names)])
 
 
 class _Listing(msgspec.Struct):

@@ -22,7 +22,7 @@ from runtime.collection import GarbageCollection
 from runtime.errors import ContextTooLong, StoreUnavailable, UnknownConversation, UnknownModel
 from runtime.generation import Generation
 from runtime.housekeeping import Limits
-from runtime.inventory import Inventory
+from runtime.inventory import Inventory, knows_name, total
 from runtime.inventory_views import CollectedView, RemovalView
 from runtime.kv_figures import KvFigures
 from runtime.kv_store import KvStore
@@ -148,11 +148,39 @@ class Gate:
                 return Whom(session_id=name, key=bytes.fromhex(entry.id))
         return Whom(session_id=name)
 
-    async def remove_models(self, models: Collection[bytes] | None) -> RemovalView:
-        """Delete everything of these models, or everything there is. Raises StoreUnavailable."""
+    async def remove_model(self, name: str) -> RemovalView:
+        """Delete what was asked of a model by this name, or all of weights by their hash.
+
+        Raises:
+            UnknownModel: neither is there such a model, nor was there.
+            StoreUnavailable: there is no store, or it fails.
+        """
+        is_known = await self.tend(lambda inventory: knows_name(inventory, name))
+        names = {name} if is_known else set[str]()
+        try:
+            names.add(self.spec(name).id)
+        except UnknownModel:
+            models = await self.tend(lambda inventory: inventory.models_beginning(name))
+            if not names and not models:
+                raise
+            if not names:
+                return await self._remove_weights(models)
+        self._prewarm.forget(models=tuple(names))
+        views: list[RemovalView] = []
+        for one in sorted(names):
+            await self._kv.forget(Whom(model=one))
+            views.append(await self.tend(lambda inventory, one=one: inventory.remove_name(one)))
+        return total(views)
+
+    async def remove_all(self) -> RemovalView:
+        """Delete everything there is. Raises StoreUnavailable."""
+        self._prewarm.forget(models=None)
+        await self._kv.forget(Whom())
+        return await self.tend(lambda inventory: inventory.remove_all())
+
+    async def _remove_weights(self, models: Collection[bytes]) -> RemovalView:
+        self._prewarm.forget(models=None)
         await self._kv.forget(Whom(), models)
-        if models is None:
-            return await self.tend(lambda inventory: inventory.remove_all())
         return await self.tend(lambda inventory: inventory.remove_models(models))
 
     async def identify(self, spec: ModelSpec) -> bytes:
@@ -177,32 +205,6 @@ class Gate:
         if collection.outcome is None:
             raise StoreUnavailable(f"It was not done to the end: {self.cache_status.message}.")
         return collection.outcome
-
-    def forget_models(self, name: str | None) -> None:
-        """Learn no more from what was asked of a model, or of any."""
-        if name is None:
-            self._prewarm.forget(models=None)
-            return
-        with suppress(UnknownModel):
-            name = self.spec(name).id
-        self._prewarm.forget(models=(name,))
-
-    async def models_named(self, name: str) -> set[bytes]:
-        """The model hashes of all KV that was computed under a name, or is of that model now.
-
-        Raises:
-            UnknownModel: neither is there such a model, nor was there.
-            StoreUnavailable: there is no store, or it fails.
-        """
-        found = await self.tend(lambda inventory: inventory.models_named(name))
-        try:
-            spec = self.spec(name)
-        except UnknownModel:
-            if found:
-                return found
-            raise
-        found |= await self.tend(lambda inventory: inventory.models_named(spec.id))
-        return found | {await self.identify(spec)}
 
     def tell_slots(self) -> None:
         """Have the workers look at what is on disk again."""

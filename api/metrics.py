@@ -207,6 +207,8 @@ class _WorkerCollector(Collector):
             running.add_metric(model, status.num_running)
             waiting.add_metric(model, status.num_waiting)
             state.add_metric([*model, status.state], 1)
+            if status.spec.engine != status.spec.id:
+                continue  # one process, counted once
             starts.add_metric(model, status.num_starts)
             crashes.add_metric(model, status.num_crashes)
             for name, number in status.entered:
@@ -255,7 +257,7 @@ def _swap_seconds(statuses: Sequence[ModelStatus]) -> Metric:
         labels=["model", "part"],
     )
     for status in statuses:
-        if status.swap_cost is not None:
+        if status.swap_cost is not None and status.spec.engine == status.spec.id:
             for part, milliseconds in msgspec.structs.asdict(status.swap_cost).items():
                 parts.add_metric([status.spec.id, part.removesuffix("_ms")], milliseconds / 1000)
     return parts

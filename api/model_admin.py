@@ -28,7 +28,9 @@ class RunningModel(msgspec.Struct, gc=False):
 
     `expires_in_s` is when it is unloaded unless it is used, `retry_in_s` when one that failed is
     tried again. `has_changed_files`: what is loaded is no longer what lies on disk.
-    `unreturned_bytes` were held by a process of it and are missing since that ended.
+    `unreturned_bytes` were held by a process of it and are missing since that ended. `shares_with`
+    are the other names that its process serves: what is said of memory is of all together, and
+    they are loaded and unloaded together. Requests and `pinned` are of this name.
     """
 
     id: str
@@ -49,6 +51,7 @@ class RunningModel(msgspec.Struct, gc=False):
     num_crashes: int
     has_changed_files: bool
     unreturned_bytes: int
+    shares_with: list[str]
     error: str | None
 
 
@@ -163,6 +166,7 @@ def _view(status: ModelStatus) -> RunningModel:
         num_crashes=status.num_crashes,
         has_changed_files=status.has_changed_files,
         unreturned_bytes=status.unreturned_bytes,
+        shares_with=list(status.with_names),
         error=status.last_error,
     )
 

@@ -81,6 +81,12 @@ class Call:
 
     @property
     def model(self) -> str:
+        """The name that its model's process goes by."""
+        return self.spec.engine
+
+    @property
+    def name(self) -> str:
+        """The name that it asks."""
         return self.spec.id
 
     @property

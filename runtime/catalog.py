@@ -16,7 +16,7 @@ from runtime.errors import ModelRefused, UnknownModel
 from runtime.model_files import cached_snapshots, model_directories, read_spec
 from runtime.model_folder import BrokenModel, NeedsOwnCode
 from runtime.settings import ModelSettings, Settings
-from runtime.types import ModelSpec
+from runtime.types import ModelSpec, Shared
 
 EMBEDDED_MODEL = HEARTH_TINY.name
 _MAX_NAME_CHARACTERS = 256
@@ -107,7 +107,9 @@ class Catalog:
         for name, path in (*snapshots.items(), (EMBEDDED_MODEL, HEARTH_TINY)):
             found.setdefault(name, path)
         places = dict(self._configured(found, snapshots))
-        owners = {path.resolve(): name for name, path in places.items()}
+        owners: dict[Path, str] = {}
+        for name, path in places.items():
+            owners.setdefault(path.resolve(), name)
         second_names: dict[str, str] = {}
         for name, path in found.items():
             owner = owners.get(path.resolve())
@@ -117,9 +119,31 @@ class Catalog:
                 second_names[name] = owner
         specs = dict(self._readable(places))
         self._aliases = self._usable_aliases(second_names, specs)
+        shared = self._shared(specs)
         self._specs = {
-            name: msgspec.structs.replace(spec, aliases=self._aliases_of(name))
+            name: msgspec.structs.replace(
+                spec, aliases=self._aliases_of(name), shared=shared.get(name)
+            )
             for name, spec in specs.items()
+        }
+
+    def _shared(self, specs: dict[str, ModelSpec]) -> dict[str, Shared]:
+        """What names have in common that are loaded from the same files in the same way."""
+        alike: dict[object, list[ModelSpec]] = {}
+        for name, spec in specs.items():
+            own = self._settings.models.get(name, ModelSettings())
+            form = self._settings.kv_form_of(name)
+            key = (Path(spec.path).resolve(), spec.is_vision, form, own.together)
+            alike.setdefault(key, []).append(spec)
+        return {
+            spec.id: Shared(
+                engine=same[0].id,
+                names=tuple(one.id for one in same),
+                context=max(one.context for one in same),
+            )
+            for same in alike.values()
+            if len(same) > 1
+            for spec in same
         }
 
     def _directories(self) -> dict[str, Path]:

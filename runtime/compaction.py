@@ -1,5 +1,7 @@
 """Compaction: the many small slots at the end of a long chain become one; old states are thinned.
 
+And what is deleted of a slot is cut off, where others need what comes before it.
+
 Tensors lie token by token, so those of a chain are the bytes of its slots one after the other; no
 mlx is needed. New slots are durable before rows change places, and old files go last: where a
 worker knows them, only with the next compaction, so that whoever reads one gets to its end.
@@ -11,6 +13,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +21,7 @@ import structlog
 
 from runtime.heirs import Heir
 from runtime.housekeeping import News
+from runtime.kv.blocks import HASH_BYTES, HashChain
 from runtime.kv.eviction import densest
 from runtime.open_store import Merged, OpenStore
 from runtime.progress import Progress, Watch, unwatched
@@ -25,7 +29,7 @@ from store import listing
 from store.disk import disk_bytes, opened
 from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.slot_format import SlotContents
-from store.slots import publish_or_remove, read_contents, slot_path, stage, verify
+from store.slots import continue_other, publish_or_remove, read_contents, slot_path, stage, verify
 from store.types import MediaSpan, SlotHeader, SlotPlace, SlotRow, TensorData
 
 MAX_CHAIN = 16
@@ -126,6 +130,7 @@ def compact(
 ) -> Iterator[News]:
     """Merge what is too long, chain by chain; workers of the `loaded` models are told."""
     store.unlink_replaced()
+    yield from cut_ends(store)
     ends = store.database.read(listing.leaves)
     for model in store.records.models():
         long = list(plans(store.index.slots_of(model.hash), ends))
@@ -175,6 +180,47 @@ def merge(store: OpenStore, segments: Segments) -> tuple[Merged, tuple[SlotPlace
     return Merged(rows[0].header.model, tuple(old), tuple(rows)), places
 
 
+def cut_ends(store: OpenStore) -> Iterator[Merged]:
+    """Cut off what was deleted of slots whose beginning somebody needs.
+
+    What cannot be cut now, as its file is away, is cut by a later call. Raises StoreError when
+    the store fails.
+    """
+    for row, needed in store.index.to_cut():
+        header = row.header
+        if not header.start < needed < header.end:
+            store.unlink(store.index.not_cut(header.id).result())
+            continue
+        try:
+            yield from _cut_end(store, row, needed)
+        except StoreError as error:
+            _log.warning("slot_not_cut", slot=header.id, why=str(error))
+
+
+def _cut_end(store: OpenStore, row: SlotRow, end: int) -> Iterator[Merged]:
+    """Raises StoreError where it cannot be done now."""
+    old = row.header.id
+    if row.tier == "cold" and not store.promote(old):
+        return
+    children = store.index.children(old)
+    new = _written(store, [Link(row, end)], row.header.parent)
+    with store.replacing:
+        place = store.index.cut(old, new).result()
+        if place is not None:
+            store.heirs.note([(old, Heir(new.header.id, end))])
+    if place is None:
+        store.unlink([SlotPlace(new.header.id, "warm")])
+        return
+    for child in children:
+        # Their rows say it already; the files do for an index that is made anew.
+        with suppress(StoreError):
+            if child.tier == "warm" or store.promote(child.id):
+                continue_other(slot_path(store.root, child.id), new.header.id)
+    yield Merged(row.header.model, (old,), (new,))
+    store.counts["cut"] += 1
+    store.unlink([place])
+
+
 def _written(store: OpenStore, segment: Sequence[Link], parent: str | None) -> SlotRow:
     """Publish one slot for a segment."""
     first, last = segment[0].row.header, segment[-1]
@@ -192,8 +238,11 @@ def _written(store: OpenStore, segment: Sequence[Link], parent: str | None) -> S
         recompute_ms=sum(link.row.header.recompute_ms for link in segment),
         created_s=store.clock.now_s(),
         media=_pictures(segment, files),
-        rope_delta=files[-1].rope_delta,
+        rope_delta=files[-1].rope_delta - _turned_later(files[-1], last.leave),
     )
+    if last.leave < last.row.header.end:
+        header = _ended(store.secret, header, token_ids, last.leave)
+        tensors = [one for one in tensors if one.name.startswith("kv.")]
     staged = stage(store.root, header, token_ids, tensors)
     # Until its row is there, it is nobody's: what it is made of may be deleted meanwhile.
     store.index.condemn(SlotPlace(header.id, "warm")).result()
@@ -206,6 +255,61 @@ def _written(store: OpenStore, segment: Sequence[Link], parent: str | None) -> S
     )
 
 
+def _ended(secret: bytes, header: SlotHeader, token_ids: array[int], end: int) -> SlotHeader:
+    """The header of a slot that has these of another one's tokens, without the state at its end.
+
+    Raises:
+        SlotDamaged: a picture would be divided.
+    """
+    if any(span.end > end for span in header.media):
+        raise SlotDamaged("a picture goes on beyond the cut")
+    chain = HashChain(secret, header.model, block_size=header.block_size)
+    block_start = end - end % header.block_size
+    # Where not all of the last block's tokens are here no prompt's end is found: that costs little.
+    end_hash = os.urandom(HASH_BYTES)
+    if block_start >= header.start and (header.block_hashes or not block_start):
+        parent = header.block_hashes[-1] if block_start else header.root or chain.root
+        end_hash = chain.end_hash(parent, token_ids[block_start - header.start :])
+    num_tokens = header.end - header.start
+    return msgspec.structs.replace(
+        header,
+        end=end,
+        end_hash=end_hash,
+        layout=_stateless(header.layout),
+        has_state=False,
+        recompute_ms=header.recompute_ms * len(token_ids) / num_tokens,
+    )
+
+
+class _Packed(msgspec.Struct):
+    """What the packer says of a slot's tensors; of several ranks, what it says of each."""
+
+    layout: msgspec.Raw = msgspec.Raw()
+    num_slices: int = 0
+    skeleton: str | None = None
+
+
+class _Ranks(msgspec.Struct):
+    split: str
+    ranks: tuple[str, ...]
+
+
+def _stateless(layout: str) -> str:
+    """`SlotHeader.layout` of the same slot without the state at its end. Raises SlotDamaged."""
+    try:
+        found = msgspec.json.decode(layout, type=_Ranks)
+    except msgspec.MsgspecError:
+        pass
+    else:
+        ranks = tuple(map(_stateless, found.ranks))
+        return msgspec.json.encode(_Ranks(found.split, ranks)).decode()
+    try:
+        packed = msgspec.json.decode(layout, type=_Packed)
+    except msgspec.MsgspecError as error:
+        raise SlotDamaged(f"its layout cannot be read: {error}") from error
+    return msgspec.json.encode(msgspec.structs.replace(packed, skeleton=None)).decode()
+
+
 def _pictures(segment: Sequence[Link], files: Sequence[SlotHeader]) -> tuple[MediaSpan, ...]:
     """The index does not know them: what the files say, each once."""
     spans = (
@@ -215,6 +319,15 @@ def _pictures(segment: Sequence[Link], files: Sequence[SlotHeader]) -> tuple[Med
         if span.start < link.leave
     )
     return tuple(dict.fromkeys(spans))
+
+
+def _turned_later(header: SlotHeader, end: int) -> int:
+    """By how much the pictures after a position change the model's position at the slot's end."""
+    if end == header.end or not header.media:
+        return 0
+    from runtime.kv.media import rope_delta  # noqa: PLC0415 - numpy, which few servers need
+
+    return rope_delta(header.media, header.end) - rope_delta(header.media, end)
 
 
 def _num_blocks(row: SlotRow, end: int) -> int:

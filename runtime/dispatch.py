@@ -19,7 +19,7 @@ from runtime.errors import (
 from runtime.failures import Quarantine
 from runtime.generation import Generation
 from runtime.lifecycle import COMING_UP, SERVING, ModelState
-from runtime.model_actor import Crew, ModelActor, Worker
+from runtime.model_actor import Crew, ModelActor, Worker, refusal_of
 from runtime.refusals import check_number, no_room, too_late
 from runtime.request_queue import RequestQueue
 from runtime.scene import Memory, missing_bytes, room_for, scene_of
@@ -80,8 +80,8 @@ class Dispatch:
         """The models that something waits for."""
         return self._queue.models()
 
-    def num_waiting(self, model: str) -> int:
-        return self._queue.num_of(model)
+    def num_waiting(self, spec: ModelSpec) -> int:
+        return sum(call.name == spec.id for call in self._queue.of(spec.engine))
 
     def actor(self, model: str) -> ModelActor:
         """The actor of a model, which is cold when it was never asked for."""
@@ -133,7 +133,7 @@ class Dispatch:
         residents = (actor.resident() for actor in self.actors.values())
         held = [one.reserved_bytes for one in residents if one is not None]
         room = room_for(self.actors.values(), self._memory)
-        return room.without(held).holds(self._memory.need(spec).num_bytes)
+        return room.without(held).holds(self._memory.need(spec.loaded).num_bytes)
 
     def close(self) -> None:
         """The server stops: nothing waits any more, nothing runs on, every model leaves."""
@@ -161,7 +161,7 @@ class Dispatch:
         if call is None or actor is None:
             return False
         now_s = self._clock()
-        actor.finish(call, self._keep_alive_s(call.model), now_s)
+        actor.finish(call, self._keep_alive_s(call.name), now_s)
         refusal = self._refusal_of_lost(call, now_s)
         if refusal is not None:
             generation.fail(refusal)
@@ -187,7 +187,7 @@ class Dispatch:
         call, actor = _running(generation, self.actors.values())
         if call is not None and actor is not None:
             asked_s = generation.request.keep_alive_s
-            keep_s = self._keep_alive_s(call.model) if asked_s is None else asked_s
+            keep_s = self._keep_alive_s(call.name) if asked_s is None else asked_s
             actor.finish(call, keep_s, self._clock())
             if generation.usage is not None:
                 self._quarantine.acquit(call.digest)
@@ -269,14 +269,14 @@ class Dispatch:
         for model in steps.unloads:
             self.actors[model].leave("another model needs its room", now_s)
         for model in steps.loads:
-            spec, actor = self._queue.of(model)[0].spec, self.actor(model)
-            actor.keep_alive_s = self._keep_alive_s(model)
-            actor.admit(spec, self._memory.need(spec).num_bytes, now_s)
+            asked = self._queue.of(model)[0].spec
+            needed = self._memory.need(asked.loaded).num_bytes
+            self.actor(model).admit(asked, self._keep_alive_s(asked.id), needed, now_s)
         for model in steps.blocked:
             for call in self._queue.take_all_of(model):
                 pinned = [one.model for one in self.actors.values() if one.is_pinned]
                 missing = missing_bytes(self.actors.values(), self._memory)
-                call.fail(no_room(model, pinned, missing))
+                call.fail(no_room(call.name, pinned, missing))
 
     def _grant(self, request_id: str, now_s: float) -> None:
         call = self._queue.take(request_id)
@@ -304,7 +304,7 @@ class Dispatch:
             actor.state == "backing_off" and actor.due_s - now_s > PATIENCE_S
         ):
             for call in self._queue.take_all_of(actor.model):
-                call.fail(actor.refusal(now_s))
+                call.fail(refusal_of(actor, now_s))
 
     def _next_due_s(self, wake_s: float | None) -> float | None:
         times = [self._queue.due_s(), wake_s]
@@ -319,14 +319,14 @@ class Dispatch:
             raise ShuttingDown
         rules, now_s = self._rules, self._clock()
         check_number(self.num_open, rules.max_open, "requests are open", "max_queue")
-        of_model = self._queue.num_of(call.model) + len(self.actor(call.model).running)
-        text = f"requests for {call.model} are open"
-        check_number(of_model, rules.max_open_per_model, text, "max_queue_per_model")
+        of_model = self.num_waiting(call.spec) + self.actor(call.model).num_running(call.name)
+        what = f"requests for {call.name} are open"
+        check_number(of_model, rules.max_open_per_model, what, "max_queue_per_model")
         if self.find(call.request_id):
             raise InvalidRequest(f"A request {call.request_id} is open already.", "request_id")
-        need, room = self._memory.need(call.spec), self._memory.room()
-        if need.num_bytes > room.num_bytes:
-            raise ModelTooLarge(call.model, need.num_bytes, room.num_bytes)
+        need, room = self._memory.need(call.spec.loaded).num_bytes, self._memory.room().num_bytes
+        if need > room:
+            raise ModelTooLarge(call.name, need, room)
         if call.generation is not None and (error := self._poison(call, now_s)) is not None:
             raise error
 
@@ -340,7 +340,7 @@ class Dispatch:
         if until_s is None:
             return None
         return PoisonRequest(
-            f"Two processes of the model {call.model} died while they worked for this request. "
+            f"Two processes of the model {call.name} died while they worked for this request. "
             f"It is not served again for {max(1, round(until_s - now_s))} s; change it."
         )
 

@@ -198,11 +198,13 @@ def _drop_old_turns(store: OpenStore) -> None:
     rows = Conversations(store.database).listing()
     held = {(row.model.hex(), row.key.hex()) for row in rows if row.leaf is not None}
     with_slots = {total.model.hex() for total in store.index.totals()}
-    folders = {f"{turns.TURNS}/{one.model}/{one.name}": one for one in turns.folders(store.root)}
+    folders = {
+        f"{turns.TURNS}/{one.model}/{one.path.name}": one for one in turns.folders(store.root)
+    }
     lain = _ages(store, turns.TURNS, {name: one.mtime_ns for name, one in folders.items()})
     for name, one in folders.items():
         lives_s = _REMEMBERED_S if one.model in with_slots else _ORPHANED_S
-        if (one.model, one.name) not in held and lain[name] > lives_s:
+        if (one.model, one.conversation) not in held and lain[name] > lives_s:
             turns.drop_folder(one)
 
 

@@ -57,8 +57,8 @@ class Identity:
         spec = self.spec
         package = "mlx-vlm" if spec.is_vision else "mlx-lm"
         model = identity.model_hash(self.files, digests, form=self._form, package=package)
-        now_s = self._clock()
-        row = ModelRow(hash=model, label=spec.id, weights_bytes=spec.nbytes, last_used_s=now_s)
+        now_s, label, nbytes = self._clock(), spec.engine, spec.nbytes
+        row = ModelRow(hash=model, label=label, weights_bytes=nbytes, last_used_s=now_s)
         self._records.put_model(row).result()
         return model
 

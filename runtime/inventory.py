@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from runtime.compaction import cut_ends
 from runtime.errors import InterchangeFailed, UnknownConversation
 from runtime.inventory_views import (
     ChainView,
@@ -21,7 +22,7 @@ from runtime.inventory_views import (
     TierView,
     VerifyView,
 )
-from runtime.open_store import INDEX, Gone, OpenStore
+from runtime.open_store import INDEX, Gone, Merged, OpenStore
 from runtime.progress import Progress, Watch, unwatched
 from runtime.ranks import KvForm
 from runtime.types import ModelSpec
@@ -29,18 +30,20 @@ from runtime.wire import SlotStaged
 from store import listing, pins, prefixes, removal, turns, upkeep
 from store.conversations import Conversations
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
+from store.keyed_names import model_key
 from store.listing import Entry, Link
 from store.slot_format import is_slot_id
 from store.slots import read_header, remove, slot_path, verify
+from store.turns import Folders
 from store.types import ConversationRow, SlotPlace
 
 MIN_PREFIX = 4
 _CHECKPOINT_TRIES = 5
 
 
-def ignore(gone: Gone) -> None:
+def ignore(news: Gone | Merged) -> None:
     """There is nobody to tell."""
-    del gone
+    del news
 
 
 class SessionKv(NamedTuple):
@@ -56,30 +59,27 @@ class Inventory:
     """The store's contents by name."""
 
     store: OpenStore
-    on_gone: Callable[[Gone], None] = ignore
-    """Told what leaves the disk, before its file does."""
+    on_gone: Callable[[Gone | Merged], None] = ignore
+    """Told what leaves the disk, or takes another's place, before a file does."""
 
     # Looking
 
     def conversations(self, model: str | None = None) -> list[ConversationView]:
-        """Everything there is, the latest used first; of one model, if its label is given."""
-        labels = self._labels()
-        views = [self._view(entry, labels) for entry in self._entries()]
+        """Everything there is, the latest used first; of one model, if its name is given."""
+        views = [self._view(entry) for entry in self._entries()]
         return [view for view in views if model is None or model in (view.model, view.model_hash)]
 
     def views(self, entries: Sequence[Entry]) -> list[ConversationView]:
         """The same as people see it, one by one."""
-        labels = self._labels()
-        return [self._view(entry, labels) for entry in entries]
+        return [self._view(entry) for entry in entries]
 
     def of_sessions(self, names: Sequence[str]) -> dict[str, list[SessionKv]]:
         """The conversations with these session ids, each with every model it had, by session id."""
         keys = {self.store.conversation_key(name): name for name in names}
         found = self.store.database.read(lambda c: listing.named(c, list(keys)))
-        labels = self._labels()
         kv: dict[str, list[SessionKv]] = {name: [] for name in names}
         for entry in found:
-            one = SessionKv(self._view(entry, labels), entry.model, entry.leaf)
+            one = SessionKv(self._view(entry), entry.model, entry.leaf)
             kv[keys[bytes.fromhex(entry.id)]].append(one)
         return kv
 
@@ -99,12 +99,13 @@ class Inventory:
                     num_tokens=shared[-1].leave,
                     last_used_s=self.store.clock.now_s(),
                     created_s=time.time(),
+                    name=one.view.model,
                 )
                 Conversations(self.store.database).advance(row).result()
 
     def stats(self) -> StatsView:
         """Sums and counters."""
-        labels = self._labels()
+        labels = self.labels()
         root = self.store.root
         tiers = tuple(
             TierView(
@@ -172,20 +173,15 @@ class Inventory:
         paths = [slot_path(self.store.root, link.place.id) for link in links]
         model = read_header(paths[0]).model
         return ChainView(
-            model=self._labels().get(model, ""),
+            model=self.labels().get(model, ""),
             model_hash=model.hex(),
             paths=tuple(map(str, paths)),
             leaves=tuple(link.leave for link in links),
         )
 
-    def models_named(self, name: str) -> set[bytes]:
-        """The model hashes that were last loaded under a name, or begin with it in hex."""
-        is_prefix = len(name) >= MIN_PREFIX
-        return {
-            model
-            for model, label in self._labels().items()
-            if label == name or (is_prefix and model.hex().startswith(name.lower()))
-        }
+    def models_beginning(self, prefix: str) -> set[bytes]:
+        is_prefix = len(prefix) >= MIN_PREFIX
+        return {m for m in self.labels() if is_prefix and m.hex().startswith(prefix.lower())}
 
     def identify(self, spec: ModelSpec, form: KvForm) -> bytes:
         """The model hash of a model as it is now.
@@ -214,12 +210,28 @@ class Inventory:
         else:
             dropping = self.store.database.submit(lambda c: removal.drop_chain(c, entry.id))
         if entry.is_named:
-            turns.drop_conversation(self.store.root, entry.id)
+            turns.drop_folders(self.store.root, Folders(conversation=entry.id))
         else:
             # Which of them continue this chain nobody can tell: losing one costs time only.
-            turns.drop_unnamed(self.store.root, entry.model)
+            asked = model_key(self.store.secret, entry.name)
+            turns.drop_unnamed(self.store.root, entry.model, asked)
         prefixes.remove_session(self.store.root, entry.id if entry.is_named else "")
         return self._finished(1, self._unlink(dropping.result()))
+
+    def remove_name(self, name: str) -> RemovalView:
+        """Delete everything that was asked of a model by this name, with all weights it had.
+
+        What others that share the weights were asked stays as it was.
+        """
+        store, num_slots = self.store, 0
+        num_conversations = sum(entry.name == name for entry in self._entries())
+        submit = store.database.submit
+        while (places := submit(lambda c: removal.drop_name(c, name)).result()) is not None:
+            num_slots += self._unlink(places)
+        asked = model_key(store.secret, name)
+        turns.drop_folders(store.root, Folders(name=asked))
+        prefixes.remove_asked(store.root, asked)
+        return self._finished(num_conversations, num_slots)
 
     def remove_models(self, models: Collection[bytes]) -> RemovalView:
         """Delete everything of these models."""
@@ -251,7 +263,9 @@ class Inventory:
         return len(places)
 
     def _finished(self, num_conversations: int, num_slots: int) -> RemovalView:
-        """Clear what else may hold a trace: files that were kept, and the index's log."""
+        """Clear what else holds a trace: ends of slots, files that were kept, the index's log."""
+        for news in cut_ends(self.store):
+            self.on_gone(news)
         self.store.unlink_replaced()
         upkeep.sweep_temp(self.store.root)
         upkeep.trim_quarantine(self.store.root, max_bytes=0)
@@ -316,10 +330,10 @@ class Inventory:
             raise outcome.error
         return PublishedView(num_saved=len(outcome.saved), num_refused=len(outcome.refused))
 
-    def _view(self, entry: Entry, labels: dict[bytes, str]) -> ConversationView:
+    def _view(self, entry: Entry) -> ConversationView:
         return ConversationView(
             id=entry.id,
-            model=labels.get(entry.model, ""),
+            model=entry.name,
             model_hash=entry.model.hex(),
             num_tokens=entry.num_tokens,
             num_turns=entry.num_turns,
@@ -338,8 +352,24 @@ class Inventory:
     def _way_to(self, leaf: str) -> list[Link]:
         return self.store.database.read(lambda c: listing.way_to(c, leaf))
 
-    def _labels(self) -> dict[bytes, str]:
+    def labels(self) -> dict[bytes, str]:
+        """What the weights of each model hash go by."""
         return {row.hash: row.label for row in self.store.records.models()}
+
+
+def knows_name(inventory: Inventory, name: str) -> bool:
+    """Whether anything is remembered of what was asked by this name."""
+    names = inventory.store.database.read(removal.names)
+    return name in names or name in inventory.labels().values()
+
+
+def total(views: Sequence[RemovalView]) -> RemovalView:
+    """What several removals did together."""
+    return RemovalView(
+        num_conversations=sum(one.num_conversations for one in views),
+        num_slots=sum(one.num_slots for one in views),
+        is_cut=all(one.is_cut for one in views),
+    )
 
 
 def _tier(entry: Entry) -> str:

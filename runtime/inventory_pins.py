@@ -55,11 +55,11 @@ def kept(inventory: Inventory) -> list[KeptConversation]:
     database = inventory.store.database
     entries = database.read(listing.entries)
     ends = database.read(listing.ends)
-    known = {(pin.model, pin.source) for pin in inventory.store.index.pins()}
+    known = {(pin.model, pin.source, pin.name) for pin in inventory.store.index.pins()}
     found: list[KeptConversation] = []
     for entry, view in zip(entries, inventory.views(entries), strict=True):
         end = ends.get(entry.leaf or "")
-        is_pinned = (entry.model, _source(entry)) in known
+        is_pinned = (entry.model, _source(entry), entry.name) in known
         ttl_s = end.ttl_s if end is not None else None
         found.append(KeptConversation(view, entry.model, entry.leaf, ttl_s, is_pinned))
     return found
@@ -71,10 +71,10 @@ def shown(inventory: Inventory, name: str) -> ShownView:
     database = inventory.store.database
     end = database.read(listing.ends).get(entry.leaf or "")
     links = database.read(lambda c: listing.way_to(c, entry.leaf or ""))
-    pinned = {(pin.model, pin.source) for pin in inventory.store.index.pins()}
+    pinned = {(pin.model, pin.source, pin.name) for pin in inventory.store.index.pins()}
     return ShownView(
         conversation=inventory.views([entry])[0],
-        is_kept=(entry.model, _source(entry)) in pinned,
+        is_kept=(entry.model, _source(entry), entry.name) in pinned,
         ttl_s=end.ttl_s if end is not None else None,
         slots=tuple(
             SlotView(id=link.place.id, tier=link.place.tier, start=link.start, leave=link.leave)
@@ -91,20 +91,25 @@ def pin(inventory: Inventory, name: str) -> Pinned:
     """
     entry = inventory.find(name)
     database, source = inventory.store.database, _source(entry)
-    end = database.read(listing.ends).get(entry.leaf or "")
-    if end is None:
-        database.submit(lambda c: pins.pin_ahead(c, entry.model, source)).result()
-    else:
-        inventory.store.index.pin(entry.model, end.end_hash, source).result()
+    ends = database.read(listing.ends)
+    for one in database.read(listing.entries):
+        if one.id != entry.id:
+            continue
+        end = ends.get(one.leaf or "")
+        if end is None:
+            ahead = (one.model, source, one.name)
+            database.submit(lambda c, ahead=ahead: pins.pin_ahead(c, *ahead)).result()
+        else:
+            inventory.store.index.pin(one.model, end.end_hash, source, one.name).result()
     return Pinned(id=entry.id, is_pinned=True, num_tokens=entry.num_durable)
 
 
-def pin_ahead(inventory: Inventory, session_id: str, model: bytes) -> Pinned:
-    """Pin a conversation with a model as soon as something of it is on disk."""
+def pin_ahead(inventory: Inventory, session_id: str, model: bytes, asked: str) -> Pinned:
+    """Pin a conversation with a model as soon as something of it is on disk, asked by that name."""
     database, key = inventory.store.database, inventory.store.conversation_key(session_id).hex()
     with suppress(UnknownConversation):
         return pin(inventory, session_id)
-    database.submit(lambda c: pins.pin_ahead(c, model, pins.source_of(key))).result()
+    database.submit(lambda c: pins.pin_ahead(c, model, pins.source_of(key), asked)).result()
     return Pinned(id=key, is_pinned=True, num_tokens=0)
 
 
@@ -139,9 +144,17 @@ def slots_of(inventory: Inventory, model: str) -> list[SlotNode]:
             disk_bytes=row.disk_bytes,
             is_pinned=row.is_pinned,
         )
-        for one in sorted(inventory.models_named(model))
+        for one in sorted(_models_named(inventory, model))
         for row in inventory.store.index.slots_of(one)
     ]
+
+
+def _models_named(inventory: Inventory, name: str) -> set[bytes]:
+    """The model hashes that go by a name, were asked by it, or begin with it in hex."""
+    entries = inventory.store.database.read(listing.entries)
+    asked = {entry.model for entry in entries if entry.name == name}
+    labelled = {model for model, label in inventory.labels().items() if label == name}
+    return asked | labelled | inventory.models_beginning(name)
 
 
 def _source(entry: Entry) -> str:

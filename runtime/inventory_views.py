@@ -7,9 +7,9 @@ from store.types import Tier
 
 
 class ConversationView(Struct, frozen=True):
-    """A line of `hearth cache ls`. Times are wall-clock seconds; `model` is its label.
+    """A line of `hearth cache ls`. Times are wall-clock seconds.
 
-    `is_durable` says that its latest turn is on disk to the end.
+    `model` is the name that was asked, `is_durable` that its latest turn is on disk to the end.
     """
 
     id: str

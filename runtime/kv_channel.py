@@ -38,8 +38,9 @@ from runtime.wire import (
     SlotsUsed,
     SlotsWanted,
     StoreTrouble,
+    TurnEnded,
 )
-from store.keyed_names import Whom
+from store.keyed_names import Asker, Whom
 from store.types import Run, SlotRow
 
 MAX_SLOTS = 2000
@@ -51,7 +52,7 @@ _PATIENCE_S = 1.0
 _FORGET_PATIENCE_S = 5.0
 """Deleting waits longer; what a worker that is later still stages is refused until it answers."""
 
-KvEvent = SlotStaged | SlotBad | SlotsUsed | SlotsWanted | PinWanted | StoreTrouble
+KvEvent = SlotStaged | TurnEnded | SlotBad | SlotsUsed | SlotsWanted | PinWanted | StoreTrouble
 Answer = HotNow | Forgotten
 """What answers a question."""
 
@@ -193,9 +194,9 @@ class KvChannel:
         )
         return told.num_forgotten if isinstance(told, Forgotten) else 0
 
-    def is_forgotten(self, session_id: str | None) -> bool:
-        """Whether the worker was told to forget this conversation and has yet to do it."""
-        return any(whom.means(session_id, secret) for whom, secret in self._forgotten.values())
+    def is_forgotten(self, asker: Asker) -> bool:
+        """Whether the worker was told to forget what was asked so and has yet to do it."""
+        return any(whom.means(asker, secret) for whom, secret in self._forgotten.values())
 
     def _forgetting(self, number: int, whom: Whom, secret: bytes) -> Forget:
         self._forgotten[number] = whom, secret

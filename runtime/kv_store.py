@@ -38,6 +38,7 @@ from runtime.wire import (
     SlotsUsed,
     SlotsWanted,
     StoreTrouble,
+    TurnEnded,
 )
 from runtime.worker_memory import WorkerMemory
 from store.errors import StoreError
@@ -178,7 +179,7 @@ class KvStore:
         if not stopping.is_set():
             await self._life.attempt(run, "chore")
 
-    async def tend(self, work: Callable[[OpenStore, Callable[[Gone], None]], T]) -> T:
+    async def tend(self, work: Callable[[OpenStore, Callable[[Gone | Merged], None]], T]) -> T:
         """Do what somebody asked for, in a thread; what it reports as gone the workers are told.
 
         Raises:
@@ -189,8 +190,8 @@ class KvStore:
         if store is None:
             raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
 
-        def on_gone(gone: Gone) -> None:
-            loop.call_soon_threadsafe(self._tell, gone)
+        def on_gone(news: Gone | Merged) -> None:
+            loop.call_soon_threadsafe(self._tell, news)
 
         try:
             return await asyncio.to_thread(work, store, on_gone)
@@ -248,7 +249,7 @@ class KvStore:
     def hear(self, channel: KvChannel, event: KvEvent) -> None:
         """A worker reports."""
         match event:
-            case SlotStaged():
+            case SlotStaged() | TurnEnded():
                 self.publisher.hear(channel, event)
             case SlotsUsed(ids=ids, longer=longer):
                 for one in ids:

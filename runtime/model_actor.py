@@ -98,6 +98,21 @@ class Crew(Protocol):
         ...
 
 
+class _Keeps:
+    """How long a model is kept: as long as that name of it says that says so the longest."""
+
+    def __init__(self, by_name: dict[str, tuple[float, float]] | None = None) -> None:
+        self.by_name = by_name or {}
+        """When each name was used last, and for how many seconds after that it is kept."""
+
+    def until_s(self, ready_s: float) -> float | None:
+        """Of a model that came up at that time; None is for ever."""
+        keeps = self.by_name.values()
+        if any(keep_s < 0 for _, keep_s in keeps):
+            return None
+        return max((max(used_s, ready_s) + keep_s for used_s, keep_s in keeps), default=ready_s)
+
+
 class ModelActor:
     """`now_s` is always the time of one monotonic clock. Requests are granted by the dispatch."""
 
@@ -110,9 +125,9 @@ class ModelActor:
         self.running: dict[str, Call] = {}
         self.cohort: frozenset[str] = frozenset()
         self.reserved_bytes = 0
-        self.is_pinned = False
+        self.pinned: set[str] = set()
+        """The names of it that are to stay loaded."""
         self.is_leaving = False
-        self.keep_alive_s = 0.0
         self.last_error: WorkerError | None = None
         self.num_starts = 0
         self.num_crashes = 0
@@ -122,6 +137,7 @@ class ModelActor:
         self._history = CrashHistory()
         self._ready_since_s: float | None = None
         self._last_finished_s: float | None = None
+        self._keeps = _Keeps()
         self._files: Fingerprint = ()
         self._abandoned: list[tuple[Worker, int]] = []
 
@@ -142,9 +158,18 @@ class ModelActor:
     @property
     def expires_s(self) -> float | None:
         """When it has been idle for long enough to be unloaded; None while or if it stays."""
-        if self.state != "ready" or self.is_pinned or self.keep_alive_s < 0:
+        if self.state != "ready" or self.is_pinned:
             return None
-        return self.last_used_s + self.keep_alive_s
+        return self._keeps.until_s(self._ready_since_s or 0.0)
+
+    @property
+    def is_pinned(self) -> bool:
+        """It stays loaded, for the sake of one of its names at least."""
+        return bool(self.pinned)
+
+    def num_running(self, name: str) -> int:
+        """Requests in it that ask this name."""
+        return sum(call.name == name for call in self.running.values())
 
     @property
     def last_used_s(self) -> float:
@@ -191,13 +216,17 @@ class ModelActor:
         """Nobody waits for it."""
         self._apply("unwanted", now_s)
 
-    def admit(self, spec: ModelSpec, reserved_bytes: int, now_s: float) -> None:
-        """There is room: have it loaded."""
+    def admit(
+        self, asked: ModelSpec, keep_alive_s: float, reserved_bytes: int, now_s: float
+    ) -> None:
+        """There is room: have it loaded, and kept for so long if nobody asks it anything."""
+        spec = asked.loaded
         self.want(now_s)
         if self._apply("admitted", now_s):
             self.spec = spec
             self.reserved_bytes = reserved_bytes
             self.num_starts += 1
+            self._keeps = _Keeps({asked.id: (0.0, keep_alive_s)})
             self._files = fingerprint(spec.path)
             self.worker = self._crew.hire(spec)
 
@@ -217,7 +246,7 @@ class ModelActor:
             return
         if call.is_use:
             self._last_finished_s = now_s
-            self.keep_alive_s = keep_alive_s
+            self._keeps.by_name[call.name] = (now_s, keep_alive_s)
         if not self.running:
             if self.is_leaving and self.state == "draining":
                 self._flush("drained", now_s)
@@ -362,20 +391,6 @@ class ModelActor:
         healthy_s = 0.0 if self._ready_since_s is None else now_s - self._ready_since_s
         return self._history.crashed(now_s, healthy_s, _jitter(), is_explained=self.is_explained)
 
-    def refusal(self, now_s: float) -> WorkerError:
-        """Why nobody may wait for it now."""
-        wait_s = max(1, round(self.due_s - now_s))
-        if isinstance(self.last_error, LoadFailed):
-            error = LoadFailed(self.last_error.message)
-            error.retry_after_s = wait_s
-            return error
-        last = self.last_error.message if self.last_error is not None else "it was lost."
-        return ModelUnavailable(
-            f"The model {self.model} failed and is tried again in {wait_s} s, or as soon as it is "
-            f"restarted (POST /admin/models/{self.model}/restart). The last failure: {last}",
-            wait_s,
-        )
-
     def _flush(self, event: ModelEvent, now_s: float, reason: str = "") -> None:
         """Nothing runs any more, or may: have the process write what is worth keeping and end."""
         if self._apply(event, now_s, reason) and self.worker is not None:
@@ -402,3 +417,18 @@ class ModelActor:
 
 def _jitter() -> float:
     return random.random()  # noqa: S311 - only a pause
+
+
+def refusal_of(actor: ModelActor, now_s: float) -> WorkerError:
+    """Why nobody may wait for a model now."""
+    wait_s = max(1, round(actor.due_s - now_s))
+    if isinstance(actor.last_error, LoadFailed):
+        error = LoadFailed(actor.last_error.message)
+        error.retry_after_s = wait_s
+        return error
+    last = actor.last_error.message if actor.last_error is not None else "it was lost."
+    return ModelUnavailable(
+        f"The model {actor.model} failed and is tried again in {wait_s} s, or as soon as it is "
+        f"restarted (POST /admin/models/{actor.model}/restart). The last failure: {last}",
+        wait_s,
+    )

@@ -13,8 +13,10 @@ from store.types import ModelRow
 class ModelStatus(Struct, frozen=True):
     """What is known of one model. Counts are since the server started, times in seconds from now.
 
-    `expires_in_s` is when it is unloaded unless it is used, `retry_in_s` when it is tried again
-    after it failed. `has_changed_files`: what is loaded is not what lies on disk.
+    Requests are counted that ask this very name, and it is pinned or not; all else is the
+    process's, which other names of the same weights may share: `with_names`. `expires_in_s` is
+    when it is unloaded unless it is used, `retry_in_s` when it is tried again after it failed.
+    `has_changed_files`: what is loaded is not what lies on disk.
     """
 
     spec: ModelSpec
@@ -40,6 +42,11 @@ class ModelStatus(Struct, frozen=True):
     """What it took lately to have it leave and to have it back."""
     entered: tuple[tuple[ModelState, int], ...] = ()
     """How often it came into each state."""
+
+    @property
+    def with_names(self) -> tuple[str, ...]:
+        """The other names that its process serves."""
+        return tuple(name for name in self.spec.names if name != self.spec.id)
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -73,7 +80,7 @@ def status_of(
         spec=spec,
         state=actor.state,
         sight=sight_of(spec, found_blindness(spec, actor, row)),
-        num_running=len(actor.running),
+        num_running=actor.num_running(spec.id),
         num_waiting=num_waiting,
         pid=worker.pid if worker is not None else None,
         num_starts=actor.num_starts,
@@ -82,7 +89,7 @@ def status_of(
         load_ms=ready.load_ms if ready is not None else None,
         load_fraction=worker.load_fraction if worker is not None else None,
         reserved_bytes=actor.reserved_bytes,
-        is_pinned=actor.is_pinned,
+        is_pinned=spec.id in actor.pinned,
         since_s=now_s - actor.since_s if actor.since_s else None,
         expires_in_s=max(0.0, expires_s - now_s) if expires_s is not None else None,
         retry_in_s=max(0.0, actor.due_s - now_s) if holds_back else None,

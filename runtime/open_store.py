@@ -23,7 +23,7 @@ from runtime.identified import identify
 from runtime.ranks import KvForm
 from runtime.types import MissReason, ModelSpec
 from runtime.wear import Wear
-from runtime.wire import SlotStaged
+from runtime.wire import SlotStaged, TurnEnded
 from store import upkeep
 from store.cold_gate import ColdGate
 from store.conversations import Conversations
@@ -31,7 +31,7 @@ from store.database import Database
 from store.disk import disk_bytes
 from store.errors import IndexDamaged, SlotDamaged, SlotMissing, StoreError, StoreLost
 from store.index import SlotIndex
-from store.keyed_names import conversation_key
+from store.keyed_names import NOBODY, Asker, conversation_key
 from store.ownership import Ownership
 from store.records import Records
 from store.removal import unlink_condemned
@@ -45,7 +45,7 @@ from store.slots import (
     remove,
     slot_path,
 )
-from store.types import ConversationRow, SlotPlace, SlotRow
+from store.types import NAMELESS, ConversationRow, SlotPlace, SlotRow
 
 INDEX = "index.db"
 
@@ -244,16 +244,20 @@ class OpenStore:
                 figures = {"published_bytes": num_bytes, "written_bytes": num_bytes}
                 self.records.count(figures, wall_s)
             # What is published can be found by the name that it is to be deleted by.
-            rows = [
-                _turned(self.conversation_key(one.session_id), one, used_s)
-                for one in (staged[row.header.id] for row in saved)
-                if one.session_id is not None
-            ]
+            told = [staged[row.header.id] for row in saved]
+            turns = [_turn_of(one) for one in told if one.asker != NOBODY]
+            rows = [turn.row(self.secret, used_s) for turn in turns]
             wait([self._conversations.advance(row) for row in rows])
 
     def conversation_key(self, session_id: str) -> bytes:
         """What stands for a session id in this store."""
         return conversation_key(self.secret, session_id)
+
+    def end_turn(self, model: bytes, ended: TurnEnded) -> None:
+        """A conversation with a model says nothing that is not on disk already."""
+        leaf = self.heirs.of(ended.slot_id, ended.num_tokens) or ended.slot_id
+        turn = _Turn(model, ended.asker, leaf, ended.num_tokens, ended.ttl_s)
+        wait([self._conversations.advance(turn.row(self.secret, self.clock.now_s()))])
 
     def touch(self, ids: Sequence[str], lives_s: Mapping[str, float] | None = None) -> None:
         """Requests reused these slots, which are to live for so long. Raises StoreError."""
@@ -378,19 +382,34 @@ class OpenStore:
         return StoreLost(f"{self.root} was removed or replaced")
 
 
-def _turned(key: bytes, staged: SlotStaged, used_s: float) -> ConversationRow:
-    """A conversation that goes up to this slot."""
-    header = staged.header
-    return ConversationRow(
-        key=key,
-        model=header.model,
-        leaf=header.id,
-        num_tokens=header.end,
-        last_used_s=used_s,
-        created_s=time.time(),
-        ttl_s=header.ttl_s,
-        num_turns=int(staged.ends_turn),
-    )
+class _Turn(NamedTuple):
+    """A conversation with a model goes up to this slot."""
+
+    model: bytes
+    asker: Asker
+    leaf: str
+    num_tokens: int
+    ttl_s: float | None
+    num_turns: int = 1
+
+    def row(self, secret: bytes, used_s: float) -> ConversationRow:
+        session_id = self.asker.session_id
+        return ConversationRow(
+            key=NAMELESS if session_id is None else conversation_key(secret, session_id),
+            model=self.model,
+            leaf=self.leaf,
+            num_tokens=self.num_tokens,
+            last_used_s=used_s,
+            created_s=time.time(),
+            ttl_s=self.ttl_s,
+            num_turns=self.num_turns,
+            name=self.asker.model,
+        )
+
+
+def _turn_of(staged: SlotStaged) -> _Turn:
+    header, num_turns = staged.header, int(staged.ends_turn)
+    return _Turn(header.model, staged.asker, header.id, header.end, header.ttl_s, num_turns)
 
 
 def _discard(path: Path) -> None:

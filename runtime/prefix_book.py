@@ -17,6 +17,7 @@ from runtime.prefixes import Prefix
 from runtime.settings import Settings
 from runtime.types import GenerateRequest
 from store import prefixes as files
+from store.keyed_names import model_key
 from store.prefixes import StoredPrefix
 
 _CANDIDATES = 8
@@ -99,7 +100,9 @@ class PrefixBook:
         if model in self._written or model_hash is None:
             return
         try:
-            stored = await self._kv.tend(lambda store, _: files.read(store.root, model_hash))
+            stored = await self._kv.tend(
+                lambda store, _: files.read(store.root, model_hash, model_key(store.secret, model))
+            )
         except StoreUnavailable as error:
             _log.warning("prefixes not read", model=model, why=error.message)
             return
@@ -128,14 +131,14 @@ class PrefixBook:
         self, model: str, model_hash: bytes, before: dict[str, Prefix], after: dict[str, Prefix]
     ) -> None:
         def work(store: OpenStore, _: object) -> None:
+            asked = model_key(store.secret, model)
             for name, prefix in after.items():
                 if before.get(name) != prefix:
                     payload = msgspec.msgpack.encode(prefix)
-                    files.write(
-                        store.root, model_hash, name, StoredPrefix(prefix.sessions, payload)
-                    )
+                    stored = StoredPrefix(prefix.sessions, payload)
+                    files.write(store.root, model_hash, asked, name, stored)
             for name in before.keys() - after.keys():
-                files.remove(store.root, model_hash, name)
+                files.remove(store.root, model_hash, asked, name)
 
         try:
             await self._kv.tend(work)

@@ -205,23 +205,31 @@ class Prewarm:
     async def _on_step(self, step: Transition) -> None:
         if step.event != "up" or step.after != "ready":
             return
-        model = step.model
+        wanted: set[tuple[str, str]] = set()
+        for model in self._supervisor.names_of(step.model):
+            wanted |= await self._want(model)
+        self._release()
+        stale = [
+            one
+            for one in await self._kv.memory.pins(step.model)
+            if one.source.startswith("config:") and (one.source, one.name) not in wanted
+        ]
+        await self._kv.memory.unpin_all(stale)
+
+    async def _want(self, model: str) -> set[tuple[str, str]]:
+        """Queue what one name of a model that came up wants warm; its pins and itself."""
         self._warm[model] = set()
         self._take_back(model)
-        sources: list[str] = []
+        wanted: set[tuple[str, str]] = set()
         for request in self._pinned(model):
             pin = f"config:{request.request_id}"
-            sources.append(pin)
+            wanted.add((pin, model))
             cache = msgspec.structs.replace(request.cache, pin=pin)
             self._add(msgspec.structs.replace(request, cache=cache), "config")
         await self._book.open(model)
         for prefix in self._book.learned(model, time.time()):
             self._learn(model, prefix.name, "learned")
-        self._release()
-        stale = [one.source for one in await self._kv.memory.pins(model)]
-        await self._kv.memory.unpin(
-            {one for one in stale if one.startswith("config:") and one not in sources}
-        )
+        return wanted
 
     def _take_back(self, model: str) -> None:
         """What was not warmed while the model was loaded before is all wanted anew."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, NamedTuple
 
 from runtime.kv_channel import KvChannel
 from runtime.open_store import Published
 from runtime.store_life import StoreLife
-from runtime.wire import SlotStaged
+from runtime.wire import SlotStaged, TurnEnded
 from store.keyed_names import Whom
 from store.types import SlotRow
 
@@ -39,15 +39,25 @@ class Publisher:
         self._staged: list[tuple[KvChannel, SlotStaged]] = []
         self._running: asyncio.Task[None] | None = None
         self._group: asyncio.Future[Published | None] | None = None
-        self._turning_away: set[asyncio.Task[None]] = set()
+        self._under_way: set[asyncio.Task[None]] = set()
 
     def listen(self, tell: Callable[[Written], None]) -> None:
         """Have `tell` called for every group of slots."""
         self._listeners.append(tell)
 
-    def hear(self, channel: KvChannel, staged: SlotStaged) -> None:
-        """A worker staged a slot: it is published soon, unless its conversation was deleted."""
-        if channel.is_forgotten(staged.session_id):
+    def hear(self, channel: KvChannel, told: SlotStaged | TurnEnded) -> None:
+        """A worker staged a slot: it is published soon, unless its conversation was deleted.
+
+        Or a turn ended in slots of others: they are its conversation's as well.
+        """
+        if isinstance(told, SlotStaged):
+            self._take(channel, told)
+        elif not channel.is_forgotten(told.asker):
+            model = channel.model_hash
+            self._see_through(self._life.attempt(lambda store: store.end_turn(model, told)))
+
+    def _take(self, channel: KvChannel, staged: SlotStaged) -> None:
+        if channel.is_forgotten(staged.asker):
             self._turn_away(channel, staged)
             return
         self._staged.append((channel, staged))
@@ -68,12 +78,12 @@ class Publisher:
         meant = [
             (channel, one)
             for channel, one in self._staged
-            if _may_be_of(channel, models) and whom.means(one.session_id, secret)
+            if _may_be_of(channel, models) and whom.means(one.asker, secret)
         ]
         self._staged = [one for one in self._staged if one not in meant]
         for channel, staged in meant:
             self._turn_away(channel, staged)
-        under_way = [*self._turning_away, *([self._group] if self._group is not None else [])]
+        under_way = [*self._under_way, *([self._group] if self._group is not None else [])]
         if under_way:
             await asyncio.wait(under_way)
         return num_forgotten
@@ -111,9 +121,13 @@ class Publisher:
 
     def _turn_away(self, channel: KvChannel, staged: SlotStaged) -> None:
         """What it belongs to was deleted while it was written."""
-        task = self._life.spawn(self._discard(channel, staged))
-        self._turning_away.add(task)
-        task.add_done_callback(self._turning_away.discard)
+        self._see_through(self._discard(channel, staged))
+
+    def _see_through(self, work: Coroutine[Any, Any, None]) -> None:
+        """Who deletes waits for it."""
+        task = self._life.spawn(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _discard(self, channel: KvChannel, staged: SlotStaged) -> None:
         await self._life.attempt(lambda store: store.discard(staged))

@@ -46,7 +46,7 @@ def scene_of(
     residents: list[Resident] = []
     specs: dict[str, ModelSpec] = {}
     for call in calls:
-        specs[call.model] = call.spec
+        specs[call.model] = call.spec.loaded
         waiting.append(
             Waiting(
                 request_id=call.request_id,

@@ -21,14 +21,22 @@ _FLUSH_BYTES = 2 << 30
 
 
 def with_settings(request: GenerateRequest, spec: ModelSpec, settings: Settings) -> GenerateRequest:
-    """The request with what it does not say itself."""
+    """The request with what it does not say itself, by the name that it asks."""
     own = settings.models.get(spec.id)
     cache = request.cache
     if cache.ttl_s is None:
         cache = msgspec.structs.replace(cache, ttl_s=settings.kv_ttl_of(spec.id))
     priority = request.priority or (own.priority if own is not None else None) or "default"
     sampling = request.sampling.over(spec.sampling)
-    return msgspec.structs.replace(request, sampling=sampling, cache=cache, priority=priority)
+    return msgspec.structs.replace(
+        request,
+        model=spec.id,
+        sampling=sampling,
+        cache=cache,
+        priority=priority,
+        context=spec.context,
+        rules_off=settings.prompt_rules_off(spec.id),
+    )
 
 
 def rules_of(settings: Settings) -> Rules:

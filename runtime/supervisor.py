@@ -19,13 +19,14 @@ from runtime.alarm import Alarm
 from runtime.calls import Call, Wish
 from runtime.catalog import Catalog
 from runtime.dispatch import Dispatch
-from runtime.errors import HearthError, UnknownModel, UnknownRequest, WorkerError
+from runtime.errors import HearthError, UnknownRequest, WorkerError
 from runtime.generation import Generation
 from runtime.kv_store import KvStore
-from runtime.lifecycle import HAS_PROCESS, ModelState, Transition
+from runtime.lifecycle import ModelState, Transition
 from runtime.memory import Budgets, Memory
 from runtime.model_actor import Worker
 from runtime.model_status import ModelStatus, status_of
+from runtime.names import Names
 from runtime.newborn import Newborn
 from runtime.news import News
 from runtime.process_memory import Departure
@@ -63,8 +64,8 @@ class Supervisor:
             rules_of(settings), self, self._memory, settings.keep_alive_of, time.monotonic
         )
         self._alarm = Alarm(self._dispatch.settle)
-        for model, own in settings.models.items():
-            self._dispatch.actor(model).is_pinned = own.pinned
+        pinned = (model for model, own in settings.models.items() if own.pinned)
+        self._names = Names(catalog, self._dispatch, pinned)
 
     @property
     def is_ready(self) -> bool:
@@ -84,9 +85,8 @@ class Supervisor:
         """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
         if self._first is not None:
             await self._spares.adopt(self._first)
-        specs = _preloaded(self._settings, self._catalog)
-        specs += [one for one in self._catalog.models() if self._dispatch.actor(one.id).is_pinned]
-        unique = {spec.id: spec for spec in specs}
+        specs = [*_preloaded(self._settings, self._catalog), *self._names.pinned()]
+        unique = {spec.engine: spec for spec in specs}
         self._preloading = set(unique)
         self._spawn(self._preload(list(unique.values())))
 
@@ -118,7 +118,7 @@ class Supervisor:
             PoisonRequest: workers died of this request.
         """
         self._memory.check()
-        spec = self._resolve(request.model)
+        spec = self._names.resolve(request.model)
         generation, call = _generation(request, spec, self._dispatch, self._settings)
         self._dispatch.submit(call)
         return generation
@@ -131,30 +131,30 @@ class Supervisor:
         """
         if self._dispatch.is_stopping:
             return None
-        spec = self._resolve(request.model)
+        spec = self._names.resolve(request.model)
         generation, call = _generation(request, spec, self._dispatch, self._settings)
         call.yields = True
         return generation if self._dispatch.warm(call) else None
 
     def status(self) -> tuple[ModelStatus, ...]:
         """Every model that can be named, in the catalog's order, then what else is loaded."""
-        specs = {spec.id: spec for spec in self._catalog.models()}
-        for actor in self._dispatch.actors.values():
-            if actor.spec is not None and actor.state in HAS_PROCESS:
-                specs.setdefault(actor.model, actor.spec)
-        return tuple(self._status(spec) for spec in specs.values())
+        return tuple(map(self._status, self._names.all()))
 
     def status_of(self, name: str) -> ModelStatus:
         """One model, by its name or an alias. Raises UnknownModel."""
-        return self._status(self._resolve(name))
+        return self._status(self._names.resolve(name))
+
+    def names_of(self, engine: str) -> tuple[str, ...]:
+        """All names that the process serves that goes by this one."""
+        return self._names.of(engine)
 
     def worker(self, model: str) -> Worker | None:
         """The process of a model, if there is one."""
-        return self._dispatch.actor(model).worker
+        return self._names.actor(model).worker
 
     def stderr_tail(self, model: str) -> str:
         """The last lines that the model's latest process to end printed."""
-        worker = self._dispatch.actor(model).last_worker
+        worker = self._names.actor(model).last_worker
         return worker.stderr_tail if isinstance(worker, WorkerProcess) else ""
 
     # What the operator may ask for
@@ -166,10 +166,13 @@ class Supervisor:
             UnknownModel: there is no such model.
             RequestRejected: it cannot be waited for now.
         """
-        return self._wish(self._resolve(name), "default")
+        return self._wish(self._names.resolve(name), "default")
 
     def unload(self, name: str) -> ModelStatus:
-        """Have a model leave once its requests have ended. Raises UnknownModel."""
+        """Have a model leave once its requests have ended, with all names that share its process.
+
+        Raises UnknownModel.
+        """
         return self._take_away(name, "the operator unloads it")
 
     def restart(self, name: str, reason: str = "the operator restarts it") -> Wish:
@@ -179,19 +182,21 @@ class Supervisor:
             UnknownModel: there is no such model.
             RequestRejected: it cannot be waited for now.
         """
-        spec = self._resolve(name)
-        self._dispatch.actor(spec.id).forgive(time.monotonic())
+        spec = self._names.resolve(name)
+        self._dispatch.actor(spec.engine).forgive(time.monotonic())
         self._take_away(name, reason)
         return self._wish(spec, "default")
 
     def pin(self, name: str, *, is_pinned: bool) -> ModelStatus:
         """Keep a model loaded once it is, whoever else wants room; or no longer.
 
+        It stays for as long as any name that shares its process is pinned.
+
         Raises:
             UnknownModel: there is no such model.
         """
-        spec = self._resolve(name)
-        self._dispatch.actor(spec.id).is_pinned = is_pinned
+        spec = self._names.resolve(name)
+        self._names.pin(spec, is_pinned=is_pinned)
         self._dispatch.settle()
         return self._status(spec)
 
@@ -291,12 +296,12 @@ class Supervisor:
                 await self._try_load(spec.id)
             else:
                 _log.warning("not preloaded: no room beside the others", model=spec.id)
-            self._preloading.discard(spec.id)
+            self._preloading.discard(spec.engine)
         self._spares.want()
 
     async def _try_load(self, model: str) -> None:
         try:
-            await self._wish(self._resolve(model), "background").granted()
+            await self._wish(self._names.resolve(model), "background").granted()
         except HearthError as error:
             _log.warning("not loaded", model=model, why=error.message)
 
@@ -308,31 +313,21 @@ class Supervisor:
         return wish
 
     def _take_away(self, name: str, reason: str) -> ModelStatus:
-        spec = self._resolve(name)
-        actor = self._dispatch.actor(spec.id)
+        spec = self._names.resolve(name)
+        actor = self._dispatch.actor(spec.engine)
         actor.leave(reason, time.monotonic(), self._settings.stop_timeout_s)
         self._dispatch.settle()
         return self._status(spec)
 
-    def _resolve(self, name: str) -> ModelSpec:
-        """The catalog's word; what is loaded can be named even when it is gone from the disk."""
-        try:
-            return self._catalog.resolve(name)
-        except UnknownModel:
-            for actor in self._dispatch.actors.values():
-                spec = actor.spec if actor.is_takable else None
-                if spec is not None and name in (spec.id, *spec.aliases):
-                    return spec
-            raise
-
     def _status(self, spec: ModelSpec) -> ModelStatus:
-        actor, row = self._dispatch.actor(spec.id), self._memory.remembered(spec.id)
-        num_waiting = self._dispatch.num_waiting(spec.id)
+        model = spec.engine
+        actor, row = self._dispatch.actor(model), self._memory.remembered(model)
+        num_waiting = self._dispatch.num_waiting(spec)
         return msgspec.structs.replace(
             status_of(spec, actor, num_waiting, time.monotonic(), row),
-            swap_cost=self._costs.of(spec.id),
-            entered=tuple(self._entered[spec.id].items()),
-            unreturned_bytes=self._memory.unreturned_bytes(spec.id) + actor.abandoned_bytes,
+            swap_cost=self._costs.of(model),
+            entered=tuple(self._entered[model].items()),
+            unreturned_bytes=self._memory.unreturned_bytes(model) + actor.abandoned_bytes,
         )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

@@ -195,7 +195,8 @@ class GenerateRequest(Struct, frozen=True):
     back as `PromptLogprobs`, each token with `top_logprobs` alternatives; its KV is computed anew.
     `client` is the family of the program that asks, as its headers tell it, and `keep_alive_s` how
     long the model stays loaded afterwards (0: not at all, negative: for ever). Without `priority`
-    it has its model's.
+    it has its model's. `context` (0: that of the loaded model) and `rules_off`, names of prompt
+    rules that are off, are those of the name that is asked.
     """
 
     request_id: str
@@ -216,6 +217,8 @@ class GenerateRequest(Struct, frozen=True):
     ignore_eos: bool = False
     deadline_s: float = 600.0
     cache: CacheParams = CacheParams()
+    context: int = 0
+    rules_off: tuple[str, ...] = ()
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -371,6 +374,17 @@ class Pooling(Struct, frozen=True):
     is_normalised: bool = True
 
 
+class Shared(Struct, frozen=True):
+    """What the `names` have in common whose weights one process computes for all of them.
+
+    It goes by `engine`, the first of them, and has room for the largest of their contexts.
+    """
+
+    engine: str
+    names: tuple[str, ...]
+    context: int
+
+
 class ModelSpec(Struct, frozen=True):
     """A model that can be named: where its weights are and how it is to be run.
 
@@ -393,6 +407,25 @@ class ModelSpec(Struct, frozen=True):
     capabilities: tuple[str, ...] = ("completion",)
     is_vision: bool = False
     image_bytes: int = 0
+    shared: Shared | None = None
+    """Set where several names have the same weights, loaded in the same way."""
+
+    @property
+    def engine(self) -> str:
+        """The name that its process goes by."""
+        return self.shared.engine if self.shared is not None else self.id
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that its process serves."""
+        return self.shared.names if self.shared is not None else (self.id,)
+
+    @property
+    def loaded(self) -> ModelSpec:
+        """What its process is started with: the same whichever of its names is asked first."""
+        if self.shared is None:
+            return self
+        return msgspec.structs.replace(self, id=self.shared.engine, context=self.shared.context)
 
     @property
     def sees(self) -> bool:

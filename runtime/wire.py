@@ -25,7 +25,7 @@ from runtime.slot_news import (
     WritesPaused,
 )
 from runtime.types import CacheUse, Chunk, GenerateRequest, ModelSpec, Struct
-from store.keyed_names import Whom
+from store.keyed_names import NOBODY, Asker, Whom
 from store.types import SlotHeader
 
 MAX_FRAME_BYTES = 1 << 28
@@ -35,7 +35,7 @@ _LENGTH = struct.Struct("<I")
 class WorkerOptions(Struct, frozen=True):
     """What a worker needs of the settings. `prefill_block_ms` bounds how long decode may wait.
 
-    `prompt_rules_off` names rules that are off; `ranks` is None where one process has the model.
+    `ranks` is None where one process has the model.
     """
 
     wired: Literal["off", "on"] = "off"
@@ -43,7 +43,6 @@ class WorkerOptions(Struct, frozen=True):
     prefill_slice: int | None = None
     prefill_block_ms: float = 250.0
     heartbeat_s: float = 1.0
-    prompt_rules_off: tuple[str, ...] = ()
     ranks: Ranks | None = None
 
 
@@ -261,9 +260,18 @@ class SlotStaged(Struct, frozen=True, tag="staged"):
     header: SlotHeader
     path: str
     num_bytes: int
-    session_id: str | None = None
+    asker: Asker = NOBODY
     ends_turn: bool = False
     write_ms: float = 0.0
+
+
+class TurnEnded(Struct, frozen=True, tag="turn"):
+    """An answer ended with tokens that are all on disk already, the last of them in this slot."""
+
+    asker: Asker
+    slot_id: str
+    num_tokens: int
+    ttl_s: float | None = None
 
 
 class SlotBad(Struct, frozen=True, tag="bad"):
@@ -302,10 +310,14 @@ class Forgotten(Struct, frozen=True, tag="forgotten"):
 
 
 class PinWanted(Struct, frozen=True, tag="pin"):
-    """The prefix that ends with this hash is to stay, whatever else leaves the disk."""
+    """The prefix that ends with this hash is to stay, whatever else leaves the disk.
+
+    `model` is the name that was asked for it.
+    """
 
     end_hash: bytes
     source: str
+    model: str = ""
 
 
 class StoreTrouble(Struct, frozen=True, tag="trouble"):
@@ -329,6 +341,7 @@ Event = (
     | Flushed
     | SlotStaged
     | SlotBad
+    | TurnEnded
     | SlotsUsed
     | SlotsWanted
     | HotNow

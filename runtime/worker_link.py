@@ -82,7 +82,6 @@ def worker_options(settings: Settings, model: str) -> WorkerOptions:
         prefill_slice=settings.prefill_slice,
         prefill_block_ms=settings.prefill_block_ms,
         heartbeat_s=min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4),
-        prompt_rules_off=settings.prompt_rules_off(model),
         ranks=own.together,
     )
 

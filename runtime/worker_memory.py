@@ -33,7 +33,7 @@ class WorkerMemory:
 
     def hash_of(self, model: str) -> bytes | None:
         """The model hash of a model that is loaded and has a disk."""
-        hashes = (c.model_hash for c in self._channels if c.spec.id == model and c.has_disk)
+        hashes = (c.model_hash for c in self._channels if model in c.spec.names and c.has_disk)
         return next(hashes, None)
 
     def bring(self, slots: Mapping[bytes, Sequence[str]]) -> None:
@@ -53,9 +53,17 @@ class WorkerMemory:
         async with self._pinning:
             pins = await self._life.attempt(lambda store: store.index.pins()) or []
             mine = [one for one in pins if one.source in sources]
-            for one in mine:
-                await self._life.attempt(lambda store, pin=one: store.index.unpin(*pin).result())
+            await self._unpin(mine)
         return len(mine)
+
+    async def unpin_all(self, pins: Collection[PinRow]) -> None:
+        """Take back these pins."""
+        async with self._pinning:
+            await self._unpin(pins)
+
+    async def _unpin(self, pins: Collection[PinRow]) -> None:
+        for one in pins:
+            await self._life.attempt(lambda store, pin=one: store.index.unpin(*pin).result())
 
     async def take_back(self, source: str) -> int:
         """The same of one source for ever, also where a worker is about to ask for a pin of it."""
@@ -69,5 +77,7 @@ class WorkerMemory:
         async with self._pinning:
             if wanted.source not in self._taken_back:
                 await self._life.attempt(
-                    lambda store: store.index.pin(model, wanted.end_hash, wanted.source).result()
+                    lambda store: store.index.pin(
+                        model, wanted.end_hash, wanted.source, wanted.model
+                    ).result()
                 )

@@ -1,18 +1,23 @@
-"""Conversations: which slots each was ever part of, so that they can be counted and deleted."""
+"""Conversations: which slots each was ever part of, so that they can be counted and deleted.
+
+What was asked without a session id is one conversation for each name that was asked, under the
+key `NAMELESS`. It ends in every slot of it that nothing else of it continues.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
-from sqlalchemy import Connection, delete, func, or_, select
+from sqlalchemy import Connection, delete, func, or_, select, update
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.orm import aliased
 
 from store import pins, slot_rows
 from store.database import Database
 from store.errors import StoreError
-from store.tables import Conversation, ConversationSlot, Model, Pin, Slot
-from store.types import ConversationRow, SlotPlace
+from store.tables import Conversation, ConversationSlot, Cut, Model, Pin, Slot
+from store.types import NAMELESS, ConversationRow, SlotPlace
 
 
 class Conversations:
@@ -24,6 +29,8 @@ class Conversations:
     def advance(self, row: ConversationRow) -> Future[None]:
         """The first `row.num_tokens` tokens end in `row.leaf`; its whole chain is noted.
 
+        Of what was asked without a session id only that is noted.
+
         Creation time is kept from the first call on, and `row.num_turns` more turns are counted.
         The future fails with StoreError when the leaf is unknown.
         """
@@ -33,18 +40,18 @@ class Conversations:
         """Forget a conversation, for all models unless one is named, and all that only it said.
 
         Slots that something else needs to their end stay. Where something else leaves a slot
-        before its end, the rest of that slot is nobody else's: it goes, with what continues it.
+        before its end, the rest of that slot is nobody else's: it is to be cut off (`Cut`).
         The files may be unlinked when the future is done: see `SlotIndex.drop`.
         """
         return self._database.submit(lambda connection: _drop(connection, key, model))
 
     def get(self, key: bytes, model: bytes) -> ConversationRow | None:
-        """One conversation with one model."""
+        """One conversation with one model, as it was asked last."""
         rows = self._database.read(lambda connection: _rows(connection, key, model))
         return rows[0] if rows else None
 
     def listing(self) -> list[ConversationRow]:
-        """All conversations, the latest first, with the slots and bytes they are part of."""
+        """All with a session id, the latest first, with the slots and bytes they are part of."""
         return self._database.read(_rows)
 
     def forget_idle(self, before_s: float) -> Future[int]:
@@ -60,78 +67,102 @@ def _advance(connection: Connection, row: ConversationRow) -> None:
     if row.leaf and leaf is None:
         raise StoreError("the conversation ends in an unknown slot")
     model = slot_rows.known_model_id(connection, row.model)
+    is_named = row.key != NAMELESS
     values = {
         "key": row.key,
         "model_id": model,
-        "leaf_id": leaf,
-        "num_tokens": row.num_tokens,
-        "num_turns": row.num_turns,
+        "leaf_id": leaf if is_named else None,
+        "num_tokens": row.num_tokens if is_named else 0,
+        "num_turns": row.num_turns if is_named else 0,
         "ttl_s": row.ttl_s,
         "created_s": row.created_s,
         "last_used_s": row.last_used_s,
+        "name": row.name,
     }
     changing = {name: values[name] for name in ("leaf_id", "num_tokens", "ttl_s", "last_used_s")}
     advanced = (
         insert(Conversation)
         .values(values)
         .on_conflict_do_update(
-            index_elements=["key", "model_id"],
-            set_={**changing, "num_turns": Conversation.num_turns + row.num_turns},
+            index_elements=["key", "model_id", "name"],
+            set_={**changing, "num_turns": Conversation.num_turns + values["num_turns"]},
         )
         .returning(Conversation.id)
     )
     number = connection.execute(advanced).scalar_one()
-    _note_chain(connection, number, leaf)
-    if leaf is not None:
-        pins.carry(connection, model, pins.source_of(row.key.hex()), leaf)
+    _note_chain(connection, number, leaf, row.num_tokens)
+    if leaf is not None and is_named:
+        pins.carry(connection, model, pins.source_of(row.key.hex()), row.name, leaf)
 
 
-def _note_chain(connection: Connection, conversation: int, slot: int | None) -> None:
+def _note_chain(connection: Connection, conversation: int, slot: int | None, reach: int) -> None:
     """From the leaf up to the first slot that is noted already: its ancestors are as well."""
     while slot is not None:
-        member = {"conversation_id": conversation, "slot_id": slot}
-        noted = insert(ConversationSlot).values(member).on_conflict_do_nothing()
-        if not connection.execute(noted).rowcount:
+        columns = select(Slot.parent_id, Slot.start, Slot.end).where(Slot.id == slot)
+        parent, start, end = connection.execute(columns).one()
+        mine = (
+            ConversationSlot.conversation_id == conversation,
+            ConversationSlot.slot_id == slot,
+        )
+        reach = reach if start < reach <= end else end
+        noted = update(ConversationSlot).where(*mine)
+        further = func.max(ConversationSlot.reach, reach)
+        if connection.execute(noted.values(reach=further)).rowcount:
             return
-        slot = connection.execute(select(Slot.parent_id).where(Slot.id == slot)).scalar()
+        member = {"conversation_id": conversation, "slot_id": slot, "reach": reach}
+        connection.execute(insert(ConversationSlot).values(member))
+        slot, reach = parent, start
 
 
 def _drop(connection: Connection, key: bytes, model: bytes | None) -> tuple[SlotPlace, ...]:
     find = select(Conversation.id).where(Conversation.key == key)
     if model is not None:
         find = find.where(Conversation.model_id == slot_rows.model_id(connection, model))
-    numbers = list(connection.execute(find).scalars())
+    return drop_rows(connection, list(connection.execute(find).scalars()))
+
+
+def drop_rows(
+    connection: Connection, numbers: Sequence[int], *, keeps_class: bool = True
+) -> tuple[SlotPlace, ...]:
+    """The same of these conversations, by their numbers."""
     member = ConversationSlot.conversation_id.in_(numbers)
     mine = set(connection.execute(select(ConversationSlot.slot_id).where(member)).scalars())
     connection.execute(delete(Conversation).where(Conversation.id.in_(numbers)))
-    dropped: list[SlotPlace] = []
-    for slot in sorted(mine, reverse=True):
-        dropped += drop_unneeded(connection, slot)
-    return tuple(dropped)
+    return drop_unneeded(connection, mine, keeps_class=keeps_class)
 
 
 def drop_unneeded(
-    connection: Connection, slot: int, leave: int | None = None
+    connection: Connection, slots: Iterable[int], *, keeps_class: bool = True
 ) -> tuple[SlotPlace, ...]:
-    """Delete a slot, with what continues it, unless something needs its tokens up to `leave`.
+    """Delete what nothing needs of these slots, the later ones first.
 
-    That is its end unless given. Needed is what is pinned, where another conversation ends, and
-    what comes before a slot that continues it.
+    A slot that something needs a part of is to be cut (`Cut`): nothing that continues it goes.
+    What is pinned stays; without `keeps_class` only what somebody pins now.
     """
-    columns = select(Slot.name, Slot.end, Slot.is_pinned, Slot.num_children)
-    row = connection.execute(columns.where(Slot.id == slot)).first()
-    if row is None or row.is_pinned:
-        return ()
-    remembered = select(ConversationSlot.slot_id).where(ConversationSlot.slot_id == slot)
-    ends = select(Conversation.id).where(Conversation.leaf_id == slot)
-    is_end = remembered if not row.num_children else ends
+    dropped: list[SlotPlace] = []
+    pin = select(Pin.source).where(Pin.model_id == Slot.model_id, Pin.end_hash == Slot.end_hash)
+    stays = Slot.is_pinned if keeps_class else pin.exists()
+    for slot in sorted(slots, reverse=True):
+        columns = select(Slot.name, Slot.start, Slot.end, stays.label("stays"))
+        row = connection.execute(columns.where(Slot.id == slot)).first()
+        if row is None or row.stays or (needed := needed_of(connection, slot)) >= row.end:
+            continue
+        if needed > row.start:
+            connection.execute(insert(Cut).values(slot_id=slot).on_conflict_do_nothing())
+        else:
+            dropped += slot_rows.delete_subtrees(connection, [row.name])
+    return tuple(dropped)
+
+
+def needed_of(connection: Connection, slot: int) -> int:
+    """Up to which position something needs the tokens of a slot that is not pinned; 0 for nothing.
+
+    That is as far as a conversation goes, and what comes before what continues it.
+    """
+    reach = select(func.max(ConversationSlot.reach)).where(ConversationSlot.slot_id == slot)
     starts = select(func.max(Slot.start)).where(Slot.parent_id == slot)
-    needed = connection.execute(starts).scalar() or 0
-    if connection.execute(is_end).first() is not None:
-        needed = row.end
-    if needed >= (row.end if leave is None else leave):
-        return ()
-    return slot_rows.delete_subtrees(connection, [row.name])
+    ends = (connection.execute(one).scalar() for one in (reach, starts))
+    return max(end or 0 for end in ends)
 
 
 def _rows(
@@ -159,7 +190,9 @@ def _rows(
             Conversation.ttl_s,
             func.coalesce(held.c.num_slots, 0),
             func.coalesce(held.c.disk_bytes, 0),
+            Conversation.name,
         )
+        .where(Conversation.key != NAMELESS)
         .join(Model, Model.id == Conversation.model_id)
         .outerjoin(Slot, Slot.id == Conversation.leaf_id)
         .outerjoin(held, held.c.conversation_id == Conversation.id)

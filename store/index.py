@@ -12,12 +12,14 @@ from sqlalchemy import Connection, delete, func, literal, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from store import pins, slot_rows
+from store.conversations import drop_unneeded, needed_of
 from store.database import Database
 from store.errors import StoreError
 from store.tables import (
     Condemned,
     Conversation,
     ConversationSlot,
+    Cut,
     Model,
     Slot,
 )
@@ -56,6 +58,25 @@ class SlotIndex:
         StoreError when something outside `old` continues the chain.
         """
         return self._database.submit(lambda connection: _replace(connection, merged, old))
+
+    def to_cut(self) -> list[tuple[SlotRow, int]]:
+        """Slots of which the end is deleted, and up to where each is needed now."""
+        return self._database.read(_to_cut)
+
+    def cut(self, old: str, row: SlotRow) -> Future[SlotPlace | None]:
+        """Put `row`, which has its first tokens, in the place of a slot; the old file's place.
+
+        What continues the slot continues this one. None when it is not to be cut there any more.
+        """
+        return self._database.submit(lambda connection: _cut(connection, old, row))
+
+    def not_cut(self, slot: str) -> Future[tuple[SlotPlace, ...]]:
+        """A slot needs no cut: all of it is needed, or nothing of it is, and it is dropped."""
+        return self._database.submit(lambda connection: _not_cut(connection, slot))
+
+    def children(self, slot: str) -> list[SlotPlace]:
+        """The slots that continue this one."""
+        return self._database.read(lambda connection: _children(connection, slot))
 
     def touch(
         self, ids: Sequence[str], now_s: float, lives_s: Mapping[str, float] | None = None
@@ -102,16 +123,17 @@ class SlotIndex:
         """
         return self._database.read(lambda connection: _over(connection, now_s))
 
-    def pin(self, model: bytes, end_hash: bytes, source: str) -> Future[int]:
+    def pin(self, model: bytes, end_hash: bytes, source: str, name: str = "") -> Future[int]:
         """Keep the prefix that ends with `end_hash`, also when it is yet to come, for `source`.
 
-        The number of slots there are of it. What such a slot continues stays as well.
+        The number of slots there are of it. What such a slot continues stays as well. `name` is
+        the model's that was asked for it.
         """
-        return self._database.submit(lambda c: pins.pin(c, model, end_hash, source))
+        return self._database.submit(lambda c: pins.pin(c, model, end_hash, source, name))
 
-    def unpin(self, model: bytes, end_hash: bytes, source: str) -> Future[int]:
+    def unpin(self, model: bytes, end_hash: bytes, source: str, name: str = "") -> Future[int]:
         """Take back one source's pin; the number of slots that ended there."""
-        return self._database.submit(lambda c: pins.unpin(c, model, end_hash, source))
+        return self._database.submit(lambda c: pins.unpin(c, model, end_hash, source, name))
 
     def pins(self) -> list[PinRow]:
         """Everything that must stay."""
@@ -181,15 +203,62 @@ def _replace(
     slot_rows.insert_slots(connection, merged)
     new = slot_rows.slot_ids(connection, [row.header.id for row in merged])
     for number in new.values():
-        members = select(ConversationSlot.conversation_id, literal(number)).where(
-            ConversationSlot.slot_id.in_(numbers)
+        place = select(Slot.start, Slot.end).where(Slot.id == number)
+        start, end = connection.execute(place).one()
+        reach = func.max(ConversationSlot.reach)
+        members = (
+            select(ConversationSlot.conversation_id, literal(number), func.min(reach, end))
+            .where(ConversationSlot.slot_id.in_(numbers))
+            .group_by(ConversationSlot.conversation_id)
+            .having(reach > start)
         )
-        columns = ["conversation_id", "slot_id"]
-        joined = insert(ConversationSlot).from_select(columns, members.distinct())
+        columns = ["conversation_id", "slot_id", "reach"]
+        joined = insert(ConversationSlot).from_select(columns, members)
         connection.execute(joined.on_conflict_do_nothing())
     ends = update(Conversation).where(Conversation.leaf_id.in_(numbers))
     connection.execute(ends.values(leaf_id=new[merged[-1].header.id]))
     return slot_rows.delete_subtrees(connection, old)
+
+
+def _to_cut(connection: Connection) -> list[tuple[SlotRow, int]]:
+    columns = select(Slot.name, Slot.id, Model.hash).join(Cut, Cut.slot_id == Slot.id)
+    named = {
+        name: (number, model)
+        for name, number, model in connection.execute(
+            columns.join(Model, Model.id == Slot.model_id)
+        )
+    }
+    return [
+        (row, needed_of(connection, named[row.header.id][0]))
+        for model in {model for _, model in named.values()}
+        for row in slot_rows.read_slots(connection, model)
+        if row.header.id in named
+    ]
+
+
+def _cut(connection: Connection, old: str, row: SlotRow) -> SlotPlace | None:
+    header = row.header
+    found = connection.execute(select(Slot.id, Slot.tier).where(Slot.name == old)).first()
+    if found is None or found.tier != "warm" or needed_of(connection, found.id) != header.end:
+        return None
+    slot_rows.shorten(connection, found.id, row)
+    connection.execute(delete(Cut).where(Cut.slot_id == found.id))
+    place = SlotPlace(old, "warm")
+    _forget(connection, [SlotPlace(header.id, "warm")])
+    _condemn(connection, place)
+    return place
+
+
+def _not_cut(connection: Connection, slot: str) -> tuple[SlotPlace, ...]:
+    number = slot_rows.slot_ids(connection, [slot]).get(slot)
+    connection.execute(delete(Cut).where(Cut.slot_id == number))
+    return drop_unneeded(connection, [number] if number is not None else [])
+
+
+def _children(connection: Connection, slot: str) -> list[SlotPlace]:
+    number = slot_rows.slot_ids(connection, [slot]).get(slot)
+    rows = connection.execute(select(Slot.name, Slot.tier).where(Slot.parent_id == number))
+    return [SlotPlace(*row) for row in rows]
 
 
 def _touch(

@@ -20,16 +20,41 @@ def conversation_key(secret: bytes, session_id: str) -> bytes:
     return keyed_hash(secret, "conversation", session_id.encode())
 
 
+class Asker(msgspec.Struct, frozen=True):
+    """Who says something: the name of the model that is asked, and the conversation if it has one.
+
+    What has no name (`model` is empty) belongs to whatever its weights are called.
+    """
+
+    model: str = ""
+    session_id: str | None = None
+
+
+NOBODY = Asker()
+
+
 class Whom(msgspec.Struct, frozen=True):
-    """A conversation by its session id, or by the key that stands for it; without either, all."""
+    """A conversation by its session id, or by the key that stands for it; without either, all.
+
+    With a `model` only what was asked under that name.
+    """
 
     session_id: str | None = None
     key: bytes | None = None
+    model: str | None = None
 
-    def means(self, session_id: str | None, secret: bytes) -> bool:
-        """Whether this conversation is meant; None are those without a name."""
+    def means(self, asker: Asker, secret: bytes) -> bool:
+        """Whether this is meant; a conversation without a session id is with all others only."""
+        if self.model is not None and asker.model != self.model:
+            return False
         if self.session_id is None and self.key is None:
             return True
+        session_id = asker.session_id
         if session_id is None:
             return False
         return session_id == self.session_id or conversation_key(secret, session_id) == self.key
+
+
+def model_key(secret: bytes, model: str) -> str:
+    """What stands for the name of a model in the names of files: 16 hex characters."""
+    return keyed_hash(secret, "model", model.encode()).hex()[:16]

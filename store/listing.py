@@ -13,27 +13,42 @@ _NAMED = """
 SELECT lower(hex(c.key)), m.hash, l.name, c.num_tokens, c.num_turns,
   count(s.id), coalesce(sum(s.disk_bytes), 0), coalesce(sum(s.tier = 'cold'), 0),
   coalesce(max(s.is_pinned), 0), max(c.last_used_s, coalesce(l.last_used_s, 0.0)),
-  coalesce(l."end", 0), 1
+  coalesce(l."end", 0), 1, coalesce(nullif(c.name, ''), m.label)
 FROM conversations c JOIN models m ON m.id = c.model_id LEFT JOIN slots l ON l.id = c.leaf_id
   LEFT JOIN conversation_slots cs ON cs.conversation_id = c.id
   LEFT JOIN slots s ON s.id = cs.slot_id
+WHERE c.key <> x''
 """
 _EACH = "GROUP BY c.id"
-_CHAINS = """
-WITH RECURSIVE chain (leaf, slot) AS (
-  SELECT id, id FROM slots WHERE num_children = 0
-    AND NOT EXISTS (SELECT 1 FROM conversation_slots WHERE slot_id = slots.id)
+_NAMELESS_ENDS = """
+  SELECT cs.slot_id, c.name FROM conversations c
+    JOIN conversation_slots cs ON cs.conversation_id = c.id
+  WHERE c.key = x'' AND NOT EXISTS (
+    SELECT 1 FROM slots child JOIN conversation_slots further ON further.slot_id = child.id
+    WHERE child.parent_id = cs.slot_id AND further.conversation_id = c.id)
+"""
+_LEAVES = f"""
+SELECT name FROM slots WHERE id IN (SELECT leaf_id FROM conversations)
+  OR id IN (SELECT slot_id FROM ({_NAMELESS_ENDS}))
+"""  # noqa: S608 - of the constant above
+_CHAINS = f"""
+WITH RECURSIVE ends (slot, name) AS ({_NAMELESS_ENDS}
   UNION ALL
-  SELECT chain.leaf, slots.parent_id FROM chain JOIN slots ON slots.id = chain.slot
+  SELECT id, '' FROM slots WHERE num_children = 0
+    AND NOT EXISTS (SELECT 1 FROM conversation_slots WHERE slot_id = slots.id)
+), chain (leaf, name, slot) AS (
+  SELECT slot, name, slot FROM ends
+  UNION ALL
+  SELECT chain.leaf, chain.name, slots.parent_id FROM chain JOIN slots ON slots.id = chain.slot
   WHERE slots.parent_id IS NOT NULL
 )
 SELECT l.name, m.hash, l.name, l."end", 0,
   count(s.id), sum(s.disk_bytes), sum(s.tier = 'cold'), max(s.is_pinned), l.last_used_s,
-  l."end", 0
+  l."end", 0, coalesce(nullif(chain.name, ''), m.label)
 FROM chain JOIN slots l ON l.id = chain.leaf JOIN slots s ON s.id = chain.slot
   JOIN models m ON m.id = l.model_id
-GROUP BY chain.leaf
-"""
+GROUP BY chain.leaf, chain.name
+"""  # noqa: S608 - of the constant above
 _WAY = """
 WITH RECURSIVE way (slot, depth) AS (
   SELECT id, 0 FROM slots WHERE name = :leaf
@@ -47,10 +62,11 @@ FROM way JOIN slots ON slots.id = way.slot ORDER BY depth DESC
 
 
 class Entry(Struct, frozen=True):
-    """One conversation with one model, or a chain of slots that belongs to none.
+    """One conversation with one model, or a chain of slots without a session id.
 
-    `id` is the hex of a conversation's key, else the id of the chain's last slot. `num_durable` is
-    how many of its tokens are on disk now. Slots and bytes that are shared count in each.
+    `name` is the model's that was asked; what two names asked is there twice. `id` is the hex of a
+    conversation's key, else the id of the chain's last slot. `num_durable` is how many of its
+    tokens are on disk now. Slots and bytes that are shared count in each.
     """
 
     id: str
@@ -65,6 +81,7 @@ class Entry(Struct, frozen=True):
     last_used_s: float
     num_durable: int
     is_named: bool
+    name: str
 
 
 class Link(Struct, frozen=True):
@@ -90,8 +107,7 @@ def ends(connection: Connection) -> dict[str, End]:
 
 def leaves(connection: Connection) -> set[str]:
     """The slots where conversations end."""
-    query = "SELECT name FROM slots WHERE id IN (SELECT leaf_id FROM conversations)"
-    return set(connection.execute(text(query)).scalars())
+    return set(connection.execute(text(_LEAVES)).scalars())
 
 
 def entries(connection: Connection) -> list[Entry]:
@@ -106,7 +122,7 @@ def entries(connection: Connection) -> list[Entry]:
 
 def named(connection: Connection, keys: Sequence[bytes]) -> list[Entry]:
     """The conversations of these keys with all their models, the latest used first."""
-    query = text(f"{_NAMED} WHERE c.key IN :keys {_EACH}")
+    query = text(f"{_NAMED} AND c.key IN :keys {_EACH}")
     query = query.bindparams(bindparam("keys", expanding=True))
     found = [_entry(row) for row in connection.execute(query, {"keys": list(keys)})]
     return sorted(found, key=lambda one: -one.last_used_s)

@@ -6,7 +6,7 @@ there before anything of it is.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import ColumnElement, Connection, delete, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from store import slot_rows
@@ -22,60 +22,77 @@ def source_of(conversation: str) -> str:
     return f"conversation:{conversation}"
 
 
-def pin(connection: Connection, model: bytes, end_hash: bytes, source: str) -> int:
-    """Have the slots that end there stay, now and later; how many there are now."""
-    return _pin(connection, slot_rows.known_model_id(connection, model), end_hash, source)
+def pin(connection: Connection, model: bytes, end_hash: bytes, source: str, name: str = "") -> int:
+    """Have the slots that end there stay, now and later; how many there are now.
+
+    `name` is the model's that was asked for them.
+    """
+    number = slot_rows.known_model_id(connection, model)
+    return _pin(connection, number, PinRow(model, end_hash, source, name))
 
 
-def pin_ahead(connection: Connection, model: bytes, source: str) -> None:
+def pin_ahead(connection: Connection, model: bytes, source: str, name: str = "") -> None:
     """Pin a conversation of which nothing is on disk, as soon as something is."""
-    pin(connection, model, _NOWHERE, source)
+    pin(connection, model, _NOWHERE, source, name)
 
 
-def unpin(connection: Connection, model: bytes, end_hash: bytes, source: str) -> int:
+def unpin(
+    connection: Connection, model: bytes, end_hash: bytes, source: str, name: str = ""
+) -> int:
     """Take a pin back; how many slots it was for."""
-    return _unpin(connection, slot_rows.known_model_id(connection, model), end_hash, source)
+    number = slot_rows.known_model_id(connection, model)
+    return _unpin(connection, number, PinRow(model, end_hash, source, name))
 
 
 def drop(connection: Connection, source: str) -> int:
     """Take back all pins of a source, of every model; how many there were."""
-    found = connection.execute(select(Pin.model_id, Pin.end_hash).where(Pin.source == source)).all()
-    for model, end_hash in found:
-        _unpin(connection, model, end_hash, source)
-    return len(found)
+    return _drop(connection, Pin.source == source)
 
 
-def carry(connection: Connection, model: int, source: str, leaf: int) -> None:
+def drop_named(connection: Connection, name: str) -> int:
+    """Take back all pins of what was asked by this name; how many there were."""
+    return _drop(connection, Pin.name == name)
+
+
+def carry(connection: Connection, model: int, source: str, name: str, leaf: int) -> None:
     """A conversation ends in `leaf` now: what is pinned of it ends there as well."""
-    mine = (Pin.model_id == model, Pin.source == source)
+    mine = (Pin.model_id == model, Pin.source == source, Pin.name == name)
     before = list(connection.execute(select(Pin.end_hash).where(*mine)).scalars())
     if not before:
         return
     end_hash = connection.execute(select(Slot.end_hash).where(Slot.id == leaf)).scalar_one()
     for old in before:
         if old != end_hash:
-            _unpin(connection, model, old, source)
-    _pin(connection, model, end_hash, source)
+            _unpin(connection, model, PinRow(b"", old, source, name))
+    _pin(connection, model, PinRow(b"", end_hash, source, name))
 
 
 def rows(connection: Connection) -> list[PinRow]:
     """All pins."""
-    columns = select(Model.hash, Pin.end_hash, Pin.source)
+    columns = select(Model.hash, Pin.end_hash, Pin.source, Pin.name)
     return [
         PinRow(*row) for row in connection.execute(columns.join(Model, Model.id == Pin.model_id))
     ]
 
 
-def _pin(connection: Connection, model: int, end_hash: bytes, source: str) -> int:
-    pinned = insert(Pin).values(model_id=model, end_hash=end_hash, source=source)
-    connection.execute(pinned.on_conflict_do_nothing())
-    slots = update(Slot).where(Slot.model_id == model, Slot.end_hash == end_hash)
+def _drop(connection: Connection, which: ColumnElement[bool]) -> int:
+    columns = select(Pin.model_id, Model.hash, Pin.end_hash, Pin.source, Pin.name)
+    found = connection.execute(columns.join(Model, Model.id == Pin.model_id).where(which)).all()
+    for model, model_hash, end_hash, source, name in found:
+        _unpin(connection, model, PinRow(model_hash, end_hash, source, name))
+    return len(found)
+
+
+def _pin(connection: Connection, model: int, row: PinRow) -> int:
+    values = {"end_hash": row.end_hash, "source": row.source, "name": row.name}
+    connection.execute(insert(Pin).values(model_id=model, **values).on_conflict_do_nothing())
+    slots = update(Slot).where(Slot.model_id == model, Slot.end_hash == row.end_hash)
     return connection.execute(slots.values(is_pinned=True)).rowcount
 
 
-def _unpin(connection: Connection, model: int, end_hash: bytes, source: str) -> int:
-    here = (Pin.model_id == model, Pin.end_hash == end_hash)
-    connection.execute(delete(Pin).where(*here, Pin.source == source))
-    slots = update(Slot).where(Slot.model_id == model, Slot.end_hash == end_hash)
+def _unpin(connection: Connection, model: int, row: PinRow) -> int:
+    here = (Pin.model_id == model, Pin.end_hash == row.end_hash)
+    connection.execute(delete(Pin).where(*here, Pin.source == row.source, Pin.name == row.name))
+    slots = update(Slot).where(Slot.model_id == model, Slot.end_hash == row.end_hash)
     is_pinned = (Slot.ttl_class == "pinned") | select(Pin.source).where(*here).exists()
     return connection.execute(slots.values(is_pinned=is_pinned)).rowcount

@@ -1,7 +1,9 @@
 """Files of learned prefixes: text that prompts begin with, so that it can be computed again.
 
-`prefixes/MODEL/NAME`, keyed hashes in hex, private like slots. Each names the conversations that
-used it, as keyed hashes, and goes with the last of them; the one without a name is "".
+`prefixes/MODEL/PREFIX.NAME`, keyed hashes in hex, private like slots: NAME stands for the name by
+which the model was asked; files without one are from before and anybody's. Each names the
+conversations that used it, as keyed hashes, and goes with the last of them; the one without a
+session id is "".
 """
 
 from __future__ import annotations
@@ -26,22 +28,37 @@ class StoredPrefix(msgspec.Struct, frozen=True):
     payload: bytes
 
 
-def write(root: Path, model: bytes, name: str, prefix: StoredPrefix) -> None:
-    """Keep a prefix of a model. Raises StoreError."""
+def write(root: Path, model: bytes, asked: str, name: str, prefix: StoredPrefix) -> None:
+    """Keep a prefix of a model that is asked by the name `asked` stands for. Raises StoreError."""
     with reported(root / PREFIXES):
-        _write(root / PREFIXES / model.hex() / name, prefix)
+        folder = root / PREFIXES / model.hex()
+        _write(folder / f"{name}.{asked}", prefix)
+        (folder / name).unlink(missing_ok=True)
 
 
-def read(root: Path, model: bytes) -> dict[str, StoredPrefix]:
-    """All prefixes of a model by name; what cannot be read is removed. Raises StoreError."""
+def read(root: Path, model: bytes, asked: str) -> dict[str, StoredPrefix]:
+    """All prefixes of a model as it is asked by one name; what cannot be read is removed.
+
+    Raises StoreError.
+    """
     with reported(root / PREFIXES):
-        return {path.name: one for path, one in _each(root / PREFIXES / model.hex())}
+        found = _each(root / PREFIXES / model.hex())
+        return {path.stem: one for path, one in found if path.suffix in ("", f".{asked}")}
 
 
-def remove(root: Path, model: bytes, name: str) -> None:
+def remove(root: Path, model: bytes, asked: str, name: str) -> None:
     """Remove one. Raises StoreError."""
     with reported(root / PREFIXES):
-        (root / PREFIXES / model.hex() / name).unlink(missing_ok=True)
+        for one in (name, f"{name}.{asked}"):
+            (root / PREFIXES / model.hex() / one).unlink(missing_ok=True)
+
+
+def remove_asked(root: Path, asked: str) -> None:
+    """Remove those of all models that are asked by one name. Raises StoreError."""
+    with reported(root / PREFIXES):
+        for path in (root / PREFIXES).glob("*/*"):
+            if path.suffix in ("", f".{asked}"):
+                path.unlink(missing_ok=True)
 
 
 def remove_session(root: Path, session: str) -> None:

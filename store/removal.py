@@ -2,40 +2,124 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, func, select, update
 
-from store import slot_rows
+from store import pins, slot_rows
 from store.cold import ColdStore
-from store.conversations import drop_unneeded
+from store.conversations import drop_rows, drop_unneeded
 from store.index import SlotIndex
 from store.slots import remove, slot_path
-from store.tables import Conversation, Counter, Pin, Request, Slot
-from store.types import SlotPlace
+from store.tables import Conversation, ConversationSlot, Counter, Model, Pin, Request, Slot
+from store.types import NAMELESS, SlotPlace
 
 BATCH = 500
 """Slots in one transaction: a running server's own writes get their turn in between."""
 
+STRAY_TOKENS = 64
+"""An end that is left so soon after a turn is what the client gave back otherwise, no branch."""
+
+_CONVERSATIONS = 20
+"""In one transaction, for the same reason."""
+
 
 def drop_chain(connection: Connection, leaf: str) -> tuple[SlotPlace, ...]:
-    """Delete a slot that nobody continues, and what only it continues, from its end on.
+    """Delete a chain without a session id, whoever asked it, and what only it continues.
 
-    Stops at the first slot whose tokens on this way something else needs.
+    Stops at the first slot that the chain leaves well before its end: its end is another's.
     """
     number = slot_rows.slot_ids(connection, [leaf]).get(leaf)
+    way: list[tuple[int, int]] = []
     leave: int | None = None
-    dropped: list[SlotPlace] = []
+    is_branch = False
     while number is not None:
-        columns = select(Slot.parent_id, Slot.start).where(Slot.id == number)
-        parent, start = connection.execute(columns).one()
-        places = drop_unneeded(connection, number, leave)
-        if not places:
+        columns = select(Slot.parent_id, Slot.start, Slot.end).where(Slot.id == number)
+        parent, start, end = connection.execute(columns).one()
+        way.append((number, end if leave is None else leave))
+        is_branch = leave is not None and leave + STRAY_TOKENS < end
+        if is_branch:
             break
-        dropped += places
         number, leave = parent, start
-    return tuple(dropped)
+    for conversation in _nameless_of(connection, [slot for slot, _ in way[:1]]):
+        for slot, left_at in way:
+            if not _leave(connection, conversation, slot, left_at):
+                break
+    mine = [slot for slot, _ in way]
+    return drop_unneeded(connection, mine[:-1] if is_branch else mine)
+
+
+def _nameless_of(connection: Connection, slots: Sequence[int]) -> list[int]:
+    """What was asked without a session id and has these slots, by the names that were asked."""
+    member = ConversationSlot.conversation_id == Conversation.id
+    found = select(Conversation.id).join(ConversationSlot, member)
+    found = found.where(Conversation.key == NAMELESS, ConversationSlot.slot_id.in_(slots))
+    return list(connection.execute(found.distinct()).scalars())
+
+
+def _leave(connection: Connection, conversation: int, slot: int, left_at: int) -> bool:
+    """Let a slot not be part of a conversation that ends at `left_at`; whether it is not now.
+
+    It stays part of one that goes on from there or further.
+    """
+    mine = (ConversationSlot.slot_id == slot, ConversationSlot.conversation_id == conversation)
+    reach = connection.execute(select(ConversationSlot.reach).where(*mine)).scalar()
+    if reach is None or reach > left_at + STRAY_TOKENS:
+        return False
+    starts = (
+        select(func.max(Slot.start))
+        .join(ConversationSlot, ConversationSlot.slot_id == Slot.id)
+        .where(Slot.parent_id == slot, ConversationSlot.conversation_id == conversation)
+    )
+    goes_on_at = connection.execute(starts).scalar()
+    if goes_on_at is None:
+        connection.execute(delete(ConversationSlot).where(*mine))
+        return True
+    connection.execute(update(ConversationSlot).where(*mine).values(reach=goes_on_at))
+    return False
+
+
+def drop_name(connection: Connection, name: str) -> tuple[SlotPlace, ...] | None:
+    """Delete some of what was asked by this name, pins first; None when nothing is left.
+
+    What was asked by other names stays whole.
+    """
+    pins.drop_named(connection, name)
+    named = select(Conversation.id).where(Conversation.name == name, Conversation.key != NAMELESS)
+    rows = list(connection.execute(named.limit(_CONVERSATIONS)).scalars())
+    if rows:
+        return drop_rows(connection, rows, keeps_class=False)
+    nameless = select(Conversation.id).where(Conversation.name == name)
+    last = (
+        select(ConversationSlot.conversation_id, ConversationSlot.slot_id)
+        .where(ConversationSlot.conversation_id.in_(nameless))
+        .order_by(ConversationSlot.slot_id.desc())
+        .limit(BATCH)
+    )
+    members = connection.execute(last).all()
+    for conversation, slot in members:
+        member = ConversationSlot.conversation_id == conversation
+        connection.execute(delete(ConversationSlot).where(member, ConversationSlot.slot_id == slot))
+    if members:
+        return drop_unneeded(connection, {slot for _, slot in members}, keeps_class=False)
+    connection.execute(delete(Conversation).where(Conversation.name == name))
+    return drop_unneeded(connection, _unowned(connection, name), keeps_class=False) or None
+
+
+def _unowned(connection: Connection, name: str) -> list[int]:
+    """Slots that are no conversation's, of weights that go by this name."""
+    columns = select(Slot.id).join(Model, Model.id == Slot.model_id).where(Model.label == name)
+    member = select(ConversationSlot.slot_id).where(ConversationSlot.slot_id == Slot.id)
+    unowned = columns.where(~member.exists()).order_by(Slot.id.desc()).limit(BATCH)
+    return list(connection.execute(unowned).scalars())
+
+
+def names(connection: Connection) -> set[str]:
+    """By which models were asked of which something is remembered."""
+    found = select(Conversation.name).union(select(Pin.name))
+    return {name for name in connection.execute(found).scalars() if name}
 
 
 def drop_some(connection: Connection, model: bytes | None) -> tuple[SlotPlace, ...]:

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine.interfaces import DBAPICursor
 
 from store.errors import StoreError
-from store.tables import Condemned, Conversation, Layout, Model, Slot
+from store.tables import Block, Condemned, Conversation, Layout, Model, Slot
 from store.types import Candidate, SlotHeader, SlotPlace, SlotRow, Tier, TtlClass
 
 CHUNK = 500
@@ -144,12 +144,7 @@ def _insert_slot(cursor: DBAPICursor, row: SlotRow) -> bool:
         header.model,
     )
     parent = _parent_id(cursor, header, model)
-    layout = _number(
-        cursor,
-        "INSERT INTO layouts (text) VALUES (?)",
-        "SELECT id FROM layouts WHERE text = ?",
-        header.layout,
-    )
+    layout = _layout(cursor, header.layout)
     pin = "SELECT 1 FROM pins WHERE model_id = ? AND end_hash = ?"
     is_pinned = header.ttl_class == "pinned" or bool(_value(cursor, pin, model, header.end_hash))
     values = (
@@ -179,6 +174,45 @@ def _insert_slot(cursor: DBAPICursor, row: SlotRow) -> bool:
     adopt = "UPDATE slots SET num_children = num_children + 1 WHERE id = ?"
     cursor.execute(adopt, (parent,))
     return True
+
+
+def shorten(connection: Connection, number: int, row: SlotRow) -> None:
+    """Have a slot be another one that has its first tokens; it stays in its place."""
+    header = row.header
+    cursor = connection.connection.cursor()
+    layout = _layout(cursor, header.layout)
+    before = connection.execute(select(Slot.layout_id).where(Slot.id == number)).scalar_one()
+    pin = "SELECT 1 FROM pins p JOIN slots s ON p.model_id = s.model_id WHERE s.id = ?"
+    values = {
+        "name": header.id,
+        "end": header.end,
+        "end_hash": header.end_hash,
+        "layout_id": layout,
+        "has_state": header.has_state,
+        "recompute_ms": header.recompute_ms,
+        "disk_bytes": row.disk_bytes,
+        "is_pinned": bool(_value(cursor, f"{pin} AND p.end_hash = ?", number, header.end_hash)),
+    }
+    connection.execute(update(Slot).where(Slot.id == number).values(values))
+    _drop_layout(connection, before)
+    num_blocks = len(header.block_hashes)
+    later = (Block.slot_id == number, Block.position >= num_blocks)
+    connection.execute(delete(Block).where(*later))
+
+
+def _layout(cursor: DBAPICursor, text: str) -> int:
+    return _number(
+        cursor,
+        "INSERT INTO layouts (text) VALUES (?)",
+        "SELECT id FROM layouts WHERE text = ?",
+        text,
+    )
+
+
+def _drop_layout(connection: Connection, layout: int) -> None:
+    """Unless a slot has it."""
+    is_shared = select(Slot.id).where(Slot.layout_id == layout).exists()
+    connection.execute(delete(Layout).where(Layout.id == layout, ~is_shared))
 
 
 def _value(cursor: DBAPICursor, query: str, *parameters: object) -> object:
@@ -238,8 +272,7 @@ def _delete_leaf(connection: Connection, number: int) -> SlotPlace:
     shorten = update(Conversation).where(Conversation.leaf_id == number)
     connection.execute(shorten.values(leaf_id=row.parent_id))
     connection.execute(delete(Slot).where(Slot.id == number))
-    is_shared = select(Slot.id).where(Slot.layout_id == row.layout_id).exists()
-    connection.execute(delete(Layout).where(Layout.id == row.layout_id, ~is_shared))
+    _drop_layout(connection, row.layout_id)
     if row.parent_id is not None:
         leave = update(Slot).where(Slot.id == row.parent_id)
         connection.execute(leave.values(num_children=Slot.num_children - 1))

@@ -14,7 +14,7 @@ from store.types import Tier, TtlClass
 APPLICATION_ID = 0x48525448
 """What SQLite's header says of the file: `HRTH`."""
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -128,8 +128,24 @@ class Condemned(Table):
     tier: Mapped[Tier] = mapped_column(primary_key=True)
 
 
+class Cut(Table):
+    """A slot of which the end is deleted and the rest is needed; its file must follow.
+
+    What is needed is looked up when it is cut: somebody may continue it further by then.
+    """
+
+    __tablename__ = "cuts"
+
+    slot_id: Mapped[int] = mapped_column(
+        ForeignKey("slots.id", ondelete="CASCADE"), primary_key=True
+    )
+
+
 class Pin(Table):
-    """A prefix that must stay, whether a slot ends there now or not. `source` says who wants it."""
+    """A prefix that must stay, whether a slot ends there now or not. `source` says who wants it.
+
+    `name` is the model's that was asked for it, empty where nobody knows.
+    """
 
     __tablename__ = "pins"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -137,14 +153,18 @@ class Pin(Table):
     model_id: Mapped[int] = mapped_column(ForeignKey("models.id"), primary_key=True)
     end_hash: Mapped[bytes] = mapped_column(primary_key=True)
     source: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True, server_default=text("''"))
 
 
 class Conversation(Table):
-    """A conversation under the keyed hash of its id or its first content."""
+    """A conversation under the keyed hash of its session id, with one model, asked by one name.
+
+    The empty key has the slots of all that was asked by that name without a session id.
+    """
 
     __tablename__ = "conversations"
     __table_args__ = (
-        Index("conversations_by_key", "key", "model_id", unique=True),
+        Index("conversations_by_key", "key", "model_id", "name", unique=True),
         Index("conversations_by_leaf", "leaf_id"),
     )
 
@@ -157,10 +177,14 @@ class Conversation(Table):
     ttl_s: Mapped[float | None]
     created_s: Mapped[float]
     last_used_s: Mapped[float]
+    name: Mapped[str] = mapped_column(server_default=text("''"))
 
 
 class ConversationSlot(Table):
-    """Every slot that a conversation was ever part of: what to delete, and what others share."""
+    """Every slot that a conversation was ever part of: what to delete, and what others share.
+
+    It has the slot's tokens up to the position `reach`.
+    """
 
     __tablename__ = "conversation_slots"
     __table_args__ = (
@@ -174,6 +198,7 @@ class ConversationSlot(Table):
     slot_id: Mapped[int] = mapped_column(
         ForeignKey("slots.id", ondelete="CASCADE"), primary_key=True
     )
+    reach: Mapped[int] = mapped_column(server_default=text("0"))
 
 
 class Request(Table):

@@ -1,7 +1,8 @@
 """Files of generated turns: workers write them, whoever deletes a conversation removes them here.
 
-`turns/MODEL/CONVERSATION/TURN.turn`, all of them keyed hashes in hex. A conversation without a
-session id has a folder that begins with `u-`.
+`turns/MODEL/CONVERSATION.NAME/TURN.turn`, all of them keyed hashes in hex: NAME stands for the name
+by which the model was asked; folders without one are from before. A conversation without a session
+id has a folder that begins with `u-`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,26 @@ SUFFIX = ".turn"
 UNNAMED = "u-"
 
 
+class Folders(NamedTuple):
+    """The folders of a conversation, of all that was asked by one name, or of both; or all."""
+
+    conversation: str | None = None
+    name: str | None = None
+
+    def __contains__(self, folder: object) -> bool:
+        conversation, _, name = str(folder).partition(".")
+        is_its = self.conversation in (None, conversation)
+        return is_its and (self.name is None or name in ("", self.name))
+
+
+EVERYBODYS = Folders()
+
+
+def folder_name(conversation: str, name: str) -> str:
+    """Where the turns of a conversation with a model that was asked by this name lie."""
+    return f"{conversation}.{name}" if name else conversation
+
+
 class TurnFolder(NamedTuple):
     """A conversation's turns; `mtime_ns` changes when one comes."""
 
@@ -31,8 +52,8 @@ class TurnFolder(NamedTuple):
         return self.path.parent.name
 
     @property
-    def name(self) -> str:
-        return self.path.name
+    def conversation(self) -> str:
+        return self.path.name.partition(".")[0]
 
 
 def turns_root(root: Path, model: bytes) -> Path:
@@ -58,14 +79,19 @@ def _bytes_in(folder: str) -> int:
     return num_bytes
 
 
-def drop_conversation(root: Path, key: str) -> None:
-    """Remove the turns of a named conversation, with all models. Raises StoreFailed."""
-    _remove((root / TURNS).glob(f"*/{key}"))
+def drop_folders(root: Path, whose: Folders) -> None:
+    """Remove the turns of these conversations, with all models. Raises StoreFailed."""
+    _remove([one.path for one in folders(root) if one.path.name in whose])
 
 
-def drop_unnamed(root: Path, model: bytes) -> None:
-    """Remove the turns of a model's conversations without a name. Raises StoreFailed."""
-    _remove(turns_root(root, model).glob(f"{UNNAMED}*"))
+def drop_unnamed(root: Path, model: bytes, name: str) -> None:
+    """Remove the turns of a model's conversations without a session id that were asked by a name.
+
+    Raises StoreFailed.
+    """
+    for one in turns_root(root, model).glob(f"{UNNAMED}*"):
+        if one.name in Folders(name=name):
+            _remove([one])
 
 
 def folders(root: Path) -> list[TurnFolder]:

@@ -173,8 +173,12 @@ class FileStamp(NamedTuple):
         )
 
 
+NAMELESS = b""
+"""The key of what was asked without a session id, all of one name together."""
+
+
 class ConversationRow(Struct, frozen=True):
-    """A conversation: the keyed hash of its id or first content, and where it stands.
+    """A conversation: the keyed hash of its session id, the name that was asked, where it stands.
 
     `num_tokens` is the length of its latest turn; `leaf` the slot that holds its end, None when
     nothing of it is on disk any more. Bytes and slots count everything it was ever part of.
@@ -190,6 +194,7 @@ class ConversationRow(Struct, frozen=True):
     ttl_s: float | None = None
     num_slots: int = 0
     disk_bytes: int = 0
+    name: str = ""
 
 
 class RequestRow(Struct, frozen=True):
@@ -214,11 +219,12 @@ class RequestRow(Struct, frozen=True):
 
 
 class PinRow(NamedTuple):
-    """A prefix of a model that must stay, and who wants it."""
+    """A prefix of a model that must stay, and who wants it, of the model by that name."""
 
     model: bytes
     end_hash: bytes
     source: str
+    name: str = ""
 
 
 class TierTotal(NamedTuple):

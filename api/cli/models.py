@@ -42,6 +42,7 @@ class Running(msgspec.Struct):
     expires_in_s: float | None = None
     retry_in_s: float | None = None
     error: str | None = None
+    shares_with: list[str] = []
 
 
 class RunningList(msgspec.Struct):
@@ -131,6 +132,8 @@ def change(settings: Settings, arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"loading {arguments.model} …\n")
     found = ServerLink(settings).post(path, Running)
     said = _DONE.get(action, "is {state}").format(state=found.state)
+    if found.shares_with and action not in _DONE:
+        said += f", and so is {', '.join(found.shares_with)}, with which it shares a process"
     return show(found, f"{found.id} {said}", as_json=arguments.as_json)
 
 

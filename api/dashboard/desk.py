@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from api.answer import Answer
 from api.dashboard.savings import PROMPT_TOKENS, SECONDS, TOKENS
@@ -20,7 +20,7 @@ from api.dashboard.views import (
     TierUse,
 )
 from api.deps import Gate
-from api.model_admin import running_models
+from api.model_admin import RunningModel, running_models
 from runtime.errors import StoreUnavailable, UnknownModel
 from runtime.history import History
 from runtime.housekeeping import Limits, cap_of
@@ -81,7 +81,7 @@ class Dashboard:
             default_model=self._default(),
             memory=MemoryUse(
                 budget_bytes=gate.supervisor.budgets().reserved,
-                reserved_bytes=sum(one.reserved_bytes for one in running),
+                reserved_bytes=sum(_reserved(running)),
             ),
             tiers=self._tiers(cap_bytes),
             cache=gate.cache_status.state,
@@ -150,6 +150,11 @@ def _saved(kept_values: Mapping[str, float], waiting: Mapping[str, float]) -> Sa
         for name in (PROMPT_TOKENS, TOKENS, SECONDS)
     )
     return Saved(int(prompt), int(saved), seconds, saved / prompt if prompt else None)
+
+
+def _reserved(running: Sequence[RunningModel]) -> Iterable[int]:
+    """What each process has reserved, whatever number of names it serves."""
+    return {min(one.id, *one.shares_with): one.reserved_bytes for one in running}.values()
 
 
 def _open_request(name: str, answer: Answer) -> OpenRequest:

@@ -10,12 +10,13 @@ from typing import Any
 
 from runtime.kv.eviction import densest
 from runtime.kv.ground import Ground
-from runtime.kv.hot import Held
+from runtime.kv.hot import Ended, Held
 from runtime.kv.media import around, overlapping, rope_delta
 from runtime.kv.parts import Span
 from runtime.kv.prefix import Match, Run, path_to, run_of
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteJob
+from store.keyed_names import Asker
 from store.types import SlotHeader
 
 RUN_TOKENS = 2048
@@ -52,7 +53,10 @@ class Committer:
         if trail.num_kept < end:
             self._append(trail, kv, end)
         if ends_turn and trail.leaf is not None:
-            self._hot[trail.leaf].ends_turn = True
+            held = self._hot[trail.leaf]
+            held.ends_turn = True
+            if self._writer is not None and trail.ttl_s != 0:
+                held.ends(trail.asker, Ended(trail.num_kept, trail.ttl_s))
         self._write(trail)
         self._ground.shrink()
 
@@ -188,7 +192,7 @@ class Committer:
             recompute_ms=run.num_tokens * self._ground.rates.prefill_s_per_token * 1000,
             ttl_class=ttl_class,
             ttl_s=ttl_s,
-            sessions={trail.session_id: None},
+            askers={trail.asker: None},
         )
 
     def persist(self) -> bool:
@@ -206,7 +210,9 @@ class Committer:
             if not self._writer.has_room:
                 return False
             held.is_written = True
-            self._writer.put(self._job(run, held, self._hot.session_of(run)))
+            asker = self._hot.asker_of(run)
+            held.ended.pop(asker, None)
+            self._writer.put(self._job(run, held, asker))
         return True
 
     def _write(self, trail: Trail) -> None:
@@ -227,9 +233,10 @@ class Committer:
             if held.kv is None or held.ttl_s == 0:
                 return
             held.is_written = True
-            self._writer.put(self._job(run, held, trail.session_id))
+            held.ended.pop(trail.asker, None)
+            self._writer.put(self._job(run, held, trail.asker))
 
-    def _job(self, run: Run, held: Held, session_id: str | None) -> WriteJob:
+    def _job(self, run: Run, held: Held, asker: Asker) -> WriteJob:
         assert held.kv is not None
         assert run.token_ids is not None
         has_state = run.has_state and not held.is_state_hot
@@ -257,7 +264,7 @@ class Committer:
             header,
             run.token_ids,
             packed.tensors,
-            session_id,
+            asker,
             held.ends_turn,
             num_parts=packed.num_parts,
             whole=packed.whole,

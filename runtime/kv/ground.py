@@ -13,6 +13,7 @@ from runtime.kv.prefix import PrefixTree, Run
 from runtime.kv.rates import Rates
 from runtime.kv.trail import Trail
 from runtime.types import MissReason
+from store.keyed_names import Asker
 
 _MAX_GHOSTS = 200_000
 
@@ -111,10 +112,8 @@ class Ground:
         """Drop a run and what hangs on it, and remember why it is missed."""
         self._remember(self.hot.drop(run), reason)
 
-    def forget_sessions(
-        self, is_meant: Callable[[str | None], bool]
-    ) -> tuple[list[Run], list[str]]:
-        """Forget what only these conversations used and is not published, as `HotTier.forget`."""
+    def forget_askers(self, is_meant: Callable[[Asker], bool]) -> tuple[list[Run], list[str]]:
+        """Forget what only these used and is not published, as `HotTier.forget`."""
         forgotten, unwritten = self.hot.forget(is_meant)
         self._remember(forgotten, "deleted")
         return forgotten, unwritten

@@ -6,14 +6,23 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from runtime.kv import eviction
 from runtime.kv.blocks import HashChain
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix import PrefixTree, Run, renamed
+from store.keyed_names import NOBODY, Asker
 from store.types import TTL_S, Candidate, Tier, TtlClass, decayed_hits
 
-MAX_SESSIONS = 32
+MAX_ASKERS = 32
+
+
+class Ended(NamedTuple):
+    """Up to where a turn says what a run has, and how long that is to be kept."""
+
+    num_tokens: int
+    ttl_s: float | None
 
 
 @dataclass(eq=False, slots=True)
@@ -23,8 +32,8 @@ class Held:
     `id` names its slot. `ends_turn` says that a whole answer ends with it. With `is_state_hot` the
     state at its end is in memory only, and goes with `kv`. `is_written` says that a file of it
     exists or is being written, `is_saved` that it is published. `num_readers` counts requests that
-    are about to use `kv`. `sessions` used it last, the latest at the end; those without a name are
-    one.
+    are about to use `kv`. `askers` used it last, the latest at the end; those of one name without
+    a session id are one. `ended` are those whose turn ended in it, until they are known on disk.
     """
 
     id: str
@@ -42,15 +51,22 @@ class Held:
     ends_turn: bool = False
     ttl_class: TtlClass = "long"
     ttl_s: float | None = TTL_S["long"]
-    sessions: dict[str | None, None] = field(default_factory=dict["str | None", None])
+    askers: dict[Asker, None] = field(default_factory=dict["Asker", None])
+    ended: dict[Asker, Ended] = field(default_factory=dict["Asker", "Ended"])
 
-    def used_by(self, *sessions: str | None) -> None:
+    def used_by(self, *askers: Asker) -> None:
         """Note who used it. Of many the first are left out: it goes with the last that is known."""
-        for session in sessions:
-            self.sessions.pop(session, None)
-            self.sessions[session] = None
-        while len(self.sessions) > MAX_SESSIONS:
-            del self.sessions[next(iter(self.sessions))]
+        for asker in askers:
+            self.askers.pop(asker, None)
+            self.askers[asker] = None
+        while len(self.askers) > MAX_ASKERS:
+            del self.askers[next(iter(self.askers))]
+
+    def ends(self, asker: Asker, ended: Ended) -> None:
+        """The same of who ended a turn in it."""
+        self.ended[asker] = ended
+        while len(self.ended) > MAX_ASKERS:
+            del self.ended[next(iter(self.ended))]
 
 
 class HotTier:
@@ -103,23 +119,26 @@ class HotTier:
             del self._by_id[self._held.pop(one).id]
         return forgotten
 
-    def forget(self, is_meant: Callable[[str | None], bool]) -> tuple[list[Run], list[str]]:
+    def forget(self, is_meant: Callable[[Asker], bool]) -> tuple[list[Run], list[str]]:
         """Forget what only these conversations used and is not published.
 
         The forgotten runs, and the ids of those that were about to be written. What others
         continue stays.
         """
-        named = {name for held in self._held.values() for name in held.sessions}
-        meant = {name for name in named if is_meant(name)}
-        used = [run for run, held in self._held.items() if held.sessions.keys() & meant]
+        known = {one for held in self._held.values() for one in (*held.askers, *held.ended)}
+        meant = {one for one in known if is_meant(one)}
+        used = [
+            run for run, held in self._held.items() if (held.askers | held.ended).keys() & meant
+        ]
         used.sort(key=lambda run: -run.end)
         forgotten: list[Run] = []
         unwritten: list[str] = []
         for run in used:
             if (held := self._held.get(run)) is None:
                 continue
-            for name in meant:
-                held.sessions.pop(name, None)
+            for one in meant:
+                held.askers.pop(one, None)
+                held.ended.pop(one, None)
             gone, unpublished = self._drop_unused(run)
             forgotten += gone
             unwritten += unpublished
@@ -132,7 +151,7 @@ class HotTier:
         above: Run | None = run
         while above is not None:
             run, above, held = above, above.parent, self._held[above]
-            if held.sessions or held.is_saved or run.children:
+            if held.askers or held.is_saved or run.children:
                 break
             if held.is_written:
                 unwritten.append(held.id)
@@ -161,12 +180,13 @@ class HotTier:
         """The runs that are in memory only, parents first."""
         return [run for run in self.tree if not self._held[run].is_written]
 
-    def session_of(self, run: Run) -> str | None:
-        """The conversation that a run is written for: one that ends with it, if there is any."""
-        further = {name for child in run.children for name in self._held[child].sessions}
-        names = [name for name in self._held[run].sessions if name is not None]
-        ending = [name for name in names if name not in further]
-        return next(iter([*reversed(ending), *reversed(names)]), None)
+    def asker_of(self, run: Run) -> Asker:
+        """Who a run is written for: a conversation that ends with it, if there is any."""
+        further = {one for child in run.children for one in self._held[child].askers}
+        askers = list(self._held[run].askers)
+        named = [one for one in askers if one.session_id is not None]
+        ending = [one for one in named if one not in further]
+        return next(iter([*reversed(ending), *reversed(named), *reversed(askers)]), NOBODY)
 
     def shrink(self) -> list[Run]:
         """Evict from memory until the budget holds; the runs that are now nowhere are forgotten.

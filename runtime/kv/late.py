@@ -38,7 +38,7 @@ class LateNames:
         self._writer = writer
         self._report = report
         self._untold: set[Run] = set()
-        self._pins: dict[Run, str] = {}
+        self._pins: dict[Run, tuple[str, str]] = {}
         self._is_behind = False
 
     def attach(self, names: Attach, trails: Iterable[Trail]) -> None:
@@ -79,17 +79,17 @@ class LateNames:
         if self._is_behind and not self._ground.is_apart:
             self._is_behind = not self._committer.persist()
 
-    def pin(self, run: Run, source: str) -> None:
-        """Have the server pin it, once it can be told by a name that it knows."""
-        self._pins[run] = source
+    def pin(self, run: Run, source: str, model: str) -> None:
+        """Have the server pin it for who asked that model, once it can be told what it is."""
+        self._pins[run] = source, model
         self._tell_pins()
 
     def _tell_pins(self) -> None:
         if self._ground.is_apart:
             return
-        for run, source in self._pins.items():
+        for run, (source, model) in self._pins.items():
             if run in self._hot:
-                self._report(PinWanted(end_hash=run.end_hash, source=source))
+                self._report(PinWanted(end_hash=run.end_hash, source=source, model=model))
         self._pins.clear()
 
     def _join_twins(self) -> None:

@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Sequence
 
 from runtime.kv.ground import Ground
+from runtime.kv.media import rope_delta
+from runtime.kv.pack import RunKv
 from runtime.kv.prefix import Run, path_to
 
 Part = tuple[Run, int]
@@ -18,6 +20,8 @@ def take_over(ground: Ground, old: Sequence[Run], new: Run) -> None:
     Their tokens, their KV if all of it is in memory, who used them, and what hangs on them.
     """
     last = next((one for one in old if (one.end, one.end_hash) == (new.end, new.end_hash)), None)
+    if last is None and len(old) == 1 and old[0].start < new.end < old[0].end:
+        last = old[0]  # it was cut: what is after the end is to be forgotten
     parts = [part for part in path_to(last, new.end) if part[0] in old and part[0].end > new.start]
     if not parts or parts[0][0].start != new.start:
         return
@@ -26,16 +30,22 @@ def take_over(ground: Ground, old: Sequence[Run], new: Run) -> None:
         new.token_ids = array("I", (one for part in parts for one in _tokens(*part)))
         spans = (span for run, leave in parts for span in run.media if span.start < leave)
         new.media = tuple(dict.fromkeys(spans))
-        new.rope_delta = parts[-1][0].rope_delta
+        gone = [span for span in parts[-1][0].media if span.end > new.end]
+        new.rope_delta = parts[-1][0].rope_delta - rope_delta(gone, parts[-1][0].end)
     for run, leave in parts:
-        hot[new].used_by(*hot[run].sessions)
+        hot[new].used_by(*hot[run].askers)
         for child in [one for one in run.children if one not in old and one.start <= leave]:
             hot.tree.move(child, new)
-    found = [(hot[run].kv, leave - run.start) for run, leave in parts]
+    found = [(_left_at(hot[run].kv, run, leave), leave - run.start) for run, leave in parts]
     pieces = [(kv, count) for kv, count in found if kv is not None]
     has_all = len(pieces) == len(parts) and new.token_ids is not None
     if has_all and new.has_state == (pieces[-1][0].state is not None):
         hot.attach(new, ground.parts.joined(pieces))
+
+
+def _left_at(kv: RunKv | None, run: Run, leave: int) -> RunKv | None:
+    """The state at its end is not that of where it is left."""
+    return kv if kv is None or leave == run.end else kv._replace(state=None)
 
 
 def _tokens(run: Run, leave: int) -> Sequence[int]:

@@ -91,7 +91,7 @@ class Parts:
         """The slices one after the other, each up to its number of tokens; the last one's state."""
         with mx.stream(self._model.stream):
             columns = zip(*(_beginning(*piece) for piece in pieces), strict=True)
-            slices = [mx.concatenate(list(column)) for column in columns]
+            slices = [_whole_of(column) for column in columns]
             mx.eval(slices)
         return RunKv(slices, pieces[-1][0].state)
 
@@ -130,6 +130,13 @@ class Parts:
     def give_back(self) -> None:
         """What was freed is not needed again soon."""
         mx.clear_cache()
+
+
+def _whole_of(column: Sequence[mx.array]) -> mx.array:
+    """The parts as one array of its own: a slice alone would keep all that it is of."""
+    if len(column) == 1:
+        column = (column[0][:1], column[0][1:])
+    return mx.concatenate(list(column))
 
 
 def _beginning(kv: RunKv, num_tokens: int) -> list[mx.array]:

@@ -309,7 +309,7 @@ class Restorer:
         for run, end in found.path:
             self._hot.use(run)
             held = self._hot[run]
-            held.used_by(trail.session_id)
+            held.used_by(trail.asker)
             if not held.is_saved:
                 continue
             saved.append(held.id)

@@ -49,9 +49,11 @@ from runtime.wire import (
     SlotBad,
     SlotsUsed,
     SlotsWanted,
+    TurnEnded,
 )
+from store.keyed_names import Asker
 
-TierEvent = SlotBad | SlotsUsed | SlotsWanted | HotNow | Forgotten | PinWanted
+TierEvent = SlotBad | SlotsUsed | TurnEnded | SlotsWanted | HotNow | Forgotten | PinWanted
 """What the tiers tell the server."""
 
 TierNews = SlotRead | WriteFailed | KvNews
@@ -172,6 +174,16 @@ class Tiers:
         trail.token_ids = [*trail.token_ids, *output_ids]
         self._committer.extend_hashes(trail)
         self._committer.commit(trail, kv, len(trail.token_ids), ends_turn=True)
+        if trail.leaf is not None:
+            self._tell_ended(trail.leaf)
+
+    def _tell_ended(self, run: Run) -> None:
+        """Whose turns ended in a slot of others, once it is published: it is theirs as well."""
+        held = self.hot[run]
+        if held.is_saved and held.ended and not self._ground.is_apart:
+            for asker, ended in held.ended.items():
+                self._report(TurnEnded(asker=asker, slot_id=held.id, **ended._asdict()))
+            held.ended.clear()
 
     def pin(self, trail: Trail, kv: Sequence[Any], source: str) -> None:
         """Have the KV of a prompt stay, or in `prefix` mode that of its prefix.
@@ -187,7 +199,7 @@ class Tiers:
         if run is not None:
             held = self.hot[run]
             held.ttl_class, held.ttl_s = "pinned", None
-            self._late.pin(run, source)
+            self._late.pin(run, source, trail.asker.model)
 
     def lengthened(self, trail: Trail, token_ids: list[int]) -> Trail:
         """A trail for a longer sequence that begins like this one."""
@@ -217,6 +229,8 @@ class Tiers:
             case Told():
                 self.on_gone(self._late.untold(), "evicted")
                 self._late.on_told()
+                for run in self.hot.tree:
+                    self._tell_ended(run)
             case SlotsSaved(ids=ids):
                 self.on_saved(ids)
             case SlotsPromoted(ids=ids):
@@ -267,6 +281,7 @@ class Tiers:
         for slot_id in slot_ids:
             if (run := self.hot.find(slot_id)) is not None:
                 self.hot[run].is_written = self.hot[run].is_saved = True
+                self._tell_ended(run)
         self._late.persist()
 
     def on_promoted(self, slot_ids: Sequence[str]) -> None:
@@ -301,7 +316,9 @@ class Tiers:
             held = self.hot[run]
             held.is_written = held.is_saved = False
             # What others said as well was theirs when the conversation was forgotten.
-            is_others = held.kv is not None and any(held.sessions)
+            is_others = held.kv is not None and any(
+                asker.session_id is not None for asker in held.askers
+            )
             if held.kv is None or (reason == "deleted" and not is_others):
                 self._ground.forget(run, reason)
                 self._restorer.on_lost(run)
@@ -309,14 +326,14 @@ class Tiers:
     def _forget(self, news: Forget) -> None:
         """Nothing of a conversation that is not published is kept, nor what is now said of it."""
 
-        def is_meant(session_id: str | None) -> bool:
-            return news.whom.means(session_id, news.secret)
+        def is_meant(asker: Asker) -> bool:
+            return news.whom.means(asker, news.secret)
 
-        forgotten, unwritten = self._ground.forget_sessions(is_meant)
+        forgotten, unwritten = self._ground.forget_askers(is_meant)
         for run in forgotten:
             self._restorer.on_lost(run)
         for trail in self._trails:
-            if is_meant(trail.session_id):
+            if is_meant(trail.asker):
                 trail.mode, trail.reason = "off", "deleted"
         answer = Forgotten(number=news.number, num_forgotten=len(forgotten))
         if self._writer is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from runtime.kv.blocks import HashChain
 from runtime.kv.prefix import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
+from store.keyed_names import NOBODY, Asker
 from store.types import TTL_S, MediaSpan, TtlClass, class_of
 
 
@@ -31,7 +32,7 @@ class Trail:
     mode: CacheMode = "full"
     ttl_class: TtlClass = "long"
     ttl_s: float | None = TTL_S["long"]
-    session_id: str | None = None
+    asker: Asker = NOBODY
     prefix_end: int = 0
     boundaries: tuple[int, ...] = ()
     passing: frozenset[int] = frozenset()
@@ -76,7 +77,7 @@ class Trail:
             mode=self.mode,
             ttl_class=self.ttl_class,
             ttl_s=self.ttl_s,
-            session_id=self.session_id,
+            asker=self.asker,
             prefix_end=self.prefix_end,
             keeps=self.keeps,
             media=self.media,

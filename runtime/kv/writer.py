@@ -18,6 +18,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from store.errors import StoreError
+from store.keyed_names import NOBODY, Asker
 from store.slots import StagedSlot, remove, stage
 from store.types import SlotHeader, TensorData
 
@@ -34,7 +35,7 @@ class Whole(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """One slot to be written, the conversation it belongs to, if named, and whether a turn ends.
+    """One slot to be written, who asked for it, and whether a turn ends.
 
     Where `tensors` are one of `num_parts` parts, `whole` gives layout and tensors of all.
     """
@@ -42,7 +43,7 @@ class WriteJob:
     header: SlotHeader
     token_ids: array[int]
     tensors: list[TensorData]
-    session_id: str | None = None
+    asker: Asker = NOBODY
     ends_turn: bool = False
     num_parts: int = 1
     whole: Callable[[], Whole] | None = None
@@ -128,7 +129,7 @@ class SlotWriter:
     def forget(
         self,
         slot_ids: Collection[str],
-        is_meant: Callable[[str | None], bool],
+        is_meant: Callable[[Asker], bool],
         then: Callable[[], None],
     ) -> None:
         """Do not write these slots; do not say any more that others are of these conversations.
@@ -261,5 +262,5 @@ def _whole(job: WriteJob) -> tuple[SlotHeader, list[TensorData]]:
     return structs.replace(job.header, layout=layout), tensors
 
 
-def _anonymous(job: WriteJob, is_meant: Callable[[str | None], bool]) -> WriteJob:
-    return replace(job, session_id=None) if is_meant(job.session_id) else job
+def _anonymous(job: WriteJob, is_meant: Callable[[Asker], bool]) -> WriteJob:
+    return replace(job, asker=NOBODY) if is_meant(job.asker) else job

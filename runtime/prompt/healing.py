@@ -15,6 +15,7 @@ import msgspec
 
 from runtime.prompt import canonical
 from runtime.types import ChatPrompt, Chunk, Message, Struct, TextDelta, ToolCall, ToolCallDelta
+from store.keyed_names import Asker
 
 SENTINEL = "hearth7c1e94d2splice"
 
@@ -47,9 +48,9 @@ class Known(NamedTuple):
 
 
 class Talk(NamedTuple):
-    """What its turns are kept by: a session's id, or else how the conversation began."""
+    """What its turns are kept by: who asks, and without a session's id how it began."""
 
-    session_id: str | None
+    asker: Asker
     beginning: bytes = b""
 
 

@@ -149,12 +149,10 @@ class Worker:
         warm_s = models.warm(model, lambda tokens, kv: warm_decode(model, tokens, kv))
         if team is not None:
             model = team.model(model)
-        off = frozenset(options.prompt_rules_off)
         lens = model.eyes.lens if model.eyes is not None else None
         reception = self._reception = self._receiving(model)
         template = Template(
             model.tokenizer,
-            tools_first="tools_first" not in off,
             markup=lens.markup if lens is not None else None,
             bench=reception,
         )
@@ -175,7 +173,6 @@ class Worker:
             context=spec.context,
             needs_state=tiers.needs_state,
             eos_token_ids=model.eos_token_ids,
-            rules_off=off,
             dialect=model.dialect,
         )
         reception.open(intake_of(model, composer, reception))
@@ -212,7 +209,7 @@ class Worker:
                 header=job.header,
                 path=str(staged.path),
                 num_bytes=staged.num_bytes,
-                session_id=job.session_id,
+                asker=job.asker,
                 ends_turn=job.ends_turn,
                 write_ms=staged.took_s * 1000,
             )

@@ -6,7 +6,7 @@ Stabilise, arrange, heal, render, tokenize, in this order. Belongs to the intake
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -33,10 +33,12 @@ from runtime.worker.dialects.dialect import Dialect
 from runtime.worker.template import Marked, Template
 from runtime.worker.template_input import defused
 from runtime.worker.turns import TurnStore
+from store.keyed_names import Asker
 from store.types import MediaSpan
 
 MAX_BOUNDARIES = 8
 HEALED = "healed_turn"
+TOOLS_FIRST = "tools_first"
 SPELLED_OUT = "picture_words"
 _PROBE = (
     Message(role="user", text="a"),
@@ -89,7 +91,7 @@ class _Asked(NamedTuple):
     links: list[bytes]
     moved: tuple[str, ...]
     changes: tuple[PromptChange, ...]
-    session_id: str | None
+    asker: Asker
     beginning: Beginning | None = None
     begun_link: bytes = b""
     media: Mapping[bytes, Medium] = {}
@@ -101,7 +103,7 @@ class _Asked(NamedTuple):
 
 @dataclass(slots=True)
 class Composer:
-    """Composes for one model. `context` is in tokens; with `needs_state` boundaries matter."""
+    """Composes for one name. `context` is in tokens; with `needs_state` boundaries matter."""
 
     template: Template
     turns: TurnStore
@@ -111,6 +113,14 @@ class Composer:
     eos_token_ids: frozenset[int] = frozenset()
     rules_off: frozenset[str] = frozenset()
     dialect: Dialect = field(default_factory=Dialect)
+
+    def asked_by(self, request: GenerateRequest) -> Composer:
+        """The same with the context and the prompt rules of the name that a request asks."""
+        context, off = request.context or self.context, frozenset(request.rules_off)
+        if (context, off) == (self.context, self.rules_off):
+            return self
+        template = self.template.arranged(tools_first=TOOLS_FIRST not in off)
+        return replace(self, template=template, context=context, rules_off=off)
 
     def compose(
         self,
@@ -155,11 +165,11 @@ class Composer:
         arranged, beginning = taken_out(arranged, self.dialect)
         is_kept = request.cache.mode == "full" and HEALED not in self.rules_off
         links = self._links(arranged, request.cache.tenant) if is_kept else []
-        session_id = request.cache.session_id
+        asker = Asker(request.model, request.cache.session_id)
         changes = stable.changes
         if defused(arranged, self.template.picture_words) is not arranged:
             changes = (*changes, PromptChange(rule=SPELLED_OUT))
-        asked = _Asked(arranged, links, stable.moved, changes, session_id, beginning)
+        asked = _Asked(arranged, links, stable.moved, changes, asker, beginning)
         if links and beginning is not None:
             return asked._replace(begun_link=advance(links[-1], answer(beginning.text)))
         return asked
@@ -167,13 +177,16 @@ class Composer:
     def _links(self, prompt: ChatPrompt, tenant: str) -> list[bytes]:
         """The conversation's digests, message by message, under this template and these tools.
 
-        Those of two tenants are never the same: nobody is answered by what others were.
+        Those of two tenants are never the same: nobody is answered by what others were. Nor are
+        those of two names with other prompt rules.
         """
         try:
             shown = self._shown(prompt, _PROBE)
         except InvalidRequest:
             shown = self._shown(prompt, _PROBE[:1])
         whose = (tenant,) if tenant else ()
+        if self.rules_off:
+            whose = (tenant, sorted(self.rules_off))
         root = digest(self.template.fingerprint, shown, *whose)
         return chain(root, prompt.messages)
 
@@ -341,11 +354,11 @@ class Composer:
 
 def _talk(asked: _Asked) -> Talk:
     """By the session's id, or else by how the conversation began, up to the first answer."""
-    if asked.session_id is not None:
-        return Talk(asked.session_id)
+    if asked.asker.session_id is not None:
+        return Talk(asked.asker)
     roles = [message.role for message in asked.prompt.messages]
     first = roles.index("assistant") if "assistant" in roles else len(roles)
-    return Talk(None, asked.links[max(first - 1, 0)])
+    return Talk(asked.asker, asked.links[max(first - 1, 0)])
 
 
 def _names(moved: Sequence[str]) -> tuple[bytes, ...]:

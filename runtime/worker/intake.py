@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.media import model_ids
@@ -23,6 +23,7 @@ from runtime.worker.echo import Echo
 from runtime.worker.output import Dialect, OutputParser, ReasoningBlock
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.turns import Answer
+from store.keyed_names import Asker
 from store.types import class_of
 
 
@@ -53,6 +54,9 @@ class Intake:
             ContextTooLong: the prompt leaves no room for an answer.
             InvalidRequest: the prompt is empty, the template refuses it, or ids are out of range.
         """
+        composer = self.composer.asked_by(request)
+        if composer is not self.composer:
+            return replace(self, composer=composer).admit(request)
         composed, shots = self._compose(request)
         token_ids = self._model_ids(composed)
         self._check(request, token_ids)
@@ -122,7 +126,7 @@ class Intake:
             token_ids=composed.token_ids,
             tenant=wish.tenant,
             mode=wish.mode,
-            session_id=wish.session_id,
+            asker=Asker(request.model, wish.session_id),
             prefix_end=composed.prefix_end,
             boundaries=composed.boundaries,
             passing=composed.passing,

@@ -80,6 +80,7 @@ class Template:
         self._tokenizer = tokenizer
         self._bench = bench or Workbench(inner_tokenizer(tokenizer))
         self._tools_first = tools_first
+        self._other: Template | None = None
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend = backend
         self._is_byte_level = backend is not None and _is_byte_level(backend)
@@ -87,6 +88,16 @@ class Template:
             lambda prompt, opens: self._rendered(prompt, {}, opens_answer=opens),
             markup.spelled if markup is not None else "",
         )
+
+    def arranged(self, *, tools_first: bool) -> Template:
+        """The same with tools first or not; there is one of each."""
+        if tools_first == self._tools_first:
+            return self
+        if self._other is None:
+            self._other = Template(
+                self._tokenizer, tools_first=tools_first, markup=self.markup, bench=self._bench
+            )
+        return self._other
 
     @cached_property
     def fingerprint(self) -> bytes:

@@ -25,8 +25,8 @@ from runtime.prompt.healing import Known, Lineage, Spoken, Talk, Turn
 from runtime.types import Chunk
 from runtime.worker.template import Template
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
-from store.keyed_names import Whom, conversation_key, keyed_hash
-from store.turns import SUFFIX, UNNAMED
+from store.keyed_names import Asker, Whom, conversation_key, keyed_hash, model_key
+from store.turns import EVERYBODYS, SUFFIX, UNNAMED, Folders, folder_name
 
 MAX_MEMORY_BYTES = 64 << 20
 MAX_DISK_BYTES = 256 << 20
@@ -69,13 +69,15 @@ class TurnStore:
         self._max_memory_bytes = max_memory_bytes
         self._max_disk_bytes = max_disk_bytes
         self._lock = threading.Lock()
-        self._memory: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._memory: OrderedDict[tuple[bytes, Asker], _Kept] = OrderedDict()
+        self._tellers: dict[bytes, list[Asker]] = {}
+        """Who said each of these turns: two names may have said the same."""
         self._memory_bytes = 0
         self._num_forgotten = 0
-        self._forgotten: OrderedDict[str, int] = OrderedDict()
+        self._forgotten: OrderedDict[Folders, int] = OrderedDict()
         self._all_forgotten = 0
         self._folders: OrderedDict[str, _Folder] = OrderedDict()
-        self._places: dict[bytes, Path] = {}
+        self._places: dict[bytes, list[Path]] = {}
         self._jobs: queue.SimpleQueue[_Kept | None] = queue.SimpleQueue()
 
     def attach(self, root: Path, secret: bytes) -> None:
@@ -88,7 +90,7 @@ class TurnStore:
                 return
             self._root, self._secret = root, secret
             if self._num_forgotten:  # under other names
-                self._note_forgotten(None)
+                self._note_forgotten(EVERYBODYS)
             self._folders.clear()
             self._places.clear()
             self._learn(root)
@@ -118,7 +120,7 @@ class TurnStore:
     def put(self, turn: Turn, talk: Talk, *, is_durable: bool, age: int = 0) -> None:
         """Take a turn in, unless its conversation was forgotten since it began."""
         with self._lock:
-            if age < self._forgotten.get(self._folder(talk), self._all_forgotten):
+            if age < self._forgotten_at(self._folder(talk)):
                 return
             kept = _Kept(turn, talk, is_durable)
             self._remember(kept)
@@ -131,16 +133,14 @@ class TurnStore:
         `secret` is the store's, also before it was attached.
         """
         with self._lock:
-            folder = _folder_of(whom, secret)
-            self._note_forgotten(folder if secret == self._secret else None)
+            whose = _folders_of(whom, secret)
+            self._note_forgotten(whose if secret == self._secret else EVERYBODYS)
             for key, one in list(self._memory.items()):
-                if whom.means(one.talk.session_id, secret):
+                if whom.means(one.talk.asker, secret):
                     self._drop_from_memory(key)
-            names = [folder] if folder is not None else list(self._folders)
-            held = [self._folders.pop(name, _Folder()) for name in names]
-            paths = [path for one in held for path in one.paths.values()]
-            for key in [key for one in held for key in one.paths]:
-                self._places.pop(key, None)
+            paths: list[Path] = []
+            for name in [name for name in self._folders if name in whose]:
+                paths += self._forget_folder(name)
         for path in paths:
             _remove(path)
 
@@ -158,17 +158,36 @@ class TurnStore:
         """Let `run` end when everything is written."""
         self._jobs.put(None)
 
-    def _note_forgotten(self, folder: str | None) -> None:
+    def _note_forgotten(self, whose: Folders) -> None:
         """When a conversation was; those of long ago are taken for forgotten all together."""
         self._num_forgotten += 1
-        if folder is None:
+        if whose == EVERYBODYS:
             self._forgotten.clear()
             self._all_forgotten = self._num_forgotten
             return
-        self._forgotten[folder] = self._num_forgotten
-        self._forgotten.move_to_end(folder)
+        self._forgotten[whose] = self._num_forgotten
+        self._forgotten.move_to_end(whose)
         if len(self._forgotten) > MAX_FORGOTTEN:
             _, self._all_forgotten = self._forgotten.popitem(last=False)
+
+    def _forgotten_at(self, folder: str) -> int:
+        times = (at for whose, at in self._forgotten.items() if folder in whose)
+        return max(times, default=self._all_forgotten)
+
+    def _forget_folder(self, name: str) -> list[Path]:
+        """Its files, which are known no more."""
+        folder = self._folders.pop(name)
+        for key, path in folder.paths.items():
+            self._lose(key, path)
+        return list(folder.paths.values())
+
+    def _lose(self, name: bytes, path: Path) -> None:
+        """A turn is not in this file any more."""
+        places = self._places.get(name, [])
+        if path in places:
+            places.remove(path)
+        if not places:
+            self._places.pop(name, None)
 
     # Reading
 
@@ -190,19 +209,20 @@ class TurnStore:
 
     def _get(self, key: bytes) -> Turn | None:
         with self._lock:
-            kept, name = self._memory.get(key), self._name(key)
-            path = self._places.get(name)
-        if kept is not None or path is None:
-            return kept.turn if kept is not None else None
-        try:
-            data = path.read_bytes()
-            check, payload = data[:_CHECK_BYTES], data[_CHECK_BYTES:]
-            if check == _digest(payload):
-                return _decode(payload)
-        except (OSError, msgspec.DecodeError):
-            pass
-        with self._lock:
-            self._places.pop(name, None)
+            tellers, name = self._tellers.get(key), self._name(key)
+            if tellers:
+                return self._memory[key, tellers[0]].turn
+            paths = list(self._places.get(name, ()))
+        for path in paths:
+            try:
+                data = path.read_bytes()
+                check, payload = data[:_CHECK_BYTES], data[_CHECK_BYTES:]
+                if check == _digest(payload):
+                    return _decode(payload)
+            except (OSError, msgspec.DecodeError):
+                pass
+            with self._lock:
+                self._lose(name, path)
         return None
 
     def _name(self, key: bytes) -> bytes:
@@ -211,28 +231,38 @@ class TurnStore:
 
     def _folder(self, talk: Talk) -> str:
         """The same for a conversation; one with a session's id as the store's rows have it."""
-        if talk.session_id is not None:
-            return conversation_key(self._secret, talk.session_id).hex()
-        return UNNAMED + keyed_hash(self._secret, "unnamed", talk.beginning).hex()
+        asker = talk.asker
+        if asker.session_id is not None:
+            conversation = conversation_key(self._secret, asker.session_id).hex()
+        else:
+            conversation = UNNAMED + keyed_hash(self._secret, "unnamed", talk.beginning).hex()
+        name = model_key(self._secret, asker.model) if asker.model else ""
+        return folder_name(conversation, name)
 
     def _remember(self, kept: _Kept) -> None:
-        self._drop_from_memory(kept.turn.key)
-        self._memory[kept.turn.key] = kept
+        key = kept.turn.key, kept.talk.asker
+        self._drop_from_memory(key)
+        self._memory[key] = kept
+        self._tellers.setdefault(key[0], []).append(key[1])
         self._memory_bytes += len(kept.turn.token_ids)
         while self._memory_bytes > self._max_memory_bytes and len(self._memory) > 1:
             self._drop_from_memory(next(iter(self._memory)))
 
-    def _drop_from_memory(self, key: bytes) -> None:
+    def _drop_from_memory(self, key: tuple[bytes, Asker]) -> None:
         if (old := self._memory.pop(key, None)) is not None:
             self._memory_bytes -= len(old.turn.token_ids)
+            tellers = self._tellers[key[0]]
+            tellers.remove(key[1])
+            if not tellers:
+                del self._tellers[key[0]]
 
     # Writing
 
     def _write(self, kept: _Kept) -> None:
-        turn = kept.turn
+        turn, key = kept.turn, (kept.turn.key, kept.talk.asker)
         with self._lock:
             root, name, folder = self._root, self._name(turn.key), self._folder(kept.talk)
-            if root is None or self._memory.get(turn.key) is not kept:
+            if root is None or self._memory.get(key) is not kept:
                 return  # it was forgotten meanwhile
         payload = _encode(turn)
         path = root / folder / f"{name.hex()}{SUFFIX}"
@@ -250,12 +280,12 @@ class TurnStore:
                 temporary.unlink(missing_ok=True)
             return
         with self._lock:
-            if self._memory.get(turn.key) is not kept:
+            if self._memory.get(key) is not kept:
                 path.unlink(missing_ok=True)  # it was forgotten while it was written
                 return
             if self._name(turn.key) != name:
                 return  # another store came meanwhile, and it is to be written there
-            self._drop_from_memory(turn.key)
+            self._drop_from_memory(key)
             self._note(folder, name, path, len(payload) + _CHECK_BYTES)
             gone = self._excess()
         for one in gone:
@@ -267,7 +297,9 @@ class TurnStore:
         if key not in held.paths:
             held.num_bytes += num_bytes
         held.paths[key] = path
-        self._places[key] = path
+        places = self._places.setdefault(key, [])
+        if path not in places:
+            places.append(path)
 
     def _excess(self) -> list[Path]:
         """The files of the conversations that were idle longest, until the caps hold."""
@@ -276,11 +308,9 @@ class TurnStore:
         while len(self._folders) > 1 and (
             num_bytes > self._max_disk_bytes or len(self._places) > MAX_FILES
         ):
-            _, folder = self._folders.popitem(last=False)
+            name, folder = next(iter(self._folders.items()))
             num_bytes -= folder.num_bytes
-            for key, path in folder.paths.items():
-                self._places.pop(key, None)
-                gone.append(path)
+            gone += self._forget_folder(name)
         return gone
 
     def _learn(self, root: Path) -> None:
@@ -366,13 +396,13 @@ class Answer:
         return "".join(detokenizer.add(one) for one in token_ids) + detokenizer.finish()
 
 
-def _folder_of(whom: Whom, secret: bytes) -> str | None:
-    """Where a conversation's turns lie that somebody names; None for all."""
-    if whom.key is not None:
-        return whom.key.hex()
-    if whom.session_id is None:
-        return None
-    return conversation_key(secret, whom.session_id).hex()
+def _folders_of(whom: Whom, secret: bytes) -> Folders:
+    """Where the turns of those that somebody names lie."""
+    key = whom.key
+    if key is None and whom.session_id is not None:
+        key = conversation_key(secret, whom.session_id)
+    name = model_key(secret, whom.model) if whom.model is not None else None
+    return Folders(key.hex() if key is not None else None, name)
 
 
 def _key_of(name: str) -> bytes | None:

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from runtime.housekeeping import Limits, expire, keep_within_caps, usage_of
 from runtime.inventory import Inventory
-from runtime.open_store import Gone, OpenStore
+from runtime.open_store import Gone, Merged, OpenStore
 from runtime.store_opening import open_store
 from runtime.wire import SlotStaged
 from store import slots
@@ -112,7 +112,7 @@ def test_verifying_is_no_trouble_for_who_promotes(store: OpenStore):
 def test_what_a_later_release_wrote_is_not_said_to_be_damaged(store: OpenStore):
     [path] = files(store)
     path.write_bytes(path.read_bytes().replace(b"hearth-slot/1", b"hearth-slot/8", 1))
-    gone: list[Gone] = []
+    gone: list[Gone | Merged] = []
     view = Inventory(store, gone.append).verify()
     assert (view.num_verified, view.num_damaged, view.num_unread) == (0, 0, 1)
     assert not gone

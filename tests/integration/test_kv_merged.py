@@ -20,6 +20,7 @@ from runtime.wire import SlotStaged
 from runtime.worker.model import LoadedModel
 from store.clock import Trusted, TrustedClock
 from store.errors import SlotDamaged
+from store.keyed_names import Asker
 from store.recovery import Recovery
 from store.slots import read_header
 from store.upkeep import slot_files
@@ -65,7 +66,7 @@ class Talk:
         for _ in range(num_turns):
             prompt = [*self.token_ids, *ids(len(self.ends), 20)]
             answer = ids(1000 + len(self.ends), 5)
-            self.session.turn(prompt, answer, session_id="mine")
+            self.session.turn(prompt, answer, asker=Asker("m", "mine"))
             self.token_ids = [*prompt, *answer]
             self.ends.append(len(self.token_ids))
         self.session.wait_until_written()
@@ -74,7 +75,7 @@ class Talk:
                 header=job.header,
                 path=str(one.path),
                 num_bytes=one.num_bytes,
-                session_id=job.session_id,
+                asker=job.asker,
             )
             for job, one in self.session.written
         ]

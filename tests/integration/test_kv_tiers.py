@@ -9,6 +9,7 @@ import pytest
 from runtime.kv.trail import Trail
 from runtime.wire import SlotBad, SlotsUsed
 from runtime.worker.model import LoadedModel
+from store.keyed_names import Asker
 from store.slots import slot_path
 from tests.kv_sessions import (
     BLOCK_TOKENS,
@@ -240,8 +241,8 @@ def test_only_what_is_new_is_written(stored: Stored):
 
 def test_the_last_slot_of_an_answer_says_that_a_turn_ends(dense: LoadedModel, tmp_path: Path):
     session = Session(dense, tmp_path)
-    session.turn([*ids(4, 2500)], SAID, session_id="mine")
-    session.turn([*ids(4, 2500), *SAID, *NEXT], SAID, session_id="mine")
+    session.turn([*ids(4, 2500)], SAID, asker=Asker("m", "mine"))
+    session.turn([*ids(4, 2500), *SAID, *NEXT], SAID, asker=Asker("m", "mine"))
     assert [job.ends_turn for job, _ in session.finish()] == [False, False, True, False, True]
 
 

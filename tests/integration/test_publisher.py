@@ -18,7 +18,7 @@ from runtime.store_life import StoreLife
 from runtime.types import ModelSpec
 from runtime.wire import Forget, Forgotten, KvNews, SlotStaged
 from store import slots
-from store.keyed_names import Whom
+from store.keyed_names import Asker, Whom
 from tests.slot_samples import sample, slot_id
 from tests.waiting import until
 
@@ -66,7 +66,7 @@ async def turns_of_the_loop() -> None:
 def staged_by_another(root: Path) -> SlotStaged:
     header, token_ids, tensors = sample(2)
     staged = slots.stage(root, header, token_ids, tensors)
-    return SlotStaged(header, str(staged.path), staged.num_bytes, "another")
+    return SlotStaged(header, str(staged.path), staged.num_bytes, Asker("m", "another"))
 
 
 async def test_deleting_ends_when_what_was_staged_meanwhile_is_gone(desk: Desk):
@@ -80,7 +80,7 @@ async def test_deleting_ends_when_what_was_staged_meanwhile_is_gone(desk: Desk):
     busy = threading.Event()
     other = asyncio.create_task(desk.life.attempt(lambda _: busy.wait()))
     await turns_of_the_loop()
-    desk.worker.on_event(SlotStaged(header, str(staged.path), staged.num_bytes, "mine"))
+    desk.worker.on_event(SlotStaged(header, str(staged.path), staged.num_bytes, Asker("m", "mine")))
     desk.worker.on_event(Forgotten(number=forget.number, num_forgotten=1))
     await turns_of_the_loop()
     is_early = deleting.done()
@@ -101,7 +101,7 @@ async def test_what_a_worker_left_behind_is_deleted_as_well(desk: Desk):
     await turns_of_the_loop()
     desk.worker.on_event(staged_by_another(store.root))
     await turns_of_the_loop()
-    desk.worker.on_event(SlotStaged(header, str(staged.path), staged.num_bytes, "mine"))
+    desk.worker.on_event(SlotStaged(header, str(staged.path), staged.num_bytes, Asker("m", "mine")))
     desk.worker.close()
     deleting = asyncio.create_task(desk.publisher.forget(Whom(session_id="mine")))
     busy.set()

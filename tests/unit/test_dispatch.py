@@ -185,7 +185,7 @@ class Supervision(RuleBasedStateMachine):
             case "forgive":
                 actor.forgive(self.world.now_s)
             case _:
-                actor.is_pinned = order == "pin"
+                actor.pinned = {actor.model} if order == "pin" else set()
         self.dispatch.settle()
 
     @invariant()
@@ -235,7 +235,7 @@ class Supervision(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         for actor in self.dispatch.actors.values():
-            actor.is_pinned = False
+            actor.pinned.clear()
         self.world.missing_bytes = 0
         self.dispatch.settle()
         for _ in range(400):

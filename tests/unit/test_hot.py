@@ -7,10 +7,11 @@ import mlx.core as mx
 import pytest
 
 from runtime.kv.blocks import HashChain
-from runtime.kv.hot import MAX_SESSIONS, Held, HotTier
+from runtime.kv.hot import MAX_ASKERS, Held, HotTier
 from runtime.kv.layers import State
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix import PrefixTree, Run, run_of
+from store.keyed_names import Asker
 
 CHAIN = HashChain(b"", b"", block_size=4)
 RUN_BYTES = 4 * 10
@@ -154,14 +155,14 @@ def test_of_many_who_use_a_run_few_are_remembered_and_none_is_kept_after_the_las
     tier = Tier(10)
     shared = tier.put("a")
     own = tier.put("b", shared)
-    tier[own].used_by("first")
-    names = ["first", None, *(f"later {number}" for number in range(10 * MAX_SESSIONS))]
+    tier[own].used_by(Asker("m", "first"))
+    names = ["first", None, *(f"later {number}" for number in range(10 * MAX_ASKERS))]
     for name in names:
-        tier[shared].used_by(name)
-    assert len(tier[shared].sessions) == MAX_SESSIONS
-    assert not tier.forget(lambda name: name == "later 0")[0]
-    assert not tier.forget(lambda name: name != "first")[0]
-    assert tier.forget(lambda name: name == "first")[0] == [own, shared]
+        tier[shared].used_by(Asker("m", name))
+    assert len(tier[shared].askers) == MAX_ASKERS
+    assert not tier.forget(lambda one: one.session_id == "later 0")[0]
+    assert not tier.forget(lambda one: one.session_id != "first")[0]
+    assert tier.forget(lambda one: one.session_id == "first")[0] == [own, shared]
     assert not tier.names
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from runtime.prompt.healing import Talk, Turn
 from runtime.worker.turns import MAX_FORGOTTEN, TurnStore
-from store.keyed_names import Whom, conversation_key
+from store.keyed_names import Asker, Whom, conversation_key
 
 KEY = b"k" * 16
-MINE = Talk("mine")
+MINE = Talk(Asker(session_id="mine"))
 
 
 def turn() -> Turn:
@@ -55,7 +55,9 @@ def test_a_turn_that_goes_on_from_itself_is_not_followed():
 def test_turns_of_before_the_store_was_open_are_kept_under_its_names(tmp_path: Path):
     turns = TurnStore()
     turns.put(turn(), MINE, is_durable=True)
-    turns.put(Turn(b"q" * 16, b"", 0, turn().token_ids), Talk("quiet"), is_durable=False)
+    turns.put(
+        Turn(b"q" * 16, b"", 0, turn().token_ids), Talk(Asker(session_id="quiet")), is_durable=False
+    )
     turns.attach(tmp_path / "turns" / "m", b"secret")
     turns.close()
     turns.run()

@@ -14,12 +14,15 @@ import pytest
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from store import slots
 from store.disk import CHUNK_BYTES
+from store.keyed_names import NOBODY, Asker
 from store.slots import StagedSlot
 from store.types import TensorData
 from tests.slot_samples import sample, slot_id
 
 PATIENCE_S = 60.0
 LARGE_BYTES = 16 << 20
+
+MINE = Asker("m", "mine")
 
 
 class Writing:
@@ -29,13 +32,13 @@ class Writing:
         self.root = root
         self.staged: queue.SimpleQueue[StagedSlot] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[WriteFailed] = queue.SimpleQueue()
-        self.sessions: list[str | None] = []
+        self.askers: list[Asker] = []
         self.writer = SlotWriter(root, max_bytes, self._on_staged, self.failed.put)
         self.thread = threading.Thread(target=self.writer.run)
         self.writer.idle.set()
 
     def _on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
-        self.sessions.append(job.session_id)
+        self.askers.append(job.asker)
         self.staged.put(staged)
 
     def start(self) -> None:
@@ -199,14 +202,14 @@ def test_a_long_slot_is_written_though_requests_never_stop(tmp_path: Path):
 def test_what_was_queued_is_not_written_once_it_is_forgotten(tmp_path: Path):
     writing = Writing(tmp_path, 1 << 30)
     for number in (1, 2, 3):
-        writing.writer.put(replace(job(number), session_id="mine" if number > 1 else None))
+        writing.writer.put(replace(job(number), asker=MINE if number > 1 else NOBODY))
     done: list[bool] = []
-    writing.writer.forget({slot_id(2)}, lambda name: name == "mine", lambda: done.append(True))
+    writing.writer.forget({slot_id(2)}, lambda one: one == MINE, lambda: done.append(True))
     assert done == [True]
     writing.finish()
     assert [writing.next_staged(), writing.next_staged()] == [slot_id(1), slot_id(3)]
     assert writing.staged.empty()
-    assert writing.sessions == [None, None]
+    assert writing.askers == [NOBODY, NOBODY]
 
 
 def test_what_is_being_written_is_gone_once_it_is_forgotten(tmp_path: Path):

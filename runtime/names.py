@@ -1,0 +1,76 @@
+"""What a name means: which model, which process serves it, and whether that is to stay for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.catalog import Catalog
+from runtime.dispatch import Dispatch
+from runtime.errors import UnknownModel
+from runtime.lifecycle import HAS_PROCESS
+from runtime.model_actor import ModelActor
+from runtime.types import ModelSpec
+
+
+class Names:
+    """Belongs to the event loop. `pinned` are the names that are to stay loaded."""
+
+    def __init__(self, catalog: Catalog, dispatch: Dispatch, pinned: Iterable[str]) -> None:
+        self._catalog = catalog
+        self._dispatch = dispatch
+        self._pinned = set(pinned)
+        self._known: dict[str, ModelSpec] = {}
+        """What was named last, by name."""
+        for spec in catalog.models():
+            self._note(spec)
+
+    def all(self) -> list[ModelSpec]:
+        """Every model that can be named, in the catalog's order, then what else is loaded."""
+        specs = {spec.id: spec for spec in self._catalog.models()}
+        for spec in self._known.values():
+            if self._dispatch.actor(spec.engine).state in HAS_PROCESS:
+                specs.setdefault(spec.id, spec)
+        return list(specs.values())
+
+    def pinned(self) -> list[ModelSpec]:
+        """Those of the catalog that are to stay loaded."""
+        return [spec for spec in self._catalog.models() if spec.id in self._pinned]
+
+    def of(self, engine: str) -> tuple[str, ...]:
+        """All names that the process serves that goes by this one."""
+        known = self._known.get(engine)
+        return known.names if known is not None else (engine,)
+
+    def actor(self, name: str) -> ModelActor:
+        """The actor of the process that serves a name."""
+        spec = self._known.get(name)
+        return self._dispatch.actor(spec.engine if spec is not None else name)
+
+    def resolve(self, name: str) -> ModelSpec:
+        """The catalog's word; what is loaded can be named even when it is gone from the disk.
+
+        Raises UnknownModel.
+        """
+        try:
+            spec = self._catalog.resolve(name)
+        except UnknownModel:
+            for known in self._known.values():
+                is_meant = name in (known.id, *known.aliases)
+                if is_meant and self._dispatch.actor(known.engine).is_takable:
+                    return known
+            raise
+        self._note(spec)
+        return spec
+
+    def pin(self, spec: ModelSpec, *, is_pinned: bool) -> None:
+        """Have a model stay once it is loaded; or no longer for the sake of this name."""
+        (self._pinned.add if is_pinned else self._pinned.discard)(spec.id)
+        self._note(spec)
+
+    def _note(self, spec: ModelSpec) -> None:
+        before = self._known.get(spec.id)
+        if before is not None and before.engine != spec.engine:
+            self._dispatch.actor(before.engine).pinned.discard(spec.id)
+        self._known[spec.id] = spec
+        pinned = self._dispatch.actor(spec.engine).pinned
+        (pinned.add if spec.id in self._pinned else pinned.discard)(spec.id)
