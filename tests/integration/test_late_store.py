@@ -19,6 +19,7 @@ from runtime.types import CacheUse, GenerateRequest, TokenPrompt
 from runtime.wire import PinWanted
 from runtime.worker.model import LoadedModel
 from store.errors import StoreFailed
+from store.keyed_names import Asker
 from tests.asking import answer, request, supervising_opened_by, worker_of
 from tests.kv_sessions import (
     BLOCK_TOKENS,
@@ -68,7 +69,7 @@ def test_what_was_computed_before_the_store_opened_is_kept_under_its_names(
     model: LoadedModel, tmp_path: Path
 ):
     early = apart(model, tmp_path / "store")
-    first = early.turn(FIRST, ids(2, 20), session_id="s", tenant="alice")
+    first = early.turn(FIRST, ids(2, 20), asker=Asker("m", "s"), tenant="alice")
     assert reused(first) == (0, "none", "away")
     assert not [run for run in early.tiers.hot.tree if early.tiers.hot[run].is_written]
     attach(early)
@@ -76,7 +77,7 @@ def test_what_was_computed_before_the_store_opened_is_kept_under_its_names(
     assert early.take_up(again)[1] == 120
     assert reused(again) == (120, "hot", "first_seen")
     slots = early.publish()
-    assert [(job.session_id, job.ends_turn) for job, _ in early.written][-1] == ("s", True)
+    assert [(job.asker.session_id, job.ends_turn) for job, _ in early.written][-1] == ("s", True)
     later = Session(model, tmp_path / "store")
     later.tiers.learn(slots)
     trail = later.trail(TURN_2, tenant="alice")
