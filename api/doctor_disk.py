@@ -16,12 +16,14 @@ from api.findings import Finding
 from runtime.history import FILE as HISTORY_FILE
 from runtime.open_store import INDEX
 from runtime.settings import Settings
+from runtime.store_opening import cold_at
 from store import ownership
-from store.cold import open_cold
-from store.errors import IndexDamaged, StoreError, StoreTooNew
+from store.cold_owner import Claim
+from store.errors import ColdForeign, IndexDamaged, StoreError, StoreTooNew
 from store.file_kinds import HISTORY, FileKind
 from store.file_kinds import INDEX as INDEX_KIND
 from store.index_file import check_whole, connect_reader
+from store.ownership import secret_of
 
 _LEAST_FREE_BYTES = 5_000_000_000
 _LEAST_BYTES_PER_S = 50_000_000
@@ -58,15 +60,28 @@ def _home(home: Path) -> Finding:
 
 
 def _cold(root: Path, where: str) -> Finding:
-    if "://" not in where:
-        remedy = "make it writable or name another directory in cold_store"
-        return _writable("Cold store", Path(where), remedy)
+    is_bucket = "://" in where
+    folder = Path(where)
+    if not is_bucket and not folder.exists() and not folder.parent.is_dir():
+        fact = f"{where} cannot be made: {folder.parent} is missing"
+        return Finding("Cold store", fact, "mount it, or name another directory in cold_store")
     try:
-        open_cold(root, where).probe()
+        cold = cold_at(root, where)
+        seen = Claim(root, secret_of(root), where).look(cold)
+        if is_bucket or seen.is_ours:
+            cold.probe()
+    except ColdForeign as error:
+        remedy = "one cold store is for one home: name another prefix or directory in cold_store"
+        return Finding("Cold store", str(error), remedy)
     except StoreError as error:
         remedy = "correct cold_store, or the address and credentials that its AWS_… variables give"
+        if not is_bucket:
+            remedy = "mount it and make it writable, or name another directory in cold_store"
         return Finding("Cold store", f"{where} cannot be used: {error}", remedy)
-    return Finding("Cold store", f"{where} answers")
+    if not is_bucket and not seen.is_ours:
+        remedy = "make it writable or name another directory in cold_store"
+        return _writable("Cold store", folder, remedy)
+    return Finding("Cold store", f"{where} answers" + (", and is ours" if seen.is_ours else ""))
 
 
 def _writable(subject: str, folder: Path, remedy: str) -> Finding:

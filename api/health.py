@@ -33,8 +33,9 @@ class Readiness(msgspec.Struct, gc=False):
     """`ready` once every model to be loaded at boot was dealt with.
 
     `cache` says whether KV is kept on disk: `degraded` for `cache_reason`, `off` when that was
-    asked for. `cold` is the cold store: what it has is computed anew while it is `away`, for
-    `cold_reason`. `history` says the same of what clients asked the server to remember, and is
+    asked for. `cold` is the cold store: what it has is computed anew while it is `away`, or
+    `foreign`, which is another Hearth's, and it takes nothing while it is `full`; `cold_reason`
+    says why. `history` says the same of what clients asked the server to remember, and is
     `degraded` for `set_aside` after a damaged one was, until that is acknowledged. Requests
     that need none of them are answered all the same.
     """
@@ -43,7 +44,7 @@ class Readiness(msgspec.Struct, gc=False):
     models: list[ModelState]
     cache: Literal["ok", "opening", "degraded", "off"] = "ok"
     cache_reason: str | None = None
-    cold: Literal["off", "ok", "away"] = "off"
+    cold: Literal["off", "ok", "away", "foreign", "full"] = "off"
     cold_reason: str | None = None
     history: Literal["ok", "opening", "degraded"] = "ok"
     history_reason: str | None = None

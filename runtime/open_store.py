@@ -45,7 +45,7 @@ from store.slots import (
     remove,
     slot_path,
 )
-from store.types import NAMELESS, ConversationRow, SlotPlace, SlotRow
+from store.types import NAMELESS, ConversationRow, SlotPlace, SlotRow, Tier
 
 INDEX = "index.db"
 
@@ -128,7 +128,7 @@ class OpenStore:
         staged: list[SlotStaged] = []
         there: list[SlotRow] = []
         for one in group:
-            if one.header.parent in refused or not self._is_as_reported(one):
+            if one.header.parent in refused or not _is_as_reported(self.root, one):
                 refused.append(one.header.id)
                 _discard(Path(one.path))
             elif self._is_published(one):
@@ -149,16 +149,6 @@ class OpenStore:
         self.counts["refused_slots"] += len(refused)
         self._note(saved, {one.header.id: one for one in group})
         return Published(tuple(saved), tuple(refused))
-
-    def _is_as_reported(self, staged: SlotStaged) -> bool:
-        """The file is one of ours, where it belongs, and says what the worker says."""
-        path = Path(staged.path)
-        try:
-            is_ours = path.parent == slot_path(self.root, staged.header.id).parent
-            return is_ours and read_header(path) == staged.header
-        except (StoreError, ValueError) as error:
-            _log.warning("slot_refused", slot=staged.header.id, why=str(error))
-            return False
 
     def _is_published(self, staged: SlotStaged) -> bool:
         """It is there already: its worker was told that it is not, as when the store is lost."""
@@ -221,7 +211,7 @@ class OpenStore:
 
     def discard(self, staged: SlotStaged) -> None:
         """Do not publish what a worker staged."""
-        if self._is_as_reported(staged):
+        if _is_as_reported(self.root, staged):
             _discard(Path(staged.path))
 
     def _discard_slot(self, staged: SlotStaged) -> None:
@@ -310,6 +300,10 @@ class OpenStore:
 
     # Tiers
 
+    def tiers(self) -> set[Tier]:
+        """Those that the index knows slots in. From any thread. Raises StoreError."""
+        return {tier for _, tier in self.index.places()}
+
     def is_cold(self, slot_id: str) -> bool:
         """Whether its row says that it is in the cold store. From any thread. Raises StoreError."""
         return dict(self.index.places()).get(slot_id) == "cold"
@@ -334,7 +328,11 @@ class OpenStore:
         self.counts["demoted"] += 1
 
     def promote(self, slot_id: str) -> bool:
-        """Bring a cold slot back to the fast disk; False when it is not to be had any more.
+        """As `fetch`; whether it is on the fast disk now."""
+        return self.fetch(slot_id) is None
+
+    def fetch(self, slot_id: str) -> MissReason | None:
+        """Bring a cold slot back to the fast disk; the reason when it is not to be had any more.
 
         From any thread.
 
@@ -343,7 +341,7 @@ class OpenStore:
             StoreError: the system fails.
         """
         if self.cold is None:
-            return False
+            return "evicted"
         warm, cold = SlotPlace(slot_id, "warm"), SlotPlace(slot_id, "cold")
         with self.moving:
             path = slot_path(self.root, slot_id)
@@ -355,16 +353,16 @@ class OpenStore:
             except (SlotMissing, SlotDamaged) as error:
                 if self.is_cold(slot_id):
                     _log.warning("cold_slot_lost", slot=slot_id, why=str(error))
-                return False
+                return "damaged" if isinstance(error, SlotDamaged) else "evicted"
             # Who asked for it needs it for longer than until the next look at what is over.
             self.touch([slot_id])
             is_kept = self.index.move(slot_id, "warm", size).result()
             self.unlink([cold if is_kept else warm])
             if not is_kept:  # it was evicted meanwhile
-                return False
+                return "evicted"
         self.counts["promoted"] += 1
         self.counts["written_bytes"] += size
-        return True
+        return None
 
     # Trouble
 
@@ -380,6 +378,17 @@ class OpenStore:
 
     def _lost(self) -> StoreLost:
         return StoreLost(f"{self.root} was removed or replaced")
+
+
+def _is_as_reported(root: Path, staged: SlotStaged) -> bool:
+    """The file is one of ours, where it belongs, and says what the worker says."""
+    path = Path(staged.path)
+    try:
+        is_ours = path.parent == slot_path(root, staged.header.id).parent
+        return is_ours and read_header(path) == staged.header
+    except (StoreError, ValueError) as error:
+        _log.warning("slot_refused", slot=staged.header.id, why=str(error))
+        return False
 
 
 class _Turn(NamedTuple):

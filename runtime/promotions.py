@@ -10,7 +10,7 @@ from runtime.open_store import Gone, OpenStore
 from runtime.store_life import StoreLife
 from store.errors import ColdAway
 
-Fetched = Literal["here", "away", "lost"]
+Fetched = Literal["here", "away", "damaged", "evicted"]
 
 
 class Promotions:
@@ -28,10 +28,10 @@ class Promotions:
                     channel.tell_promoted([slot_id])
                 case "away":
                     channel.tell_away([slot_id])
-                case "lost":
+                case "damaged" | "evicted" as why:
                     lost = await self._life.attempt(lambda store, i=slot_id: store.drop([i]))
                     # Without a row it was not lost: it was evicted while it was asked for.
-                    self._tell(Gone(lost, "damaged") if lost else Gone((slot_id,), "evicted"))
+                    self._tell(Gone(lost, why) if lost else Gone((slot_id,), "evicted"))
 
     async def _fetch(self, slot_id: str) -> Fetched:
         """Without a store that works it is away as well: a later request may ask again."""
@@ -45,7 +45,9 @@ class Promotions:
 
 def _fetched(store: OpenStore, slot_id: str) -> Fetched:
     try:
-        is_here = store.promote(slot_id)
+        why = store.fetch(slot_id)
     except ColdAway:
         return "away"
-    return "here" if is_here else "lost"
+    if why is None:
+        return "here"
+    return "damaged" if why == "damaged" else "evicted"

@@ -112,7 +112,7 @@ SETTINGS: dict[str, str] = {
     ),
     "kv_daily_write_bytes": "after so much in a day only pinned KV is written",
     "kv_ttl_s": "unused KV leaves the disk after this, 0 writes nothing (default: a day)",
-    "cold_store": "a directory or s3:// address where KV moves when its time or room is over",
+    "cold_store": "directory or s3:// address, of one home, where KV moves when its time is over",
     "cold_max_bytes": "KV in the cold store",
     "cold_ttl_s": "unused KV leaves the cold store after this",
     "history_max_bytes": "agents and stored responses on disk",

@@ -37,6 +37,9 @@ _REOPEN = frozenset({"locked", "lost", "index_damaged"})
 _log = structlog.stdlib.get_logger("hearth.store")
 
 
+ColdState = Literal["off", "ok", "away", "foreign", "full"]
+
+
 class KvStatus(NamedTuple):
     """How the store is; `reason` is machine-readable, `message` for people."""
 
@@ -46,9 +49,11 @@ class KvStatus(NamedTuple):
 
 
 class ColdStatus(NamedTuple):
-    """How the cold store is: what it has is not to be had while it is `away`, for people why."""
+    """How the cold store is, and for people why. What it has is not to be had while it is `away`,
+    or `foreign`: another Hearth's. It is `full` since it had no room for what was to go there.
+    """
 
-    state: Literal["off", "ok", "away"] = "off"
+    state: ColdState = "off"
     message: str | None = None
 
 
@@ -120,7 +125,9 @@ class StoreLife:
         if self.store is None or self.store.cold is None:
             return ColdStatus()
         reach = self.reach
-        return ColdStatus("away", reach.why) if reach.is_away else ColdStatus("ok")
+        if reach.is_away:
+            return ColdStatus("foreign" if reach.is_foreign else "away", reach.why)
+        return ColdStatus("full", reach.why) if reach.is_full else ColdStatus("ok")
 
     @property
     def secret(self) -> bytes:

@@ -10,8 +10,9 @@ from migrations.run import upgrade
 from runtime.open_store import INDEX, OpenStore
 from store import ownership, upkeep
 from store.clock import Clock, now
-from store.cold import ColdDirectory, open_cold
+from store.cold import ColdDirectory, ColdStore, open_cold
 from store.cold_gate import ColdGate
+from store.cold_owner import Claim
 from store.errors import StoreError, StoreLocked
 from store.opening import open_database
 
@@ -39,15 +40,20 @@ def open_store(
     except StoreError:
         owned.close()
         raise
-    store = OpenStore(owned, database, cold)
+    store = OpenStore(owned, database, None)
+    if cold is not None and cold_store is not None:
+        claim = Claim(root, owned.secret, cold_store, lambda: "cold" in store.tiers())
+        store.cold = ColdGate(cold, claim)
     with suppress(StoreError):
         now_s = time.time()
         store.wear.add(store.records.counters(now_s).get("written_bytes", 0.0), now_s)
     return store
 
 
-def _cold(root: Path, where: str | None) -> ColdGate | None:
-    if where is None:
-        return None
-    is_url = "://" in where
-    return ColdGate(open_cold(root, where) if is_url else ColdDirectory(Path(where)))
+def _cold(root: Path, where: str | None) -> ColdStore | None:
+    return cold_at(root, where) if where is not None else None
+
+
+def cold_at(root: Path, where: str) -> ColdStore:
+    """The bucket or the directory that `cold_store` names. Raises StoreFailed."""
+    return open_cold(root, where) if "://" in where else ColdDirectory(Path(where))

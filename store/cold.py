@@ -7,8 +7,10 @@ warm file. Promoting gives a staged warm file, byte for byte what was demoted, o
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
+import shutil
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -21,15 +23,17 @@ from collections.abc import (
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import ObjectStore, from_url
 
 from store.cold_codec import ChunkSource, Source, Unpacker, pack
 from store.disk import (
     CHUNK_BYTES,
+    PRIVATE_DIRECTORY,
     SequentialReader,
     Yield,
     disk_bytes,
@@ -40,7 +44,7 @@ from store.disk import (
     reported,
     sync_directories,
 )
-from store.errors import ColdAway, SlotDamaged, SlotMissing, StoreFailed
+from store.errors import ColdAway, SlotDamaged, SlotMissing, StoreFailed, StoreFull
 from store.slot_format import SlotContents, is_slot_id
 from store.slots import StagedSlot, read_contents, remove, slot_path, verify
 from store.temp_names import SUFFIX, temp_name
@@ -49,6 +53,10 @@ from store.upkeep import COLD, sweep_fan_out
 T = TypeVar("T")
 
 COLD_SUFFIX = f"{SUFFIX}.zst"
+OWNER = "hearth-owner"
+MARK = "hearth-owner.json"
+_PROBE = ".probe"
+_UNFINISHED_MARK = f".tmp-{OWNER}-"
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -106,7 +114,23 @@ class ColdStore(Protocol):
         ...
 
     def probe(self) -> None:
-        """Make contact with what may be away, and no more. Raises ColdAway."""
+        """Do a little of everything, and leave nothing. Raises ColdAway."""
+        ...
+
+    @property
+    def mark_lasts_s(self) -> float:
+        """For how long what `mark` said may be believed."""
+        ...
+
+    def mark(self) -> bytes | None:
+        """What the mark of its owner says; None where it has none. Raises ColdAway."""
+        ...
+
+    def make_mark(self, content: bytes, *, replaces: bool = False) -> bool:
+        """Make the mark, whole and durable; False where there is one and `replaces` is not set.
+
+        Of several at the same time one makes it. Raises ColdAway.
+        """
         ...
 
 
@@ -145,7 +169,12 @@ def _unpacked(root: Path, slot_id: str, source: Source, yield_: Yield) -> Staged
 
 
 class ColdDirectory:
-    """A `ColdStore` on a disk, made durable like slots. Sizes are those of real disk blocks."""
+    """A `ColdStore` on a disk, made durable like slots. Sizes are those of real disk blocks.
+
+    Its own directory is made with the mark, and never one above it: that may be a missing disk's.
+    """
+
+    mark_lasts_s = 0.0
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -179,10 +208,53 @@ class ColdDirectory:
         return remove(self._path(slot_id))
 
     def sweep(self) -> int:
+        for path in self._directory.glob(f"{_UNFINISHED_MARK}*"):
+            shutil.rmtree(path, ignore_errors=True)
         return sweep_fan_out(self._directory)
 
     def probe(self) -> None:
-        """A directory answers at once."""
+        path = self._directory / temp_name("0" * 32)
+        with _local(self._directory):
+            try:
+                with new_file(path, 0) as file:
+                    file.write(b"probe")
+                with reported(path):
+                    path.replace(self._directory / _PROBE)
+                    (self._directory / _PROBE).unlink()
+            except StoreFull:
+                pass  # demoting finds that out, and what is there can be had
+
+    def mark(self) -> bytes | None:
+        path = self._directory / OWNER / MARK
+        with _local(self._directory), reported(path):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def make_mark(self, content: bytes, *, replaces: bool = False) -> bool:
+        """A directory with the mark in it gets its name: only one can, and never half of it."""
+        folder = self._directory / OWNER
+        with _local(self._directory):
+            with reported(self._directory):
+                self._directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
+                unfinished = Path(mkdtemp(prefix=_UNFINISHED_MARK, dir=self._directory))
+            with new_file(unfinished / MARK, 0) as file:
+                file.write(content)
+            sync_directories([unfinished])
+            with reported(folder):
+                try:
+                    unfinished.rename(folder)
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                    if replaces:
+                        (unfinished / MARK).replace(folder / MARK)
+                    shutil.rmtree(unfinished, ignore_errors=True)
+                    if not replaces:
+                        return False
+            sync_directories([folder, self._directory, self._directory.parent])
+        return True
 
     def slots(self) -> Iterator[ColdSlot]:
         with reported(self._directory):
@@ -199,6 +271,7 @@ class ColdBucket:
     Parts of an upload that a kill broke off are for the bucket's own rule to remove.
     """
 
+    mark_lasts_s = 10.0
     is_used: ClassVar[bool] = False
     """In this process, which has threads of the object store's own from then on."""
 
@@ -252,6 +325,23 @@ class ColdBucket:
         for _ in self._listed("probe"):
             break
 
+    def mark(self) -> bytes | None:
+        try:
+            with self._asking(MARK):
+                found = _heard(lambda: obstore.get_async(self._bucket, MARK))
+                return bytes(found.bytes())
+        except SlotMissing:
+            return None
+
+    def make_mark(self, content: bytes, *, replaces: bool = False) -> bool:
+        mode = "overwrite" if replaces else "create"
+        try:
+            with _reported(MARK):
+                obstore.put(self._bucket, MARK, content, mode=mode, use_multipart=False)
+        except FileExistsError:
+            return False
+        return True
+
     def _listed(self, prefix: str | None = None) -> Iterator[Sequence[ObjectMeta]]:
         with _reported("listing"), suppress(StopAsyncIteration):
             listed = obstore.list(self._bucket, prefix)  # pyright: ignore[reportUnknownMemberType]
@@ -270,6 +360,17 @@ class ColdBucket:
             raise SlotMissing(f"{slot_id} is not in the bucket") from error
 
 
+@contextmanager
+def _local(directory: Path) -> Generator[None]:
+    """What the system refuses of a cold directory is that it is away."""
+    try:
+        yield
+    except ColdAway:
+        raise
+    except (StoreFailed, StoreFull) as error:
+        raise ColdAway(f"{directory} fails: {error}") from error
+
+
 def _heard(call: Callable[[], Awaitable[T]]) -> T:
     """What an object store answers. Raises TimeoutError where it lets us in and says nothing."""
 
@@ -285,10 +386,13 @@ def _heard(call: Callable[[], Awaitable[T]]) -> T:
 def _reported(what: str) -> Generator[None]:
     """Turn what an object store raises into our errors, without what it says of credentials.
 
-    Raises FileNotFoundError as it is: it has more than one meaning.
+    Raises FileNotFoundError as it is: it has more than one meaning. FileExistsError says that what
+    was to be made is there.
     """
     try:
         yield
+    except AlreadyExistsError as error:
+        raise FileExistsError(what) from error
     except FileNotFoundError:
         raise
     except (BaseError, OSError) as error:

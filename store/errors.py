@@ -45,6 +45,12 @@ class ColdAway(StoreFailed):
     reason = "cold_away"
 
 
+class ColdForeign(ColdAway):
+    """The cold store is another Hearth's: nothing of it is ours to read or delete."""
+
+    reason = "cold_foreign"
+
+
 class StoreLocked(StoreError):
     """Another server owns this store."""
 

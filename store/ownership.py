@@ -200,6 +200,15 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
+def secret_of(root: Path) -> bytes:
+    """That of the store at `root`; empty where there is none yet. Nothing is changed."""
+    try:
+        found = (root / SECRET).read_bytes()
+    except OSError:
+        return b""
+    return found if len(found) == SECRET_BYTES else b""
+
+
 def _read_secret(root: Path, wanted: bytes | None, *, may_make: bool) -> bytes:
     """The store's secret. A new one makes older slots unknown: nothing matches them any more."""
     path = root / SECRET

@@ -107,6 +107,9 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _dispatch  # noqa: N815
 
     def _put(self, name: str, query: dict[str, list[str]], body: bytes) -> None:
+        if self.headers.get("If-None-Match") == "*" and name in self.service.objects:
+            self._refuse(412, "PreconditionFailed")
+            return
         if "uploadId" in query:
             self.service.parts[name][int(query["partNumber"][0])] = body
         else:

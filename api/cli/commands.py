@@ -49,6 +49,7 @@ COMMANDS = (
     Command("prewarm", "have a prompt in memory before it is asked for", "api.cli.warm:prewarm"),
     Command("chat", "talk to a model and see what each turn reused", "api.cli.talk:chat"),
     Command("cache", "look at what was kept of conversations, delete it", "api.cache_cli:run"),
+    Command("cold", "whose the cold store is; take it over", "api.cli.cold:cold"),
     Command("history", "restore what expired; see what was damaged", "api.cli.remembered:history"),
     Command("config", "the settings that are in force", "api.cli.configuration:config"),
     Command("db", "the databases of the store and the history", "api.cli.database:database"),
@@ -183,6 +184,8 @@ def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
             actions = ("show", "restore", "acknowledge")
             sub.add_argument("action", nargs="?", choices=actions, default="show")
             sub.add_argument("ids", nargs="*", metavar="ID", help="what to restore")
+        case "cold":
+            sub.add_argument("action", choices=("show", "take"))
         case "db":
             sub.add_argument("action", choices=("check", "upgrade"))
         case "service":

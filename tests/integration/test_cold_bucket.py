@@ -250,7 +250,7 @@ async def test_nobody_waits_for_a_bucket_that_is_silent(tmp_path: Path, service:
         assert store is not None
         with service.silent():
             use = await reused(supervisor, said[0])
-            assert (use.tier, use.reason) == ("none", "away")
+            assert (use.tier, use.reason) == ("none", "slower_than_prefill")
             await until(lambda: kv.cold.state == "away", "it is noticed", 60)
             assert shown(kv) == ["hearth_kv_cold_away 1.0"]
             service.asked.clear()
@@ -279,7 +279,7 @@ async def test_who_looks_is_told_that_the_bucket_is_away(
         await until(lambda: cold() == "away", "it was looked into")
         assert server.figure("hearth_kv_cold_away") == 1
         told = hearth("status", HEARTH_HOME=str(tmp_path), HEARTH_PORT=str(server.port)).stdout
-        assert "cold     away: the bucket fails at listing: error sending request" in told
+        assert "cold     away: the bucket fails at hearth-owner.json: error sending request" in told
         with service.running(int(endpoint.rpartition(":")[2])):
             await until(lambda: cold() == "ok", "it is back")
         assert server.figure("hearth_kv_cold_away") == 0

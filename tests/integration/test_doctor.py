@@ -10,12 +10,14 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.store_opening import open_store
+from store.errors import ColdAway
 from store.file_kinds import HISTORY
 from tests.running_server import ROOT, environment, free_port, hearth
 
@@ -132,6 +134,27 @@ def test_a_cold_store_that_cannot_be_used_is_a_finding(
         code, found = examined(home, "--cold-store", named)
     assert (code, "cold_store" in found["Cold store"]["remedy"]) == (1, True)
     assert examined(home, "--cold-store", str(home / "cold"))[1]["Cold store"]["remedy"] is None
+
+
+def test_a_cold_store_of_another_home_is_a_finding_until_it_is_taken(home: Path):
+    cold = home / "cold"
+    flags = ("--cold-store", str(cold))
+    others = home.parent / "other" / "kv"
+    open_store(home / "kv", None).close()
+    for root in (others, home / "kv"):
+        store = open_store(root, str(cold))
+        assert store.cold is not None
+        with suppress(ColdAway):
+            list(store.cold.slots())
+        store.close()
+    code, found = examined(home, *flags)
+    assert (code, "another Hearth" in found["Cold store"]["fact"]) == (1, True)
+    assert hearth("cold", "show", *flags, HEARTH_HOME=str(home)).returncode == 1
+    taken = hearth("cold", "take", *flags, HEARTH_HOME=str(home))
+    assert (taken.returncode, "this home's" in taken.stdout) == (0, True)
+    assert hearth("cold", "show", *flags, HEARTH_HOME=str(home)).returncode == 0
+    assert examined(home, *flags)[1]["Cold store"]["remedy"] is None
+    assert hearth("cold", "show", *flags, HEARTH_HOME=str(others.parent)).returncode == 1
 
 
 def test_a_configuration_that_cannot_be_read_is_a_finding(home: Path):

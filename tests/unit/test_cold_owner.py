@@ -1,0 +1,289 @@
+"""A cold store has one owner: nobody else touches it, and a missing one is not taken for empty."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from obstore.store import MemoryStore
+
+from runtime.housekeeping import Limits, expire, sweep_orphans
+from runtime.open_store import OpenStore
+from runtime.store_opening import open_store
+from store import slots
+from store.cold import MARK, OWNER, ColdBucket, ColdDirectory, ColdStore
+from store.cold_gate import ColdGate
+from store.cold_owner import Claim
+from store.disk import disk_bytes
+from store.errors import ColdAway, ColdForeign, StoreFull
+from store.types import SlotRow
+from tests.slot_samples import holds, publish_sample, slot_id
+
+LIMITS = Limits(None, 10**9, 1e9)
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ColdStore]:
+    """The same cold store, as several see it."""
+    memory = MemoryStore()
+    if request.param == "bucket":
+        return lambda: ColdBucket(memory)
+    return lambda: ColdDirectory(tmp_path / "cold")
+
+
+def claim(tmp_path: Path, name: str, secret: bytes | None = None) -> Claim:
+    root = tmp_path / name
+    root.mkdir(exist_ok=True)
+    return Claim(root, secret or name.encode(), "there")
+
+
+def test_the_first_one_owns_it_and_a_restored_home_is_the_same(
+    tmp_path: Path, place: Callable[[], ColdStore]
+):
+    assert claim(tmp_path, "a").look(place()) == (None, False)
+    claim(tmp_path, "a").check(place())
+    with pytest.raises(ColdForeign, match=r"belongs to another Hearth \(.*/a on .*cold take"):
+        claim(tmp_path, "b").check(place())
+    claim(tmp_path, "restored", b"a").check(place())
+    assert claim(tmp_path, "a").look(place()).is_ours
+
+
+def test_of_many_at_once_one_owns_it(tmp_path: Path, place: Callable[[], ColdStore]):
+    """Whoever was told that it is his finds it so ever after."""
+    num = 12
+    together = threading.Barrier(num)
+
+    def run(number: int) -> bool:
+        one, cold = claim(tmp_path, str(number)), place()
+        together.wait()
+        try:
+            one.check(cold)
+        except ColdForeign:
+            return False
+        return True
+
+    for _ in range(3):
+        with ThreadPoolExecutor(num) as threads:
+            owns = list(threads.map(run, range(num)))
+        assert sum(owns) == 1
+        assert [claim(tmp_path, str(n)).look(place()).is_ours for n in range(num) if owns[n]]
+
+
+def test_who_takes_it_has_it_and_the_other_notices(tmp_path: Path, place: Callable[[], ColdStore]):
+    claim(tmp_path, "a").check(place())
+    claim(tmp_path, "b").take(place())
+    claim(tmp_path, "b").check(place())
+    with pytest.raises(ColdForeign):
+        claim(tmp_path, "a").check(place())
+
+
+def test_a_mark_that_cannot_be_read_is_somebodys(tmp_path: Path, place: Callable[[], ColdStore]):
+    place().make_mark(b"\xff{")
+    with pytest.raises(ColdForeign, match="does not say whose"):
+        claim(tmp_path, "a").check(place())
+
+
+def mark_and_die(directory: Path, calls: int) -> None:
+    """A process that ends at one of its system calls."""
+    left = [calls]
+
+    def count(event: str, args: tuple[object, ...]) -> None:
+        if event.split(".", maxsplit=1)[0] in ("os", "open", "tempfile", "shutil"):
+            left[0] -= 1
+            if left[0] < 0:
+                os._exit(9)
+
+    sys.addaudithook(count)
+    ColdDirectory(directory).make_mark(b'{"owner":"dead"}')
+    os._exit(0)
+
+
+def test_whoever_dies_while_he_makes_the_mark_has_made_all_of_it_or_nothing(tmp_path: Path):
+    num_calls, is_done = 0, False
+    while not is_done:
+        directory = tmp_path / str(num_calls)
+        process = multiprocessing.get_context("fork").Process(
+            target=mark_and_die, args=(directory, num_calls)
+        )
+        process.start()
+        process.join()
+        is_done = process.exitcode == 0
+        found = ColdDirectory(directory).mark()
+        assert found in (None, b'{"owner":"dead"}')
+        if found is None:
+            claim(tmp_path, "a").take(ColdDirectory(directory))
+            ColdDirectory(directory).sweep()
+            assert [path.name for path in directory.iterdir()] == [OWNER]
+        num_calls += 1
+    assert num_calls > 5
+
+
+# With a store before it
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A disk that can be pulled."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    return path
+
+
+def opened(tmp_path: Path, name: str, where: Path) -> OpenStore:
+    return open_store(tmp_path / name, str(where))
+
+
+def add(store: OpenStore, number: int, age_s: float = 1e6) -> Path:
+    path = publish_sample(store.root, number)
+    used_s = store.clock.now_s() - age_s
+    store.index.insert([SlotRow(slots.read_header(path), disk_bytes(path), used_s)]).result()
+    return path
+
+
+def tier_of(store: OpenStore, number: int) -> str | None:
+    return dict(store.index.places()).get(slot_id(number))
+
+
+def tidied(store: OpenStore) -> None:
+    """All that a server does about its cold store by itself."""
+    list(expire(store, LIMITS))
+    list(sweep_orphans(store, lambda: False))
+
+
+def test_two_hearths_on_one_cold_store_leave_each_others_slots_alone(tmp_path: Path, disk: Path):
+    ours, theirs = (opened(tmp_path, name, disk / "cold") for name in "ab")
+    add(ours, 1)
+    add(theirs, 2)
+    tidied(ours)
+    before = {path for path in disk.rglob("*") if path.is_file()}
+    tidied(theirs)
+    assert theirs.cold is not None
+    assert (theirs.cold.reach.is_away, theirs.cold.reach.is_foreign) == (True, True)
+    assert {path for path in disk.rglob("*") if path.is_file()} == before
+    assert (tier_of(ours, 1), tier_of(theirs, 2)) == ("cold", "warm")
+    assert tier_of(theirs, 1) is None
+    for store in (ours, theirs):
+        store.close()
+
+
+def test_a_disk_that_is_pulled_takes_nothing_with_it(tmp_path: Path, disk: Path):
+    """Its mount point stays, or goes as well, or a file is there."""
+    store = opened(tmp_path, "a", disk / "cold")
+    add(store, 1)
+    tidied(store)
+    aside = tmp_path / "aside"
+    for state in ("gone", "empty", "a file"):
+        disk.rename(aside)
+        if state == "empty":
+            (disk / "cold").mkdir(parents=True)
+        elif state == "a file":
+            disk.mkdir()
+            (disk / "cold").write_text("no directory")
+        assert store.cold is not None
+        with pytest.raises(ColdAway):
+            store.fetch(slot_id(1))
+        add(store, 2)
+        tidied(store)
+        assert store.cold.reach.is_away
+        assert (tier_of(store, 1), tier_of(store, 2)) == ("cold", "warm")
+        there = [path.name for path in disk.rglob("*")] if disk.exists() else []
+        assert there in ([], ["cold"])
+        again = opened_again(store, disk / "cold")
+        tidied(again)
+        assert (tier_of(again, 1), tier_of(again, 2)) == ("cold", "warm")
+        store = again
+        shutil.rmtree(disk, ignore_errors=True)
+        aside.rename(disk)
+        assert store.cold is not None
+        store.cold.probe()
+        assert not store.cold.reach.is_away
+        store.drop([slot_id(2)])
+    assert store.promote(slot_id(1))
+    assert holds(slots.slot_path(store.root, slot_id(1)), 1)
+    store.close()
+
+
+def opened_again(store: OpenStore, where: Path) -> OpenStore:
+    store.close()
+    return open_store(store.root, str(where))
+
+
+def test_a_missing_mount_point_is_not_made(tmp_path: Path):
+    store = opened(tmp_path, "a", tmp_path / "disk" / "cold")
+    add(store, 1)
+    tidied(store)
+    assert not (tmp_path / "disk").exists()
+    assert store.cold is not None
+    assert store.cold.reach.is_away
+    assert tier_of(store, 1) == "warm"
+    (tmp_path / "disk").mkdir()
+    store.cold.probe()
+    tidied(store)
+    assert tier_of(store, 1) == "cold"
+    store.close()
+
+
+def test_a_slot_that_is_missing_there_is_not_said_to_be_damaged(tmp_path: Path, disk: Path):
+    store = opened(tmp_path, "a", disk / "cold")
+    for number in (1, 2):
+        add(store, number)
+    tidied(store)
+    missing, damaged = (next(disk.rglob(f"{slot_id(number)}*")) for number in (1, 2))
+    missing.unlink()
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    assert (store.fetch(slot_id(1)), store.fetch(slot_id(2))) == ("evicted", "damaged")
+    assert store.cold is not None
+    assert not store.cold.reach.is_away
+    store.close()
+
+
+def test_what_a_store_of_before_has_there_is_its_own(tmp_path: Path, disk: Path):
+    """Marks are newer than cold stores: slots that are known there show whose it is."""
+    store = opened(tmp_path, "a", disk / "cold")
+    add(store, 1)
+    tidied(store)
+    shutil.rmtree(disk / "cold" / OWNER)
+    (store.root / "cold.json").unlink()
+    aside = disk.with_name("aside")
+    (disk / "cold").rename(aside)
+    store = opened_again(store, disk / "cold")
+    tidied(store)
+    assert tier_of(store, 1) == "cold"
+    assert store.cold is not None
+    assert store.cold.reach.is_away
+    aside.rename(disk / "cold")
+    store.cold.probe()
+    tidied(store)
+    assert (disk / "cold" / OWNER / MARK).exists()
+    assert store.promote(slot_id(1))
+    store.close()
+
+
+def test_a_full_cold_disk_is_full_until_it_takes_something(tmp_path: Path):
+    gate = ColdGate(ColdDirectory(tmp_path / "cold"), claim(tmp_path, "a"))
+    first, second = publish_sample(tmp_path, 1), publish_sample(tmp_path, 2)
+    gate.demote(first)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
+    try:
+        with pytest.raises(StoreFull):
+            gate.demote(second)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert (gate.reach.is_full, gate.reach.is_away) == (True, False)
+    gate.promote(tmp_path, slot_id(1))
+    gate.probe()
+    assert gate.reach.is_full
+    gate.demote(second)
+    assert not gate.reach.is_full
