@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -31,7 +33,7 @@ from api.openai.response_schemas import ResponseRequest
 from api.openai.schemas import ChatRequest
 from api.refusal import refuse
 from runtime.catalog import Catalog
-from runtime.errors import HearthError, UnknownPrewarm
+from runtime.errors import HearthError, RequestRejected, UnknownModel, UnknownPrewarm
 from runtime.keys import owned, plain
 from runtime.prewarm import Prewarm, State, Warming
 from runtime.settings import PrewarmSettings, Settings
@@ -44,6 +46,9 @@ Fields = dict[str, msgspec.Raw]
 
 _OPENING = msgspec.Raw(b'[{"role":"user","content":"."}]')
 _ANTHROPIC_TOOL = b'"input_schema"'
+_PROMPT_FIELDS = frozenset({"messages", "system", "tools", "instructions", "input"})
+_WHOLE = frozenset({"messages", "input", "instructions", "previous_response_id"})
+_FILE_NAME = re.compile(r"(?:~|\.\.?)?/\S*|\S+\.[A-Za-z0-9]{1,8}")
 _STATES: dict[State, str] = {
     "waiting": "It is warmed when its model is loaded and nothing else is to be done.",
     "queued": "It is warmed when nothing else is to be done.",
@@ -59,6 +64,14 @@ class _Spoken(msgspec.Struct):
     """Of a message, who says it."""
 
     role: object = None
+
+
+class _Tool(msgspec.Struct):
+    """Of a tool, what tells whose it is."""
+
+    type: object = None
+    function: object = None
+    input_schema: object = None
 
 
 class PrewarmOptions(msgspec.Struct):
@@ -102,10 +115,10 @@ async def announce(
     if options.agent_id is not None:
         agent = await agents.desk.kept(owned(caller.tenant, options.agent_id))
         return _answer(await _bring(gate, agent.session, gate.spec(options.model or agent.model)))
-    spec = gate.spec(options.model)
-    if "previous_response_id" in fields or shape_of(fields) == "responses":
+    spec, fields = gate.spec(options.model), spoken(fields)
+    if fields.keys() & {"input", "previous_response_id"}:
         generate = await _of_response(fields, spec, gate.settings, caller, responses)
-    elif not fields.keys() & {"messages", "system", "tools"}:
+    elif not fields.keys() & _PROMPT_FIELDS:
         if options.session_id is None:
             refuse(
                 "messages", "is missing: send messages, system, tools, a session_id or an agent_id."
@@ -161,6 +174,27 @@ def view_of(warming: Warming) -> PrewarmView:
     )
 
 
+def spoken(fields: Fields) -> Fields:
+    """A system text and tools alone, in the shape of the protocol that has such tools.
+
+    Raises:
+        InvalidRequest: tools are no list of objects.
+    """
+    if fields.keys() & _WHOLE or not fields.keys() & {"system", "tools"}:
+        return fields
+    system = msgspec.json.decode(fields.get("system", b'""'))
+    tools = decoded_at(fields.get("tools", msgspec.Raw(b"[]")), list[_Tool], "tools")
+    if not isinstance(system, str) or any(one.input_schema is not None for one in tools):
+        return fields
+    rest = {name: raw for name, raw in fields.items() if name != "system"}
+    if any(one.function is not None for one in tools):
+        told = [{"role": "system", "content": system}] if system else []
+        return rest | _raw({"messages": told})
+    if any(one.type == "function" for one in tools):
+        return rest | _raw({"instructions": system or None})
+    return fields
+
+
 def shape_of(fields: Mapping[str, msgspec.Raw]) -> Shape:
     """Whose request it looks like."""
     if fields.keys() & {"input", "instructions", "previous_response_id"}:
@@ -178,10 +212,17 @@ def prompt_of(
         InvalidRequest: a field cannot be served; `param` is its path.
     """
     fields = {name: raw for name, raw in fields.items() if name not in ("stream", "ttl", "pinned")}
-    fields["model"] = msgspec.Raw(msgspec.json.encode(spec.id))
-    given = bytes(fields.get("messages", b"[]"))
-    if shape_of(fields) == "messages":
-        has_turns = given != b"[]"
+    fields = spoken(fields) | _raw({"model": spec.id})
+    shape = shape_of(fields)
+    given = bytes(fields.get("input" if shape == "responses" else "messages", b"[]"))
+    has_turns = given != b"[]"
+    if shape == "responses":
+        data = _decoded({"input": _OPENING} | fields, ResponseRequest)
+        check(data)
+        if data.previous_response_id is not None:
+            refuse("previous_response_id", "cannot be used here: send the whole prompt.")
+        generate = plan_of(data, items_of(data), "", spec, caller, settings).request
+    elif shape == "messages":
         fields |= {"max_tokens": msgspec.Raw(b"1")} | ({} if has_turns else {"messages": _OPENING})
         data = _decoded(fields, MessagesRequest)
         generate = messages_to_generate(data, "", Door(spec, settings, caller, fields)).request
@@ -201,36 +242,120 @@ def prompt_of(
 
 
 class PinnedPrompts:
-    """What the configuration wants warm, by model: files with bodies of requests, or texts."""
+    """What the configuration wants warm, by model: texts, files, tables of system and tools.
+
+    What is of no use is told by its place, never by what it says: a log has no prompts.
+    """
 
     def __init__(self, settings: Settings, catalog: Catalog) -> None:
         self._settings = settings
         self._catalog = catalog
 
     def __call__(self, model: str) -> list[GenerateRequest]:
-        """The requests of a model, for each tenant. What cannot be read is logged and left out."""
-        own = self._settings.models.get(model)
+        """The requests of a model, for each tenant. What cannot be used is logged and left out."""
         found: list[GenerateRequest] = []
-        for number, wanted in enumerate(own.prewarm if own is not None else ()):
-            name = wanted if isinstance(wanted, str) else f"prewarm[{number}]"
+        for name, wanted in self._wanted(model):
             try:
-                fields = msgspec.json.decode(self._body(wanted), type=Fields)
-                spec = self._catalog.resolve(model)
-                requests = [
-                    prompt_of(fields, spec, self._settings, Caller(tenant=tenant))
-                    for tenant in self._settings.api_keys or ("",)
-                ]
-            except (OSError, msgspec.MsgspecError, HearthError) as error:
-                log.warning("prewarm_file_unusable", model=model, name=name, why=str(error))
+                requests = self._requests(model, wanted)
+            except HearthError as error:
+                is_ours = isinstance(error, PromptUnusable)
+                param = error.param if isinstance(error, RequestRejected) else None
+                why = error.message if is_ours else f"{error.code} in {param or 'it'}"
+                log.warning("prewarm_unusable", model=model, entry=name, why=why)
                 continue
             found += (msgspec.structs.replace(one, request_id=name) for one in requests)
         return found
 
-    def _body(self, wanted: str | PrewarmSettings) -> bytes:
-        """A request's body. Raises OSError."""
-        if isinstance(wanted, str):
-            return (self._settings.home / Path(wanted).expanduser()).read_bytes()
-        return msgspec.json.encode({"system": wanted.system, "tools": wanted.tools})
+    def problems(self) -> dict[str, str]:
+        """Why entries are of no use, by where they stand, of all models that can be named."""
+        found: dict[str, str] = {}
+        for model in self._settings.models:
+            for name, wanted in self._wanted(model):
+                try:
+                    self._requests(model, wanted)
+                except UnknownModel:
+                    break  # which is told of the model itself
+                except HearthError as error:
+                    found[f"models.{model}.{name}"] = error.message
+        return found
+
+    def _wanted(self, model: str) -> list[tuple[str, str | PrewarmSettings]]:
+        own = self._settings.models.get(model)
+        entries = own.prewarm if own is not None else ()
+        return [(f"prewarm[{number}]", one) for number, one in enumerate(entries)]
+
+    def _requests(self, model: str, wanted: str | PrewarmSettings) -> list[GenerateRequest]:
+        spec, fields = self._catalog.resolve(model), self._fields(wanted)
+        tenants = self._settings.api_keys or ("",)
+        return [prompt_of(fields, spec, self._settings, Caller(tenant=one)) for one in tenants]
+
+    def _fields(self, wanted: str | PrewarmSettings) -> Fields:
+        if not isinstance(wanted, str):
+            if not wanted.tools:
+                return _of_text(wanted.system)
+            system = {"system": wanted.system} if wanted.system else {}
+            return _raw({**system, "tools": wanted.tools})
+        if not self._is_file(wanted):
+            return _of_text(wanted)
+        content = self._read(self._settings.home / Path(wanted).expanduser())
+        if content is None:
+            raise PromptUnusable(
+                "it names a file, and there is none that can be read in home; a text that looks "
+                'like the name of a file is written { system = "…" }'
+            )
+        return _of_file(content, is_json=wanted.endswith(".json"))
+
+    def _is_file(self, wanted: str) -> bool:
+        if _FILE_NAME.fullmatch(wanted):
+            return True
+        with suppress(OSError, ValueError):  # a text is too long for a name, or is none
+            return (self._settings.home / wanted).is_file()
+        return False
+
+    def _read(self, path: Path) -> bytes | None:
+        most = self._settings.max_body_bytes
+        with suppress(OSError, ValueError, RuntimeError):
+            if path.is_file():
+                with path.open("rb") as file:
+                    content = file.read(most + 1)
+                if len(content) > most:
+                    raise PromptUnusable(f"its file is too long: at most {most} bytes are read")
+                return content
+        return None
+
+
+class PromptUnusable(RequestRejected):
+    """An entry of `prewarm` is no prompt; the message quotes nothing of it."""
+
+
+def _of_file(content: bytes, *, is_json: bool) -> Fields:
+    """The body of a request, in JSON, or a text: a system prompt.
+
+    Raises:
+        PromptUnusable: it is neither.
+    """
+    try:
+        fields = msgspec.json.decode(content, type=Fields)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        fields = {}
+    if fields.keys() & _PROMPT_FIELDS:
+        return fields
+    if is_json:
+        raise PromptUnusable("its file is not the body of a request, a JSON object with a prompt")
+    try:
+        return _of_text(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise PromptUnusable(f"its file is not UTF-8 at byte {error.start}") from error
+
+
+def _of_text(text: str) -> Fields:
+    if not text.strip():
+        raise PromptUnusable("it is empty")
+    return _raw({"system": text})
+
+
+def _raw(fields: Mapping[str, object]) -> Fields:
+    return msgspec.json.decode(msgspec.json.encode(fields), type=Fields)
 
 
 class PrewarmCollector(Collector):

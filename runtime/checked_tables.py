@@ -17,6 +17,8 @@ Kinds = Mapping[str, object]
 """The allowed keys of a table, each with the type of its value."""
 
 _SHOWN_CHARACTERS = 80
+_UNSHOWN = frozenset({"admin_key", "api_keys", "prewarm"})
+"""Errors may be logged, and in these there are prompts and what people took for keys."""
 
 
 class Location(str):
@@ -74,11 +76,13 @@ def _convert(value: object, kind: Any, origin: Origin, path: KeyPath) -> object:
         case _:
             pass
 
-    def placed(kind: type, text: object) -> Path | Location:
+    def placed(kind: type, given: object) -> object:
+        if not issubclass(kind, Path | Location):
+            return given  # what may be anything is asked for as well
         if kind is not Location:
-            return _absolute(text, origin)
-        is_address = isinstance(text, str) and "://" in text
-        return Location(text if is_address else _absolute(text, origin))
+            return _absolute(given, origin)
+        is_address = isinstance(given, str) and "://" in given
+        return Location(given if is_address else _absolute(given, origin))
 
     try:
         return msgspec.convert(value, kind, strict=not origin.is_text, dec_hook=placed)
@@ -125,7 +129,7 @@ def _unknown_key(path: KeyPath, kinds: Kinds, origin: Origin) -> SettingsError:
 
 
 def _unusable_value(value: object, kind: Any, origin: Origin, path: KeyPath) -> SettingsError:
-    shown = repr(value)
+    shown = repr(value) if path[-1] not in _UNSHOWN else f"a {type(value).__name__}"
     if len(shown) > _SHOWN_CHARACTERS:
         shown = shown[: _SHOWN_CHARACTERS - 1] + "…"
     return SettingsError(

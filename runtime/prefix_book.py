@@ -15,12 +15,15 @@ from runtime.kv_store import KvStore
 from runtime.open_store import OpenStore
 from runtime.prefixes import Prefix
 from runtime.settings import Settings
-from runtime.types import GenerateRequest
+from runtime.types import ChatPrompt, GenerateRequest
 from store import prefixes as files
 from store.keyed_names import model_key
 from store.prefixes import StoredPrefix
 
 _CANDIDATES = 8
+CONFIGURED = "config:"
+"""So begins the name of whoever pins what the configuration wants."""
+
 _MAX_SESSIONS = 64
 _log = structlog.stdlib.get_logger("hearth.prewarm")
 _decode = msgspec.msgpack.Decoder(Prefix).decode
@@ -52,6 +55,17 @@ class PrefixBook:
         """Those that expire unless they are touched now."""
         return [one for one in self.learned(model, now_s) if prefixes.is_due(one, now_s, period_s)]
 
+    def source_of(self, request: GenerateRequest) -> str:
+        """Who pins a prompt of the configuration: another one for each text and model."""
+        assert isinstance(request.prompt, ChatPrompt)
+        mark = prefixes.mark_of(request.prompt, "", request.cache.tenant, self._secret)
+        return f"{CONFIGURED}{request.model}:{mark}"
+
+    @property
+    def _secret(self) -> bytes:
+        store = self._kv.store
+        return store.secret if store is not None else self._key
+
     def note(self, request: GenerateRequest, now_s: float) -> str | None:
         """A request was answered; the name of its prefix."""
         cache = request.cache
@@ -61,8 +75,7 @@ class PrefixBook:
             cache = msgspec.structs.replace(cache, ttl_s=self._settings.kv_ttl_of(request.model))
             request = msgspec.structs.replace(request, cache=cache)
         off = frozenset(self._settings.prompt_rules_off(request.model))
-        store = self._kv.store
-        found = prefixes.prefix_of(request, off, store.secret if store is not None else self._key)
+        found = prefixes.prefix_of(request, off, self._secret)
         if found is None:
             return None
         known = self._models.setdefault(request.model, {})

@@ -85,7 +85,7 @@ def prefix_of(request: GenerateRequest, rules_off: frozenset[str], key: bytes) -
     tools = tuple(msgspec.structs.replace(tool, keep_s=None) for tool in prompt.tools)
     opening = msgspec.structs.replace(prompt, messages=(*plain, _OPENING), tools=tools)
     found = Prefix(
-        name=_digest(opening, request.client, cache.tenant, key),
+        name=mark_of(opening, request.client, cache.tenant, key),
         prompt=opening,
         client=request.client,
         ttl_s=cache.ttl_s,
@@ -94,8 +94,8 @@ def prefix_of(request: GenerateRequest, rules_off: frozenset[str], key: bytes) -
     return found if found.num_chars >= MIN_CHARS else None
 
 
-def _digest(prompt: ChatPrompt, client: str, tenant: str, key: bytes) -> str:
-    """Two tenants' prefixes have two names: what one of them uses says nothing to the other."""
+def mark_of(prompt: ChatPrompt, client: str, tenant: str, key: bytes) -> str:
+    """Names a prompt, and says nothing of it to who has no `key`; two tenants' are two names."""
     content = msgspec.msgpack.encode((prompt, client, tenant) if tenant else (prompt, client))
     return blake2b(content, digest_size=16, key=key).hexdigest()
 

@@ -16,12 +16,12 @@ from typing import Literal
 import msgspec
 import structlog
 
-from runtime.errors import Aborted, HearthError, Overloaded, UnknownModel
+from runtime.errors import Aborted, HearthError, Overloaded, QueueTimeout, UnknownModel
 from runtime.generation import Generation
 from runtime.keys import owned
 from runtime.kv_store import KvStore
 from runtime.lifecycle import Transition
-from runtime.prefix_book import PrefixBook
+from runtime.prefix_book import CONFIGURED, PrefixBook
 from runtime.prefixes import KEEP_ALIVE_SHARE, warming_of
 from runtime.settings import Settings
 from runtime.supervisor import Supervisor
@@ -183,7 +183,7 @@ class Prewarm:
         await self._book.save()
         for warming in self._known.values():
             if warming.state == "waiting" and self._clock() - warming.since_s > _MAX_WAIT_S:
-                self._fail(warming, f"{warming.model} was not loaded in time.")
+                self._fail(warming, QueueTimeout(f"{warming.model} was not loaded in time."))
         if not self._settings.prewarm:
             return
         for model, names in self._warm.items():
@@ -212,7 +212,7 @@ class Prewarm:
         stale = [
             one
             for one in await self._kv.memory.pins(step.model)
-            if one.source.startswith("config:") and (one.source, one.name) not in wanted
+            if one.source.startswith(CONFIGURED) and (one.source, one.name) not in wanted
         ]
         await self._kv.memory.unpin_all(stale)
 
@@ -222,7 +222,7 @@ class Prewarm:
         self._take_back(model)
         wanted: set[tuple[str, str]] = set()
         for request in self._pinned(model):
-            pin = f"config:{request.request_id}"
+            pin = self._book.source_of(request)
             wanted.add((pin, model))
             cache = msgspec.structs.replace(request.cache, pin=pin)
             self._add(msgspec.structs.replace(request, cache=cache), "config")
@@ -276,7 +276,7 @@ class Prewarm:
         try:
             await granted
         except HearthError as error:
-            self._fail(warming, error.message)
+            self._fail(warming, error)
         else:
             self._release()
 
@@ -303,7 +303,7 @@ class Prewarm:
                 self.counts["preempted", warming.source] += 1
                 warming.state = "waiting"
         except HearthError as error:
-            self._fail(warming, error.message)
+            self._fail(warming, error)
 
     async def _follow(self, warming: Warming, generation: Generation) -> None:
         """Raises HearthError when it fails, Aborted when it had to make way."""
@@ -314,8 +314,10 @@ class Prewarm:
                 match chunks[-1]:
                     case Failed(code=Aborted.code, message=message):
                         raise Aborted(message)
-                    case Failed(message=message):
-                        raise HearthError(message)
+                    case Failed(code=code, message=message):
+                        error = HearthError(message)
+                        error.code = code
+                        raise error
                     case Finished(usage=usage):
                         elapsed_ms = (time.monotonic() - started_s) * 1000
                         self._complete(warming, usage, elapsed_ms)
@@ -340,11 +342,12 @@ class Prewarm:
             self._book.touched(warming.model, warming.name, time.time())
         _log.debug("prewarmed", model=warming.model, source=warming.source, outcome=outcome)
 
-    def _fail(self, warming: Warming, why: str) -> None:
+    def _fail(self, warming: Warming, error: HearthError) -> None:
+        """Whoever asked is told why; the log has the code, as a message may quote the prompt."""
         warming.end("failed")
-        warming.error = why
+        warming.error = error.message
         self.counts["failed", warming.source] += 1
-        _log.warning("not prewarmed", model=warming.model, source=warming.source, why=why)
+        _log.warning("not prewarmed", model=warming.model, source=warming.source, why=error.code)
 
     def _is_loaded(self, model: str) -> bool:
         try:

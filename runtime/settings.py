@@ -132,7 +132,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free). A
     model keeps `hot_bytes` in memory (a quarter of what its weights leave), of which a share of
     `prewarm_share` is filled after a load with what was used last. With `prewarm` the prefixes
-    that `prewarm` of a model names (files in `home` with a request's body, or texts) and up to
+    that `prewarm` of a model has (texts, files in `home`, tables of system and tools) and up to
     `prewarm_learned` that it is often asked with are made warm as well. `block_size` is the
     unit of matching in tokens. `kv_bits` (4 or 8, also per model) quantises live KV; None keeps
     the model's own dtype. At most `kv_write_queue_bytes` wait to be written, and after

@@ -16,11 +16,13 @@ _SECRET = frozenset({"api_keys", "admin_key"})
 class CheckView(msgspec.Struct):
     """What `hearth config check --json` prints of settings that can be used.
 
-    `left_out` says why models, aliases or `models_dir` are of no use.
+    `left_out` says why models, aliases or `models_dir` are of no use, `not_prewarmed` why prompts
+    are not.
     """
 
     num_models: int
     left_out: dict[str, str]
+    not_prewarmed: dict[str, str]
 
 
 def config(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -31,8 +33,12 @@ def config(settings: Settings, arguments: argparse.Namespace) -> int:
         log_errors_only()
         found = check(settings)
         text = f"the settings can be used; models that can be named: {found.num_models}"
-        left_out = [f"left out: {name}: {reason}" for name, reason in found.left_out.items()]
-        return show(found, "\n".join([text, *left_out]), as_json=arguments.as_json)
+        told = {"left out": found.left_out, "not prewarmed": found.not_prewarmed}
+        lines = [
+            f"{how}: {name}: {why}" for how, some in told.items() for name, why in some.items()
+        ]
+        show(found, "\n".join([text, *lines]), as_json=arguments.as_json)
+        return 1 if found.not_prewarmed else 0
     plain: dict[str, object] = msgspec.to_builtins(settings, builtin_types=(), enc_hook=str)
     shown = {key: "…" if key in _SECRET and value else value for key, value in plain.items()}
     rows = [(key, msgspec.json.encode(value).decode()) for key, value in shown.items()]
@@ -40,12 +46,13 @@ def config(settings: Settings, arguments: argparse.Namespace) -> int:
 
 
 def check(settings: Settings) -> CheckView:
-    """What `build_house` would find, without building anything: the models that can be named.
+    """What `build_house` would find, without building anything: models, and prompts for them.
 
     Raises:
         SettingsError: a server would not start with them.
     """
     from api.guard import rules_of  # noqa: PLC0415 - it brings the web framework
+    from api.prewarm import PinnedPrompts  # noqa: PLC0415
     from runtime.catalog import Catalog  # noqa: PLC0415 - showing the settings needs neither
     from runtime.keys import digest_of  # noqa: PLC0415
 
@@ -57,4 +64,5 @@ def check(settings: Settings) -> CheckView:
             catalog.resolve(name)
         except UnknownModel as error:
             raise SettingsError(error.message) from error
-    return CheckView(len(catalog.models()), dict(catalog.left_out))
+    prompts = PinnedPrompts(settings, catalog)
+    return CheckView(len(catalog.models()), dict(catalog.left_out), prompts.problems())

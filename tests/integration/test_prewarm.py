@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sqlite3
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agents import Agent
-from tests.running_server import CHAT, RunningServer, running
+from tests.running_server import CHAT, RunningServer, hearth, running
 from tests.waiting import until
 
 SYSTEM = " ".join(f"Rule {number}: be kind to boat number {number}." for number in range(60))
@@ -164,23 +167,191 @@ async def test_what_is_often_asked_is_warm_after_a_restart_and_gone_when_deleted
         assert server.figure("hearth_prewarm_total") == 0
 
 
-async def test_prefixes_of_the_configuration_are_warm_and_pinned(tmp_path: Path, models_dir: Path):
-    body = {"system": SYSTEM, "tools": [TOOL]}
-    (tmp_path / "agent.json").write_text(json.dumps(body))
-    prewarm = f'["agent.json", "missing.json", {{ system = "inline {SYSTEM}" }}]'
-    config = CONFIG + f"[models.tiny]\nprewarm = {prewarm}\n"
-    with running(tmp_path, "--models-dir", str(models_dir), config=config) as server:
-        await until(
-            lambda: server.figure("hearth_prewarm_total", source="config") == 2, "they are warm"
-        )
-        assert "prewarm_file_unusable" in server.stderr
+LONG = " ".join(f"Clause {number}: mend net number {number}." for number in range(100))
+"""So much that what a template writes around it is less than a fiftieth."""
 
-        def is_pinned() -> bool:
-            listing = server.get("/admin/cache").json()["conversations"]
-            return any(one["is_pinned"] for one in listing)
+CANARY = "canary"
+SCHEMA = {"type": "object", "properties": {"far": {"type": "integer", "description": CANARY}}}
+ROW = {"name": "row", "description": f"{CANARY} rows"}
+TOOLS = {
+    "chat": {"type": "function", "function": {**ROW, "parameters": SCHEMA}},
+    "messages": {**ROW, "input_schema": SCHEMA},
+    "responses": {"type": "function", **ROW, "parameters": SCHEMA},
+}
+"""The same tool as the protocols have it; Ollama has it as chat completions do."""
 
-        await until(is_pinned, "its slots are pinned")
-        assert asked(server, question("inline " + SYSTEM))[1] == "hot"
+Form = tuple[str, object, str, list[Any]]
+
+
+def configured(home: Path) -> list[Form]:
+    """Each form that is documented: its system text, what the file says, protocol and tools."""
+    forms: list[Form] = []
+
+    def add(how: str, wanted: Any, protocol: str = "chat", *tools: Any) -> None:
+        forms.append((system_of(how), wanted, protocol, list(tools)))
+
+    def filed(name: str, content: str) -> str:
+        (home / "prompts").mkdir(exist_ok=True)
+        (home / "prompts" / name).write_text(content)
+        return f"prompts/{name}"
+
+    add("text", system_of("text"))
+    add("lines", system_of("lines"))
+    add("plain", filed("plain.md", system_of("plain")))
+    add("named", filed("no suffix", system_of("named")))
+    add("braces", filed("braces.txt", system_of("braces")))
+    tool = TOOLS["chat"]
+    told = [{"role": "system", "content": system_of("json chat")}]
+    add("json chat", filed("c.json", json.dumps({"messages": told, "tools": [tool]})), "chat", tool)
+    tool = TOOLS["messages"]
+    body = {"system": system_of("json messages"), "tools": [tool]}
+    add("json messages", filed("m.json", json.dumps(body)), "messages", tool)
+    tool = TOOLS["responses"]
+    body = {"instructions": system_of("json responses"), "tools": [tool]}
+    add("json responses", filed("r.json", json.dumps(body)), "responses", tool)
+    add("json table", filed("t.json", json.dumps({"system": system_of("json table")})), "ollama")
+    add("table", {"system": system_of("table")}, "messages")
+    for protocol in ("chat", "messages", "responses", "ollama"):
+        tool = TOOLS["chat" if protocol == "ollama" else protocol]
+        how = f"table {protocol}"
+        add(how, {"system": system_of(how), "tools": [tool]}, protocol, tool)
+    return forms
+
+
+def system_of(how: str) -> str:
+    starts = {"braces": "{ not JSON }", "lines": "Two\nlines."}
+    return f"{starts.get(how, '')}{CANARY} {how}. {LONG}"
+
+
+def toml(value: object) -> str:
+    """A value as TOML has it within a line; JSON's texts and lists are written alike."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f'"{key}" = {toml(one)}' for key, one in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+def ask_as_a_client(server: RunningServer, model: str, form: Form) -> tuple[int, int]:
+    """The first request of a client: its prompt tokens, and those that were cached."""
+    system, _, protocol, tools = form
+    user = [{"role": "user", "content": "Hello?"}]
+    chat = [{"role": "system", "content": system}, *user]
+    own = {"tools": tools} if tools else {}
+    path, body = {
+        "chat": (CHAT, {"messages": chat, "max_tokens": 1}),
+        "messages": ("/v1/messages", {"system": system, "messages": user, "max_tokens": 1}),
+        "responses": (
+            "/v1/responses",
+            {"instructions": system, "input": "Hello?", "max_output_tokens": 1, "store": False},
+        ),
+        "ollama": ("/api/chat", {"messages": chat, "stream": False, "options": {"num_predict": 1}}),
+    }[protocol]
+    answer = server.post(path, {"model": model, **own, **body})
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    num_cached = said["hearth"]["cache"]["cached_tokens"]
+    match protocol:
+        case "ollama":
+            return said["prompt_eval_count"], num_cached
+        case "chat":
+            return said["usage"]["prompt_tokens"], num_cached
+        case "responses":
+            return said["usage"]["input_tokens"], num_cached
+        case _:
+            parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+            return sum(said["usage"][name] for name in parts), num_cached
+
+
+async def test_every_form_of_the_configuration_is_warm_for_its_first_request(
+    tmp_path: Path, models_dir: Path
+):
+    """On a model that is pinned and on one that is not, with no word of it in the log."""
+    forms = configured(tmp_path)
+    listed = toml([wanted for _, wanted, _, _ in forms])
+    config = CONFIG + 'preload = ["tiny"]\nlog_level = "debug"\n'
+    config += f"[models.tiny]\nprewarm = {listed}\n"
+    config += f"[models.twin]\npinned = true\nprewarm = {listed}\n"
+    flags = ("--models-dir", str(models_dir))
+    (tmp_path / "hearth.toml").write_text(config)
+    checked = hearth("config", "check", *flags, HEARTH_HOME=str(tmp_path))
+    assert (checked.returncode, "not prewarmed" in checked.stdout) == (0, False), checked.stdout
+    with running(tmp_path, *flags, config=config) as server:
+        wanted = 2 * len(forms)
+
+        def are_warm() -> bool:
+            return num_warm(server) == wanted
+
+        await until(are_warm, "all is warm", 120)
+        assert server.figure("hearth_prewarm_total", outcome="failed") == 0
+        for model in ("tiny", "twin"):
+            for form in forms:
+                num_tokens, num_cached = ask_as_a_client(server, model, form)
+                assert num_cached >= 0.98 * num_tokens, (model, form[0][:40], form[2])
+
+        def are_pinned() -> bool:
+            return pins_of(server.home) == wanted
+
+        await until(are_pinned, "every prompt is pinned")
+        assert CANARY not in server.stderr
+    config = CONFIG + f"[models.tiny]\nprewarm = {toml([LONG])}\n[models.twin]\npinned = true\n"
+    config += f"prewarm = {listed}\n"
+    with running(tmp_path, *flags, config=config) as server:
+        wanted = 1 + len(forms)
+        await until(are_pinned, "what is wanted no more is pinned no more, of that model alone")
+
+
+def num_warm(server: RunningServer) -> float:
+    """Prompts of the configuration that are warm; one that made way meanwhile is counted once."""
+    outcomes = ("computed", "restored", "hot")
+    name, source = "hearth_prewarm_total", "config"
+    return sum(server.figure(name, source=source, outcome=one) for one in outcomes)
+
+
+def pins_of(home: Path) -> int:
+    with closing(sqlite3.connect(home / "kv" / "index.db")) as index:
+        return int(index.execute("SELECT count(*) FROM pins").fetchone()[0])
+
+
+def test_what_is_no_prompt_is_told_by_its_place_and_keeps_nothing_else_cold(
+    tmp_path: Path, models_dir: Path
+):
+    (tmp_path / "broken.json").write_text(f'{{"system": "{CANARY}"')
+    (tmp_path / "other.json").write_text(json.dumps({CANARY: CANARY}))
+    (tmp_path / "latin.txt").write_bytes(f"{CANARY} caf\xe9".encode("latin-1"))
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "long.txt").write_text(CANARY * 2000)
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "folder.json").mkdir()
+    wrong_tool = {"system": CANARY, "tools": [{"type": CANARY}]}
+    wrong = [
+        "missing.json", f"./{CANARY}", "broken.json", "other.json", "latin.txt", "empty.txt",
+        "long.txt", "pipe.txt", "folder.json", "", {"system": ""}, wrong_tool,
+        {"system": CANARY, "tools": [TOOLS["chat"], TOOLS["messages"]]},
+    ]  # fmt: skip
+    config = CONFIG + 'max_body_bytes = 10000\nlog_level = "debug"\n[models.tiny]\n'
+    config += f"prewarm = {toml([*wrong, SYSTEM])}\n"
+    (tmp_path / "hearth.toml").write_text(config)
+    flags = ("--models-dir", str(models_dir))
+    checked = hearth("config", "check", "--json", *flags, HEARTH_HOME=str(tmp_path))
+    assert checked.returncode == 1
+    told = json.loads(checked.stdout)["not_prewarmed"]
+    assert set(told) == {f"models.tiny.prewarm[{number}]" for number in range(len(wrong))}
+    with running(tmp_path, *flags, config=config) as server:
+        while num_warm(server) < 1:
+            pass
+        assert server.stderr.count("prewarm_unusable") == len(wrong)
+        assert asked(server, question(SYSTEM))[1] == "hot"
+        assert CANARY not in server.stderr
+
+
+def test_a_list_that_is_none_is_refused_without_a_word_of_it(tmp_path: Path):
+    for wrong in (f'"{CANARY}"', f"[[{toml(CANARY)}]]", f"[{{ systen = {toml(CANARY)} }}]"):
+        (tmp_path / "hearth.toml").write_text(f"[models.hearth-tiny]\nprewarm = {wrong}\n")
+        done = hearth("config", "check", HEARTH_HOME=str(tmp_path))
+        assert done.returncode == 2
+        assert "models.hearth-tiny.prewarm" in done.stderr
+        assert CANARY not in done.stderr
 
 
 def reload(server: RunningServer) -> None:
