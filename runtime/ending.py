@@ -31,9 +31,13 @@ class Ending:
         self._stop_timeout_s = stop_timeout_s
         self._due_s = 0.0
 
-    def ask(self) -> None:
-        """Ask it to leave; from now on each phase of its end has its time."""
+    def ask(self, waited_s: float = 0.0) -> None:
+        """Ask it to leave; from now on each phase of its end has its time.
+
+        All together have no more than if nobody had waited for so long to ask.
+        """
         now_s = time.monotonic()
+        self._stop_timeout_s = max(self._stop_timeout_s - waited_s, 0.0)
         self._clock.asked_to_leave(now_s)
         self._due_s = now_s + self._stop_timeout_s + MARGIN_S
         self._child.send(Stop(exit_s=self._stop_timeout_s))

@@ -19,29 +19,31 @@ _log = structlog.stdlib.get_logger("hearth.store")
 
 
 class Identity:
-    """What is known of one model, from before a worker begins to read its files.
+    """The hash of a model whose files were looked at. Calls block.
 
-    Calls block, and raise StoreError when the store fails.
+    They raise StoreError when the store fails.
     """
 
     def __init__(
-        self, records: Records, clock: Callable[[], float], spec: ModelSpec, form: KvForm
+        self,
+        records: Records,
+        clock: Callable[[], float],
+        spec: ModelSpec,
+        form: KvForm,
+        files: Look,
     ) -> None:
-        """Look at the files, once what was written to them just now can be told from more.
-
-        Raises OSError, NotIdentified.
-        """
-        self.files: Look = _settled(Path(spec.path))
-        self.spec = spec
+        self._spec = spec
         self._form = form
+        self._files = files
         self._records = records
         self._clock = clock
         self._memo = _Memo(records, clock)
 
     def known(self) -> bytes | None:
         """The model hash, where every file is remembered as it is; None: they must be read."""
-        digests = [one for one in identity.known_digests(self.files, self._memo) if one is not None]
-        return self._hash(digests) if len(digests) == len(self.files.weights) else None
+        found = identity.known_digests(self._files, self._memo)
+        digests = [digest for digest in found if digest is not None]
+        return self._hash(digests) if len(digests) == len(found) else None
 
     def read(self, should_stop: Callable[[], bool] = lambda: False) -> bytes:
         """The model hash, of every byte.
@@ -51,27 +53,43 @@ class Identity:
             NotIdentified: a file has changed since it was looked at.
             Stopped: `should_stop` said so.
         """
-        return self._hash(identity.read_digests(self.files, self._memo, should_stop=should_stop))
+        digests = identity.read_digests(self._files, self._memo, should_stop=should_stop)
+        return self._hash(digests)
 
     def _hash(self, digests: list[bytes]) -> bytes:
-        spec = self.spec
+        spec = self._spec
         package = "mlx-vlm" if spec.is_vision else "mlx-lm"
-        model = identity.model_hash(self.files, digests, form=self._form, package=package)
-        now_s, label, nbytes = self._clock(), spec.engine, spec.nbytes
-        row = ModelRow(hash=model, label=label, weights_bytes=nbytes, last_used_s=now_s)
-        self._records.put_model(row).result()
-        return model
+        return identity.model_hash(self._files, digests, form=self._form, package=package)
 
 
-def _settled(model: Path) -> Look:
-    found = identity.look(model)
-    wait_s = found.settles_in_s(time.time())
-    if wait_s > 0:
-        time.sleep(wait_s)
-        found = identity.look(model)
+def look(spec: ModelSpec) -> Look | None:
+    """A model's files, once what was written to them just now can be told from more; it blocks.
+
+    None where they cannot be known for certain, as the log says.
+    """
+    try:
+        found = identity.look(Path(spec.path))
+        if (wait_s := found.settles_in_s(time.time())) > 0:
+            time.sleep(wait_s)
+            found = identity.look(Path(spec.path))
         if found.settles_in_s(time.time()) > 0:
-            raise NotIdentified(f"{model} is being written to")
+            raise NotIdentified(f"{spec.path} is being written to")
+    except (OSError, NotIdentified) as error:
+        say_unknown(spec, error)
+        return None
     return found
+
+
+def say_unknown(spec: ModelSpec, why: Exception) -> None:
+    """Its KV stays in memory, for a reason."""
+    _log.warning("model_not_identified", model=spec.engine, why=str(why))
+
+
+def introduce(records: Records, clock: Callable[[], float], spec: ModelSpec, model: bytes) -> None:
+    """Remember a model by its hash. Raises StoreError."""
+    now_s = clock()
+    row = ModelRow(hash=model, label=spec.engine, weights_bytes=spec.nbytes, last_used_s=now_s)
+    records.put_model(row).result()
 
 
 def identify(
@@ -81,11 +99,16 @@ def identify(
 
     Reads every byte that is not remembered. Raises StoreError when the store fails.
     """
-    try:
-        return Identity(records, clock, spec, form).read()
-    except (OSError, NotIdentified) as error:
-        _log.warning("model_not_identified", model=spec.id, why=str(error))
+    files = look(spec)
+    if files is None:
         return None
+    try:
+        model = Identity(records, clock, spec, form, files).read()
+    except (OSError, NotIdentified) as error:
+        say_unknown(spec, error)
+        return None
+    introduce(records, clock, spec, model)
+    return model
 
 
 class _Memo:

@@ -40,6 +40,7 @@ HASH_BYTES = 32
 
 _PIECE_BYTES = 8 << 20
 _NUM_READERS = 4
+_MAX_PARTS = 2
 _MAX_HASHERS = 8
 _FINE_TICK_NS = 20_000_000
 _COARSE_TICK_NS = 2_000_000_000
@@ -300,7 +301,8 @@ def _weight_names(folder: Path) -> list[str]:
     names = {file.name for file in folder.glob("*.safetensors")}
     for index in folder.glob("*.safetensors.index.json"):
         for name in map(Path, _indexed(index)):
-            if name.is_absolute() or ".." in name.parts:
+            is_near = len(name.parts) <= _MAX_PARTS and ".." not in name.parts
+            if name.is_absolute() or not is_near:
                 raise NotIdentified(f"{index} names weights elsewhere: {name}")
             if (folder / name).exists():
                 names.add(name.as_posix())

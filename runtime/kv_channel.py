@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from runtime.identified import look
+from runtime.identity import Look
 from runtime.slot_news import (
     Attach,
     KnownSlot,
@@ -48,6 +51,9 @@ MAX_SLOTS = 2000
 
 _PATIENCE_S = 1.0
 """A worker answers between two steps; one that takes longer is not worth waiting for."""
+
+_READING_SHARE = 6
+"""Weights may take long, and what is computed meanwhile is written later."""
 
 _FORGET_PATIENCE_S = 5.0
 """Deleting waits longer; what a worker that is later still stages is refused until it answers."""
@@ -94,6 +100,10 @@ class KvChannel:
         self.names: Attach | None = None
         """By what its KV is found in the store; None before the store was open."""
         self.counts = KvCounts()
+        self.files: Look | None = None
+        """The model's, as they were before the worker read them; None: nobody can say."""
+        self.model: bytes | None = None
+        """The hash of what the worker read, once that is known."""
         self.measured_runs: list[Run] = []
         """What it showed before it had a name."""
         self.welcoming = asyncio.Lock()
@@ -101,6 +111,9 @@ class KvChannel:
         self._send: Callable[[KvNews], None] | None = None
         self._is_closed = False
         self._is_told = asyncio.Event()
+        self._is_loaded = asyncio.Event()
+        self._is_named = asyncio.Event()
+        self._is_named.set()
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._num_asked = 0
         self._forgotten: dict[int, tuple[Whom, bytes]] = {}
@@ -120,9 +133,11 @@ class KvChannel:
         """What its hot tier may take, as it was told last; None leaves that to the store."""
         return self._hot_bytes
 
-    def options(self) -> KvOptions:
-        """What the worker is loaded with."""
+    async def options(self) -> KvOptions:
+        """What the worker is loaded with. It must not have begun to read the model's files."""
         self.kv = self._desk.options(self.spec, self._hot_bytes)
+        if self.kv.root is not None:
+            self.files = await asyncio.to_thread(look, self.spec)
         return self.kv
 
     def open(self, send: Callable[[KvNews], None]) -> None:
@@ -132,13 +147,27 @@ class KvChannel:
             self._desk.join(self)
 
     async def told(self) -> None:
-        """Wait until the worker was told what is on disk: while the store is being opened as long
-        as that takes, within reason, and not at all for one that failed.
+        """The worker has read the model's files: wait until it was told what is on disk.
+
+        While the store is being opened as long as that takes, within reason, and not at all for
+        one that failed.
         """
+        self._is_loaded.set()
         if self.kv.root is not None and await self._desk.is_open():
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._desk.patience_s):
                     await self._is_told.wait()
+
+    async def named(self, patience_s: float) -> float:
+        """Wait for what is being read for the model's name: until then nothing can be written.
+
+        The seconds it took.
+        """
+        start_s = time.monotonic()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._is_named.wait()
+        return time.monotonic() - start_s
 
     def on_event(self, event: KvReport) -> None:
         """The worker reports."""
@@ -161,6 +190,8 @@ class KvChannel:
     def close(self) -> None:
         """The worker is gone; everything it reported has arrived."""
         self._is_closed = True
+        self._is_loaded.set()
+        self._is_named.set()
         if self._send is not None:
             self._send = None
             self._desk.leave(self)
@@ -174,8 +205,29 @@ class KvChannel:
 
     def welcomed(self) -> None:
         """All that is on disk was told, or cannot be: what is in memory only may be written."""
-        self._is_told.set()
         self._tell(Told())
+        self._is_told.set()
+        self._is_named.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the worker is gone."""
+        return self._is_closed
+
+    async def until_loaded(self) -> None:
+        """Wait until the worker has read the model's files, or is gone."""
+        await self._is_loaded.wait()
+
+    def is_being_named(self, *, is_awaited: bool) -> None:
+        """Its files are being read; requests wait a while for that, or not at all."""
+        self._is_named.clear()
+        wait_s = self._desk.patience_s / _READING_SHARE if is_awaited else 0.0
+        asyncio.get_running_loop().call_later(wait_s, self._is_told.set)
+
+    def is_nameless(self) -> None:
+        """It stays so: what its memory holds is not for the disk."""
+        self._is_told.set()
+        self._is_named.set()
 
     async def hot(self, ids: Sequence[str]) -> tuple[str, ...]:
         """Those of these slots that are in the worker's memory; none if it does not answer."""

@@ -18,8 +18,10 @@ import structlog
 from runtime import kv_sizes
 from runtime.errors import StoreUnavailable
 from runtime.housekeeping import Limits, News, keep_within_caps, make_room
+from runtime.identified import Identity
 from runtime.kv_channel import KvChannel, KvEvent
 from runtime.kv_figures import GAUGES, KvFigures, TierFigure, added, tier_figures
+from runtime.naming import Naming, Reader
 from runtime.open_store import Demoted, Gone, Merged, OpenStore
 from runtime.promotions import Promotions
 from runtime.publisher import Publisher
@@ -65,7 +67,9 @@ _log = structlog.stdlib.get_logger("hearth.store")
 class KvStore:
     """Give each worker a `channel`; `start` before the first, `stop` after the last."""
 
-    def __init__(self, settings: Settings, opener: Opener = open_store) -> None:
+    def __init__(
+        self, settings: Settings, opener: Opener = open_store, reader: Reader = Identity.read
+    ) -> None:
         self._settings = settings
         self._life = StoreLife(settings, self, opener)
         self._channels: set[KvChannel] = set()
@@ -74,7 +78,8 @@ class KvStore:
         self._tiers: tuple[TierFigure, ...] = ()
         self.publisher = Publisher(self._life, self._channels, self._on_published)
         self.requests = RequestRows(self._life)
-        self._welcome = Welcome(settings, self._life, self._on_named)
+        naming = Naming(settings, self._life, reader)
+        self._welcome = Welcome(settings, self._life, naming, self._on_named)
         self._promotions = Promotions(self._life, self._tell)
         self._used: dict[str, float] = {}
         self._toucher: asyncio.Task[None] | None = None
@@ -134,7 +139,7 @@ class KvStore:
 
     @property
     def patience_s(self) -> float:
-        """How long a loaded model waits for an open store, or for its own name there.
+        """How long a loaded model waits for a store that is being opened, and to be told of it.
 
         Computing what may be on disk, or what a swap would then take away, costs more than that.
         """

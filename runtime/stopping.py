@@ -23,7 +23,8 @@ def term_grace_s(stop_timeout_s: float) -> float:
 def stop_bound_s(stop_timeout_s: float, num_bytes: int) -> float:
     """The longest that `WorkerProcess.stop()` takes with so much to be written.
 
-    The end of the running step, the flush, the exit, and the grace before SIGKILL.
+    The end of the running step, the flush, the exit, and the grace before SIGKILL. What it waits
+    before that for the name of its KV, half of the first at most, is taken off the others.
     """
     inner_s = stop_timeout_s + flush_budget_s(num_bytes) + stop_timeout_s
     return inner_s + 3 * MARGIN_S + term_grace_s(stop_timeout_s)

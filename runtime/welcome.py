@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from runtime.kv_channel import MAX_SLOTS, KvChannel
-from runtime.open_store import OpenStore
+from runtime.naming import Naming
 from runtime.settings import Settings
 from runtime.slot_news import Attach
 from runtime.store_life import StoreLife
-from runtime.types import ModelSpec
-from store.errors import StoreError
 from store.types import SlotRow
 
 
@@ -19,10 +17,15 @@ class Welcome:
     """`on_named` is called once a worker has a name. It belongs to the event loop."""
 
     def __init__(
-        self, settings: Settings, life: StoreLife, on_named: Callable[[KvChannel], None]
+        self,
+        settings: Settings,
+        life: StoreLife,
+        naming: Naming,
+        on_named: Callable[[KvChannel], None],
     ) -> None:
         self._settings = settings
         self._life = life
+        self._naming = naming
         self._on_named = on_named
 
     async def greet(self, channel: KvChannel) -> None:
@@ -31,12 +34,10 @@ class Welcome:
         What is pinned of that comes into its memory at once.
         """
         async with channel.welcoming:
-            store = self._life.store
-            names = await self._names(store, channel.spec) if store is not None else None
-            if names is None or self._life.store is not store:
-                channel.welcomed()
+            model, store = await self._naming.of(channel), self._life.store
+            if store is None or model is None:
                 return
-            channel.attach(names)
+            channel.attach(Attach(model_hash=model, secret=store.secret))
             self._on_named(channel)
             rows = await self._stream(channel)
             channel.welcomed()
@@ -48,16 +49,6 @@ class Welcome:
         async with channel.welcoming:
             if channel.has_disk:
                 await self._stream(channel)
-
-    async def _names(self, store: OpenStore, spec: ModelSpec) -> Attach | None:
-        """None for a model that cannot be identified; that may mean to read all its weights."""
-        form = self._settings.kv_form_of(spec.id)
-        try:
-            model = await asyncio.to_thread(store.identify, spec, form)
-        except StoreError as error:
-            self._life.fail(error.reason, str(error))
-            return None
-        return Attach(model_hash=model, secret=store.secret) if model is not None else None
 
     async def _stream(self, channel: KvChannel) -> list[SlotRow]:
         model, size = channel.model_hash, channel.kv.block_size

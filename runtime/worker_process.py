@@ -92,6 +92,7 @@ class WorkerProcess:
         self._work = OpenWork(lambda: on_change(self))
         self._child: Child | None = None
         self._ending: Ending | None = None
+        self._asking: asyncio.Future[None] | None = None
         self._is_up = asyncio.Event()
         self._is_buried = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,7 +130,7 @@ class WorkerProcess:
         try:
             await self._exec()
             if self.state == "stopping":  # asked to leave while it was being spawned
-                self._ask_to_leave()
+                await self._ask_to_leave()
                 await self._leave()
             async with asyncio.timeout(self._settings.load_timeout_s):
                 await self._is_up.wait()
@@ -164,8 +165,11 @@ class WorkerProcess:
         It takes `stopping.stop_bound_s` at most. Called again it only waits.
         """
         if self.state not in ("flushing", "stopping", "stopped"):
-            self._set_state("flushing" if self.state == "ready" else "stopping")
-            self._ask_to_leave()
+            has_kv = self.state == "ready"
+            self._set_state("flushing" if has_kv else "stopping")
+            self._asking = asyncio.ensure_future(self._ask_to_leave(has_kv=has_kv))
+        if self._asking is not None:
+            await asyncio.shield(self._asking)
         await self._leave()
 
     def kill(self) -> None:
@@ -251,7 +255,7 @@ class WorkerProcess:
         child.listen(self.on_event, self.on_disconnect)
         self._spawn(self._conclude(child))
         self._spawn(self._watch())
-        kv = self._kv.options()
+        kv = await self._kv.options()
         load = Load(spec=self.spec, options=worker_options(self._settings, self.spec.id), kv=kv)
         child.send(load)
         self.clock.sent_load(time.monotonic(), was_spare=was_spare)
@@ -313,16 +317,17 @@ class WorkerProcess:
         if self._ending is not None:
             await self._ending.put_down(is_silent=is_silent)
 
-    def _ask_to_leave(self) -> None:
+    async def _ask_to_leave(self, *, has_kv: bool = False) -> None:
+        """Once its KV can be written: its files may still be read for the name of it."""
+        waited_s = await self._kv.named(self._settings.stop_timeout_s / 2) if has_kv else 0.0
         self._sample()
         if self._ending is not None:
-            self._ending.ask()
+            self._ending.ask(waited_s)
 
     async def _leave(self) -> None:
-        if self._ending is not None:
-            if self.state != "stopped":
-                await self._ending.leave()
-            await self.gone()
+        if self._ending is not None and self.state != "stopped":
+            await self._ending.leave()
+        await self.gone()
 
     async def _conclude(self, child: Child) -> None:
         """When the process has ended: hear it out, keep the record, see to its memory."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +118,15 @@ async def supervising_opened_by(
     opener: Opener, home: Path, **settings: Any
 ) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
     """The same, where `opener` opens the store."""
+    async with supervising_by(lambda chosen: KvStore(chosen, opener), home, **settings) as served:
+        yield served
+
+
+@asynccontextmanager
+async def supervising_by(
+    make: Callable[[Settings], KvStore], home: Path, **settings: Any
+) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
+    """The same with a store of one's own making."""
     fields: dict[str, Any] = {
         "preload": (),
         "stop_timeout_s": 5.0,
@@ -126,7 +135,7 @@ async def supervising_opened_by(
         "max_loaded_models": 1,
     } | settings
     chosen = Settings(home=home, **fields)
-    kv = KvStore(chosen, opener)
+    kv = make(chosen)
     supervisor = Supervisor(chosen, Catalog(chosen, hub_cache=home / "hub"), kv)
     kv.start()
     await supervisor.start()

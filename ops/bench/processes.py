@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -91,7 +91,7 @@ async def hearth(
     model: Path,
     home: Path | None = None,
     others: Mapping[str, Path] | None = None,
-    **settings: float,
+    **settings: float | str | Sequence[str],
 ) -> AsyncGenerator[Hearth]:
     """Start `hearth serve` on a free port with `model`, and wait until it is ready.
 

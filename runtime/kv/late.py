@@ -65,7 +65,12 @@ class LateNames:
         return [self._hot[run].id for run in untold if run in self._hot]
 
     def on_told(self) -> None:
-        """All that is on disk was told, or the store works again: keep what is in memory only."""
+        """All that is on disk was told, or the store works again: keep what is in memory only.
+
+        Not before it has a name: what is written without would be found by other models.
+        """
+        if not self._ground.model_hash:
+            return
         self._ground.is_apart = False
         self._join_twins()
         self._tell_pins()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from safetensors.numpy import load as read_safetensors
+from safetensors.numpy import save as safetensors_of
 
 from tests.crash.server_store import check_store
 from tests.running_server import CHAT, RunningServer, running
@@ -95,6 +99,96 @@ kv_bits = 8
         assert num_tokens - 5 < num_same < num_tokens
         other_weights(model)
         assert cache_of(server, "m") == (num_tokens, 0, "first_seen")
+
+
+def in_shards(model: Path, num_shards: int) -> list[Path]:
+    """The same weights in several files, in no order."""
+    whole = model / "model.safetensors"
+    tensors = sorted(read_safetensors(whole.read_bytes()).items())
+    whole.unlink()
+    shards = [
+        model / f"model-{number + 1}-of-{num_shards}.safetensors" for number in range(num_shards)
+    ]
+    for number, path in enumerate(shards):
+        path.write_bytes(safetensors_of(dict(tensors[number::num_shards])))
+    return shards
+
+
+def spoil(path: Path, chance: Random) -> None:
+    """Turn the signs of some numbers of one tensor, in place."""
+    data = bytearray(path.read_bytes())
+    length = 8 + int.from_bytes(data[:8], "little")
+    entries = [one for name, one in json.loads(data[8:length]).items() if name != "__metadata__"]
+    start, end = chance.choice(entries)["data_offsets"]
+    with path.open("r+b") as file:
+        for place in range(length + start + 3, length + end, 4 * chance.choice((1, 3))):
+            file.seek(place)
+            file.write(bytes([data[place] ^ 0x80]))
+
+
+def spoil_and_set_back(path: Path, chance: Random) -> None:
+    status = path.stat()
+    spoil(path, chance)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def spoil_by_another_name(path: Path, chance: Random) -> None:
+    other = path.with_name("other")
+    other.hardlink_to(path)
+    spoil_and_set_back(other, chance)
+    other.unlink()
+
+
+def replace_by_a_spoilt_copy(path: Path, chance: Random) -> None:
+    copy = path.with_name("copy")
+    shutil.copy2(path, copy)
+    spoil_and_set_back(copy, chance)
+    copy.replace(path)
+
+
+def replace_by_the_same(path: Path, chance: Random) -> None:
+    del chance
+    copy = path.with_name("copy")
+    shutil.copy2(path, copy)
+    copy.replace(path)
+
+
+def touch(path: Path, chance: Random) -> None:
+    os.utime(path, (0, chance.randrange(10**9)))
+
+
+SPOILING = (
+    spoil,
+    spoil_and_set_back,
+    spoil_by_another_name,
+    replace_by_a_spoilt_copy,
+)
+SPARING = (replace_by_the_same, touch)
+
+
+def test_whatever_is_done_to_the_weights_no_kv_of_others_is_used(tmp_path: Path):
+    """Against what is computed without any KV."""
+    chance = Random(12)
+    shards = in_shards(write_model(tmp_path / "models" / "m"), 3)
+    config = f'models_dir = "{tmp_path / "models"}"\ndefault_model = "m"\nprewarm_share = 0'
+    said: list[str] = []
+    reused: list[int] = []
+    for changes in ((SPOILING[0],), (SPARING[0], *SPOILING[1:]), (SPARING[1],)):
+        with running(tmp_path, config=config) as server:
+            for change in (None, *changes):
+                if change is not None:
+                    change(chance.choice(shards), chance)
+                    server.forgive("m")
+                for _ in range(2):
+                    answer = ask(server, "m")
+                    said.append(answer["choices"][0]["message"]["content"])
+                    reused.append(answer["hearth"]["cache"]["cached_tokens"])
+                anew = ask(server, "m", cache_mode="off")
+                assert anew["choices"][0]["message"]["content"] == said[-1] == said[-2]
+    assert len(set(said)) == 1 + len(SPOILING), "others say something else"
+    num_spoilt = sum(first == 0 for first in reused[::2])
+    assert num_spoilt == 1 + len(SPOILING), reused
+    assert all(reused[1::2])
 
 
 def configured(home: Path, names: Collection[str]) -> str:

@@ -352,5 +352,5 @@ async def test_a_hot_tier_takes_what_it_is_given(home: Path):
         await ask(supervisor, prompt(1), model="m", max_tokens=2)
         spec = supervisor.status()[0].spec
         given, unsaid = kv.channel(spec, 12345), kv.channel(spec)
-        assert given.options().hot_bytes == 12345
-        assert unsaid.options().hot_bytes > 12345
+        assert (await given.options()).hot_bytes == 12345
+        assert (await unsaid.options()).hot_bytes > 12345

@@ -1,0 +1,157 @@
+"""Until every byte of its weights is read, a model's KV stays in memory; then it is saved."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.identified import Identity
+from runtime.kv_store import KvStore
+from runtime.supervisor import Supervisor
+from runtime.types import CacheUse, GenerateRequest, TokenPrompt
+from tests.asking import answer, request, supervising_by, supervising_with_store, worker_of
+from tests.kv_sessions import ids
+from tests.tiny_models import write_model
+from tests.waiting import until
+
+NUM_TOKENS = 600
+MODEL = "models/m/model.safetensors"
+
+
+class Gate:
+    """Reads weights when the test lets it."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, identity: Identity, should_stop: Callable[[], bool]) -> bytes:
+        self.reached.set()
+        self.opened.wait()
+        return identity.read(should_stop)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    write_model(tmp_path / "models" / "m")
+    return tmp_path
+
+
+def serving(home: Path, gate: Gate | None = None) -> Any:
+    fields: dict[str, Any] = {"kv_disk": True, "prewarm_share": 0.0}
+    if gate is None:
+        return supervising_with_store(home, **fields)
+    # Of the time for a load a share is waited for what is read.
+    fields["load_timeout_s"] = 12.0
+    return supervising_by(lambda chosen: KvStore(chosen, reader=gate), home, **fields)
+
+
+def prompt(number: int) -> GenerateRequest:
+    tokens = TokenPrompt(token_ids=tuple(ids(number, NUM_TOKENS)))
+    return request(tokens, max_tokens=2)
+
+
+async def use_of(supervisor: Supervisor, number: int = 1) -> CacheUse:
+    said = await answer(supervisor.submit(prompt(number)))
+    return said.finished.usage.cache
+
+
+def num_saved(kv: KvStore) -> int:
+    assert kv.store is not None
+    return sum(one.num_tokens for one in kv.store.index.totals())
+
+
+async def saved(kv: KvStore) -> None:
+    await until(lambda: num_saved(kv) >= NUM_TOKENS, "it is saved")
+
+
+async def test_kv_stays_in_memory_until_the_weights_are_read_and_is_saved_then(home: Path):
+    gate = Gate()
+    async with serving(home, gate) as (supervisor, kv):
+        try:
+            first, again = await use_of(supervisor), await use_of(supervisor)
+            assert (first.num_tokens, first.reason) == (0, "away")
+            assert (again.num_tokens, again.tier) == (NUM_TOKENS - 1, "hot")
+            assert gate.reached.is_set()
+            assert (num_saved(kv), kv.store and kv.store.records.models()) == (0, [])
+            assert not list((home / "kv").glob("*/*.safetensors"))
+        finally:
+            gate.opened.set()
+        await saved(kv)
+        assert (await use_of(supervisor)).tier == "hot"
+    async with serving(home) as (supervisor, _):
+        again = await use_of(supervisor)
+        assert (again.num_tokens, again.tier) == (NUM_TOKENS - 1, "warm")
+
+
+def replaced(weights: Path) -> None:
+    copy = weights.with_suffix(".copy")
+    copy.write_bytes(weights.read_bytes())
+    copy.replace(weights)
+
+
+def written_to(weights: Path) -> None:
+    status = weights.stat()
+    with weights.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(byte)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [replaced, written_to])
+async def test_files_that_changed_before_they_were_read_name_nothing(
+    home: Path, change: Callable[[Path], None]
+):
+    """What was loaded is not known, even where it is the same in the end."""
+    gate = Gate()
+    async with serving(home, gate) as (supervisor, kv):
+        try:
+            assert (await use_of(supervisor)).reason == "away"
+            change(home / MODEL)
+        finally:
+            gate.opened.set()
+        channel = worker_of(supervisor).kv
+        await channel.named(30)
+        assert not channel.has_disk
+        again, other = await use_of(supervisor), await use_of(supervisor, 2)
+        assert (again.num_tokens, again.tier) == (NUM_TOKENS - 1, "hot")
+        assert (other.num_tokens, other.reason) == (0, "away")
+    async with serving(home) as (supervisor, kv):
+        assert (await use_of(supervisor)).reason == "first_seen"
+        await saved(kv)
+
+
+async def test_a_model_that_leaves_is_heard_out_before_its_kv_has_a_name(home: Path):
+    gate = Gate()
+    async with serving(home, gate) as (supervisor, kv):
+        try:
+            await use_of(supervisor)
+            leaving = supervisor.restart("m")
+            await until(lambda: supervisor.status_of("m").state == "flushing", "it is to leave")
+            assert num_saved(kv) == 0
+        finally:
+            gate.opened.set()
+        await leaving.granted()
+        assert (await use_of(supervisor)).tier == "warm"
+
+
+async def test_a_model_that_may_find_something_is_waited_for(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await use_of(supervisor)
+        await saved(kv)
+    gate = Gate()
+    async with serving(home, gate) as (supervisor, kv):
+        try:
+            asked = supervisor.submit(prompt(1))
+            await until(gate.reached.is_set, "its weights are being read")
+        finally:
+            gate.opened.set()
+        use = (await answer(asked)).finished.usage.cache
+        assert (use.num_tokens, use.tier) == (NUM_TOKENS - 1, "warm")
