@@ -209,6 +209,11 @@ class KvChannel:
         self._is_told.set()
         self._is_named.set()
 
+    def try_again(self) -> None:
+        """The store may work again: what is in memory only may be written once more."""
+        if not self.welcoming.locked():
+            self._tell(Told())
+
     @property
     def is_closed(self) -> bool:
         """Whether the worker is gone."""

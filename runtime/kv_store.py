@@ -222,6 +222,10 @@ class KvStore:
             self._made_room_s = time.monotonic()
             self._life.spawn(self.chore(make_room))
 
+    def on_probed(self) -> None:
+        for channel in self._channels:
+            channel.try_again()
+
     # The desk of the channels
 
     def options(self, spec: ModelSpec, hot_bytes: int | None) -> KvOptions:

@@ -72,6 +72,10 @@ class Household(Protocol):
         """There is no room on the disk."""
         ...
 
+    def on_probed(self) -> None:
+        """What failed may work again: write what is in memory only, and report what fails."""
+        ...
+
 
 class StoreLife:
     """Opens the store after `start`, tries again while it is degraded, until `close`."""
@@ -88,6 +92,7 @@ class StoreLife:
         self._open_store = opener
         self._household = household
         self._secret: bytes | None = None
+        self._num_failures = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._mender: asyncio.Task[None] | None = None
         self._prober: asyncio.Task[None] | None = None
@@ -148,7 +153,8 @@ class StoreLife:
             self._look_at_cold()
 
     def fail(self, reason: str, message: str) -> None:
-        """The store as a whole does not work: say so, and try again later."""
+        """Something that the store is for did not work: say so, and try again later."""
+        self._num_failures += 1
         if self.status.state != "degraded" or self.status.reason != reason:
             _log.warning("store_degraded", reason=reason, message=message)
         self.status = KvStatus("degraded", reason, message)
@@ -221,14 +227,36 @@ class StoreLife:
     # Mending
 
     async def _mend(self) -> None:
-        """Try now and then whether the store works again, more and more seldom."""
-        pause_s = _MIN_PROBE_S
+        """Try now and then whether the store works again, more and more seldom.
+
+        A probe that passes is no proof, as it writes somewhere else than what failed: all that is
+        in memory only is written then, and if nothing has failed until the next probe, the store
+        works.
+        """
+        pause_s, num_failures = _MIN_PROBE_S, -1
         while self.status.state == "degraded":
             if await self.pause(pause_s):
                 return
             pause_s = min(pause_s * 2, _MAX_PROBE_S)
-            await self._try_again()
+            store = self.store
+            if store is None or self.status.reason in _REOPEN:
+                await self._close()
+                await self._open()
+            elif await self._probe(store):
+                if num_failures == self._num_failures:
+                    self.status = KvStatus("ok")
+                else:
+                    num_failures = self._num_failures
+                    self._household.on_probed()
         _log.info("store_mended")
+
+    async def _probe(self, store: OpenStore) -> bool:
+        try:
+            await self._in("write", store.probe)
+        except StoreError as error:
+            self.fail(error.reason, str(error))
+            return False
+        return True
 
     def _look_at_cold(self) -> None:
         """Whoever found the cold store away: one asks from now on whether it is back."""
@@ -243,15 +271,3 @@ class StoreLife:
                 return
             await self._in("promote", store.cold.probe)
         _log.info("cold_store_back")
-
-    async def _try_again(self) -> None:
-        store = self.store
-        if store is not None and self.status.reason not in _REOPEN:
-            try:
-                await self._in("write", store.probe)
-                self.status = KvStatus("ok")
-            except StoreError as error:
-                self.fail(error.reason, str(error))
-            return
-        await self._close()
-        await self._open()

@@ -38,6 +38,8 @@ MAX_ASIDES = 2
 _LOGS = ("-journal", "-wal", "-shm")
 
 _PROBE_BYTES = 64 << 10
+_PROBE_ID = "0" * 32
+_PROBE_SUFFIXES = (SUFFIX, f"{SUFFIX}.zst")
 
 MIN_FREE_BYTES = 10 << 30
 MIN_FREE_FRACTION = 0.05
@@ -189,12 +191,22 @@ def _remove_anything(path: Path) -> None:
 
 
 def probe(root: Path) -> None:
-    """Write and sync a small file, and remove it. Raises StoreFull, StoreFailed."""
-    path = root / temp_name("0" * 32)
+    """Write a small file as slots are written: beside them, renamed when it is whole, synced.
+
+    It is removed again, and no name it ever has is a slot's. Raises StoreFull, StoreFailed.
+    """
+    directory = root / SLOTS / _PROBE_ID[:2]
+    make_directory(directory)
+    path, renamed = (directory / temp_name(_PROBE_ID, suffix) for suffix in _PROBE_SUFFIXES)
     with new_file(path, _PROBE_BYTES) as file:
         file.write(bytes(_PROBE_BYTES))
     with reported(path):
-        path.unlink()
+        try:
+            path.rename(renamed)
+            sync_directories([directory])
+        finally:
+            path.unlink(missing_ok=True)
+            renamed.unlink(missing_ok=True)
 
 
 def ballast_bytes(cap_bytes: int | None) -> int:

@@ -91,7 +91,9 @@ class Session:
         self._grid = Scheduler(max_batch=1, max_slice=SLICE_TOKENS, block_s=1.0)
 
     def trail(self, token_ids: Sequence[int], **fields: Any) -> Trail:
-        return Trail(token_ids=list(token_ids), **fields)
+        trail = Trail(token_ids=list(token_ids), **fields)
+        trail.rename(self.ground.chain)
+        return trail
 
     def take_up(self, trail: Trail) -> tuple[list[Any], int]:
         """Layer caches with what is known of a prompt, read from disk if need be."""

@@ -119,6 +119,7 @@ def test_a_streamed_completion_says_of_every_choice_once_why_it_ended(
 
 def test_models_are_of_their_type(calm_server: RunningServer) -> None:
     listed = calm_server.get("/v1/models").json()
-    assert listed.keys() == {"object", "data"}
+    assert listed.keys() == {"object", "data", "refused"}
+    assert listed["refused"] == []
     for one in [*listed["data"], calm_server.get("/v1/models/calm").json()]:
         check(Model, one, MODEL_FIELDS)

@@ -126,6 +126,31 @@ async def test_a_full_disk_degrades_the_cache_and_nothing_else(home: Path):
         await until(lambda: kv.status.state == "ok", "it is tried again")
 
 
+async def test_a_worker_that_cannot_write_is_no_healthy_store_however_often_it_is_tried(
+    home: Path,
+):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        store = await saved(kv)
+        pid = worker_of(supervisor).pid
+        assert pid is not None
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, UNLIMITED))
+        with capture_logs() as logs:
+            await reused(supervisor, prompt(2))
+            await until(lambda: kv.status.state == "degraded", "it is noticed")
+            num_unwritten = kv.figures().models["m"].num_unwritten
+            await until(
+                lambda: kv.figures().models["m"].num_unwritten >= num_unwritten + 2,
+                "the worker has tried twice more",
+            )
+            assert kv.status.state == "degraded"
+        assert not [log for log in logs if log["event"] == "store_mended"]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (UNLIMITED, UNLIMITED))
+        await until(lambda: kv.status.state == "ok", "it works again", 60)
+        # What could not be written is, though nobody asks for anything.
+        await until(lambda: stored_tokens(store) >= 2 * NUM_TOKENS, "both prompts are saved")
+
+
 async def test_a_store_that_cannot_be_opened_is_used_once_it_can(home: Path):
     (home / "kv").write_text("no directory")
     async with serving(home) as (supervisor, kv):
