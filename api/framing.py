@@ -180,8 +180,8 @@ class Framing:
             self._only[name] = value
         if name == b"connection":
             self._connection |= {one.strip(b" \t") for one in value.lower().split(b",")}
-        if name != b"upgrade":  # which would have a parser lose the body
-            self._lines.append(line)
+        # Under its own name it would have a parser lose the body.
+        self._lines.append(b"x-" + line if name == b"upgrade" else line)
 
     def _field(self, line: bytes) -> tuple[bytes, bytes]:
         self._num_fields += 1

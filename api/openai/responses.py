@@ -172,7 +172,7 @@ async def list_input_items(
 @get(["/v1/responses", "/responses"], tags=["OpenAI"], sync_to_thread=False)
 def no_websocket(request: HttpRequest) -> Response[ErrorEnvelope]:
     """426 for a client that tries a websocket, which then falls back to POST."""
-    if "upgrade" not in request.headers:
+    if "x-upgrade" not in request.headers:  # as framing passes it on
         raise MethodNotAllowedException(headers={"allow": "POST"})
     body = ErrorBody(NO_WEBSOCKET, "invalid_request_error", None, "upgrade_not_supported")
     return Response(ErrorEnvelope(body), status_code=426, headers={"allow": "POST"})

@@ -82,7 +82,7 @@ def test_a_stored_conversation_survives_a_kill(tmp_path: Path, models_dir: Path)
 
 
 def test_the_oldest_conversation_makes_room_from_its_end(tmp_path: Path, models_dir: Path) -> None:
-    config = config_of(models_dir, "history_max_bytes = 400000\n")
+    config = config_of(models_dir, "history_max_bytes = 450000\n")
     with running(tmp_path, config=config) as server:
         metadata = {"note": "x" * 100_000}
         old = made(server, metadata=metadata)
