@@ -99,7 +99,7 @@ class RunningServer:
         return int(models[0]["pid"])
 
     async def killed_for(self, answering: asyncio.Task[httpx.Response]) -> httpx.Response:
-        """The answer to a request whose worker is killed when it has said something, and the next."""
+        """The answer to a request whose worker is killed when it has begun, and the next too."""
         killed: set[int] = set()
         async with asyncio.timeout(START_S):
             while not answering.done():
