@@ -36,6 +36,8 @@ _REINSTALL = "reinstall it: make clean serve, or pip install --force-reinstall h
 _LEAST_SQLITE = (3, 38)
 _OTHER_FILES = 256
 """Open files of a server beside the two that a waiting request may take."""
+_WORKER_FILES = 4096
+"""mlx-lm raises the limit to as many when it is imported, and fails where it may not."""
 
 
 class Examined(msgspec.Struct):
@@ -196,6 +198,9 @@ def _open_files(max_queue: int) -> Finding:
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * max_queue + _OTHER_FILES
     fact = f"{limit} may be open at once"
+    if hard != resource.RLIM_INFINITY and hard < _WORKER_FILES:
+        remedy = f"allow {_WORKER_FILES} (ulimit -Hn as root): importing mlx-lm asks for them"
+        return Finding("Open files", f"{fact}, {hard} at most", remedy)
     if limit != resource.RLIM_INFINITY and limit < needed:
         allowed = "" if hard == resource.RLIM_INFINITY or hard >= needed else " as root"
         remedy = f"ulimit -n {service.OPEN_FILES}{allowed}; what `hearth service` installs has it"

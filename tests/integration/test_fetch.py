@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import queue
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Generator
@@ -44,6 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
             "/loop": lambda: self._move("/loop"),
             "/inside": lambda: self._move("https://10.0.0.1/secret"),
             "/plain": lambda: self._move("http://localhost/image.png"),
+            "/elsewhere": lambda: self._move("//" + self.headers["host"] + "/image.png?size=1"),
             "/file": lambda: self._move("file:///etc/passwd"),
             "/large": lambda: self._say(200, bytes(3000)),
             "/drip": self._drip,
@@ -158,6 +160,26 @@ def test_a_redirect_is_checked_like_the_first_address(place: tuple[str, FetchPol
     assert "https" in refusal(f"{url}/plain", policy)
     assert "https" in refusal(f"{url}/file", policy)
     assert "redirected too often" in refusal(f"{url}/loop", policy)
+
+
+def test_a_name_that_changes_its_address_is_asked_once_and_leads_nowhere_else(
+    place: tuple[str, FetchPolicy], monkeypatch: pytest.MonkeyPatch
+):
+    """DNS rebinding: allowed when it is looked up, somewhere else when it is connected to."""
+    url, policy = place
+    answers = ["127.0.0.1", "10.0.0.1"]
+    really = socket.getaddrinfo
+
+    def look_up(host: str, *rest: Any, **named: Any) -> Any:
+        return really(answers.pop(0) if host == "localhost" else host, *rest, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert fetch(f"{url}/image.png?size=1", FIELD, policy) == IMAGE
+    assert answers == ["10.0.0.1"]
+    # The same name in a redirect is looked up, and judged, again.
+    answers[:0] = ["127.0.0.1"]
+    assert "public internet" in refusal(f"{url}/elsewhere", policy)
+    assert answers == []
 
 
 def test_what_is_too_large_too_slow_or_missing_is_refused(place: tuple[str, FetchPolicy]):
