@@ -190,6 +190,7 @@ def shorten(connection: Connection, number: int, row: SlotRow) -> None:
         "layout_id": layout,
         "has_state": header.has_state,
         "recompute_ms": header.recompute_ms,
+        "created_s": header.created_s,
         "disk_bytes": row.disk_bytes,
         "is_pinned": bool(_value(cursor, f"{pin} AND p.end_hash = ?", number, header.end_hash)),
     }

@@ -161,12 +161,13 @@ class World:
         named = [talk.asker for talk in self.talks if talk.asker.session_id is not None]
         assert listed == sorted((one.model, key(one.session_id or "").hex()) for one in named)
         assert {view.model for view in views} == {talk.asker.model for talk in self.talks}
+        rows = {row.header.id: row.header for row in self.store.index.all_slots()}
         for path in slot_files(self.store.root):
             slot = verify(path)
+            assert slot.header == rows[path.stem], "an index that is made anew is another one"
             assert not self.deleted & set(slot.token_ids)
             assert not self.deleted & set(array("I", path.read_bytes()[-4 * len(slot.token_ids) :]))
-        rows = {row.header.id for row in self.store.index.all_slots()}
-        assert rows == {path.stem for path in slot_files(self.store.root)}
+        assert rows.keys() == {path.stem for path in slot_files(self.store.root)}
         assert not self.store.index.to_cut()
 
 
