@@ -27,7 +27,7 @@ $(error MLX=$(MLX) is unknown: use MLX=cpu (default; on a Mac this is Metal) or 
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check soak bench eval-tiny lock clean
+.PHONY: help setup serve test test-all check soak bench eval-tiny lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -38,10 +38,14 @@ serve: $(SERVES)  ## serve on http://127.0.0.1:8420 (ARGS="--port 9000 --home DI
 	@exec $(BIN)/hearth serve $(ARGS)
 
 # Compiling what it imports is half of what a process costs that tests; so that is kept.
-test soak: export PYTHONDONTWRITEBYTECODE :=
+test test-all soak: export PYTHONDONTWRITEBYTECODE :=
+PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-test: $(TESTS_TOO)  ## run the tests, JOBS=3 files at a time (TESTS="tests/unit -k name" for some)
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
+test: $(TESTS_TOO)  ## run the unit tests and a path for each promise (TESTS="tests/unit -k name" for others)
+	@$(PYTEST) $(or $(TESTS),$$($(BIN)/python -m tests.promises) tests/unit)
+
+test-all: $(TESTS_TOO)  ## run all tests but the long ones, JOBS=3 files at a time
+	@$(PYTEST) $(TESTS)
 
 check: $(TESTS_TOO)  ## linter, format, types, import borders, house gauges
 	$(BIN)/ruff check
