@@ -7,71 +7,102 @@ README something that would hurt a user if it broke. `make test-all` runs everyt
 
 from __future__ import annotations
 
-PATHS: dict[str, tuple[str, ...]] = {
-    "nobody pays for another": (
-        "integration/test_names_deleted.py::test_what_one_name_is_deleted_of_no_other_name_misses",
-        "integration/test_http_tenants.py::test_a_session_of_the_same_name_is_another_conversation",
-        "integration/test_kv_deleted.py::test_what_others_say_as_well_is_theirs",
-        "integration/test_intake_bounded.py"
-        "::test_what_takes_too_much_is_refused_and_others_are_answered_meanwhile",
-        "integration/test_supervision.py"
-        "::test_only_what_a_worker_computed_for_is_blamed_for_its_end",
-        "integration/test_swap.py"
-        "::test_a_conversation_goes_on_where_it_was_when_its_model_comes_back",
-    ),
-    "never wrong": (
-        "crash/test_damaged_files.py::test_every_byte_of_the_header_counts",
-        "crash/test_damaged_files.py::test_swapped_files_are_misses",
-        "integration/test_kv_store.py::test_damaged_slots_are_a_miss_and_put_aside",
-        "integration/test_swap.py"
-        "::test_weights_that_change_under_a_loaded_model_are_not_taken_for_the_old_ones",
-        "integration/test_hot_tier.py",
-    ),
-    "nothing acknowledged is lost": (
-        "integration/test_kv_restart.py::test_a_conversation_goes_on_after_its_server_was_killed",
-        "integration/test_store_killed.py"
-        "::test_nothing_acknowledged_is_lost_when_the_writer_is_killed",
-        "integration/test_http_responses.py::test_a_stored_conversation_survives_a_kill",
-        "crash/test_wrong_clock.py"
-        "::test_a_clock_that_is_set_wrong_and_right_again_expires_nothing",
-    ),
-    "the store may fail": (
-        "integration/test_kv_store.py::test_the_directory_is_deleted_while_it_is_used",
-        "integration/test_kv_store.py::test_a_full_disk_degrades_the_cache_and_nothing_else",
-        "integration/test_kv_store.py::test_a_lost_index_is_rebuilt_from_the_slots",
-    ),
-    "bounded": (
-        "integration/test_kv_store.py::test_the_cap_counts_everything_over_all_models",
-        "integration/test_bounded_connections.py"
-        "::test_however_many_connect_what_they_hold_is_bounded_and_others_are_served",
-    ),
-    "private": (
-        "integration/test_kv_restart.py::test_everything_is_private_and_says_nothing_of_the_prompt",
-        "integration/test_http_tenants.py::test_a_prompt_of_one_is_new_when_another_sends_it",
-        "integration/test_http_security.py",
-        "integration/test_store_ownership.py::test_a_second_server_on_a_home_changes_nothing_in_it",
-        "crash/test_hostile_machine.py",
-    ),
-    "never silent": (
-        "integration/test_http_cache.py",
-        "integration/test_supervision.py"
-        "::test_a_killed_worker_fails_its_requests_at_once_and_is_replaced",
-        "integration/test_supervision.py"
-        "::test_three_crashes_in_a_row_open_the_breaker_until_somebody_restarts",
-    ),
-    "protocols and commands": (
-        "contract/test_openai_sdk.py",
-        "contract/test_anthropic_sdk.py",
-        "integration/test_http_agents.py",
-        "integration/test_cli.py",
-    ),
+import sys
+
+ALL: tuple[str, ...] = ("",)
+
+PATHS: dict[str, dict[str, tuple[str, ...]]] = {
+    "nobody pays for another": {
+        "integration/test_names_deleted.py": (
+            "test_what_one_name_is_deleted_of_no_other_name_misses",
+        ),
+        "integration/test_http_tenants.py": (
+            "test_a_session_of_the_same_name_is_another_conversation",
+        ),
+        "integration/test_kv_deleted.py": ("test_what_others_say_as_well_is_theirs",),
+        "integration/test_intake_bounded.py": (
+            "test_what_takes_too_much_is_refused_and_others_are_answered_meanwhile",
+        ),
+        "integration/test_supervision.py": (
+            "test_only_what_a_worker_computed_for_is_blamed_for_its_end",
+        ),
+        "integration/test_swap.py": (
+            "test_a_conversation_goes_on_where_it_was_when_its_model_comes_back",
+        ),
+    },
+    "never wrong": {
+        "crash/test_damaged_files.py": (
+            "test_every_byte_of_the_header_counts",
+            "test_swapped_files_are_misses",
+        ),
+        "integration/test_kv_store.py": ("test_damaged_slots_are_a_miss_and_put_aside",),
+        "integration/test_swap.py": (
+            "test_weights_that_change_under_a_loaded_model_are_not_taken_for_the_old_ones",
+        ),
+        "integration/test_hot_tier.py": ALL,
+    },
+    "nothing acknowledged is lost": {
+        "integration/test_kv_restart.py": (
+            "test_a_conversation_goes_on_after_its_server_was_killed",
+        ),
+        "integration/test_store_killed.py": (
+            "test_nothing_acknowledged_is_lost_when_the_writer_is_killed",
+        ),
+        "integration/test_http_responses.py": ("test_a_stored_conversation_survives_a_kill",),
+        "crash/test_wrong_clock.py": (
+            "test_a_clock_that_is_set_wrong_and_right_again_expires_nothing",
+        ),
+    },
+    "the store may fail": {
+        "integration/test_kv_store.py": (
+            "test_the_directory_is_deleted_while_it_is_used",
+            "test_a_full_disk_degrades_the_cache_and_nothing_else",
+            "test_a_lost_index_is_rebuilt_from_the_slots",
+        ),
+    },
+    "bounded": {
+        "integration/test_kv_store.py": ("test_the_cap_counts_everything_over_all_models",),
+        "integration/test_bounded_connections.py": (
+            "test_however_many_connect_what_they_hold_is_bounded_and_others_are_served",
+        ),
+    },
+    "private": {
+        "integration/test_kv_restart.py": (
+            "test_everything_is_private_and_says_nothing_of_the_prompt",
+        ),
+        "integration/test_http_tenants.py": ("test_a_prompt_of_one_is_new_when_another_sends_it",),
+        "integration/test_http_security.py": ALL,
+        "integration/test_store_ownership.py": (
+            "test_a_second_server_on_a_home_changes_nothing_in_it",
+        ),
+        "crash/test_hostile_machine.py": ALL,
+    },
+    "never silent": {
+        "integration/test_http_cache.py": ALL,
+        "integration/test_supervision.py": (
+            "test_a_killed_worker_fails_its_requests_at_once_and_is_replaced",
+            "test_three_crashes_in_a_row_open_the_breaker_until_somebody_restarts",
+        ),
+    },
+    "protocols and commands": {
+        "contract/test_openai_sdk.py": ALL,
+        "contract/test_anthropic_sdk.py": ALL,
+        "integration/test_http_agents.py": ALL,
+        "integration/test_cli.py": ALL,
+    },
 }
+"""By promise and file: the names of the tests, or all of the file's."""
 
 
 def arguments() -> list[str]:
     """Each file, or each test in one, once, from the root of the repository."""
-    return [f"tests/{path}" for paths in PATHS.values() for path in paths]
+    return [
+        f"tests/{file}::{name}" if name else f"tests/{file}"
+        for files in PATHS.values()
+        for file, names in files.items()
+        for name in names
+    ]
 
 
 if __name__ == "__main__":
-    print(*arguments())
+    sys.stdout.write(" ".join(arguments()))
