@@ -186,7 +186,9 @@ def model_hash(
     parts = {
         "weights": [f"{file.name} {digest.hex()}" for file, digest in named],
         "configs": found.configs,
+        # What computes it, down to its kernels; what it is told is in contract/test_knobs.py.
         "code": version(package) if package == "mlx-lm" else f"{package} {version(package)}",
+        "mlx": version("mlx"),
         "kv": "live dtype" if form.kv_bits is None else f"{form.kv_bits} bits in groups of 64",
         "at_rest": AT_REST,
         "epoch": NUMERICS_EPOCH,

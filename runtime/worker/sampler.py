@@ -11,8 +11,10 @@ A row's result never depends on the other rows.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, cast
 
 import mlx.core as mx
@@ -25,8 +27,6 @@ Sampler = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
 _MIN_TEMPERATURE = 1e-5
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
 
 
 def make_sampler(
@@ -49,7 +49,16 @@ def make_sampler(
     )
     if sampling.seed is None:
         return _shared_sampler(*filters)
-    return _SeededSampler(filters, sampling.seed + choice, num_drawn)
+    return _SeededSampler(filters, sampling.seed, choice, num_drawn)
+
+
+def draw_key(seed: int, choice: int, number: int) -> int:
+    """64 bits for one draw, which no other (seed, choice, number) has but by the odds of a hash.
+
+    `seed` has 64 bits and a sign; `choice` and `number` count from 0.
+    """
+    drawn = struct.pack("<qQQ", seed, choice, number)
+    return int.from_bytes(blake2b(drawn, digest_size=8).digest(), "little")
 
 
 def make_logits_processors(
@@ -134,13 +143,16 @@ def _shared_sampler(temperature: float, top_k: int, top_p: float, min_p: float) 
 
 
 class _SeededSampler:
-    def __init__(self, filters: tuple[float, int, float, float], seed: int, num_drawn: int) -> None:
+    def __init__(
+        self, filters: tuple[float, int, float, float], seed: int, choice: int, num_drawn: int
+    ) -> None:
         self._filters = filters
         self._seed = seed
+        self._choice = choice
         self._num_drawn = num_drawn
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        key = mx.random.key((self._seed * _GOLDEN + self._num_drawn) & _MASK)
+        key = mx.random.key(draw_key(self._seed, self._choice, self._num_drawn))
         self._num_drawn += 1
         return mx.random.categorical(_filtered(logprobs, *self._filters), key=key)
 

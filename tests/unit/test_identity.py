@@ -298,6 +298,20 @@ def test_whose_code_computes_it_is(model: Path):
     assert model_hash(model, package="mlx-lm") == model_hash(model)
 
 
+def test_the_version_of_what_computes_it_is(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hashes = {model_hash(model)}
+    for package in ("mlx", "mlx_lm"):
+        installed = tmp_path / package / f"{package}-99.0.dist-info"
+        installed.mkdir(parents=True)
+        name = package.replace("_", "-")
+        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 99.0\n")
+        monkeypatch.syspath_prepend(str(installed.parent))
+        hashes.add(model_hash(model))
+    assert len(hashes) == 3
+
+
 def test_kv_bits_and_adapters_in_order_are(model: Path, tmp_path: Path):
     one = make_model(tmp_path / "one", adapter_config={"rank": 8})
     two = make_model(tmp_path / "two", adapter_config={"rank": 16})

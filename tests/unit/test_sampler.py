@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from runtime.types import SamplingParams
-from runtime.worker.sampler import make_logits_processors, make_sampler
+from runtime.worker.sampler import draw_key, make_logits_processors, make_sampler
 
 PROBS = (0.4, 0.3, 0.2, 0.06, 0.04)
 NUM_DRAWS = 400
@@ -109,6 +109,14 @@ def seeded_draws(seed: int, *, choice: int = 0, skip: int = 0, num: int = 30) ->
     sampling = SamplingParams(seed=seed)
     sampler = make_sampler(sampling, vocab_size=5, choice=choice, num_drawn=skip)
     return [ids_of(sampler(logprobs_of(*PROBS)))[0] for _ in range(num)]
+
+
+def test_no_two_draws_of_any_seeds_and_choices_are_one():
+    seeds = [*range(-3, 12), 2**63 - 1, -(2**63), 0x9E3779B97F4A7C15 - 2**64]
+    asked = [(seed, choice, n) for seed in seeds for choice in range(16) for n in range(200)]
+    assert len({draw_key(*one) for one in asked}) == len(asked)
+    answers = {tuple(seeded_draws(seed, choice=i)) for seed in (1, 2, 3) for i in range(4)}
+    assert len(answers) == 12
 
 
 def test_seeded_draws_depend_on_seed_choice_and_number_alone():
