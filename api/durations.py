@@ -6,11 +6,9 @@ import re
 
 from runtime.errors import InvalidRequest
 from runtime.settings import MAX_KEEP_ALIVE_S
+from runtime.units import TIME, number_in
 
-_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?", re.ASCII)
-_WHOLE = re.compile(rf"([+-]?)((?:{_PART.pattern})+)")
 
 
 def seconds_of(keep_alive: float | str | None) -> float | None:
@@ -29,10 +27,9 @@ def _asked_s(keep_alive: float | str | None) -> float | None:
     if keep_alive is None or isinstance(keep_alive, int | float):
         return keep_alive
     text = keep_alive.strip()
-    if found := _WHOLE.fullmatch(text):
-        total_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(found[2]))
-        return -total_s if found[1] == "-" else total_s
     if _NUMBER.fullmatch(text):
         return float(text)
+    if len(text.split()) == 1 and (asked_s := number_in(text, TIME)) is not None:
+        return asked_s
     message = f"keep_alive is {text[:32]!r}: give seconds, or a duration such as 5m."
     raise InvalidRequest(message, "keep_alive")

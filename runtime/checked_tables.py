@@ -11,10 +11,14 @@ import msgspec
 from msgspec import inspect
 
 from runtime.errors import SettingsError
+from runtime.units import Quantity, number_in, quantity_in
 
 KeyPath = tuple[str, ...]
 Kinds = Mapping[str, object]
 """The allowed keys of a table, each with the type of its value."""
+
+QUANTITY = "quantity"
+"""In the `extra` of a type's `Meta`: the `Quantity` that its numbers measure."""
 
 _SHOWN_CHARACTERS = 80
 _UNSHOWN = frozenset({"admin_key", "api_keys", "prewarm"})
@@ -62,7 +66,7 @@ def convert_table(
 
 
 def _convert(value: object, kind: Any, origin: Origin, path: KeyPath) -> object:
-    match _form(kind):
+    match form_of(kind):
         case inspect.StructType(cls=struct) if (table := _as_table(value)) is not None:
             return _build(
                 struct, convert_table(table, kinds_of(struct), origin, path), origin, path
@@ -84,8 +88,12 @@ def _convert(value: object, kind: Any, origin: Origin, path: KeyPath) -> object:
         is_address = isinstance(given, str) and "://" in given
         return Location(given if is_address else _absolute(given, origin))
 
+    quantity, given = quantity_of(kind), value
+    if quantity is not None and isinstance(value, str):
+        number = number_in(value, quantity)
+        given = value if number is None else number
     try:
-        return msgspec.convert(value, kind, strict=not origin.is_text, dec_hook=placed)
+        return msgspec.convert(given, kind, strict=not origin.is_text, dec_hook=placed)
     except msgspec.ValidationError as error:
         raise _unusable_value(value, kind, origin, path) from error
 
@@ -111,8 +119,22 @@ def _absolute(text: object, origin: Origin) -> Path:
     return start.joinpath(*rest)
 
 
-def _form(kind: Any) -> inspect.Type:
+def form_of(kind: object) -> inspect.Type:
     """The type as data; of an optional one, the type that is not None."""
+    form = _annotated_form(kind)
+    return form.type if isinstance(form, inspect.Metadata) else form
+
+
+def quantity_of(kind: object) -> Quantity | None:
+    """What numbers of this type measure, where they do."""
+    form = _annotated_form(kind)
+    if not isinstance(form, inspect.Metadata):
+        return None
+    extra = cast("Mapping[str, Quantity]", form.extra or {})
+    return extra.get(QUANTITY)
+
+
+def _annotated_form(kind: Any) -> inspect.Type:
     form = inspect.type_info(kind)
     if isinstance(form, inspect.UnionType):
         return next(one for one in form.types if not isinstance(one, inspect.NoneType))
@@ -132,9 +154,15 @@ def _unusable_value(value: object, kind: Any, origin: Origin, path: KeyPath) -> 
     shown = repr(value) if path[-1] not in _UNSHOWN else f"a {type(value).__name__}"
     if len(shown) > _SHOWN_CHARACTERS:
         shown = shown[: _SHOWN_CHARACTERS - 1] + "…"
+    form, quantity = form_of(kind), quantity_of(kind)
+    is_number = isinstance(form, inspect.IntType | inspect.FloatType)
+    if is_number and isinstance(value, str) and (measured := quantity_in(value)) is not None:
+        shown += f", {measured}"
+    with_unit = f", or {quantity.expected}" if quantity is not None else ""
     return SettingsError(
         f"{origin.spell(path)} {origin.place} is {shown}, but must be "
-        f"{_expected(_form(kind), origin)}. Correct it, or {origin.remedy} for the default."
+        f"{_expected(form, origin)}{with_unit}. "
+        f"Correct it, or {origin.remedy} for the default."
     )
 
 

@@ -6,10 +6,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from runtime.checked_tables import QUANTITY
 from runtime.types import Struct
+from runtime.units import SIZE, TIME, TOKENS
 
 Positive = Annotated[int, Meta(gt=0, le=2**48)]
-Seconds = Annotated[float, Meta(gt=0, le=365 * 86_400)]
+Bytes = Annotated[int, Meta(gt=0, le=2**48, extra={QUANTITY: SIZE})]
+Tokens = Annotated[int, Meta(gt=0, le=2**48, extra={QUANTITY: TOKENS})]
+Seconds = Annotated[float, Meta(gt=0, le=365 * 86_400, extra={QUANTITY: TIME})]
 Depth = Annotated[int, Meta(ge=1, le=512)]
 
 _MIB = 1 << 20
@@ -24,7 +28,7 @@ class RouteLimits(Struct, frozen=True, forbid_unknown_fields=True):
     longest until the answer begins.
     """
 
-    body_bytes: Positive | None = None
+    body_bytes: Bytes | None = None
     depth: Depth = 128
     time_s: Seconds | None = None
 
@@ -32,7 +36,7 @@ class RouteLimits(Struct, frozen=True, forbid_unknown_fields=True):
 class PromptLimits(RouteLimits, frozen=True, forbid_unknown_fields=True):
     """Of routes that are sent prompts; of `prompt_tokens` None is the model's context."""
 
-    prompt_tokens: Positive | None = None
+    prompt_tokens: Tokens | None = None
 
 
 class GenerateLimits(PromptLimits, frozen=True, forbid_unknown_fields=True):
@@ -41,13 +45,13 @@ class GenerateLimits(PromptLimits, frozen=True, forbid_unknown_fields=True):
     `output_tokens` is the longest answer, whatever a request asks for.
     """
 
-    output_tokens: Positive | None = None
+    output_tokens: Tokens | None = None
 
 
 class EmbedLimits(PromptLimits, frozen=True, forbid_unknown_fields=True):
     """Of embeddings, `/tokenize` and `/detokenize`."""
 
-    body_bytes: Positive | None = 32 * _MIB
+    body_bytes: Bytes | None = 32 * _MIB
     depth: Depth = 32
 
 
@@ -60,21 +64,21 @@ class PrewarmLimits(PromptLimits, frozen=True, forbid_unknown_fields=True):
 class HistoryLimits(RouteLimits, frozen=True, forbid_unknown_fields=True):
     """Of agents and stored responses, apart from generating."""
 
-    body_bytes: Positive | None = 16 * _MIB
+    body_bytes: Bytes | None = 16 * _MIB
     time_s: Seconds | None = 60.0
 
 
 class AdminLimits(RouteLimits, frozen=True, forbid_unknown_fields=True):
     """Of `/admin`, where loading and verifying take as long as they take."""
 
-    body_bytes: Positive | None = 16 * _MIB
+    body_bytes: Bytes | None = 16 * _MIB
     depth: Depth = 16
 
 
 class ReadLimits(RouteLimits, frozen=True, forbid_unknown_fields=True):
     """Of everything else: lists of models, health, metrics, the page."""
 
-    body_bytes: Positive | None = 65_536
+    body_bytes: Bytes | None = 65_536
     depth: Depth = 16
     time_s: Seconds | None = 30.0
 

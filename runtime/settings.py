@@ -12,17 +12,19 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from runtime.checked_tables import KeyPath, Location, Origin, convert_table, kinds_of
+from runtime.checked_tables import QUANTITY, KeyPath, Location, Origin, convert_table, kinds_of
 from runtime.errors import SettingsError
-from runtime.limits import LimitSettings, Positive, Seconds
+from runtime.limits import Bytes, LimitSettings, Positive, Seconds, Tokens
 from runtime.prompt.switches import PromptSwitches, switched_off
 from runtime.ranks import LOOPBACK, KvForm, Ranks, Split, backend_problem
 from runtime.types import MAX_IMAGE_BYTES, Priority, SamplingParams, Struct
+from runtime.units import MILLISECONDS, TIME, TOKENS
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 MAX_KEEP_ALIVE_S = 10 * 365 * 86_400
-KeepAlive = Annotated[float, Meta(ge=-1e9, le=MAX_KEEP_ALIVE_S)]
-Lifetime = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400)]
+KeepAlive = Annotated[float, Meta(ge=-1e9, le=MAX_KEEP_ALIVE_S, extra={QUANTITY: TIME})]
+Lifetime = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400, extra={QUANTITY: TIME})]
+Milliseconds = Annotated[float, Meta(ge=0, le=3_600_000, extra={QUANTITY: MILLISECONDS})]
 KvBits = Annotated[int, Meta(ge=4, le=8, multiple_of=4)]
 
 
@@ -62,7 +64,7 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     path: Path | None = None
     repo: str | None = None
     aliases: tuple[str, ...] = ()
-    context: Positive | None = None
+    context: Tokens | None = None
     kv_bits: KvBits | None = None
     kv_ttl_s: Lifetime | None = None
     keep_alive_s: KeepAlive | None = None
@@ -103,9 +105,10 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be configured. Every key but the tables is also `HEARTH_` + the key.
 
-    Times are seconds. `prefill_slice` is in tokens; None lets the device decide. `preload` names
-    the models to load at boot; None means the default model. With `spare_worker` a process waits
-    for the next model, unless memory is tight (about 150 MB).
+    Here times are seconds and sizes bytes; where they are written they may have other units.
+    `prefill_slice` is in tokens; None lets the device decide. `preload` names the models to load
+    at boot; None means the default model. With `spare_worker` a process waits for the next model,
+    unless memory is tight (about 150 MB).
 
     All loaded models together reserve `memory_budget` bytes at most; None means 65 % of the
     machine's memory, or 85 % of what a device recommends. At most `max_loaded_models` are loaded
@@ -167,7 +170,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_connections: Positive | None = None
 
     limits: LimitSettings = LimitSettings()
-    max_body_bytes: Positive = 64 * 1024 * 1024
+    max_body_bytes: Bytes = 64 * 1024 * 1024
     allow_remote_images: bool = False
     max_new_images: Positive = 4
     max_queue: Positive = 256
@@ -176,8 +179,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     model_keep_alive_s: KeepAlive = 900.0
     max_choices: Positive = 16
     max_batch: Positive = 32
-    memory_budget: Positive | None = None
-    memory_floor: Positive | None = None
+    memory_budget: Bytes | None = None
+    memory_floor: Bytes | None = None
     max_loaded_models: Positive | None = None
     request_deadline_s: Seconds = 600.0
     keep_alive_s: Seconds = 10.0
@@ -186,27 +189,27 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     load_timeout_s: Seconds = 600.0
     stop_timeout_s: Seconds = 30.0
     spare_worker: bool = True
-    prefill_slice: Positive | None = None
-    prefill_block_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 250.0
+    prefill_slice: Tokens | None = None
+    prefill_block_ms: Milliseconds = 250.0
 
     kv_disk: bool = True
     kv_dir: Path | None = None
-    cache_max_bytes: Positive | None = None
-    hot_bytes: Positive | None = None
+    cache_max_bytes: Bytes | None = None
+    hot_bytes: Bytes | None = None
     prewarm: bool = True
     prewarm_learned: Annotated[int, Meta(ge=0, le=1000)] = 8
     prewarm_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    block_size: Annotated[int, Meta(ge=16, le=4096)] = 256
+    block_size: Annotated[int, Meta(ge=16, le=4096, extra={QUANTITY: TOKENS})] = 256
     kv_bits: KvBits | None = None
-    kv_write_queue_bytes: Positive | None = None
-    kv_daily_write_bytes: Positive = 50_000_000_000
+    kv_write_queue_bytes: Bytes | None = None
+    kv_daily_write_bytes: Bytes = 50_000_000_000
     kv_ttl_s: Lifetime | None = None
     cold_store: Location | None = None
-    cold_max_bytes: Positive = 100_000_000_000
+    cold_max_bytes: Bytes = 100_000_000_000
     cold_ttl_s: Lifetime = 30 * 86_400.0
-    history_max_bytes: Positive = 4_000_000_000
+    history_max_bytes: Bytes = 4_000_000_000
     history_ttl_s: Seconds = 30 * 86_400.0
-    history_grace_s: Seconds = 7 * 86_400.0
+    history_grace_s: Lifetime = 7 * 86_400.0
 
     wired: Literal["off", "on"] = "off"
     cpu_blas: str = "auto"

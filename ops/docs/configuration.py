@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import NODEFAULT, inspect
 
-from runtime.checked_tables import Location, kinds_of
+from runtime.checked_tables import Location, form_of, kinds_of, quantity_of
 from runtime.limits import LimitSettings, RouteLimits
 from runtime.prompt.switches import PromptSwitches
 from runtime.settings import ModelSettings, SamplingSettings, Settings
 from runtime.settings_words import GROUPS, LIMITED, LIMITS, MODEL, PROMPT_RULES, SETTINGS
+from runtime.units import SIZE, TIME, TOKENS, Quantity
 
 _LARGE = 1e6
+_QUANTITIES = {SIZE.name: "size", TIME.name: "time", TOKENS.name: "tokens"}
 
 
 def tables() -> str:
@@ -59,7 +61,7 @@ def _table(
     lines = ["| key | value | default | |", "|---|---|---|---|"]
     for name in names:
         told, default = _told(words.get(name, ""))
-        own = _default(fields[name].default)
+        own = _default(fields[name].default, quantity_of(kinds[name]))
         shown = f"*{default}*" if default and not own else own
         lines.append(f"| `{name}` | {_kind(kinds[name])} | {shown} | {told} |")
     return "\n".join(lines) + "\n"
@@ -71,7 +73,7 @@ def _told(words: str) -> tuple[str, str]:
     return told, default.removesuffix(")")
 
 
-def _default(value: object) -> str:
+def _default(value: object, quantity: Quantity | None) -> str:
     if value is NODEFAULT or value is None or value == ():
         return ""
     match value:
@@ -79,21 +81,30 @@ def _default(value: object) -> str:
             return ""
         case bool():
             return f"`{str(value).lower()}`"
+        case int() | float() if quantity is not None:
+            return f"`{_in_units(value, quantity)}`"
         case int() | float():
-            return f"`{value:g}`" if abs(value) < _LARGE else f"`{int(value)}`"
+            return f"`{value:g}`"
         case _:
             return f"`{value}`"
 
 
+def _in_units(value: float, quantity: Quantity) -> str:
+    """In the unit that makes the shortest text without a fraction; a number alone has none."""
+    units = {name: float(one) for name, one in quantity.factors.items() if name != "w"}
+    whole = [f"{value / unit:.0f}{name}" for name, unit in units.items() if value % unit == 0]
+    return min(whole, key=lambda text: (len(text), text), default=f"{value:g}")
+
+
 def _kind(kind: object) -> str:
     """The type in a reader's words, with the bounds that say something."""
-    match _form(kind):
+    match form_of(kind):
         case inspect.BoolType():
             return "`true` or `false`"
         case inspect.IntType() | inspect.FloatType() as form:
-            return ("whole number" if isinstance(form, inspect.IntType) else "number") + _range(
-                form
-            )
+            quantity = quantity_of(kind)
+            number = "whole number" if isinstance(form, inspect.IntType) else "number"
+            return (number if quantity is None else _QUANTITIES[quantity.name]) + _range(form)
         case inspect.LiteralType(values=values):
             return ", ".join(f"`{one}`" for one in values)
         case inspect.CustomType(cls=kind):
@@ -104,13 +115,6 @@ def _kind(kind: object) -> str:
             return "table"
         case _:
             return "text"
-
-
-def _form(kind: object) -> inspect.Type:
-    form = inspect.type_info(kind)
-    if isinstance(form, inspect.UnionType):
-        return next(one for one in form.types if not isinstance(one, inspect.NoneType))
-    return form
 
 
 def _range(form: inspect.IntType | inspect.FloatType) -> str:

@@ -69,13 +69,16 @@ def prompt_of(request: GenerateRequest) -> ChatPrompt:
         (10**12, TEN_YEARS_S),
         ("9" * 400, TEN_YEARS_S),
         ("99999999999h", TEN_YEARS_S),
+        ("7d", 604_800),
     ],
 )
 def test_durations_are_seconds_or_gos_words(given: Any, seconds: float | None):
     assert seconds_of(given) == seconds
 
 
-@pytest.mark.parametrize("given", ["soon", "", "5x", "m5", "5 m", "nan", "inf", "-inf", "1e3"])
+@pytest.mark.parametrize(
+    "given", ["soon", "", "5x", "m5", "5 m", "nan", "inf", "-inf", "1e3", "5GB"]
+)
 def test_what_is_no_duration_is_refused_by_name(given: str):
     with pytest.raises(InvalidRequest) as caught:
         seconds_of(given)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import SettingsError
+from runtime.limits import GenerateLimits
 from runtime.ranks import Ranks
 from runtime.settings import ModelSettings, SamplingSettings, Settings, load_settings
 from runtime.worker_link import worker_options
@@ -80,6 +81,45 @@ def test_every_simple_key_is_a_variable_and_a_flag(load: Load, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("cache_max_bytes", "100GB", 100_000_000_000),
+        ("memory_budget", "1.5 GiB", 3 << 29),
+        ("max_body_bytes", "64mib", 64 << 20),
+        ("hot_bytes", "500MB", 500_000_000),
+        ("model_keep_alive_s", "1h30m", 5400),
+        ("model_keep_alive_s", "-1", -1),
+        ("history_ttl_s", "7d", 7 * 86_400),
+        ("history_grace_s", "0s", 0),
+        ("request_deadline_s", "90s", 90),
+        ("prefill_block_ms", "1.5s", 1500),
+        ("prefill_slice", "2k", 2048),
+        ("block_size", "1K", 1024),
+    ],
+)
+def test_what_is_measured_may_have_a_unit_wherever_it_is_set(
+    load: Load, key: str, text: str, value: float
+):
+    assert getattr(load(**{f"HEARTH_{key.upper()}": text}), key) == value
+    assert getattr(load(flags={key: text}), key) == value
+    in_file = text if text == "-1" else f"'{text}'"
+    assert getattr(load(f"{key} = {in_file}"), key) == value
+
+
+def test_tables_take_units_too(load: Load):
+    settings = load("""
+        [models.a]
+        context = "32k"
+        keep_alive_s = "5m"
+        [limits.generate]
+        body_bytes = "1MiB"
+        output_tokens = "1M"
+    """)
+    assert settings.models["a"] == ModelSettings(context=32_768, keep_alive_s=300)
+    assert settings.limits.generate == GenerateLimits(body_bytes=1 << 20, output_tokens=1 << 20)
+
+
+@pytest.mark.parametrize(
     ("text", "value"), [("1", True), ("0", False), ("True", True), ("false", False)]
 )
 def test_booleans_in_the_environment(load: Load, text: str, value: bool):
@@ -132,6 +172,15 @@ def test_a_cold_store_is_a_path_relative_to_the_file_or_an_address(
         SettingsError, match=r"cold_store .* is 3, but must be a path or an address"
     ):
         load("cold_store = 3")
+
+
+def test_a_relative_path_starts_where_it_is_written(
+    load: Load, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert load('kv_dir = "kv2"').kv_root == home / "kv2"
+    assert load("", HEARTH_KV_DIR="kv2").kv_root == tmp_path / "kv2"
+    assert load("", flags={"kv_dir": "kv2"}).kv_root == tmp_path / "kv2"
 
 
 def test_a_named_file_replaces_the_one_in_the_home(load: Load, home: Path, tmp_path: Path):
@@ -232,11 +281,17 @@ def test_an_unknown_flag(load: Load):
         ),
         (
             "keep_alive_s = nan",
-            "keep_alive_s {} is nan, but must be a number above 0 and at most 31536000.",
+            (
+                "keep_alive_s {} is nan, but must be a number above 0 and at most 31536000, or a "
+                "time such as 90s, 5m or 1h30m."
+            ),
         ),
         (
             "keep_alive_s = inf",
-            "keep_alive_s {} is inf, but must be a number above 0 and at most 31536000.",
+            (
+                "keep_alive_s {} is inf, but must be a number above 0 and at most 31536000, or a "
+                "time such as 90s, 5m or 1h30m."
+            ),
         ),
         ("host = 1", "host {} is 1, but must be a text."),
         ("models_dir = ''", "models_dir {} is '', but must be a path."),
@@ -255,6 +310,30 @@ def test_an_unknown_flag(load: Load):
 def test_an_unusable_value_in_the_file(load: Load, home: Path, toml: str, shown: str):
     expected = shown.format(f"in {home / 'hearth.toml'}")
     assert refused(load, toml) == f"{expected} Correct it, or remove it for the default."
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "kind", "taken"),
+    [
+        ("history_ttl_s", "5GB", "a size", "or a time such as 90s, 5m or 1h30m."),
+        ("prefill_block_ms", "5GB", "a size", "or a time such as 250ms or 1s."),
+        ("cache_max_bytes", "5m", "a time", "or a size such as 500MB or 1.5GiB."),
+        ("models.a.context", "5MB", "a size", "or a number of tokens such as 32k."),
+        ("limits.read.time_s", "5M", "a number of tokens", "or a time such as 90s, 5m or 1h30m."),
+        ("max_queue", "2k", "a number of tokens", "must be a whole number above 0 and at most"),
+    ],
+)
+def test_a_unit_of_the_wrong_kind_is_refused(
+    load: Load, home: Path, key: str, text: str, kind: str, taken: str
+):
+    message = refused(load, f"{key} = '{text}'")
+    assert message.startswith(f"{key} in {home / 'hearth.toml'} is '{text}', {kind}, but must be ")
+    assert taken in message
+
+
+@pytest.mark.parametrize("value", ["'0.5B'", "'5GB5MB'", "'100G'", "'-1GB'", "'GB'", "'0MB'"])
+def test_a_text_that_is_no_size_is_refused_with_what_is_one(load: Load, value: str):
+    assert "or a size such as 500MB or 1.5GiB." in refused(load, f"cache_max_bytes = {value}")
 
 
 def test_an_unusable_value_elsewhere_names_its_place_and_remedy(load: Load):
