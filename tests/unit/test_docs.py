@@ -133,6 +133,14 @@ def test_the_slot_in_the_pages_is_one() -> None:
         assert xxh3_128_hexdigest(data[tensor.start : tensor.end]) == tensor.checksum
 
 
+def test_figures_of_the_first_screen_are_those_of_the_report() -> None:
+    first_screen, _, rest = (ROOT / "README.md").read_text("utf-8").partition("## Start")
+    measured, _, _ = rest.partition("<!-- /bench -->")
+    figures = re.findall(r"[\d,]+ ms", first_screen)
+    assert len(figures) >= 10
+    assert not [one for one in figures if f" {one} " not in measured]
+
+
 def test_the_sizes_of_the_embedded_model_follow_from_its_configuration() -> None:
     config = msgspec.json.decode((HEARTH_TINY / "config.json").read_bytes())
     shape = Shape(
