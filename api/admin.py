@@ -88,12 +88,13 @@ def _is_loopback(address: str) -> bool:
 async def list_cache(
     gate: NamedDependency[Gate], model: FromQuery[str | None] = None
 ) -> CacheListing:
-    """Every conversation and nameless chain on disk; of one model, by its label or hash.
+    """Every conversation and nameless chain on disk; of one model, by its name or hash.
 
     The `tier` of what ends in the memory of a worker is `hot`.
     """
+    meant = await gate.meant(model) if model is not None else None
     root, found = await gate.tend(lambda one: (str(one.store.root), kept(one)))
-    wanted = [one for one in found if model in (None, one.view.model, one.view.model_hash)]
+    wanted = [one for one in found if meant is None or meant.has(one.view)]
     hot = await gate.hot_ends((one.model, one.leaf) for one in wanted)
     return CacheListing(root, [_seen(one.view, is_hot=one.leaf in hot) for one in wanted])
 

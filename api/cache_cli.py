@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from typing import cast
@@ -15,6 +16,7 @@ from api.cli.connection import Misused
 from api.cli.progress import watching
 from api.cli.quiet import log_errors_only
 from api.cli.views import ago, aligned, show, size, span
+from runtime.errors import HearthError
 from runtime.inventory_views import ConversationView, ShownView, StatsView
 from runtime.settings import Settings
 
@@ -24,6 +26,8 @@ _SHOWN_ID = 12
 def run(settings: Settings, arguments: argparse.Namespace) -> int:
     """Do what the command line says; the exit code. Raises HearthError."""
     log_errors_only()
+    if arguments.action == "rm":
+        _check_removal(settings, arguments)
     with opened_desk(settings) as desk:
         answer = _act(desk, settings, arguments)
     return show(answer, _text(answer), as_json=arguments.as_json)
@@ -57,10 +61,27 @@ def _act(desk: CacheDesk, settings: Settings, arguments: argparse.Namespace) -> 
                 return desk.verify(watch)
 
 
-def _remove(desk: CacheDesk, arguments: argparse.Namespace) -> object:
+def _check_removal(settings: Settings, arguments: argparse.Namespace) -> None:
+    """Everything is deleted only when somebody says so twice.
+
+    Raises:
+        Misused: it is not clear what is to be deleted, or nobody can be asked.
+        HearthError: whoever was asked said no.
+    """
     given = (arguments.conversation, arguments.of_model, arguments.everything or None)
     if sum(one is not None for one in given) != 1:
         raise Misused("Say what to delete: a conversation, --model NAME, or --all.")
+    if not arguments.everything or arguments.is_sure:
+        return
+    if not sys.stdin.isatty():
+        raise Misused("--all deletes every conversation, and nobody can be asked here: add --yes.")
+    sys.stderr.write(f"Delete what is kept of every conversation in {settings.kv_root}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise HearthError("Nothing was deleted.")
+
+
+def _remove(desk: CacheDesk, arguments: argparse.Namespace) -> object:
     if arguments.conversation is not None:
         return desk.remove_conversation(arguments.conversation)
     if arguments.of_model is not None:

@@ -34,6 +34,9 @@ def add_commands(
         help="everything that was asked by this name",
     )
     removing.add_argument("--all", action="store_true", dest="everything", help="everything")
+    removing.add_argument(
+        "--yes", action="store_true", dest="is_sure", help="do not ask, for --all"
+    )
     stats = commands.add_parser("stats", help="sums by model and tier, and counters")
     verify = commands.add_parser("verify", help="read everything; what is damaged goes")
     collecting = commands.add_parser(

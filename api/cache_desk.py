@@ -13,9 +13,9 @@ import msgspec
 from api.cli.connection import NoServer, ServerLink
 from runtime.catalog import Catalog
 from runtime.collection import GarbageCollection
-from runtime.errors import StoreUnavailable, UnknownModel
+from runtime.errors import StoreUnavailable
 from runtime.housekeeping import Limits
-from runtime.inventory import Inventory, knows_name, total
+from runtime.inventory import Inventory, Meant, meant, total
 from runtime.inventory_pins import Pinned, pin, pin_ahead, shown, unpin
 from runtime.inventory_views import (
     ChainView,
@@ -98,7 +98,6 @@ class _StoreDesk:
     def __init__(self, store: OpenStore, settings: Settings) -> None:
         self._inventory = Inventory(store)
         self._settings = settings
-        self.conversations = self._inventory.conversations
         self.stats = self._inventory.stats
         self.chain = self._inventory.chain
         self.remove_conversation = self._inventory.remove_conversation
@@ -128,17 +127,18 @@ class _StoreDesk:
         return collection.outcome
 
     def remove_model(self, name: str) -> RemovalView:
-        inventory = self._inventory
-        names = {name} if knows_name(inventory, name) else set[str]()
-        try:
-            names.add(Catalog(self._settings).resolve(name).id)
-        except UnknownModel:
-            models = inventory.models_beginning(name)
-            if not names and not models:
-                raise
-            if not names:
-                return inventory.remove_models(models)
-        return total([inventory.remove_name(one) for one in sorted(names)])
+        names, hashes = self._meant(name)
+        if hashes:
+            return self._inventory.remove_models(hashes)
+        return total([self._inventory.remove_name(one) for one in sorted(names)])
+
+    def conversations(self, model: str | None) -> list[ConversationView]:
+        wanted = self._meant(model) if model is not None else None
+        views = self._inventory.conversations()
+        return [view for view in views if wanted is None or wanted.has(view)]
+
+    def _meant(self, model: str) -> Meant:
+        return meant(self._inventory, model, *Catalog(self._settings).look_up(model))
 
 
 class _Listing(msgspec.Struct):

@@ -19,10 +19,10 @@ from api.metrics import Metrics
 from api.record import RequestRecord, record_of
 from runtime.catalog import Catalog
 from runtime.collection import GarbageCollection
-from runtime.errors import ContextTooLong, StoreUnavailable, UnknownConversation, UnknownModel
+from runtime.errors import ContextTooLong, StoreUnavailable, UnknownConversation
 from runtime.generation import Generation
 from runtime.housekeeping import Limits
-from runtime.inventory import Inventory, knows_name, total
+from runtime.inventory import Inventory, Meant, meant, total
 from runtime.inventory_views import CollectedView, RemovalView
 from runtime.kv_figures import KvFigures
 from runtime.kv_store import KvStore
@@ -155,22 +155,25 @@ class Gate:
             UnknownModel: neither is there such a model, nor was there.
             StoreUnavailable: there is no store, or it fails.
         """
-        is_known = await self.tend(lambda inventory: knows_name(inventory, name))
-        names = {name} if is_known else set[str]()
-        try:
-            names.add(self.spec(name).id)
-        except UnknownModel:
-            models = await self.tend(lambda inventory: inventory.models_beginning(name))
-            if not names and not models:
-                raise
-            if not names:
-                return await self._remove_weights(models)
+        names, hashes = await self.meant(name)
+        if hashes:
+            return await self._remove_weights(hashes)
         self._prewarm.forget(models=tuple(names))
         views: list[RemovalView] = []
         for one in sorted(names):
             await self._kv.forget(Whom(model=one))
             views.append(await self.tend(lambda inventory, one=one: inventory.remove_name(one)))
         return total(views)
+
+    async def meant(self, name: str) -> Meant:
+        """What of the store somebody means who names a model like that.
+
+        Raises:
+            UnknownModel: neither is there such a model, nor was there.
+            StoreUnavailable: there is no store, or it fails.
+        """
+        configured, known = self._catalog.look_up(name)
+        return await self.tend(lambda inventory: meant(inventory, name, configured, known))
 
     async def remove_all(self) -> RemovalView:
         """Delete everything there is. Raises StoreUnavailable."""

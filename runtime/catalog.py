@@ -87,6 +87,14 @@ class Catalog:
             raise kind(shown, nearest, self._left_out.get(name))
         return spec
 
+    def look_up(self, name: str) -> tuple[str | UnknownModel, tuple[str, ...]]:
+        """The id of what `name` means, or why it means nothing; and every model's id."""
+        try:
+            found = self.resolve(name).id
+        except UnknownModel as error:
+            found = error
+        return found, tuple(self._specs)
+
     @property
     def left_out(self) -> Mapping[str, str]:
         """What cannot be used, and why: models, aliases, `models_dir`."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
+
+_SHOWN_CHARACTERS = 80
+_SHOWN_NAMES = 20
 
 
 class HearthError(Exception):
@@ -81,12 +86,22 @@ class UnknownModel(RequestRejected):
         what = "does not exist here" if reason is None else f"cannot be used: {reason}"
         super().__init__(f"The model {name!r} {what}.{hint}", "model")
         self.nearest = nearest
+        self.reason = reason
 
 
 class ModelRefused(UnknownModel):
     """There is such a model, and it could only be loaded by code that comes with it."""
 
     code = "model_needs_own_code"
+
+
+class NothingKept(UnknownModel):
+    """There is no such model, and none of that name left anything in the store."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(name[:_SHOWN_CHARACTERS], tuple(get_close_matches(name, known, n=1)))
+        more = ", …" if len(known) > _SHOWN_NAMES else ""
+        self.message += f" There are: {', '.join(known[:_SHOWN_NAMES])}{more}."
 
 
 class UnknownConversation(RequestRejected):

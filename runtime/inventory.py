@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runtime.compaction import cut_ends
-from runtime.errors import InterchangeFailed, UnknownConversation
+from runtime.errors import InterchangeFailed, NothingKept, UnknownConversation, UnknownModel
 from runtime.inventory_views import (
     ChainView,
     ConversationView,
@@ -64,10 +64,9 @@ class Inventory:
 
     # Looking
 
-    def conversations(self, model: str | None = None) -> list[ConversationView]:
-        """Everything there is, the latest used first; of one model, if its name is given."""
-        views = [self._view(entry) for entry in self._entries()]
-        return [view for view in views if model is None or model in (view.model, view.model_hash)]
+    def conversations(self) -> list[ConversationView]:
+        """Everything there is, the latest used first."""
+        return [self._view(entry) for entry in self._entries()]
 
     def views(self, entries: Sequence[Entry]) -> list[ConversationView]:
         """The same as people see it, one by one."""
@@ -357,10 +356,37 @@ class Inventory:
         return {row.hash: row.label for row in self.store.records.models()}
 
 
-def knows_name(inventory: Inventory, name: str) -> bool:
-    """Whether anything is remembered of what was asked by this name."""
-    names = inventory.store.database.read(removal.names)
-    return name in names or name in inventory.labels().values()
+class Meant(NamedTuple):
+    """What somebody means who names a model: names that were asked, or else weights by hash."""
+
+    names: frozenset[str]
+    hashes: frozenset[bytes] = frozenset()
+
+    def has(self, view: ConversationView) -> bool:
+        """Whether a conversation is one of these."""
+        return view.model in self.names or bytes.fromhex(view.model_hash) in self.hashes
+
+
+def meant(
+    inventory: Inventory, name: str, configured: str | UnknownModel, known: Collection[str]
+) -> Meant:
+    """What `name` means: a name that was asked, a model, or the beginning of a hash.
+
+    `configured` is the id that the catalog has for it, or why it has none; `known` are its models.
+
+    Raises:
+        UnknownModel: neither is there such a model, nor was there.
+    """
+    kept = inventory.store.database.read(removal.names) | set(inventory.labels().values())
+    names = {name} & kept
+    if isinstance(configured, str):
+        names.add(configured)
+    if names:
+        return Meant(frozenset(names))
+    if hashes := inventory.models_beginning(name):
+        return Meant(frozenset(), frozenset(hashes))
+    assert isinstance(configured, UnknownModel)
+    raise configured if configured.reason else NothingKept(name, sorted({*known, *kept} - {""}))
 
 
 def total(views: Sequence[RemovalView]) -> RemovalView:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from runtime.embedded import HEARTH_TINY
+from runtime.store_opening import open_store
 from store import upkeep
 from store.ownership import take
 from tests.conversation import CODE, Conversation, wait_until_saved
 from tests.crash.server_store import sql_dump
-from tests.running_server import RunningServer, hearth, running
+from tests.running_server import ROOT, RunningServer, environment, hearth, running
 from tests.waiting import until
 
 SHARED = "zebra canary"
@@ -50,8 +55,6 @@ def spoken(server: RunningServer, session_id: str | None, text: str) -> Conversa
 def token_runs(conversation_text: str) -> list[bytes]:
     """Any four consecutive token ids of the text, as slots hold them."""
     from mlx_lm.utils import load_tokenizer
-
-    from runtime.embedded import HEARTH_TINY
 
     token_ids = load_tokenizer(HEARTH_TINY).encode(f"Note {conversation_text} note")[2:-2]
     windows = [token_ids[i : i + 4] for i in range(len(token_ids) - 3)]
@@ -148,7 +151,9 @@ async def test_a_listing_says_what_there_is(home: Path, server: RunningServer):
     table = run(home, "ls", **port).stdout
     assert "DURABLE" in table.splitlines()[0]
     assert named[0]["id"][:12] in table
-    assert asked(home, "ls", "--model", "nothing", **port) == []
+    for meant in ("hearth-tiny", views[0]["model_hash"][:12]):
+        found = asked(home, "ls", "--model", meant, **port)
+        assert {one["id"] for one in found} >= {view["id"] for view in views}
     stats = asked(home, "stats", **port)
     assert sum(tier["num_tokens"] for tier in stats["tiers"]) > 0
 
@@ -167,6 +172,10 @@ async def test_a_listing_says_what_there_is(home: Path, server: RunningServer):
         (("rm",), 2, "Say what to delete"),
         (("rm", "no such thing"), 1, "hearth cache ls"),
         (("rm", "--model", "nothing"), 1, "does not exist"),
+        (("rm", "--all"), 2, "--yes"),
+        (("ls", "--model", "hearth-tny"), 1, "mean hearth-tiny? There are: hearth-tiny."),
+        (("pin", "any", "--ahead", "hearth-tny"), 1, "Did you mean hearth-tiny?"),
+        (("import", "file", "--model", "hearth-tny"), 1, "Did you mean hearth-tiny?"),
         (("export", "file"), 2, "Say what to export"),
         (("import", "/nowhere/file", "--model", "hearth-tiny"), 1, "cannot be exchanged"),
     ],
@@ -206,7 +215,49 @@ def test_everything_goes_also_without_a_server(tmp_path: Path):
     path.write_bytes(data)
     assert asked(tmp_path, "verify")["num_damaged"] >= 1
     assert holders(root, token_runs(SECRET))
-    assert asked(tmp_path, "rm", "--all")["is_cut"]
+    assert asked(tmp_path, "rm", "--all", "--yes")["is_cut"]
     assert not holders(root, token_runs(SECRET))
     assert list(upkeep.slot_files(root)) == []
     assert asked(tmp_path, "ls") == []
+
+
+def test_what_was_asked_of_a_model_that_is_gone_is_found_by_its_name(tmp_path: Path):
+    old = f'default_model = "old"\n[models.old]\npath = "{HEARTH_TINY}"\n'
+    with running(tmp_path, config=old + '[aliases]\nshort = "old"\n') as server:
+        spoken(server, SESSION, CANARY)
+        port = {"HEARTH_PORT": str(server.port)}
+        kept = asked(tmp_path, "ls", "--model", "short", **port)
+        assert [view["model"] for view in kept] == ["old"]
+    with running(tmp_path, config=CONFIG) as server:
+        port = {"HEARTH_PORT": str(server.port)}
+        assert len(asked(tmp_path, "ls", "--model", "old", **port)) == 1
+        unknown = run(tmp_path, "ls", "--model", "odl", **port)
+        assert "Did you mean old? There are: hearth-tiny, old." in unknown.stderr
+        assert asked(tmp_path, "ls", "--model", "hearth-tiny", **port) == []
+    assert len(asked(tmp_path, "ls", "--model", "old")) == 1
+    assert run(tmp_path, "ls", "--model", "odl").stderr == unknown.stderr
+    assert asked(tmp_path, "rm", "--model", "old")["num_conversations"] == 1
+    assert run(tmp_path, "ls", "--model", "old").returncode == 1
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"\n", 1), (b"n\n", 1), (b"y\n", 0)])
+def test_who_deletes_everything_is_asked_first(tmp_path: Path, answer: bytes, code: int):
+    open_store(tmp_path / "kv", None).close()
+    aside = tmp_path / "kv" / "index.db.aside-1"
+    aside.touch()
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "api", "cache", "rm", "--all", "--json"],
+        env=environment({"HEARTH_HOME": str(tmp_path), "HEARTH_PORT": "1"}),
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.close(theirs)
+        os.write(ours, answer)
+        out, said = process.communicate(timeout=60)
+    os.close(ours)
+    assert process.returncode == code, said
+    assert f"in {tmp_path / 'kv'}? [y/N] ".encode() in said
+    assert (aside.exists(), bool(out)) == (code == 1, code == 0)

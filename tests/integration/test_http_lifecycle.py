@@ -224,6 +224,14 @@ def test_metrics_keep_no_path_that_a_client_made_up(server: RunningServer) -> No
     assert 'route="unmatched"' in text
 
 
+@pytest.mark.parametrize("name", ["swagger", "redoc", "elements", "rapidoc", "scalar", "no.json"])
+def test_no_page_is_served_that_another_server_would_have_to_complete(
+    server: RunningServer, name: str
+) -> None:
+    assert server.get("/schema").headers["content-type"].startswith("application/vnd.oai.openapi")
+    assert server.get(f"/schema/{name}").status_code == 404
+
+
 def test_openapi_describes_the_routes_and_what_they_really_answer(server: RunningServer) -> None:
     schema = server.get("/schema/openapi.json").json()
     assert schema["openapi"].startswith("3.")

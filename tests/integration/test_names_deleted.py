@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from runtime.compaction import compact
-from runtime.inventory import Inventory, knows_name
+from runtime.inventory import Inventory
 from runtime.kv.blocks import HashChain
 from runtime.open_store import Merged, OpenStore
 from runtime.store_opening import open_store
@@ -139,8 +139,7 @@ class World:
         if self.rng.random() < 0.4 or not self.talks:
             name = self.rng.choice(NAMES)
             gone = [talk for talk in self.talks if talk.asker.model == name]
-            if knows_name(self.inventory, name):
-                self.inventory.remove_name(name)
+            self.inventory.remove_name(name)
         else:
             session = self.rng.choice(self.talks).asker.session_id
             gone = [talk for talk in self.talks if talk.asker.session_id == session]
