@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import shutil
 import statistics
@@ -282,10 +283,17 @@ class Chores:
         return answer.status_code
 
 
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def sample(server: Hearth, home: Path, since_s: float) -> Sample:
     """What server and workers take now."""
     process = psutil.Process(server.pid)
-    workers = [one for one in process.children() if one.status() != psutil.STATUS_ZOMBIE]
+    workers = list(filter(_lives, process.children()))
 
     def largest(figure: Callable[[psutil.Process], float]) -> float:
         most = 0.0
@@ -296,7 +304,8 @@ def sample(server: Hearth, home: Path, since_s: float) -> Sample:
                 continue  # it left between the listing and the look
         return most
 
-    files = [path for path in (home / "kv").rglob("*") if path.is_file()]
+    # Directories come and go meanwhile, which walk() takes as it finds it.
+    files = [Path(folder, name) for folder, _, names in os.walk(home / "kv") for name in names]
     return Sample(
         at_s=round(time.monotonic() - since_s, 1),
         server_rss_mb=round(process.memory_info().rss / 1e6, 1),
