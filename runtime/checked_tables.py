@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_type_hints
 
@@ -36,6 +36,7 @@ class Origin(NamedTuple):
 
     `remedy` is how a wrong value is taken back; `spell` writes a key as the user wrote it.
     `is_text` says that all values are strings. Relative paths start at `base`, `~` is `user_home`.
+    `file` are the kinds of the whole file, for keys that were written in the wrong table.
     """
 
     place: str
@@ -44,6 +45,7 @@ class Origin(NamedTuple):
     is_text: bool
     base: Path
     user_home: Path
+    file: Kinds
 
 
 def kinds_of(struct: type[msgspec.Struct]) -> dict[str, object]:
@@ -141,13 +143,32 @@ def _annotated_form(kind: Any) -> inspect.Type:
     return form
 
 
+def places_of(key: str, kinds: Kinds, table: KeyPath = ()) -> Iterator[str]:
+    """Where in a file of these kinds a key of that name can be, as the rest of `belongs …`."""
+    if key in kinds:
+        yield f"in [{'.'.join(table)}]" if table else "at the top, before the first [table]"
+    for name, kind in kinds.items():
+        match form_of(kind):
+            case inspect.StructType(cls=struct):
+                yield from places_of(key, kinds_of(struct), (*table, name))
+            case inspect.DictType(value_type=inspect.StructType(cls=struct)):
+                yield from places_of(key, kinds_of(struct), (*table, name, "NAME"))
+            case _:
+                pass
+
+
 def _unknown_key(path: KeyPath, kinds: Kinds, origin: Origin) -> SettingsError:
     *parents, key = path
+    shown = f"{origin.spell(path)} {origin.place} is no setting"
     by_lower = {name.lower(): name for name in kinds}
+    places = " or ".join(places_of(key.lower(), origin.file))
+    if places and key.lower() not in by_lower:
+        file = " of the file" if origin.is_text else ""
+        return SettingsError(f"{shown} there: {key.lower()} belongs {places}{file}.")
     nearest = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.0)
     names = [origin.spell((*parents, by_lower[name])) for name in nearest]
     hint = f" The nearest is {names[0]}." if names else ""
-    return SettingsError(f"{origin.spell(path)} {origin.place} is no setting.{hint}")
+    return SettingsError(f"{shown}.{hint}")
 
 
 def _unusable_value(value: object, kind: Any, origin: Origin, path: KeyPath) -> SettingsError:

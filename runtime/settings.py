@@ -12,7 +12,15 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from runtime.checked_tables import QUANTITY, KeyPath, Location, Origin, convert_table, kinds_of
+from runtime.checked_tables import (
+    QUANTITY,
+    KeyPath,
+    Location,
+    Origin,
+    convert_table,
+    kinds_of,
+    places_of,
+)
 from runtime.errors import SettingsError
 from runtime.limits import Bytes, LimitSettings, Positive, Seconds, Tokens
 from runtime.prompt.switches import PromptSwitches, switched_off
@@ -285,6 +293,11 @@ def given_outside(flags: Mapping[str, str], environ: Mapping[str, str]) -> list[
     return set_here + [_flag(path) for path in paths if path[0] in flags]
 
 
+def belongs(key: str) -> str | None:
+    """Where in the file a key can be, as the rest of `belongs …`; None for one that is none."""
+    return " or ".join(places_of(key, _KINDS)) or None
+
+
 _PREFIX = "HEARTH_"
 _KINDS = kinds_of(Settings)
 _OUTER_KINDS = _KINDS | {"config": Path}
@@ -304,6 +317,7 @@ def _read_variables(environ: Mapping[str, str], user_home: Path) -> dict[str, ob
         is_text=True,
         base=Path.cwd(),
         user_home=user_home,
+        file=_KINDS,
     )
     return {key.lower(): value for key, value in convert_table(table, kinds, origin).items()}
 
@@ -316,6 +330,7 @@ def _read_flags(flags: Mapping[str, str], user_home: Path) -> dict[str, object]:
         is_text=True,
         base=Path.cwd(),
         user_home=user_home,
+        file=_KINDS,
     )
     return convert_table(flags, _OUTER_KINDS, origin)
 
@@ -344,6 +359,7 @@ def _read_file(file: Path, user_home: Path, *, is_required: bool) -> dict[str, o
         is_text=False,
         base=file.parent.absolute(),
         user_home=user_home,
+        file=_KINDS,
     )
     return convert_table(table, _KINDS, origin)
 

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 from api.bench.arguments import add_arguments as add_bench_arguments
 from api.cache_commands import add_commands
 from api.version import VERSION
-from runtime.settings import Settings
+from runtime.settings import Settings, belongs
 from runtime.settings_words import SETTINGS
 
 Runner = Callable[[Settings, argparse.Namespace], int]
@@ -96,13 +97,23 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None
     ) -> argparse.Namespace:
         """As argparse does; leaves with 2 for what it does not know."""
-        parsed, unknown = self.parse_known_args(args)
+        words = sys.argv[1:] if args is None else list(args)
+        if words and words[0].startswith("-") and words[0] not in self._option_string_actions:
+            self._refuse_flag_before_command(words[0])
+        parsed, unknown = self.parse_known_args(words)
         if unknown:
             command = vars(parsed).get("command")
             known = self._subparsers_by_name[command] if command else self
-            hint = nearest(unknown[0].partition("=")[0], known.flags())
-            known.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            flags = known.flags()
+            hints = (_meant(word, flags) for word in unknown if word.startswith("-"))
+            known.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(hints)}")
         return parsed
+
+    def _refuse_flag_before_command(self, word: str) -> NoReturn:
+        name = word.partition("=")[0]
+        flags = self.flags()
+        hint = "; flags come after the command" if name in flags else _meant(name, flags)
+        self.error(f"unrecognized arguments: {word}{hint}")
 
     def flags(self) -> list[str]:
         """Every flag of this command and of those below it."""
@@ -120,6 +131,19 @@ class Parser(argparse.ArgumentParser):
         subparsers = super().add_subparsers(**options)
         self._subparsers_by_name = cast("dict[str, Parser]", subparsers.choices)
         return subparsers
+
+
+def _meant(flag: str, known: Sequence[str]) -> str:
+    """What could be meant by a flag that is none: another flag, or a key of the file alone."""
+    name = flag.partition("=")[0].lower()
+    bare = name.strip("-")
+    key = bare.replace("-", "_")
+    if key in TABLES:
+        return f"; {key} is a table, which only the file can give"
+    if key not in SETTINGS and (place := belongs(key)) is not None:
+        return f"; {key} belongs {place} of the file"
+    part = next((one for one in known if len(bare) > 2 and f"-{bare}" in one), None)
+    return nearest(name, known) or (f"; did you mean {part}?" if part else "")
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

@@ -35,6 +35,11 @@ def test_whoever_uses_a_command_wrongly_reads_a_few_lines(
         ("serve --prot 8", "--port"),
         ("serve --prot=8", "--port"),
         ("cache ls --modl x", "--model"),
+        ("serve --PORT 8", "--port"),
+        ("serve --budget 8GB", "--memory-budget"),
+        ("serve --models_dir x --prot 8", "--models-dir?; did you mean --port"),
+        ("--prot 8 serve", "--port"),
+        ("chat --thinking", "--think"),
     ],
 )
 def test_what_is_nearest_to_an_unknown_word_is_named(
@@ -44,6 +49,31 @@ def test_what_is_nearest_to_an_unknown_word_is_named(
         parser().parse_args(words.split())
     assert left.value.code == 2
     assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--port 8 serve", "--port; flags come after the command"),
+        ("serve --pinned", "--pinned; pinned belongs in [models.NAME] of the file"),
+        ("serve --context=5", "--context=5; context belongs in [models.NAME] of the file"),
+        (
+            "serve --temperature 0",
+            "--temperature 0; temperature belongs in [models.NAME.sampling] of the file",
+        ),
+        (
+            "serve --aliases a=b",
+            "--aliases a=b; aliases is a table, which only the file can give",
+        ),
+    ],
+)
+def test_a_flag_of_another_place_is_told_where_it_belongs(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as left:
+        parser().parse_args(words.split())
+    assert left.value.code == 2
+    assert capsys.readouterr().err.endswith(f"unrecognized arguments: {said}\n")
 
 
 def test_where_nothing_is_near_nothing_is_named(capsys: pytest.CaptureFixture[str]):

@@ -245,6 +245,34 @@ def test_an_unknown_key_in_the_file(load: Load, home: Path, toml: str, key: str,
 
 
 @pytest.mark.parametrize(
+    ("toml", "key", "place"),
+    [
+        ("pinned = true", "pinned", "in [models.NAME]"),
+        ("[sampling]\ntop_k = 1", "sampling", "in [models.NAME]"),
+        ("temperature = 1", "temperature", "in [models.NAME.sampling]"),
+        ("[models.a]\nTop_P = 1", "models.a.Top_P", "in [models.NAME.sampling]"),
+        ("[models.a]\nport = 1", "models.a.port", "at the top, before the first [table]"),
+        ("[models.a]\nrepo = 'a/b'\n[limits]\nmax_queue = 1", "limits.max_queue", "at the top"),
+        ("depth = 5", "depth", "in [limits.generate] or in [limits.embed] or "),
+        ("[models.a.sampling]\ncontext = 5", "models.a.sampling.context", "in [models.NAME]"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_told_where_it_belongs(
+    load: Load, home: Path, toml: str, key: str, place: str
+):
+    bare = key.rpartition(".")[2].lower()
+    said = f"{key} in {home / 'hearth.toml'} is no setting there: {bare} belongs {place}"
+    assert refused(load, toml).startswith(said)
+
+
+def test_a_variable_for_what_only_the_file_has_is_told_where_it_belongs(load: Load):
+    assert refused(load, None, None, HEARTH_PINNED="1") == (
+        "HEARTH_PINNED in the environment is no setting there: "
+        "pinned belongs in [models.NAME] of the file."
+    )
+
+
+@pytest.mark.parametrize(
     ("variable", "nearest"),
     [
         ("HEARTH_PRT", "HEARTH_PORT"),
