@@ -27,9 +27,9 @@ def tables() -> str:
         *_limits(),
         "## `[models.NAME]`\n",
         _table(ModelSettings, tuple(MODEL), MODEL, kinds_of(ModelSettings)),
-        "## `[models.NAME.sampling]`\n\nEach is used when a request does not say.\n",
+        "## `[models.NAME.sampling]`\n\nUsed when a request does not set them.\n",
         _table(SamplingSettings, _sampling(), {}, kinds_of(SamplingSettings)),
-        "## `[prompt_rules]` and `[models.NAME.prompt_rules]`\n\nAll are on.\n",
+        "## `[prompt_rules]` and `[models.NAME.prompt_rules]`\n\nAll are on by default.\n",
         _table(PromptSwitches, tuple(PROMPT_RULES), PROMPT_RULES, kinds_of(PromptSwitches)),
     ]
     return "\n".join(parts)
@@ -37,7 +37,7 @@ def tables() -> str:
 
 def _limits() -> list[str]:
     """A table for each kind of route."""
-    parts = ["## `[limits.KIND]`\n\nWhat one request may cost, within what holds for all routes.\n"]
+    parts = ["## `[limits.KIND]`\n\nLimits for one request. Those for all routes apply as well.\n"]
     for kind, struct in kinds_of(LimitSettings).items():
         assert isinstance(struct, type)
         assert issubclass(struct, RouteLimits)
