@@ -17,7 +17,7 @@ from api.limits import bounds_of, check_size, narrowed
 from api.lineage import tenant_of
 from api.metrics import Metrics
 from api.record import RequestRecord, record_of
-from runtime.catalog import Catalog
+from runtime.catalog import Catalog, Refused
 from runtime.collection import GarbageCollection
 from runtime.errors import ContextTooLong, StoreUnavailable, UnknownConversation
 from runtime.generation import Generation
@@ -222,8 +222,8 @@ class Gate:
         return self._catalog.resolve(name) if name else self._catalog.default()
 
     @property
-    def refused(self) -> Mapping[str, str]:
-        """The models that would have to run code of their own, and which."""
+    def refused(self) -> Mapping[str, Refused]:
+        """The models that cannot be used, and why."""
         return self._catalog.refused
 
     def is_loaded(self, spec: ModelSpec) -> bool:

@@ -102,11 +102,26 @@ class RequestRecord:
         if (tally := self.tally) is not None:
             if tally.first_token_s is not None:
                 facts["first_token_ms"] = round(tally.first_token_s * 1000, 1)
-            if self.error_code is None:
-                facts["prompt_tokens"] = tally.num_prompt_tokens
-                facts["cached_tokens"] = tally.num_cached_tokens
-                facts["output_tokens"] = tally.num_output_tokens
+            facts |= self._counts(tally)
         return {name: value for name, value in facts.items() if value is not None}
+
+    def _counts(self, tally: Tally) -> dict[str, int]:
+        """Tokens; of an answer that was cut short those until then, none if it had not begun."""
+        if self.error_code is None:
+            return {
+                "prompt_tokens": tally.num_prompt_tokens,
+                "cached_tokens": tally.num_cached_tokens,
+                "output_tokens": tally.num_output_tokens,
+            }
+        taken = [one for one in self.generations if one.accepted_ns is not None]
+        if not taken:
+            return {}
+        return {
+            "prompt_tokens": sum(one.num_prompt_tokens for one in taken),
+            "cached_tokens": sum(one.cache.num_tokens for one in taken),
+            "computed_tokens": sum(one.num_computed_tokens for one in taken),
+            "output_tokens": sum(one.num_output_tokens for one in taken),
+        }
 
 
 def record_of(scope: Scope) -> RequestRecord:

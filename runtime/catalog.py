@@ -6,6 +6,7 @@ import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -19,11 +20,21 @@ from runtime.settings import ModelSettings, Settings
 from runtime.types import ModelSpec, Shared
 
 EMBEDDED_MODEL = HEARTH_TINY.name
+MODELS_DIR = "models_dir"
+"""Stands for the setting among what cannot be used."""
+
 _MAX_NAME_CHARACTERS = 256
 _SHOWN_CHARACTERS = 80
 _REFRESH_INTERVAL_S = 1.0
 
 _log = structlog.stdlib.get_logger("hearth.catalog")
+
+
+class Refused(NamedTuple):
+    """Why a model cannot be used: the code that requests for it get, and words for people."""
+
+    code: str
+    reason: str
 
 
 class Catalog:
@@ -101,9 +112,13 @@ class Catalog:
         return self._left_out
 
     @property
-    def refused(self) -> Mapping[str, str]:
-        """Those of them that would have to run code of their own, and which."""
-        return {name: self._left_out[name] for name in sorted(self._refused)}
+    def refused(self) -> Mapping[str, Refused]:
+        """The models and aliases among them, by name."""
+        return {
+            name: Refused(ModelRefused.code if name in self._refused else UnknownModel.code, why)
+            for name, why in sorted(self._left_out.items())
+            if name != MODELS_DIR
+        }
 
     def refresh(self) -> None:
         """Look at the disk again. What cannot be used is left out, with one warning."""
@@ -159,7 +174,7 @@ class Catalog:
             return {path.name: path for path in model_directories(self._models_dir)}
         except OSError as error:
             if self._settings.models_dir is not None:
-                self._warn("models_dir", f"{self._models_dir} cannot be listed: {error.strerror}")
+                self._warn(MODELS_DIR, f"{self._models_dir} cannot be listed: {error.strerror}")
             return {}
 
     def _configured(

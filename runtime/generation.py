@@ -8,7 +8,18 @@ from collections.abc import Callable
 from typing import Protocol
 
 from runtime.errors import Aborted, HearthError, WorkerError
-from runtime.types import CacheUse, Chunk, Failed, Finished, GenerateRequest, PrefillProgress, Usage
+from runtime.types import (
+    CacheUse,
+    Chunk,
+    Failed,
+    Finished,
+    GenerateRequest,
+    PrefillProgress,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 
 
 class Owner(Protocol):
@@ -56,6 +67,10 @@ class Generation:
         """When it was first seen to wait for its model to be loaded."""
         self.usage: Usage | None = None
         """Of the choice that ended last."""
+        self.num_prompt_tokens = 0
+        """Known once the worker took the request."""
+        self._num_output_tokens = [0] * request.num_choices
+        self._num_prefilled = 0
         self.has_spoken = False
         """A part of the answer arrived, and was delivered unless it is held."""
         self._hear: Callable[[Chunk], None] | None = None
@@ -75,6 +90,18 @@ class Generation:
     def is_finished(self) -> bool:
         """No further chunk will arrive."""
         return self._num_open_choices == 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all choices; of one that did not end the pieces that arrived, rarely fewer."""
+        return sum(self._num_output_tokens)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens of the prompt that were computed so far; those reused are not among them."""
+        if self.num_output_tokens:
+            return self.num_prompt_tokens - self.cache.num_tokens
+        return self._num_prefilled
 
     async def accepted(self) -> int:
         """Wait until the worker took the request; the number of prompt tokens.
@@ -130,6 +157,7 @@ class Generation:
             return False
         self.has_spoken, self.usage = False, None
         self._num_open_choices = self.request.num_choices
+        self._num_output_tokens = [0] * self.request.num_choices
         if self._hear is not None:
             self._chunks = []
         return True
@@ -138,6 +166,7 @@ class Generation:
         """The worker took the request."""
         self.accepted_ns = time.time_ns()
         self.cache = cache
+        self.num_prompt_tokens = num_prompt_tokens
         if not self._accepted.done():
             self._accepted.set_result(num_prompt_tokens)
 
@@ -148,11 +177,15 @@ class Generation:
         match chunk:
             case PrefillProgress(num_done=done, num_total=total):
                 self.phase = f"prefill {done}/{total}"
-            case Finished(usage=usage):
+                self._num_prefilled = done
+            case Finished(index=index, usage=usage):
                 self._num_open_choices -= 1
+                self._num_output_tokens[index] = usage.num_output_tokens
                 self.usage, self.finished_ns = usage, time.time_ns()
             case Failed():
                 self._num_open_choices = 0
+            case TextDelta(index=index) | ReasoningDelta(index=index) | ToolCallDelta(index=index):
+                self._num_output_tokens[index] += 1
             case _:
                 pass
         self._chunks.append(chunk)

@@ -54,6 +54,11 @@ _PLUG_INS = {
 """What of a tokenizer's settings mlx-lm imports by name, and where it is."""
 
 _MAX_TEMPLATE_BYTES = 16 << 20
+_VOCABULARY = re.compile(
+    r"^(tokenizer|tekken)\.[\w.]*(json|model)|vocab|\.(model|tiktoken|spm|codes)$"
+)
+"""Files that a tokenizer has its words from."""
+
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
 Fingerprint = tuple[tuple[str, FileStamp], ...]
@@ -75,6 +80,8 @@ def checked_folder(path: Path) -> ModelFolder:
     _check_weights(path, folder.weights.keys(), folder.weight_map)
     if (why := own_code(folder)) is not None:
         raise NeedsOwnCode(why)
+    if not any(map(_VOCABULARY.search, folder.texts)):
+        raise BrokenModel(f"{path} has no tokenizer (tokenizer.json, tokenizer.model or the like)")
     return folder
 
 
@@ -169,13 +176,14 @@ def fingerprint(path: str) -> Fingerprint:
 
 
 def model_directories(folder: Path) -> Iterator[Path]:
-    """The subdirectories that have a `config.json`, in order of their names.
+    """The subdirectories that have a `config.json` or weights, in order of their names.
 
     Raises:
         OSError: the folder cannot be listed.
     """
     for path in sorted(folder.iterdir()):
-        if path.name.isprintable() and (path / "config.json").is_file():
+        is_meant = (path / "config.json").is_file() or any(path.glob("model*.safetensors"))
+        if path.name.isprintable() and is_meant:
             yield path
 
 

@@ -62,7 +62,7 @@ class Card(msgspec.Struct):
 
 
 class Refused(msgspec.Struct):
-    """A model that is there and would run code of its own."""
+    """A model that cannot be used, and why."""
 
     id: str
     code: str
@@ -118,7 +118,7 @@ def models(settings: Settings, arguments: argparse.Namespace) -> int:
         )
         for card in cards
     ]
-    refused = [f"refused: {one.id}: {one.reason}" for one in found.refused]
+    refused = [f"cannot be used: {one.id}: {one.reason}" for one in found.refused]
     if arguments.as_json:
         return show([*cards, *found.refused], "", as_json=True)
     return show(cards, "\n".join([aligned([head, *rows]), *refused]), as_json=False)

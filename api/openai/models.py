@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from api.openai.schemas import ModelCard, ModelList, RefusedModel
-from runtime.errors import ModelRefused
+from runtime.catalog import Refused
 from runtime.model_status import ModelStatus
 
 
-def model_list(statuses: Iterable[ModelStatus], refused: Mapping[str, str]) -> ModelList:
-    """All models, and those that are refused with the reason."""
+def model_list(statuses: Iterable[ModelStatus], refused: Mapping[str, Refused]) -> ModelList:
+    """All models, and those that cannot be used with the reason."""
     return ModelList(
         [model_card(status) for status in statuses],
-        refused=tuple(RefusedModel(name, ModelRefused.code, why) for name, why in refused.items()),
+        refused=tuple(RefusedModel(name, one.code, one.reason) for name, one in refused.items()),
     )
 
 

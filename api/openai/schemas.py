@@ -344,7 +344,7 @@ class ModelCard(Body):
 
 
 class RefusedModel(Body):
-    """A model that is there and is not loaded; requests that name it get an error of that code."""
+    """A model that cannot be used; requests that name it get an error of that code."""
 
     id: str
     code: str
@@ -352,7 +352,7 @@ class RefusedModel(Body):
 
 
 class ModelList(Body):
-    """The models that requests can name; `refused` are those that would run code of their own."""
+    """The models that requests can name; `refused` are those that are there and cannot be used."""
 
     data: list[ModelCard]
     object: Literal["list"] = "list"

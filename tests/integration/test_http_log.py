@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
 from typing import Any
 
 import msgspec
 import pytest
 
-from runtime.keys import digest_of
+from runtime.keys import digest_of, read_admin_token
 from tests.running_server import CHAT, COMPLETIONS, RunningServer, running
 from tests.waiting import until
 
@@ -77,3 +78,45 @@ async def test_a_line_names_request_model_and_worker(server: RunningServer):
     assert (line["event"], line["model"]) == (f"POST {CHAT}", "hearth-tiny")
     running = server.request("GET", "/running", headers={"x-api-key": KEY}).json()
     assert line["worker"] in {str(one["pid"]) for one in running["models"]}
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_line_of_who_left_says_what_was_computed_until_then(
+    server: RunningServer, is_streamed: bool
+):
+    said = [{"role": "user", "content": "a kettle " * 100}]
+    body = {"model": "hearth-tiny", "messages": said, "max_tokens": 7000, "ignore_eos": True}
+    name = f"req-left-{is_streamed}"
+    headers = {"x-api-key": KEY, "x-request-id": name}
+
+    def num_pieces() -> int:
+        now = server.request("GET", "/admin/dashboard", headers=_admin(server)).json()
+        return sum(one["num_pieces"] for one in now["requests"] if one["id"] == name)
+
+    async with server.client() as client:
+        asking = client.post(CHAT, json=body | {"stream": is_streamed}, headers=headers)
+        answer = asyncio.create_task(asking)
+        await until(lambda: num_pieces() > 5, "some of it is there")
+        answer.cancel()
+    await until(lambda: line_of(server, name), "its line")
+    line = line_of(server, name)
+    assert line is not None
+    assert line["error"] == "client_left"
+    assert line["prompt_tokens"] > 200
+    assert line["prompt_tokens"] == line["cached_tokens"] + line["computed_tokens"]
+    assert 5 < line["output_tokens"] < 7000
+
+
+async def test_a_line_of_what_no_worker_took_counts_nothing(server: RunningServer):
+    name = "req-refused"
+    body = {"model": "hearth-tiny", "messages": [{"role": "user", "content": "a " * 40_000}]}
+    assert send(server, CHAT, body, request_id=name) == 400
+    await until(lambda: line_of(server, name), "its line")
+    line = line_of(server, name)
+    assert line is not None
+    assert line["error"] == "context_length_exceeded"
+    assert "prompt_tokens" not in line
+
+
+def _admin(server: RunningServer) -> dict[str, str]:
+    return {"x-api-key": read_admin_token(server.home) or ""}

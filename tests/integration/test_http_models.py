@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.canaries import plant
-from tests.running_server import CHAT, COMPLETIONS, RunningServer, running, streaming
+from tests.running_server import CHAT, COMPLETIONS, RunningServer, hearth, running, streaming
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -94,6 +94,36 @@ CHATS = {
     "/v1/embeddings": {"input": "a kettle"},
     "/api/chat": {"messages": [USER]},
 }
+
+
+def test_a_directory_that_cannot_be_used_is_listed_with_what_it_lacks(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    wrong = {
+        "config.json": "cannot be read: No such file",
+        "tokenizer.json": "has no tokenizer",
+        "model.safetensors": "has no weights",
+    }
+    for name in wrong:
+        (write_model(models / f"no-{name}") / name).unlink()
+    (write_model(models / "broken") / "config.json").write_text("{")
+    (models / "notes").mkdir()
+    (models / "notes" / "README.md").touch()
+    settings = f'models_dir = "{models}"\n[models.gone]\nrepo = "some/where"\n'
+    with running(tmp_path / "home", config=settings) as server:
+        found = {one["id"]: one for one in server.get("/v1/models").json()["refused"]}
+        where = {"HEARTH_HOME": str(server.home), "HEARTH_PORT": str(server.port)}
+        told = hearth("models", **where).stdout.splitlines()
+        asked = server.post(CHAT, CHATS[CHAT] | {"model": "broken"}).json()["error"]
+    reasons = {f"no-{name}": why for name, why in wrong.items()}
+    reasons |= {"broken": "is not valid JSON", "gone": "hearth pull some/where"}
+    assert found.keys() == reasons.keys()
+    for name, why in reasons.items():
+        assert why in found[name]["reason"]
+        assert f"cannot be used: {name}: {found[name]['reason']}" in told
+    assert (asked["code"], "is not valid JSON" in asked["message"]) == (
+        found["broken"]["code"],
+        True,
+    )
 
 
 def test_a_model_with_code_of_its_own_is_listed_as_refused_and_never_run(tmp_path: Path) -> None:
