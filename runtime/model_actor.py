@@ -40,6 +40,9 @@ from runtime.types import GenerateRequest, ModelSpec
 from runtime.wire import Ready
 from runtime.worker_process import State as WorkerState
 
+_TROUBLE = frozenset({"wedged", "crashed", "backing_off", "failed"})
+"""States that an operator is told of; how a model comes and goes is for who debugs it."""
+
 _log = structlog.get_logger("hearth.model")
 
 
@@ -410,9 +413,21 @@ class ModelActor:
             at_s=time.time(),
             reason=reason,
         )
-        _log.info("model", model=self.model, was=before, on=event, now=self.state, why=reason)
+        _tell(step)
         self._crew.publish(step)
         return True
+
+
+def _tell(step: Transition) -> None:
+    log = _log.info if step.after in _TROUBLE else _log.debug
+    log(
+        "model state",
+        model=step.model,
+        was=step.before,
+        on=step.event,
+        now=step.after,
+        why=step.reason,
+    )
 
 
 def _jitter() -> float:

@@ -66,7 +66,7 @@ class Naming:
             model = await self._read(channel, identity, files)
         if model is not None:
             seconds = round(time.monotonic() - start_s, 3)
-            _log.info("model_identified", model=spec.engine, seconds=seconds, is_read=is_read)
+            _log.debug("model_identified", model=spec.engine, seconds=seconds, is_read=is_read)
         return model
 
     async def _read(self, channel: KvChannel, identity: Identity, files: Look) -> bytes | None:

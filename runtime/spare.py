@@ -146,7 +146,7 @@ class Spares:
             self._end(child)
             return
         self._keep(child)
-        _log.info("spare worker started", pid=child.pid)
+        _log.debug("spare worker started", pid=child.pid)
 
     def _keep(self, child: Child) -> None:
         self._child = child
@@ -156,7 +156,7 @@ class Spares:
         child, self._child = self._child, None
         if child is None:
             return
-        _log.info("spare worker given up", pid=child.pid)
+        _log.debug("spare worker given up", pid=child.pid)
         if child.hello is not None:
             self._not_before_s = time.monotonic() + self._quiet_s
         self._end(child)

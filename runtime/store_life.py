@@ -196,7 +196,7 @@ class StoreLife:
             self.settled.set()
         self.store, self._secret = store, store.secret
         self.status = KvStatus("ok")
-        _log.info("store_opened", root=str(root), is_new=store.database.needs_rebuild)
+        _log.info("conversations are kept", directory=str(root))
         self._household.on_opened()
         self.spawn(self._recover(store))
 

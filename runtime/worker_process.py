@@ -250,7 +250,7 @@ class WorkerProcess:
         self._child = child
         self._ending = Ending(child, self.clock, self._settings.stop_timeout_s)
         child.model = self.spec.id
-        _log.info("worker started", model=self.spec.id, pid=self.pid, spare=was_spare)
+        _log.info("loading the model", model=self.spec.id, pid=self.pid, spare=was_spare)
         self.pulse = Pulse(Limits.of(self._settings), time.monotonic())
         child.listen(self.on_event, self.on_disconnect)
         self._spawn(self._conclude(child))

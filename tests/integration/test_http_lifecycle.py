@@ -96,6 +96,17 @@ def test_a_probe_may_ask_with_head(server: RunningServer) -> None:
         assert (response.status_code, response.content) == (200, b"")
 
 
+def test_a_first_start_says_three_things(tmp_path: Path) -> None:
+    with running(tmp_path / "new") as new:
+        loading, kept = sorted(new.stderr.splitlines(), key=lambda line: "kept" in line)
+        assert "loading the model" in loading
+        assert "model=hearth-tiny" in loading
+        assert "conversations are kept" in kept
+        assert f"directory={tmp_path / 'new' / 'kv'}" in kept
+        assert f"Hearth is ready at {new.url} with hearth-tiny - try: curl " in new.ready_line
+        assert " now=" not in new.stderr
+
+
 def test_the_ready_line_says_where_and_what_and_its_command_works(server: RunningServer) -> None:
     line = server.ready_line
     assert server.url in line
