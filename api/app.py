@@ -58,7 +58,7 @@ from runtime.kv_store import KvStore
 from runtime.limits import RouteKind
 from runtime.newborn import Newborn
 from runtime.prewarm import Prewarm
-from runtime.settings import Settings
+from runtime.settings import Settings, check_places
 from runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -113,8 +113,9 @@ def build_house(settings: Settings, first: Newborn | None = None) -> House:
 
     Raises:
         HomeTaken: another server owns the home.
-        SettingsError: the settings name a model that does not exist.
+        SettingsError: the settings name a model or a `models_dir` that does not exist.
     """
+    check_places(settings)
     home = Home.take(settings.home)  # before anything is written, the log included
     try:
         configure_logging(settings.log_level, settings.log_format, settings.log_file)

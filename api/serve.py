@@ -137,6 +137,8 @@ def ready_line(house: House, url: str, *, has_keys: bool) -> str:
     shown = ", ".join(names[:_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")
     failures = [s for s in house.supervisor.status() if s.state == "failed"]
     trouble = "".join(f"; {s.spec.id} could not be loaded: {s.last_error}" for s in failures)
+    unusable = house.catalog.unusable.items()
+    trouble += "".join(f"; {name} cannot be used: {why}" for name, why in unusable)
     key = '-H "x-api-key: $HEARTH_API_KEY" ' if has_keys else ""
     body = {"model": default.id, "messages": [{"role": "user", "content": "Hello!"}]}
     return (

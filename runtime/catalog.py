@@ -16,7 +16,7 @@ from runtime.embedded import HEARTH_TINY
 from runtime.errors import ModelRefused, UnknownModel
 from runtime.model_files import cached_snapshots, model_directories, read_spec
 from runtime.model_folder import BrokenModel, NeedsOwnCode
-from runtime.settings import ModelSettings, Settings
+from runtime.settings import ModelSettings, Settings, why_no_directory
 from runtime.types import ModelSpec, Shared
 
 EMBEDDED_MODEL = HEARTH_TINY.name
@@ -61,6 +61,7 @@ class Catalog:
         self._warned: set[tuple[str, str]] = set()
         self._left_out: dict[str, str] = {}
         self._refused: set[str] = set()
+        self._to_be_fetched: set[str] = set()
         self._refreshed_s = 0.0
         self.refresh()
 
@@ -120,11 +121,28 @@ class Catalog:
             if name != MODELS_DIR
         }
 
+    @property
+    def unusable(self) -> Mapping[str, str]:
+        """Those of `[models.*]` that cannot be used, and why."""
+        return {name: why for name, why in self._left_out.items() if name in self._settings.models}
+
+    @property
+    def misnamed(self) -> tuple[str, ...]:
+        """What the settings name and cannot be used, but for what a download may bring."""
+        own = self._settings
+        targets = {alias: name for name, one in own.models.items() for alias in one.aliases}
+        targets |= own.aliases
+        named = {*own.models, *targets, MODELS_DIR}
+        later = self._to_be_fetched if own.allow_download else set[str]()
+        left_out = (name for name in self._left_out if name in named)
+        return tuple(name for name in left_out if targets.get(name, name) not in later)
+
     def refresh(self) -> None:
         """Look at the disk again. What cannot be used is left out, with one warning."""
         self._refreshed_s = self._clock()
         self._left_out = {}
         self._refused = set()
+        self._to_be_fetched = set()
         snapshots = cached_snapshots(self._hub_cache)
         found = self._directories()
         for name, path in (*snapshots.items(), (EMBEDDED_MODEL, HEARTH_TINY)):
@@ -142,6 +160,8 @@ class Catalog:
                 second_names[name] = owner
         specs = dict(self._readable(places))
         self._aliases = self._usable_aliases(second_names, specs)
+        for name in self._hidden(specs):
+            del specs[name]
         shared = self._shared(specs)
         self._specs = {
             name: msgspec.structs.replace(
@@ -184,12 +204,16 @@ class Catalog:
         for name, settings in self._settings.models.items():
             if settings.repo is not None:
                 path = snapshots.get(settings.repo)
+                if path is None:
+                    self._to_be_fetched.add(name)
                 reason = f"{settings.repo} is not in {self._hub_cache}: hearth pull {settings.repo}"
             else:
                 path = settings.path or found.get(name)
                 reason = (
                     f"it is neither in {self._models_dir} nor in {self._hub_cache}: give a path"
                 )
+                if path is not None and (why := why_no_directory(path)) is not None:
+                    path, reason = None, f"its path {path} {why}: correct path, or put it there"
             if path is None:
                 self._warn(name, reason)
             else:
@@ -221,6 +245,14 @@ class Catalog:
                 why = "which is not there" if reason is None else f"which cannot be used: {reason}"
                 self._warn(alias, f"it is an alias of {target}, {why}")
         return {alias: target for alias, target in aliases.items() if target in specs}
+
+    def _hidden(self, specs: dict[str, ModelSpec]) -> list[str]:
+        """The models that were found and cannot be named, as their name is another's alias."""
+        hidden = [name for name in specs if self._aliases.get(name, name) != name != EMBEDDED_MODEL]
+        for name in hidden:
+            other = self._aliases[name]
+            self._warn(name, f"its name is an alias of {other}: give {other} another alias")
+        return hidden
 
     def _aliases_of(self, name: str) -> tuple[str, ...]:
         return tuple(sorted(a for a, target in self._aliases.items() if target == name != a))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,9 @@ from runtime.types import MAX_IMAGE_BYTES, Priority, SamplingParams, Struct
 from runtime.units import MILLISECONDS, TIME, TOKENS
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
+LEAST_MODEL_BYTES = 512 << 20
+"""What `runtime.placement` reserves for a model without any weights."""
+
 MAX_KEEP_ALIVE_S = 10 * 365 * 86_400
 KeepAlive = Annotated[float, Meta(ge=-1e9, le=MAX_KEEP_ALIVE_S, extra={QUANTITY: TIME})]
 Lifetime = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400, extra={QUANTITY: TIME})]
@@ -266,7 +270,8 @@ def load_settings(flags: Mapping[str, str], environ: Mapping[str, str]) -> Setti
     as `config`; in `environ` that is `HEARTH_CONFIG`. An empty variable counts as unset.
 
     Raises:
-        SettingsError: an unknown key, an unusable value, or a file that cannot be read.
+        SettingsError: an unknown key, an unusable value, names that contradict each other, or a
+            file that cannot be read.
     """
     user_home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
     given = _read_variables(environ, user_home) | _read_flags(flags, user_home)
@@ -282,7 +287,65 @@ def load_settings(flags: Mapping[str, str], environ: Mapping[str, str]) -> Setti
                 f"home cannot be set in {file}, which is found through it. "
                 "Use HEARTH_HOME or --home, or name the file with --config."
             )
-    return msgspec.structs.replace(defaults, **found | given)
+    settings = msgspec.structs.replace(defaults, **found | given)
+    _check_memory(settings.memory_budget)
+    _check_aliases(settings)
+    return settings
+
+
+def check_places(settings: Settings) -> None:
+    """That the directories are there without which no server is started.
+
+    Raises:
+        SettingsError: `models_dir` is none.
+    """
+    folder = settings.models_dir
+    if folder is not None and (why := why_no_directory(folder)) is not None:
+        raise SettingsError(f"models_dir is {folder}, which {why}. Create it, or correct the key.")
+
+
+def why_no_directory(path: Path) -> str | None:
+    """What is wrong with a path that is to be a directory's, as the rest of a sentence."""
+    try:
+        return None if stat.S_ISDIR(path.stat().st_mode) else "is no directory"
+    except FileNotFoundError:
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def _check_memory(budget_bytes: int | None) -> None:
+    if budget_bytes is not None and budget_bytes < LEAST_MODEL_BYTES:
+        least_mib = LEAST_MODEL_BYTES >> 20
+        raise SettingsError(
+            f"memory_budget is {budget_bytes} bytes, and the smallest model needs {least_mib} MiB. "
+            'Give it with its unit, such as "24GB", or leave it out.'
+        )
+
+
+def _check_aliases(settings: Settings) -> None:
+    """Each alias is one model's, and no name of another."""
+    owners: dict[str, str] = {}
+    given = [
+        (f"models.{_dotted((name,))}.aliases", alias, name)
+        for name, own in settings.models.items()
+        for alias in own.aliases
+    ]
+    given += [
+        (_dotted(("aliases", alias)), alias, target) for alias, target in settings.aliases.items()
+    ]
+    for key, alias, target in given:
+        model = owners.get(target, target)
+        if alias in settings.models and alias != model:
+            raise SettingsError(
+                f"{key}: {alias!r} is an alias of {model} here, and [{_dotted(('models', alias))}] "
+                "is a model of that name. Rename one of them."
+            )
+        if (owner := owners.setdefault(alias, model)) != model:
+            raise SettingsError(
+                f"{key}: {alias!r} is an alias of {model} here, and of {owner} already. "
+                "Keep it with one of them."
+            )
 
 
 def given_outside(flags: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from api.cli.views import aligned, show
 from runtime.errors import SettingsError, UnknownModel
-from runtime.settings import Settings
+from runtime.settings import Settings, check_places
 
 _SECRET = frozenset({"api_keys", "admin_key"})
 
@@ -16,13 +16,14 @@ _SECRET = frozenset({"api_keys", "admin_key"})
 class CheckView(msgspec.Struct):
     """What `hearth config check --json` prints of settings that can be used.
 
-    `left_out` says why models, aliases or `models_dir` are of no use, `not_prewarmed` why prompts
-    are not.
+    `left_out` says why models and aliases are of no use, `not_prewarmed` why prompts are not.
+    `misnamed` are those that the settings name.
     """
 
     num_models: int
     left_out: dict[str, str]
     not_prewarmed: dict[str, str]
+    misnamed: tuple[str, ...] = ()
 
 
 def config(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -32,13 +33,15 @@ def config(settings: Settings, arguments: argparse.Namespace) -> int:
 
         log_errors_only()
         found = check(settings)
-        text = f"the settings can be used; models that can be named: {found.num_models}"
+        is_whole = not found.misnamed and not found.not_prewarmed
+        can = "can be used" if is_whole else "start a server, but name what cannot be used"
+        text = f"the settings {can}; models that can be named: {found.num_models}"
         told = {"left out": found.left_out, "not prewarmed": found.not_prewarmed}
         lines = [
             f"{how}: {name}: {why}" for how, some in told.items() for name, why in some.items()
         ]
         show(found, "\n".join([text, *lines]), as_json=arguments.as_json)
-        return 1 if found.not_prewarmed else 0
+        return 0 if is_whole else 1
     plain: dict[str, object] = msgspec.to_builtins(settings, builtin_types=(), enc_hook=str)
     shown = {key: "…" if key in _SECRET and value else value for key, value in plain.items()}
     rows = [(key, msgspec.json.encode(value).decode()) for key, value in shown.items()]
@@ -57,6 +60,7 @@ def check(settings: Settings) -> CheckView:
     from runtime.keys import digest_of  # noqa: PLC0415
 
     rules_of(settings, digest_of(""))
+    check_places(settings)
     catalog = Catalog(settings)
     wanted = [*(settings.preload or ()), *filter(None, [settings.default_model])]
     for name in wanted:
@@ -65,4 +69,9 @@ def check(settings: Settings) -> CheckView:
         except UnknownModel as error:
             raise SettingsError(error.message) from error
     prompts = PinnedPrompts(settings, catalog)
-    return CheckView(len(catalog.models()), dict(catalog.left_out), prompts.problems())
+    return CheckView(
+        num_models=len(catalog.models()),
+        left_out=dict(catalog.left_out),
+        not_prewarmed=prompts.problems(),
+        misnamed=catalog.misnamed,
+    )

@@ -189,5 +189,9 @@ def test_models_that_cannot_be_used_are_named(home: Path):
     assert "config.json" in found["Model broken"]["fact"]
     done = hearth("config", "check", "--json", HEARTH_HOME=str(home))
     assert json.loads(done.stdout)["left_out"].keys() == {"broken", "gone"}
+    assert json.loads(done.stdout)["misnamed"] == ["gone"]
+    assert done.returncode == 1
     (home / "hearth.toml").write_text('models_dir = "elsewhere"\n')
-    assert remedies(examined(home)[1]) == {"Model models_dir"}
+    _, found = examined(home)
+    assert remedies(found) == {"Settings"}
+    assert f"models_dir is {home / 'elsewhere'}, which does not exist" in found["Settings"]["fact"]

@@ -231,7 +231,7 @@ def test_a_configured_name_goes_before_a_directory_and_that_before_the_cache(
     [
         (
             ModelSettings(path=Path("/nowhere/at/all")),
-            "/nowhere/at/all/config.json cannot be read: No such file or directory",
+            "its path /nowhere/at/all does not exist: correct path, or put it there",
         ),
         (ModelSettings(repo="org/gone"), "org/gone is not in {hub}: hearth pull org/gone"),
         (ModelSettings(), "it is neither in {home}/models nor in {hub}: give a path"),
@@ -247,6 +247,34 @@ def test_a_configured_model_that_is_not_there_is_reported(
     assert reasons(logs) == [("a", expected)]
     assert ids(catalog) == ["hearth-tiny"]
     assert catalog.default().id == "hearth-tiny"
+
+
+def test_what_the_settings_name_in_vain_is_told_apart(open_catalog: Open, tmp_path: Path):
+    (tmp_path / "file").touch()
+    (tmp_path / "home" / "models" / "found").mkdir(parents=True)
+    (tmp_path / "home" / "models" / "found" / "config.json").write_text("{}")
+    models = {
+        "gone": ModelSettings(path=tmp_path / "gone"),
+        "file": ModelSettings(path=tmp_path / "file"),
+        "later": ModelSettings(repo="org/later", aliases=("l",)),
+    }
+    catalog = open_catalog(models=models, aliases={"g": "gone"})
+    assert set(catalog.left_out) == {"gone", "file", "later", "l", "g", "found"}
+    assert set(catalog.misnamed) == {"gone", "file", "later", "l", "g"}
+    assert set(catalog.unusable) == set(models)
+    assert "file is no directory" in catalog.unusable["file"]
+    catalog = open_catalog(models=models, aliases={"g": "gone"}, allow_download=True)
+    assert set(catalog.misnamed) == {"gone", "file", "g"}
+
+
+def test_a_found_model_whose_name_is_an_alias_is_told(open_catalog: Open, tmp_path: Path):
+    make_model(tmp_path / "home" / "models" / "local")
+    make_model(tmp_path / "home" / "models" / "other")
+    catalog = open_catalog(aliases={"local": "other"})
+    assert ids(catalog) == ["other", "hearth-tiny"]
+    assert catalog.resolve("local").id == "other"
+    assert catalog.left_out == {"local": "its name is an alias of other: give other another alias"}
+    assert catalog.misnamed == ("local",)
 
 
 def test_an_alias_of_nothing_is_reported_and_unknown(open_catalog: Open):

@@ -5,10 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from runtime import placement
 from runtime.errors import SettingsError
 from runtime.limits import GenerateLimits
 from runtime.ranks import Ranks
-from runtime.settings import ModelSettings, SamplingSettings, Settings, load_settings
+from runtime.settings import (
+    ModelSettings,
+    SamplingSettings,
+    Settings,
+    check_places,
+    load_settings,
+)
 from runtime.worker_link import worker_options
 
 Load = Callable[..., Settings]
@@ -411,3 +418,60 @@ def test_ranks_speak_over_what_can_be_started(load: Load, backend: str):
     assert f'backend = "{backend}"' in said
     assert "ring" in said
     assert load("[models.a]\nranks = 2\nbackend = 'jaccl'").models["a"].backend == "jaccl"
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        (
+            "[models.a]\naliases = ['x']\n[models.b]\naliases = ['x']",
+            "models.b.aliases: 'x' is an alias of b here, and of a already. Keep it with one",
+        ),
+        (
+            "[aliases]\nx = 'c'\n[models.a]\naliases = ['x']",
+            "aliases.x: 'x' is an alias of c here, and of a already. Keep it with one of them.",
+        ),
+        (
+            "[models.a]\naliases = ['b']\n[models.b]\npath = 'b'",
+            "models.a.aliases: 'b' is an alias of a here, and [models.b] is a model of that name.",
+        ),
+        (
+            "[aliases]\nb = 'a'\n[models.b]\npath = 'b'",
+            "aliases.b: 'b' is an alias of a here, and [models.b] is a model of that name. Rename",
+        ),
+    ],
+)
+def test_a_name_is_of_one_model(load: Load, toml: str, said: str):
+    assert refused(load, toml).startswith(said)
+
+
+def test_an_alias_may_be_said_twice_of_one_model(load: Load):
+    settings = load("""
+        [aliases]
+        x = "a"
+        y = "x"
+        [models.a]
+        aliases = ["x", "y", "a", "y"]
+    """)
+    assert settings.models["a"].aliases == ("x", "y", "a", "y")
+
+
+def test_a_memory_budget_that_no_model_fits_in_is_refused(load: Load):
+    assert refused(load, "memory_budget = 1000") == (
+        "memory_budget is 1000 bytes, and the smallest model needs 512 MiB. "
+        'Give it with its unit, such as "24GB", or leave it out.'
+    )
+    least = placement.reservation(placement.Profile(weights_bytes=0, context=1))
+    assert load(f"memory_budget = {least}").memory_budget == least
+    assert "the smallest model needs" in refused(load, flags={"memory_budget": str(least - 1)})
+
+
+def test_a_models_dir_that_is_none_is_refused(load: Load, home: Path):
+    (home / "file").touch()
+    for name, why in (("gone", "does not exist"), ("file", "is no directory")):
+        with pytest.raises(SettingsError) as caught:
+            check_places(load(f"models_dir = '{name}'"))
+        assert caught.value.message == (
+            f"models_dir is {home / name}, which {why}. Create it, or correct the key."
+        )
+    check_places(load("models_dir = '.'"))
