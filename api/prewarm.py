@@ -269,7 +269,7 @@ class PinnedPrompts:
     def problems(self) -> dict[str, str]:
         """Why entries are of no use, by where they stand, of all models that can be named."""
         found: dict[str, str] = {}
-        for model in self._settings.models:
+        for model in self._settings.named_models:
             for name, wanted in self._wanted(model):
                 try:
                     self._requests(model, wanted)
@@ -280,8 +280,7 @@ class PinnedPrompts:
         return found
 
     def _wanted(self, model: str) -> list[tuple[str, str | PrewarmSettings]]:
-        own = self._settings.models.get(model)
-        entries = own.prewarm if own is not None else ()
+        entries = self._settings.model(model).prewarm
         return [(f"prewarm[{number}]", one) for number, one in enumerate(entries)]
 
     def _requests(self, model: str, wanted: str | PrewarmSettings) -> list[GenerateRequest]:

@@ -16,7 +16,7 @@ from runtime.embedded import HEARTH_TINY
 from runtime.errors import ModelRefused, UnknownModel
 from runtime.model_files import cached_snapshots, model_directories, read_spec
 from runtime.model_folder import BrokenModel, NeedsOwnCode
-from runtime.settings import ModelSettings, Settings, why_no_directory
+from runtime.settings import Settings, why_no_directory
 from runtime.types import ModelSpec, Shared
 
 EMBEDDED_MODEL = HEARTH_TINY.name
@@ -174,7 +174,7 @@ class Catalog:
         """What names have in common that are loaded from the same files in the same way."""
         alike: dict[object, list[ModelSpec]] = {}
         for name, spec in specs.items():
-            own = self._settings.models.get(name, ModelSettings())
+            own = self._settings.model(name)
             form = self._settings.kv_form_of(name)
             key = (Path(spec.path).resolve(), spec.is_vision, form, own.together)
             alike.setdefault(key, []).append(spec)
@@ -201,7 +201,7 @@ class Catalog:
         self, found: dict[str, Path], snapshots: dict[str, Path]
     ) -> Iterator[tuple[str, Path]]:
         """Each name of `[models.*]` with its directory."""
-        for name, settings in self._settings.models.items():
+        for name, settings in self._settings.named_models.items():
             if settings.repo is not None:
                 path = snapshots.get(settings.repo)
                 if path is None:
@@ -222,18 +222,25 @@ class Catalog:
     def _readable(self, places: dict[str, Path]) -> Iterator[tuple[str, ModelSpec]]:
         for name, path in places.items():
             try:
-                yield name, read_spec(name, path, self._settings.models.get(name, ModelSettings()))
+                yield name, self._spec(name, path)
             except BrokenModel as error:
                 if isinstance(error, NeedsOwnCode):
                     self._refused.add(name)
                 self._warn(name, str(error))
+
+    def _spec(self, name: str, path: Path) -> ModelSpec:
+        own, most = self._settings.model(name), self._settings.most_context
+        spec = read_spec(name, path, own)
+        if own.context is not None or most is None:
+            return spec
+        return msgspec.structs.replace(spec, context=min(spec.context, most))
 
     def _usable_aliases(
         self, second_names: dict[str, str], specs: dict[str, ModelSpec]
     ) -> dict[str, str]:
         """Alias -> id, for all aliases whose model is there."""
         aliases = dict(second_names)
-        for name, settings in self._settings.models.items():
+        for name, settings in self._settings.named_models.items():
             aliases |= dict.fromkeys(settings.aliases, name)
         for alias, target in self._settings.aliases.items():
             aliases[alias] = aliases.get(target, target)

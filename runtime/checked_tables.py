@@ -69,12 +69,12 @@ def convert_table(
 
 def _convert(value: object, kind: Any, origin: Origin, path: KeyPath) -> object:
     match form_of(kind):
-        case inspect.StructType(cls=struct) if (table := _as_table(value)) is not None:
+        case inspect.StructType(cls=struct) if (table := as_table(value)) is not None:
             return _build(
                 struct, convert_table(table, kinds_of(struct), origin, path), origin, path
             )
         case inspect.DictType(value_type=inspect.StructType(cls=struct)) if (
-            table := _as_table(value)
+            table := as_table(value)
         ) is not None:
             return {key: _convert(one, struct, origin, (*path, key)) for key, one in table.items()}
         case inspect.VarTupleType() if origin.is_text:
@@ -100,7 +100,8 @@ def _convert(value: object, kind: Any, origin: Origin, path: KeyPath) -> object:
         raise _unusable_value(value, kind, origin, path) from error
 
 
-def _as_table(value: object) -> dict[str, object] | None:
+def as_table(value: object) -> dict[str, object] | None:
+    """The value if it is a table."""
     return cast("dict[str, object]", value) if isinstance(value, dict) else None
 
 

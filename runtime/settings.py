@@ -18,6 +18,7 @@ from runtime.checked_tables import (
     KeyPath,
     Location,
     Origin,
+    as_table,
     convert_table,
     kinds_of,
     places_of,
@@ -37,6 +38,9 @@ MAX_KEEP_ALIVE_S = 10 * 365 * 86_400
 KeepAlive = Annotated[float, Meta(ge=-1e9, le=MAX_KEEP_ALIVE_S, extra={QUANTITY: TIME})]
 Lifetime = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400, extra={QUANTITY: TIME})]
 Milliseconds = Annotated[float, Meta(ge=0, le=3_600_000, extra={QUANTITY: MILLISECONDS})]
+EVERY_MODEL = "*"
+"""The name of the table in `[models]` whose values every model has that gives none itself."""
+
 KvBits = Annotated[int, Meta(ge=4, le=8, multiple_of=4)]
 
 
@@ -60,32 +64,41 @@ class PrewarmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     tools: tuple[dict[str, object], ...] = ()
 
 
-class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
+class ModelDefaults(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[models."*"]`: of every model that does not say otherwise itself.
+
+    `keep_alive_s` is how long it stays loaded unused (0: not at all, negative: for ever).
+    `priority` is that of its requests that name none, and `thinking` holds for those that do not
+    say. Without `vision` a model that could see reads text only.
+    """
+
+    context: Tokens | None = None
+    kv_bits: KvBits | None = None
+    kv_ttl_s: Lifetime | None = None
+    keep_alive_s: KeepAlive | None = None
+    priority: Priority | None = None
+    thinking: bool | None = None
+    sampling: SamplingSettings = SamplingSettings()
+    prompt_rules: PromptSwitches = PromptSwitches()
+    vision: bool = True
+
+
+class ModelSettings(ModelDefaults, frozen=True, forbid_unknown_fields=True):
     """`[models.NAME]`: where a model comes from and how it is run.
 
     Exactly one of `path` (a directory) and `repo` (a repository in the Hugging Face cache), or
     neither when NAME is already a directory in `models_dir` or a cached repository.
-    `keep_alive_s` is how long it stays loaded unused (0: not at all, negative: for ever); a
-    `pinned` one is loaded at boot and stays. `priority` is that of its requests that name none.
+    A `pinned` one is loaded at boot and stays.
     `ranks` processes compute it together, all on this machine or each on its one of `hosts`, the
     first being this machine as the others reach it; where they are on several, KV stays in memory.
-    They speak over `backend`, and `split` says what is shared out. Without `vision` a model that
-    could see reads text only.
+    They speak over `backend`, and `split` says what is shared out.
     """
 
     path: Path | None = None
     repo: str | None = None
     aliases: tuple[str, ...] = ()
-    context: Tokens | None = None
-    kv_bits: KvBits | None = None
-    kv_ttl_s: Lifetime | None = None
-    keep_alive_s: KeepAlive | None = None
     pinned: bool = False
     prewarm: tuple[str | PrewarmSettings, ...] = ()
-    priority: Priority | None = None
-    sampling: SamplingSettings = SamplingSettings()
-    prompt_rules: PromptSwitches = PromptSwitches()
-    vision: bool = True
     ranks: Annotated[int, Meta(ge=1, le=64)] = 1
     hosts: tuple[str, ...] = ()
 
@@ -230,27 +243,41 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     log_file: Path | None = None
     otlp_endpoint: Annotated[str, Meta(pattern="^https?://")] | None = None
 
+    @property
+    def named_models(self) -> dict[str, ModelSettings]:
+        """Those of `[models.NAME]`, without the defaults of all."""
+        return {name: own for name, own in self.models.items() if name != EVERY_MODEL}
+
+    @property
+    def most_context(self) -> int | None:
+        """The longest conversation in tokens of models that have no `context` of their own."""
+        return self.models.get(EVERY_MODEL, ModelSettings()).context
+
+    def model(self, name: str) -> ModelSettings:
+        """What is said of this model, or else of all, but for `most_context`."""
+        if (own := self.models.get(name)) is not None:
+            return own
+        every = self.models.get(EVERY_MODEL, ModelSettings())
+        return msgspec.structs.replace(every, context=None)
+
     def kv_form_of(self, model: str) -> KvForm:
         """How this model's KV is kept."""
-        own = self.models.get(model, ModelSettings())
+        own = self.model(model)
         return KvForm(own.kv_bits or self.kv_bits, own.ranks, own.split)
 
     def kv_ttl_of(self, model: str) -> float | None:
         """Seconds that unused KV of this model stays on disk; None leaves it to the store."""
-        own = self.models.get(model)
-        return self.kv_ttl_s if own is None or own.kv_ttl_s is None else own.kv_ttl_s
+        own_s = self.model(model).kv_ttl_s
+        return self.kv_ttl_s if own_s is None else own_s
 
     def prompt_rules_off(self, model: str) -> tuple[str, ...]:
         """What is not done to the prompts of this model."""
-        own = self.models.get(model, ModelSettings()).prompt_rules
-        return switched_off(own, self.prompt_rules)
+        return switched_off(self.model(model).prompt_rules, self.prompt_rules)
 
     def keep_alive_of(self, model: str) -> float:
         """Seconds that this model stays loaded unused; negative is for ever."""
-        own = self.models.get(model)
-        return (
-            self.model_keep_alive_s if own is None or own.keep_alive_s is None else own.keep_alive_s
-        )
+        own_s = self.model(model).keep_alive_s
+        return self.model_keep_alive_s if own_s is None else own_s
 
     @property
     def max_image_body_bytes(self) -> int:
@@ -424,7 +451,30 @@ def _read_file(file: Path, user_home: Path, *, is_required: bool) -> dict[str, o
         user_home=user_home,
         file=_KINDS,
     )
-    return convert_table(table, _KINDS, origin)
+    return convert_table(_with_defaults(table, origin), _KINDS, origin)
+
+
+def _with_defaults(table: dict[str, object], origin: Origin) -> dict[str, object]:
+    """The file with what `[models."*"]` gives in the table of each model, key by key.
+
+    `context` is not: as a default it is the most that a model has, not what it has.
+    """
+    models = as_table(table.get("models")) or {}
+    every = as_table(models.get(EVERY_MODEL))
+    if every is None:
+        return table
+    convert_table(every, kinds_of(ModelDefaults), origin, ("models", EVERY_MODEL))
+    defaults = {key: value for key, value in every.items() if key != "context"}
+    merged = {name: _over(one, defaults) for name, one in models.items()}
+    return table | {"models": merged | {EVERY_MODEL: every}}
+
+
+def _over(own: object, defaults: object) -> object:
+    """What is given, and of tables what only the defaults give."""
+    given, usual = as_table(own), as_table(defaults)
+    if given is None or usual is None:
+        return own
+    return usual | {key: _over(one, usual.get(key)) for key, one in given.items()}
 
 
 def _parse_toml(text: str) -> dict[str, object]:
@@ -432,7 +482,8 @@ def _parse_toml(text: str) -> dict[str, object]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         end = f"at line {len(text.splitlines())}, the end"
-        raise ValueError(str(error).replace("at end of document", end)) from error
+        hint = '; write [models."*"] with quotes' if "[models.*" in text else ""
+        raise ValueError(str(error).replace("at end of document", end) + hint) from error
 
 
 def _variable(path: KeyPath) -> str:

@@ -158,6 +158,8 @@ MODEL: dict[str, str] = {
     "pinned": "loaded at start and never unloaded",
     "prewarm": "prompts to compute in advance: texts, files in home, or tables of system and tools",
     "priority": "priority of requests that set none: interactive, default or background",
+    "thinking": "whether it thinks when a request does not say (default: the template's own; "
+    "off in Anthropic's API)",
     "sampling": "used when a request does not set it: `[models.NAME.sampling]`",
     "prompt_rules": "as above, for this model: `[models.NAME.prompt_rules]`",
     "vision": "false: a vision model is used for text only",
@@ -167,6 +169,13 @@ MODEL: dict[str, str] = {
     "else ring; only ring was tested)",
     "split": "tensor: parts of every layer, or pipeline: some layers each (default: as it can)",
 }
+
+EVERY = (
+    "Defaults for all models, also those that have no table of their own. A model's own table "
+    "wins, key by key, also inside `sampling` and `prompt_rules`. `context` is an upper bound "
+    "here: a model whose own is shorter keeps that. The quotes are needed, `[models.*]` is not "
+    "valid TOML."
+)
 
 PROMPT_RULES: dict[str, str] = {
     "billing_header": "remove the billing line that Claude Code puts first",

@@ -12,7 +12,7 @@ from runtime.lifecycle import ModelState
 from runtime.pulse import LOAD_STALL_S
 from runtime.settings import Settings
 from runtime.stopping import stop_bound_s
-from runtime.types import GenerateRequest, ModelSpec
+from runtime.types import ChatPrompt, GenerateRequest, ModelSpec, Thinking
 
 _WEDGED_S = 30.0
 _CRASHED_S = 60.0
@@ -22,15 +22,21 @@ _FLUSH_BYTES = 2 << 30
 
 def with_settings(request: GenerateRequest, spec: ModelSpec, settings: Settings) -> GenerateRequest:
     """The request with what it does not say itself, by the name that it asks."""
-    own = settings.models.get(spec.id)
+    own = settings.model(spec.id)
     cache = request.cache
     if cache.ttl_s is None:
         cache = msgspec.structs.replace(cache, ttl_s=settings.kv_ttl_of(spec.id))
-    priority = request.priority or (own.priority if own is not None else None) or "default"
+    priority = request.priority or own.priority or "default"
     sampling = request.sampling.over(spec.sampling)
+    prompt = request.prompt
+    is_unsaid = isinstance(prompt, ChatPrompt) and prompt.thinking == Thinking()
+    if is_unsaid and own.thinking is not None:
+        thinking = Thinking(is_enabled=own.thinking)
+        prompt = msgspec.structs.replace(prompt, thinking=thinking)
     return msgspec.structs.replace(
         request,
         model=spec.id,
+        prompt=prompt,
         sampling=sampling,
         cache=cache,
         priority=priority,

@@ -64,7 +64,7 @@ class Supervisor:
             rules_of(settings), self, self._memory, settings.keep_alive_of, time.monotonic
         )
         self._alarm = Alarm(self._dispatch.settle)
-        pinned = (model for model, own in settings.models.items() if own.pinned)
+        pinned = (model for model, own in settings.named_models.items() if own.pinned)
         self._names = Names(catalog, self._dispatch, pinned)
 
     @property

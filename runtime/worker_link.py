@@ -11,7 +11,7 @@ from typing import cast
 from typing_extensions import override
 
 from runtime.errors import ContextTooLong, InvalidRequest, RequestRejected
-from runtime.settings import ModelSettings, Settings
+from runtime.settings import Settings
 from runtime.wire import (
     Command,
     Event,
@@ -75,7 +75,7 @@ async def connect(
 
 def worker_options(settings: Settings, model: str) -> WorkerOptions:
     """What the worker of this model needs of the settings."""
-    own = settings.models.get(model, ModelSettings())
+    own = settings.model(model)
     return WorkerOptions(
         wired=settings.wired,
         max_batch=settings.max_batch,

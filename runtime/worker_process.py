@@ -23,7 +23,7 @@ from runtime.kv_channel import KvChannel, KvReport
 from runtime.obituary import Obituary
 from runtime.open_work import OpenWork, fail_all
 from runtime.pulse import LOADING, Limits, Pulse
-from runtime.settings import ModelSettings, Settings
+from runtime.settings import Settings
 from runtime.spare import Spares
 from runtime.stopping import term_grace_s
 from runtime.types import GenerateRequest, ModelSpec
@@ -81,7 +81,7 @@ class WorkerProcess:
         self.pulse = Pulse(Limits.of(settings), time.monotonic())
         self.clock = WorkerClock()
         """What its start and its end cost, as far as they got."""
-        own = settings.models.get(self.spec.id, ModelSettings())
+        own = settings.model(self.spec.id)
         self.lost_on: Sequence[GenerateRequest] = ()
         self.obituary = Obituary(settings.home / "crashes", self.spec.id, own.num_ranks_here)
         """Its peaks, and when it is gone its crash record and whether its memory came back."""

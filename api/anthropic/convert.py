@@ -131,7 +131,7 @@ def count_to_generate(data: CountRequest, request_id: str, door: Door) -> Asked:
             messages=_kept(transcript.messages, keep_s),
             tools=tools,
             tool_choice=_tool_choice(data.tool_choice, tools),
-            thinking=_thinking(data),
+            thinking=_thinking(data, door),
             continues_last=True,
         ),
         deadline_s=door.settings.request_deadline_s,
@@ -215,11 +215,13 @@ def _chosen(given: ToolChoiceField, tools: Sequence[Tool]) -> str:
     return given.name
 
 
-def _thinking(data: CountRequest) -> Thinking:
-    """Without `thinking` there is none, as in Anthropic's API."""
+def _thinking(data: CountRequest, door: Door) -> Thinking:
+    """Without `thinking` there is none, as in Anthropic's API, unless the model's settings say."""
     effort = data.output_config.effort if data.output_config is not None else None
     match data.thinking:
-        case None | ThinkingField(type="disabled"):
+        case None:
+            return Thinking(is_enabled=bool(door.settings.model(door.spec.id).thinking))
+        case ThinkingField(type="disabled"):
             return Thinking(is_enabled=False)
         case ThinkingField(type="enabled", budget_tokens=budget):
             return Thinking(is_enabled=True, effort=effort, budget_tokens=budget)

@@ -10,8 +10,8 @@ from msgspec import NODEFAULT, inspect
 from runtime.checked_tables import Location, form_of, kinds_of, quantity_of
 from runtime.limits import LimitSettings, RouteLimits
 from runtime.prompt.switches import PromptSwitches
-from runtime.settings import ModelSettings, SamplingSettings, Settings
-from runtime.settings_words import GROUPS, LIMITED, LIMITS, MODEL, PROMPT_RULES, SETTINGS
+from runtime.settings import ModelDefaults, ModelSettings, SamplingSettings, Settings
+from runtime.settings_words import EVERY, GROUPS, LIMITED, LIMITS, MODEL, PROMPT_RULES, SETTINGS
 from runtime.units import SIZE, TIME, TOKENS, Quantity
 
 _LARGE = 1e6
@@ -27,6 +27,7 @@ def tables() -> str:
         *_limits(),
         "## `[models.NAME]`\n",
         _table(ModelSettings, tuple(MODEL), MODEL, kinds_of(ModelSettings)),
+        f'## `[models."*"]`\n\n{EVERY} Its keys: {_listed(ModelDefaults)}.\n',
         "## `[models.NAME.sampling]`\n\nUsed when a request does not set them.\n",
         _table(SamplingSettings, _sampling(), {}, kinds_of(SamplingSettings)),
         "## `[prompt_rules]` and `[models.NAME.prompt_rules]`\n\nAll are on by default.\n",
@@ -45,6 +46,10 @@ def _limits() -> list[str]:
         table = _table(struct, names, LIMITS, kinds_of(struct))
         parts.append(f"### `[limits.{kind}]`\n\n{LIMITED[kind]}\n\n{table}")
     return parts
+
+
+def _listed(struct: type[msgspec.Struct]) -> str:
+    return ", ".join(f"`{name}`" for name in struct.__struct_fields__)
 
 
 def _sampling() -> tuple[str, ...]:

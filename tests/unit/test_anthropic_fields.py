@@ -11,7 +11,7 @@ import pytest
 from api.anthropic.convert import Door, count_to_generate
 from api.anthropic.schemas import CountRequest
 from api.lineage import Caller
-from runtime.settings import Settings
+from runtime.settings import ModelSettings, Settings
 from runtime.types import (
     CacheParams,
     ChatPrompt,
@@ -99,6 +99,19 @@ def test_tool_choices(given: Any, expected: ToolChoice) -> None:
 )
 def test_thinking_is_off_unless_it_is_asked_for(given: Any, expected: Thinking) -> None:
     assert prompt_of(**given).thinking == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "is_enabled"),
+    [("null", True, True), ("null", False, False), ('{"type":"disabled"}', True, False)],
+)
+def test_a_model_of_the_settings_may_think_unasked(given: str, own: bool, is_enabled: bool) -> None:
+    settings = Settings(home=Path("/n"), models={"m": ModelSettings(thinking=own)})
+    body = f'{{"messages":[{{"role":"user","content":"Hi"}}],"thinking":{given}}}'
+    data = msgspec.json.decode(body, type=CountRequest)
+    prompt = count_to_generate(data, "c", Door(SPEC, settings)).request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.thinking.is_enabled is is_enabled
 
 
 def test_thoughts_are_shown_unless_they_are_to_be_left_out() -> None:

@@ -182,6 +182,19 @@ def test_configured_models_come_first_and_the_first_is_the_default(
     assert [spec.context for spec in catalog.models()] == [2048, 512, 1024]
 
 
+def test_a_context_for_all_models_lengthens_none(open_catalog: Open, tmp_path: Path):
+    make_model(tmp_path / "home" / "models" / "found")
+    path = make_model(tmp_path / "anywhere")
+    models = {"plain": ModelSettings(path=path), "own": ModelSettings(path=path, context=4096)}
+    for most, contexts in (
+        (512, {"plain": 512, "own": 4096, "found": 512}),
+        (1 << 20, {"plain": 2048, "own": 4096, "found": 2048}),
+    ):
+        catalog = open_catalog(models={"*": ModelSettings(context=most)} | models)
+        assert {name: catalog.resolve(name).context for name in contexts} == contexts
+        assert catalog.left_out == {}
+
+
 def test_default_model_is_any_name(open_catalog: Open, tmp_path: Path):
     make_model(tmp_path / "home" / "models" / "local")
     assert open_catalog(default_model="local").default().id == "local"

@@ -89,6 +89,26 @@ def test_a_model_has_a_time_on_disk_for_requests_that_name_none(
 
 
 @pytest.mark.parametrize(
+    ("body", "own", "used"),
+    [
+        ({}, True, ON),
+        ({}, False, OFF),
+        ({}, None, Thinking()),
+        ({"enable_thinking": False}, True, OFF),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, False, ON),
+        ({"reasoning_effort": "low"}, False, Thinking(is_enabled=True, effort="low")),
+    ],
+)
+def test_a_model_thinks_as_its_settings_say_when_a_request_does_not(
+    body: dict[str, Any], own: bool | None, used: Thinking
+) -> None:
+    settings = Settings(home=Path("/nowhere"), models={"*": ModelSettings(thinking=own)})
+    prompt = with_settings(generate(**body), SPEC, settings).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.thinking == used
+
+
+@pytest.mark.parametrize(
     ("body", "thinking"),
     [
         ({}, Thinking()),

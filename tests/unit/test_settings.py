@@ -475,3 +475,53 @@ def test_a_models_dir_that_is_none_is_refused(load: Load, home: Path):
             f"models_dir is {home / name}, which {why}. Create it, or correct the key."
         )
     check_places(load("models_dir = '.'"))
+
+
+def test_defaults_of_all_models_give_way_to_a_models_own_key_by_key(load: Load):
+    settings = load("""
+        kv_ttl_s = "1d"
+        [models."*"]
+        keep_alive_s = "1h"
+        kv_ttl_s = "2h"
+        vision = false
+        thinking = false
+        priority = "background"
+        sampling = {temperature = 0.2, top_p = 0.9}
+        prompt_rules = {git_status = false}
+        [models.a]
+        keep_alive_s = 5
+        vision = true
+        thinking = true
+        [models.a.sampling]
+        temperature = 0.7
+        [models.b]
+    """)
+    own, plain, unnamed = (settings.model(name) for name in ("a", "b", "found"))
+    assert own.sampling == SamplingSettings(temperature=0.7, top_p=0.9)
+    assert (own.vision, own.thinking, own.priority) == (True, True, "background")
+    assert plain == unnamed
+    assert (unnamed.vision, unnamed.thinking, unnamed.priority) == (False, False, "background")
+    assert [settings.keep_alive_of(name) for name in ("a", "b", "found")] == [5, 3600, 3600]
+    assert {settings.kv_ttl_of(name) for name in ("a", "b", "found")} == {7200}
+    assert {settings.prompt_rules_off(name) for name in ("a", "found")} == {("git_status",)}
+    assert set(settings.named_models) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("path = 'x'", 'models."*".path in {} is no setting there: path belongs in [models.NAME].'),
+        ("pinned = true", 'models."*".pinned in {} is no setting there: pinned belongs in'),
+        ("contxt = 5", 'models."*".contxt in {} is no setting. The nearest is models."*".context'),
+        ("kv_bits = 5", 'models."*".kv_bits in {} is 5, but must be one of 4, 8.'),
+    ],
+)
+def test_what_cannot_be_a_default_of_all_models_is_refused(
+    load: Load, home: Path, toml: str, said: str
+):
+    message = refused(load, f"[models.'*']\n{toml}\n[models.a]\npath = 'y'")
+    assert message.startswith(said.format(home / "hearth.toml"))
+
+
+def test_a_star_without_quotes_is_told_how_it_is_written(load: Load):
+    assert refused(load, "[models.*]\nvision = false").endswith('; write [models."*"] with quotes.')
