@@ -69,6 +69,11 @@ class Answer:
         return sum(not one.is_finished for one in self._generations)
 
     @property
+    def is_waiting(self) -> bool:
+        """Nothing of a prompt was computed yet."""
+        return any(one.is_waiting for one in self._generations)
+
+    @property
     def phase(self) -> str:
         """What the first unfinished generation waits for, in words for people."""
         waiting = (one for one in self._generations if not one.is_finished)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TypeVar
@@ -15,7 +16,7 @@ from api.answer import Answer
 from api.errors import BodyTooLarge
 from api.limits import bounds_of, check_size, narrowed
 from api.lineage import tenant_of
-from api.metrics import Metrics
+from api.metrics import Metrics, WaitCollector
 from api.record import RequestRecord, record_of
 from runtime.catalog import Catalog, Refused
 from runtime.collection import GarbageCollection
@@ -57,6 +58,7 @@ class Gate:
         self._kv = kv
         self._prewarm = prewarm
         self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
+        metrics.add(WaitCollector(self.longest_waits_s))
 
     @property
     def is_ready(self) -> bool:
@@ -80,6 +82,15 @@ class Gate:
     def open_answers(self) -> list[tuple[str, Answer]]:
         """Every HTTP request that is being answered, by its id."""
         return [(name, one) for name, one in self._answers.items() if one.num_open]
+
+    def longest_waits_s(self) -> dict[str, float]:
+        """Of those requests of each model of which nothing was computed yet: the oldest's age."""
+        now_s = time.monotonic()
+        waits_s: dict[str, float] = {}
+        for _, one in self.open_answers():
+            if one.is_waiting:
+                waits_s[one.model] = max(waits_s.get(one.model, 0.0), now_s - one.since_s)
+        return waits_s
 
     def bring_slot(self, model: bytes, slot_id: str) -> None:
         """Have what ends with a slot in its model's memory soon, if that is loaded."""

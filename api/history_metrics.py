@@ -23,12 +23,21 @@ class HistoryCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         counts = self._figures.counts
         for name, what, value in (
-            ("up", "Whether the history can be used", int(self._figures.is_working)),
-            ("bytes", "Bytes that the history takes", counts.num_bytes),
-            ("max_bytes", "Bytes that the history may take", self._max_bytes),
-            ("agents", "Agents", counts.num_agents),
-            ("turns", "Turns of agents", counts.num_turns),
-            ("responses", "Stored responses", counts.num_responses),
-            ("leaving", "Deleted sessions whose KV is to follow", counts.num_leaving),
+            ("up", "1 while agents and responses can be stored", int(self._figures.is_working)),
+            (
+                "degraded",
+                "1 while they cannot, or damage was found and nobody acknowledged it",
+                int(self._figures.is_degraded),
+            ),
+            ("bytes", "Bytes that agents and responses take on disk", counts.num_bytes),
+            ("max_bytes", "Bytes that they may take (history_max_bytes)", self._max_bytes),
+            ("agents", "Agents that are stored", counts.num_agents),
+            ("turns", "Turns of these agents", counts.num_turns),
+            ("responses", "Responses that are stored", counts.num_responses),
+            (
+                "pending_deletions",
+                "Deleted agents and responses whose KV is still to be deleted",
+                counts.num_leaving,
+            ),
         ):
             yield GaugeMetricFamily(f"hearth_history_{name}", what, value=value)

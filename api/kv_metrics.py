@@ -12,38 +12,50 @@ from runtime.kv_figures import KvFigures
 from runtime.wire import KvCounts
 
 _MODEL_COUNTERS: tuple[tuple[str, str, Callable[[KvCounts], float]], ...] = (
-    ("reused_tokens", "Prompt tokens taken from a tier", lambda c: c.num_reused_tokens),
-    ("computed_tokens", "Prompt tokens computed", lambda c: c.num_computed_tokens),
-    ("restored_bytes", "Bytes read from slots", lambda c: c.num_restored_bytes),
-    ("restore_seconds", "Time taken to restore", lambda c: c.restore_s),
-    ("hot_evictions", "Runs that left memory", lambda c: c.num_evicted),
-    ("damaged_slots", "Slots that could not be read", lambda c: c.num_damaged),
-    ("unwritten_slots", "Slots that could not be written", lambda c: c.num_unwritten),
-    ("encoded_images", "Images that a vision tower saw", lambda c: c.num_encoded_images),
-    ("healed_turns", "Turns read as the tokens generated", lambda c: c.num_healed_turns),
+    ("reused_tokens", "Prompt tokens whose KV was reused", lambda c: c.num_reused_tokens),
+    ("computed_tokens", "Prompt tokens that were computed", lambda c: c.num_computed_tokens),
+    ("restored_bytes", "Bytes of KV read from disk", lambda c: c.num_restored_bytes),
+    ("restore_seconds", "Time taken to read KV from disk", lambda c: c.restore_s),
+    ("hot_evictions", "Runs of KV blocks evicted from memory", lambda c: c.num_evicted),
+    ("damaged_slots", "Slot files found damaged when they were read", lambda c: c.num_damaged),
+    ("unwritten_slots", "Slot files that could not be written", lambda c: c.num_unwritten),
+    ("encoded_images", "Images that a vision tower encoded", lambda c: c.num_encoded_images),
     (
-        "exact_key_rejected_by_model_lcp",
-        "Hash matches that the tokens refuted",
+        "healed_turns",
+        "Turns that a client sent back changed and that were taken as they were generated",
+        lambda c: c.num_healed_turns,
+    ),
+    (
+        "hash_mismatches",
+        "Blocks found by their hash whose tokens were others; should stay 0",
         lambda c: c.exact_key_rejected_by_model_lcp,
     ),
-    ("hybrid_trim_miss", "Caches that could not be cut where needed", lambda c: c.hybrid_trim_miss),
-    ("vlm_retreat", "Matches given up because of media", lambda c: c.vlm_retreat),
+    (
+        "trim_misses",
+        "Matches given up because a layer's state cannot be cut; should stay 0",
+        lambda c: c.hybrid_trim_miss,
+    ),
+    (
+        "image_mismatches",
+        "Matches cut short because they ended inside an image; should stay 0",
+        lambda c: c.vlm_retreat,
+    ),
 )
 _MODEL_GAUGES: tuple[tuple[str, str, Callable[[KvCounts], float]], ...] = (
     ("hot_bytes", "Bytes of KV in memory", lambda c: c.hot_bytes),
-    ("hot_runs", "Runs that are known", lambda c: c.num_runs),
-    ("write_queue_bytes", "Bytes that wait to be written", lambda c: c.num_queued_bytes),
+    ("hot_runs", "Runs of KV blocks in memory", lambda c: c.num_runs),
+    ("write_queue_bytes", "Bytes of KV that wait to be written", lambda c: c.num_queued_bytes),
 )
 _STORE_COUNTERS = {
-    "published_slots": "Slots that became durable",
-    "published_bytes": "Bytes of new slots that became durable",
+    "published_slots": "Slot files that were saved and indexed",
+    "published_bytes": "Bytes of these files",
     "written_bytes": "Bytes written to the fast disk for any reason",
-    "refused_slots": "Staged slots that were not published",
-    "quarantined": "Damaged files that were put aside",
-    "promoted": "Slots that came back from the cold store",
-    "demoted": "Slots that went to the cold store",
-    "compacted": "Slots that were merged into others",
-    "scrubbed_bytes": "Bytes that were read to find damage",
+    "refused_slots": "Slot files that were written and not taken into the index",
+    "quarantined": "Damaged slot files moved to quarantine",
+    "promoted": "Slots copied back from the cold store",
+    "demoted": "Slots moved to the cold store",
+    "compacted": "Slots merged into others",
+    "scrubbed_bytes": "Bytes read to check their checksums",
 }
 _EVICTIONS = "evicted_"
 
@@ -78,19 +90,24 @@ def _of_models(figures: KvFigures) -> Iterator[Metric]:
 def _of_store(figures: KvFigures) -> Iterator[Metric]:
     for name, text in _STORE_COUNTERS.items():
         yield CounterMetricFamily(f"hearth_kv_{name}", text, value=figures.store.get(name, 0))
-    text = "Slots that left the disk, by reason"
+    text = "Slots deleted from the store, by reason"
     evictions = CounterMetricFamily("hearth_kv_evictions", text, labels=["reason"])
     for name, value in figures.store.items():
         if name.startswith(_EVICTIONS):
             evictions.add_metric([name.removeprefix(_EVICTIONS)], value)
     yield evictions
-    text = "1 while the cold store does not answer"
+    text = "1 while conversations are kept on disk, 0 while the store is degraded or being opened"
+    up = GaugeMetricFamily("hearth_kv_store_up", text)
+    if figures.is_up is not None:
+        up.add_metric([], float(figures.is_up))
+    yield up
+    text = "1 while the cold store cannot be reached or belongs to another server"
     yield GaugeMetricFamily("hearth_kv_cold_away", text, value=float(figures.is_cold_away))
     new = figures.store.get("published_bytes", 0)
     written = figures.store.get("written_bytes", 0)
     yield GaugeMetricFamily(
         "hearth_kv_write_amplification",
-        "Bytes written for each byte of new slots",
+        "Bytes written to the fast disk for each byte of new slots",
         value=written / new if new else 1.0,
     )
 
@@ -98,10 +115,18 @@ def _of_store(figures: KvFigures) -> Iterator[Metric]:
 def _of_tiers(figures: KvFigures) -> Iterator[Metric]:
     labels = ["model", "tier"]
     slots = GaugeMetricFamily("hearth_kv_slots", "Slots in the store", labels=labels)
-    tokens = GaugeMetricFamily("hearth_kv_tokens", "Tokens in the store", labels=labels)
-    num_bytes = GaugeMetricFamily("hearth_kv_disk_bytes", "Disk that they take", labels=labels)
-    for tier in figures.tiers:
+    tokens = GaugeMetricFamily("hearth_kv_tokens", "Tokens of these slots", labels=labels)
+    text = "Bytes that these slots take on disk"
+    num_bytes = GaugeMetricFamily("hearth_kv_disk_bytes", text, labels=labels)
+    for tier in figures.disk.tiers:
         slots.add_metric([tier.model, tier.tier], tier.num_slots)
         tokens.add_metric([tier.model, tier.tier], tier.num_tokens)
         num_bytes.add_metric([tier.model, tier.tier], tier.disk_bytes)
     yield from (slots, tokens, num_bytes)
+    free = GaugeMetricFamily("hearth_kv_disk_free_bytes", "Bytes free on the store's disk")
+    text = "Bytes that are left free there for others; slots are deleted to keep it so"
+    floor = GaugeMetricFamily("hearth_kv_disk_floor_bytes", text)
+    if figures.disk.free_bytes is not None:
+        free.add_metric([], figures.disk.free_bytes)
+        floor.add_metric([], figures.disk.floor_bytes)
+    yield from (free, floor)

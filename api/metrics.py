@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Protocol
 
@@ -40,7 +40,7 @@ def new_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     labels = {"version": VERSION, "python": platform.python_version()}
     labels |= {name.replace("-", "_"): version(name) for name in ("mlx", "mlx-lm")}
-    text = "The release of Hearth, of Python and of what computes; always 1"
+    text = "Versions of Hearth, Python and mlx, as labels; always 1"
     Gauge("hearth_build_info", text, tuple(labels), registry=registry).labels(**labels).set(1)
     return registry
 
@@ -61,21 +61,21 @@ class Metrics:
         )
         self._request_seconds = Histogram(
             "hearth_request_seconds",
-            "From the request's arrival to the last byte of its answer",
+            "Seconds from the arrival of a request to the last byte of its answer",
             ("route",),
             buckets=_REQUEST_BUCKETS,
             registry=registry,
         )
         self.first_token_seconds = Histogram(
             "hearth_time_to_first_token_seconds",
-            "From submission to the first piece of the answer",
+            "Seconds from submission to the first token",
             ("model",),
             buckets=_TTFT_BUCKETS,
             registry=registry,
         )
         self.inter_token_seconds = Histogram(
             "hearth_inter_token_seconds",
-            "Between one decode step's output and the next one's, for each answer",
+            "Seconds between two tokens of an answer",
             ("model",),
             buckets=_TOKEN_BUCKETS,
             registry=registry,
@@ -88,7 +88,7 @@ class Metrics:
         )
         self.cached_tokens = Counter(
             "hearth_cached_prompt_tokens",
-            "Prompt tokens of finished choices that were not computed again",
+            "Prompt tokens of finished choices whose KV was reused",
             ("model",),
             registry=registry,
         )
@@ -98,7 +98,7 @@ class Metrics:
             ("model",),
             registry=registry,
         )
-        text = "Finished choices by the slowest tier that their prompt needed"
+        text = "Finished choices by the slowest tier that their prompt was read from"
         self.cache_requests = Counter(
             "hearth_cache_requests", text, ("model", "tier"), registry=registry
         )
@@ -192,14 +192,22 @@ class _WorkerCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        running = GaugeMetricFamily("hearth_running", "Requests in a worker", labels=["model"])
-        waiting = GaugeMetricFamily("hearth_waiting", "Requests in a queue", labels=["model"])
-        state = GaugeMetricFamily(
-            "hearth_model_state", "1 for its state", labels=["model", "state"]
+        running = GaugeMetricFamily(
+            "hearth_running", "Requests that a worker has taken", labels=["model"]
         )
-        starts = CounterMetricFamily("hearth_worker_starts", "Workers started", labels=["model"])
-        crashes = CounterMetricFamily("hearth_worker_crashes", "Workers lost", labels=["model"])
-        text = "How often models came into their states"
+        waiting = GaugeMetricFamily(
+            "hearth_waiting", "Requests that wait for a worker", labels=["model"]
+        )
+        state = GaugeMetricFamily(
+            "hearth_model_state", "1 for the state that the model is in", labels=["model", "state"]
+        )
+        starts = CounterMetricFamily(
+            "hearth_worker_starts", "Worker processes started", labels=["model"]
+        )
+        crashes = CounterMetricFamily(
+            "hearth_worker_crashes", "Worker processes that crashed or hung", labels=["model"]
+        )
+        text = "How often the model came into each state"
         entered = CounterMetricFamily("hearth_model_transitions", text, labels=["model", "state"])
         statuses = self._status()
         for status in statuses:
@@ -215,6 +223,21 @@ class _WorkerCollector(Collector):
                 entered.add_metric([*model, name], number)
         yield from (running, waiting, state, starts, crashes, entered)
         yield _swap_seconds(statuses)
+
+
+class WaitCollector(Collector):
+    """How long requests wait; `longest_s` says so by model, when it is scraped."""
+
+    def __init__(self, longest_s: Callable[[], Mapping[str, float]]) -> None:
+        self._longest_s = longest_s
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        text = "Seconds that the oldest request has waited of which nothing is computed yet"
+        waits = GaugeMetricFamily("hearth_longest_wait_seconds", text, labels=["model"])
+        for model, seconds in self._longest_s().items():
+            waits.add_metric([model], seconds)
+        yield waits
 
 
 class Counted(Protocol):
@@ -238,11 +261,11 @@ class _ConnectionCollector(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         counted = self._connections
-        text = "Connections by whether their client is being answered or is waited for"
+        text = "Open connections: being answered, or waiting for their client"
         now = GaugeMetricFamily("hearth_connections", text, labels=["state"])
         now.add_metric(["waiting"], counted.num_waiting)
         now.add_metric(["answering"], counted.num_open - counted.num_waiting)
-        text = "Connections that ended for the sake of the others, by why"
+        text = "Connections that the server ended, by reason"
         ended = CounterMetricFamily("hearth_connections_ended", text, labels=["reason"])
         ended.add_metric(["refused"], counted.num_refused)
         ended.add_metric(["made_room"], counted.num_evicted)
@@ -253,7 +276,7 @@ class _ConnectionCollector(Collector):
 def _swap_seconds(statuses: Sequence[ModelStatus]) -> Metric:
     parts = GaugeMetricFamily(
         "hearth_swap_seconds",
-        "What it took lately to have a model leave and to have it back",
+        "Seconds that each part of the latest unloading and loading took",
         labels=["model", "part"],
     )
     for status in statuses:

@@ -365,15 +365,15 @@ class PrewarmCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        text = "Prompts that were made warm, by outcome and by who wanted it"
+        text = "Prewarmed prompts, by outcome and by who asked for them"
         outcomes = CounterMetricFamily("hearth_prewarm", text, labels=["outcome", "source"])
         for labels, number in self._prewarm.counts.items():
             outcomes.add_metric(labels, number)
-        text = "Tokens of prompts that were made warm"
+        text = "Tokens of prewarmed prompts"
         tokens = CounterMetricFamily("hearth_prewarm_tokens", text, labels=["source"])
         for source, number in self._prewarm.tokens.items():
             tokens.add_metric([source], number)
-        text = "Requests that begin with a learned prefix which was warm, and reused KV"
+        text = "Requests that reused a prefix which was learned and prewarmed"
         hits = CounterMetricFamily("hearth_prewarm_hits", text, value=self._prewarm.num_hits)
         yield from (outcomes, tokens, hits)
 

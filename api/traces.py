@@ -55,7 +55,7 @@ class ToldOnce(SpanExporter):
         result = self._exporter.export(spans)
         if result is SpanExportResult.SUCCESS:
             if self._num_lost:
-                _log.info("traces_taken", endpoint=self._endpoint, num_lost=self._num_lost)
+                _log.info("traces_sent_again", endpoint=self._endpoint, num_lost=self._num_lost)
             self._num_lost = 0
             return result
         if not self._num_lost:

@@ -92,6 +92,12 @@ class Generation:
         return self._num_open_choices == 0
 
     @property
+    def is_waiting(self) -> bool:
+        """Nothing of it was computed yet."""
+        has_begun = self._num_prefilled or self.has_spoken
+        return not has_begun and not self.is_finished
+
+    @property
     def num_output_tokens(self) -> int:
         """Of all choices; of one that did not end the pieces that arrived, rarely fewer."""
         return sum(self._num_output_tokens)

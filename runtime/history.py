@@ -300,7 +300,7 @@ class History:
                 return
             self._pause_s = min(self._pause_s * 2, _MAX_PROBE_S)
             await self._try_again()
-        _log.info("history_mended")
+        _log.info("history_works_again")
 
     async def _try_again(self) -> None:
         if self._open is None or self.status.reason in ("lost", "index_damaged"):

@@ -39,6 +39,11 @@ class HistoryFigures:
         """Whether the history can be used."""
         return self._history.status.state == "ok"
 
+    @property
+    def is_degraded(self) -> bool:
+        """Whether it cannot be used, or lost something that nobody acknowledged."""
+        return self._history.health.state == "degraded"
+
     async def refresh(self) -> None:
         """Look again."""
         if self.is_working:

@@ -85,8 +85,12 @@ def usage_of(store: OpenStore) -> Usage:
 def excess_bytes(used_bytes: int, cap_bytes: int, room: upkeep.DiskRoom) -> int:
     """How much has to go so that the cap holds and others have room; 0 when nothing has."""
     over_cap = used_bytes - int(cap_bytes * LOW_WATER) if used_bytes > cap_bytes else 0
-    floor_bytes = min(room.floor_bytes, int(room.total_bytes * _MAX_FLOOR_SHARE))
-    return max(over_cap, floor_bytes - room.free_bytes, 0)
+    return max(over_cap, floor_of(room) - room.free_bytes, 0)
+
+
+def floor_of(room: upkeep.DiskRoom) -> int:
+    """The bytes that are to stay free; on a small disk fewer."""
+    return min(room.floor_bytes, int(room.total_bytes * _MAX_FLOOR_SHARE))
 
 
 def expire(store: OpenStore, limits: Limits) -> Iterator[News]:

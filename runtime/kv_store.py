@@ -20,7 +20,7 @@ from runtime.errors import StoreUnavailable
 from runtime.housekeeping import Limits, News, keep_within_caps, make_room
 from runtime.identified import Identity
 from runtime.kv_channel import KvChannel, KvEvent
-from runtime.kv_figures import GAUGES, KvFigures, TierFigure, added, tier_figures
+from runtime.kv_figures import GAUGES, DiskFigures, KvFigures, added, disk_figures
 from runtime.naming import Naming, Reader
 from runtime.open_store import Demoted, Gone, Merged, OpenStore
 from runtime.promotions import Promotions
@@ -75,7 +75,7 @@ class KvStore:
         self._channels: set[KvChannel] = set()
         self.memory = WorkerMemory(self._life, self._channels)
         self._retired: dict[str, KvCounts] = {}
-        self._tiers: tuple[TierFigure, ...] = ()
+        self._disk = DiskFigures()
         self.publisher = Publisher(self._life, self._channels, self._on_published)
         self.requests = RequestRows(self._life)
         naming = Naming(settings, self._life, reader)
@@ -150,7 +150,7 @@ class KvStore:
 
     async def refresh(self) -> None:
         """Count what is on disk, for `figures`."""
-        self._tiers = await self._life.attempt(tier_figures) or ()
+        self._disk = await self._life.attempt(disk_figures) or DiskFigures()
 
     def figures(self) -> KvFigures:
         """All counters as they are now."""
@@ -160,7 +160,8 @@ class KvStore:
             models[model] = added(models.get(model, KvCounts()), channel.counts)
         store = self._life.store
         counts = dict(store.counts) if store is not None else {}
-        return KvFigures(models, counts, self._tiers, self._life.reach.is_away)
+        is_up = self.status.state == "ok" if self.status.state != "off" else None
+        return KvFigures(models, counts, self._disk, self._life.reach.is_away, is_up)
 
     @property
     def is_stopping(self) -> bool:
@@ -300,7 +301,7 @@ class KvStore:
             return
         rest_s = store.wear.rest_s(self._settings.kv_daily_write_bytes, time.time())
         if rest_s:
-            _log.warning("writes_rest", seconds=round(rest_s))
+            _log.warning("daily_writes_used_up", resumes_in_s=round(rest_s))
             for channel in channels:
                 channel.tell_rest(rest_s)
 

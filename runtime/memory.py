@@ -150,7 +150,7 @@ class Memory:
         )
         if relief.strain != self._strain or relief.leaves is not None:
             _log.warning(
-                "memory",
+                "memory budget changed",
                 available_bytes=num_available,
                 floor_bytes=self._floor_bytes,
                 hot_bytes=relief.strain.lendable_bytes,

@@ -151,7 +151,7 @@ class Obituary:
             is_memory_suspect=not is_back,
         )
         if not is_back:
-            _log.error("memory suspect", model=self._model, took=footprint, freed=freed)
+            _log.error("memory not given back", model=self._model, took=footprint, freed=freed)
         elif not is_clean:
             _log.info("worker did not exit cleanly", model=self._model, freed=freed)
         return footprint > 0

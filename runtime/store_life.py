@@ -248,7 +248,7 @@ class StoreLife:
                 else:
                     num_failures = self._num_failures
                     self._household.on_probed()
-        _log.info("store_mended")
+        _log.info("store_works_again")
 
     async def _probe(self, store: OpenStore) -> bool:
         try:

@@ -119,7 +119,7 @@ class Dashboard:
     def _tiers(self, cap_bytes: int | None) -> list[TierUse]:
         gate, figures = self._gate, self._gate.figures()
         by_tier = {"warm": 0, "cold": 0}
-        for one in figures.tiers:
+        for one in figures.disk.tiers:
             by_tier[one.tier] += one.disk_bytes
         hot_bytes = sum(counts.hot_bytes for counts in figures.models.values())
         hot_cap = gate.supervisor.budgets().hot

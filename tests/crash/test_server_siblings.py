@@ -120,7 +120,7 @@ def scenario(home: Path, num_sentences: int, num_turns: int) -> None:
             cache = talk.turn(server, name)
             assert cache["tier"] in ("warm", "hot")
             assert cache["cached_tokens"] >= before - 1
-        assert server.figure("hearth_kv_exact_key_rejected_by_model_lcp_total") == 0
+        assert server.figure("hearth_kv_hash_mismatches_total") == 0
 
 
 def test_siblings_share_their_beginning_and_nothing_else(tmp_path: Path):

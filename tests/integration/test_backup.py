@@ -95,6 +95,8 @@ def test_what_a_newer_release_wrote_is_left_as_it_is_by_an_older_one(tmp_path: P
         assert (health["cache"], health["history"]) == ("degraded", "degraded")
         assert server.get("/v1/agents/helper").status_code == 503
         assert server.figure("hearth_history_up") == 0
+        assert server.figure("hearth_history_degraded") == 1
+        assert "\nhearth_kv_store_up 0.0\n" in server.get("/metrics").text
     for words in (("cache", "rm", "--all", "--yes"), ("cache", "gc"), ("db", "upgrade")):
         assert hearth(*words, HEARTH_HOME=str(home)).returncode == 1, words
     assert kept_bytes(home) == before

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.cli.service import unit_of
+from runtime.lifecycle import STATES
 from runtime.settings import Settings
 from tests.running_server import CHAT, ROOT, running
 
@@ -21,6 +23,8 @@ EXAMPLES = {
     "linux": ROOT / "ops" / "systemd" / "hearth.service",
     "darwin": ROOT / "ops" / "launchd" / "dev.hearth.server.plist",
 }
+ALERTS = ROOT / "ops" / "prometheus" / "alerts.yml"
+_USED_LABEL = re.compile(r"\$labels\.(\w+)|{(\w+)=")
 _NAME = re.compile(r"\bhearth_\w+")
 _LABEL = re.compile(r"{{(\w+)}}|by \((\w+)\)")
 
@@ -44,22 +48,64 @@ def targets() -> Iterator[dict[str, Any]]:
         yield from panel.get("targets", ())
 
 
-def test_the_dashboard_asks_for_what_the_server_shows(tmp_path: Path):
-    with running(tmp_path, HOME=os.fspath(tmp_path)) as server:
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """The labels of every figure that a server has; of those without a sample yet, none."""
+    home = tmp_path_factory.mktemp("home")
+    with running(home, HOME=os.fspath(home)) as server:
         said = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
         for _ in range(2):
             server.post(CHAT, said | {"model": "hearth-tiny"})
         families = list(text_string_to_metric_families(server.get("/metrics").text))
-    shown = {sample.name: set(sample.labels) for one in families for sample in one.samples}
-    # What has not happened yet has a name and no sample.
-    names = {one.name for one in families} | {f"{one.name}_total" for one in families}
+    sampled = {sample.name: set(sample.labels) for one in families for sample in one.samples}
+    names = [name for one in families for name in (one.name, f"{one.name}_total")]
+    return {name: set[str]() for name in names} | sampled
+
+
+def test_the_dashboard_asks_for_what_the_server_shows(shown: dict[str, set[str]]):
     asked = list(targets())
     assert len(asked) > 30
     for target in asked:
         wanted = _NAME.findall(target["expr"])
         assert wanted, target
-        assert not [name for name in wanted if name not in names | shown.keys()], target
+        assert not [name for name in wanted if name not in shown], target
         labels = {one for pair in _LABEL.findall(target["legendFormat"]) for one in pair if one}
         for name in wanted:
-            if shown.get(name):
+            if shown[name]:
                 assert labels <= shown[name], target
+
+
+def test_the_alerts_watch_what_the_server_shows(shown: dict[str, set[str]]):
+    [group] = yaml.safe_load(ALERTS.read_text())["groups"]
+    watched = group["rules"]
+    documented = (ROOT / "docs" / "operations.md").read_text()
+    for rule in watched:
+        assert f"`{rule['alert']}`" in documented
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        wanted = _NAME.findall(rule["expr"])
+        assert wanted or rule["alert"] == "HearthDown"
+        assert not [name for name in wanted if name not in shown], rule
+        said = " ".join([rule["expr"], *rule["annotations"].values()])
+        labels = {one for pair in _USED_LABEL.findall(said) for one in pair if one} - {
+            "instance",
+            "job",
+        }
+        for name in wanted:
+            if shown[name]:
+                assert labels <= shown[name], rule
+    states = set(re.findall(r'state="(\w+)"', ALERTS.read_text()))
+    assert states <= set(STATES)
+    assert len(watched) == 10
+
+
+def test_the_alerts_are_silent_over_a_server_that_is_well(tmp_path: Path):
+    with running(tmp_path, HOME=os.fspath(tmp_path)) as server:
+        server.wait_for_the_store()
+        assert server.figure("hearth_kv_store_up") == 1
+        assert server.figure("hearth_history_degraded") == 0
+        assert server.figure("hearth_kv_disk_free_bytes") > 0
+        assert server.figure("hearth_kv_disk_floor_bytes") > 0
+        assert server.figure("hearth_longest_wait_seconds") == 0
+    with running(tmp_path, "--kv-disk", "false", HOME=os.fspath(tmp_path)) as server:
+        lines = server.get("/metrics").text.splitlines()
+        assert not [one for one in lines if one.startswith("hearth_kv_store_up")], "nobody wants it"

@@ -379,7 +379,7 @@ async def test_health_stays_degraded_while_what_clients_ask_for_cannot_be_writte
         with capture_logs() as said:
             await until(lambda: failed(said) >= 1, "it is tried again")
         assert history.status.state == "degraded"
-        assert "history_mended" not in [one["event"] for one in said]
+        assert "history_works_again" not in [one["event"] for one in said]
         await history.write(lambda c: c.exec_driver_sql("DROP TRIGGER no").rowcount)
         await until_ok(history)
 

@@ -118,6 +118,8 @@ async def test_a_client_that_leaves_while_its_model_loads_is_forgotten(
     async with slow_narrow_server.client() as client:
         answer = asyncio.create_task(client.post(path, json=body | {"model": model}))
         await until(lambda: num_waiting() == 1, "the request waits for its model")
+        if path == COMPLETIONS:
+            assert slow_narrow_server.figure("hearth_longest_wait_seconds", model=model) > 0
         answer.cancel()
         await until(lambda: num_waiting() == 0, "the request is forgotten")
         assert await state_of(client, model) not in ("ready", "busy"), "nobody waits until then"

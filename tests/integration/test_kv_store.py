@@ -144,7 +144,7 @@ async def test_a_worker_that_cannot_write_is_no_healthy_store_however_often_it_i
                 "the worker has tried twice more",
             )
             assert kv.status.state == "degraded"
-        assert not [log for log in logs if log["event"] == "store_mended"]
+        assert not [log for log in logs if log["event"] == "store_works_again"]
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (UNLIMITED, UNLIMITED))
         await until(lambda: kv.status.state == "ok", "it works again", 60)
         # What could not be written is, though nobody asks for anything.
@@ -336,7 +336,7 @@ async def test_when_enough_was_written_today_the_disk_rests(home: Path):
         with capture_logs() as logged:
             await reused(supervisor, prompt(1))
             store = await saved(kv, 1)  # all of it, unless the news of enough came in between
-            rests = {"event": "writes_rest", "log_level": "warning"}
+            rests = {"event": "daily_writes_used_up", "log_level": "warning"}
             await until(lambda: any(rests.items() <= one.items() for one in logged), "the news")
         await reused(supervisor, prompt(2))
         await until(lambda: kv.figures().models["m"].num_unwritten, "slots are not written")

@@ -78,7 +78,11 @@ def test_a_collector_that_takes_nothing_is_told_of_once_and_when_it_takes_again(
             receiver.status = status
             exporter.export([span])
         exporter.shutdown()
-    assert [one["event"] for one in said] == ["traces_refused", "traces_taken", "traces_refused"]
+    assert [one["event"] for one in said] == [
+        "traces_refused",
+        "traces_sent_again",
+        "traces_refused",
+    ]
     assert said[1]["num_lost"] == 2
     assert caplog.records == [], "upstream says it with every batch"
 

@@ -69,7 +69,7 @@ async def test_a_killed_server_goes_on_with_what_was_seen(tmp_path: Path, vlms_d
         swapped[0] = {"role": "user", "content": [WORDS, chat_part(SECOND), WORDS]}
         _, shared = say(server, swapped[:1])
         assert 0 < shared < 100, "words before another picture are shared, and no more"
-        assert server.figure("hearth_kv_vlm_retreat_total") == 0
+        assert server.figure("hearth_kv_image_mismatches_total") == 0
 
 
 async def test_merged_slots_still_know_their_pictures(tmp_path: Path, vlms_dir: Path):
