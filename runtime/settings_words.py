@@ -179,12 +179,6 @@ EVERY = (
 
 PROMPT_RULES: dict[str, str] = {
     "billing_header": "remove the billing line that Claude Code puts first",
-    "cch_nonce": "remove the random part of that line",
-    "current_date": "move a line with the date from the start of the prompt to its end",
-    "current_time": "the same for a line with the time",
-    "git_status": "the same for the output of git status",
-    "message_id": "the same for message ids",
-    "run_stats": "the same for statistics of the run",
     "tools_first": "put tools before the system prompt, where the template allows",
     "healed_turn": "use the generated tokens when a client sends an answer back reformatted",
 }

@@ -1,7 +1,8 @@
 """Canonical form: a chain of digests that tells which conversation a request continues.
 
-What clients change on the way is left out of an assistant's turn: thinking, ids, whitespace, how
-arguments are written. Everybody else's words count to the letter. The digests stay in memory and
+What clients are known to change on the way is left out of an assistant's turn: thinking, ids,
+blanks around it and at the ends of lines, how arguments are written. Everything else counts to the
+letter, and so do everybody else's words. The digests stay in memory and
 inside private files that hold the tokens as well.
 """
 
@@ -18,7 +19,7 @@ import msgspec
 from runtime.types import Message, ToolCall
 
 DIGEST_BYTES = 16
-_THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>", re.DOTALL)
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -61,8 +62,24 @@ def canonical(message: Message, before: Sequence[Message] = ()) -> tuple[object,
 
 def answer(text: str, calls: Sequence[ToolCall] = ()) -> tuple[object, ...]:
     """An assistant's turn as a client shows it."""
-    visible = "".join(_THOUGHT.sub("", text, count=1).split())
-    return ("assistant", visible, [(call.name, _arguments(call.arguments)) for call in calls])
+    visible = _THOUGHT.sub("", text, count=1)
+    return (
+        "assistant",
+        _trimmed(visible),
+        [(call.name, _arguments(call.arguments)) for call in calls],
+    )
+
+
+def thoughts(text: str) -> bytes:
+    """What stands for an assistant's thoughts; empty for none."""
+    return digest(trimmed) if (trimmed := _trimmed(text)) else b""
+
+
+def thoughts_of(message: Message) -> bytes | None:
+    """The same of a message that says them; None where its client left them out."""
+    in_text = _THOUGHT.match(message.text)
+    said = message.reasoning or (in_text[1] if in_text is not None else "")
+    return thoughts(said) or None
 
 
 def _call_number(message: Message, before: Sequence[Message]) -> int | None:
@@ -77,11 +94,16 @@ def _call_number(message: Message, before: Sequence[Message]) -> int | None:
 
 
 def _arguments(text: str) -> str:
-    """JSON in one spelling; what is none, without its whitespace."""
+    """JSON in one spelling; what is none, as text."""
     try:
         return json.dumps(_plain(json.loads(text)), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
-        return "".join(text.split())
+        return _trimmed(text)
+
+
+def _trimmed(text: str) -> str:
+    """Without blanks around it and at the ends of its lines."""
+    return "\n".join(line.rstrip() for line in text.split("\n")).strip()
 
 
 def _plain(value: object) -> object:

@@ -14,7 +14,16 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from runtime.prompt import canonical
-from runtime.types import ChatPrompt, Chunk, Message, Struct, TextDelta, ToolCall, ToolCallDelta
+from runtime.types import (
+    ChatPrompt,
+    Chunk,
+    Message,
+    ReasoningDelta,
+    Struct,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+)
 from store.keyed_names import Asker
 
 SENTINEL = "hearth7c1e94d2splice"
@@ -24,7 +33,7 @@ class Turn(Struct, frozen=True, array_like=True):
     """A generated turn: the tokens from `start`, where its parent turn ends, to its own end.
 
     `key` names the conversation up to it. `ends` are positions at which messages end, `prefix_end`
-    where tools and system prompt do. `given` names what was moved to the end of its prompt.
+    where tools and system prompt do. `thoughts` names what was thought before the answer.
     """
 
     key: bytes
@@ -33,18 +42,24 @@ class Turn(Struct, frozen=True, array_like=True):
     token_ids: bytes
     ends: tuple[int, ...] = ()
     prefix_end: int = 0
-    given: tuple[bytes, ...] = ()
+    thoughts: bytes = b""
 
 
 class Known(NamedTuple):
-    """A conversation's beginning as the model knows it: its last turn's key, and all its tokens."""
+    """A conversation's beginning as the model knows it: its last turn's key, and all its tokens.
+
+    `thoughts` are those of its turns by their keys.
+    """
 
     key: bytes
     token_ids: list[int]
     ends: tuple[int, ...]
     prefix_end: int
-    given: tuple[bytes, ...]
-    num_turns: int
+    thoughts: dict[bytes, bytes]
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.thoughts)
 
 
 class Talk(NamedTuple):
@@ -67,7 +82,6 @@ class Lineage(NamedTuple):
     start: int = 0
     ends: tuple[int, ...] = ()
     prefix_end: int = 0
-    given: tuple[bytes, ...] = ()
     begun: str = ""
 
 
@@ -76,11 +90,14 @@ class Spoken:
     """An answer as the client sees it, taken up chunk by chunk."""
 
     texts: list[str] = field(default_factory=list[str])
+    thoughts: list[str] = field(default_factory=list[str])
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
 
     def add(self, chunk: Chunk) -> None:
         if isinstance(chunk, TextDelta):
             self.texts.append(chunk.text)
+        elif isinstance(chunk, ReasoningDelta):
+            self.thoughts.append(chunk.text)
         elif isinstance(chunk, ToolCallDelta):
             if chunk.id is not None or not self.calls:
                 self.calls.append(ToolCall(id="", name=chunk.name or "", arguments=""))
@@ -95,6 +112,12 @@ class Spoken:
     def form(self) -> tuple[object, ...]:
         """Its canonical form."""
         return canonical.answer("".join(self.texts), self.calls)
+
+    def thought(self) -> bytes:
+        """What stands for the thoughts before it; empty where there were none."""
+        thoughts = "".join(self.thoughts) or None
+        message = Message(role="assistant", text="".join(self.texts), reasoning=thoughts)
+        return canonical.thoughts_of(message) or b""
 
 
 class Renderer(Protocol):

@@ -10,19 +10,12 @@ from runtime.types import Struct
 class PromptSwitches(Struct, frozen=True, forbid_unknown_fields=True):
     """`[prompt_rules]`: what may be done to prompts so that they stay cacheable; all is on.
 
-    `billing_header` and `cch_nonce` strip telemetry. `current_date`, `current_time`, `git_status`,
-    `message_id` and `run_stats` move such lines from the early prompt to its end. `tools_first`
-    writes tools before the system text where the template allows. `healed_turn` puts the tokens of
+    `billing_header` strips Claude Code's telemetry from its system prompt. `tools_first` writes
+    tools before the system text where the template allows. `healed_turn` puts the tokens of
     generated turns back.
     """
 
     billing_header: bool | None = None
-    cch_nonce: bool | None = None
-    current_date: bool | None = None
-    current_time: bool | None = None
-    git_status: bool | None = None
-    message_id: bool | None = None
-    run_stats: bool | None = None
     tools_first: bool | None = None
     healed_turn: bool | None = None
 

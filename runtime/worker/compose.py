@@ -14,7 +14,7 @@ import msgspec
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.media import Medium, Placed, located, moved, place_media
 from runtime.prompt.arrange import arrange
-from runtime.prompt.canonical import advance, answer, chain, digest
+from runtime.prompt.canonical import advance, answer, chain, digest, thoughts_of
 from runtime.prompt.healing import (
     SENTINEL,
     Known,
@@ -26,7 +26,7 @@ from runtime.prompt.healing import (
     worth_marking,
 )
 from runtime.prompt.rules import rules_for
-from runtime.prompt.stabilise import place, stabilise
+from runtime.prompt.stabilise import stabilise
 from runtime.types import ChatPrompt, GenerateRequest, Message, PromptChange, ToolCall
 from runtime.worker.beginning import Beginning, gone_on, taken_out
 from runtime.worker.dialects.dialect import Dialect
@@ -89,7 +89,6 @@ class _Asked(NamedTuple):
 
     prompt: ChatPrompt
     links: list[bytes]
-    moved: tuple[str, ...]
     changes: tuple[PromptChange, ...]
     asker: Asker
     beginning: Beginning | None = None
@@ -141,24 +140,17 @@ class Composer:
     def _composed(self, asked: _Asked, request: GenerateRequest) -> Composed:
         if asked.begun_link and (resumed := self._resumed(asked)) is not None:
             return resumed
-        if asked.links and (found := self.turns.find(asked.links[:-1])) is not None:
+        if (found := self._known(asked)) is not None:
             healed = self._healed(asked, *found)
             if healed is not None:
                 return healed
-        placed = place(asked.prompt.messages, asked.moved)
-        fresh = self._fresh(
-            asked._replace(prompt=msgspec.structs.replace(asked.prompt, messages=placed)),
-            has_head=self.needs_state or request.cache.mode == "prefix",
-        )
+        has_head = self.needs_state or request.cache.mode == "prefix"
+        fresh = self._fresh(asked, has_head=has_head)
         lineage = self._lineage(asked, fresh) if asked.links else None
         return fresh._replace(changes=asked.changes, lineage=lineage)
 
     def _asked(self, request: GenerateRequest, prompt: ChatPrompt) -> _Asked:
-        rules = rules_for(request.client, self.rules_off)
-        if HEALED in self.rules_off:
-            # What is moved to the end stays there only as part of a turn that is known.
-            rules = [rule for rule in rules if rule.kind == "strip"]
-        stable = stabilise(prompt.messages, rules)
+        stable = stabilise(prompt.messages, rules_for(request.client, self.rules_off))
         probe = self.template.probe
         messages = arrange(stable.messages, probe.abilities, prompt.tools, probe.definition)
         arranged = msgspec.structs.replace(prompt, messages=messages)
@@ -169,7 +161,7 @@ class Composer:
         changes = stable.changes
         if defused(arranged, self.template.picture_words) is not arranged:
             changes = (*changes, PromptChange(rule=SPELLED_OUT))
-        asked = _Asked(arranged, links, stable.moved, changes, asker, beginning)
+        asked = _Asked(arranged, links, changes, asker, beginning)
         if links and beginning is not None:
             return asked._replace(begun_link=advance(links[-1], answer(beginning.text)))
         return asked
@@ -203,16 +195,28 @@ class Composer:
             start=start,
             ends=tuple(end for end in composed.boundaries if end > start),
             prefix_end=composed.prefix_end,
-            given=_names(asked.moved),
             begun=asked.beginning.text if asked.beginning is not None else "",
         )
 
     # With turns of ours
 
+    def _known(self, asked: _Asked) -> tuple[int, Known] | None:
+        """The last message that is a turn of ours, and all tokens up to its end.
+
+        Whoever gives other thoughts back than the model had wants them to be read.
+        """
+        links = asked.links[:-1]
+        while links and (found := self.turns.find(links)) is not None:
+            edited = _edited(asked, found[1])
+            if edited is None:
+                return found
+            links = links[:edited]
+        return None
+
     def _resumed(self, asked: _Asked) -> Composed | None:
         """The very tokens of an answer that was cut off and is to go on, where they are known."""
         found = self.turns.find([asked.begun_link])
-        if found is None:
+        if found is None or _edited(asked, found[1]) is not None:
             return None
         known = found[1]
         if known.token_ids[-1] in self.eos_token_ids or len(known.token_ids) >= self.context:
@@ -226,16 +230,9 @@ class Composer:
 
     def _healed(self, asked: _Asked, number: int, known: Known) -> Composed | None:
         """The known tokens, and those of what follows message `number`; None when in doubt."""
-        new = [
-            text
-            for text, name in zip(asked.moved, _names(asked.moved), strict=True)
-            if name not in known.given
-        ]
-        messages = place(asked.prompt.messages, new)
-        if any(SENTINEL in message.text for message in messages):
+        if any(SENTINEL in message.text for message in asked.prompt.messages):
             return None
-        prompt = msgspec.structs.replace(asked.prompt, messages=messages)
-        composed = self._continued(asked._replace(prompt=prompt), number, known)
+        composed = self._continued(asked, number, known)
         return None if composed is None else self._counted(asked, composed, known)
 
     def _counted(self, asked: _Asked, composed: Composed, known: Known) -> Composed:
@@ -361,5 +358,10 @@ def _talk(asked: _Asked) -> Talk:
     return Talk(asked.asker, asked.links[max(first - 1, 0)])
 
 
-def _names(moved: Sequence[str]) -> tuple[bytes, ...]:
-    return tuple(digest(one) for one in moved)
+def _edited(asked: _Asked, known: Known) -> int | None:
+    """The first message whose thoughts its client gives in other words than they were had."""
+    for number, link in enumerate(asked.links):
+        given = thoughts_of(asked.prompt.messages[number]) if link in known.thoughts else None
+        if given is not None and given != known.thoughts[link]:
+            return number
+    return None

@@ -112,8 +112,7 @@ class TurnStore:
                 token_ids=token_ids.tolist(),
                 ends=tuple(end for turn in turns for end in turn.ends),
                 prefix_end=turns[0].prefix_end,
-                given=last.given,
-                num_turns=len(turns),
+                thoughts={turn.key: turn.thoughts for turn in turns},
             )
         return None
 
@@ -371,7 +370,7 @@ class Answer:
             token_ids=token_ids.tobytes(),
             ends=(*lineage.ends, end),
             prefix_end=lineage.prefix_end,
-            given=lineage.given,
+            thoughts=self.spoken.thought(),
         )
         self.turns.put(turn, lineage.talk, is_durable=self.is_durable, age=self.age)
 

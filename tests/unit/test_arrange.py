@@ -225,10 +225,31 @@ def test_what_clients_change_does_not_count():
         )
 
     known = chain(*turn("I look.", '{"x": 1, "y": "é"}', "one"))
-    assert chain(*turn("I  look.\n", '{"y":"\\u00e9","x":1.0}', "two")) == known
+    assert chain(*turn(" I look. \n", '{"y":"\\u00e9","x":1.0}', "two")) == known
     assert chain(*turn("<think>\nhm\n</think>\n\nI look.", '{"x":1,"y":"é"}', "3")) == known
     assert chain(*turn("I look.", '{"x": 2, "y": "é"}', "one")) != known
+    assert chain(*turn("I  look.", '{"x": 1, "y": "é"}', "one")) != known, "a client's own edit"
     assert chain(*turn("I looked.", '{"x": 1, "y": "é"}', "one")) != known
+
+
+def test_an_edit_of_indentation_is_another_conversation_and_blanks_at_line_ends_are_not():
+    code = "def f():\n    if a:\n        b()\n    c()"
+    known = chain(message("user", "a"), message("assistant", code))
+    assert (
+        chain(message("user", "a"), message("assistant", f"\n{code.replace('a:', 'a: ')}\t\n"))
+        == known
+    )
+    edited = code.replace("        b()\n    c()", "        b()\n        c()")
+    assert chain(message("user", "a"), message("assistant", edited)) != known
+
+
+def test_thoughts_are_those_that_a_client_gives_however_it_does():
+    thoughts_of = canonical.thoughts_of
+    assert thoughts_of(message("assistant", "b")) is None
+    assert thoughts_of(message("assistant", "b", reasoning=" \n")) is None
+    known = thoughts_of(message("assistant", "b", reasoning="hm \nso"))
+    assert known == thoughts_of(message("assistant", "<think>\nhm\nso\n</think>b"))
+    assert known != thoughts_of(message("assistant", "b", reasoning="hm\n so"))
 
 
 def test_everybody_elses_words_count_to_the_letter():

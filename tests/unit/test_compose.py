@@ -7,10 +7,15 @@ import stat
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.errors import ContextTooLong
 from runtime.types import (
@@ -18,6 +23,7 @@ from runtime.types import (
     ChatPrompt,
     GenerateRequest,
     Message,
+    ReasoningDelta,
     TextDelta,
     Thinking,
     Tool,
@@ -83,12 +89,14 @@ class Talk:
         text: str = "",
         calls: tuple[ToolCall, ...] = (),
         stop: str | None = None,
+        thoughts: str = "",
     ) -> list[int]:
         """The model generates `raw`, the client is shown the rest; all tokens there are now."""
         output = self.template.encode(raw).token_ids
         assert composed.lineage is not None
         known = self.store, composed.lineage, self.template
         answer = Answer(*known, composed.token_ids, True)
+        answer.add(ReasoningDelta(index=0, text=thoughts))
         for number, call in enumerate(calls):
             delta = ToolCallDelta(
                 index=0, call_index=number, arguments=call.arguments, id=call.id, name=call.name
@@ -129,7 +137,8 @@ CALL = ToolCall(id="a", name="look", arguments='{"at":7}')
     ],
 )
 def test_a_changed_turn_is_read_as_the_tokens_that_were_generated(talk: Talk, given_back: Message):
-    before = talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,))
+    asked = talk.compose(SYSTEM, USER)
+    before = talk.says(asked, RAW_CALL, calls=(CALL,), thoughts="let me see")
     result = Message(role="tool", text="rain", tool_call_id=given_back.tool_calls[0].id)
     healed = talk.compose(SYSTEM, USER, given_back, result)
     assert healed.token_ids[: len(before)] == before
@@ -211,23 +220,104 @@ def test_a_text_with_the_sentinel_in_it_is_not_healed(talk: Talk):
     assert talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, trap).changes == ()
 
 
-def test_what_moved_is_said_once_and_again_when_it_changes(talk: Talk):
-    def head(day: int) -> Message:
-        return Message(role="system", text=f"Be brief.\nToday's date is 2026-11-{day}.")
+VARYING = ("Current time: 11:23.", "Current time: 11:23. The password of the vault is walrus.")
 
-    said = Message(role="assistant", text="rain")
-    first = talk.compose(head(21), USER)
-    assert talk.text_of(first.token_ids).count("2026-11-21") == 1
-    before = talk.says(first, f"rain{END}", "rain")
-    same = talk.compose(head(21), USER, said, USER)
-    assert same.token_ids[: len(before)] == before
-    assert talk.text_of(same.token_ids).count("2026-11-21") == 1
-    later = talk.compose(head(22), USER, said, USER)
-    assert later.token_ids[: len(before)] == before
-    assert talk.text_of(later.token_ids[len(before) :]).count("2026-11-22") == 1
-    before = talk.says(later, f"rain{END}", "rain")
-    back = talk.compose(head(21), USER, said, USER, said, USER)
-    assert talk.text_of(back.token_ids[len(before) :]).count("2026-11-21") == 1
+
+def test_what_one_was_told_is_not_in_the_prompt_of_another_who_was_answered_the_same(talk: Talk):
+    noted = Message(role="assistant", text="Noted.")
+    heads = [Message(role="system", text=f"Be brief.\n{text}") for text in VARYING]
+    for head in reversed(heads):
+        talk.says(talk.compose(head, USER, client="claude-code"), f"Noted.{END}", "Noted.")
+    bobs = talk.compose(heads[0], USER, noted, USER, client="claude-code")
+    assert "walrus" not in talk.text_of(bobs.token_ids)
+    alices = talk.compose(heads[1], USER, noted, USER, client="claude-code")
+    assert talk.text_of(alices.token_ids).count("walrus") == 1
+    assert [change.rule for change in bobs.changes] == ["healed_turn"]
+
+
+def test_a_date_stays_where_its_client_put_it(talk: Talk):
+    first = Message(role="user", text="Today's date is 2026-11-22.")
+    text = talk.text_of(talk.compose(first, client="claude-code").token_ids)
+    assert "Today's date is 2026-11-22." in text
+    assert "system-reminder" not in text
+
+
+def test_thoughts_that_their_client_edited_are_read_as_it_gives_them(talk: Talk):
+    before = talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,), thoughts="let me see")
+    same = msgspec.structs.replace(echo('{"at":7}'), reasoning="let me see")
+    assert talk.compose(SYSTEM, USER, same, RESULT).token_ids[: len(before)] == before
+    edited = msgspec.structs.replace(echo('{"at":7}'), reasoning="let me not see")
+    composed = talk.compose(SYSTEM, USER, edited, RESULT)
+    assert composed.token_ids[: len(before)] != before
+    assert composed.changes == ()
+
+
+@cache
+def chatml() -> Template:
+    with TemporaryDirectory() as folder:
+        return template_of(Path(folder), "chatml")
+
+
+WORDS = st.sampled_from(["Noted.", "a b", "a  b", "if x:\n    y()", "if x:\n        y()"])
+THOUGHTS = st.sampled_from(["", "hm", "well well"])
+SPOKEN = st.tuples(WORDS, WORDS, THOUGHTS)
+
+
+@given(
+    tellings=st.lists(
+        st.tuples(WORDS, st.lists(SPOKEN, min_size=1, max_size=3)), min_size=2, max_size=4
+    ),
+    edits=st.lists(st.tuples(st.integers(0, 2), WORDS, THOUGHTS), max_size=2),
+    data=st.data(),
+)
+def test_every_token_is_of_this_request_or_of_a_turn_that_was_asked_the_same(
+    tellings: list[tuple[str, list[tuple[str, str, str]]]],
+    edits: list[tuple[int, str, str]],
+    data: st.DataObject,
+):
+    """Many conversations at once, each turn given back as clients do, or edited by them.
+
+    The model of it is a list: for every turn that was generated what it was asked with, all of it
+    before the turn, what was thought and what was said.
+    """
+    talk = Talk(chatml(), TurnStore(), needs_state=False)
+    generated: dict[tuple[int, ...], list[Message]] = {}
+    for system, turns in tellings:
+        asked = [Message(role="system", text=system)]
+        for number, (question, said, thought) in enumerate(turns):
+            asked.append(Message(role="user", text=question))
+            composed = talk.compose(*asked)
+            check_origin(talk, composed, asked, generated)
+            raw = f"<think>\n{thought}\n</think>\n\n{said}{END}" if thought else f"{said}{END}"
+            whole = talk.says(composed, raw, said, thoughts=thought)
+            had = Message(role="assistant", text=said, reasoning=thought or None)
+            generated[tuple(whole)] = [*asked, had]
+            keeps = data.draw(st.booleans())
+            given = msgspec.structs.replace(had, reasoning=had.reasoning if keeps else None)
+            for at, text, thoughts in edits:
+                if at == number:
+                    given = Message(role="assistant", text=text, reasoning=thoughts or None)
+            asked.append(given)
+
+
+def check_origin(
+    talk: Talk,
+    composed: Composed,
+    asked: list[Message],
+    generated: dict[tuple[int, ...], list[Message]],
+) -> None:
+    """Healed tokens are those of a turn all of whose input and words are this request's own."""
+    if "healed_turn" not in [change.rule for change in composed.changes]:
+        return
+    assert composed.lineage is not None
+    before = generated[tuple(composed.token_ids[: composed.lineage.start])]
+    for ours, theirs in zip(asked, before, strict=False):
+        assert ours.role == theirs.role
+        if ours.role == "assistant":
+            assert ours.text.strip() == theirs.text.strip()
+            assert ours.reasoning in (None, theirs.reasoning)
+        else:
+            assert ours == theirs
 
 
 # Boundaries

@@ -487,7 +487,7 @@ def test_defaults_of_all_models_give_way_to_a_models_own_key_by_key(load: Load):
         thinking = false
         priority = "background"
         sampling = {temperature = 0.2, top_p = 0.9}
-        prompt_rules = {git_status = false}
+        prompt_rules = {tools_first = false}
         [models.a]
         keep_alive_s = 5
         vision = true
@@ -503,7 +503,7 @@ def test_defaults_of_all_models_give_way_to_a_models_own_key_by_key(load: Load):
     assert (unnamed.vision, unnamed.thinking, unnamed.priority) == (False, False, "background")
     assert [settings.keep_alive_of(name) for name in ("a", "b", "found")] == [5, 3600, 3600]
     assert {settings.kv_ttl_of(name) for name in ("a", "b", "found")} == {7200}
-    assert {settings.prompt_rules_off(name) for name in ("a", "found")} == {("git_status",)}
+    assert {settings.prompt_rules_off(name) for name in ("a", "found")} == {("tools_first",)}
     assert set(settings.named_models) == {"a", "b"}
 
 
