@@ -74,9 +74,9 @@ _ASKING = frozenset("status ps top models load unload pin unpin restart prewarm 
 _WHERE = frozenset({"home", "host", "port"})
 EXIT_CODES = """\
 exit codes:
-  0    it was done; doctor: nothing is wrong; service status: it runs
-  1    it failed, was refused, or doctor found something
-  2    the command line or the settings cannot be used
+  0    success; for doctor: no problem found; for service status: it is running
+  1    it failed or was refused; doctor or config check found a problem
+  2    the command line or the settings are invalid
   3    no server answers
   130  interrupted
 
@@ -138,6 +138,8 @@ def _meant(flag: str, known: Sequence[str]) -> str:
     name = flag.partition("=")[0].lower()
     bare = name.strip("-")
     key = bare.replace("-", "_")
+    if (start := next((one for one in known if name.startswith(one)), None)) is not None:
+        return f"; did you mean {start}?"
     if key in TABLES:
         return f"; {key} is a table, which only the file can give"
     if key not in SETTINGS and (place := belongs(key)) is not None:
