@@ -41,7 +41,7 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "integration/test_hot_tier.py": ALL,
     },
-    "nothing acknowledged is lost": {
+    "durable": {
         "integration/test_kv_restart.py": (
             "test_a_conversation_goes_on_after_its_server_was_killed",
         ),
@@ -53,7 +53,7 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_clock_that_is_set_wrong_and_right_again_expires_nothing",
         ),
     },
-    "the store may fail": {
+    "optional": {
         "integration/test_kv_store.py": (
             "test_the_directory_is_deleted_while_it_is_used",
             "test_a_full_disk_degrades_the_cache_and_nothing_else",
