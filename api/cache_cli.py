@@ -15,7 +15,7 @@ from api.cache_desk import CacheDesk, opened_desk
 from api.cli.connection import Misused
 from api.cli.progress import watching
 from api.cli.quiet import log_errors_only
-from api.cli.views import ago, aligned, show, size, span
+from api.cli.views import ago, aligned, count, fact, show, size, span
 from runtime.errors import HearthError
 from runtime.inventory_views import ConversationView, ShownView, StatsView
 from runtime.settings import Settings
@@ -30,7 +30,7 @@ def run(settings: Settings, arguments: argparse.Namespace) -> int:
         _check_removal(settings, arguments)
     with opened_desk(settings) as desk:
         answer = _act(desk, settings, arguments)
-    return show(answer, _text(answer), as_json=arguments.as_json)
+    return show(answer, text(answer), as_json=arguments.as_json)
 
 
 def _act(desk: CacheDesk, settings: Settings, arguments: argparse.Namespace) -> object:
@@ -89,14 +89,15 @@ def _remove(desk: CacheDesk, arguments: argparse.Namespace) -> object:
     return desk.remove_all()
 
 
-def _text(answer: object) -> str:
+def text(answer: object) -> str:
+    """An answer as people read it."""
     if isinstance(answer, list):
         return _table(cast("list[ConversationView]", answer))
     if isinstance(answer, StatsView):
         return _stats(answer)
     if isinstance(answer, ShownView):
         return _shown(answer)
-    return "\n".join(f"{name}: {value}" for name, value in msgspec.to_builtins(answer).items())
+    return "\n".join(fact(name, value) for name, value in msgspec.to_builtins(answer).items())
 
 
 def _table(views: Sequence[ConversationView]) -> str:
@@ -106,8 +107,8 @@ def _table(views: Sequence[ConversationView]) -> str:
         (
             view.id[:_SHOWN_ID],
             view.model or view.model_hash[:_SHOWN_ID],
-            str(view.num_tokens),
-            str(view.num_turns) if view.is_named else "-",
+            count(view.num_tokens),
+            count(view.num_turns) if view.is_named else "-",
             size(view.disk_bytes),
             view.tier,
             ago(now_s - view.last_used_s),
@@ -125,7 +126,7 @@ def _shown(shown: ShownView) -> str:
     facts = [
         f"id: {view.id}",
         f"model: {view.model or view.model_hash[:_SHOWN_ID]}",
-        f"tokens: {view.num_tokens}, {size(view.disk_bytes)}, {view.tier}",
+        f"tokens: {count(view.num_tokens)}, {size(view.disk_bytes)}, {view.tier}",
         f"used: {ago(time.time() - view.last_used_s)}; leaves the disk: {leaves}",
         f"pinned: {'yes' if shown.is_kept else 'no'}",
         f"durable: {'yes' if view.is_durable else 'no'}",
@@ -140,17 +141,17 @@ def _stats(stats: StatsView) -> str:
         (
             tier.model or tier.model_hash[:_SHOWN_ID],
             tier.tier,
-            str(tier.num_slots),
-            str(tier.num_tokens),
+            count(tier.num_slots),
+            count(tier.num_tokens),
             size(tier.disk_bytes),
         )
         for tier in stats.tiers
     ]
     facts = [
         f"store: {stats.root}",
-        f"conversations: {stats.num_conversations}",
+        f"conversations: {count(stats.num_conversations)}",
         f"quarantine: {size(stats.quarantine_bytes)}",
         f"free on disk: {size(stats.free_bytes)}",
-        *(f"{name}: {value:g}" for name, value in stats.counters.items()),
+        *(fact(name, value) for name, value in stats.counters.items()),
     ]
     return "\n".join([aligned([head, *rows]), "", *facts])

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from api.cli.connection import ServerLink
-from api.cli.views import aligned, show, size, span
+from api.cli.views import aligned, count, show, size, span
 from runtime.settings import Settings
 
 _DONE = {"pin": "is pinned, and {state}", "unpin": "is pinned no longer, and {state}"}
@@ -113,7 +113,7 @@ def models(settings: Settings, arguments: argparse.Namespace) -> int:
     head = ("MODEL", "STATE", "CONTEXT", "SIZE", "VISION", "ALIASES")
     rows = [
         (
-            *(card.id, card.state, str(card.context), size(card.size_bytes)),
+            *(card.id, card.state, count(card.context), size(card.size_bytes)),
             *(card.vision, ", ".join(card.aliases)),
         )
         for card in cards
@@ -156,8 +156,8 @@ def _row(one: Running) -> tuple[str, ...]:
         one.id,
         state,
         str(one.pid or "-"),
-        str(one.num_running),
-        str(one.num_waiting),
+        count(one.num_running),
+        count(one.num_waiting),
         size(one.reserved_bytes),
         "yes" if one.pinned else "no",
         span(one.expires_in_s) if one.expires_in_s is not None else "-",

@@ -7,7 +7,7 @@ import time
 
 from api.cli.connection import Misused, NoServer, ServerLink
 from api.cli.quiet import log_errors_only
-from api.cli.views import ago, aligned, show, size, span
+from api.cli.views import ago, aligned, count, show, size, span
 from api.history_desk import (
     Acknowledged,
     ExpiredView,
@@ -107,8 +107,8 @@ def _set_aside(views: list[SetAsideView]) -> str:
         (
             one.name,
             time.strftime("%Y-%m-%d %H:%M", time.localtime(one.at_s)),
-            str(one.num_agents),
-            str(one.num_responses),
+            count(one.num_agents),
+            count(one.num_responses),
             "all" if one.is_whole else "not all",
             "yes" if one.is_acknowledged else "no",
         )

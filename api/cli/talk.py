@@ -13,7 +13,7 @@ from typing import TextIO
 import msgspec
 
 from api.cli.connection import NoServer, ServerLink
-from api.cli.views import show
+from api.cli.views import count, show, took
 from runtime.errors import HearthError
 from runtime.settings import Settings
 
@@ -175,10 +175,12 @@ def summary(turn: Turn) -> str:
         return "[stopped]"
     cache = turn.cache
     new = turn.prompt_tokens - cache.cached_tokens
-    came = f"{cache.cached_tokens} of {turn.prompt_tokens} tokens reused ({cache.tier})"
-    times = f"restore {cache.restore_ms:.0f} ms, prefill {cache.prefill_ms:.0f} ms for {new}"
+    came = (
+        f"{count(cache.cached_tokens)} of {count(turn.prompt_tokens)} tokens reused ({cache.tier})"
+    )
+    times = f"restore {took(cache.restore_ms)}, prefill {took(cache.prefill_ms)} for {count(new)}"
     reason = f", {cache.reason}" if cache.reason else ""
-    return f"[{came}; {times}{reason}; {turn.output_tokens} tokens out]"
+    return f"[{came}; {times}{reason}; {count(turn.output_tokens)} tokens out]"
 
 
 def _take(turn: Turn, event: _Event, out: TextIO | None) -> None:

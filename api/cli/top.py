@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from api.cli.connection import Misused, ServerLink
 from api.cli.models import Running
-from api.cli.views import show, size, span
+from api.cli.views import count, show, size, span, took
 from runtime.errors import HearthError
 from runtime.settings import Settings
 
@@ -170,7 +170,7 @@ def saved_line(now: Now) -> str:
     if sample is not None and sample.tokens_per_s is not None:
         speed = f"decode {sample.tokens_per_s:.1f} tokens/s   "
     if sample is not None and sample.first_token_ms is not None:
-        speed += f"first token {sample.first_token_ms:.0f} ms   "
+        speed += f"first token {took(sample.first_token_ms)}   "
     return (
         f"{speed}reused today {share}, {span(today.saved_prefill_s)} of prefill saved "
         f"({span(total.saved_prefill_s)} in total)   cache {now.cache}"
@@ -183,14 +183,14 @@ def model_row(one: Running) -> tuple[str, ...]:
     if one.load_fraction is not None and state == "loading":
         state = f"loading {one.load_fraction:.0%}"
     leaves = span(one.expires_in_s) if one.expires_in_s is not None else "-"
-    counts = (str(one.num_running), str(one.num_waiting), size(one.reserved_bytes))
+    counts = (count(one.num_running), count(one.num_waiting), size(one.reserved_bytes))
     return (one.id, state, *counts, "yes" if one.pinned else "no", leaves)
 
 
 def request_row(one: Open) -> tuple[str, ...]:
     """A line of the requests."""
     counts = (one.num_prompt_tokens, one.num_cached_tokens, one.num_pieces)
-    return (one.id[-12:], one.model, one.phase, span(one.for_s), *map(str, counts))
+    return (one.id[-12:], one.model, one.phase, span(one.for_s), *map(count, counts))
 
 
 def _meter(used: int, cap: int | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-_UNITS = ("B", "kB", "MB", "GB", "TB")
+_PREFIXES = ("", "k", "M", "G", "T")
 
 
 def show(answer: object, text: str, *, as_json: bool) -> int:
@@ -30,11 +30,41 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
 
 def size(num_bytes: float) -> str:
     """Bytes in the unit that fits."""
-    unit = 0
-    while num_bytes >= 1000 and unit < len(_UNITS) - 1:
-        num_bytes /= 1000
-        unit += 1
-    return f"{num_bytes:.0f} {_UNITS[unit]}" if unit == 0 else f"{num_bytes:.1f} {_UNITS[unit]}"
+    return "{} {}B".format(*_scaled(num_bytes))
+
+
+def count(number: float) -> str:
+    """A number of tokens or other things, in thousands or millions where it has many digits."""
+    return "".join(_scaled(number))
+
+
+def _scaled(number: float) -> tuple[str, str]:
+    power = 0
+    while round(number, 1) >= 1000 and power < len(_PREFIXES) - 1:
+        number /= 1000
+        power += 1
+    return f"{number:.1f}" if power else f"{number:.0f}", _PREFIXES[power]
+
+
+def took(milliseconds: float) -> str:
+    """How long something took."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    return f"{milliseconds / 1000:.1f} s" if milliseconds < 60_000 else span(milliseconds / 1000)
+
+
+def fact(name: str, value: object) -> str:
+    """A line about one field of an answer, whose name says what it is: bytes, seconds, a count."""
+    words = name.removeprefix("num_").removeprefix("is_").replace("_", " ")
+    if isinstance(value, bool):
+        return f"{words}: {'yes' if value else 'no'}"
+    if not isinstance(value, int | float):
+        return f"{words}: {value}"
+    if name.endswith("_bytes"):
+        return f"{words.removesuffix(' bytes')}: {size(value)}"
+    if name.endswith("_s"):
+        return f"{words.removesuffix(' s')}: {span(value)}"
+    return f"{words}: {count(value)}"
 
 
 def span(seconds: float) -> str:

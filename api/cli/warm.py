@@ -11,7 +11,7 @@ import msgspec
 
 from api.cli.connection import Misused, ServerLink
 from api.cli.progress import watching
-from api.cli.views import show
+from api.cli.views import count, show, took
 from runtime.errors import HearthError
 from runtime.progress import Progress
 from runtime.settings import Settings
@@ -84,5 +84,5 @@ def _text(found: Warmed) -> str:
     said = f"{found.id}: {found.status}. {found.error or found.message}"
     if found.status != "completed" or found.elapsed_ms is None:
         return said
-    counts = f"{found.cached_tokens or 0} of {found.prompt_tokens} tokens reused ({found.tier})"
-    return f"{said} {counts}, {found.elapsed_ms:.0f} ms"
+    counts = f"{count(found.cached_tokens or 0)} of {count(found.prompt_tokens or 0)} tokens reused"
+    return f"{said} {counts} ({found.tier}), {took(found.elapsed_ms)}"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from api.cache_cli import text as cache_text
 from api.cli.commands import COMMANDS, parser
 from api.cli.connection import ServerLink
+from api.cli.views import ago, count, fact, show, size, took
 from api.version import VERSION
+from runtime.inventory_views import ConversationView
 from runtime.settings import Settings
 from runtime.store_opening import open_store
 from tests.running_server import free_port
@@ -134,3 +138,57 @@ def test_nobody_is_asked_for_a_message_that_no_server_would_hear(tmp_path: Path)
     done = command("chat", HEARTH_HOME=str(tmp_path), HEARTH_PORT=str(free_port()))
     assert (done.returncode, done.stdout) == (3, "")
     assert "No server answers" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shown", "wanted"),
+    [
+        (count(999), "999"),
+        (count(3_400), "3.4k"),
+        (count(999_999), "1.0M"),
+        (size(0), "0 B"),
+        (size(1_234_567_890), "1.2 GB"),
+        (ago(320), "5 min ago"),
+        (took(450.4), "450 ms"),
+        (took(2_345), "2.3 s"),
+        (took(150_000), "2 min"),
+        (fact("freed_bytes", 2_500_000), "freed: 2.5 MB"),
+        (fact("num_verified", 12_000), "verified: 12.0k"),
+        (fact("is_cut", value=True), "cut: yes"),
+        (fact("model", "m"), "model: m"),
+    ],
+)
+def test_people_read_numbers_in_few_digits(shown: str, wanted: str):
+    assert shown == wanted
+
+
+def test_tables_have_few_digits_and_json_every_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    open_store(tmp_path / "kv", None).close()
+    where = {"HEARTH_HOME": str(tmp_path), "HEARTH_PORT": str(free_port())}
+    free = json.loads(command("cache", "stats", "--json", **where).stdout)["free_bytes"]
+    told = command("cache", "stats", **where).stdout
+    assert f"free on disk: {size(free)}".rpartition(" ")[2] in told
+    assert str(free) not in told
+    for words in (("cache", "gc"), ("cache", "verify")):
+        answered = json.loads(command(*words, "--json", **where).stdout)
+        assert all(isinstance(value, int) for value in answered.values())
+        assert "_" not in command(*words, **where).stdout
+    view = ConversationView(
+        id="a" * 32,
+        model="m",
+        model_hash="b" * 64,
+        num_tokens=34_567,
+        num_turns=3,
+        num_slots=1,
+        disk_bytes=1_234_567,
+        tier="warm",
+        last_used_s=time.time() - 320,
+        is_pinned=False,
+        is_durable=True,
+        is_named=True,
+    )
+    assert {"34.6k", "1.2", "MB", "5", "min"} <= set(cache_text([view]).split())
+    show([view], cache_text([view]), as_json=True)
+    assert '"num_tokens":34567,' in capsys.readouterr().out
