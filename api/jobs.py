@@ -6,7 +6,9 @@ clock was set, so that every chore keeps its distance on a clock that nobody set
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from asyncio import TimerHandle
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -29,7 +31,10 @@ from store.clock import Clock, now
 _AT_BOOT_S = 2.0
 _SCRUB_S = 300.0
 _LOOK_S = 5.0
-"""How often the clocks are compared: as late a step back, or a wake-up, may be noticed."""
+"""How often the clocks are compared at least: as late a step, or a wake-up, may be noticed.
+
+However far off a job is by the wall clock, which may be set back while it is being looked at.
+"""
 
 _SLEW_S = 0.5
 """The wall clock may gain or lose so much between two looks without having been set."""
@@ -88,6 +93,7 @@ class SteadyScheduler(AsyncIOScheduler):
         )
         self._clock = clock
         self._ahead_s = self._wall_ahead_s()
+        self._next_look: TimerHandle | None = None
 
     def every(self, every_s: float, run: Callable[[], Awaitable[None]], name: str) -> None:
         """Add a job that runs soon after the start, later than those added before, then again."""
@@ -99,9 +105,6 @@ class SteadyScheduler(AsyncIOScheduler):
             next_run_time=datetime.now(UTC) + timedelta(seconds=first_s),
         )
 
-    async def look_at_clock(self) -> None:
-        """Being a job, it is what a waiting scheduler wakes for; `wakeup` does the work."""
-
     @override
     def wakeup(self) -> None:
         """Do what is due, once the times of all jobs stand in the wall clock's present terms."""
@@ -111,6 +114,18 @@ class SteadyScheduler(AsyncIOScheduler):
             for job in self._due():
                 job.modify(next_run_time=job.next_run_time + timedelta(seconds=moved_s))
         super().wakeup()
+        self._stop_looking()
+        self._next_look = asyncio.get_running_loop().call_later(_LOOK_S, self.wakeup)
+
+    @override
+    def shutdown(self, wait: bool = True) -> None:
+        """Run nothing more."""
+        self._stop_looking()
+        super().shutdown(wait)
+
+    def _stop_looking(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
 
     def _due(self) -> list[_Due]:
         return cast("list[_Due]", self.get_jobs())  # pyright: ignore[reportUnknownMemberType]
@@ -143,7 +158,6 @@ class Jobs:
         of_the_store = [Chore(one.name, one.every_s, partial(self._run, one)) for one in self._jobs]
         for chore in [*of_the_store, *self._chores]:
             self._scheduler.every(chore.every_s, chore.run, chore.name)
-        self._scheduler.every(_LOOK_S, self._scheduler.look_at_clock, "clock")
         self._scheduler.start()
 
     def stop(self) -> None:
