@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ def open_place() -> Iterator[Path]:
 def found_by_nobody(home: Path) -> list[str]:
     """What another account of the machine can read or enter below a home."""
     finding = ["find", str(home), "-readable", "-o", "-type", "d", "-executable"]
-    them = {"user": NOBODY, "group": NOBODY, "extra_groups": ()}
+    them: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": ()}
     found = subprocess.run(finding, check=False, capture_output=True, text=True, **them)
     return found.stdout.splitlines()
 

@@ -22,7 +22,7 @@ from api.openai.response_stream import Reply, new_response_id
 from runtime.errors import UnknownResponse, WorkerError
 from runtime.generation import Generation
 from runtime.history import History
-from runtime.kv_figures import KvFigures
+from runtime.kv_figures import DiskFigures, KvFigures
 from runtime.settings import Settings
 from runtime.types import CacheUse, Chunk, Finished, ModelSpec, TextDelta, Usage
 from tests.living_history import living
@@ -70,7 +70,7 @@ class Made:
         items = items_of(REQUEST)
         plan = plan_of(REQUEST, items, new_response_id(), SPEC, Caller(), Settings(home=home))
         self.generation = Generation(plan.request, Nobody())
-        metrics = Metrics(list, lambda: KvFigures({}, {}, ()))
+        metrics = Metrics(list, lambda: KvFigures({}, {}, DiskFigures()))
         self.reply = Reply(REQUEST, plan, SPEC, Answer([self.generation], Meter(metrics, SPEC.id)))
         self.id = self.reply.id
 

@@ -11,7 +11,7 @@ from runtime.prompt.rules import RULE_NAMES, RULES, Rule, rules_for
 from runtime.prompt.stabilise import stabilise
 from runtime.prompt.switches import PromptSwitches
 from runtime.settings import load_settings
-from runtime.types import Image, Message, PromptChange
+from runtime.types import Image, Message, PromptChange, Role
 
 CLAUDE_CODE = rules_for("claude-code", frozenset())
 USER = Message(role="user", text="Fix the bug in parse.py.")
@@ -69,7 +69,7 @@ def test_nobody_elses_prompt_is_touched(client: str):
     ],
 )
 @pytest.mark.parametrize("role", ["user", "tool", "system"])
-def test_what_carries_meaning_stays_to_the_letter(text: str, role: str):
+def test_what_carries_meaning_stays_to_the_letter(text: str, role: Role):
     messages = (Message(role=role, text=text), USER)
     assert stabilise(messages, CLAUDE_CODE) == (messages, ())
 
