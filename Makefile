@@ -16,10 +16,12 @@ DEV_LOCK := requirements-dev.lock
 SERVES := $(VENV)/.serves-$(MLX)
 TESTS_TOO := $(VENV)/.tests-too-$(MLX)
 # The uv that is there already, or one that is fetched into .venv.
-UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
+OWN_UV := $(VENV)/uv/bin/uv
+UV := $(or $(shell command -v uv 2>/dev/null),$(OWN_UV))
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header $(ARGS)
 INSTALL_HEARTH = $(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+INSTALLING = $(BIN)/python ops/installing.py
 SERVING := pyproject.toml --extra vision --group build --excludes ops/unused-dependencies.txt
 
 ifeq ($(LOCK),)
@@ -76,21 +78,21 @@ clean:  ## remove .venv and all caches; models and HEARTH_HOME stay
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Hearth needs Python 3.11 or newer, and '$(PYTHON)' is not: name one, as in make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@$(PYTHON) -m venv $(if $(findstring $(BIN),$(UV)),,--without-pip) $(VENV)
+	@$(PYTHON) -m venv --without-pip $(VENV)
 
-$(BIN)/uv: | $(BIN)/python
-	@echo "Hearth: fetching uv, which installs the rest"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+# Python's own pip where it has one: to put another into .venv takes longer than all the rest.
+$(OWN_UV): | $(BIN)/python
+	@echo "Hearth: fetching uv, which installs the rest" >&2
+	@python=$(PYTHON); $$python -c 'import pip' 2>/dev/null || { python=$(BIN)/python; $$python -m ensurepip >/dev/null; }; \
+		PIP_ROOT_USER_ACTION=ignore $$python -m pip install --quiet --disable-pip-version-check --target $(VENV)/uv uv==$(UV_VERSION)
 
 # Tools that are there for the tests stay when what serves is installed again.
 $(SERVES): $(LOCK) pyproject.toml | $(BIN)/python $(UV)
-	@echo "Hearth: installing what serving needs into $(VENV)"
-	@$(UV) pip sync --python $(BIN)/python --require-hashes $(LOCK) $(if $(wildcard $(TESTS_TOO)),$(DEV_LOCK))
+	@$(INSTALLING) "installing what serving needs into $(VENV)" $(UV) pip sync --python $(BIN)/python --require-hashes $(LOCK) $(if $(wildcard $(TESTS_TOO)),$(DEV_LOCK))
 	@$(INSTALL_HEARTH)
 	@rm -f $(VENV)/.serves-* && touch $@
 
 $(TESTS_TOO): $(LOCK) $(DEV_LOCK) pyproject.toml | $(BIN)/python $(UV)
-	@echo "Hearth: installing what serving and the tests need into $(VENV)"
-	@$(UV) pip sync --python $(BIN)/python --require-hashes $(LOCK) $(DEV_LOCK)
+	@$(INSTALLING) "installing what serving and the tests need into $(VENV)" $(UV) pip sync --python $(BIN)/python --require-hashes $(LOCK) $(DEV_LOCK)
 	@$(INSTALL_HEARTH)
 	@rm -f $(VENV)/.serves-* $(VENV)/.tests-too-* && touch $(SERVES) $@

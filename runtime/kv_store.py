@@ -242,7 +242,6 @@ class KvStore:
             prewarm_bytes=int(hot_bytes * settings.prewarm_share),
             queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
             kv_bits=settings.kv_form_of(spec.id).kv_bits,
-            secret=self._life.secret,
         )
 
     def join(self, channel: KvChannel) -> None:

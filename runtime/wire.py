@@ -49,8 +49,7 @@ class WorkerOptions(Struct, frozen=True):
 class KvOptions(Struct, frozen=True):
     """The KV hierarchy: without a disk `root` is None; sizes in bytes.
 
-    The store at `root` need not be open yet: `Attach` says so. `secret` is the store's, where it is
-    known already.
+    The store at `root` need not be open yet: `Attach` says so.
     """
 
     root: str | None = None
@@ -59,7 +58,6 @@ class KvOptions(Struct, frozen=True):
     queue_bytes: int = 1 << 30
     prewarm_bytes: int = 0
     kv_bits: int | None = None
-    secret: bytes = b""
 
 
 class Load(Struct, frozen=True, tag="load"):

@@ -51,8 +51,7 @@ def choose(candidates: Iterable[Candidate], bytes_to_free: int, now_s: float) ->
     """The ids to evict, in this order, until `bytes_to_free` bytes are free or nothing is left.
 
     A parent becomes a candidate when its last child is chosen; a child that is not among the
-    candidates (pinned, being read) therefore keeps all its ancestors. The newest leaf goes last:
-    only when everything else is not enough does its chain become shorter, from its end.
+    candidates (pinned, being read) therefore keeps all its ancestors. The newest leaf stays.
     """
     if bytes_to_free <= 0:
         return ()
@@ -62,12 +61,12 @@ def choose(candidates: Iterable[Candidate], bytes_to_free: int, now_s: float) ->
     if not leaves:
         return ()
     newest = max(leaves, key=lambda leaf: (leaf.last_used_s, leaf.id))
-    heap = [(leaf is newest, value(leaf, now_s), leaf.id) for leaf in leaves]
+    heap = [(value(leaf, now_s), leaf.id) for leaf in leaves if leaf is not newest]
     heapq.heapify(heap)
     chosen: list[str] = []
     freed_bytes = 0
     while heap and freed_bytes < bytes_to_free:
-        _, _, chosen_id = heapq.heappop(heap)
+        _, chosen_id = heapq.heappop(heap)
         chosen.append(chosen_id)
         freed_bytes += known[chosen_id].size_bytes
         parent = known.get(known[chosen_id].parent or "")
@@ -75,5 +74,5 @@ def choose(candidates: Iterable[Candidate], bytes_to_free: int, now_s: float) ->
             continue
         num_children[parent.id] -= 1
         if num_children[parent.id] == 0:
-            heapq.heappush(heap, (False, value(parent, now_s), parent.id))
+            heapq.heappush(heap, (value(parent, now_s), parent.id))
     return tuple(chosen)

@@ -283,7 +283,6 @@ class Tiers:
                 self.hot[run].is_written = self.hot[run].is_saved = True
                 self._tell_ended(run)
         self._late.persist()
-        self._ground.shrink()
 
     def on_promoted(self, slot_ids: Sequence[str]) -> None:
         """These slots came from the cold store and can be read."""

@@ -1,0 +1,48 @@
+"""What is shown while packages are installed, by a stand-in for uv that writes as uv does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.running_server import ROOT
+
+SAID = """\
+[ "$1" = cache ] && { echo /nowhere; exit; }
+cat >&2 <<'END'
+Resolved 3 packages in 10ms
+Prepared 2 packages in 1.2s
+warning: Failed to hardlink files; falling back to full copy.
+Uninstalled 1 package in 3ms
+Installed 3 packages in 10ms
+ - click==8.5.0
+ + click==8.5.1
+ + mlx==0.32.4
+ ~ hearth==0.1 (from file:///here)
+error: Failed to fetch: `mlx`
+  Caused by: no network
+END
+exit 2
+"""
+
+
+def test_packages_are_not_listed_and_what_goes_wrong_is_told(tmp_path: Path):
+    uv = tmp_path / "uv"
+    uv.write_text(f"#!/bin/sh\n{SAID}")
+    uv.chmod(0o700)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "ops" / "installing.py"), "installing", str(uv), "pip", "sync"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    *lines, last = done.stderr.splitlines()
+    assert lines == [
+        "Hearth: installing…",
+        "warning: Failed to hardlink files; falling back to full copy.",
+        "error: Failed to fetch: `mlx`",
+        "  Caused by: no network",
+    ]
+    assert last.startswith("Hearth: installing: failed after ")
