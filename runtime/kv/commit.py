@@ -144,6 +144,7 @@ class Committer:
         return run.end in trail.passing or not self._hot[run].is_state_hot
 
     def _append(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
+        self._go_back_to_block(trail)
         parts = self._ground.parts
         size = max(1, min(RUN_TOKENS, RUN_BYTES // max(1, parts.bytes_per_token(kv))))
         spans: list[Span] = []
@@ -161,6 +162,18 @@ class Committer:
             self._hot[leaf].is_state_hot = leaf.has_state and leaf.end in trail.passing
         trail.leaf, trail.num_kept = leaf, end
         self._thin(leaf)
+
+    def _go_back_to_block(self, trail: Trail) -> None:
+        """What leaves a run before its end shares whole blocks with it: fewer than one is none.
+
+        Else each conversation would hang on the first one by the tokens that all templates begin
+        with, and be lost with it.
+        """
+        if trail.leaf is None or trail.num_kept == trail.leaf.end:
+            return
+        start = trail.num_kept - trail.num_kept % self._ground.chain.block_size
+        path = path_to(trail.leaf, start)
+        trail.leaf, trail.num_kept = (path[-1][0] if path else None), start
 
     def _thin(self, leaf: Run | None) -> None:
         """Of the states on a chain that are in memory only, keep a few: dense at its end."""

@@ -274,8 +274,8 @@ async def test_the_cap_holds_when_the_cold_store_fails(home: Path):
 
 
 async def test_long_chains_become_short_and_are_still_found(home: Path):
-    tokens = prompt(1, 2000).token_ids
-    turns = [TokenPrompt(token_ids=tokens[:end]) for end in range(60, 1300, 60)]
+    tokens = prompt(1, 4000).token_ids
+    turns = [TokenPrompt(token_ids=tokens[:end]) for end in range(256, 3600, 256)]
     async with serving(home) as (supervisor, kv):
         for turn in turns:
             await reused(supervisor, turn)
@@ -291,14 +291,14 @@ async def test_long_chains_become_short_and_are_still_found(home: Path):
         await repeat(kv, merge, is_done)
         assert store.counts["compacted"] > 16
         assert len(store.replaced) > 16, "who reads them gets to the end"
-        longer = TokenPrompt(token_ids=tokens[:1300])
+        longer = TokenPrompt(token_ids=tokens[:3650])
         use = await reused(supervisor, longer)
         assert (use.tier, use.num_tokens >= len(turns[-1].token_ids) - 1) == ("hot", True)
-        await saved(kv, 1300)
+        await saved(kv, 3650)
         await repeat(kv, merge, lambda: len(files(home)) == len(store.index.places()))
         assert len(files(home)) < 12
         await reused(supervisor, prompt(2), "other")
-        use = await reused(supervisor, TokenPrompt(token_ids=tokens[:1400]))
+        use = await reused(supervisor, TokenPrompt(token_ids=tokens[:3700]))
         assert use.num_tokens >= len(longer.token_ids) - 1
         assert use.tier in ("warm", "hot")
 
