@@ -148,6 +148,7 @@ def test_a_model_all_of_whose_settings_name_code_is_refused_or_loads_without(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("family", ["text", *SEEING])
 def test_no_setting_of_a_model_names_code_that_is_run(process: Loader, tmp_path: Path, family: str):
     path = made(tmp_path / "a", family)
@@ -157,7 +158,7 @@ def test_no_setting_of_a_model_names_code_that_is_run(process: Loader, tmp_path:
             reached = process.load_changed(path, changes, is_vision=is_vision)
             assert (reached.events, reached.ran) == ([], []), changes
             num_loaded += reached.error is None
-    assert num_loaded > 30
+    assert num_loaded > 20, "what is refused at once reaches for nothing"
 
 
 @pytest.mark.soak
