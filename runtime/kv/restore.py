@@ -64,6 +64,12 @@ class Restorer:
             num_tokens = run.end if run is not None else 0
         return Found(match, num_tokens, path_to(run, num_tokens), span is not None)
 
+    def num_at_hand(self, trail: Trail) -> int:
+        """How many of a prompt's tokens are in memory."""
+        found = self.find(trail)
+        missing = (run.start for run, _ in found.path if self._hot[run].kv is None)
+        return min(missing, default=found.num_tokens)
+
     def begin(self, trail: Trail) -> None:
         """Look a prompt up and ask for what is only on disk; `trail.is_waiting` says whether."""
         if trail.mode == "off":
@@ -246,8 +252,11 @@ class Restorer:
 
     # Taking up
 
-    def restore(self, trail: Trail) -> tuple[list[Any], int]:
-        """Fresh layer caches with the KV of the first n tokens in them, and n."""
+    def restore(self, trail: Trail, num_had: int = 0) -> tuple[list[Any], int]:
+        """Fresh layer caches with the KV of the first n tokens in them, and n.
+
+        Of those the request had the first `num_had` before.
+        """
         kv = self._ground.model.new_kv()
         if trail.mode == "off":
             trail.use = CacheUse(reason=trail.reason or "off")
@@ -259,10 +268,11 @@ class Restorer:
             self._assemble(kv, found, len(trail.token_ids) - found.num_tokens)
             self._mark_used(found, trail)
         reason, at = self._why_no_more(trail, found)
+        num_gained = found.num_tokens - num_had
         restore_s = time.perf_counter() - start_s if found.num_tokens else 0.0
         trail.use = CacheUse(
             tier=_tier_of(trail, found),
-            num_tokens=found.num_tokens,
+            num_tokens=trail.use.num_tokens + num_gained if num_had else num_gained,
             restore_ms=restore_s * 1000,
             reason=reason,
             at=at,
@@ -270,7 +280,7 @@ class Restorer:
         trail.leaf = found.path[-1][0] if found.path else None
         trail.num_kept = found.num_tokens
         self._ground.counts.restore_s += restore_s
-        self._ground.counts.num_reused_tokens += found.num_tokens
+        self._ground.counts.num_reused_tokens += num_gained
         return kv, found.num_tokens
 
     def _usable(self, trail: Trail) -> Found:

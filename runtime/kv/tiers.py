@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 from weakref import WeakSet
 
+from runtime.kv.blocks import BLOCK_TOKENS
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
@@ -58,6 +59,10 @@ TierEvent = SlotBad | SlotsUsed | TurnEnded | SlotsWanted | HotNow | Forgotten |
 
 TierNews = SlotRead | WriteFailed | KvNews
 """What the tiers are told from elsewhere, through the engine's inbox."""
+
+
+_WORTH_JOINING = 2 * BLOCK_TOKENS
+"""Tokens; copying the KV of a whole prompt is quicker than computing them."""
 
 
 class Tiers:
@@ -148,9 +153,12 @@ class Tiers:
         """Do not wait for the disk any longer."""
         self._restorer.give_up(trail)
 
-    def restore(self, trail: Trail) -> tuple[list[Any], int]:
-        """Fresh layer caches with the KV of the first n tokens in them, and n."""
-        kv, num_tokens = self._restorer.restore(trail)
+    def restore(self, trail: Trail, *, num_had: int = 0) -> tuple[list[Any], int]:
+        """Fresh layer caches with the KV of the first n tokens in them, and n.
+
+        The first `num_had` tokens the request has had before: only what it gains is reused.
+        """
+        kv, num_tokens = self._restorer.restore(trail, num_had)
         self._restorer.release(trail)
         return kv, num_tokens
 
@@ -166,6 +174,26 @@ class Tiers:
         elif end - trail.num_kept >= RUN_TOKENS:
             whole = end if self.needs_state else end - (end - trail.num_kept) % RUN_TOKENS
             self._committer.commit(trail, kv, whole)
+
+    def on_interrupted(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
+        """The first `end` tokens are computed, and others may go on from there.
+
+        Whole blocks are kept of them; with layers that cannot be sliced the state at `end`, in
+        memory only.
+        """
+        if self.needs_state:
+            trail.passing |= {end}
+        else:
+            end -= end % self._ground.chain.block_size
+        if end > trail.num_kept:
+            self._committer.commit(trail, kv, end)
+
+    def knows_more(self, trail: Trail, num_tokens: int) -> bool:
+        """Others computed so much more of a prompt than these tokens that it is worth a copy."""
+        if trail.mode == "off":
+            return False
+        worth = min(num_tokens + _WORTH_JOINING, len(trail.token_ids) - 1)
+        return self._restorer.num_at_hand(trail) >= worth > num_tokens
 
     def on_finished(self, trail: Trail, output_ids: Sequence[int], kv: Sequence[Any]) -> None:
         """A sequence ended; its caches hold the prompt and the output."""

@@ -135,6 +135,7 @@ class Engine:
         match arrival:
             case AbortRequest(request_id=request_id):
                 if request_id in self._groups:
+                    self._keep_begun(self._groups[request_id])
                     self._drop(self._groups[request_id])
                 self._errands.drop(request_id)
             case SequenceGroup() if arrival.request.work in ERRANDS:
@@ -153,6 +154,7 @@ class Engine:
 
     def _expire(self, now: float) -> None:
         for group in [g for g in self._groups.values() if g.deadline_s <= now]:
+            self._keep_begun(group)
             for sequence in group.sequences:
                 self._finish(sequence, "length", self._decoder.take(sequence))
         for group in self._scheduler.waiting:
@@ -164,11 +166,18 @@ class Engine:
     def _restore(self, group: SequenceGroup) -> bool:
         """Take up what is known of a prompt before its first slice; False when that failed."""
         self._work_on((group.request.request_id,))
-        if group.kv is not None:
+        if group.kv is not None and not self._tiers.knows_more(
+            group.trail, group.num_computed_tokens
+        ):
             return True
         self.phase = "restore"
+        for other in self._scheduler.waiting:
+            if other is not group:
+                self._keep_begun(other)
         try:
-            group.kv, group.num_computed_tokens = self._tiers.restore(group.trail)
+            group.kv, group.num_computed_tokens = self._tiers.restore(
+                group.trail, num_had=group.num_computed_tokens
+            )
         except (RuntimeError, ValueError) as error:
             raise_if_tainted(error)
             self._fail(group, error)
@@ -211,6 +220,15 @@ class Engine:
             return
         group.decode_started_s = time.perf_counter()
         self._decoder.insert(group)
+
+    def _keep_begun(self, group: SequenceGroup) -> None:
+        """Keep what was computed of a prompt so far: others may want it, if not its sender."""
+        if group.kv is None or not group.num_remaining_tokens:
+            return
+        try:
+            self._tiers.on_interrupted(group.trail, group.kv, group.num_computed_tokens)
+        except (RuntimeError, ValueError) as error:
+            raise_if_tainted(error)
 
     def _keep_prefill(self, plan: PrefillSlice, seconds: float) -> None:
         assert plan.group.kv is not None

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
+from runtime.generation import Generation
 from runtime.supervisor import Supervisor
 from runtime.types import (
     CacheParams,
@@ -48,6 +49,7 @@ OFF = CacheParams(mode="off")
 PREFIX = CacheParams(mode="prefix")
 OPENING_TOKENS = 8
 """What all chats begin with: `<|im_start|>system` and a line's end."""
+BLOCK = 16
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
 """KV of one token in the dense model: two layers, keys and values, two heads of 16 floats."""
 
@@ -115,7 +117,7 @@ def is_busy(served: Served) -> bool:
 async def serving(folder: Path, family: str, **settings: object) -> AsyncGenerator[Served]:
     path = write_model(folder / "models" / "m", family)
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-    fields: dict[str, Any] = {"block_size": 16, "prefill_slice": 32} | settings
+    fields: dict[str, Any] = {"block_size": BLOCK, "prefill_slice": 32} | settings
     async with supervising(folder, **fields) as supervisor:
         served = Served(supervisor, tokenizer, family != "qwen3")
         await say(served, [9])
@@ -275,6 +277,37 @@ async def test_an_abort_while_decoding_keeps_the_prompt(served: Served):
         chunks = await generation.next_chunks() or []
     generation.abort()
     assert reused(await say(served, new_ids(7, 80))) == (79, None, 79)
+
+
+async def begun(served: Served, prompt: Sequence[int], **fields: Any) -> tuple[Generation, int]:
+    """A request of which some of the prompt is computed, and how many tokens at least."""
+    wish = request(tokens(prompt), max_tokens=2, ignore_eos=True, **fields)
+    generation = served.supervisor.submit(wish)
+    last = (await first_chunks(generation))[-1]
+    return generation, last.num_done if isinstance(last, PrefillProgress) else len(prompt) - 1
+
+
+async def test_prefill_that_nobody_waits_for_any_more_is_gone_on_from(served: Served):
+    prompt = new_ids(80, 1800)
+    generation, num_done = await begun(served, prompt)
+    generation.abort()
+    use = use_of(await say(served, prompt, 1))
+    assert use.num_tokens >= num_done - num_done % BLOCK > 0
+
+
+async def test_what_is_computed_for_others_meanwhile_is_not_computed_again(served: Served):
+    shared = new_ids(81, 3000)
+    before = (await counts(served)).num_computed_tokens
+    first, num_done = await begun(served, [*shared, *new_ids(82, 600)])
+    urgent = await say(served, [*shared, *new_ids(83, 600)], 1, priority="interactive")
+    assert use_of(urgent).num_tokens >= num_done - num_done % BLOCK
+    slow = await answer(first)
+    num_reused = use_of(slow).num_tokens + use_of(urgent).num_tokens
+    num_computed = (await counts(served)).num_computed_tokens - before
+    in_turn = 3600 // 8  # whoever is kept waiting has one slice in nine
+    since_state = 2048 if served.needs_state else 0
+    assert num_computed <= 3000 + 2 * 600 + in_turn + since_state + 2 * BLOCK
+    assert num_reused + num_computed == pytest.approx(2 * 3600, abs=8)
 
 
 async def test_an_answer_cut_off_by_its_deadline_is_gone_on_from(served: Served):
