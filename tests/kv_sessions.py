@@ -108,7 +108,7 @@ class Session:
         """Wait for one piece of news and take it in."""
         one = self.news.get(timeout=PATIENCE_S)
         if isinstance(one, SlotRead):
-            self.tiers.on_read(one)
+            self.tiers.hear(one)
         else:
             self.tiers.on_write_failed(one)
 

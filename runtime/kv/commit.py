@@ -60,6 +60,18 @@ class Committer:
         self._write(trail)
         self._ground.shrink()
 
+    def commit_begun(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
+        """Keep what is computed of a prompt that may go no further: whole blocks of it.
+
+        With layers that cannot be sliced it is the state at `end`, in memory only.
+        """
+        if self._ground.needs_state:
+            trail.passing |= {end}
+        else:
+            end -= end % self._ground.chain.block_size
+        if end > trail.num_kept:
+            self.commit(trail, kv, end)
+
     def keep_exactly(self, trail: Trail, kv: Sequence[Any], end: int) -> Run | None:
         """The run that ends at `end` and continues only runs that end where the next begins.
 

@@ -267,7 +267,7 @@ class Restorer:
         if found.num_tokens:
             self._assemble(kv, found, len(trail.token_ids) - found.num_tokens)
             self._mark_used(found, trail)
-        reason, at = self._why_no_more(trail, found)
+        reason, at = _why_no_more(self._ground, trail, found)
         num_gained = found.num_tokens - num_had
         restore_s = time.perf_counter() - start_s if found.num_tokens else 0.0
         trail.use = CacheUse(
@@ -330,22 +330,23 @@ class Restorer:
         if saved:
             self._report(SlotsUsed(ids=tuple(saved), longer=longer))
 
-    def _why_no_more(self, trail: Trail, found: Found) -> tuple[MissReason | None, int]:
-        at = found.num_tokens
-        if at >= len(trail.token_ids) - 1:
-            return None, at
-        if trail.reason is not None:
-            return trail.reason, at
-        if found.match.num_tokens > at:
-            return ("no_checkpoint" if self._ground.needs_state else "evicted"), at
-        if (ghost := self._ground.ghost_of(trail, at)) is not None:
-            return ghost, at
-        if self._ground.is_apart:
-            return "away", at
-        run = found.match.run
-        if at and run is not None and (at < run.end or run.children):
-            return "diverged", at
-        return "first_seen", at
+
+def _why_no_more(ground: Ground, trail: Trail, found: Found) -> tuple[MissReason | None, int]:
+    at = found.num_tokens
+    if at >= len(trail.token_ids) - 1:
+        return None, at
+    if trail.reason is not None:
+        return trail.reason, at
+    if found.match.num_tokens > at:
+        return ("no_checkpoint" if ground.needs_state else "evicted"), at
+    if (ghost := ground.ghost_of(trail, at)) is not None:
+        return ghost, at
+    if ground.is_apart:
+        return "away", at
+    run = found.match.run
+    if at and run is not None and (at < run.end or run.children):
+        return "diverged", at
+    return "first_seen", at
 
 
 def _bad(slot_id: str, error: StoreError) -> SlotBad:

@@ -176,17 +176,8 @@ class Tiers:
             self._committer.commit(trail, kv, whole)
 
     def on_interrupted(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
-        """The first `end` tokens are computed, and others may go on from there.
-
-        Whole blocks are kept of them; with layers that cannot be sliced the state at `end`, in
-        memory only.
-        """
-        if self.needs_state:
-            trail.passing |= {end}
-        else:
-            end -= end % self._ground.chain.block_size
-        if end > trail.num_kept:
-            self._committer.commit(trail, kv, end)
+        """The first `end` tokens of a prompt are computed, and others may go on from there."""
+        self._committer.commit_begun(trail, kv, end)
 
     def knows_more(self, trail: Trail, num_tokens: int) -> bool:
         """Others computed so much more of a prompt than these tokens that it is worth a copy."""
@@ -262,11 +253,11 @@ class Tiers:
             case SlotsSaved(ids=ids):
                 self.on_saved(ids)
             case SlotsPromoted(ids=ids):
-                self.on_promoted(ids)
+                self._restorer.on_promoted(ids)
             case SlotsAway(ids=ids):
                 self._restorer.on_away(ids)
-            case WritesPaused(seconds=seconds):
-                self.rest(seconds)
+            case WritesPaused(seconds=seconds) if self._writer is not None:
+                self._writer.rest(seconds)
             case SlotsDemoted(ids=ids):
                 self.on_demoted(ids)
             case SlotsMerged(ids=ids, slots=slots):
@@ -311,15 +302,6 @@ class Tiers:
                 self.hot[run].is_written = self.hot[run].is_saved = True
                 self._tell_ended(run)
         self._late.persist()
-
-    def on_promoted(self, slot_ids: Sequence[str]) -> None:
-        """These slots came from the cold store and can be read."""
-        self._restorer.on_promoted(slot_ids)
-
-    def rest(self, seconds: float) -> None:
-        """Write nothing but what is pinned for so long."""
-        if self._writer is not None:
-            self._writer.rest(seconds)
 
     def on_demoted(self, slot_ids: Sequence[str]) -> None:
         """These slots went to the cold store."""
@@ -380,10 +362,6 @@ class Tiers:
         """A slot was not written; its run lives in memory only, until its turn comes again."""
         self.counts.num_unwritten += 1
         self.on_gone([failure.slot_id], "evicted")
-
-    def on_read(self, read: SlotRead) -> None:
-        """A reader brings what was asked for."""
-        self._restorer.on_read(read)
 
 
 def _fits(slot: KnownSlot, parent: Run | None, block_size: int) -> bool:

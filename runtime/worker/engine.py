@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
+from collections.abc import Generator
 from typing import Any
 
 from runtime.kv.tiers import Tiers
@@ -135,7 +136,7 @@ class Engine:
         match arrival:
             case AbortRequest(request_id=request_id):
                 if request_id in self._groups:
-                    self._keep_begun(self._groups[request_id])
+                    _keep_begun(self._tiers, self._groups[request_id])
                     self._drop(self._groups[request_id])
                 self._errands.drop(request_id)
             case SequenceGroup() if arrival.request.work in ERRANDS:
@@ -154,7 +155,7 @@ class Engine:
 
     def _expire(self, now: float) -> None:
         for group in [g for g in self._groups.values() if g.deadline_s <= now]:
-            self._keep_begun(group)
+            _keep_begun(self._tiers, group)
             for sequence in group.sequences:
                 self._finish(sequence, "length", self._decoder.take(sequence))
         for group in self._scheduler.waiting:
@@ -173,7 +174,7 @@ class Engine:
         self.phase = "restore"
         for other in self._scheduler.waiting:
             if other is not group:
-                self._keep_begun(other)
+                _keep_begun(self._tiers, other)
         try:
             group.kv, group.num_computed_tokens = self._tiers.restore(
                 group.trail, num_had=group.num_computed_tokens
@@ -202,7 +203,7 @@ class Engine:
             self._scheduler.on_prefill(0, seconds, num_running)
             return
         self._items += [(group.request.request_id, chunk) for chunk in told]
-        self._keep_prefill(plan, seconds + group.looked_s)
+        _keep_prefill(self._tiers, plan, seconds + group.looked_s)
         group.looked_s = 0.0
         taken_s = time.perf_counter() - start
         self._scheduler.on_prefill(plan.end - plan.start, taken_s, num_running)
@@ -220,23 +221,6 @@ class Engine:
             return
         group.decode_started_s = time.perf_counter()
         self._decoder.insert(group)
-
-    def _keep_begun(self, group: SequenceGroup) -> None:
-        """Keep what was computed of a prompt so far: others may want it, if not its sender."""
-        if group.kv is None or not group.num_remaining_tokens:
-            return
-        try:
-            self._tiers.on_interrupted(group.trail, group.kv, group.num_computed_tokens)
-        except (RuntimeError, ValueError) as error:
-            raise_if_tainted(error)
-
-    def _keep_prefill(self, plan: PrefillSlice, seconds: float) -> None:
-        assert plan.group.kv is not None
-        try:
-            span = (plan.start, plan.end)
-            self._tiers.on_prefill(plan.group.trail, plan.group.kv, span, seconds)
-        except (RuntimeError, ValueError) as error:
-            raise_if_tainted(error)
 
     def _decode(self) -> None:
         self.phase = "decode"
@@ -314,10 +298,8 @@ class Engine:
         group = sequence.group
         trail = group.trail if len(group.sequences) == 1 else group.trail.fork()
         already = len(group.token_ids) - group.num_prompt_tokens
-        try:
+        with _keeping():
             self._tiers.on_finished(trail, sequence.output_token_ids[already:], kv)
-        except (RuntimeError, ValueError) as error:
-            raise_if_tainted(error)
 
     # Leaving
 
@@ -355,6 +337,15 @@ class Engine:
         self._scheduler.add_first(again)
 
 
+@contextlib.contextmanager
+def _keeping() -> Generator[None]:
+    """What cannot be kept is computed again one day. Raises EngineTainted as the device failed."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise_if_tainted(error)
+
+
 def _accepted(group: SequenceGroup) -> Accepted:
     return Accepted(
         request_id=group.request.request_id,
@@ -386,11 +377,22 @@ def _compute(
     return True, []
 
 
+def _keep_begun(tiers: Tiers, group: SequenceGroup) -> None:
+    """Keep what was computed of a prompt so far: others may want it, if not its sender."""
+    if group.kv is not None and group.num_remaining_tokens:
+        with _keeping():
+            tiers.on_interrupted(group.trail, group.kv, group.num_computed_tokens)
+
+
+def _keep_prefill(tiers: Tiers, plan: PrefillSlice, seconds: float) -> None:
+    group, span = plan.group, (plan.start, plan.end)
+    assert group.kv is not None
+    with _keeping():
+        tiers.on_prefill(group.trail, group.kv, span, seconds)
+
+
 def _pin(tiers: Tiers, group: SequenceGroup) -> None:
     source = group.request.cache.pin
-    if source is None or group.kv is None:
-        return
-    try:
-        tiers.pin(group.trail, group.kv, source)
-    except (RuntimeError, ValueError) as error:
-        raise_if_tainted(error)
+    if source is not None and group.kv is not None:
+        with _keeping():
+            tiers.pin(group.trail, group.kv, source)

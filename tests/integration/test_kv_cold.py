@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.slot_news import SlotsAway
+from runtime.slot_news import SlotsAway, SlotsPromoted
 from runtime.wire import HotAsked, HotNow, SlotsWanted
 from runtime.worker.model import LoadedModel
 from store.slots import slot_path
@@ -38,10 +38,10 @@ def test_cold_slots_are_asked_for_and_read_when_they_are_here(stored: Stored):
     session.tiers.begin(trail)
     wanted = [SlotsWanted(ids=(one.id,)) for one in stored.known]
     assert (session.reports, trail.is_waiting, trail.use.tier) == (wanted, True, "cold")
-    session.tiers.on_promoted([stored.prompt.id])
+    session.tiers.hear(SlotsPromoted(ids=(stored.prompt.id,)))
     session.hear()
     assert trail.is_waiting
-    session.tiers.on_promoted([stored.answer.id])
+    session.tiers.hear(SlotsPromoted(ids=(stored.answer.id,)))
     session.hear()
     assert not trail.is_waiting
     _, num_tokens = session.tiers.restore(trail)
@@ -65,7 +65,7 @@ def test_nobody_waits_for_what_is_away_and_it_is_asked_for_again(stored: Stored)
     again = session.trail(TURN_2)
     session.tiers.begin(again)
     assert session.reports == [SlotsWanted(ids=(one.id,)) for one in stored.known]
-    session.tiers.on_promoted([one.id for one in stored.known])
+    session.tiers.hear(SlotsPromoted(ids=(*(one.id for one in stored.known),)))
     while again.is_waiting:
         session.hear()
     session.tiers.restore(again)
@@ -124,7 +124,7 @@ def test_who_waits_too_long_goes_on_without(stored: Stored):
     session.tiers.give_up(trail)
     session.tiers.restore(trail)
     assert reused(trail) == (0, "none", "slower_than_prefill")
-    session.tiers.on_promoted([one.id for one in stored.known])
+    session.tiers.hear(SlotsPromoted(ids=(*(one.id for one in stored.known),)))
     assert reused(check_right(session, TURN_2))[0] == 120
 
 
@@ -161,7 +161,7 @@ def test_what_is_read_before_what_it_continues_is_not_said_to_be_hot(stored: Sto
     session.tiers.hear(asked)
     assert session.reports[-1] == HotNow(number=1, ids=())
     elsewhere.rename(path)
-    session.tiers.on_promoted([stored.prompt.id])
+    session.tiers.hear(SlotsPromoted(ids=(stored.prompt.id,)))
     session.hear()
     session.tiers.hear(asked)
     assert session.reports[-1] == HotNow(number=1, ids=asked.ids)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from runtime.kv.trail import Trail
+from runtime.slot_news import SlotsPromoted
 from runtime.wire import SlotBad, SlotsUsed
 from runtime.worker.model import LoadedModel
 from store.keyed_names import Asker
@@ -110,7 +111,7 @@ def test_a_missing_file_is_a_miss_once_the_store_says_that_it_is_gone(stored: St
 def test_a_file_that_left_for_the_cold_store_is_read_when_it_is_back(stored: Stored):
     session, trail, elsewhere = waiting_for_a_missing_file(stored)
     elsewhere.rename(slot_path(stored.root, stored.prompt.id))
-    session.tiers.on_promoted([stored.prompt.id])
+    session.tiers.hear(SlotsPromoted(ids=(stored.prompt.id,)))
     while trail.is_waiting:
         session.hear()
     session.tiers.restore(trail)

@@ -7,6 +7,7 @@ import pytest
 from runtime.kv.prefix import Run
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.restore import Restorer
+from runtime.slot_news import SlotsPromoted
 from store.slots import slot_path
 from tests.kv_sessions import (
     FIRST,
@@ -68,9 +69,9 @@ def test_a_slot_that_is_back_before_it_is_found_missing_is_read(stored: Stored):
     session.tiers.begin(trail)
     reads = [next_read(session), next_read(session)]
     elsewhere.rename(path)
-    session.tiers.on_promoted([stored.prompt.id])
+    session.tiers.hear(SlotsPromoted(ids=(stored.prompt.id,)))
     for read in reads:
-        session.tiers.on_read(read)
+        session.tiers.hear(read)
     while trail.is_waiting:
         session.hear()
     session.tiers.restore(trail)
