@@ -48,6 +48,7 @@ from api.openai.response_desk import ResponseDesk
 from api.openai.tokens import detokenize, tokenize
 from api.prewarm import PinnedPrompts, PrewarmCollector
 from api.version import VERSION
+from runtime.arrivals import Arrivals
 from runtime.catalog import Catalog
 from runtime.errors import SettingsError, UnknownModel
 from runtime.history import History
@@ -122,7 +123,7 @@ def build_house(settings: Settings, first: Newborn | None = None) -> House:
     except OSError as error:
         why = f"log_file {settings.log_file} cannot be written: {error.strerror}."
         raise SettingsError(why) from error
-    catalog = Catalog(settings)
+    catalog = Catalog(settings, Arrivals() if settings.allow_download else None)
     named = [("preload", name) for name in settings.preload or ()]
     if settings.default_model is not None:
         named.append(("default_model", settings.default_model))
@@ -130,6 +131,8 @@ def build_house(settings: Settings, first: Newborn | None = None) -> House:
         try:
             catalog.resolve(name)
         except UnknownModel as error:
+            if catalog.may_come(name):
+                continue
             raise SettingsError(f"{key} cannot be used: {error.message}") from error
     kv = KvStore(settings)
     supervisor = Supervisor(settings, catalog, kv, first)

@@ -230,7 +230,7 @@ class Gate:
         Raises:
             UnknownModel: there is no such model.
         """
-        return self._catalog.resolve(name) if name else self._catalog.default()
+        return self._catalog.want(name or self._catalog.default_name)
 
     @property
     def refused(self) -> Mapping[str, Refused]:

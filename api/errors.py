@@ -28,6 +28,8 @@ from runtime.errors import (
     InvalidRequest,
     LoadFailed,
     MemoryShort,
+    ModelDownloading,
+    ModelNotDownloaded,
     ModelRefused,
     ModelTooLarge,
     ModelUnavailable,
@@ -143,6 +145,8 @@ STATUSES: dict[type[HearthError], Status] = {
     Forbidden: Status(403, "permission_error"),
     UnknownModel: Status(404, "invalid_request_error"),
     ModelRefused: Status(404, "invalid_request_error"),
+    ModelDownloading: Status(503, "server_error"),
+    ModelNotDownloaded: Status(503, "server_error"),
     UnknownCrash: Status(404, "invalid_request_error"),
     UnknownConversation: Status(404, "invalid_request_error"),
     UnknownResponse: Status(404, "invalid_request_error"),
@@ -176,6 +180,10 @@ STATUSES: dict[type[HearthError], Status] = {
     StoreUnavailable: Status(503, "server_error"),
 }
 _NOT_WORTH_A_RETRY = frozenset({PoisonRequest.code, ModelTooLarge.code, Aborted.code})
+_WITH_RETRY_AFTER = (
+    *(Overloaded, TooManyWrongKeys, WorkerError),
+    *(ModelDownloading, ModelNotDownloaded),
+)
 _BY_CODE = {error.code: status for error, status in STATUSES.items()}
 _ROUTE_CODES = {404: "route_not_found", 405: "method_not_allowed"}
 
@@ -241,7 +249,7 @@ def refusal_of(error: HearthError) -> Refusal:
     headers: dict[str, str] = {}
     if error.code in _NOT_WORTH_A_RETRY:
         headers["x-should-retry"] = "false"
-    elif isinstance(error, Overloaded | TooManyWrongKeys | WorkerError):
+    elif isinstance(error, _WITH_RETRY_AFTER):
         headers["retry-after"] = str(min(error.retry_after_s, MAX_RETRY_AFTER_S))
     elif status == 503:
         headers["retry-after"] = "1"

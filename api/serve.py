@@ -23,7 +23,8 @@ from api.address import url_of
 from api.connection import Connections, http_connection, most_connections
 from api.doorway import Doorway
 from api.patience import Patience
-from runtime.errors import HearthError
+from runtime.embedded import HEARTH_TINY
+from runtime.errors import HearthError, UnknownModel
 from runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -130,15 +131,20 @@ def ready_line(house: House, url: str, *, has_keys: bool) -> str:
 
     With keys the command takes one from the shell: the server knows their digests only.
     """
-    default = house.catalog.default()
-    names = [spec.id for spec in house.catalog.models()]
+    catalog = house.catalog
+    try:
+        default = catalog.default()
+    except UnknownModel:  # it is not here yet
+        default = catalog.resolve(HEARTH_TINY.name)
+    names = [spec.id for spec in catalog.models()]
     names.sort(key=lambda name: name != default.id)
     more = len(names) - _SHOWN_MODELS
     shown = ", ".join(names[:_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")
     failures = [s for s in house.supervisor.status() if s.state == "failed"]
     trouble = "".join(f"; {s.spec.id} could not be loaded: {s.last_error}" for s in failures)
-    unusable = house.catalog.unusable.items()
-    trouble += "".join(f"; {name} cannot be used: {why}" for name, why in unusable)
+    for name, why in catalog.unusable.items():
+        how = "is not here yet" if catalog.may_come(name) else "cannot be used"
+        trouble += f"; {name} {how}: {why}"
     key = '-H "x-api-key: $HEARTH_API_KEY" ' if has_keys else ""
     body = {"model": default.id, "messages": [{"role": "user", "content": "Hello!"}]}
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 import structlog
 from huggingface_hub import constants
 
+from runtime.arrivals import Arrivals
 from runtime.embedded import HEARTH_TINY
 from runtime.errors import ModelRefused, UnknownModel
 from runtime.model_files import cached_snapshots, model_directories, read_spec
@@ -26,6 +28,7 @@ MODELS_DIR = "models_dir"
 _MAX_NAME_CHARACTERS = 256
 _SHOWN_CHARACTERS = 80
 _REFRESH_INTERVAL_S = 1.0
+_REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 _log = structlog.stdlib.get_logger("hearth.catalog")
 
@@ -42,17 +45,21 @@ class Catalog:
 
     First come the models of `[models.*]`, then the directories of `models_dir`, then whole
     snapshots in the Hugging Face cache, then the embedded model; the first of a name wins. It
-    belongs to the event loop. `hub_cache` and `clock` (seconds) are for tests.
+    belongs to the event loop. What `[models.*]` name by their repositories and is not there comes
+    by `arrivals`, where `allow_download` is on; without them nothing is downloaded. `hub_cache`
+    and `clock` (seconds) are for tests.
     """
 
     def __init__(
         self,
         settings: Settings,
+        arrivals: Arrivals | None = None,
         *,
         hub_cache: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
+        self.arrivals = arrivals
         self._models_dir = settings.models_dir or settings.home / "models"
         self._hub_cache = hub_cache or Path(constants.HF_HUB_CACHE)
         self._clock = clock
@@ -61,7 +68,7 @@ class Catalog:
         self._warned: set[tuple[str, str]] = set()
         self._left_out: dict[str, str] = {}
         self._refused: set[str] = set()
-        self._to_be_fetched: set[str] = set()
+        self._to_be_fetched: dict[str, str] = {}
         self._refreshed_s = 0.0
         self.refresh()
 
@@ -69,16 +76,20 @@ class Catalog:
         """Every model once, configured ones first."""
         return tuple(self._specs.values())
 
-    def default(self) -> ModelSpec:
-        """`default_model`, else the first usable of `[models.*]`, else the embedded model.
-
-        Raises:
-            UnknownModel: `default_model` names nothing.
+    @property
+    def default_name(self) -> str:
+        """`default_model`, else the first of `[models.*]` that is usable or may be downloaded,
+        else the embedded model.
         """
         if self._settings.default_model is not None:
-            return self.resolve(self._settings.default_model)
-        configured = (self._specs[name] for name in self._settings.models if name in self._specs)
-        return next(configured, None) or self.resolve(EMBEDDED_MODEL)
+            return self._settings.default_model
+        named = self._settings.models
+        can_be = (name for name in named if name in self._specs or self.may_come(name))
+        return next(can_be, EMBEDDED_MODEL)
+
+    def default(self) -> ModelSpec:
+        """What a request without a model means. Raises as `resolve`."""
+        return self.resolve(self.default_name)
 
     def resolve(self, name: str) -> ModelSpec:
         """The model of this exact name or alias; on a miss the disk is looked at again.
@@ -86,18 +97,38 @@ class Catalog:
         Raises:
             UnknownModel: there is none; it knows the nearest names.
             ModelRefused: there is one that would have to run code of its own.
+            ModelDownloading, ModelNotDownloaded: it is not on this machine yet.
         """
         spec = self._find(name)
         is_name = len(name) <= _MAX_NAME_CHARACTERS and name.isprintable()
         if spec is None and is_name and self._clock() - self._refreshed_s >= _REFRESH_INTERVAL_S:
             self.refresh()
             spec = self._find(name)
+        if spec is None and (told := self._why_not_here(name)) is not None:
+            raise told
         if spec is None:
             shown = name if len(name) <= _SHOWN_CHARACTERS else name[: _SHOWN_CHARACTERS - 1] + "…"
             nearest = self._nearest(name[:_MAX_NAME_CHARACTERS])
             kind = ModelRefused if name in self._refused else UnknownModel
             raise kind(shown, nearest, self._left_out.get(name))
         return spec
+
+    def want(self, name: str) -> ModelSpec:
+        """The same for somebody who would use it: where that may be, its download begins.
+
+        Raises as `resolve`.
+        """
+        try:
+            return self.resolve(name)
+        except UnknownModel:
+            repo = self._to_be_fetched.get(name)
+            if repo is None or self.arrivals is None:
+                raise
+            raise self.arrivals.want(name, repo) from None
+
+    def may_come(self, name: str) -> bool:
+        """Whether it is a model that is not here yet and may be downloaded."""
+        return self._settings.allow_download and name in self._to_be_fetched
 
     def look_up(self, name: str) -> tuple[str | UnknownModel, tuple[str, ...]]:
         """The id of what `name` means, or why it means nothing; and every model's id."""
@@ -116,15 +147,27 @@ class Catalog:
     def refused(self) -> Mapping[str, Refused]:
         """The models and aliases among them, by name."""
         return {
-            name: Refused(ModelRefused.code if name in self._refused else UnknownModel.code, why)
+            name: self._refusal(name, why)
             for name, why in sorted(self._left_out.items())
             if name != MODELS_DIR
         }
 
+    def _refusal(self, name: str, why: str) -> Refused:
+        if (told := self._why_not_here(name)) is not None:
+            return Refused(told.code, told.reason or why)
+        return Refused(ModelRefused.code if name in self._refused else UnknownModel.code, why)
+
+    def _why_not_here(self, name: str) -> UnknownModel | None:
+        repo = self._to_be_fetched.get(name)
+        if repo is None or self.arrivals is None:
+            return None
+        return self.arrivals.why_not_here(name, repo)
+
     @property
     def unusable(self) -> Mapping[str, str]:
         """Those of `[models.*]` that cannot be used, and why."""
-        return {name: why for name, why in self._left_out.items() if name in self._settings.models}
+        named = self._settings.models
+        return {name: one.reason for name, one in self.refused.items() if name in named}
 
     @property
     def misnamed(self) -> tuple[str, ...]:
@@ -133,21 +176,27 @@ class Catalog:
         targets = {alias: name for name, one in own.models.items() for alias in one.aliases}
         targets |= own.aliases
         named = {*own.models, *targets, MODELS_DIR}
-        later = self._to_be_fetched if own.allow_download else set[str]()
         left_out = (name for name in self._left_out if name in named)
-        return tuple(name for name in left_out if targets.get(name, name) not in later)
+        return tuple(name for name in left_out if not self.may_come(targets.get(name, name)))
 
     def refresh(self) -> None:
         """Look at the disk again. What cannot be used is left out, with one warning."""
         self._refreshed_s = self._clock()
         self._left_out = {}
         self._refused = set()
-        self._to_be_fetched = set()
+        self._to_be_fetched = {}
         snapshots = cached_snapshots(self._hub_cache)
+        if self.arrivals is not None:
+            coming = self.arrivals.on_their_way()
+            snapshots = {repo: path for repo, path in snapshots.items() if repo not in coming}
         found = self._directories()
         for name, path in (*snapshots.items(), (EMBEDDED_MODEL, HEARTH_TINY)):
             found.setdefault(name, path)
         places = dict(self._configured(found, snapshots))
+        own = self._settings
+        for name in filter(None, (own.default_model, *(own.preload or ()))):
+            if _REPO.fullmatch(name) and name not in found:
+                self._to_be_fetched.setdefault(name, name)
         owners: dict[Path, str] = {}
         for name, path in places.items():
             owners.setdefault(path.resolve(), name)
@@ -205,8 +254,8 @@ class Catalog:
             if settings.repo is not None:
                 path = snapshots.get(settings.repo)
                 if path is None:
-                    self._to_be_fetched.add(name)
-                reason = f"{settings.repo} is not in {self._hub_cache}: hearth pull {settings.repo}"
+                    self._to_be_fetched |= dict.fromkeys((name, settings.repo), settings.repo)
+                reason = self._why_to_be_fetched(settings.repo)
             else:
                 path = settings.path or found.get(name)
                 reason = (
@@ -218,6 +267,11 @@ class Catalog:
                 self._warn(name, reason)
             else:
                 yield name, path
+
+    def _why_to_be_fetched(self, repo: str) -> str:
+        if self._settings.allow_download:
+            return f"{repo} is downloaded when a request names it, or now by: hearth pull {repo}"
+        return f"{repo} is not in {self._hub_cache}: hearth pull {repo}"
 
     def _readable(self, places: dict[str, Path]) -> Iterator[tuple[str, ModelSpec]]:
         for name, path in places.items():
@@ -247,6 +301,8 @@ class Catalog:
         for alias, target in aliases.items():
             if target in self._refused:
                 self._refused.add(alias)
+            if target in self._to_be_fetched:
+                self._to_be_fetched[alias] = self._to_be_fetched[target]
             if target not in specs:
                 reason = self._left_out.get(target)
                 why = "which is not there" if reason is None else f"which cannot be used: {reason}"

@@ -1,12 +1,22 @@
-"""Models from the Hugging Face hub into its cache: the only place that downloads anything."""
+"""Models from the Hugging Face hub into its cache: the only place that downloads anything.
+
+`python -m runtime.downloads REPO` does it for a server: it prints what `runtime.arrivals` reads,
+and ends when its standard input does, as then nobody waits for it any more.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from typing_extensions import override
 
+from runtime.arrivals import Arrived, Missed, Word
 from runtime.errors import HearthError
 from runtime.progress import Progress, Watch, unwatched
 
@@ -14,6 +24,7 @@ if TYPE_CHECKING:
     from huggingface_hub.utils import tqdm
 
 _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
+_PROGRESS_EVERY_S = 0.5
 
 
 class DownloadFailed(HearthError):
@@ -22,20 +33,14 @@ class DownloadFailed(HearthError):
     code = "download_failed"
 
 
-def pull(repo: str, *, is_allowed: bool, watch: Watch = unwatched) -> Path:
+def pull(repo: str, watch: Watch = unwatched) -> Path:
     """Fetch weights, configuration and tokenizer of a repository; the directory they are in.
 
     What is already there is not fetched again. Code is never fetched. Blocks until it is done.
-    `is_allowed` says that a person asked for it, or that `allow_download` is on.
 
     Raises:
-        DownloadFailed: not allowed, no such repository, or no way to reach the hub.
+        DownloadFailed: no such repository, or no way to reach the hub.
     """
-    if not is_allowed:
-        raise DownloadFailed(
-            f"{repo} is not on this machine and allow_download is off. "
-            f"Fetch it with: hearth pull {repo}"
-        )
     # Both cost 0.3 s, which only a download should pay.
     from huggingface_hub import errors, snapshot_download  # noqa: PLC0415  # pyright: ignore[reportUnknownVariableType]
 
@@ -77,3 +82,42 @@ def _bars(watch: Watch) -> type[tqdm]:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+class _Printer:
+    """Prints how far it is now and then, and the last word in any case."""
+
+    def __init__(self) -> None:
+        self._printed_s = 0.0
+
+    def watch(self, progress: Progress) -> None:
+        """Print it, unless something was printed just now."""
+        if time.monotonic() - self._printed_s >= _PROGRESS_EVERY_S:
+            self.say(progress)
+
+    def say(self, word: Word) -> None:
+        """Print it."""
+        self._printed_s = time.monotonic()
+        sys.stdout.write(msgspec.json.encode(word).decode() + "\n")
+        sys.stdout.flush()
+
+
+def _end_with_the_server() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def main(repo: str) -> None:
+    """Download for a server."""
+    threading.Thread(target=_end_with_the_server, daemon=True).start()
+    printer = _Printer()
+    try:
+        pull(repo, printer.watch)
+    except DownloadFailed as error:
+        printer.say(Missed(error.message))
+    else:
+        printer.say(Arrived())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -95,6 +95,28 @@ class ModelRefused(UnknownModel):
     code = "model_needs_own_code"
 
 
+class ModelDownloading(UnknownModel):
+    """The model is on its way to this machine; worth a retry after `retry_after_s`."""
+
+    code = "model_downloading"
+
+    def __init__(self, name: str, how_far: str, retry_after_s: int) -> None:
+        super().__init__(name, (), f"it is being downloaded ({how_far})")
+        self.message += f" Try again in {retry_after_s} s."
+        self.retry_after_s = retry_after_s
+
+
+class ModelNotDownloaded(UnknownModel):
+    """The model could not be downloaded; a request after `retry_after_s` has it tried again."""
+
+    code = "download_failed"
+
+    def __init__(self, name: str, why: str, retry_after_s: int) -> None:
+        super().__init__(name, (), why.removesuffix("."))
+        self.message += f" It is tried again after {retry_after_s} s."
+        self.retry_after_s = retry_after_s
+
+
 class NothingKept(UnknownModel):
     """There is no such model, and none of that name left anything in the store."""
 

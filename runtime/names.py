@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from runtime.catalog import Catalog
 from runtime.dispatch import Dispatch
-from runtime.errors import UnknownModel
+from runtime.errors import ModelDownloading, ModelNotDownloaded, UnknownModel
 from runtime.lifecycle import HAS_PROCESS
 from runtime.model_actor import ModelActor
 from runtime.types import ModelSpec
@@ -19,6 +19,8 @@ class Names:
         self._catalog = catalog
         self._dispatch = dispatch
         self._pinned = set(pinned)
+        self._coming: set[str] = set()
+        """What is to be loaded once it is downloaded."""
         self._known: dict[str, ModelSpec] = {}
         """What was named last, by name."""
         for spec in catalog.models():
@@ -32,9 +34,42 @@ class Names:
                 specs.setdefault(spec.id, spec)
         return list(specs.values())
 
-    def pinned(self) -> list[ModelSpec]:
-        """Those of the catalog that are to stay loaded."""
-        return [spec for spec in self._catalog.models() if spec.id in self._pinned]
+    def wanted_at_boot(self, preload: Sequence[str] | None) -> list[ModelSpec]:
+        """What is to be loaded first: these, else the default one, and the pinned ones.
+
+        Raises UnknownModel.
+        """
+        names = [self._catalog.default_name] if preload is None else preload
+        specs = [*map(self._coming_or_here, names)]
+        specs += [spec for spec in self._catalog.models() if spec.id in self._pinned]
+        pinned = sorted(filter(self._catalog.may_come, self._pinned))
+        specs += map(self._coming_or_here, pinned)
+        return list(filter(None, specs))
+
+    def await_arrivals(self, load: Callable[[ModelSpec], None]) -> None:
+        """Begin with downloads, and have loaded what boot would have loaded if it had been here."""
+
+        def on_arrival(_: str) -> None:
+            self._catalog.refresh()
+            waiting, self._coming = self._coming, set()
+            for spec in filter(None, map(self._coming_or_here, waiting)):
+                load(spec)
+
+        if self._catalog.arrivals is not None:
+            self._catalog.arrivals.start(on_arrival)
+
+    async def stop(self) -> None:
+        """End all downloads."""
+        if self._catalog.arrivals is not None:
+            await self._catalog.arrivals.stop()
+
+    def _coming_or_here(self, name: str) -> ModelSpec | None:
+        """None for one that is loaded once it comes. Raises UnknownModel."""
+        try:
+            return self.resolve(name)
+        except (ModelDownloading, ModelNotDownloaded):
+            self._coming.add(name)
+            return None
 
     def of(self, engine: str) -> tuple[str, ...]:
         """All names that the process serves that goes by this one."""
@@ -49,10 +84,10 @@ class Names:
     def resolve(self, name: str) -> ModelSpec:
         """The catalog's word; what is loaded can be named even when it is gone from the disk.
 
-        Raises UnknownModel.
+        Raises as `Catalog.want`.
         """
         try:
-            spec = self._catalog.resolve(name)
+            spec = self._catalog.want(name)
         except UnknownModel:
             for known in self._known.values():
                 is_meant = name in (known.id, *known.aliases)

@@ -88,14 +88,22 @@ def worker_environment(cpu_blas: str) -> dict[str, str]:
     Nor to its cache, from which upstream would take what a model's files name, and no place for
     transformers to put code that comes with a model: it runs none that it cannot copy there.
     """
-    environment = dict(os.environ) | blas_environment(cpu_blas, os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join((_ROOT, *_given_path(environment)))
-    return environment | {
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_CACHE": os.devnull,
-        "HF_MODULES_CACHE": os.devnull,
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    return (
+        own_environment()
+        | blas_environment(cpu_blas, os.environ)
+        | {
+            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_CACHE": os.devnull,
+            "HF_MODULES_CACHE": os.devnull,
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+    )
+
+
+def own_environment() -> dict[str, str]:
+    """The server's own, with our packages before others of their names."""
+    path = os.pathsep.join((_ROOT, *_given_path(os.environ)))
+    return dict(os.environ) | {"PYTHONPATH": path}
 
 
 def _given_path(environment: Mapping[str, str]) -> list[str]:

@@ -56,7 +56,8 @@ SETTINGS: dict[str, str] = {
     "models_dir": "directory with models, one in each subdirectory",
     "default_model": "model for requests that name none",
     "preload": "models to load at start (default: the default model)",
-    "allow_download": "download a model from the Hugging Face hub when a request names it",
+    "allow_download": "download what `repo`, `default_model` or `preload` name and is not here "
+    "yet, from the Hugging Face hub, when it is needed",
     "aliases": "more names for models: `[aliases]`, name = model",
     "models": "models under a name you choose, with settings: `[models.NAME]`, see below",
     "prompt_rules": "how prompts may be changed so that more of them is reused, see below",

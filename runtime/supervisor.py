@@ -85,10 +85,10 @@ class Supervisor:
         """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
         if self._first is not None:
             await self._spares.adopt(self._first)
-        specs = [*_preloaded(self._settings, self._catalog), *self._names.pinned()]
-        unique = {spec.engine: spec for spec in specs}
+        unique = {spec.engine: spec for spec in self._names.wanted_at_boot(self._settings.preload)}
         self._preloading = set(unique)
         self._spawn(self._preload(list(unique.values())))
+        self._names.await_arrivals(lambda spec: self._spawn(self._try_load(spec.id)))
 
     async def stop(self) -> None:
         """Refuse what is new and what waits, then let the workers leave.
@@ -96,6 +96,7 @@ class Supervisor:
         It takes as long as the slowest of them may (`stopping.stop_bound_s`).
         """
         self._dispatch.close()
+        await self._names.stop()
         await self._spares.stop()
         if self._tasks:  # a process that the kernel does not let go of is left to it
             await asyncio.wait(self._tasks, timeout=self._stop_bound_s)
@@ -364,9 +365,3 @@ def _generation(
     priority = request.priority or "default"
     call = call_of(spec, generation, request.request_id, priority, settings.max_wait_s)
     return generation, call
-
-
-def _preloaded(settings: Settings, catalog: Catalog) -> list[ModelSpec]:
-    if settings.preload is None:
-        return [catalog.default()]
-    return [catalog.resolve(name) for name in settings.preload]

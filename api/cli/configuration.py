@@ -67,6 +67,8 @@ def check(settings: Settings) -> CheckView:
         try:
             catalog.resolve(name)
         except UnknownModel as error:
+            if catalog.may_come(name):
+                continue
             raise SettingsError(error.message) from error
     prompts = PinnedPrompts(settings, catalog)
     return CheckView(

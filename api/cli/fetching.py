@@ -22,6 +22,6 @@ class Pulled(msgspec.Struct):
 def pull(_: Settings, arguments: argparse.Namespace) -> int:
     """Fetch what is not there yet. Raises DownloadFailed."""
     with watching(f"pull {arguments.repo}") as watch:
-        path = downloads.pull(arguments.repo, is_allowed=True, watch=watch)
+        path = downloads.pull(arguments.repo, watch)
     found = Pulled(arguments.repo, str(path))
     return show(found, found.path, as_json=arguments.as_json)
