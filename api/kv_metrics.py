@@ -31,11 +31,6 @@ _MODEL_COUNTERS: tuple[tuple[str, str, Callable[[KvCounts], float]], ...] = (
         lambda c: c.exact_key_rejected_by_model_lcp,
     ),
     (
-        "trim_misses",
-        "Matches given up because a layer's state cannot be cut; should stay 0",
-        lambda c: c.hybrid_trim_miss,
-    ),
-    (
         "image_mismatches",
         "Matches cut short because they ended inside an image; should stay 0",
         lambda c: c.vlm_retreat,

@@ -14,7 +14,7 @@ import msgspec
 from runtime.prompt.rules import rules_for
 from runtime.prompt.stabilise import stabilise
 from runtime.types import CacheParams, ChatPrompt, GenerateRequest, Message, Struct
-from store.types import TTL_S, decayed_hits
+from store.types import DEFAULT_TTL_S, decayed_hits
 
 MIN_CHARS = 1000
 """Shorter ones are computed before anybody notices."""
@@ -23,6 +23,9 @@ MIN_USES = 1.5
 """Twice within the half-life of a use: the first one counts a little less by then."""
 
 KEEP_ALIVE_SHARE = 0.8
+KEPT_LIVES = 4
+"""So many times as long as it would live unused, a prefix is kept alive for its next use."""
+
 _OPENING = Message(role="user", text=".")
 """Some templates refuse a prompt without a user; only what precedes this message is kept."""
 
@@ -52,7 +55,7 @@ class Prefix(Struct, frozen=True):
     @property
     def life_s(self) -> float:
         """How long its KV lives on disk without use."""
-        return TTL_S["long"] if self.ttl_s is None else self.ttl_s
+        return DEFAULT_TTL_S if self.ttl_s is None else self.ttl_s
 
     def worth(self, now_s: float) -> float:
         """Uses that are expected, times the length."""
@@ -107,11 +110,11 @@ def learned(prefixes: Iterable[Prefix], limit: int, now_s: float) -> list[Prefix
 
 
 def is_due(prefix: Prefix, now_s: float, period_s: float) -> bool:
-    """It expires soon unless it is touched, and was really used within its time.
+    """It expires soon unless it is touched, and was really used within some of its lives.
 
     True when it would be later than 80 % of its life at the next look, `period_s` from now.
     """
-    was_used = now_s - prefix.last_used_s < prefix.life_s
+    was_used = now_s - prefix.last_used_s < KEPT_LIVES * prefix.life_s
     return was_used and now_s + period_s - prefix.touched_s > KEEP_ALIVE_SHARE * prefix.life_s
 
 

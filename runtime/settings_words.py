@@ -112,7 +112,7 @@ SETTINGS: dict[str, str] = {
         "KV that may wait for the disk (default: a twentieth of the memory, 64 MiB to 2 GiB)"
     ),
     "kv_daily_write_bytes": "most that is written in a day; after that only pinned KV is",
-    "kv_ttl_s": "delete KV on disk after this long without use; 0: write none (default: a day)",
+    "kv_ttl_s": "delete KV on disk after this long without use; 0: write none (default: 14 days)",
     "cold_store": "directory or s3:// address where KV moves after kv_ttl_s; for one home only",
     "cold_max_bytes": "KV in the cold store",
     "cold_ttl_s": "delete KV in the cold store after this long without use",

@@ -173,10 +173,11 @@ class CacheParams(Struct, frozen=True):
     """What a request wishes of the KV cache.
 
     `prefix` keeps only what precedes the first turn (system prompt and tools), `off` neither reads
-    nor keeps. `ttl_s` is how long the KV may stay on disk unused: 0 keeps it in memory only, None
-    leaves it to the server. `session_id` names the conversation for listing and deleting; what
-    matches is decided by content alone. A `prefill` with a `pin` has its KV stay until that pin is
-    taken back; in `prefix` mode that of the prefix. Requests of two tenants share nothing.
+    nor keeps KV; the model reads the same tokens in all of them. `ttl_s` is how long the KV may
+    stay on disk unused: 0 keeps it in memory only, None leaves it to the server. `session_id` names
+    the conversation for listing and deleting; what matches is decided by content alone. A `prefill`
+    with a `pin` has its KV stay until that pin is taken back; in `prefix` mode that of the prefix.
+    Requests of two tenants share nothing.
     """
 
     mode: CacheMode = "full"

@@ -204,7 +204,7 @@ class Chunks(Struct, frozen=True, tag="chunks"):
 
 
 class KvCounts(Struct, frozen=True):
-    """The tiers, counted since the worker started; the last three stay 0 on clean traffic."""
+    """The tiers, counted since the worker started; the last two stay 0 on clean traffic."""
 
     hot_bytes: int = 0
     num_runs: int = 0
@@ -219,7 +219,6 @@ class KvCounts(Struct, frozen=True):
     num_healed_turns: int = 0
     num_encoded_images: int = 0
     exact_key_rejected_by_model_lcp: int = 0
-    hybrid_trim_miss: int = 0
     vlm_retreat: int = 0
 
 

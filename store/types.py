@@ -15,8 +15,11 @@ import msgspec
 Tier = Literal["warm", "cold"]
 TtlClass = Literal["short", "long", "extended", "pinned"]
 
-TTL_S: dict[TtlClass, float] = {"short": 3600.0, "long": 86_400.0, "extended": 604_800.0}
+TTL_S: dict[TtlClass, float] = {"short": 3600.0, "long": 86_400.0, "extended": 1_209_600.0}
 """How long a slot lives on disk after its last use, in seconds; pinned ones for ever."""
+
+DEFAULT_TTL_S = 1_209_600.0
+"""The same where nobody says, two weeks; before that the caps on the disk decide."""
 
 _MAX_INTEGER = 2**63 - 1
 
@@ -79,7 +82,7 @@ class SlotHeader(Struct, frozen=True):
     recompute_ms: float
     created_s: float
     ttl_class: TtlClass = "long"
-    ttl_s: float | None = TTL_S["long"]
+    ttl_s: float | None = DEFAULT_TTL_S
     root: bytes = b""
     media: tuple[MediaSpan, ...] = ()
     rope_delta: int = 0

@@ -13,7 +13,7 @@ from store.types import Candidate, TtlClass, decayed_hits
 HALF_LIFE_S: dict[TtlClass, float] = {
     "short": 900.0,
     "long": 6 * 3600.0,
-    "extended": 42 * 3600.0,
+    "extended": 84 * 3600.0,
     "pinned": float("inf"),
 }
 """After this long without use a reuse is half as likely: a quarter of the class's life on disk."""

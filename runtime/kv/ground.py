@@ -20,7 +20,7 @@ _MAX_GHOSTS = 200_000
 
 @dataclass(slots=True)
 class Counts:
-    """Since the worker started. The last three stay 0 on clean traffic."""
+    """Since the worker started. The last two stay 0 on clean traffic."""
 
     num_reused_tokens: int = 0
     num_computed_tokens: int = 0
@@ -30,7 +30,6 @@ class Counts:
     num_unwritten: int = 0
     num_healed_turns: int = 0
     exact_key_rejected_by_model_lcp: int = 0
-    hybrid_trim_miss: int = 0
     vlm_retreat: int = 0
 
 

@@ -13,7 +13,7 @@ from runtime.kv.blocks import HashChain
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix import PrefixTree, Run, renamed
 from store.keyed_names import NOBODY, Asker
-from store.types import TTL_S, Candidate, Tier, TtlClass, decayed_hits
+from store.types import DEFAULT_TTL_S, Candidate, Tier, TtlClass, decayed_hits
 
 MAX_ASKERS = 32
 
@@ -50,7 +50,7 @@ class Held:
     recompute_ms: float = 0.0
     ends_turn: bool = False
     ttl_class: TtlClass = "long"
-    ttl_s: float | None = TTL_S["long"]
+    ttl_s: float | None = DEFAULT_TTL_S
     askers: dict[Asker, None] = field(default_factory=dict["Asker", None])
     ended: dict[Asker, Ended] = field(default_factory=dict["Asker", "Ended"])
 

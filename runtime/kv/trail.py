@@ -8,7 +8,7 @@ from runtime.kv.blocks import HashChain
 from runtime.kv.prefix import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
 from store.keyed_names import NOBODY, Asker
-from store.types import TTL_S, MediaSpan, TtlClass, class_of
+from store.types import DEFAULT_TTL_S, MediaSpan, TtlClass, class_of
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -31,7 +31,7 @@ class Trail:
     root: bytes = b""
     mode: CacheMode = "full"
     ttl_class: TtlClass = "long"
-    ttl_s: float | None = TTL_S["long"]
+    ttl_s: float | None = DEFAULT_TTL_S
     asker: Asker = NOBODY
     prefix_end: int = 0
     boundaries: tuple[int, ...] = ()

@@ -155,7 +155,7 @@ class Composer:
         messages = arrange(stable.messages, probe.abilities, prompt.tools, probe.definition)
         arranged = msgspec.structs.replace(prompt, messages=messages)
         arranged, beginning = taken_out(arranged, self.dialect)
-        is_kept = request.cache.mode == "full" and HEALED not in self.rules_off
+        is_kept = HEALED not in self.rules_off  # whatever is kept of KV: the same tokens are read
         links = self._links(arranged, request.cache.tenant) if is_kept else []
         asker = Asker(request.model, request.cache.session_id)
         changes = stable.changes

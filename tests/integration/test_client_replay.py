@@ -96,7 +96,7 @@ class Replay:
         await until(has_arrived, f"{num_healed} turns are counted as healed")
         counts = kv.figures().models["m"]
         assert counts.exact_key_rejected_by_model_lcp == 0
-        assert counts.hybrid_trim_miss == counts.vlm_retreat == counts.num_damaged == 0
+        assert counts.vlm_retreat == counts.num_damaged == 0
 
     async def turn(
         self, supervisor: Supervisor, client: str, conversation: Conversation, *, is_first: bool

@@ -71,14 +71,14 @@ class Talk:
 
     def compose(self, *messages: Message, session: str | None = None, **fields: Any) -> Composed:
         tools = fields.pop("tools", (LOOK,))
-        client = fields.pop("client", "")
+        client, mode = fields.pop("client", ""), fields.pop("mode", "full")
         prompt = ChatPrompt(messages=messages, tools=tools, **fields)
         request = GenerateRequest(
             request_id="r",
             model="m",
             prompt=prompt,
             client=client,
-            cache=CacheParams(session_id=session),
+            cache=CacheParams(session_id=session, mode=mode),
         )
         return self.composer.compose(request, prompt)
 
@@ -146,6 +146,18 @@ def test_a_changed_turn_is_read_as_the_tokens_that_were_generated(talk: Talk, gi
     assert "rain" in talk.text_of(healed.token_ids[len(before) :])
     assert [(c.rule, c.num_places) for c in healed.changes] == [("healed_turn", 1)]
     assert talk.counts.num_healed_turns == 1
+
+
+@pytest.mark.parametrize(("first", "second"), [("full", "off"), ("off", "full"), ("off", "off")])
+def test_the_model_reads_the_same_tokens_whatever_is_kept_of_kv(
+    talk: Talk, first: str, second: str
+):
+    asked = talk.compose(SYSTEM, USER, mode=first)
+    before = talk.says(asked, RAW_CALL, calls=(CALL,), thoughts="let me see")
+    given_back = echo('{"at": 7}')
+    result = Message(role="tool", text="rain", tool_call_id=given_back.tool_calls[0].id)
+    following = talk.compose(SYSTEM, USER, given_back, result, mode=second)
+    assert following.token_ids[: len(before)] == before
 
 
 def test_healing_goes_on_from_turn_to_turn(talk: Talk):

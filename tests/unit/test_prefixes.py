@@ -99,16 +99,18 @@ def test_worth_is_uses_times_length_and_once_is_not_often():
 
 
 @pytest.mark.parametrize(
-    ("now_s", "due"), [(2399.0, False), (2641.0, True), (3599.0, True), (3600.0, False)]
+    ("now_s", "due"), [(2399.0, False), (2641.0, True), (14_399.0, True), (14_400.0, False)]
 )
-def test_it_is_touched_at_four_fifths_of_its_life_if_it_was_used_within(now_s: float, due: bool):
+def test_it_is_touched_at_four_fifths_of_its_life_for_four_unused_lives(now_s: float, due: bool):
     assert is_due(prefix("a", ttl_s=HOUR), now_s, 240.0) is due
 
 
 def test_a_touch_is_not_a_use():
     touched = prefix("a", ttl_s=HOUR, touched_s=3000.0)
     assert not is_due(touched, 3500.0, 240.0)
-    assert not is_due(touched, 5700.0, 240.0)
+    assert is_due(touched, 5700.0, 240.0), "one unused life is not the end"
+    again = prefix("a", ttl_s=HOUR, touched_s=12_000.0)
+    assert not is_due(again, 14_700.0, 240.0), "four are"
 
 
 def test_warming_keeps_the_prefix_alone_and_yields():
