@@ -10,7 +10,8 @@ import subprocess
 import sys
 import sysconfig
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,14 +58,14 @@ def outside(tmp_path: Path) -> dict[str, str]:
     return {name: value for name, value in kept.items() if name != "PYTHONPATH"}
 
 
-@pytest.fixture
-def answering(installed: Path, outside: dict[str, str], tmp_path: Path) -> Generator[str]:
-    """The address of `hearth serve` in that environment, started in an empty directory."""
+@contextmanager
+def serving(command: Sequence[str], env: Mapping[str, str], folder: Path) -> Generator[str]:
+    """The address of `hearth serve`, started by that command in this directory."""
     port = free_port()
     server = subprocess.Popen(
-        [str(installed / "hearth"), "serve", "--port", str(port)],
-        cwd=tmp_path,
-        env=outside,
+        [*command, "serve", "--port", str(port)],
+        cwd=folder,
+        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
@@ -81,12 +82,19 @@ def answering(installed: Path, outside: dict[str, str], tmp_path: Path) -> Gener
         server.stdout.close()
 
 
-def test_a_wheel_serves_without_the_repository_and_beside_our_namesakes(answering: str) -> None:
-    request = urllib.request.Request(f"{answering}/v1/chat/completions", json.dumps(HELLO).encode())
+def answer_of(url: str) -> str:
+    """What the embedded model says to a greeting."""
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(HELLO).encode())
     request.add_header("content-type", "application/json")
     with urllib.request.urlopen(request, timeout=START_S) as answer:
-        said = json.load(answer)
-    assert said["choices"][0]["message"]["content"]
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+
+def test_a_wheel_serves_without_the_repository_and_beside_our_namesakes(
+    installed: Path, outside: dict[str, str], tmp_path: Path
+) -> None:
+    with serving([str(installed / "hearth")], outside, tmp_path) as url:
+        assert answer_of(url)
 
 
 def test_a_wheel_brings_one_package_and_puts_nothing_beside_it(installed: Path) -> None:
@@ -108,3 +116,74 @@ def test_the_installed_command_tells_its_version(installed: Path, outside: dict[
         check=True,
     )
     assert done.stdout == f"hearth {VERSION}\n"
+
+
+class Stranger:
+    """Somebody with an empty home, Python, and the wheel; a package index brings the rest."""
+
+    def __init__(self, wheel: Path, folder: Path, env: Mapping[str, str]) -> None:
+        self.wheel = str(wheel)
+        self.folder = folder
+        self.env = dict(env) | {"PATH": f"{folder / 'tools' / 'bin'}:{env['PATH']}"}
+
+    def run(self, *command: str) -> None:
+        """Do it where nothing of ours is."""
+        done = subprocess.run(
+            command, env=self.env, cwd=self.folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def has_index(self) -> bool:
+        """Whether a package can be had here."""
+        place = ("-d", str(self.folder / "probe"))
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", *place, "idna"]
+        return subprocess.run(command, env=self.env, cwd=self.folder, check=False).returncode == 0
+
+    def get(self, tool: str) -> None:
+        """Have `uv` or `pipx` in an environment of its own."""
+        self.run(sys.executable, "-m", "venv", "tools")
+        self.run("tools/bin/python", "-m", "pip", "install", "-q", tool)
+
+    def by_pip(self) -> list[str]:
+        """The command of a venv into which pip installed the wheel."""
+        self.run(sys.executable, "-m", "venv", "venv")
+        self.run("venv/bin/python", "-m", "pip", "install", "-q", self.wheel)
+        return ["venv/bin/hearth"]
+
+    def by_uv(self) -> list[str]:
+        """That of one into which uv did."""
+        self.get("uv")
+        self.run("uv", "venv", "-q", "venv", "--python", sys.executable)
+        self.run("uv", "pip", "install", "-q", "--python", "venv/bin/python", self.wheel)
+        return ["venv/bin/hearth"]
+
+    def by_uvx(self) -> list[str]:
+        """Without installing it."""
+        self.get("uv")
+        return ["uvx", "--python", sys.executable, "--from", self.wheel, "hearth"]
+
+    def by_pipx(self) -> list[str]:
+        """The same."""
+        self.get("pipx")
+        return ["pipx", "run", "--spec", self.wheel, "hearth"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", ["pip", "uv", "uvx", "pipx"])
+def test_a_wheel_with_what_it_depends_on_serves_from_an_empty_home(
+    way: str, wheel: Path, outside: dict[str, str], tmp_path: Path
+) -> None:
+    stranger = Stranger(wheel, tmp_path, outside)
+    if not stranger.has_index():
+        pytest.skip("no package index can be reached")
+    by: dict[str, Callable[[], list[str]]] = {
+        "pip": stranger.by_pip,
+        "uv": stranger.by_uv,
+        "uvx": stranger.by_uvx,
+        "pipx": stranger.by_pipx,
+    }
+    command = by[way]()
+    stranger.run(*command, "--version")  # uvx and pipx install it with that
+    with serving(command, stranger.env, tmp_path) as url:
+        assert answer_of(url)
