@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from api.counts import tokens_of
 from runtime.embedded import HEARTH_TINY
 
 BASELINE = "mlx-lm"
@@ -23,7 +24,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--model", default=str(HEARTH_TINY), help="a directory, or what servers call it"
     )
     sub.add_argument("--second", help="another model to swap to (default: the same, renamed)")
-    sub.add_argument("--tokens", type=int, default=4096, help="length of the long prompts")
+    sub.add_argument(
+        "--tokens", type=tokens_of, default=4096, help="length of the long prompts, such as 16k"
+    )
     sub.add_argument("--streams", type=int, default=4, help="how many run at once")
     sub.add_argument("--rounds", type=int, default=3)
     sub.add_argument("--baseline", help=f"whom ratios are to (default: {BASELINE}, or the last)")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 from api.bench.arguments import add_arguments as add_bench_arguments
 from api.cache_commands import add_commands
+from api.counts import tokens_of
 from api.version import VERSION
 from runtime.settings import Settings, belongs
 from runtime.settings_words import SETTINGS
@@ -186,8 +187,13 @@ def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
     match command.name:
         case "chat":
             sub.add_argument("--model", help="its name or an alias (default: the default model)")
-            sub.add_argument("--think", action="store_true", help="let it think")
-            sub.add_argument("--max-tokens", type=int, default=2048, help="of each answer")
+            sub.add_argument(
+                "--think",
+                action=argparse.BooleanOptionalAction,
+                help="have it think before it answers, or not (default: as the settings say)",
+            )
+            length = "most tokens of each answer, such as 500 or 2k (default: 2048)"
+            sub.add_argument("--max-tokens", type=tokens_of, default=2048, help=length)
             sub.add_argument("message", nargs="*", help="one message; without it, every line typed")
         case "prewarm":
             help_text = "a request's body as JSON; - is stdin"

@@ -79,7 +79,9 @@ _decoder = msgspec.json.Decoder(_Event)
 
 def chat(settings: Settings, arguments: argparse.Namespace) -> int:
     """Answer the given message, or every line that is typed, in one conversation."""
-    fields = {"enable_thinking": arguments.think, "max_tokens": arguments.max_tokens}
+    fields = {"max_tokens": arguments.max_tokens}
+    if arguments.think is not None:
+        fields["enable_thinking"] = arguments.think
     if arguments.model is not None:
         fields["model"] = arguments.model
     link = ServerLink(settings)

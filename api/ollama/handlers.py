@@ -7,24 +7,27 @@ import secrets
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+import msgspec
 from litestar import Response, get, head, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
-from api.body import HttpRequest
+from api.body import HttpRequest, decoded, unused_fields
 from api.cache_header import cache_header
 from api.deps import Gate
 from api.draft import Draft, collect
 from api.lineage import asker_of
 from api.ollama.convert import chat_request, generate_request
 from api.ollama.schemas import (
+    Body,
     Details,
     GenerateBody,
     ModelTag,
     ModelTags,
     OllamaChatRequest,
     OllamaVersion,
+    Options,
     Shared,
     Shown,
     ShowRequest,
@@ -110,6 +113,12 @@ def version_head() -> None:
     """That there is somebody."""
 
 
+class _GivenOptions(Body):
+    """The options as they were written."""
+
+    options: Raw = msgspec.field(default_factory=lambda: Raw(b"{}"))
+
+
 class _Manner(NamedTuple):
     """How an answer is given: to what, and in which form."""
 
@@ -128,7 +137,9 @@ async def _answer(
     if asked.work == "count":
         said = form(name, "", "", (), done=True)
         return Response(await _loaded_or_left(request, gate, asked, said))
+    unused = await _unused(request, manner.data)
     answer = gate.submit(request.scope, [asked])
+    answer.tally.ignored += unused
     if manner.data.stream is not False:
         lines = LineStream(form, name, answer.tally, clock)
         return await open_stream(
@@ -146,6 +157,14 @@ async def _answer(
     said = form(name, draft.text, draft.reasoning, draft.calls, done=True)
     settled = clock.settle(said, draft.finished, answer.tally)
     return Response(settled, headers=cache_header(answer.tally.least_cached))
+
+
+async def _unused(request: HttpRequest, data: Shared) -> list[str]:
+    """The fields that have no effect, those of `options` with their path."""
+    given = decoded(await request.body(), _GivenOptions).options
+    options = unused_fields(given, Options.__struct_fields__) if data.options is not None else []
+    fields = await request.unused_fields(type(data).__struct_fields__)
+    return [*fields, *(f"options.{name}" for name in options)]
 
 
 async def _loaded_or_left(

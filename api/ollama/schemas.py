@@ -1,4 +1,4 @@
-"""Ollama's requests and answers. Unknown fields are ignored, as Ollama ignores them."""
+"""Ollama's requests and answers. Fields that have no effect are named in `hearth.ignored`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Options(Body):
-    """What Ollama's `options` have that applies here; others are ignored."""
+    """What Ollama's `options` have that has an effect here."""
 
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Probability | None = None

@@ -108,6 +108,12 @@ def test_one_message_is_answered_and_can_be_had_as_json(server: RunningServer):
     assert (done.returncode, "hearth top --json" in done.stderr) == (2, True)
 
 
+def test_chat_thinks_as_the_settings_say_unless_it_is_told(tmp_path: Path):
+    with running(tmp_path, config='[models."*"]\nthinking = true\n') as server:
+        assert as_json(server, "chat", "Hello!")["reasoning"]
+        assert not as_json(server, "chat", "--no-think", "Hello!")["reasoning"]
+
+
 class Impatient(io.StringIO):
     """Somebody who presses Ctrl-C when the first word comes."""
 

@@ -128,3 +128,17 @@ def test_refusals_are_in_ollamas_words(server: RunningServer):
         assert answer.status_code == status, (path, body, answer.text)
         assert list(answer.json()) == ["error"]
         assert isinstance(answer.json()["error"], str)
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_what_has_no_effect_is_named_in_the_answer(path: str, server: RunningServer):
+    body = {"model": "hearth-tiny", "messages": [USER]} if "chat" in path else {"prompt": "Hello!"}
+    options = GREEDY | {"num_ctx": 8192, "num_gpu": 99}
+    body |= {"model": "hearth-tiny", "options": options, "truncate": True}
+    expected = ["truncate", "options.num_ctx", "options.num_gpu"]
+    assert whole(server, path, body)["hearth"]["ignored"] == expected
+    assert lines(server, path, body)[-1]["hearth"]["ignored"] == expected
+    assert (
+        "ignored"
+        not in whole(server, path, {**body, "options": GREEDY, "truncate": None})["hearth"]
+    )
