@@ -6,6 +6,7 @@ Every call blocks and may come from any thread; all of them raise StoreError whe
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,8 @@ from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, Stor
 from store.keyed_names import model_key
 from store.listing import Entry, Link
 from store.slot_format import is_slot_id
-from store.slots import read_header, remove, slot_path, verify
-from store.turns import Folders
+from store.slots import read_header, read_token_ids, remove, slot_path, verify
+from store.turns import Folders, Tokens
 from store.types import ConversationRow, SlotPlace
 
 MIN_PREFIX = 4
@@ -88,7 +89,7 @@ class Inventory:
         What is shared is not deleted with `source`; nothing beyond is shared.
         """
         for one in self.of_sessions([source])[source]:
-            links = self._way_to(one.leaf) if one.leaf is not None else []
+            links = way_to(self.store, one.leaf) if one.leaf is not None else []
             shared = [link for link in links if link.leave <= ends.get(one.view.model, 0)]
             if shared:
                 row = ConversationRow(
@@ -101,6 +102,9 @@ class Inventory:
                     name=one.view.model,
                 )
                 Conversations(self.store.database).advance(row).result()
+            chain, key = tokens_to(self.store, one.leaf), self.store.conversation_key(copy).hex()
+            end = ends.get(one.view.model, 0)
+            turns.branch(self.store.root, one.model, one.view.id, key, chain, end)
 
     def stats(self) -> StatsView:
         """Sums and counters."""
@@ -160,8 +164,8 @@ class Inventory:
         Raises:
             UnknownConversation: there is none, or not all of it is to be had.
         """
-        leaf = name if is_slot_id(name) and self._way_to(name) else self.find(name).leaf
-        links = self._way_to(leaf) if leaf is not None else []
+        leaf = name if is_slot_id(name) and way_to(self.store, name) else self.find(name).leaf
+        links = way_to(self.store, leaf) if leaf is not None else []
         for link in links:
             if link.place.tier == "cold" and not self.store.promote(link.place.id):
                 links = []
@@ -203,17 +207,17 @@ class Inventory:
         """
         entry = self.find(name)
         source = pins.source_of(entry.id)
+        chain = tokens_to(self.store, entry.leaf) if not entry.is_named else None
         self.store.database.submit(lambda c: pins.drop(c, source)).result()
         if entry.is_named:
             dropping = Conversations(self.store.database).drop(bytes.fromhex(entry.id))
         else:
             dropping = self.store.database.submit(lambda c: removal.drop_chain(c, entry.id))
-        if entry.is_named:
+        if chain is None:
             turns.drop_folders(self.store.root, Folders(conversation=entry.id))
         else:
-            # Which of them continue this chain nobody can tell: losing one costs time only.
             asked = model_key(self.store.secret, entry.name)
-            turns.drop_unnamed(self.store.root, entry.model, asked)
+            turns.drop_chain(self.store.root, entry.model, asked, chain)
         prefixes.remove_session(self.store.root, entry.id if entry.is_named else "")
         return self._finished(1, self._unlink(dropping.result()))
 
@@ -348,12 +352,29 @@ class Inventory:
     def _entries(self) -> list[Entry]:
         return self.store.database.read(listing.entries)
 
-    def _way_to(self, leaf: str) -> list[Link]:
-        return self.store.database.read(lambda c: listing.way_to(c, leaf))
-
     def labels(self) -> dict[bytes, str]:
         """What the weights of each model hash go by."""
         return {row.hash: row.label for row in self.store.records.models()}
+
+
+def way_to(store: OpenStore, leaf: str) -> list[Link]:
+    """The slots of a chain, the first one first."""
+    return store.database.read(lambda c: listing.way_to(c, leaf))
+
+
+def tokens_to(store: OpenStore, leaf: str | None) -> Tokens:
+    """The tokens of a chain, as far as they can be read."""
+    token_ids = array("I")
+    for link in way_to(store, leaf) if leaf is not None else []:
+        place = link.place
+        try:
+            if place.tier == "cold" and not store.promote(place.id):
+                return Tokens(token_ids, is_whole=False)
+            said = read_token_ids(slot_path(store.root, place.id))
+        except StoreError:
+            return Tokens(token_ids, is_whole=False)
+        token_ids += said[: link.leave - len(token_ids)]
+    return Tokens(token_ids)
 
 
 class Meant(NamedTuple):

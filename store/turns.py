@@ -1,24 +1,109 @@
 """Files of generated turns: workers write them, whoever deletes a conversation removes them here.
 
-`turns/MODEL/CONVERSATION.NAME/TURN.turn`, all of them keyed hashes in hex: NAME stands for the name
-by which the model was asked; folders without one are from before. A conversation without a session
-id has a folder that begins with `u-`.
+`turns/MODEL/CONVERSATION.NAME/KEY-TURN.turn`, all of them keyed hashes in hex: NAME stands for the
+name by which the model was asked, KEY for the conversation up to the turn and TURN for this one of
+its answers. A conversation without a session id has a folder that begins with `u-`.
+
+A file belongs to its content. Every conversation that a turn is part of has a hard link to it in
+its own folder, so the file system counts who needs it, also where a process is killed.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from store.disk import reported
+import msgspec
+
+from store.disk import PRIVATE_DIRECTORY, reported
+from store.keyed_names import keyed_hash
 
 TURNS = "turns"
 SUFFIX = ".turn"
 UNNAMED = "u-"
+_CHECK_BYTES = 16
+_TOKEN_BYTES = 4
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """A generated turn: the tokens from `start`, where its parent turn ends, to its own end.
+
+    `key` names the conversation up to it, `parent` is its parent's `id`. `ends` are positions at
+    which messages end, `prefix_end` where tools and system prompt do. `thoughts` names what was
+    thought before the answer.
+    """
+
+    key: bytes
+    parent: bytes
+    start: int
+    token_ids: bytes
+    ends: tuple[int, ...] = ()
+    prefix_end: int = 0
+    thoughts: bytes = b""
+
+    @property
+    def id(self) -> bytes:
+        """Names this turn among all that may have the same key: by all of its tokens."""
+        hashed = blake2b(self.key + self.parent, digest_size=_CHECK_BYTES)
+        hashed.update(self.start.to_bytes(8) + self.token_ids)
+        return hashed.digest()
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids) // _TOKEN_BYTES
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Turn).decode
+
+
+def packed(turn: Turn) -> bytes:
+    """A turn as the bytes of its file."""
+    payload = _encode(turn)
+    return blake2b(payload, digest_size=_CHECK_BYTES).digest() + payload
+
+
+def read_turn(path: Path) -> Turn | None:
+    """The turn of a file; None where there is none, or a damaged one."""
+    with suppress(OSError, msgspec.DecodeError):
+        data = path.read_bytes()
+        check, payload = data[:_CHECK_BYTES], data[_CHECK_BYTES:]
+        if check == blake2b(payload, digest_size=_CHECK_BYTES).digest():
+            return _decode(payload)
+    return None
+
+
+class Named(NamedTuple):
+    """What stands for a turn in the names of files: its key, and itself."""
+
+    key: str
+    turn: str
+
+    @property
+    def file(self) -> str:
+        return f"{self.key}-{self.turn}{SUFFIX}"
+
+
+def name_of_key(secret: bytes, key: bytes) -> str:
+    """What stands for a turn's key."""
+    return keyed_hash(secret, "turn", key).hex()
+
+
+def name_of_turn(secret: bytes, turn_id: bytes) -> str:
+    """What stands for a turn."""
+    return keyed_hash(secret, "turn itself", turn_id).hex()
+
+
+def named(file: str) -> Named | None:
+    """What a file is called; None where that is no turn's name."""
+    key, dash, turn = file.removesuffix(SUFFIX).partition("-")
+    return Named(key, turn) if dash and file.endswith(SUFFIX) else None
 
 
 class Folders(NamedTuple):
@@ -62,21 +147,26 @@ def turns_root(root: Path, model: bytes) -> Path:
 
 
 def turn_bytes(root: Path) -> int:
-    """What they take of the disk; what leaves meanwhile counts as nothing. Raises StoreFailed."""
+    """What they take of the disk, each once, however many conversations have it.
+
+    What leaves meanwhile counts as nothing. Raises StoreFailed.
+    """
+    found: dict[int, int] = {}
     with reported(root / TURNS):
-        return _bytes_in(os.fspath(root / TURNS))
+        _note_bytes(os.fspath(root / TURNS), found)
+    return sum(found.values())
 
 
-def _bytes_in(folder: str) -> int:
-    num_bytes = 0
+def _note_bytes(folder: str, found: dict[int, int]) -> None:
+    """The bytes of all turns below, by inode."""
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                num_bytes += _bytes_in(entry.path)
+                _note_bytes(entry.path, found)
             elif entry.name.endswith(SUFFIX):
                 with suppress(FileNotFoundError):
-                    num_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
-    return num_bytes
+                    stat = entry.stat(follow_symlinks=False)
+                    found[stat.st_ino] = stat.st_blocks * 512
 
 
 def drop_folders(root: Path, whose: Folders) -> None:
@@ -84,14 +174,84 @@ def drop_folders(root: Path, whose: Folders) -> None:
     _remove([one.path for one in folders(root) if one.path.name in whose])
 
 
-def drop_unnamed(root: Path, model: bytes, name: str) -> None:
-    """Remove the turns of a model's conversations without a session id that were asked by a name.
+class Tokens(NamedTuple):
+    """The tokens of a chain of KV; not `is_whole` where its end could not be read."""
+
+    token_ids: array[int]
+    is_whole: bool = True
+
+
+def drop_chain(root: Path, model: bytes, name: str, chain: Tokens) -> None:
+    """Remove the turns that only this chain without a session id is made of, asked by a name.
+
+    A turn that something else goes on from stays, with all before it. Raises StoreFailed.
+    """
+    for path in turns_root(root, model).glob(f"{UNNAMED}*"):
+        if path.name not in Folders(name=name):
+            continue
+        turns = _turns_in(path)
+        mine = _on_way(turns, chain)
+        with reported(path):
+            for file in sorted(mine, key=lambda one: turns[one].end, reverse=True):
+                turn_id = turns.pop(file).id
+                if all(other.parent != turn_id for other in turns.values()):
+                    file.unlink(missing_ok=True)
+                else:
+                    break
+        with suppress(OSError):
+            path.rmdir()
+
+
+def branch(root: Path, model: bytes, source: str, copy: str, chain: Tokens, end: int) -> None:
+    """Let the conversation `copy` have those turns of another that end on a chain's way to `end`.
 
     Raises StoreFailed.
     """
-    for one in turns_root(root, model).glob(f"{UNNAMED}*"):
-        if one.name in Folders(name=name):
-            _remove([one])
+    for path in turns_root(root, model).glob(f"{source}*"):
+        if path.name not in Folders(conversation=source):
+            continue
+        folder = path.with_name(copy + path.name.removeprefix(source))
+        turns = _turns_in(path)
+        with reported(folder):
+            for file in _on_way(turns, chain):
+                if turns[file].end <= end:
+                    folder.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
+                    link(file, folder / file.name)
+
+
+def link(source: Path, target: Path) -> None:
+    """One more name for a file, or a copy where the file system has no such links.
+
+    Raises OSError.
+    """
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copy(source, target, follow_symlinks=False)
+
+
+def _turns_in(folder: Path) -> dict[Path, Turn]:
+    read = ((path, read_turn(path)) for path in sorted(folder.glob(f"*{SUFFIX}")))
+    return {path: turn for path, turn in read if turn is not None}
+
+
+def _on_way(turns: Mapping[Path, Turn], chain: Tokens) -> list[Path]:
+    """The turns whose tokens, with all before them, are those of the chain as far as it goes.
+
+    The KV of an answer may end before its last token, or lack it altogether.
+    """
+    found: dict[bytes, Path] = {}
+    for path, turn in sorted(turns.items(), key=lambda one: one[1].start):
+        there = chain.token_ids[turn.start : turn.end]
+        is_seen = chain.is_whole or turn.end <= len(chain.token_ids)
+        is_next = not turn.start or turn.parent in found
+        if is_next and is_seen and array("I", turn.token_ids)[: len(there)] == there:
+            found[turn.id] = path
+    return list(found.values())
 
 
 def folders(root: Path) -> list[TurnFolder]:

@@ -19,39 +19,23 @@ from runtime.types import (
     Chunk,
     Message,
     ReasoningDelta,
-    Struct,
     TextDelta,
     ToolCall,
     ToolCallDelta,
 )
 from store.keyed_names import Asker
+from store.turns import Turn
 
 SENTINEL = "hearth7c1e94d2splice"
 
 
-class Turn(Struct, frozen=True, array_like=True):
-    """A generated turn: the tokens from `start`, where its parent turn ends, to its own end.
-
-    `key` names the conversation up to it. `ends` are positions at which messages end, `prefix_end`
-    where tools and system prompt do. `thoughts` names what was thought before the answer.
-    """
-
-    key: bytes
-    parent: bytes
-    start: int
-    token_ids: bytes
-    ends: tuple[int, ...] = ()
-    prefix_end: int = 0
-    thoughts: bytes = b""
-
-
 class Known(NamedTuple):
-    """A conversation's beginning as the model knows it: its last turn's key, and all its tokens.
+    """A conversation's beginning as the model knows it: its turns, and all their tokens.
 
     `thoughts` are those of its turns by their keys.
     """
 
-    key: bytes
+    turns: tuple[Turn, ...]
     token_ids: list[int]
     ends: tuple[int, ...]
     prefix_end: int
@@ -59,7 +43,7 @@ class Known(NamedTuple):
 
     @property
     def num_turns(self) -> int:
-        return len(self.thoughts)
+        return len(self.turns)
 
 
 class Talk(NamedTuple):
@@ -72,13 +56,13 @@ class Talk(NamedTuple):
 class Lineage(NamedTuple):
     """Where a request stands: what its answer will be noted with.
 
-    `key` names the conversation up to the question; `begun` is what the client has the answer
-    begin with; the rest is as in `Turn`.
+    `key` names the conversation up to the question, `way` are the turns that it goes on from;
+    `begun` is what the client has the answer begin with; the rest is as in `Turn`.
     """
 
     key: bytes
     talk: Talk
-    parent: bytes = b""
+    way: tuple[Turn, ...] = ()
     start: int = 0
     ends: tuple[int, ...] = ()
     prefix_end: int = 0

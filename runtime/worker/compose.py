@@ -191,7 +191,7 @@ class Composer:
         return Lineage(
             key=asked.links[-1],
             talk=_talk(asked),
-            parent=known.key if known is not None else b"",
+            way=known.turns if known is not None else (),
             start=start,
             ends=tuple(end for end in composed.boundaries if end > start),
             prefix_end=composed.prefix_end,
@@ -205,20 +205,24 @@ class Composer:
 
         Whoever gives other thoughts back than the model had wants them to be read.
         """
-        links = asked.links[:-1]
-        while links and (found := self.turns.find(links)) is not None:
-            edited = _edited(asked, found[1])
-            if edited is None:
-                return found
-            links = links[:edited]
+        if not asked.links:
+            return None
+        links, talk = asked.links[:-1], _talk(asked)
+        while links and (found := self.turns.find(links, talk)) is not None:
+            number, answers = found
+            edits = [_edited(asked, known) for known in answers]
+            if None in edits:
+                return number, answers[edits.index(None)]
+            links = links[: max(edited for edited in edits if edited is not None)]
         return None
 
     def _resumed(self, asked: _Asked) -> Composed | None:
         """The very tokens of an answer that was cut off and is to go on, where they are known."""
-        found = self.turns.find([asked.begun_link])
-        if found is None or _edited(asked, found[1]) is not None:
+        found = self.turns.find([asked.begun_link], _talk(asked))
+        answers = found[1] if found is not None else []
+        known = next((one for one in answers if _edited(asked, one) is None), None)
+        if known is None:
             return None
-        known = found[1]
         if known.token_ids[-1] in self.eos_token_ids or len(known.token_ids) >= self.context:
             return None
         media = located(known.token_ids, asked.pictures(asked.prompt.messages))

@@ -1,7 +1,8 @@
 """Generated turns by the conversations they end, for healing: in memory, and in small files.
 
-A file holds token ids, so it is private like a slot, lies in a folder that only its conversation
-has, and is read when it is wanted: what was deleted is gone at once. Losing one costs time only.
+A turn belongs to its content, and has owners: every conversation that it is part of. It is gone
+when the last of them is. A file holds token ids, so it is private like a slot, and is read when it
+is wanted. Losing one costs time only.
 """
 
 from __future__ import annotations
@@ -14,45 +15,162 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from runtime.prompt.canonical import advance
-from runtime.prompt.healing import Known, Lineage, Spoken, Talk, Turn
+from runtime.prompt.healing import Known, Lineage, Spoken, Talk
 from runtime.types import Chunk
 from runtime.worker.template import Template
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
-from store.keyed_names import Asker, Whom, conversation_key, keyed_hash, model_key
-from store.turns import EVERYBODYS, SUFFIX, UNNAMED, Folders, folder_name
+from store.keyed_names import Whom, conversation_key, keyed_hash, model_key
+from store.turns import (
+    EVERYBODYS,
+    UNNAMED,
+    Folders,
+    Named,
+    Turn,
+    folder_name,
+    link,
+    name_of_key,
+    name_of_turn,
+    named,
+    packed,
+    read_turn,
+)
 
 MAX_MEMORY_BYTES = 64 << 20
 MAX_DISK_BYTES = 256 << 20
 MAX_FILES = 50_000
 MAX_FORGOTTEN = 1024
-_CHECK_BYTES = 16
+MAX_ANSWERS = 4
+"""So many answers to one question are tried, if they look the same."""
 _TEMPORARY = ".tmp-"
 _CONTEXT_TOKENS = 8
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Turn).decode
 
 
 @dataclass(slots=True)
-class _Folder:
-    """What one conversation has on disk."""
+class _Held:
+    """A turn in memory, its owners there, and which of them may have it on disk."""
 
-    num_bytes: int = 0
-    paths: dict[bytes, Path] = field(default_factory=dict[bytes, Path])
+    turn: Turn
+    owners: dict[Talk, bool] = field(default_factory=dict[Talk, bool])
 
 
-class _Kept(NamedTuple):
-    """A turn in memory, of which conversation it is, and whether it may be on disk."""
+@dataclass(slots=True)
+class _File:
+    """A turn on disk: its links by the folders of its owners."""
+
+    name: Named
+    num_bytes: int
+    links: dict[str, Path] = field(default_factory=dict[str, Path])
+
+
+class _Job(NamedTuple):
+    """A turn that is to be on disk for an owner."""
 
     turn: Turn
     talk: Talk
-    is_durable: bool
+
+
+class TurnFiles:
+    """What is on disk of a model's turns, as it is known here. The lock is its user's."""
+
+    def __init__(self) -> None:
+        self.folders: OrderedDict[str, set[Named]] = OrderedDict()
+        """Those that were used last at the end."""
+        self._files: dict[str, _File] = {}
+        """By what stands for the turn itself."""
+        self._answers: dict[str, dict[str, None]] = {}
+        """By key, those that came last at the end."""
+        self._num_bytes = 0
+
+    def clear(self) -> None:
+        self.folders.clear()
+        self._files.clear()
+        self._answers.clear()
+        self._num_bytes = 0
+
+    def learn(self, root: Path) -> None:
+        """What is there from before."""
+        if not root.is_dir():
+            return
+        with suppress(OSError):
+            folders = [one for one in root.iterdir() if one.is_dir()]
+            folders.sort(key=lambda folder: folder.stat().st_mtime)
+            for folder in folders:
+                self.learn_folder(folder)
+
+    def learn_folder(self, folder: Path) -> None:
+        """The same of one conversation."""
+        with suppress(OSError):
+            for path in sorted(folder.iterdir(), key=lambda one: one.stat().st_mtime_ns):
+                if (name := named(path.name)) is not None:
+                    self.note(folder.name, name, path, path.stat().st_size)
+                else:  # unfinished, or of an earlier form
+                    path.unlink(missing_ok=True)
+
+    def note(self, folder: str, name: Named, path: Path, num_bytes: int) -> None:
+        """There is a link to this turn now."""
+        self.folders.setdefault(folder, set()).add(name)
+        self.folders.move_to_end(folder)
+        if name.turn not in self._files:
+            self._files[name.turn] = _File(name, num_bytes)
+            self._num_bytes += num_bytes
+            self._answers.setdefault(name.key, {})[name.turn] = None
+        self._files[name.turn].links[folder] = path
+
+    def name_of(self, turn: str) -> Named | None:
+        """What the files of a turn are called."""
+        file = self._files.get(turn)
+        return file.name if file is not None else None
+
+    def paths(self, name: Named) -> list[Path]:
+        """Where a turn is, in any of its owners' folders."""
+        file = self._files.get(name.turn)
+        return list(file.links.values()) if file is not None else []
+
+    def has(self, folder: str, name: Named) -> bool:
+        """Whether it is in this one; the server removes files as well."""
+        file = self._files.get(name.turn)
+        path = file.links.get(folder) if file is not None else None
+        return path is not None and path.exists()
+
+    def answers(self, key: str, folder: str) -> list[Named]:
+        """The turns with this key, those of the folder first, then those that came last."""
+        found = [Named(key, turn) for turn in reversed(self._answers.get(key, {}))]
+        mine = self.folders.get(folder, set())
+        return sorted(found, key=lambda name: name not in mine)
+
+    def lose(self, folder: str, name: Named) -> None:
+        """A link is there no more."""
+        file = self._files.get(name.turn)
+        self.folders.get(folder, set[Named]()).discard(name)
+        if file is None or file.links.pop(folder, None) is None or file.links:
+            return
+        del self._files[name.turn]
+        self._num_bytes -= file.num_bytes
+        self._answers[name.key].pop(name.turn, None)
+        if not self._answers[name.key]:
+            del self._answers[name.key]
+
+    def forget(self, folder: str) -> list[Path]:
+        """A folder's links, which are known no more."""
+        names = self.folders.pop(folder, set())
+        gone: list[Path] = []
+        for name in names:
+            gone.append(self._files[name.turn].links[folder])
+            self.lose(folder, name)
+        return gone
+
+    def excess(self, max_bytes: int) -> list[Path]:
+        """The links of the conversations that were idle longest, until the caps hold."""
+        gone: list[Path] = []
+        while len(self.folders) > 1 and (
+            self._num_bytes > max_bytes or len(self._files) > MAX_FILES
+        ):
+            gone += self.forget(next(iter(self.folders)))
+        return gone
 
 
 class TurnStore:
@@ -69,16 +187,15 @@ class TurnStore:
         self._max_memory_bytes = max_memory_bytes
         self._max_disk_bytes = max_disk_bytes
         self._lock = threading.Lock()
-        self._memory: OrderedDict[tuple[bytes, Asker], _Kept] = OrderedDict()
-        self._tellers: dict[bytes, list[Asker]] = {}
-        """Who said each of these turns: two names may have said the same."""
+        self._memory: OrderedDict[bytes, _Held] = OrderedDict()
+        self._keys: dict[bytes, dict[bytes, None]] = {}
+        """The turns in memory by their keys."""
         self._memory_bytes = 0
         self._num_forgotten = 0
         self._forgotten: OrderedDict[Folders, int] = OrderedDict()
         self._all_forgotten = 0
-        self._folders: OrderedDict[str, _Folder] = OrderedDict()
-        self._places: dict[bytes, list[Path]] = {}
-        self._jobs: queue.SimpleQueue[_Kept | None] = queue.SimpleQueue()
+        self._files = TurnFiles()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     def attach(self, root: Path, secret: bytes) -> None:
         """From now on turns are kept at `root` as well, those that came before among them.
@@ -91,55 +208,65 @@ class TurnStore:
             self._root, self._secret = root, secret
             if self._num_forgotten:  # under other names
                 self._note_forgotten(EVERYBODYS)
-            self._folders.clear()
-            self._places.clear()
-            self._learn(root)
-            kept = [one for one in self._memory.values() if one.is_durable]
-        for one in kept:
-            self._jobs.put(one)
+            self._files.clear()
+            self._files.learn(root)
+            jobs = [
+                _Job(held.turn, talk)
+                for held in self._memory.values()
+                for talk, is_durable in held.owners.items()
+                if is_durable
+            ]
+        for job in jobs:
+            self._jobs.put(job)
 
-    def find(self, links: Sequence[bytes]) -> tuple[int, Known] | None:
-        """The last of a conversation's digests that ends in a turn of ours, and all its tokens."""
+    def find(self, links: Sequence[bytes], talk: Talk) -> tuple[int, list[Known]] | None:
+        """The last of a conversation's digests that ends in a turn of ours, with all its tokens.
+
+        More than one where several answers look the same; those that `talk` was given come first.
+        """
+        self._look_at(talk)
         for number in range(len(links) - 1, -1, -1):
-            if (turns := self._way_to(links[number])) is None:
-                continue
-            token_ids = array("I")
-            for turn in turns:
-                token_ids.frombytes(turn.token_ids)
-            last = turns[-1]
-            return number, Known(
-                key=last.key,
-                token_ids=token_ids.tolist(),
-                ends=tuple(end for turn in turns for end in turn.ends),
-                prefix_end=turns[0].prefix_end,
-                thoughts={turn.key: turn.thoughts for turn in turns},
-            )
+            ways = [self._way_to(turn) for turn in self._answers(links[number], talk)]
+            if found := [_known(way) for way in ways if way is not None]:
+                return number, found
         return None
 
     def put(self, turn: Turn, talk: Talk, *, is_durable: bool, age: int = 0) -> None:
         """Take a turn in, unless its conversation was forgotten since it began."""
+        self.adopt([turn], talk, is_durable=is_durable, age=age)
+
+    def adopt(self, turns: Sequence[Turn], talk: Talk, *, is_durable: bool, age: int = 0) -> None:
+        """These turns are part of a conversation, unless it was forgotten since it began."""
         with self._lock:
-            if age < self._forgotten_at(self._folder(talk)):
+            folder = self._folder(talk)
+            if age < self._forgotten_at(folder):
                 return
-            kept = _Kept(turn, talk, is_durable)
-            self._remember(kept)
+            new = [
+                turn
+                for turn in turns
+                if not self._is_remembered(turn, talk, is_durable=is_durable)
+                and not self._files.has(folder, self._named(turn))
+            ]
+            for turn in new:
+                self._remember(turn, talk, is_durable=is_durable)
         if is_durable and self._root is not None:
-            self._jobs.put(kept)
+            for turn in new:
+                self._jobs.put(_Job(turn, talk))
 
     def forget(self, whom: Whom, secret: bytes) -> None:
-        """Forget a conversation's turns, or all, in memory and on disk. From any thread.
+        """A conversation, or all, are owners no more, in memory and on disk. From any thread.
 
         `secret` is the store's, also before it was attached.
         """
         with self._lock:
             whose = _folders_of(whom, secret)
             self._note_forgotten(whose if secret == self._secret else EVERYBODYS)
-            for key, one in list(self._memory.items()):
-                if whom.means(one.talk.asker, secret):
-                    self._drop_from_memory(key)
+            for turn_id, held in list(self._memory.items()):
+                for talk in [one for one in held.owners if whom.means(one.asker, secret)]:
+                    self._drop_owner(turn_id, talk)
             paths: list[Path] = []
-            for name in [name for name in self._folders if name in whose]:
-                paths += self._forget_folder(name)
+            for name in [name for name in self._files.folders if name in whose]:
+                paths += self._files.forget(name)
         for path in paths:
             _remove(path)
 
@@ -173,63 +300,64 @@ class TurnStore:
         times = (at for whose, at in self._forgotten.items() if folder in whose)
         return max(times, default=self._all_forgotten)
 
-    def _forget_folder(self, name: str) -> list[Path]:
-        """Its files, which are known no more."""
-        folder = self._folders.pop(name)
-        for key, path in folder.paths.items():
-            self._lose(key, path)
-        return list(folder.paths.values())
-
-    def _lose(self, name: bytes, path: Path) -> None:
-        """A turn is not in this file any more."""
-        places = self._places.get(name, [])
-        if path in places:
-            places.remove(path)
-        if not places:
-            self._places.pop(name, None)
-
     # Reading
 
-    def _way_to(self, key: bytes) -> list[Turn] | None:
-        """A turn and all before it, the first one first; None when one of them is missing."""
-        turns: list[Turn] = []
-        expected: int | None = None
-        while True:
-            turn = self._get(key)
-            if turn is None or turn.key != key:
-                return None
-            num_tokens = len(turn.token_ids) // 4
-            if not num_tokens or expected not in (None, turn.start + num_tokens):
-                return None
-            turns.append(turn)
-            if not turn.start:
-                return turns[::-1]
-            key, expected = turn.parent, turn.start
-
-    def _get(self, key: bytes) -> Turn | None:
+    def _look_at(self, talk: Talk) -> None:
+        """A conversation that was branched off has its folder from the server."""
         with self._lock:
-            tellers, name = self._tellers.get(key), self._name(key)
-            if tellers:
-                return self._memory[key, tellers[0]].turn
-            paths = list(self._places.get(name, ()))
+            folder = self._folder(talk)
+            if self._root is not None and folder not in self._files.folders:
+                self._files.learn_folder(self._root / folder)
+
+    def _answers(self, key: bytes, talk: Talk) -> list[Turn]:
+        """The turns with this key: those of a conversation first, then those that came last."""
+        with self._lock:
+            held = [self._memory[turn_id] for turn_id in reversed(self._keys.get(key, {}))]
+            folder = self._folder(talk)
+            names = self._files.answers(name_of_key(self._secret, key), folder)
+            mine = self._files.folders.get(folder, set[Named]())
+        found = [(talk not in one.owners, one.turn) for one in held]
+        for name in names[:MAX_ANSWERS]:
+            turn = self._read(name)
+            if turn is not None and turn.key == key:
+                found.append((name not in mine, turn))
+        ordered = sorted(found, key=lambda one: one[0])
+        return list({turn.id: turn for _, turn in ordered}.values())[:MAX_ANSWERS]
+
+    def _way_to(self, turn: Turn) -> list[Turn] | None:
+        """A turn and all before it, the first one first; None when one of them is missing."""
+        turns = [turn]
+        while turns[-1].start:
+            last = turns[-1]
+            parent = self._get(last.parent)
+            if parent is None or parent.end != last.start or parent.start >= last.start:
+                return None
+            turns.append(parent)
+        return turns[::-1] if all(one.token_ids for one in turns) else None
+
+    def _get(self, turn_id: bytes) -> Turn | None:
+        with self._lock:
+            if (held := self._memory.get(turn_id)) is not None:
+                return held.turn
+            name = self._files.name_of(name_of_turn(self._secret, turn_id))
+        turn = self._read(name) if name is not None else None
+        return turn if turn is not None and turn.id == turn_id else None
+
+    def _read(self, name: Named) -> Turn | None:
+        with self._lock:
+            paths = self._files.paths(name)
         for path in paths:
-            try:
-                data = path.read_bytes()
-                check, payload = data[:_CHECK_BYTES], data[_CHECK_BYTES:]
-                if check == _digest(payload):
-                    return _decode(payload)
-            except (OSError, msgspec.DecodeError):
-                pass
+            if (turn := read_turn(path)) is not None:
+                return turn
             with self._lock:
-                self._lose(name, path)
+                self._files.lose(path.parent.name, name)
         return None
 
-    def _name(self, key: bytes) -> bytes:
-        """What stands for a turn's key in the names of files."""
-        return keyed_hash(self._secret, "turn", key)
+    def _named(self, turn: Turn) -> Named:
+        return Named(name_of_key(self._secret, turn.key), name_of_turn(self._secret, turn.id))
 
     def _folder(self, talk: Talk) -> str:
-        """The same for a conversation; one with a session's id as the store's rows have it."""
+        """What stands for a conversation; one with a session's id as the store's rows have it."""
         asker = talk.asker
         if asker.session_id is not None:
             conversation = conversation_key(self._secret, asker.session_id).hex()
@@ -238,93 +366,104 @@ class TurnStore:
         name = model_key(self._secret, asker.model) if asker.model else ""
         return folder_name(conversation, name)
 
-    def _remember(self, kept: _Kept) -> None:
-        key = kept.turn.key, kept.talk.asker
-        self._drop_from_memory(key)
-        self._memory[key] = kept
-        self._tellers.setdefault(key[0], []).append(key[1])
-        self._memory_bytes += len(kept.turn.token_ids)
-        while self._memory_bytes > self._max_memory_bytes and len(self._memory) > 1:
-            self._drop_from_memory(next(iter(self._memory)))
+    # Owning
 
-    def _drop_from_memory(self, key: tuple[bytes, Asker]) -> None:
-        if (old := self._memory.pop(key, None)) is not None:
-            self._memory_bytes -= len(old.turn.token_ids)
-            tellers = self._tellers[key[0]]
-            tellers.remove(key[1])
-            if not tellers:
-                del self._tellers[key[0]]
+    def _is_remembered(self, turn: Turn, talk: Talk, *, is_durable: bool) -> bool:
+        held = self._memory.get(turn.id)
+        return held is not None and talk in held.owners and held.owners[talk] >= is_durable
+
+    def _remember(self, turn: Turn, talk: Talk, *, is_durable: bool) -> None:
+        turn_id = turn.id
+        held = self._memory.get(turn_id)
+        if held is None:
+            held = self._memory[turn_id] = _Held(turn)
+            self._memory_bytes += len(turn.token_ids)
+        answers = self._keys.setdefault(turn.key, {})
+        answers.pop(turn_id, None)
+        answers[turn_id] = None
+        self._memory.move_to_end(turn_id)
+        held.owners[talk] = is_durable
+        while self._memory_bytes > self._max_memory_bytes and len(self._memory) > 1:
+            oldest, held = next(iter(self._memory.items()))
+            for owner in list(held.owners):
+                self._drop_owner(oldest, owner)
+
+    def _drop_owner(self, turn_id: bytes, talk: Talk) -> None:
+        """It needs the turn no more, at least not in memory."""
+        held = self._memory.get(turn_id)
+        if held is None or held.owners.pop(talk, None) is None or held.owners:
+            return
+        del self._memory[turn_id]
+        self._memory_bytes -= len(held.turn.token_ids)
+        self._keys[held.turn.key].pop(turn_id)
+        if not self._keys[held.turn.key]:
+            del self._keys[held.turn.key]
 
     # Writing
 
-    def _write(self, kept: _Kept) -> None:
-        turn, key = kept.turn, (kept.turn.key, kept.talk.asker)
+    def _write(self, job: _Job) -> None:
+        turn, talk = job
         with self._lock:
-            root, name, folder = self._root, self._name(turn.key), self._folder(kept.talk)
-            if root is None or self._memory.get(key) is not kept:
+            root, name, folder = self._root, self._named(turn), self._folder(talk)
+            if root is None or not self._is_wanted(job):
                 return  # it was forgotten meanwhile
-        payload = _encode(turn)
-        path = root / folder / f"{name.hex()}{SUFFIX}"
-        temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
+            others = self._files.paths(name)
+        path = root / folder / name.file
         try:
-            for directory in (root.parent, root, path.parent):
-                directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
-            flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
-                file.write(_digest(payload) + payload)
-            temporary.rename(path)
+            _place(path, turn, others)
+            num_bytes = path.stat().st_size
         except OSError:
-            # It stays in memory; what ails the disk the slots' own writer reports.
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            return
+            return  # it stays in memory; what ails the disk the slots' own writer reports
         with self._lock:
-            if self._memory.get(key) is not kept:
-                path.unlink(missing_ok=True)  # it was forgotten while it was written
+            if not self._is_wanted(job):
+                _remove(path)  # it was forgotten while it was written
                 return
-            if self._name(turn.key) != name:
+            if self._named(turn) != name:
                 return  # another store came meanwhile, and it is to be written there
-            self._drop_from_memory(key)
-            self._note(folder, name, path, len(payload) + _CHECK_BYTES)
-            gone = self._excess()
+            self._drop_owner(turn.id, talk)
+            self._files.note(folder, name, path, num_bytes)
+            gone = self._files.excess(self._max_disk_bytes)
         for one in gone:
             _remove(one)
 
-    def _note(self, folder: str, key: bytes, path: Path, num_bytes: int) -> None:
-        held = self._folders.setdefault(folder, _Folder())
-        self._folders.move_to_end(folder)
-        if key not in held.paths:
-            held.num_bytes += num_bytes
-        held.paths[key] = path
-        places = self._places.setdefault(key, [])
-        if path not in places:
-            places.append(path)
+    def _is_wanted(self, job: _Job) -> bool:
+        held = self._memory.get(job.turn.id)
+        return held is not None and held.owners.get(job.talk) is True
 
-    def _excess(self) -> list[Path]:
-        """The files of the conversations that were idle longest, until the caps hold."""
-        gone: list[Path] = []
-        num_bytes = sum(folder.num_bytes for folder in self._folders.values())
-        while len(self._folders) > 1 and (
-            num_bytes > self._max_disk_bytes or len(self._places) > MAX_FILES
-        ):
-            name, folder = next(iter(self._folders.items()))
-            num_bytes -= folder.num_bytes
-            gone += self._forget_folder(name)
-        return gone
 
-    def _learn(self, root: Path) -> None:
-        """What is on disk from before, the folders that were used last at the end."""
-        if not root.is_dir():
-            return
+def _place(path: Path, turn: Turn, others: Sequence[Path]) -> None:
+    """Have a turn at this path: as one more link to another's file, or as a file of its own.
+
+    Raises OSError.
+    """
+    for directory in (path.parent.parent.parent, path.parent.parent, path.parent):
+        directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
+    for other in others:
+        with suppress(FileNotFoundError):  # its owner was deleted meanwhile
+            return link(other, path)
+    temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
+    try:
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
+            file.write(packed(turn))
+        temporary.rename(path)
+    except OSError:
         with suppress(OSError):
-            folders = [one for one in root.iterdir() if one.is_dir()]
-            folders.sort(key=lambda folder: folder.stat().st_mtime)
-            for folder in folders:
-                for path in folder.iterdir():
-                    if path.name.startswith(_TEMPORARY):
-                        path.unlink(missing_ok=True)
-                    elif (key := _key_of(path.name)) is not None:
-                        self._note(folder.name, key, path, path.stat().st_size)
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _known(turns: Sequence[Turn]) -> Known:
+    token_ids = array("I")
+    for turn in turns:
+        token_ids.frombytes(turn.token_ids)
+    return Known(
+        turns=tuple(turns),
+        token_ids=token_ids.tolist(),
+        ends=tuple(end for turn in turns for end in turn.ends),
+        prefix_end=turns[0].prefix_end,
+        thoughts={turn.key: turn.thoughts for turn in turns},
+    )
 
 
 @dataclass(slots=True)
@@ -341,6 +480,9 @@ class Answer:
 
     def __post_init__(self) -> None:
         self.age = self.turns.age
+        self.turns.adopt(
+            self.lineage.way, self.lineage.talk, is_durable=self.is_durable, age=self.age
+        )
 
     def add(self, chunk: Chunk) -> None:
         """Something was said to the client."""
@@ -360,12 +502,13 @@ class Answer:
                 return
             output_ids = kept
         lineage = self.lineage
+        parent = lineage.way[-1].id if lineage.way else b""
         token_ids = array("I", self.prompt_ids[lineage.start :])
         token_ids.extend(output_ids)
         end = len(self.prompt_ids) + len(output_ids)
         turn = Turn(
             key=advance(lineage.key, self.spoken.form()),
-            parent=lineage.parent,
+            parent=parent,
             start=lineage.start,
             token_ids=token_ids.tobytes(),
             ends=(*lineage.ends, end),
@@ -402,17 +545,6 @@ def _folders_of(whom: Whom, secret: bytes) -> Folders:
         key = conversation_key(secret, whom.session_id)
     name = model_key(secret, whom.model) if whom.model is not None else None
     return Folders(key.hex() if key is not None else None, name)
-
-
-def _key_of(name: str) -> bytes | None:
-    try:
-        return bytes.fromhex(name.removesuffix(SUFFIX))
-    except ValueError:
-        return None
-
-
-def _digest(payload: bytes) -> bytes:
-    return blake2b(payload, digest_size=_CHECK_BYTES).digest()
 
 
 def _remove(path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.prompt.healing import Talk, Turn
+from runtime.prompt.healing import Talk
 from runtime.worker.turns import MAX_FORGOTTEN, TurnStore
 from store.keyed_names import Asker, Whom, conversation_key
+from store.turns import Turn
 
 KEY = b"k" * 16
 MINE = Talk(Asker(session_id="mine"))
@@ -28,9 +29,9 @@ def test_an_answer_that_began_before_its_conversation_was_forgotten_is_not_kept(
     for number in range(num_others):
         turns.forget(Whom(session_id=f"other-{number}"), b"")
     turns.put(turn(), MINE, is_durable=False, age=began)
-    assert turns.find([KEY]) is None
+    assert turns.find([KEY], MINE) is None
     turns.put(turn(), MINE, is_durable=False, age=turns.age)
-    assert turns.find([KEY]) is not None
+    assert turns.find([KEY], MINE) is not None
 
 
 def test_that_others_were_forgotten_costs_no_answer():
@@ -40,16 +41,16 @@ def test_that_others_were_forgotten_costs_no_answer():
     began = turns.age
     turns.forget(Whom(session_id="another"), b"")
     turns.put(turn(), MINE, is_durable=False, age=began)
-    assert turns.find([KEY]) is not None
+    assert turns.find([KEY], MINE) is not None
     turns.forget(Whom(), b"")
     turns.put(turn(), MINE, is_durable=False, age=began)
-    assert turns.find([KEY]) is None
+    assert turns.find([KEY], MINE) is None
 
 
 def test_a_turn_that_goes_on_from_itself_is_not_followed():
     turns = TurnStore()
     turns.put(Turn(KEY, KEY, 3, b""), MINE, is_durable=False)
-    assert turns.find([KEY]) is None
+    assert turns.find([KEY], MINE) is None
 
 
 def test_turns_of_before_the_store_was_open_are_kept_under_its_names(tmp_path: Path):
@@ -67,8 +68,8 @@ def test_turns_of_before_the_store_was_open_are_kept_under_its_names(tmp_path: P
     for secret, is_found in ((b"secret", True), (b"another", False)):
         later = TurnStore()
         later.attach(tmp_path / "turns" / "m", secret)
-        assert (later.find([KEY]) is not None) == is_found
-    assert turns.find([b"q" * 16]) is not None
+        assert (later.find([KEY], MINE) is not None) == is_found
+    assert turns.find([b"q" * 16], MINE) is not None
 
 
 def test_what_was_forgotten_before_the_store_was_open_is_not_kept_by_it(tmp_path: Path):
@@ -76,7 +77,7 @@ def test_what_was_forgotten_before_the_store_was_open_is_not_kept_by_it(tmp_path
     began = turns.age
     turns.put(turn(), MINE, is_durable=True, age=began)
     turns.forget(Whom(key=conversation_key(b"secret", "mine")), b"secret")
-    assert turns.find([KEY]) is None
+    assert turns.find([KEY], MINE) is None
     turns.put(turn(), MINE, is_durable=True, age=began)
     turns.attach(tmp_path / "turns" / "m", b"secret")
     turns.close()

@@ -1,0 +1,180 @@
+"""What is deleted is gone, and no other conversation computes a token more for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from runtime.inventory import Inventory
+from runtime.inventory_views import ConversationView
+from runtime.kv_store import KvStore
+from runtime.settings import ModelSettings
+from runtime.supervisor import Supervisor
+from runtime.types import CacheParams, ChatPrompt, Message, Thinking, Usage
+from store.keyed_names import Whom
+from tests.asking import ask, script, supervising_with_store
+from tests.tiny_models import write_model
+from tests.waiting import until
+
+WORDS = "the quick brown fox jumps over the lazy dog while rain falls on the hearth " * 20
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    write_model(tmp_path / "models" / "m")
+    return tmp_path
+
+
+class Talk:
+    """A client that drops thoughts, as most do."""
+
+    def __init__(self, topic: str, session: str | None, messages: tuple[Message, ...] = ()) -> None:
+        self.topic, self.session, self.messages = topic, session, messages
+
+    def forked(self, session: str | None) -> Talk:
+        return Talk(self.topic, session, self.messages)
+
+    def asked(self, question: str) -> ChatPrompt:
+        user = Message(role="user", text=f"{self.topic} {question} {WORDS}")
+        return ChatPrompt(messages=(*self.messages, user), thinking=Thinking(is_enabled=True))
+
+    def took(self, prompt: ChatPrompt, text: str) -> None:
+        self.messages = (*prompt.messages, Message(role="assistant", text=text))
+
+
+class Home:
+    """One model's conversations, and how they are deleted."""
+
+    def __init__(self, home: Path, supervisor: Supervisor, kv: KvStore) -> None:
+        self.root, self.supervisor, self.kv = home / "kv", supervisor, kv
+        self.tokenizer = Tokenizer.from_file(str(home / "models" / "m" / "tokenizer.json"))
+
+    async def say(self, talk: Talk, question: str = "go on") -> Usage:
+        prompt = talk.asked(question)
+        words = "let me see</think>while rain falls<|im_end|>"
+        answer = await ask(
+            self.supervisor,
+            prompt,
+            sampling=script(self.tokenizer.encode(words, add_special_tokens=False).ids),
+            cache=CacheParams(session_id=talk.session),
+        )
+        assert answer.reasoning == "let me see"
+        talk.took(prompt, answer.text)
+        usage = answer.finished.usage
+        num_tokens = usage.num_prompt_tokens + usage.num_output_tokens - 1
+        await until(
+            lambda: any(one.num_tokens >= num_tokens for one in self.kept()), "it is on disk"
+        )
+        return usage
+
+    def kept(self) -> list[ConversationView]:
+        return Inventory(self.kv.store).conversations() if self.kv.store is not None else []
+
+    async def delete(self, name: str) -> None:
+        await self.kv.forget(Whom(session_id=name))
+        await self.kv.tend(
+            lambda store, on_gone: Inventory(store, on_gone).remove_conversation(name)
+        )
+
+    @property
+    def turns(self) -> int:
+        return len({path.stat().st_ino for path in self.root.rglob("*.turn")})
+
+
+@asynccontextmanager
+async def at_home(home: Path) -> AsyncGenerator[Home]:
+    models = {"m": ModelSettings(context=16_384)}
+    async with supervising_with_store(home, models=models, kv_disk=True, block_size=32) as found:
+        yield Home(home, *found)
+
+
+def check_reused(before: Usage, after: Usage) -> None:
+    """All that was in the conversation before is there again, thoughts included."""
+    num_before = before.num_prompt_tokens + before.num_output_tokens
+    assert after.num_cached_tokens >= num_before - 2
+    assert [one.rule for one in after.prompt_changes] == ["healed_turn"]
+
+
+async def test_an_unnamed_conversation_is_deleted_alone(home: Path):
+    async with at_home(home) as here:
+        one, other = Talk("stone", None), Talk("kettle", None)
+        for talk in (one, other):
+            await here.say(talk)
+            last = await here.say(talk)
+        mine = min(here.kept(), key=lambda view: view.last_used_s)
+        await until(lambda: here.turns == 4, "all turns are on disk")
+        await here.delete(mine.id)
+        assert here.turns == 2
+        check_reused(last, await here.say(other))
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_session_that_goes_on_under_a_new_id_keeps_its_past(home: Path, is_restarted: bool):
+    source = Talk("stone", "source")
+    async with at_home(home) as here:
+        await here.say(source)
+        await here.say(source)
+        fork = source.forked("fork")
+        last = await here.say(fork)
+        await here.say(source, "elsewhere")
+        await until(lambda: here.turns == 4, "all turns are on disk")
+        if not is_restarted:
+            await here.delete("source")
+            assert here.turns == 3
+            check_reused(last, await here.say(fork))
+            await here.delete("fork")
+            assert here.turns == 0
+    if is_restarted:
+        async with at_home(home) as here:
+            await until(lambda: here.kv.store is not None, "the store is open")
+            await here.delete("source")
+            assert here.turns == 3
+            check_reused(last, await here.say(fork))
+
+
+async def test_a_fork_that_was_not_asked_yet_keeps_what_it_has_of_its_source(home: Path):
+    async with at_home(home) as here:
+        source = Talk("stone", "source")
+        await here.say(source)
+        last = await here.say(source)
+        end = last.num_prompt_tokens + last.num_output_tokens
+        fork = source.forked("fork")
+        await here.say(source, "further")
+        await until(lambda: here.turns == 3, "all turns are on disk")
+        await here.kv.tend(
+            lambda store, on_gone: Inventory(store, on_gone).branch("source", "fork", {"m": end})
+        )
+        await here.delete("source")
+        assert here.turns == 2
+        after = await here.say(fork)
+        assert [one.num_places for one in after.prompt_changes] == [2]
+        assert after.num_cached_tokens >= last.num_prompt_tokens - 8
+
+
+async def test_answers_that_look_the_same_are_both_found(home: Path):
+    """Two sessions are asked the same and answered the same, after other thoughts."""
+    async with at_home(home) as here:
+        talks = [Talk("stone", name) for name in ("one", "two")]
+        wholes: list[Usage] = []
+        for talk, thought in zip(talks, ("let me see", "the quick brown fox"), strict=True):
+            prompt = talk.asked("go on")
+            words = f"{thought}</think>while rain falls<|im_end|>"
+            answer = await ask(
+                here.supervisor,
+                prompt,
+                sampling=script(here.tokenizer.encode(words, add_special_tokens=False).ids),
+                cache=CacheParams(session_id=talk.session),
+            )
+            assert answer.reasoning == thought
+            talk.took(prompt, answer.text)
+            wholes.append(answer.finished.usage)
+        added: set[int] = set()
+        for talk, before in zip(talks, wholes, strict=True):
+            after = await here.say(talk)
+            check_reused(before, after)
+            added.add(after.num_prompt_tokens - before.num_prompt_tokens - before.num_output_tokens)
+        assert len(added) == 1, "each goes on from its own thoughts"
