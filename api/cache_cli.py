@@ -129,7 +129,7 @@ def _shown(shown: ShownView) -> str:
         f"tokens: {count(view.num_tokens)}, {size(view.disk_bytes)}, {view.tier}",
         f"used: {ago(time.time() - view.last_used_s)}; leaves the disk: {leaves}",
         f"pinned: {'yes' if shown.is_kept else 'no'}",
-        f"durable: {'yes' if view.is_durable else 'no'}",
+        f"durable: {'yes' if view.is_durable else f'{count(view.num_durable)} tokens of it'}",
     ]
     rows = [(one.id[:_SHOWN_ID], one.tier, str(one.start), str(one.leave)) for one in shown.slots]
     return "\n".join([*facts, "", aligned([head, *rows])] if rows else facts)

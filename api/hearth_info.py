@@ -14,11 +14,13 @@ from runtime.types import CacheTier, CacheUse, MissReason
 class CacheInfo(msgspec.Struct, gc=False):
     """What was reused, from which tier, and why no more: `reason` is null when all was.
 
-    `at` is the position from which on tokens were computed. Times are in ms.
+    `at` is the position from which on tokens were computed. The first `durable_tokens` are on disk:
+    no crash loses them. Times are in ms.
     """
 
     tier: CacheTier
     cached_tokens: int
+    durable_tokens: int
     restore_ms: float
     prefill_ms: float
     reason: MissReason | None
@@ -55,6 +57,7 @@ def hearth_of(tally: Tally, ignored: Sequence[str] = ()) -> HearthInfo:
         cache=CacheInfo(
             tier=cache.tier,
             cached_tokens=tally.num_cached_tokens,
+            durable_tokens=cache.num_durable,
             restore_ms=round(cache.restore_ms, 3),
             prefill_ms=round(usage.prefill_ms, 3) if usage is not None else 0.0,
             reason=cache.reason,

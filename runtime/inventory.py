@@ -339,6 +339,7 @@ class Inventory:
             model=entry.name,
             model_hash=entry.model.hex(),
             num_tokens=entry.num_tokens,
+            num_durable=entry.num_durable,
             num_turns=entry.num_turns,
             num_slots=entry.num_slots,
             disk_bytes=entry.disk_bytes,

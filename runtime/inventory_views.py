@@ -9,13 +9,15 @@ from store.types import Tier
 class ConversationView(Struct, frozen=True):
     """A line of `hearth cache ls`. Times are wall-clock seconds.
 
-    `model` is the name that was asked, `is_durable` that its latest turn is on disk to the end.
+    `model` is the name that was asked. The first `num_durable` of its tokens are on disk, and
+    `is_durable` says that its latest turn is there to the end.
     """
 
     id: str
     model: str
     model_hash: str
     num_tokens: int
+    num_durable: int
     num_turns: int
     num_slots: int
     disk_bytes: int

@@ -241,11 +241,13 @@ class CacheUse(Struct, frozen=True):
     """What a request reused, from which tier, and why no more of its prompt.
 
     `tier` is the slowest that was needed. `reason` is None when all that can be reused was; `at`
-    is the position from which on it was not.
+    is the position from which on it was not. The first `num_durable` of its tokens were on disk
+    when it ended: they survive whatever happens to the process.
     """
 
     tier: CacheTier = "none"
     num_tokens: int = 0
+    num_durable: int = 0
     restore_ms: float = 0.0
     reason: MissReason | None = None
     at: int = 0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from runtime.kv import eviction
 from runtime.kv.blocks import HashChain
 from runtime.kv.pack import RunKv
-from runtime.kv.prefix import PrefixTree, Run, renamed
+from runtime.kv.prefix import PrefixTree, Run, path_to, renamed
 from store.keyed_names import NOBODY, Asker
 from store.types import DEFAULT_TTL_S, Candidate, Tier, TtlClass, decayed_hits
 
@@ -157,6 +157,21 @@ class HotTier:
                 unwritten.append(held.id)
             forgotten += self.drop(run)
         return forgotten, unwritten
+
+    def is_whole(self, slot_id: str) -> bool:
+        """In memory, and so is what comes before it, which may be read after it."""
+        if (run := self._by_id.get(slot_id)) is None:
+            return False
+        return all(one in self._in_memory for one, _ in path_to(run, run.end))
+
+    def num_saved(self, leaf: Run | None, num_tokens: int) -> int:
+        """How many of the first tokens on the way to `leaf` are on disk without a gap."""
+        num_saved = 0
+        for run, leave in path_to(leaf, num_tokens):
+            if run not in self._held or not self._held[run].is_saved:
+                break
+            num_saved = leave
+        return num_saved
 
     def apart(self) -> list[Run]:
         """Where memory ends: the topmost runs that are only on disk."""

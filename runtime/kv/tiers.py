@@ -12,12 +12,14 @@ from dataclasses import asdict
 from typing import Any
 from weakref import WeakSet
 
+from msgspec import structs
+
 from runtime.kv.blocks import BLOCK_TOKENS
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
 from runtime.kv.late import LateNames, stand_for
-from runtime.kv.prefix import Run, path_to, run_of
+from runtime.kv.prefix import Run, run_of
 from runtime.kv.prewarm import Prewarmer
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.restore import Restorer
@@ -196,6 +198,11 @@ class Tiers:
         if trail.leaf is not None:
             self._tell_ended(trail.leaf)
 
+    def note_durable(self, trail: Trail) -> None:
+        """Say in `trail.use` how many of its tokens are on disk, from the first one on."""
+        num_durable = self.hot.num_saved(trail.leaf, trail.num_kept)
+        trail.use = structs.replace(trail.use, num_durable=num_durable)
+
     def _tell_ended(self, run: Run) -> None:
         """Whose turns ended in a slot of others, once it is published: it is theirs as well."""
         held = self.hot[run]
@@ -272,7 +279,7 @@ class Tiers:
                 for run in filter(None, map(self.hot.find, ids)):
                     self._prewarmer.bring(run)
             case HotAsked(number=number, ids=ids):
-                self._report(HotNow(number=number, ids=tuple(filter(self._is_hot, ids))))
+                self._report(HotNow(number=number, ids=tuple(filter(self.hot.is_whole, ids))))
 
     def set_budget(self, num_bytes: int) -> None:
         """The hot tier may be larger from now on, or has to be smaller at once."""
@@ -350,13 +357,6 @@ class Tiers:
             self._report(answer)
         else:
             self._writer.forget(unwritten, is_meant, lambda: self._report(answer))
-
-    def _is_hot(self, slot_id: str) -> bool:
-        """In memory, and so is what comes before it, which may be read after it."""
-        run = self.hot.find(slot_id)
-        if run is None:
-            return False
-        return all(self.hot[one].kv is not None for one, _ in path_to(run, run.end))
 
     def on_write_failed(self, failure: WriteFailed) -> None:
         """A slot was not written; its run lives in memory only, until its turn comes again."""

@@ -270,6 +270,7 @@ class Engine:
         self._decoder.remove(sequence)
         if kv is not None:
             self._keep(sequence, kv)
+        self._tiers.note_durable(group.trail)
         request_id = group.request.request_id
         output = sequence.output
         self._say(sequence, output.finish(sequence.detokenizer.finish(), is_cut=reason != "stop"))

@@ -180,6 +180,7 @@ def test_tables_have_few_digits_and_json_every_one(
         model="m",
         model_hash="b" * 64,
         num_tokens=34_567,
+        num_durable=34_567,
         num_turns=3,
         num_slots=1,
         disk_bytes=1_234_567,
