@@ -50,9 +50,11 @@ class Committer:
                 return
             end = trail.prefix_end
         self._catch_up(trail, end)
+        whole = end
+        end = self._fitting(trail, kv, end)
         if trail.num_kept < end:
             self._append(trail, kv, end)
-        if ends_turn and trail.leaf is not None:
+        if ends_turn and trail.leaf is not None and trail.num_kept == whole:
             held = self._hot[trail.leaf]
             held.ends_turn = True
             if self._writer is not None and trail.ttl_s != 0:
@@ -84,6 +86,8 @@ class Committer:
         match = self._known(trail, end)
         copy = trail.fork()
         copy.leaf, copy.num_kept = None, 0
+        if self._fitting(copy, kv, end) < end:
+            return None
         for one, leave in path_to(match.run, min(match.num_tokens, end)):
             if leave != one.end:
                 break
@@ -154,6 +158,20 @@ class Committer:
     def _is_enough(self, run: Run, trail: Trail) -> bool:
         """Its state lives as long as this request wants it to."""
         return run.end in trail.passing or not self._hot[run].is_state_hot
+
+    def _fitting(self, trail: Trail, kv: Sequence[Any], end: int) -> int:
+        """Up to where it is worth keeping: what no disk takes must fit into memory, or it would be
+        cut only to be evicted, and cut again with the next slice.
+        """
+        if self._writer is not None and self._writer.takes(trail.ttl_class) and trail.ttl_s != 0:
+            return end
+        path = path_to(trail.leaf, trail.num_kept)
+        room = self._hot.budget_bytes - sum(self._hot[run].hot_bytes for run, _ in path)
+        each = max(1, self._ground.parts.bytes_per_token(kv))
+        fitting = trail.num_kept + max(room, 0) // each
+        if fitting >= end:
+            return end
+        return trail.num_kept if self._ground.needs_state else fitting
 
     def _append(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
         self._go_back_to_block(trail)

@@ -51,7 +51,8 @@ def choose(candidates: Iterable[Candidate], bytes_to_free: int, now_s: float) ->
     """The ids to evict, in this order, until `bytes_to_free` bytes are free or nothing is left.
 
     A parent becomes a candidate when its last child is chosen; a child that is not among the
-    candidates (pinned, being read) therefore keeps all its ancestors. The newest leaf stays.
+    candidates (pinned, being read) therefore keeps all its ancestors. The newest leaf goes last:
+    only when everything else is not enough does its chain become shorter, from its end.
     """
     if bytes_to_free <= 0:
         return ()
@@ -61,12 +62,12 @@ def choose(candidates: Iterable[Candidate], bytes_to_free: int, now_s: float) ->
     if not leaves:
         return ()
     newest = max(leaves, key=lambda leaf: (leaf.last_used_s, leaf.id))
-    heap = [(value(leaf, now_s), leaf.id) for leaf in leaves if leaf is not newest]
+    heap = [(leaf is newest, value(leaf, now_s), leaf.id) for leaf in leaves]
     heapq.heapify(heap)
     chosen: list[str] = []
     freed_bytes = 0
     while heap and freed_bytes < bytes_to_free:
-        _, chosen_id = heapq.heappop(heap)
+        _, _, chosen_id = heapq.heappop(heap)
         chosen.append(chosen_id)
         freed_bytes += known[chosen_id].size_bytes
         parent = known.get(known[chosen_id].parent or "")
@@ -74,5 +75,5 @@ def choose(candidates: Iterable[Candidate], bytes_to_free: int, now_s: float) ->
             continue
         num_children[parent.id] -= 1
         if num_children[parent.id] == 0:
-            heapq.heappush(heap, (value(parent, now_s), parent.id))
+            heapq.heappush(heap, (False, value(parent, now_s), parent.id))
     return tuple(chosen)

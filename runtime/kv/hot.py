@@ -206,7 +206,8 @@ class HotTier:
     def shrink(self) -> list[Run]:
         """Evict from memory until the budget holds; the runs that are now nowhere are forgotten.
 
-        Leaves go first; a run that is read, or below which something is in memory, stays.
+        Leaves go first; a run that is read, or below which something is in memory, stays. So does
+        one that is being written: the writer holds its bytes, and no file has them yet.
         """
         excess = self.num_bytes - self.budget_bytes
         if excess <= 0:
@@ -250,7 +251,7 @@ class HotTier:
         found: list[Candidate] = []
         for run in self._in_memory:
             held = self._held[run]
-            if held.num_readers:
+            if held.num_readers or (held.is_written and not held.is_saved):
                 continue
             parent = self._held[run.parent].id if run.parent is not None else None
             num_hot = sum(child in self._in_memory for child in run.children)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from itertools import accumulate
 
 from runtime.kv.ground import Ground
 from runtime.kv.prefix import Run, path_to
@@ -64,7 +65,13 @@ class Prewarmer:
             return
         held = [(run, self._hot[run]) for run, _ in path_to(leaf, leaf.end)]
         missing = [(run, one) for run, one in held if one.kv is None]
-        num_bytes = sum(one.disk_bytes for _, one in missing)
-        is_near = is_cold_near or all(one.tier == "warm" for _, one in missing)
-        if missing and is_near and self._hot.num_bytes + num_bytes <= budget_bytes:
-            self._trail = self._restorer.bring([run for run, _ in missing])
+        if not is_cold_near and any(one.tier == "cold" for _, one in missing):
+            return
+        # Of one that is larger than the budget its beginning comes, and the rest is read for whom
+        # it is asked.
+        sizes = accumulate((one.disk_bytes for _, one in missing), initial=self._hot.num_bytes)
+        fitting = [
+            run for (run, _), end in zip(missing, [*sizes][1:], strict=True) if end <= budget_bytes
+        ]
+        if fitting:
+            self._trail = self._restorer.bring(fitting)

@@ -309,6 +309,7 @@ class Tiers:
                 self.hot[run].is_written = self.hot[run].is_saved = True
                 self._tell_ended(run)
         self._late.persist()
+        self._ground.shrink()
 
     def on_demoted(self, slot_ids: Sequence[str]) -> None:
         """These slots went to the cold store."""

@@ -20,7 +20,7 @@ from msgspec import structs
 from store.errors import StoreError
 from store.keyed_names import NOBODY, Asker
 from store.slots import StagedSlot, remove, stage
-from store.types import SlotHeader, TensorData
+from store.types import SlotHeader, TensorData, TtlClass
 
 PAUSE_AFTER_ERROR_S = 60.0
 _BUSY_SHARE = 3.0
@@ -91,10 +91,9 @@ class SlotWriter:
         """Queue a slot; in a full queue the oldest make room for it, with what needs them."""
         dropped: list[WriteFailed] = []
         with self._wake:
-            if time.monotonic() < self._paused_until_s:
-                dropped.append(WriteFailed(job.header.id, "paused"))
-            elif time.monotonic() < self._resting_until_s and job.header.ttl_class != "pinned":
-                dropped.append(WriteFailed(job.header.id, "budget"))
+            if not self.takes(job.header.ttl_class):
+                is_paused = time.monotonic() < self._paused_until_s
+                dropped.append(WriteFailed(job.header.id, "paused" if is_paused else "budget"))
             else:
                 self._jobs.append(job)
                 self.num_queued_bytes += job.nbytes
@@ -104,6 +103,14 @@ class SlotWriter:
             self.num_dropped += len(dropped)
         for failure in dropped:
             self._on_failed(failure)
+
+    def takes(self, ttl_class: TtlClass) -> bool:
+        """Whether slots of this class are written now: not while the store fails, nor, unless
+        pinned, when enough was written today.
+        """
+        now_s = time.monotonic()
+        is_resting = now_s < self._resting_until_s and ttl_class != "pinned"
+        return now_s >= self._paused_until_s and not is_resting
 
     def rest(self, seconds: float) -> None:
         """Take nothing but what is pinned for so long: enough was written today."""

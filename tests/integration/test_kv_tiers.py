@@ -329,14 +329,14 @@ def test_a_slot_that_was_not_written_is_written_with_the_next_turn(
 
 def test_state_is_never_kept_for_another_position(hybrid: LoadedModel):
     """The run of a prefix is evicted between its commit and the end of its prompt."""
-    session = Session(hybrid, hot_bytes=1)
+    session = Session(hybrid)
     trail = session.trail(FIRST, mode="prefix", prefix_end=40, boundaries=(40,))
     kv, _ = session.take_up(trail)
     for start, end in ((0, 32), (32, 40)):
         session.forward(FIRST[start:end], kv)
         session.tiers.on_prefill(trail, kv, (start, end), 0.001)
-    session.turn(ids(8, 60), SAID)
     assert trail.leaf is not None
+    session.tiers.set_budget(1)
     assert trail.leaf not in session.tiers.hot
     session.compute(trail, kv, 40)
     assert reused(check_right(session, FIRST))[0] == 0
@@ -365,3 +365,30 @@ def test_a_recomputed_sequence_takes_up_what_its_trail_kept(model: LoadedModel):
     session.compute(longer, kv, num_tokens)
     assert isinstance(session.tiers.wire_counts().hot_bytes, int)
     assert reused(check_right(session, [*FIRST, *SAID, 7]))[0] == 119
+
+
+def test_a_conversation_larger_than_memory_is_kept_by_parts_and_read_back_whole(
+    model: LoadedModel, tmp_path: Path
+):
+    session = Session(model, tmp_path)
+    session.turn(TURN_2, SAID)
+    session.turn([*TURN_2, *SAID, *ids(4, 60)], SAID)
+    whole_bytes = session.tiers.wire_counts().hot_bytes
+    session.tiers.on_saved([one.id for one in session.publish()])
+    session.tiers.set_budget(whole_bytes - 1)
+    assert 0 < session.tiers.wire_counts().hot_bytes <= whole_bytes - 1
+    trail = check_right(session, [*TURN_2, *SAID, *ids(4, 60), *SAID, 5])
+    assert trail.use.tier == "warm"
+    session.tiers.release(trail)
+    assert session.tiers.wire_counts().hot_bytes <= whole_bytes - 1
+
+
+def test_what_no_disk_takes_is_cut_only_as_far_as_memory_holds_it(model: LoadedModel):
+    session = Session(model)
+    session.turn(FIRST, SAID)
+    half = session.tiers.wire_counts().hot_bytes // 2
+    small = Session(model, hot_bytes=half)
+    trail = small.turn(FIRST, SAID)
+    assert small.tiers.wire_counts().hot_bytes <= half
+    assert trail.num_kept <= len(FIRST)
+    check_right(small, [*FIRST, *SAID, 5])

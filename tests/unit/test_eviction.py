@@ -67,7 +67,7 @@ def test_the_least_worth_leaves_first_and_only_as_much_as_is_needed():
     assert choose(slots, 1, NOW_S) == ("cheap",)
     assert choose(slots, 100, NOW_S) == ("cheap",)
     assert choose(slots, 101, NOW_S) == ("cheap", "middling")
-    assert choose(slots, 10_000, NOW_S) == ("cheap", "middling", "dear")
+    assert choose(slots, 10_000, NOW_S) == ("cheap", "middling", "dear", "newest")
 
 
 def test_a_parent_leaves_only_after_its_last_child():
@@ -77,7 +77,7 @@ def test_a_parent_leaves_only_after_its_last_child():
         slot("right", "root", recompute_ms=3.0),
         slot("newest", last_used_s=NOW_S + 1),
     ]
-    assert choose(slots, 10_000, NOW_S) == ("left", "right", "root")
+    assert choose(slots, 10_000, NOW_S) == ("left", "right", "root", "newest")
     assert choose(slots, 200, NOW_S) == ("left", "right")
 
 
@@ -88,12 +88,18 @@ def test_a_child_that_is_no_candidate_keeps_its_ancestors():
         slot("leaf", "middle"),
         slot("newest", last_used_s=NOW_S + 1),
     ]
-    assert choose(slots, 10_000, NOW_S) == ("leaf",)
+    assert choose(slots, 10_000, NOW_S) == ("leaf", "newest")
 
 
-def test_the_slot_just_written_stays_with_its_ancestors():
-    slots = [slot("root", num_children=1, last_used_s=0.0), slot("leaf", "root")]
-    assert choose(slots, 10_000, NOW_S) == ()
+def test_what_was_used_last_goes_last_and_from_its_end():
+    slots = [
+        slot("root", num_children=1, last_used_s=0.0),
+        slot("leaf", "root"),
+        slot("other", last_used_s=0.0),
+    ]
+    assert choose(slots, 100, NOW_S) == ("other",)
+    assert choose(slots, 200, NOW_S) == ("other", "leaf")
+    assert choose(slots, 10_000, NOW_S) == ("other", "leaf", "root")
     assert choose([], 1, NOW_S) == ()
 
 

@@ -5,6 +5,8 @@ from array import array
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.kv.blocks import HashChain
 from runtime.kv.hot import MAX_ASKERS, Held, HotTier
@@ -37,7 +39,8 @@ class Tier(HotTier):
         run = run_of(CHAIN, parent, start, start + 10, hashes)
         run.token_ids = array("I", [ord(name)] * 10)
         last_used_s = time.time() - age_s
-        held = Held(id=name, is_written=is_written, last_used_s=last_used_s, recompute_ms=100.0)
+        held = Held(id=name, last_used_s=last_used_s, recompute_ms=100.0)
+        held.is_written = held.is_saved = is_written
         self.add(run, held)
         self.attach(run, kv_of())
         return run
@@ -117,6 +120,48 @@ def test_what_is_only_on_disk_below_an_unwritten_run_is_forgotten_with_it():
     tier.integrity_check()
 
 
+def test_a_conversation_larger_than_the_budget_leaves_memory_from_its_end():
+    tier = Tier(2)
+    run = None
+    for name in "abcd":
+        run = tier.put(name, run, is_written=True)
+    assert tier.shrink() == []
+    assert (tier.names, tier.hot_names) == ("abcd", "ab")
+    assert tier.num_bytes == tier.budget_bytes
+    tier.integrity_check()
+
+
+def test_what_is_being_written_stays_until_it_is_saved():
+    tier = Tier(1)
+    a = tier.put("a", is_written=True)
+    b = tier.put("b", a, is_written=True)
+    tier[b].is_saved = False
+    tier.shrink()
+    assert tier.hot_names == "ab"
+    tier[b].is_saved = True
+    tier.shrink()
+    assert tier.hot_names == "a"
+
+
+@given(
+    chains=st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=5),
+    num_runs=st.integers(0, 6),
+)
+def test_bytes_in_memory_are_within_the_budget_whenever_nothing_is_read_or_written(
+    chains: list[tuple[int, bool]], num_runs: int
+):
+    tier = Tier(num_runs)
+    for number, (length, is_written) in enumerate(chains):
+        run = None
+        for depth in range(length):
+            run = tier.put(chr(97 + number * 5 + depth), run, is_written=is_written)
+    tier.shrink()
+    assert tier.num_bytes <= tier.budget_bytes
+    total = sum(length for length, _ in chains)
+    assert tier.num_bytes == min(total, num_runs) * RUN_BYTES
+    tier.integrity_check()
+
+
 def test_what_is_being_read_stays_with_all_above_it():
     tier = Tier(1)
     b = tier.put("b", tier.put("a", age_s=50), age_s=50)
@@ -124,10 +169,10 @@ def test_what_is_being_read_stays_with_all_above_it():
     tier[b].num_readers = 1
     tier.put("z")
     tier.shrink()
-    assert tier.hot_names == "abz"
+    assert tier.hot_names == "ab"
     tier[b].num_readers = 0
     tier.shrink()
-    assert tier.hot_names == "z"
+    assert tier.hot_names == "a"
 
 
 def test_a_reuse_makes_a_run_worth_more():
@@ -143,12 +188,15 @@ def test_a_reuse_makes_a_run_worth_more():
     assert tier.hot_names == "az"
 
 
-def test_the_newest_leaf_stays_however_small_the_budget_is():
-    tier = Tier(0.5)
+def test_the_newest_leaf_goes_last_and_stays_only_within_the_budget():
+    tier = Tier(1)
     tier.put("a", age_s=50)
     tier.put("z")
     tier.shrink()
     assert tier.hot_names == "z"
+    tier.budget_bytes = RUN_BYTES // 2
+    tier.shrink()
+    assert tier.hot_names == ""
 
 
 def test_of_many_who_use_a_run_few_are_remembered_and_none_is_kept_after_the_last():
