@@ -28,11 +28,13 @@ from runtime.errors import (
     InvalidRequest,
     LoadFailed,
     MemoryShort,
+    MemoryTaken,
     ModelDownloading,
     ModelNotDownloaded,
     ModelRefused,
     ModelTooLarge,
     ModelUnavailable,
+    NeedsTooMuchMemory,
     NoRoom,
     NotLocal,
     Overloaded,
@@ -163,12 +165,14 @@ STATUSES: dict[type[HearthError], Status] = {
     UnknownRequest: Status(404, "invalid_request_error"),
     UnknownPrewarm: Status(404, "invalid_request_error"),
     ModelTooLarge: Status(400, "invalid_request_error"),
+    NeedsTooMuchMemory: Status(400, "invalid_request_error"),
     PoisonRequest: Status(500, "server_error"),
     Overloaded: Status(429, "rate_limit_error"),
     ShuttingDown: Status(503, "server_error"),
     QueueTimeout: Status(503, "server_error"),
     NoRoom: Status(503, "server_error"),
     MemoryShort: Status(503, "server_error"),
+    MemoryTaken: Status(503, "server_error"),
     Preempted: Status(503, "server_error"),
     ClientLeft: Status(499, "client_left"),
     WorkerError: Status(503, "server_error"),
@@ -179,7 +183,9 @@ STATUSES: dict[type[HearthError], Status] = {
     Aborted: Status(503, "server_error"),
     StoreUnavailable: Status(503, "server_error"),
 }
-_NOT_WORTH_A_RETRY = frozenset({PoisonRequest.code, ModelTooLarge.code, Aborted.code})
+_NOT_WORTH_A_RETRY = frozenset(
+    {PoisonRequest.code, ModelTooLarge.code, NeedsTooMuchMemory.code, Aborted.code}
+)
 _WITH_RETRY_AFTER = (
     *(Overloaded, TooManyWrongKeys, WorkerError),
     *(ModelDownloading, ModelNotDownloaded),

@@ -338,6 +338,39 @@ class MemoryShort(Overloaded):
         )
 
 
+class NeedsTooMuchMemory(RequestRejected):
+    """The KV of the request can never fit into the memory that models may use; sizes in bytes."""
+
+    code = "kv_too_large"
+
+    def __init__(self, num_bytes: int, limit_bytes: int, param: str) -> None:
+        needs, may_use = _told_apart(num_bytes, limit_bytes)
+        super().__init__(
+            f"The KV of this request takes {needs} GB of memory, and beside the model there are "
+            f"{may_use} GB (memory_budget). Shorten {param}, raise the budget, or keep KV in fewer "
+            "bits (kv_bits).",
+            param,
+        )
+        self.num_bytes, self.limit_bytes = num_bytes, limit_bytes
+
+
+class MemoryTaken(Overloaded):
+    """Other models leave too little memory for the request; sizes in bytes."""
+
+    code = "memory_taken"
+
+    def __init__(self, num_bytes: int, limit_bytes: int, param: str) -> None:
+        needs, may_use = _told_apart(num_bytes, limit_bytes)
+        super().__init__(
+            f"The KV of this request takes {needs} GB of memory, and beside the loaded models "
+            f"there are {may_use} GB now. Try again when one of them has left, unload one (POST "
+            f"/admin/models/NAME/unload), or shorten {param}.",
+            retry_after_s=30,
+        )
+        self.param = param
+        self.num_bytes, self.limit_bytes = num_bytes, limit_bytes
+
+
 def _told_apart(one_bytes: int, other_bytes: int) -> tuple[str, str]:
     """Both in GB, with as many digits as it takes to see that they differ, but at least two."""
     pairs = ((f"{one_bytes / 1e9:.{n}f}", f"{other_bytes / 1e9:.{n}f}") for n in range(2, 10))

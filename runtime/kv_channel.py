@@ -69,7 +69,7 @@ KvReport = KvEvent | Answer
 class KvDesk(Protocol):
     """The store, as a channel sees it."""
 
-    def options(self, spec: ModelSpec, hot_bytes: int | None) -> KvOptions: ...
+    def options(self, spec: ModelSpec, budget: HotBudget | None) -> KvOptions: ...
 
     @property
     def patience_s(self) -> float: ...
@@ -93,9 +93,9 @@ class KvChannel:
     keeps what it has in memory.
     """
 
-    def __init__(self, desk: KvDesk, spec: ModelSpec, hot_bytes: int | None = None) -> None:
+    def __init__(self, desk: KvDesk, spec: ModelSpec, budget: HotBudget | None = None) -> None:
         self.spec = spec
-        self._hot_bytes = hot_bytes
+        self._budget = budget
         self.kv = KvOptions()
         self.names: Attach | None = None
         """By what its KV is found in the store; None before the store was open."""
@@ -131,11 +131,11 @@ class KvChannel:
     @property
     def hot_budget_bytes(self) -> int | None:
         """What its hot tier may take, as it was told last; None leaves that to the store."""
-        return self._hot_bytes
+        return self._budget.num_bytes if self._budget is not None else None
 
     async def options(self) -> KvOptions:
         """What the worker is loaded with. It must not have begun to read the model's files."""
-        self.kv = self._desk.options(self.spec, self._hot_bytes)
+        self.kv = self._desk.options(self.spec, self._budget)
         if self.kv.root is not None:
             self.files = await asyncio.to_thread(look, self.spec)
         return self.kv
@@ -277,11 +277,11 @@ class KvChannel:
         finally:
             del self._asked[number]
 
-    def set_hot_budget(self, num_bytes: int) -> None:
-        """So much KV may stay in the worker's memory from now on, or from its start on."""
-        is_new, self._hot_bytes = num_bytes != self._hot_bytes, num_bytes
+    def set_budget(self, budget: HotBudget) -> None:
+        """So much KV may be in the worker's memory from now on, or from its start on."""
+        is_new, self._budget = budget != self._budget, budget
         if is_new and self._send is not None:
-            self._send(HotBudget(num_bytes=num_bytes))
+            self._send(budget)
 
     def bring(self, ids: Sequence[str]) -> None:
         """Have what ends with these slots in memory soon."""

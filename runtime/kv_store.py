@@ -32,6 +32,7 @@ from runtime.store_opening import open_store
 from runtime.types import MissReason, ModelSpec
 from runtime.welcome import Welcome
 from runtime.wire import (
+    HotBudget,
     KvCounts,
     KvOptions,
     PinWanted,
@@ -109,9 +110,9 @@ class KvStore:
         """Publish what has arrived, then close; the workers are gone already."""
         await self._life.close()
 
-    def channel(self, spec: ModelSpec, hot_bytes: int | None = None) -> KvChannel:
-        """A new worker's share, whose hot tier may take `hot_bytes`; None leaves it to us."""
-        return KvChannel(self, spec, hot_bytes)
+    def channel(self, spec: ModelSpec, budget: HotBudget | None = None) -> KvChannel:
+        """A new worker's share, whose KV may take so much memory; None leaves it to us."""
+        return KvChannel(self, spec, budget)
 
     async def remembered(self) -> dict[str, ModelRow]:
         """What former runs showed, by model id; nothing while there is no store."""
@@ -229,17 +230,20 @@ class KvStore:
 
     # The desk of the channels
 
-    def options(self, spec: ModelSpec, hot_bytes: int | None) -> KvOptions:
+    def options(self, spec: ModelSpec, budget: HotBudget | None) -> KvOptions:
         """What a worker for this model is loaded with."""
         settings = self._settings
         memory_bytes = psutil.virtual_memory().total
-        if hot_bytes is None:
+        if budget is None:
             hot_bytes = settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes)
+            budget = HotBudget(num_bytes=hot_bytes)
         return KvOptions(
             root=str(settings.kv_root) if settings.kv_disk else None,
             block_size=settings.block_size,
-            hot_bytes=hot_bytes,
-            prewarm_bytes=int(hot_bytes * settings.prewarm_share),
+            hot_bytes=budget.num_bytes,
+            pool_bytes=budget.pool_bytes,
+            most_bytes=budget.most_bytes,
+            prewarm_bytes=int(budget.num_bytes * settings.prewarm_share),
             queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
             kv_bits=settings.kv_form_of(spec.id).kv_bits,
         )

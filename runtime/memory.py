@@ -18,6 +18,7 @@ from runtime.pressure import Strain
 from runtime.process_memory import Departure, available_bytes
 from runtime.settings import Settings
 from runtime.types import ModelSpec
+from runtime.wire import HotBudget
 from runtime.worker_process import WorkerProcess
 from store.types import ModelRow
 
@@ -55,8 +56,7 @@ class Memory:
         return self._rows.get(model)
 
     def need(self, spec: ModelSpec) -> Need:
-        own = self._models.get(spec.id)
-        return placement.need(Profile.of(spec, self._rows.get(spec.id), own))
+        return placement.need(self._profile(spec))
 
     def room(self) -> Room:
         """What all models may take together."""
@@ -107,6 +107,10 @@ class Memory:
 
     def hot_budgets(self, actors: Mapping[str, ModelActor]) -> dict[str, int]:
         """How large the hot tier of each model with a process may be, in bytes."""
+        return {model: one.num_bytes for model, one in self._dealt(actors).items()}
+
+    def _dealt(self, actors: Mapping[str, ModelActor]) -> dict[str, HotBudget]:
+        """What each model with a process may take, all its ranks here together."""
         loaded = {name: one for name, one in actors.items() if one.state in HAS_PROCESS}
         wishes = {name: self._wish(one.spec) for name, one in loaded.items() if one.spec}
         held = sum(one.reserved_bytes for one in loaded.values())
@@ -114,23 +118,41 @@ class Memory:
         spare_bytes = self.room_now().num_bytes - held
         if self._strain.lendable_bytes is not None:
             spare_bytes = min(spare_bytes, self._strain.lendable_bytes)
-        return placement.hot_budgets(wishes, spare_bytes)
+        hot = placement.hot_budgets(wishes, spare_bytes)
+        profiles = {name: self._profile(one.spec) for name, one in loaded.items() if one.spec}
+        reserves = {name: placement.rows_reserve(one) for name, one in profiles.items()}
+        pools = placement.kv_pools(reserves, hot, spare_bytes)
+        alone = {
+            name: self._room.num_bytes - placement.reservation(one, 0) + reserves[name]
+            for name, one in profiles.items()
+        }
+        return {
+            name: HotBudget(
+                num_bytes=num_bytes,
+                pool_bytes=pools[name],
+                most_bytes=max(alone[name], pools[name]),
+            )
+            for name, num_bytes in hot.items()
+        }
+
+    def _profile(self, spec: ModelSpec) -> Profile:
+        return Profile.of(spec, self._rows.get(spec.id), self._models.get(spec.id))
 
     def budgets(self, actors: Mapping[str, ModelActor]) -> Budgets:
         """How much there is to deal out now."""
         return Budgets(self._room.num_bytes, sum(self.hot_budgets(actors).values()))
 
-    def hot_share(self, actors: Mapping[str, ModelActor], model: str) -> int | None:
-        """What each process of a model may take for its hot tier: ranks here divide it."""
-        num_bytes = self.hot_budgets(actors).get(model)
-        return None if num_bytes is None else self._part(model, num_bytes)
+    def kv_share(self, actors: Mapping[str, ModelActor], model: str) -> HotBudget | None:
+        """What each process of a model may take for KV: ranks here divide it."""
+        budget = self._dealt(actors).get(model)
+        return None if budget is None else self._part(model, budget)
 
     def share(self, actors: Mapping[str, ModelActor]) -> None:
         """Tell the workers how large their hot tiers may be now."""
-        for model, num_bytes in self.hot_budgets(actors).items():
+        for model, budget in self._dealt(actors).items():
             worker = actors[model].worker
             if isinstance(worker, WorkerProcess):
-                worker.kv.set_hot_budget(self._part(model, num_bytes))
+                worker.kv.set_budget(self._part(model, budget))
 
     def relieve(self, actors: Mapping[str, ModelActor], awaited: frozenset[str]) -> None:
         """Look at the machine's memory, and make room if it runs short."""
@@ -162,9 +184,14 @@ class Memory:
             actors[relief.leaves].leave("memory is short", time.monotonic())
         self.share(actors)
 
-    def _part(self, model: str, num_bytes: int) -> int:
+    def _part(self, model: str, budget: HotBudget) -> HotBudget:
         own = self._models.get(model)
-        return num_bytes // (own.num_ranks_here if own is not None else 1)
+        num_ranks = own.num_ranks_here if own is not None else 1
+        return HotBudget(
+            num_bytes=budget.num_bytes // num_ranks,
+            pool_bytes=None if budget.pool_bytes is None else budget.pool_bytes // num_ranks,
+            most_bytes=None if budget.most_bytes is None else budget.most_bytes // num_ranks,
+        )
 
     def _lent_bytes(self, actor: ModelActor) -> int:
         """What its hot tiers hold beyond the least, which its reservation has."""

@@ -2,7 +2,8 @@
 
 Memory is admitted by what was promised, not by what the allocator says at the moment: each model
 that has a process holds a reservation for its weights, the KV of running requests, the peak of a
-prefill and the least hot tier. What is left over is lent to the hot tiers and comes back first.
+prefill and the least hot tier. What is left over is lent to running requests and hot tiers, and
+comes back from these first.
 """
 
 from __future__ import annotations
@@ -110,16 +111,36 @@ def reservation(profile: Profile, min_hot_bytes: int = MIN_HOT_BYTES) -> int:
     more than half of them; an image is encoded before it, not beside it. A peak counts only where
     it exceeds the KV that is expected: the runs that were measured may have been short.
     """
-    weights_bytes = profile.weights_bytes
-    kv_bytes = int((profile.kv_bytes_per_token or 0) * profile.context * RUNNING_CONTEXT_SHARE)
-    if profile.peak_bytes is None:
-        floor_bytes = min(_MIN_PREFILL_BYTES, weights_bytes // 2)
-        prefill_bytes = max(int(weights_bytes * _PREFILL_SHARE), floor_bytes)
-        work_bytes = kv_bytes + max(prefill_bytes, profile.image_bytes)
-    else:
-        work_bytes = max(profile.peak_bytes * profile.num_ranks - weights_bytes, kv_bytes)
-    shared_bytes = (weights_bytes + work_bytes) * profile.num_ranks_here // profile.num_ranks
+    shared_bytes = _here(profile, profile.weights_bytes + _work_bytes(profile))
     return shared_bytes + profile.num_ranks_here * _PROCESS_BYTES + min_hot_bytes
+
+
+def rows_reserve(profile: Profile) -> int:
+    """What of a reservation is for the KV of running requests: all but the peak of a prefill."""
+    rest_bytes = _work_bytes(profile) - _prefill_bytes(profile)
+    return _here(profile, max(_expected_kv_bytes(profile), rest_bytes))
+
+
+def _work_bytes(profile: Profile) -> int:
+    kv_bytes = _expected_kv_bytes(profile)
+    if profile.peak_bytes is None:
+        return kv_bytes + _prefill_bytes(profile)
+    return max(profile.peak_bytes * profile.num_ranks - profile.weights_bytes, kv_bytes)
+
+
+def _expected_kv_bytes(profile: Profile) -> int:
+    return int((profile.kv_bytes_per_token or 0) * profile.context * RUNNING_CONTEXT_SHARE)
+
+
+def _prefill_bytes(profile: Profile) -> int:
+    floor_bytes = min(_MIN_PREFILL_BYTES, profile.weights_bytes // 2)
+    guess_bytes = max(int(profile.weights_bytes * _PREFILL_SHARE), floor_bytes)
+    return max(guess_bytes, profile.image_bytes)
+
+
+def _here(profile: Profile, num_bytes: int) -> int:
+    """The part of the ranks on this machine."""
+    return num_bytes * profile.num_ranks_here // profile.num_ranks
 
 
 def need(profile: Profile, min_hot_bytes: int = MIN_HOT_BYTES) -> Need:
@@ -167,4 +188,20 @@ def hot_budgets(wishes: Mapping[str, int], spare_bytes: int) -> dict[str, int]:
     return {
         model: min(MIN_HOT_BYTES, wishes[model]) + (more * lent // total if total else 0)
         for model, more in beyond.items()
+    }
+
+
+def kv_pools(
+    reserves: Mapping[str, int], hot: Mapping[str, int], spare_bytes: int
+) -> dict[str, int]:
+    """What each loaded model may take for running requests and its hot tier together, by model.
+
+    `reserves` are those of `rows_reserve`, `hot` the hot tiers as `hot_budgets` deals them out of
+    `spare_bytes`; what these leave of it is shared alike.
+    """
+    lent = sum(max(num_bytes - MIN_HOT_BYTES, 0) for num_bytes in hot.values())
+    rest = max(spare_bytes - lent, 0) // max(len(hot), 1)
+    return {
+        model: reserves[model] + max(num_bytes, MIN_HOT_BYTES) + rest
+        for model, num_bytes in hot.items()
     }

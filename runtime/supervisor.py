@@ -229,8 +229,7 @@ class Supervisor:
     def hire(self, spec: ModelSpec) -> WorkerProcess:
         """A process for this model, which begins to load it."""
         actors = self._dispatch.actors
-        hot_bytes = self._memory.hot_share(actors, spec.id)
-        channel = self._kv.channel(spec, hot_bytes)
+        channel = self._kv.channel(spec, self._memory.kv_share(actors, spec.id))
         worker = WorkerProcess(self._settings, channel, self._on_change, self._spares)
         self._memory.share(actors)
         self._workers[worker] = None

@@ -47,7 +47,7 @@ class WorkerOptions(Struct, frozen=True):
 
 
 class KvOptions(Struct, frozen=True):
-    """The KV hierarchy: without a disk `root` is None; sizes in bytes.
+    """The KV hierarchy: without a disk `root` is None; sizes in bytes, as in `HotBudget`.
 
     The store at `root` need not be open yet: `Attach` says so.
     """
@@ -55,6 +55,8 @@ class KvOptions(Struct, frozen=True):
     root: str | None = None
     block_size: int = 256
     hot_bytes: int = 1 << 30
+    pool_bytes: int | None = None
+    most_bytes: int | None = None
     queue_bytes: int = 1 << 30
     prewarm_bytes: int = 0
     kv_bits: int | None = None
@@ -93,9 +95,15 @@ class HotAsked(Struct, frozen=True, tag="hot_asked"):
 
 
 class HotBudget(Struct, frozen=True, tag="hot_budget"):
-    """So many bytes of KV may stay in memory from now on; what running requests use is apart."""
+    """So many bytes of KV may stay in memory from now on, for requests that are to come.
+
+    `pool_bytes` are for these and for running requests together, who come first; `most_bytes` is
+    what they might have if no other model were loaded. None is without a limit.
+    """
 
     num_bytes: int
+    pool_bytes: int | None = None
+    most_bytes: int | None = None
 
 
 class Forget(Struct, frozen=True, tag="forget"):
@@ -176,7 +184,9 @@ class Accepted(Struct, frozen=True, tag="accepted"):
 
 
 class Rejected(Struct, frozen=True, tag="rejected"):
-    """The request is refused. What follows `param` is set when the prompt is too long."""
+    """The request is refused. Tokens are told when the prompt is too long, and bytes when its KV
+    takes too much memory.
+    """
 
     request_id: str
     code: str
@@ -185,6 +195,8 @@ class Rejected(Struct, frozen=True, tag="rejected"):
     num_tokens: int = 0
     is_least: bool = False
     context: int = 0
+    num_bytes: int = 0
+    limit_bytes: int = 0
 
 
 class Working(Struct, frozen=True, tag="working"):

@@ -10,7 +10,13 @@ from typing import cast
 
 from typing_extensions import override
 
-from runtime.errors import ContextTooLong, InvalidRequest, RequestRejected
+from runtime.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    MemoryTaken,
+    NeedsTooMuchMemory,
+    RequestRejected,
+)
 from runtime.settings import Settings
 from runtime.wire import (
     Command,
@@ -99,4 +105,7 @@ def rejection(event: Rejected) -> RequestRejected:
     """The error that a worker's refusal stands for."""
     if event.code == ContextTooLong.code:
         return ContextTooLong(event.num_tokens, event.context, event.param, is_least=event.is_least)
+    for kind in (NeedsTooMuchMemory, MemoryTaken):
+        if event.code == kind.code:
+            return kind(event.num_bytes, event.limit_bytes, event.param or "prompt")
     return InvalidRequest(event.message, event.param)

@@ -53,6 +53,9 @@ class Ground:
     ghosts: OrderedDict[bytes, MissReason] = field(
         default_factory=OrderedDict["bytes", "MissReason"]
     )
+    max_hot_bytes: int = 0
+    left_bytes: int | None = None
+    """What running requests leave to the hot tier of the memory for both; None: enough."""
     _former: tuple[HashChain, OrderedDict[bytes, MissReason]] | None = None
     _tenants: set[str] = field(default_factory=set["str"])
 
@@ -67,7 +70,8 @@ class Ground:
         """Nothing known yet; without `parts` this process has all of the model."""
         parts = parts or Parts(model)
         hot = HotTier(PrefixTree(chain), hot_bytes)
-        return Ground(model, chain, model_hash, parts, hot, parts.unsupported)
+        unsupported = parts.unsupported
+        return Ground(model, chain, model_hash, parts, hot, unsupported, max_hot_bytes=hot_bytes)
 
     @property
     def needs_state(self) -> bool:
@@ -116,6 +120,23 @@ class Ground:
         forgotten, unwritten = self.hot.forget(is_meant)
         self._remember(forgotten, "deleted")
         return forgotten, unwritten
+
+    def set_budget(self, num_bytes: int) -> None:
+        """The hot tier may have so much at the most."""
+        self.max_hot_bytes = num_bytes
+        self.leave_beside_rows(self.left_bytes)
+
+    def leave_beside_rows(self, num_bytes: int | None) -> None:
+        """So much is left to it beside running requests; None: enough."""
+        self.left_bytes, most_bytes = num_bytes, self.max_hot_bytes
+        budget_bytes = most_bytes if num_bytes is None else min(most_bytes, num_bytes)
+        if budget_bytes == self.hot.budget_bytes:
+            return
+        is_less = budget_bytes < self.hot.num_bytes
+        self.hot.budget_bytes = budget_bytes
+        self.shrink()
+        if is_less:
+            self.parts.give_back()
 
     def shrink(self) -> None:
         """Keep the hot tier's budget, and remember what is missed for it."""

@@ -180,6 +180,27 @@ def bytes_per_token(kv: Sequence[Any], layout: KvLayout) -> int:
     return sum(a.itemsize * a.shape[1] * a.shape[3] for a in arrays)
 
 
+def row_sizes(kv: Sequence[Any]) -> tuple[int, tuple[tuple[int, int], ...], int]:
+    """What these caches, which hold some tokens, take: bytes of each token; of each token within
+    windows, with their lengths; and bytes whatever the number of tokens.
+    """
+    per_token, fixed, windows = 0, 0, dict[int, int]()
+    for _, cache in (leaf for number, one in enumerate(kv) for leaf in _leaves(one, (number,))):
+        if not hasattr(cache, "keys"):
+            fixed += _nbytes(_state(cache))
+            continue
+        arrays = (
+            [one for one in _arrays(cache) if one is not None] if cache.keys is not None else []
+        )
+        each = sum(one.nbytes // one.shape[_TOKEN_AXIS] for one in arrays)
+        window = getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None)
+        if window:
+            windows[window] = windows.get(window, 0) + each
+        else:
+            per_token += each
+    return per_token, tuple((each, window) for window, each in sorted(windows.items())), fixed
+
+
 def arrays_of(kv: Sequence[Any]) -> list[Any]:
     """What has to be evaluated so that these caches are in memory."""
     return [
@@ -310,6 +331,12 @@ def _needed_state(cache: Any) -> Any:
         meta = cache.meta_state
         return [["meta_state", [*meta[:3], str(size)]], ["state", rows]]
     return *rows, *state[2:5], size
+
+
+def _nbytes(state: Any) -> int:
+    if isinstance(state, list | tuple):
+        return sum(map(_nbytes, cast("Sequence[Any]", state)))
+    return state.nbytes if isinstance(state, mx.array) else 0
 
 
 def _skeleton(value: Any, arrays: list[mx.array]) -> Any:

@@ -283,11 +283,11 @@ class Tiers:
 
     def set_budget(self, num_bytes: int) -> None:
         """The hot tier may be larger from now on, or has to be smaller at once."""
-        is_less = num_bytes < self.hot.num_bytes
-        self.hot.budget_bytes = num_bytes
-        self._ground.shrink()
-        if is_less:
-            self._ground.parts.give_back()
+        self._ground.set_budget(num_bytes)
+
+    def leave_beside_rows(self, num_bytes: int | None) -> None:
+        """So much is left beside running requests of the memory for both; None: enough."""
+        self._ground.leave_beside_rows(num_bytes)
 
     def learn(self, slots: Sequence[KnownSlot]) -> None:
         """Slots that are on disk, parents before children."""

@@ -15,12 +15,14 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 from runtime.errors import InvalidRequest, RequestRejected
 from runtime.kv.blocks import HashChain
 from runtime.kv.ground import Ground
+from runtime.kv.layers import row_sizes
 from runtime.kv.reader import SlotReader
 from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
@@ -32,6 +34,7 @@ from runtime.wire import (
     Forget,
     Heartbeat,
     Hello,
+    KvOptions,
     Load,
     LoadError,
     LoadProgress,
@@ -56,6 +59,7 @@ from runtime.worker.lead import Team
 from runtime.worker.leaving import Deadline, flush
 from runtime.worker.model import LoadedModel
 from runtime.worker.reception import Reception, refusal_of
+from runtime.worker.row_memory import Footprint, RowMemory
 from runtime.worker.sandbox import Sandbox, SandboxGone
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import SequenceGroup
@@ -146,7 +150,7 @@ class Worker:
         load_s = time.perf_counter() - start
         self._phase = "warming"
         self._sender.send(Warming())
-        warm_s = models.warm(model, lambda tokens, kv: warm_decode(model, tokens, kv))
+        memory, warm_s = _warmed(model, command.kv)
         if team is not None:
             model = team.model(model)
         lens = model.eyes.lens if model.eyes is not None else None
@@ -160,6 +164,7 @@ class Worker:
             max_batch=options.max_batch,
             max_slice=options.prefill_slice or models.best_slice(),
             block_s=options.prefill_block_ms / 1000,
+            memory=memory,
         )
         tiers = self._tiers(model, command)
         link = Link(self._inbox, self._sender.send)
@@ -361,6 +366,21 @@ class Worker:
             peak_bytes=peak_bytes,
             kv=kv,
         )
+
+
+def _warmed(model: LoadedModel, options: KvOptions) -> tuple[RowMemory, float]:
+    """Warm a model; the memory for its rows, and the seconds that it took."""
+    memory = RowMemory(
+        is_batched=model.is_batchable,
+        pool_bytes=options.pool_bytes,
+        most_bytes=options.most_bytes,
+    )
+
+    def decode(token_ids: list[int], kv: list[Any]) -> None:
+        memory.footprint = Footprint(*row_sizes(kv))
+        warm_decode(model, token_ids, kv)
+
+    return memory, models.warm(model, decode)
 
 
 def _ready(model: LoadedModel, load_s: float, warm_s: float) -> Ready:

@@ -7,7 +7,7 @@ import sys
 import traceback
 from dataclasses import replace
 
-from runtime.errors import ContextTooLong, RequestRejected
+from runtime.errors import ContextTooLong, MemoryTaken, NeedsTooMuchMemory, RequestRejected
 from runtime.wire import Rejected
 from runtime.worker.album import Gallery
 from runtime.worker.compose import Composer
@@ -33,9 +33,11 @@ def intake_of(model: LoadedModel, composer: Composer, bench: Bench) -> Intake:
 
 def rejected(request_id: str, error: RequestRejected) -> Rejected:
     """A refusal, as the server is told of it."""
-    num_tokens, context, is_least = 0, 0, False
+    num_tokens, context, is_least, num_bytes, limit_bytes = 0, 0, False, 0, 0
     if isinstance(error, ContextTooLong):
         num_tokens, context, is_least = error.num_tokens, error.context, error.is_least
+    if isinstance(error, NeedsTooMuchMemory | MemoryTaken):
+        num_bytes, limit_bytes = error.num_bytes, error.limit_bytes
     return Rejected(
         request_id=request_id,
         code=error.code,
@@ -44,6 +46,8 @@ def rejected(request_id: str, error: RequestRejected) -> Rejected:
         num_tokens=num_tokens,
         is_least=is_least,
         context=context,
+        num_bytes=num_bytes,
+        limit_bytes=limit_bytes,
     )
 
 

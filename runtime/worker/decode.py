@@ -10,7 +10,7 @@ batch are padded to the longest, so sequences live in generators by length bucke
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -19,6 +19,7 @@ import mlx.core as mx
 from runtime.kv.rows import handed_over, merged
 from runtime.types import SamplingParams
 from runtime.worker.model import LoadedModel, compiles_kernels
+from runtime.worker.row_memory import bucket_of
 from runtime.worker.sampler import (
     LogitsProcessor,
     Sampler,
@@ -31,7 +32,6 @@ from runtime.worker.sequence import Sequence, SequenceGroup
 # The package re-exports a function under the module's name.
 _upstream: Any = importlib.import_module("mlx_lm.generate")
 
-_BUCKET_TOKENS = (4096, 16384, 65536)
 _METADATA_STEPS = 64
 _METADATA = frozenset({"left_padding", "lengths", "offset", "_lengths"})
 
@@ -75,13 +75,18 @@ class Decoder:
     def sequences(self) -> list[Sequence]:
         return [sequence for lane in self._lanes.values() for sequence in lane.sequences]
 
-    def insert(self, group: SequenceGroup) -> None:
-        """Start decoding a group whose KV lacks only the last of `token_ids`; takes its KV."""
-        kv, group.kv = group.kv, None
+    def insert(self, group: SequenceGroup, sequences: Iterable[Sequence], *, takes: bool) -> None:
+        """Start decoding sequences of a group whose KV lacks only the last of `token_ids`.
+
+        The last of them take the group's KV; before, it stays as it is for those that follow.
+        """
+        kv = group.kv
         assert kv is not None
-        for sequence in group.sequences:
-            if not sequence.is_finished:
-                self._lane_for(sequence).insert(sequence, group.token_ids, kv)
+        if takes:
+            group.kv = None
+        for sequence in sequences:
+            lane = self._lane_for(sequence)
+            lane.insert(_Waiting(sequence, group.token_ids, kv, is_shared=not takes))
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, if it is here."""
@@ -119,8 +124,7 @@ class Decoder:
             self._num_solo += 1
             key = ("solo", self._num_solo)
         else:
-            length = len(sequence.group.token_ids)
-            key = ("batch", sum(length > bound for bound in _BUCKET_TOKENS))
+            key = ("batch", bucket_of(len(sequence.group.token_ids)))
         if key not in self._lanes:
             batched = self._model.is_batchable
             self._lanes[key] = (
@@ -136,11 +140,14 @@ class Decoder:
 
 
 class _Waiting(NamedTuple):
-    """A sequence that joins its batch with the next step, and what it was inserted with."""
+    """A sequence that joins its batch with the next step, and what it was inserted with: KV that
+    others are to begin with as well if it `is_shared`.
+    """
 
     sequence: Sequence
     token_ids: list[int]
     kv: list[Any]
+    is_shared: bool
 
     @property
     def group(self) -> SequenceGroup:
@@ -174,8 +181,8 @@ class _BatchLane:
     def sequences(self) -> list[Sequence]:
         return [*self._by_uid.values(), *(one.sequence for one in self._waiting)]
 
-    def insert(self, sequence: Sequence, token_ids: list[int], kv: list[Any]) -> None:
-        self._waiting.append(_Waiting(sequence, token_ids, kv))
+    def insert(self, one: _Waiting) -> None:
+        self._waiting.append(one)
 
     def _join(self) -> None:
         """Have those who wait decode with the others, as far as there is room."""
@@ -185,7 +192,8 @@ class _BatchLane:
             return
         uids = [self._num_joined + number for number in range(len(joining))]
         one = joining[0]
-        is_own = len(joining) == 1 and all(other.kv is not one.kv for other in later)
+        is_own = len(joining) == 1 and not one.is_shared
+        is_own = is_own and all(other.kv is not one.kv for other in later)
         with mx.stream(self._stream):
             rows = [
                 self._model.to_decode(one.kv, one.group.album, len(one.token_ids))
@@ -264,11 +272,12 @@ class _SoloLane:
     def sequences(self) -> list[Sequence]:
         return [self._sequence] if self._sequence is not None else []
 
-    def insert(self, sequence: Sequence, token_ids: list[int], kv: list[Any]) -> None:
+    def insert(self, one: _Waiting) -> None:
+        sequence, token_ids, kv, is_shared = one
         others = [s for s in sequence.group.sequences if s is not sequence and not s.is_finished]
         self._sequence = sequence
         self._tokens = list(token_ids)
-        kv = self._model.copy_kv(kv) if others else kv
+        kv = self._model.copy_kv(kv) if others or is_shared else kv
         self._kv = self._model.to_decode(kv, sequence.group.album, len(token_ids))
         self._sampler = _sampler(sequence, self._model)
         self._processors = _processors(sequence)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+from runtime.errors import RequestRejected
 from runtime.kv.tiers import Tiers
 from runtime.types import (
     Chunk,
@@ -18,12 +19,14 @@ from runtime.types import (
     PromptLogprobs,
     TokenLogprobs,
 )
-from runtime.wire import Accepted, Chunks, KvCounts, Working
+from runtime.wire import Accepted, Chunks, HotBudget, KvCounts, Working
+from runtime.worker.admission import rejected
 from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
 from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
 from runtime.worker.errands import ERRANDS, Errands
 from runtime.worker.logprobs import token_logprobs
 from runtime.worker.model import LoadedModel
+from runtime.worker.rows import Rows
 from runtime.worker.scheduler import PrefillSlice, Scheduler
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.taint import raise_if_tainted
@@ -56,6 +59,7 @@ class Engine:
         self._emit = link.emit
         self._inbox = link.inbox
         self._decoder = decoder or Decoder(model, scheduler.max_running)
+        self._rows = Rows(scheduler, self._decoder, tiers)
         self._errands = Errands(model, template)
         self._groups: dict[str, SequenceGroup] = {}
         self._items: list[tuple[str, Chunk]] = []
@@ -84,6 +88,7 @@ class Engine:
             if not self.is_busy:
                 self.phase = "idle"
                 self._work_on(())
+                self._rows.share_memory()
                 self._tiers.set_idle(is_idle=True)
                 self._receive(self._inbox.get())
             elif not (
@@ -98,7 +103,7 @@ class Engine:
         """Take what arrived, compute one prefill slice and/or one decode step, send the chunks."""
         self._drain()
         self._expire(time.monotonic())
-        plan = self._scheduler.plan(self._decoder.num_running)
+        plan = self._rows.plan()
         if plan.prefill is not None and self._restore(plan.prefill.group):
             group = plan.prefill.group
             self._prefill(self._scheduler.next_slice(group, self._decoder.num_running))
@@ -142,6 +147,8 @@ class Engine:
             case SequenceGroup() if arrival.request.work in ERRANDS:
                 self._emit(_accepted(arrival))
                 self._errands.add(arrival)
+            case SequenceGroup() if (refusal := self._rows.refusal_of(arrival)) is not None:
+                self._emit(rejected(arrival.request.request_id, refusal))
             case SequenceGroup():
                 self._tiers.set_idle(is_idle=False)
                 self._groups[arrival.request.request_id] = arrival
@@ -150,6 +157,10 @@ class Engine:
                 self._emit(_accepted(arrival))
             case Quit():
                 self._is_running = False
+            case HotBudget():
+                self._tiers.hear(arrival)
+                for group, error in self._rows.deal(arrival):
+                    self._fail(group, error)
             case _:
                 self._tiers.hear(arrival)
 
@@ -213,14 +224,13 @@ class Engine:
             )
             self._items.append((group.request.request_id, progress))
             return
-        self._scheduler.remove(group)
         if group.request.work == "prefill" or not group.max_tokens:
+            self._scheduler.remove(group)
             _pin(self._tiers, group)
             for sequence in group.sequences:
                 self._finish(sequence, "length" if group.request.work == "generate" else "stop")
             return
-        group.decode_started_s = time.perf_counter()
-        self._decoder.insert(group)
+        self._scheduler.on_computed(group)
 
     def _decode(self) -> None:
         self.phase = "decode"
@@ -267,7 +277,7 @@ class Engine:
             return
         sequence.is_finished = True
         group = sequence.group
-        self._decoder.remove(sequence)
+        self._rows.remove(sequence)
         if kv is not None:
             self._keep(sequence, kv)
         self._tiers.note_durable(group.trail)
@@ -319,23 +329,23 @@ class Engine:
 
     def _fail(self, group: SequenceGroup, error: Exception) -> None:
         request_id = group.request.request_id
-        code = "constraint_failed" if isinstance(error, ConstraintFailed) else "model_error"
-        failed = Failed(code=code, message=f"The model failed on this request: {error}")
-        self._items.append((request_id, failed))
+        self._items.append((request_id, _failed(error)))
         self._drop(self._groups.get(request_id, group))
 
     def _recompute(self, failure: DecodeFailed) -> None:
         """A batch broke: its sequences go back to prefill with what they have said so far."""
-        again: list[SequenceGroup] = []
         for sequence in failure.sequences:
             sequence.num_failures += 1
             if sequence.num_failures >= _MAX_FAILURES:
                 self._fail(sequence.group, failure)
-            elif not sequence.is_finished:
-                group = sequence.regrouped(self._tiers.lengthened)
-                self._tiers.begin(group.trail)
-                again.append(group)
-        self._scheduler.add_first(again)
+        self._rows.put_back([one for one in failure.sequences if not one.is_finished])
+
+
+def _failed(error: Exception) -> Failed:
+    if isinstance(error, RequestRejected):
+        return Failed(code=error.code, message=error.message)
+    code = "constraint_failed" if isinstance(error, ConstraintFailed) else "model_error"
+    return Failed(code=code, message=f"The model failed on this request: {error}")
 
 
 @contextlib.contextmanager

@@ -186,7 +186,7 @@ class Follower:
             one.ignores_eos = not row.ends_at_eos
             self._rows[row.number] = one
             group.sequences.append(one)
-        self._decoder.insert(group)
+        self._decoder.insert(group, group.sequences, takes=record.takes)
 
     def _step(self) -> None:
         numbers = {one: number for number, one in self._rows.items()}

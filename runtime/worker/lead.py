@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -210,14 +210,14 @@ class LeadDecoder(Decoder):
         self._num_rows = 0
 
     @override
-    def insert(self, group: SequenceGroup) -> None:
+    def insert(self, group: SequenceGroup, sequences: Iterable[Choice], *, takes: bool) -> None:
         assert isinstance(group.kv, SharedKv)
         rows: list[Row] = []
-        for one in group.sequences:
-            if not one.is_finished:
-                self._num_rows += 1
-                self._rows[one] = self._num_rows
-                rows.append(Row(self._num_rows, one.index, one.ends_at_eos))
+        sequences = list(sequences)
+        for one in sequences:
+            self._num_rows += 1
+            self._rows[one] = self._num_rows
+            rows.append(Row(self._num_rows, one.index, one.ends_at_eos))
         self._lead.tell(
             Insert(
                 kv=group.kv.number,
@@ -226,9 +226,10 @@ class LeadDecoder(Decoder):
                 num_prompt_tokens=group.num_prompt_tokens,
                 max_tokens=group.max_tokens,
                 rows=rows,
+                takes=takes,
             )
         )
-        super().insert(group)
+        super().insert(group, sequences, takes=takes)
 
     @override
     def take(self, sequence: Choice) -> list[Any] | None:

@@ -110,6 +110,7 @@ class Insert(msgspec.Struct, frozen=True, tag=True):
     num_prompt_tokens: int
     max_tokens: int
     rows: list[Row]
+    takes: bool
 
 
 class Take(msgspec.Struct, frozen=True, tag=True):

@@ -6,14 +6,20 @@ running streams should keep half of their rate however long the prompt is (ops/b
 A request of a better class overtakes between two slices, and one slice in nine goes to whom it
 keeps waiting; what warms the cache beforehand is computed while nothing else is to be done,
 decoding included.
+
+A request begins as soon as one of its choices has a row and the memory for it; the other choices
+follow row by row, after requests that have none yet. Nobody is passed for ever: every ninth row
+goes to whom others passed, and what needs much memory is passed by eight requests at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from runtime.types import Priority
+from runtime.worker.row_memory import Row, RowMemory, bucket_of, reserved_tokens
+from runtime.worker.sequence import Sequence as Choice
 from runtime.worker.sequence import SequenceGroup
 
 SLICE_GRID = 32
@@ -39,19 +45,34 @@ class PrefillSlice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
+    """What to do, in this order: `leaving` give their rows back and are computed again later,
+    `joining` are given rows, then a prefill slice, then a decode step of all rows.
+    """
+
     prefill: PrefillSlice | None
     decode: bool
+    joining: tuple[Choice, ...] = ()
+    leaving: tuple[Choice, ...] = ()
 
 
 class Scheduler:
     """Groups waiting for prefill, and the balance between prefill and decode. Times in seconds."""
 
-    def __init__(self, *, max_batch: int, max_slice: int, block_s: float) -> None:
+    def __init__(
+        self, *, max_batch: int, max_slice: int, block_s: float, memory: RowMemory | None = None
+    ) -> None:
+        self.memory = memory or RowMemory()
         self._max_batch = max_batch
         self._max_slice = max(SLICE_GRID, max_slice // SLICE_GRID * SLICE_GRID)
         self.block_s = block_s
         """For how long decode may wait."""
         self._waiting: list[SequenceGroup] = []
+        self._joining: dict[SequenceGroup, list[Choice]] = {}
+        """The choices without a row yet of groups whose prompt is computed."""
+        self._begun: set[SequenceGroup] = set()
+        """Those of them that have a row."""
+        self._num_rows_passed = 0
+        self._num_groups_passed = 0
         self._decode_step_s = 0.0
         self._prefill_rate = 0.0
         self._decode_credit_s = 0.0
@@ -65,8 +86,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Some group can be prefilled now."""
-        return any(not group.is_waiting for group in self._waiting)
+        """Some group can be prefilled now, or decode."""
+        return bool(self._joining) or any(not group.is_waiting for group in self._waiting)
 
     @property
     def max_running(self) -> int:
@@ -81,19 +102,55 @@ class Scheduler:
         self._waiting[:0] = groups
 
     def remove(self, group: SequenceGroup) -> None:
-        """Forget a group: its prefill is complete, or nobody wants it any more."""
+        """Forget a group: nobody wants it any more, or nothing is to be said after its prompt."""
         if group in self._waiting:
             self._waiting.remove(group)
+        self._joining.pop(group, None)
+        self._begun.discard(group)
 
-    def plan(self, num_running: int) -> StepPlan:
-        """What to do now, with `num_running` sequences decoding."""
+    def on_computed(self, group: SequenceGroup) -> None:
+        """The prompt of a group is computed: its choices are to decode."""
+        self.remove(group)
+        self._joining[group] = list(group.sequences)
+
+    def has_more(self, group: SequenceGroup) -> bool:
+        """Whether choices of it are still to be given rows, which need the KV of its prompt."""
+        return group in self._joining
+
+    def plan(self, num_running: int, running: Collection[Choice] = ()) -> StepPlan:
+        """What to do now, with `num_running` rows decoding; those are `running`."""
+        rows = [self.row_of(one) for one in running]
+        if len(rows) > 1 and self.memory.is_over(rows):
+            # Who said most goes on: it ends first, and so everybody gets there.
+            least = min(reversed([*running]), key=lambda one: one.num_output_tokens)
+            return StepPlan(None, decode=True, leaving=(least,))
+        joining = self._give_rows(self._max_batch - num_running, rows)
+        num_running += len(joining)
         decode = num_running > 0
         if decode and self._decode_credit_s > 0.0:
-            return StepPlan(None, decode)
-        group = self._next_group(num_running)
+            return StepPlan(None, decode, joining)
+        group = self._next_group(num_running, [*rows, *self._claimed()])
         if group is None:
-            return StepPlan(None, decode)
-        return StepPlan(self.next_slice(group, num_running), decode)
+            return StepPlan(None, decode, joining)
+        return StepPlan(self.next_slice(group, num_running), decode, joining)
+
+    def give_up(self, choice: Choice) -> bool:
+        """A choice needs no row any more; whether it was the last that its group waited for."""
+        pending = self._joining.get(choice.group, [])
+        if choice not in pending:
+            return False
+        pending.remove(choice)
+        if not pending:
+            self.remove(choice.group)
+        return not pending
+
+    def left_bytes(self, running: Iterable[Choice]) -> int | None:
+        """What is left to the hot tier beside these rows and those about to decode; None: all."""
+        return self.memory.left([*map(self.row_of, running), *self._claimed()])
+
+    def needs_bytes(self, group: SequenceGroup) -> int:
+        """What a group takes at the least: with one of its choices at a time."""
+        return self.memory.held(self._claims(group))
 
     def next_slice(self, group: SequenceGroup, num_running: int) -> PrefillSlice:
         """What of this group to compute next."""
@@ -112,26 +169,116 @@ class Scheduler:
         self._decode_step_s = _smooth(self._decode_step_s, seconds)
         self._decode_credit_s -= seconds
 
-    def _next_group(self, num_running: int) -> SequenceGroup | None:
-        room = self._max_batch - num_running
+    def row_of(self, choice: Choice) -> Row:
+        """What a row takes once it decodes."""
+        group = choice.group
+        is_alone = not self.memory.is_batched or choice.num_failures > 0
+        batch = None if is_alone else bucket_of(len(group.token_ids))
+        return Row(batch, _num_tokens(group, choice.num_output_tokens))
+
+    def _claims(self, group: SequenceGroup) -> list[Row]:
+        """What a group takes before any of its choices decodes: a row, and where others are to
+        follow, its prompt for them.
+        """
+        first = Row(None, _num_tokens(group, len(group.token_ids) - group.num_prompt_tokens))
+        return [first, *self._shared(group)]
+
+    def _shared(self, group: SequenceGroup) -> list[Row]:
+        return [Row(None, len(group.token_ids))] if len(group.sequences) > 1 else []
+
+    def _claimed(self) -> list[Row]:
+        """What is promised to groups that have begun to be computed, or wait for rows."""
+        claimed = [
+            row for group in self._waiting if _is_started(group) for row in self._claims(group)
+        ]
+        for group in self._joining:
+            claimed += self._shared(group) if group in self._begun else self._claims(group)
+        return claimed
+
+    def _give_rows(self, room: int, rows: list[Row]) -> tuple[Choice, ...]:
+        """Who begins to decode now; their rows are added to `rows`."""
+        given: list[Choice] = []
+        while room > len(given) and (group := self._next_to_join(room - len(given), rows)):
+            choice = self._joining[group].pop(0)
+            given.append(choice)
+            rows.append(self.row_of(choice))
+            self._begun.add(group)
+            if not self._joining[group]:
+                self.remove(group)
+        return tuple(given)
+
+    def _next_to_join(self, room: int, rows: list[Row]) -> SequenceGroup | None:
+        """Whose next choice gets one of so many rows: of a group without any, or of one that has
+        some; these leave a row to who is computed next, unless they were passed often.
+        """
+        first = next((g for g in self._joining if g not in self._begun), None)
+        further = self._further()
+        is_owed = self._num_rows_passed >= _MAX_PASSES
+        if further is not None and (is_owed or room > self._is_wanted(rows)):
+            order = [further, first] if is_owed else [first, further]
+        else:
+            order = [first]
+        for group in order:
+            if group is not None and self._has_memory(group, rows):
+                is_passed = further is not None and group is not further
+                self._num_rows_passed = self._num_rows_passed + 1 if is_passed else 0
+                return group
+        return None
+
+    def _further(self) -> SequenceGroup | None:
+        """The oldest group that decodes, and has choices that do not yet."""
+        return next((g for g in self._joining if g in self._begun), None)
+
+    def _has_memory(self, group: SequenceGroup, rows: list[Row]) -> bool:
+        """The next choice of a group may decode beside these rows: its first one was promised."""
+        held = [*rows, *self._claimed()]
+        own = self._shared(group) if group in self._begun else self._claims(group)
+        for one in own:
+            held.remove(one)
+        return self.memory.fits(held, [self.row_of(self._joining[group][0]), *self._shared(group)])
+
+    def _is_wanted(self, rows: list[Row]) -> bool:
+        """Some group is about to be computed, and then needs a row."""
+        held = [*rows, *self._claimed()]
+        able = (g for g in self._waiting if not g.is_waiting and _rank(g) != _WARMING)
+        return any(_is_started(g) or self.memory.fits(held, self._claims(g)) for g in able)
+
+    def _next_group(self, num_running: int, held: list[Row]) -> SequenceGroup | None:
         able = [g for g in self._waiting if not g.is_waiting]
         if num_running:
             able = [g for g in able if _rank(g) != _WARMING]
+        if num_running >= self._max_batch:
+            return None
+        able, passing = self._with_memory(able, held)
         if not able:
             return None
         able = self._whose_turn(able)
-        fitting = [g for g in able if not num_running or len(g.sequences) <= room]
-        # The head is never passed by groups that fit only because it is too wide.
-        if not fitting or (fitting[0] is not able[0] and num_running):
-            return None
-        oldest = fitting[0]
-        if not self._overtaken and oldest.num_remaining_tokens > self._max_slice:
-            short = [g for g in fitting if g.num_remaining_tokens <= self._max_slice]
-            if short:
-                self._overtaken = True
-                return short[0]
-        self._overtaken = False
-        return oldest
+        chosen = able[0]
+        short = [g for g in able if g.num_remaining_tokens <= self._max_slice]
+        self._overtaken = not self._overtaken and chosen not in short and bool(short)
+        chosen = short[0] if self._overtaken else chosen
+        self._num_groups_passed += chosen in passing
+        return chosen
+
+    def _with_memory(
+        self, able: list[SequenceGroup], held: list[Row]
+    ) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
+        """Those that may begin, or have begun, and which of them pass somebody for whom there is
+        not memory enough: after so many it is kept for the oldest of these.
+        """
+        fitting = [g for g in able if _is_started(g) or self.memory.fits(held, self._claims(g))]
+        further = self._further()
+        passed = [g for g in able if g not in fitting]
+        if further is not None and not self.memory.fits(held, self._claims(further)[:1]):
+            passed.insert(0, further)
+        before = able.index(passed[0]) if passed and passed[0] in able else 0
+        older = [g for g in fitting if _is_started(g) or g in able[:before]]
+        if not passed:
+            self._num_groups_passed = 0
+            return fitting, []
+        if self._num_groups_passed >= _MAX_PASSES:
+            return older, []
+        return fitting, [g for g in fitting if g not in older]
 
     def _whose_turn(self, able: list[SequenceGroup]) -> list[SequenceGroup]:
         """Those of the best class, or, when they went first for long, of the oldest other's."""
@@ -155,6 +302,15 @@ class Scheduler:
         end = min((start + max(size, SLICE_GRID)) // grid * grid, last)
         end = min((b for b in group.trail.boundaries if start < b < end), default=end)
         return group.album.whole_around(start, end)
+
+
+def _is_started(group: SequenceGroup) -> bool:
+    """Some of its prompt is in memory."""
+    return group.kv is not None or group.num_computed_tokens > 0
+
+
+def _num_tokens(group: SequenceGroup, num_said: int) -> int:
+    return reserved_tokens(group.num_prompt_tokens, num_said, group.max_tokens)
 
 
 def _rank(group: SequenceGroup) -> int:

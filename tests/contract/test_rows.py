@@ -62,7 +62,8 @@ def decoded(decoder: Decoder, groups: list[SequenceGroup]) -> list[list[DecodedT
     waiting = list(groups)
     while waiting or decoder.num_running:
         if waiting:
-            decoder.insert(waiting.pop(0))
+            group = waiting.pop(0)
+            decoder.insert(group, group.sequences, takes=True)
         for _ in range(2):
             for token in decoder.step():
                 token.sequence.output_token_ids.append(token.token_id)
@@ -112,7 +113,7 @@ def test_those_that_join_others_or_share_their_beginning_say_what_they_say_alone
 
 def test_one_that_never_joined_leaves_nothing(model: LoadedModel):
     decoder, group = Decoder(model, 1), group_of(model, 0, 2)
-    decoder.insert(group)
+    decoder.insert(group, group.sequences, takes=True)
     list(decoder.step())
     first, second = group.sequences
     assert decoder.take(second) is None

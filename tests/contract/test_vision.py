@@ -207,7 +207,7 @@ def decoded(
     for sequence in sequences:  # each joins while those before it run
         sequence.group.kv = session.loaded.new_kv()
         session.prefill(sequence.group, keeps=False)
-        decoder.insert(sequence.group)
+        decoder.insert(sequence.group, sequence.group.sequences, takes=True)
         step()
     while decoder.num_running:
         step()

@@ -71,7 +71,7 @@ def enter(model: LoadedModel, decoder: Decoder, sequence: Sequence) -> None:
     group = sequence.group
     group.kv = model.new_kv()
     model.prefill(group.token_ids[:-1], group.kv)
-    decoder.insert(group)
+    decoder.insert(group, group.sequences, takes=True)
 
 
 def decode(decoder: Decoder, num_steps: int = 1000) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.errors import Aborted, MemoryShort
 from runtime.types import CacheParams, ChatPrompt, Message
+from runtime.wire import HotBudget
 from store.keyed_names import Whom
 from tests.asking import (
     answer,
@@ -39,12 +40,12 @@ async def test_a_running_worker_shrinks_at_once_and_grows_again(home: Path):
         await ask(supervisor, "Something else. " + TEXT, max_tokens=4)
         channel = worker_of(supervisor).kv
         await until(lambda: channel.counts.num_runs >= 2, "both are in memory")
-        channel.set_hot_budget(1)
+        channel.set_budget(HotBudget(num_bytes=1))
         await until(lambda: channel.counts.hot_bytes == 0, "nothing of it fits")
         missed = await ask(supervisor, TEXT, max_tokens=4)
         assert missed.finished.usage.cache.num_tokens == 0
         assert missed.text == first.text
-        channel.set_hot_budget(1 << 30)
+        channel.set_budget(HotBudget(num_bytes=1 << 30))
         await ask(supervisor, TEXT, max_tokens=4)
         kept = await ask(supervisor, TEXT, max_tokens=4)
         assert kept.finished.usage.cache.tier == "hot"
@@ -55,7 +56,7 @@ async def test_what_a_running_request_uses_is_not_touched(home: Path):
         whole = await ask(supervisor, TEXT, max_tokens=200, ignore_eos=True)
         running = supervisor.submit(request(TEXT, max_tokens=200, ignore_eos=True))
         await running.accepted()
-        worker_of(supervisor).kv.set_hot_budget(1)
+        worker_of(supervisor).kv.set_budget(HotBudget(num_bytes=1))
         chunks: list[Any] = []
         while arrived := await running.next_chunks():
             chunks += arrived

@@ -21,6 +21,7 @@ from runtime.open_store import OpenStore
 from runtime.placement import Profile
 from runtime.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
+from runtime.wire import HotBudget
 from store.disk import disk_bytes
 from tests.asking import PATIENCE_S, ask, supervising_with_store, worker_of
 from tests.tiny_models import write_model
@@ -376,6 +377,6 @@ async def test_a_hot_tier_takes_what_it_is_given(home: Path):
     async with serving(home) as (supervisor, kv):
         await ask(supervisor, prompt(1), model="m", max_tokens=2)
         spec = supervisor.status()[0].spec
-        given, unsaid = kv.channel(spec, 12345), kv.channel(spec)
+        given, unsaid = kv.channel(spec, HotBudget(num_bytes=12345)), kv.channel(spec)
         assert (await given.options()).hot_bytes == 12345
         assert (await unsaid.options()).hot_bytes > 12345

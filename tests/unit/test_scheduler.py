@@ -71,7 +71,7 @@ def carry_out(
     group.num_computed_tokens = end
     scheduler.on_prefill(end - start, seconds, num_running)
     if not group.num_remaining_tokens:
-        scheduler.remove(group)
+        scheduler.on_computed(group)
 
 
 def test_nothing_to_do():
@@ -204,21 +204,15 @@ def test_nobody_joins_a_full_batch():
     assert slice_of(scheduler.plan(3))[0] is group
 
 
-def test_a_wide_group_is_not_passed_by_narrow_ones_for_ever():
-    scheduler = new_scheduler(max_batch=4)
-    wide, narrow = new_group(10, num_choices=3, name="wide"), new_group(10, name="narrow")
-    scheduler.add(wide)
-    scheduler.add(narrow)
-    assert scheduler.plan(2) == StepPlan(None, decode=True)
-    assert slice_of(scheduler.plan(1))[0] is wide
-
-
-def test_a_group_wider_than_the_batch_runs_when_nobody_else_does():
+def test_a_wide_group_begins_with_the_rows_there_are():
     scheduler = new_scheduler(max_batch=4)
     wide = new_group(10, num_choices=9)
     scheduler.add(wide)
-    assert scheduler.plan(1) == StepPlan(None, decode=True)
-    assert slice_of(scheduler.plan(0))[0] is wide
+    assert slice_of(scheduler.plan(3))[0] is wide
+    scheduler.on_computed(wide)
+    assert scheduler.plan(3).joining == tuple(wide.sequences[:1])
+    assert scheduler.plan(4).joining == ()
+    assert scheduler.plan(1).joining == tuple(wide.sequences[1:4])
 
 
 def test_groups_that_lost_their_kv_come_first_in_their_order():
@@ -249,27 +243,27 @@ def test_every_prompt_is_computed_once_on_the_grid_and_every_group_gets_its_turn
     groups = [new_group(tokens, num_choices=width) for tokens, width in prompts]
     for group in groups:
         scheduler.add(group)
-    running: list[SequenceGroup] = []
+    running: list[Sequence] = []
     for _ in range(2000):
-        num_running = sum(len(group.sequences) for group in running)
-        plan = scheduler.plan(num_running)
-        assert plan.decode == (num_running > 0)
+        plan = scheduler.plan(len(running), running)
+        running += plan.joining
+        assert len(running) <= max_batch
+        assert plan.decode == bool(running)
+        num_running = len(running)
         if plan.prefill is not None:
             group, start, end = slice_of(plan)
             assert start == group.num_computed_tokens
             assert start % SLICE_GRID == 0
             assert end % SLICE_GRID == 0 or end == group.num_prefill_tokens
             assert start < end or group.num_prefill_tokens == 0
-            assert num_running == 0 or num_running + len(group.sequences) <= max_batch
+            assert num_running < max_batch
             seconds = data.draw(st.sampled_from([0.0, 1e-6, 0.01, 0.5]))
             carry_out(scheduler, plan, seconds=seconds, num_running=num_running)
-            if not group.num_remaining_tokens:
-                running.append(group)
         if num_running:
             scheduler.on_decode(0.2)
             if data.draw(st.booleans()):
                 running.pop(0)
-        if not scheduler.waiting:
+        if not scheduler.has_work:
             break
     assert all(not group.num_remaining_tokens for group in groups)
 
@@ -290,6 +284,7 @@ def test_a_request_overtakes_what_warms_the_cache_after_one_slice():
     while request.num_remaining_tokens:
         assert slice_of(scheduler.plan(0))[0] is request
         carry_out(scheduler, scheduler.plan(0))
+    scheduler.remove(request)
     assert slice_of(scheduler.plan(0)) == (warming, 2048, 4096)
 
 

@@ -1,0 +1,78 @@
+"""Rows are given to choices and taken back, as the scheduler plans it, with the memory for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from runtime.errors import MemoryTaken, NeedsTooMuchMemory, RequestRejected
+from runtime.kv.tiers import Tiers
+from runtime.types import ChatPrompt
+from runtime.wire import HotBudget
+from runtime.worker.decode import Decoder
+from runtime.worker.scheduler import Scheduler, StepPlan
+from runtime.worker.sequence import Sequence, SequenceGroup
+
+
+class Rows:
+    """Carries out what the scheduler decides about rows. Belongs to the mlx thread."""
+
+    def __init__(self, scheduler: Scheduler, decoder: Decoder, tiers: Tiers) -> None:
+        self._scheduler = scheduler
+        self._decoder = decoder
+        self._tiers = tiers
+
+    def plan(self) -> StepPlan:
+        """What to do now; who leaves or joins has done so, and the hot tier has made room."""
+        running = self._decoder.sequences
+        plan = self._scheduler.plan(len(running), running)
+        for sequence in plan.leaving:
+            self._decoder.remove(sequence)
+        self.put_back(plan.leaving)
+        for group in dict.fromkeys(one.group for one in plan.joining):
+            group.decode_started_s = group.decode_started_s or time.perf_counter()
+            joining = [one for one in plan.joining if one.group is group]
+            self._decoder.insert(group, joining, takes=not self._scheduler.has_more(group))
+        self.share_memory()
+        return plan
+
+    def put_back(self, sequences: Iterable[Sequence]) -> None:
+        """Have them computed again, first of all, with what they have said so far."""
+        again = [one.regrouped(self._tiers.lengthened) for one in sequences]
+        for group in again:
+            self._tiers.begin(group.trail)
+        self._scheduler.add_first(again)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It says nothing more."""
+        if self._scheduler.give_up(sequence):
+            sequence.group.kv = None
+        self._decoder.remove(sequence)
+
+    def share_memory(self) -> None:
+        """The hot tier has what rows leave of the memory for both."""
+        self._tiers.leave_beside_rows(self._scheduler.left_bytes(self._decoder.sequences))
+
+    def refusal_of(self, group: SequenceGroup) -> RequestRejected | None:
+        """Why there will not be memory for a request, if there will not."""
+        memory, num_bytes = self._scheduler.memory, self._scheduler.needs_bytes(group)
+        field = "messages" if isinstance(group.request.prompt, ChatPrompt) else "prompt"
+        if memory.most_bytes is not None and num_bytes > memory.most_bytes:
+            return NeedsTooMuchMemory(num_bytes, memory.most_bytes, field)
+        if memory.pool_bytes is not None and num_bytes > memory.pool_bytes:
+            return MemoryTaken(num_bytes, memory.pool_bytes, field)
+        return None
+
+    def deal(self, news: HotBudget) -> list[tuple[SequenceGroup, RequestRejected]]:
+        """There is more memory for rows from now on, or less; what waits in vain, and why."""
+        memory = self._scheduler.memory
+        memory.pool_bytes, memory.most_bytes = news.pool_bytes, news.most_bytes
+        self.share_memory()
+        # Of whom something was said already the answer goes on, alone if need be.
+        fresh = [
+            group
+            for group in self._scheduler.waiting
+            if group.kv is None and not any(one.num_output_tokens for one in group.sequences)
+        ]
+        refused = [(group, self.refusal_of(group)) for group in fresh]
+        return [(group, error) for group, error in refused if error is not None]
