@@ -160,7 +160,8 @@ class Restorer:
         rates = self._ground.rates
         num_bytes = sum(self._hot[run].disk_bytes for run in missing)
         prefill_s = rates.prefill_s(found.num_tokens - missing[0].start)
-        return not prefill_s or rates.read_s(num_bytes, len(missing)) < prefill_s * _WORTH
+        read_s = rates.read_s(num_bytes, len(missing))
+        return not prefill_s or rates.pays(read_s, prefill_s * _WORTH, time.monotonic())
 
     # What the readers bring
 

@@ -392,3 +392,10 @@ def test_what_no_disk_takes_is_cut_only_as_far_as_memory_holds_it(model: LoadedM
     assert small.tiers.wire_counts().hot_bytes <= half
     assert trail.num_kept <= len(FIRST)
     check_right(small, [*FIRST, *SAID, 5])
+
+
+def test_one_slow_read_does_not_end_reading(stored: Stored):
+    session = stored.session()
+    session.ground.rates.prefill_s_per_token = 1e-3
+    session.ground.rates.on_read(1 << 21, 600.0)
+    assert reused(check_right(session, TURN_2))[1] == "warm"
