@@ -92,6 +92,7 @@ class RequestRecord:
             restore_ms=usage.cache.restore_ms,
             prefill_ms=usage.prefill_ms,
             decode_ms=usage.decode_ms,
+            rewrites=rewrites_of(usage),
         )
 
     def facts(self) -> dict[str, object]:
@@ -103,6 +104,8 @@ class RequestRecord:
             if tally.first_token_s is not None:
                 facts["first_token_ms"] = round(tally.first_token_s * 1000, 1)
             facts |= self._counts(tally)
+            if (usage := tally.least_cached) is not None:
+                facts["rewrites"] = rewrites_of(usage) or None
         return {name: value for name, value in facts.items() if value is not None}
 
     def _counts(self, tally: Tally) -> dict[str, int]:
@@ -122,6 +125,11 @@ class RequestRecord:
             "computed_tokens": sum(one.num_computed_tokens for one in taken),
             "output_tokens": sum(one.num_output_tokens for one in taken),
         }
+
+
+def rewrites_of(usage: Usage) -> str:
+    """The rules that changed a prompt, each with how many places it changed."""
+    return ",".join(f"{one.rule}={one.num_places}" for one in usage.prompt_changes)
 
 
 def record_of(scope: Scope) -> RequestRecord:

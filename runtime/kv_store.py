@@ -246,6 +246,7 @@ class KvStore:
             prewarm_bytes=int(budget.num_bytes * settings.prewarm_share),
             queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
             kv_bits=settings.kv_form_of(spec.id).kv_bits,
+            secret=self._life.secret,
         )
 
     def join(self, channel: KvChannel) -> None:

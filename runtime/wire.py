@@ -49,7 +49,8 @@ class WorkerOptions(Struct, frozen=True):
 class KvOptions(Struct, frozen=True):
     """The KV hierarchy: without a disk `root` is None; sizes in bytes, as in `HotBudget`.
 
-    The store at `root` need not be open yet: `Attach` says so.
+    The store at `root` need not be open yet: `Attach` says so. `secret` is the store's, where it is
+    known already.
     """
 
     root: str | None = None
@@ -60,6 +61,7 @@ class KvOptions(Struct, frozen=True):
     queue_bytes: int = 1 << 30
     prewarm_bytes: int = 0
     kv_bits: int | None = None
+    secret: bytes = b""
 
 
 class Load(Struct, frozen=True, tag="load"):

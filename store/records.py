@@ -182,6 +182,7 @@ def _requests(connection: Connection, limit: int) -> list[RequestRow]:
         Request.restore_ms,
         Request.prefill_ms,
         Request.decode_ms,
+        Request.rewrites,
     )
     rows = connection.execute(columns.order_by(Request.number.desc()).limit(limit))
     return [RequestRow(*row) for row in rows]

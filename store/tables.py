@@ -14,7 +14,7 @@ from store.types import Tier, TtlClass
 APPLICATION_ID = 0x48525448
 """What SQLite's header says of the file: `HRTH`."""
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -222,6 +222,7 @@ class Request(Table):
     prefill_ms: Mapped[float]
     decode_ms: Mapped[float]
     kept_s: Mapped[float] = mapped_column(server_default=text("0"))
+    rewrites: Mapped[str] = mapped_column(server_default=text("''"))
 
 
 class Sighting(Table):

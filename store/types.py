@@ -203,7 +203,8 @@ class ConversationRow(Struct, frozen=True):
 class RequestRow(Struct, frozen=True):
     """One finished request: counts and times, never its text.
 
-    `tier` is where its cached tokens came from, `reason` says why not more were reused.
+    `tier` is where its cached tokens came from, `reason` says why not more were reused. `rewrites`
+    are the rules that changed the prompt, each with the number of places: `late_system=1`.
     """
 
     id: str
@@ -219,6 +220,7 @@ class RequestRow(Struct, frozen=True):
     restore_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    rewrites: str = ""
 
 
 class PinRow(NamedTuple):

@@ -1,19 +1,21 @@
 """Arrange: bring any client's messages into an order and form that a model's template renders.
 
 Positions are kept and nothing is dropped: what a template has no form for is given in a user's
-turn, inside `<system-reminder>`. What is done to a message never depends on later ones, except for
-results of the same calls, so that a conversation's beginning stays as it is while it grows.
+turn, sealed. What is done to a message never depends on later ones, except for results of the same
+calls, so that a conversation's beginning stays as it is while it grows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from runtime.prompt.stabilise import OPEN, reminder_of
-from runtime.types import Image, Message, Tool
+from runtime.prompt.rewriting import Made, Step, each
+from runtime.prompt.seal import sealed
+from runtime.types import Image, Message, Tool, ToolCall
 
 FAILED = "The tool call failed:\n"
 LOADED = "These tools can be called from now on:"
@@ -34,97 +36,117 @@ class Abilities(NamedTuple):
     images_in_results: bool = True
 
 
-def arrange(
-    messages: Sequence[Message],
+Codes = Callable[[Sequence[Message]], Sequence[str]]
+"""What seals a system text at each place of a conversation."""
+
+
+def arranging_steps(
     abilities: Abilities,
+    codes: Codes,
     tools: Sequence[Tool] = (),
     definition: Callable[[Tool], str] | None = None,
-) -> tuple[Message, ...]:
-    """The messages as the template takes them. `definition` gives a tool's text in its form."""
-    by_name = {tool.name: tool for tool in tools}
-    arranged: list[Message] = []
-    ordered = _with_ordered_results(messages)
+) -> list[Step]:
+    """Until the template takes the messages. `definition` gives a tool's text in its form."""
+    steps = [Step("result_order", _with_ordered_results)]
     if not abilities.images_in_results and abilities.user_after_tool:
-        ordered = _with_images_after_results(ordered)
-    for message in ordered:
-        one = _as_text(message, by_name, definition)
-        is_head = all(earlier.role == "system" for earlier in arranged)
-        if one.role == "system" and not (abilities.system if is_head else abilities.late_system):
-            one = _reminder(one) if not is_head else msgspec.structs.replace(one, role="user")
-        if arranged and (joint := _joint(arranged[-1], one, abilities)) is not None:
-            arranged[-1] = _joined(arranged[-1], one, joint)
-        else:
-            arranged.append(one)
-    return tuple(arranged)
+        steps.append(Step("result_images", _with_images_after_results))
+    steps.append(Step("failed_call", each(_saying_that_it_failed)))
+    if definition is not None:
+        by_name = {tool.name: tool for tool in tools}
+        steps.append(Step("loaded_tools", each(partial(_with_loaded, by_name, definition))))
+    steps.append(Step("joined", partial(_with_joined, _joint_of_one)))
+    if not abilities.system:
+        steps.append(Step("system_as_user", partial(_as_users, codes, is_head=True)))
+    if not abilities.late_system:
+        steps.append(Step("late_system", partial(_as_users, codes, is_head=False)))
+    steps.append(Step("joined", partial(_with_joined, partial(_joint_of_users, abilities))))
+    return steps
 
 
-def _with_ordered_results(messages: Sequence[Message]) -> list[Message]:
+def _with_ordered_results(messages: Sequence[Message]) -> list[Made]:
     """Results of parallel calls in the order of the calls; clients send them as they complete."""
-    ordered: list[Message] = []
+    ordered: list[int] = []
+    calls: tuple[ToolCall, ...] = ()
     number = 0
     while number < len(messages):
         end = number
         while end < len(messages) and messages[end].role == "tool":
             end += 1
-        results = list(messages[number:end])
-        if len(results) > 1:
-            results = _by_call(results, ordered)
-        ordered += results or [messages[number]]
+        if end == number:
+            calls = messages[number].tool_calls or calls
+            ordered.append(number)
+        elif end - number == 1:
+            ordered.append(number)
+        else:
+            places = {call.id: place for place, call in enumerate(calls)}
+            ids = {one: messages[one].tool_call_id or "" for one in range(number, end)}
+            ordered += sorted(ids, key=lambda one: places.get(ids[one], len(places)))
         number = max(end, number + 1)
-    return ordered
+    return [Made(messages[one], (one,)) for one in ordered]
 
 
-def _with_images_after_results(messages: Sequence[Message]) -> list[Message]:
+def _with_images_after_results(messages: Sequence[Message]) -> list[Made]:
     """Images of tools' results in the user's turn that follows them."""
-    moved: list[Message] = []
+    moved: list[Made] = []
     images: list[Image] = []
-    for message in messages:
-        if images and message.role != "tool":
-            moved.append(Message(role="user", images=tuple(images)))
-            images = []
+    shown_by: list[int] = []
+
+    def show() -> None:
+        if images:
+            moved.append(Made(Message(role="user", images=tuple(images)), tuple(shown_by)))
+            images.clear()
+            shown_by.clear()
+
+    for number, message in enumerate(messages):
+        if message.role != "tool":
+            show()
         if message.role == "tool" and message.images:
             images += (msgspec.structs.replace(image, at=0) for image in message.images)
-            moved.append(msgspec.structs.replace(message, images=()))
+            shown_by.append(number)
+            bare = msgspec.structs.replace(message, images=())
+            moved.append(Made(bare, (number,)))
         else:
-            moved.append(message)
-    if images:
-        moved.append(Message(role="user", images=tuple(images)))
+            moved.append(Made(message, (number,)))
+    show()
     return moved
 
 
-def _by_call(results: list[Message], before: Sequence[Message]) -> list[Message]:
-    calls = next((one.tool_calls for one in reversed(before) if one.tool_calls), ())
-    order = {call.id: number for number, call in enumerate(calls)}
-    return sorted(results, key=lambda one: order.get(one.tool_call_id or "", len(order)))
-
-
-def _as_text(
-    message: Message, tools: Mapping[str, Tool], definition: Callable[[Tool], str] | None
-) -> Message:
-    """What the text does not say yet: that a tool failed, and the tools that are loaded here."""
-    text, images = message.text, message.images
-    if message.is_error:
-        text, images = FAILED + text, _later(images, len(FAILED))
-    loaded = [tools[name] for name in message.loaded_tools if name in tools]
-    if loaded and definition is not None:
-        shown = "\n".join([LOADED, *(definition(tool) for tool in loaded)])
-        text = f"{text}\n{shown}" if text else shown
-    if text is message.text:
+def _saying_that_it_failed(message: Message) -> Message:
+    if not message.is_error:
         return message
-    return msgspec.structs.replace(
-        message, text=text, images=images, is_error=False, loaded_tools=()
-    )
+    text, images = FAILED + message.text, _later(message.images, len(FAILED))
+    return msgspec.structs.replace(message, text=text, images=images, is_error=False)
 
 
-def _reminder(message: Message) -> Message:
-    """The message as a user's reminder; a picture stays among the words where it was."""
-    body = message.text.strip()
-    opening, blanks = len(OPEN) + 1, message.text.index(body)
-    images = tuple(
-        msgspec.structs.replace(image, at=opening + min(max(image.at - blanks, 0), len(body)))
-        for image in message.images
-    )
-    text = reminder_of(body)
+def _with_loaded(
+    tools: Mapping[str, Tool], definition: Callable[[Tool], str], message: Message
+) -> Message:
+    """The tools that are loaded here, as text."""
+    loaded = [tools[name] for name in message.loaded_tools if name in tools]
+    if not loaded:
+        return message
+    shown = "\n".join([LOADED, *(definition(tool) for tool in loaded)])
+    text = f"{message.text}\n{shown}" if message.text else shown
+    return msgspec.structs.replace(message, text=text, loaded_tools=())
+
+
+def _as_users(codes: Codes, messages: Sequence[Message], *, is_head: bool) -> list[Made]:
+    """The system messages at the beginning, or those later on, sealed in a user's turn."""
+    roles = [message.role for message in messages]
+    num_head = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+    places = range(num_head) if is_head else range(num_head, len(roles))
+    moved = {number for number in places if roles[number] == "system"}
+    seals = codes(messages) if moved else ()
+    return [
+        Made(_as_user(message, seals[number]) if number in moved else message, (number,))
+        for number, message in enumerate(messages)
+    ]
+
+
+def _as_user(message: Message, code: str) -> Message:
+    """The message in its envelope; a picture stays among the words where it was."""
+    text, start = sealed(message.text, code)
+    images = _later(message.images, start)
     return msgspec.structs.replace(message, role="user", text=text, images=images)
 
 
@@ -133,20 +155,41 @@ def _later(images: Sequence[Image], by: int) -> tuple[Image, ...]:
     return tuple(msgspec.structs.replace(image, at=image.at + by) for image in images)
 
 
-def _joint(last: Message, one: Message, abilities: Abilities) -> str | None:
-    """What joins two messages that the template does not take one after the other."""
+Joint = Callable[[Message, Message], str | None]
+"""What joins two messages that the template does not take one after the other."""
+
+
+def _joint_of_one(last: Message, one: Message) -> str | None:
+    """That of pieces of one text, or of one turn."""
     match last.role, one.role:
         case ("system", "system"):
             return _JOINT
         case ("assistant", "assistant"):
-            # One turn, in pieces: clients of Responses send text and calls as separate items.
+            # Clients of Responses send text and calls as separate items.
             return "" if not last.text or not one.text else "\n"
+        case _:
+            return None
+
+
+def _joint_of_users(abilities: Abilities, last: Message, one: Message) -> str | None:
+    match last.role, one.role:
         case ("user", "user"):
             return None if abilities.users_in_a_row else _JOINT
         case ("tool", "user"):
             return None if abilities.user_after_tool else _JOINT
         case _:
             return None
+
+
+def _with_joined(joint: Joint, messages: Sequence[Message]) -> list[Made]:
+    joined: list[Made] = []
+    for number, message in enumerate(messages):
+        last = joined[-1] if joined else None
+        if last is None or (between := joint(last.message, message)) is None:
+            joined.append(Made(message, (number,)))
+        else:
+            joined[-1] = Made(_joined(last.message, message, between), (*last.of, number))
+    return joined
 
 
 def _joined(last: Message, one: Message, joint: str) -> Message:

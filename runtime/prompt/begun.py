@@ -10,6 +10,8 @@ def begun(prompt: ChatPrompt) -> Message | None:
 
     A turn that made calls is over, and so is one that nothing precedes.
     """
+    if not prompt.messages:  # it only held telemetry
+        return None
     *earlier, last = prompt.messages
     is_begun = prompt.continues_last and last.role == "assistant" and bool(earlier)
     return last if is_begun and not last.tool_calls else None

@@ -14,10 +14,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from runtime.prompt import canonical
+from runtime.prompt.rewriting import Written
 from runtime.types import (
     ChatPrompt,
     Chunk,
     Message,
+    PromptChange,
     ReasoningDelta,
     TextDelta,
     ToolCall,
@@ -108,19 +110,21 @@ class Renderer(Protocol):
     """A template, as far as it is needed here."""
 
     def render(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> str: ...
+    def write(self, prompt: ChatPrompt) -> Written: ...
 
 
 class Spliced(NamedTuple):
     """A prompt of which the messages up to `number` are tokens already.
 
     `text` is the whole rendering with the sentinel, of which everything from `rest_at` on follows
-    those tokens; `prompt` is what it was rendered from.
+    those tokens; `prompt` is what it was rendered from, with these changes.
     """
 
     prompt: ChatPrompt
     text: str
     number: int
     rest_at: int
+    changes: tuple[PromptChange, ...] = ()
 
 
 def splice(renderer: Renderer, prompt: ChatPrompt, index: int, end: str) -> Spliced | None:
@@ -132,7 +136,7 @@ def splice(renderer: Renderer, prompt: ChatPrompt, index: int, end: str) -> Spli
         InvalidRequest: the template refuses these messages.
     """
     marked = marked_prompt(prompt, index)
-    text = renderer.render(marked)
+    text, changes = renderer.write(marked)
     head = _up_to(marked, index)
     if text.count(SENTINEL) != 1 or not end:
         return None
@@ -143,7 +147,7 @@ def splice(renderer: Renderer, prompt: ChatPrompt, index: int, end: str) -> Spli
     closing = _closing(renderer, marked, index)
     at += len(SENTINEL)
     rest = _rest_at(text, at, closing, end) if closing is not None else None
-    return Spliced(marked, text, index, rest) if rest is not None else None
+    return Spliced(marked, text, index, rest, changes) if rest is not None else None
 
 
 def marked_prompt(prompt: ChatPrompt, index: int) -> ChatPrompt:

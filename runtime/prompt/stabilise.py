@@ -1,48 +1,36 @@
 """Stabilise: take out of system messages what is not meant for the model and always changes.
 
-The model is never blinded: only telemetry goes, and everything done is reported.
+The model is never blinded: only telemetry goes, and everything done is told.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
 
 import msgspec
 
+from runtime.prompt.rewriting import Rewritten, Step, each, rewrite
 from runtime.prompt.rules import Rule
-from runtime.types import Image, Message, PromptChange
-
-OPEN, CLOSE = "<system-reminder>", "</system-reminder>"
+from runtime.types import Image, Message
 
 
-class Stabilised(NamedTuple):
-    """Messages without telemetry, and what was done to them."""
-
-    messages: tuple[Message, ...]
-    changes: tuple[PromptChange, ...] = ()
+def telemetry_steps(rules: Sequence[Rule]) -> list[Step]:
+    """One step for each rule. A message that only held telemetry disappears."""
+    return [Step(rule.name, each(partial(_stripped, rule))) for rule in rules]
 
 
-def stabilise(messages: Sequence[Message], rules: Sequence[Rule]) -> Stabilised:
-    """Apply the rules. A message that only held telemetry disappears."""
-    kept: list[Message] = []
-    counts: Counter[str] = Counter()
-    for message in messages:
-        stripped = message
-        for rule in rules if message.role == "system" else ():
-            if (match := rule.pattern.match(stripped.text)) is not None:
-                stripped = _without(stripped, match.end())
-                counts[rule.name] += 1
-        if stripped is message or stripped.text.strip() or stripped.images:
-            kept.append(stripped)
-    changes = tuple(PromptChange(rule=name, num_places=num) for name, num in counts.items())
-    return Stabilised(tuple(kept), changes)
+def stabilise(messages: Sequence[Message], rules: Sequence[Rule]) -> Rewritten:
+    """Apply these rules and nothing else."""
+    return rewrite(messages, telemetry_steps(rules))
 
 
-def reminder_of(text: str) -> str:
-    """Text that is not the user's, as clients mark it inside of user messages."""
-    return f"{OPEN}\n{text.strip()}\n{CLOSE}"
+def _stripped(rule: Rule, message: Message) -> Message | None:
+    match = rule.pattern.match(message.text) if message.role == "system" else None
+    if match is None:
+        return message
+    stripped = _without(message, match.end())
+    return stripped if stripped.text.strip() or stripped.images else None
 
 
 def _without(message: Message, end: int) -> Message:

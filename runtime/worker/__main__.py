@@ -27,6 +27,7 @@ from runtime.kv.reader import SlotReader
 from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.model_folder import as_of
+from runtime.prompt.seal import Seal
 from runtime.slot_news import Attach
 from runtime.types import GenerateRequest
 from runtime.wire import (
@@ -90,6 +91,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._writer: tuple[SlotWriter, threading.Thread] | None = None
         self._turns = TurnStore()
+        self._seal = Seal()
         self._turning: threading.Thread | None = None
         self._root: Path | None = None
         self._phase = "starting"
@@ -179,6 +181,7 @@ class Worker:
             needs_state=tiers.needs_state,
             eos_token_ids=model.eos_token_ids,
             dialect=model.dialect,
+            seal=self._seal,
         )
         reception.open(intake_of(model, composer, reception))
         self._sender.send(_ready(model, load_s, warm_s))
@@ -246,8 +249,10 @@ class Worker:
             match command:
                 case Load():
                     self._root = Path(command.kv.root) if command.kv.root is not None else None
+                    self._seal.know(command.kv.secret)
                     self._load.put(command)
                 case Attach(model_hash=model_hash, secret=secret):
+                    self._seal.know(secret)
                     if self._root is not None:
                         self._turns.attach(turns_root(self._root, model_hash), secret)
                     self._inbox.put(command)

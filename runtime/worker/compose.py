@@ -13,7 +13,7 @@ import msgspec
 
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.media import Medium, Placed, located, moved, place_media
-from runtime.prompt.arrange import arrange
+from runtime.prompt.arrange import arranging_steps
 from runtime.prompt.canonical import advance, answer, chain, digest, thoughts_of
 from runtime.prompt.healing import (
     SENTINEL,
@@ -25,21 +25,21 @@ from runtime.prompt.healing import (
     thinned,
     worth_marking,
 )
+from runtime.prompt.rewriting import Step, rewrite
 from runtime.prompt.rules import rules_for
-from runtime.prompt.stabilise import stabilise
+from runtime.prompt.seal import Seal
+from runtime.prompt.stabilise import telemetry_steps
 from runtime.types import ChatPrompt, GenerateRequest, Message, PromptChange, ToolCall
 from runtime.worker.beginning import Beginning, gone_on, taken_out
 from runtime.worker.dialects.dialect import Dialect
-from runtime.worker.template import Marked, Template
-from runtime.worker.template_input import defused
+from runtime.worker.template import TOOLS_FIRST, Marked, Template
 from runtime.worker.turns import TurnStore
 from store.keyed_names import Asker
 from store.types import MediaSpan
 
 MAX_BOUNDARIES = 8
 HEALED = "healed_turn"
-TOOLS_FIRST = "tools_first"
-SPELLED_OUT = "picture_words"
+BEGUN = "begun_answer"
 _PROBE = (
     Message(role="user", text="a"),
     Message(
@@ -112,6 +112,7 @@ class Composer:
     eos_token_ids: frozenset[int] = frozenset()
     rules_off: frozenset[str] = frozenset()
     dialect: Dialect = field(default_factory=Dialect)
+    seal: Seal = field(default_factory=Seal)
 
     def asked_by(self, request: GenerateRequest) -> Composer:
         """The same with the context and the prompt rules of the name that a request asks."""
@@ -147,24 +148,34 @@ class Composer:
         has_head = self.needs_state or request.cache.mode == "prefix"
         fresh = self._fresh(asked, has_head=has_head)
         lineage = self._lineage(asked, fresh) if asked.links else None
-        return fresh._replace(changes=asked.changes, lineage=lineage)
+        return fresh._replace(changes=(*asked.changes, *fresh.changes), lineage=lineage)
 
     def _asked(self, request: GenerateRequest, prompt: ChatPrompt) -> _Asked:
-        stable = stabilise(prompt.messages, rules_for(request.client, self.rules_off))
-        probe = self.template.probe
-        messages = arrange(stable.messages, probe.abilities, prompt.tools, probe.definition)
-        arranged = msgspec.structs.replace(prompt, messages=messages)
+        rewritten = rewrite(prompt.messages, self._steps(request, prompt))
+        changes = rewritten.changes
+        arranged = msgspec.structs.replace(prompt, messages=rewritten.messages)
         arranged, beginning = taken_out(arranged, self.dialect)
+        if beginning is not None:
+            changes = (*changes, PromptChange(rule=BEGUN))
         is_kept = HEALED not in self.rules_off  # whatever is kept of KV: the same tokens are read
         links = self._links(arranged, request.cache.tenant) if is_kept else []
         asker = Asker(request.model, request.cache.session_id)
-        changes = stable.changes
-        if defused(arranged, self.template.picture_words) is not arranged:
-            changes = (*changes, PromptChange(rule=SPELLED_OUT))
         asked = _Asked(arranged, links, changes, asker, beginning)
         if links and beginning is not None:
             return asked._replace(begun_link=advance(links[-1], answer(beginning.text)))
         return asked
+
+    def _steps(self, request: GenerateRequest, prompt: ChatPrompt) -> list[Step]:
+        """All that is done to a request's messages before they are rendered."""
+        probe, tenant = self.template.probe, request.cache.tenant
+        telemetry = telemetry_steps(rules_for(request.client, self.rules_off))
+        arranging = arranging_steps(
+            probe.abilities,
+            lambda messages: self.seal.codes(messages, tenant),
+            prompt.tools,
+            probe.definition,
+        )
+        return [*telemetry, *arranging]
 
     def _links(self, prompt: ChatPrompt, tenant: str) -> list[bytes]:
         """The conversation's digests, message by message, under this template and these tools.
@@ -230,7 +241,8 @@ class Composer:
             return None
         ends = known.ends if self.needs_state else ()
         cut = self._cut(asked.prompt, known.token_ids, known.prefix_end, {}, ends)
-        return self._counted(asked, cut._replace(media=media), known)
+        changes = self.template.write(asked.prompt).changes
+        return self._counted(asked, cut._replace(media=media, changes=changes), known)
 
     def _healed(self, asked: _Asked, number: int, known: Known) -> Composed | None:
         """The known tokens, and those of what follows message `number`; None when in doubt."""
@@ -243,7 +255,8 @@ class Composer:
         self.counts.num_healed_turns += known.num_turns
         change = PromptChange(rule=HEALED, num_places=known.num_turns)
         lineage = self._lineage(asked, composed, known)
-        return composed._replace(changes=(*asked.changes, change), lineage=lineage)
+        changes = (*asked.changes, *composed.changes, change)
+        return composed._replace(changes=changes, lineage=lineage)
 
     def _continued(self, asked: _Asked, number: int, known: Known) -> Composed | None:
         is_ended = known.token_ids[-1] in self.eos_token_ids
@@ -289,13 +302,15 @@ class Composer:
         ends = [*known.ends, *positions.values()] if self.needs_state else []
         token_ids = [*known.token_ids, *rest.token_ids]
         cut = self._cut(spliced.prompt, token_ids, known.prefix_end, positions, ends)
-        return cut._replace(media=(*seen, *(moved(span, shift) for span in rest.spans)))
+        spans = (*seen, *(moved(span, shift) for span in rest.spans))
+        return cut._replace(media=spans, changes=spliced.changes)
 
     # Without
 
     def _fresh(self, asked: _Asked, *, has_head: bool) -> Composed:
         prompt = asked.prompt
-        text = gone_on(self.template.render(prompt), asked.beginning, self.dialect)
+        written = self.template.write(prompt)
+        text = gone_on(written.text, asked.beginning, self.dialect)
         if (least := self.template.num_tokens_at_least(text, self.context)) > self.context:
             raise ContextTooLong(least, self.context, is_least=True)
         marks = self._marks(prompt, text, 0)
@@ -310,7 +325,7 @@ class Composer:
         ends = positions if self.needs_state else []
         by_message = dict(zip(marks, positions, strict=True))
         cut = self._cut(prompt, hung.token_ids, prefix_end, by_message, ends)
-        return cut._replace(media=hung.spans)
+        return cut._replace(media=hung.spans, changes=written.changes)
 
     def _hung(self, marked: Marked, media: Sequence[Medium]) -> Placed | None:
         """Tokens with pictures in their places; None where there are more or fewer places."""

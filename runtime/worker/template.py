@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 from runtime.errors import InvalidRequest
 from runtime.prompt.healing import num_common_characters
+from runtime.prompt.rewriting import Written
 from runtime.prompt.thinking import switches
-from runtime.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from runtime.types import ChatPrompt, Prompt, PromptChange, TextPrompt, TokenPrompt
 from runtime.worker.album import Markup
 from runtime.worker.detokenizer import (
     Detokenizer,
@@ -25,6 +26,7 @@ from runtime.worker.detokenizer import (
 from runtime.worker.probe import Probe
 from runtime.worker.template_input import (
     defused,
+    num_changed,
     shown_tools,
     template_kwargs,
     template_message,
@@ -32,6 +34,9 @@ from runtime.worker.template_input import (
 )
 from runtime.worker.workbench import TEMPLATE_ERRORS, Bench, Marked, Workbench
 
+DEFERRED = "deferred_tools"
+SPELLED_OUT = "picture_words"
+TOOLS_FIRST = "tools_first"
 _THINK_TAIL_TOKENS = 64
 _THINK_END_TAIL_TOKENS = 8
 _LONG_CHARACTERS = 8
@@ -163,10 +168,21 @@ class Template:
         Raises:
             InvalidRequest: the model has no chat template, or it refuses these messages.
         """
+        return self.write(prompt, opens_answer=opens_answer).text
+
+    def write(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> Written:
+        """The same, and what was done to it that the template alone does not. Raises as well."""
         given = template_kwargs(prompt)
         wish = switches(prompt.thinking, self.probe.responds, frozenset(given))
-        text = self._rendered(prompt, wish, opens_answer=opens_answer)
-        return self._with_tools_first(text, prompt) if self._tools_first else text
+        plain = self._rendered(prompt, wish, opens_answer=opens_answer)
+        text = self._with_tools_first(plain, prompt) if self._tools_first else plain
+        counts = {
+            DEFERRED: len(prompt.tools) - len(shown_tools(prompt)),
+            SPELLED_OUT: num_changed(prompt, defused(prompt, self.picture_words)),
+            TOOLS_FIRST: int(text != plain),
+        }
+        changes = (PromptChange(rule=rule, num_places=num) for rule, num in counts.items() if num)
+        return Written(text, tuple(changes))
 
     def _rendered(
         self, prompt: ChatPrompt, more: Mapping[str, object], *, opens_answer: bool

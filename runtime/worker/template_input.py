@@ -102,6 +102,15 @@ def defused(prompt: ChatPrompt, words: Sequence[str]) -> ChatPrompt:
     )
 
 
+def num_changed(prompt: ChatPrompt, plain: ChatPrompt) -> int:
+    """How many messages and tools of a prompt are others in `plain`."""
+    if prompt is plain:
+        return 0
+    pairs = [*zip(prompt.messages, plain.messages, strict=True)]
+    tools = [*zip(prompt.tools, plain.tools, strict=True)]
+    return sum(one != other for one, other in pairs) + sum(one != other for one, other in tools)
+
+
 def _texts(prompt: ChatPrompt) -> Iterator[str]:
     for message in prompt.messages:
         yield message.text

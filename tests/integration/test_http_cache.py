@@ -57,7 +57,8 @@ async def test_an_answer_says_how_much_of_its_conversation_no_crash_can_lose(
 
 
 async def test_a_finished_request_becomes_a_row(server: RunningServer):
-    answer = server.post(CHAT, body_of(said_once()))
+    rules = [{"role": "system", "content": "Be brief."}, {"role": "system", "content": "Rhyme."}]
+    answer = server.post(CHAT, body_of([*rules, *said_once()]))
     own_id, said = answer.headers["x-request-id"], answer.json()
     rows: list[tuple[str | int, ...]] = []
 
@@ -69,6 +70,9 @@ async def test_a_finished_request_becomes_a_row(server: RunningServer):
     await until(is_there, "the row is there")
     named = {"tiny", said["usage"]["prompt_tokens"], said["choices"][0]["finish_reason"]}
     assert named <= set(rows[0])
+    told = ",".join(f"{one['rule']}={one['num_places']}" for one in said["hearth"]["prompt"])
+    assert "joined=2" in told
+    assert told in rows[0]
 
 
 def test_the_next_turn_computes_only_what_is_new(server: RunningServer):

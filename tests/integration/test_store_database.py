@@ -210,7 +210,8 @@ def limit_pages(database: Database, num_pages: int) -> None:
 
 
 def fill_up(database: Database) -> BaseException | None:
-    text = "INSERT INTO requests SELECT NULL, hex(randomblob(2000)), '', 0,0,0,0,'','','',0,0,0,0,0"
+    values = "NULL, hex(randomblob(2000)), '', 0,0,0,0,'','','',0,0,0,0,0,''"
+    text = f"INSERT INTO requests SELECT {values}"
     for _ in range(1000):
         future = database.submit(lambda connection: connection.exec_driver_sql(text).rowcount)
         if future.exception():

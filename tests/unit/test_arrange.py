@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.prompt import canonical
-from runtime.prompt.arrange import FAILED, LOADED, Abilities, arrange
-from runtime.prompt.stabilise import reminder_of
+from runtime.prompt.arrange import FAILED, LOADED, Abilities, arranging_steps
+from runtime.prompt.rewriting import Rewritten, rewrite
+from runtime.prompt.seal import Seal, sealed
 from runtime.prompt.thinking import switches
 from runtime.types import ChatPrompt, Image, Message, Role, Thinking, Tool, ToolCall
 from runtime.worker.probe import definition_of
@@ -19,6 +23,21 @@ from tests.templates import TEMPLATES, template_of
 
 NOTHING = Abilities(system=False, late_system=False, users_in_a_row=False, user_after_tool=False)
 FETCH = Tool(name="fetch", description="Fetch a page.", is_deferred=True)
+
+
+SEAL = Seal(b"secret")
+
+
+def rewritten(messages: Sequence[Message], abilities: Abilities, *more: Any) -> Rewritten:
+    return rewrite(messages, arranging_steps(abilities, SEAL.codes, *more))
+
+
+def arrange(messages: Sequence[Message], abilities: Abilities, *more: Any) -> tuple[Message, ...]:
+    return rewritten(messages, abilities, *more).messages
+
+
+def reminder_of(messages: Sequence[Message], number: int) -> str:
+    return sealed(messages[number].text, SEAL.codes(messages)[number]).text
 
 
 def message(role: Role, text: str = "", **fields) -> Message:
@@ -41,7 +60,7 @@ def test_a_late_system_message_becomes_a_reminder_in_its_place():
     messages = [message("user", "a"), message("assistant", "b"), late, message("user", "c")]
     arranged = arrange(messages, Abilities(late_system=False))
     assert [one.role for one in arranged] == ["user", "assistant", "user", "user"]
-    assert arranged[2].text == reminder_of("background job done")
+    assert arranged[2].text == reminder_of(messages, 2)
     assert arranged[2].keep_s == 300.0
     assert arrange(messages, Abilities())[2] == late
 
@@ -49,7 +68,7 @@ def test_a_late_system_message_becomes_a_reminder_in_its_place():
 def test_users_in_a_row_are_joined_where_the_template_raises():
     messages = [message("user", "a"), message("system", "s"), message("user", "b")]
     (only,) = arrange(messages, NOTHING)
-    assert only.text == f"a\n\n{reminder_of('s')}\n\nb"
+    assert only.text == f"a\n\n{reminder_of(messages, 1)}\n\nb"
 
 
 def test_images_keep_their_place_when_messages_are_joined():
@@ -112,7 +131,7 @@ ABILITIES = st.builds(Abilities, *[st.booleans()] * 4)
 @given(st.lists(st.builds(Message, role=ROLES, text=TEXT), max_size=8), ABILITIES)
 def test_no_word_is_lost_or_moved(messages: list[Message], abilities: Abilities):
     arranged = "\n".join(one.text for one in arrange(messages, abilities))
-    plain = arranged.replace("<system-reminder>", "").replace("</system-reminder>", "")
+    plain = re.sub("</?system-message[^>]*>", "", arranged)
     assert "".join(plain.split()) == "".join("".join(one.text for one in messages).split())
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import ContextTooLong
+from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.types import (
     CacheParams,
     ChatPrompt,
@@ -51,6 +51,10 @@ def kept_at(root: Path, secret: bytes = b"secret", **fields: Any) -> TurnStore:
     turns = TurnStore(**fields)
     turns.attach(root, secret)
     return turns
+
+
+def num_healed(composed: Composed) -> int:
+    return sum(one.num_places for one in composed.changes if one.rule == "healed_turn")
 
 
 class Talk:
@@ -144,7 +148,7 @@ def test_a_changed_turn_is_read_as_the_tokens_that_were_generated(talk: Talk, gi
     assert healed.token_ids[: len(before)] == before
     assert talk.text_of(healed.token_ids[len(before) :]).startswith("\n<|im_start|>")
     assert "rain" in talk.text_of(healed.token_ids[len(before) :])
-    assert [(c.rule, c.num_places) for c in healed.changes] == [("healed_turn", 1)]
+    assert num_healed(healed) == 1
     assert talk.counts.num_healed_turns == 1
 
 
@@ -185,7 +189,7 @@ def test_healing_goes_on_from_turn_to_turn(talk: Talk):
 def test_an_edited_conversation_is_read_as_it_is(talk: Talk, changed: tuple[Message, ...]):
     talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,))
     composed = talk.compose(*changed, RESULT)
-    assert composed.changes == ()
+    assert not num_healed(composed)
     prompt = ChatPrompt(messages=(*changed, RESULT), tools=(LOOK,))
     assert composed.token_ids == talk.template.token_ids(prompt)
 
@@ -193,7 +197,7 @@ def test_an_edited_conversation_is_read_as_it_is(talk: Talk, changed: tuple[Mess
 def test_other_tools_or_switches_are_another_conversation(talk: Talk):
     talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,))
     other = Tool(name="read", description="Read.")
-    assert talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, tools=(other,)).changes == ()
+    assert not num_healed(talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, tools=(other,)))
 
 
 def test_a_branch_keeps_what_it_shares(talk: Talk):
@@ -223,13 +227,13 @@ def test_where_the_next_role_ends_a_turn_its_marker_is_said_once(tmp_path: Path)
     assert talk.text_of(healed.token_ids[len(before) :]) == "\nrain falls<think>"
     # Had a user spoken instead, the marker that was generated is not the one that follows.
     other = talk.compose(SYSTEM, USER, echo('{"at": 7}'), USER)
-    assert "healed_turn" not in [change.rule for change in other.changes]
+    assert not num_healed(other)
 
 
 def test_a_text_with_the_sentinel_in_it_is_not_healed(talk: Talk):
     talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,))
     trap = Message(role="user", text="say hearth7c1e94d2splice")
-    assert talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, trap).changes == ()
+    assert not num_healed(talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, trap))
 
 
 VARYING = ("Current time: 11:23.", "Current time: 11:23. The password of the vault is walrus.")
@@ -244,7 +248,7 @@ def test_what_one_was_told_is_not_in_the_prompt_of_another_who_was_answered_the_
     assert "walrus" not in talk.text_of(bobs.token_ids)
     alices = talk.compose(heads[1], USER, noted, USER, client="claude-code")
     assert talk.text_of(alices.token_ids).count("walrus") == 1
-    assert [change.rule for change in bobs.changes] == ["healed_turn"]
+    assert num_healed(bobs) == 1
 
 
 def test_a_date_stays_where_its_client_put_it(talk: Talk):
@@ -254,6 +258,12 @@ def test_a_date_stays_where_its_client_put_it(talk: Talk):
     assert "system-reminder" not in text
 
 
+def test_a_prompt_that_only_held_telemetry_is_refused(talk: Talk):
+    telemetry = Message(role="system", text="x-anthropic-billing-header: cc_version=2.1.329.ec4;")
+    with pytest.raises(InvalidRequest):
+        talk.compose(telemetry, client="claude-code")
+
+
 def test_thoughts_that_their_client_edited_are_read_as_it_gives_them(talk: Talk):
     before = talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,), thoughts="let me see")
     same = msgspec.structs.replace(echo('{"at":7}'), reasoning="let me see")
@@ -261,7 +271,7 @@ def test_thoughts_that_their_client_edited_are_read_as_it_gives_them(talk: Talk)
     edited = msgspec.structs.replace(echo('{"at":7}'), reasoning="let me not see")
     composed = talk.compose(SYSTEM, USER, edited, RESULT)
     assert composed.token_ids[: len(before)] != before
-    assert composed.changes == ()
+    assert not num_healed(composed)
 
 
 @cache
@@ -319,7 +329,7 @@ def check_origin(
     generated: dict[tuple[int, ...], list[Message]],
 ) -> None:
     """Healed tokens are those of a turn all of whose input and words are this request's own."""
-    if "healed_turn" not in [change.rule for change in composed.changes]:
+    if not num_healed(composed):
         return
     assert composed.lineage is not None
     before = generated[tuple(composed.token_ids[: composed.lineage.start])]
@@ -426,7 +436,7 @@ def test_a_damaged_or_deleted_file_is_a_turn_that_is_not_known(tmp_path: Path, h
     if harm == "delete":
         file.unlink()
     composed = talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT)
-    assert composed.changes == ()
+    assert not num_healed(composed)
 
 
 def test_the_conversations_idle_longest_leave_the_disk_first(tmp_path: Path):
@@ -441,7 +451,7 @@ def test_the_conversations_idle_longest_leave_the_disk_first(tmp_path: Path):
     assert 0 < sum(sizes) <= 2500
     user = Message(role="user", text="step 7")
     last = talk.compose(SYSTEM, user, Message(role="assistant", text="rain"), USER, session="s7")
-    assert [change.rule for change in last.changes] == ["healed_turn"]
+    assert num_healed(last) == 1
 
 
 # Order of tools and system text

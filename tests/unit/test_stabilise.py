@@ -52,7 +52,8 @@ def test_a_block_that_was_only_telemetry_disappears():
 @pytest.mark.parametrize("client", ["", "openclaw", "codex"])
 def test_nobody_elses_prompt_is_touched(client: str):
     messages = (system(f"{HEADER}\nYou are an agent."), USER)
-    assert stabilise(messages, rules_for(client, frozenset())) == (messages, ())
+    stable = stabilise(messages, rules_for(client, frozenset()))
+    assert (stable.messages, stable.changes) == (messages, ())
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,8 @@ def test_nobody_elses_prompt_is_touched(client: str):
 @pytest.mark.parametrize("role", ["user", "tool", "system"])
 def test_what_carries_meaning_stays_to_the_letter(text: str, role: Role):
     messages = (Message(role=role, text=text), USER)
-    assert stabilise(messages, CLAUDE_CODE) == (messages, ())
+    stable = stabilise(messages, CLAUDE_CODE)
+    assert (stable.messages, stable.changes) == (messages, ())
 
 
 @pytest.mark.parametrize("name", sorted(RULE_NAMES))

@@ -1,0 +1,95 @@
+"""Rewriting: the only way in which a client's messages are changed, so that every change is told.
+
+A step gives messages and says which of those it was given each is made of. What came of every
+message is compared here, so a step cannot change one and keep silent about it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from runtime.types import Message, PromptChange
+
+
+class Made(NamedTuple):
+    """A message that a step gives, and the numbers of those given to it that it is made of."""
+
+    message: Message
+    of: tuple[int, ...]
+
+
+class Step(NamedTuple):
+    """One kind of change, and the rule by which it is told."""
+
+    rule: str
+    apply: Callable[[Sequence[Message]], Iterable[Made]]
+
+
+class Part(NamedTuple):
+    """A message as it is rendered, the client's messages that it is made of, and by which rules."""
+
+    message: Message
+    sources: tuple[int, ...]
+    rules: tuple[str, ...] = ()
+
+
+class Rewritten(NamedTuple):
+    """Messages after all steps. A change counts the messages that a rule did not leave alone."""
+
+    parts: tuple[Part, ...]
+    changes: tuple[PromptChange, ...] = ()
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(part.message for part in self.parts)
+
+
+class Written(NamedTuple):
+    """A prompt as text, and what was done to it while it was written."""
+
+    text: str
+    changes: tuple[PromptChange, ...] = ()
+
+
+def each(change: Callable[[Message], Message | None]) -> Callable[[Sequence[Message]], list[Made]]:
+    """A step that looks at one message at a time; None leaves it out."""
+
+    def apply(messages: Sequence[Message]) -> list[Made]:
+        changed = ((change(message), number) for number, message in enumerate(messages))
+        return [Made(message, (number,)) for message, number in changed if message is not None]
+
+    return apply
+
+
+def rewrite(messages: Sequence[Message], steps: Sequence[Step]) -> Rewritten:
+    """The messages after these steps, one after the other."""
+    parts = [Part(message, (number,)) for number, message in enumerate(messages)]
+    counts: Counter[str] = Counter()
+    for step in steps:
+        parts, num_changed = _stepped(parts, step)
+        if num_changed:
+            counts[step.rule] += num_changed
+    changes = tuple(PromptChange(rule=rule, num_places=num) for rule, num in counts.items())
+    return Rewritten(tuple(parts), changes)
+
+
+def _stepped(parts: list[Part], step: Step) -> tuple[list[Part], int]:
+    """What a step makes of them, and how many of them it did not leave alone."""
+    made = list(step.apply([part.message for part in parts]))
+    uses = Counter(number for one in made for number in one.of)
+    in_order = iter(sorted(one.of for one in made if len(one.of) == 1))
+    num_alone = 0
+    after: list[Part] = []
+    for one in made:
+        before = [parts[number] for number in one.of]
+        is_in_place = len(before) == 1 and next(in_order) == one.of and uses[one.of[0]] == 1
+        if is_in_place and one.message == before[0].message:
+            num_alone += 1
+            after.append(before[0])
+            continue
+        rules = dict.fromkeys([rule for part in before for rule in part.rules] + [step.rule])
+        sources = sorted({source for part in before for source in part.sources})
+        after.append(Part(one.message, tuple(sources), tuple(rules)))
+    return after, len(parts) - num_alone
