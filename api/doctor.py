@@ -71,7 +71,7 @@ def run(settings: Settings, arguments: argparse.Namespace) -> int:
     log_errors_only()
     findings = list(examine(settings, arguments.config))
     if (trouble := vars(arguments).get("config_trouble")) is not None:
-        remedy = "correct it; what follows was looked at with the default settings"
+        remedy = "correct it; the rest was checked with the default settings"
         findings.insert(0, Finding("Config", trouble, remedy))
     lines: list[str] = []
     for finding in findings:
@@ -101,7 +101,7 @@ def _mlx() -> Finding:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Finding("mlx", "importing it does not end", _REINSTALL)
+        return Finding("mlx", "importing it takes longer than two minutes", _REINSTALL)
     if result.returncode != 0:
         reason = result.stderr.strip().splitlines()[-1:] or [f"exit code {result.returncode}"]
         return Finding("mlx", f"cannot be imported: {reason[0]}", _REINSTALL)
@@ -110,25 +110,33 @@ def _mlx() -> Finding:
 
 def _vision() -> Finding:
     if not can_see():
-        return Finding("Vision", "mlx-vlm is not installed: models that see read text only")
+        return Finding(
+            "Vision",
+            "mlx-vlm is not installed, so vision models take text only",
+        )
     return Finding("Vision", f"mlx-vlm {version('mlx-vlm')}")
 
 
 def _blas(setting: str) -> Finding:
     """Which BLAS workers get on a Linux CPU, and how fast it multiplies here and now."""
     if sys.platform != "linux" or setting == "off":
-        return Finding("BLAS", "not looked for" if setting == "off" else "comes with the system")
+        return Finding(
+            "BLAS",
+            "cpu_blas is off, so mlx's own is used"
+            if setting == "off"
+            else "comes with the system",
+        )
     try:
         library = find_blas(setting)
     except FileNotFoundError:
         return Finding("BLAS", f"{setting} does not exist", "correct cpu_blas or set it to auto")
     if library is not None:
-        return Finding("BLAS", f"{library} is loaded into the workers: {_blas_speed(setting)}")
-    fact = f"mlx's own reference BLAS, which is slow on a CPU: {_blas_speed(setting)}"
+        return Finding("BLAS", f"{library} is used: {_blas_speed(setting)}")
+    fact = f"mlx's own, which is slow on a CPU: {_blas_speed(setting)}"
     with contextlib.suppress(OSError):
         return Finding("BLAS", fact, INSTALL_HINT if packaged_blas() is None else None)
     return Finding(
-        "BLAS", fact, f"make ~/.cache/hearth a directory that you own, or {INSTALL_HINT}"
+        "BLAS", fact, f"make sure that you own the directory ~/.cache/hearth, or {INSTALL_HINT}"
     )
 
 
@@ -164,12 +172,18 @@ def _config(settings: Settings) -> Iterator[Finding]:
     try:
         found = check(settings)
     except HearthError as error:
-        yield Finding("Settings", error.message, "correct hearth.toml, HEARTH_… or the flag")
+        yield Finding(
+            "Settings", error.message, "correct hearth.toml, the HEARTH_… variable or the flag"
+        )
         return
-    yield Finding("Settings", f"can be used; models that can be named: {found.num_models}")
+    yield Finding("Settings", f"valid; {found.num_models} models can be used")
     for name, reason in found.left_out.items():
         if "/" not in name or name in settings.models:
-            yield Finding(f"Model {name}", f"is left out: {reason}", "correct it, or take it out")
+            yield Finding(
+                f"Model {name}",
+                f"cannot be used: {reason}",
+                "correct it in the settings, or remove it there",
+            )
 
 
 def _memory(settings: Settings) -> Finding:
@@ -177,7 +191,7 @@ def _memory(settings: Settings) -> Finding:
     budget_bytes = settings.memory_budget or 0
     fact = f"{size(total_bytes)} in this machine"
     if budget_bytes > total_bytes:
-        fact = f"memory_budget is {size(budget_bytes)}, and there are {fact}"
+        fact = f"memory_budget is {size(budget_bytes)}, but there are only {fact}"
         return Finding("Memory", fact, "lower memory_budget, or leave it out")
     return Finding("Memory", fact)
 
@@ -189,22 +203,22 @@ def _ranks(settings: Settings) -> Iterator[Finding]:
             continue
         fact = f"{len(ranks.hosts)} of {name} over {ranks.backend or 'what mlx.launch would take'}"
         if ranks.backend not in (None, "ring"):
-            fact += ", which is unmeasured"
+            fact += ", which was never measured"
         kept = "is kept on disk" if ranks.are_here else "stays in memory: they share no disk"
-        yield Finding("Ranks", f"{fact}; its KV {kept}")
+        yield Finding("Ranks", f"{fact}; its KV cache {kept}")
 
 
 def _open_files(max_queue: int) -> Finding:
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * max_queue + _OTHER_FILES
-    fact = f"{limit} may be open at once"
+    fact = f"at most {limit} at once"
     if hard != resource.RLIM_INFINITY and hard < _WORKER_FILES:
         remedy = f"allow {_WORKER_FILES} (ulimit -Hn as root): importing mlx-lm asks for them"
-        return Finding("Open files", f"{fact}, {hard} at most", remedy)
+        return Finding("Open files", f"{fact}, and the limit can only be raised to {hard}", remedy)
     if limit != resource.RLIM_INFINITY and limit < needed:
         allowed = "" if hard == resource.RLIM_INFINITY or hard >= needed else " as root"
-        remedy = f"ulimit -n {service.OPEN_FILES}{allowed}; what `hearth service` installs has it"
-        return Finding("Open files", f"{fact}, and {needed} may be needed", remedy)
+        remedy = f"ulimit -n {service.OPEN_FILES}{allowed}; a service gets as many by itself"
+        return Finding("Open files", f"{fact}, but up to {needed} may be needed", remedy)
     return Finding("Open files", fact)
 
 
@@ -218,10 +232,10 @@ def _port(settings: Settings) -> Finding:
         except NoServer:
             return Finding(
                 "Port",
-                f"{host} port {port} cannot be listened on: {error.strerror}",
+                f"{host} port {port} cannot be used: {error.strerror}",
                 f"stop what uses it (lsof -i :{port}) or choose another with --port",
             )
-        return Finding("Port", f"a Hearth answers at {host} port {port}")
+        return Finding("Port", f"a Hearth server is running at {host} port {port}")
     return Finding("Port", f"{host} port {port} is free")
 
 
@@ -232,10 +246,10 @@ def _service(settings: Settings, config: Path | None) -> Finding:
         unit = service.unit_of(settings, sys.platform, Path.home(), command)
         installed = unit.path.read_text() if unit.path.exists() else None
     except (HearthError, OSError) as error:
-        return Finding("Service", f"not looked at: {error}")
+        return Finding("Service", f"could not be checked: {error}")
     if installed is None:
-        return Finding("Service", "not installed; `hearth service install` runs it at login")
+        return Finding("Service", "not installed; `hearth service install` starts Hearth at login")
     if installed != unit.text:
-        fact = f"{unit.path} is not what this release and these settings would install"
+        fact = f"{unit.path} does not match this release and these settings"
         return Finding("Service", fact, "hearth service install")
-    return Finding("Service", f"{unit.path} fits")
+    return Finding("Service", f"{unit.path} is up to date")

@@ -34,7 +34,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
     """In the order in which a server needs them."""
     home = _home(settings.home)
     yield home
-    for subject, folder in (("Permissions", settings.home), ("Store's own", settings.kv_root)):
+    for subject, folder in (("Permissions", settings.home), ("KV permissions", settings.kv_root)):
         if folder.is_dir():
             yield _permissions(subject, folder)
     if home.remedy is None:
@@ -63,7 +63,7 @@ def _cold(root: Path, where: str) -> Finding:
     is_bucket = "://" in where
     folder = Path(where)
     if not is_bucket and not folder.exists() and not folder.parent.is_dir():
-        fact = f"{where} cannot be made: {folder.parent} is missing"
+        fact = f"{where} cannot be created: {folder.parent} does not exist"
         return Finding("Cold store", fact, "mount it, or name another directory in cold_store")
     try:
         cold = cold_at(root, where)
@@ -71,7 +71,9 @@ def _cold(root: Path, where: str) -> Finding:
         if is_bucket or seen.is_ours:
             cold.probe()
     except ColdForeign as error:
-        remedy = "one cold store is for one home: name another prefix or directory in cold_store"
+        remedy = (
+            "each home needs a cold store of its own: use another prefix or directory in cold_store"
+        )
         return Finding("Cold store", str(error), remedy)
     except StoreError as error:
         remedy = "correct cold_store, or the address and credentials that its AWS_… variables give"
@@ -81,7 +83,9 @@ def _cold(root: Path, where: str) -> Finding:
     if not is_bucket and not seen.is_ours:
         remedy = "make it writable or name another directory in cold_store"
         return _writable("Cold store", folder, remedy)
-    return Finding("Cold store", f"{where} answers" + (", and is ours" if seen.is_ours else ""))
+    return Finding(
+        "Cold store", f"{where} works" + (", and belongs to this home" if seen.is_ours else "")
+    )
 
 
 def _writable(subject: str, folder: Path, remedy: str) -> Finding:
@@ -101,16 +105,16 @@ def _permissions(subject: str, folder: Path) -> Finding:
         return Finding(subject, f"{folder} belongs to user {status.st_uid}", remedy)
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
-        fact = f"others on this machine may look into {folder} (mode {mode:o})"
+        fact = f"other users of this machine can read {folder} (mode {mode:o})"
         return Finding(subject, fact, f"chmod 700 {folder}")
-    return Finding(subject, f"{folder} is ours alone")
+    return Finding(subject, f"only you can read {folder}")
 
 
 def _room(folder: Path) -> Finding:
     free_bytes = shutil.disk_usage(folder).free
-    fact = f"{size(free_bytes)} are free at {folder}"
+    fact = f"{size(free_bytes)} free at {folder}"
     if free_bytes < _LEAST_FREE_BYTES:
-        return Finding("Disk space", fact, "free some, or name another disk in kv_dir")
+        return Finding("Disk space", fact, "free some, or use another disk (kv_dir)")
     return Finding("Disk space", fact)
 
 
@@ -126,10 +130,10 @@ def _speed(folder: Path) -> Finding:
             rate = _PROBE_BYTES / (time.perf_counter() - started_s)
     except OSError as error:
         fact = f"writing to {folder} fails: {error.strerror}"
-        return Finding("Disk speed", fact, "free some room, or name another disk in kv_dir")
-    fact = f"{size(rate)}/s are written and synced at {folder}"
+        return Finding("Disk speed", fact, "free some space, or use another disk (kv_dir)")
+    fact = f"{size(rate)}/s written and synced at {folder}"
     if rate < _LEAST_BYTES_PER_S:
-        return Finding("Disk speed", fact, "name a faster disk in kv_dir")
+        return Finding("Disk speed", fact, "use a faster disk (kv_dir)")
     return Finding("Disk speed", fact)
 
 
@@ -137,8 +141,8 @@ def _place(root: Path) -> Finding:
     try:
         ownership.refuse_network(root)
     except StoreError as error:
-        return Finding("Store's place", str(error), "name a directory on a local disk in kv_dir")
-    return Finding("Store's place", f"{root} is on a local disk")
+        return Finding("KV directory", str(error), "use a directory on a local disk (kv_dir)")
+    return Finding("KV directory", f"{root} is on a local disk")
 
 
 def _set_aside(path: Path) -> Iterator[Finding]:
@@ -152,22 +156,22 @@ def _set_aside(path: Path) -> Iterator[Finding]:
         part = "all" if is_whole else "maybe not all"
         fact = (
             f"{name} was damaged and set aside; {num_agents} agents and {num_responses} stored "
-            f"responses, {part} of what it held, were taken over"
+            f"responses, {part} of what it held, were recovered"
         )
-        yield Finding("History", fact, "hearth history acknowledge, once you know")
+        yield Finding("History", fact, "hearth history acknowledge, when you have read this")
 
 
 def _database(subject: str, path: Path, kind: FileKind) -> Finding:
     if not path.exists():
-        return Finding(subject, f"{path} is made when the server first runs")
+        return Finding(subject, f"{path} does not exist yet; the server creates it")
     try:
         version = check_whole(path, kind)
     except StoreTooNew as error:
         return Finding(subject, str(error), "install the newer release that wrote it")
     except IndexDamaged as error:
-        remedy = "stop the server and start it again: what is damaged is set aside and made anew"
+        remedy = "restart the server: it sets the damaged file aside and makes a new one"
         return Finding(subject, f"{path} is damaged: {error}", remedy)
     except StoreError as error:
-        remedy = "make it readable to this user, or name another directory"
+        remedy = "make it readable for this user, or use another directory"
         return Finding(subject, f"{path} cannot be read: {error}", remedy)
-    return Finding(subject, f"{path} is whole, schema {version}")
+    return Finding(subject, f"{path} is intact (schema {version})")

@@ -18,18 +18,25 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         nargs="*",
         default=["hearth", BASELINE],
         metavar="PEER",
-        help="a recipe of Hearth's; a recipe file (.toml); or the URL of a server that runs",
+        help="a built-in recipe, a recipe file (.toml), or the URL of a running server",
     )
     sub.add_argument(
-        "--model", default=str(HEARTH_TINY), help="a directory, or what servers call it"
+        "--model",
+        default=str(HEARTH_TINY),
+        help="a model directory, or a name that the servers know",
     )
-    sub.add_argument("--second", help="another model to swap to (default: the same, renamed)")
+    sub.add_argument(
+        "--second", help="a second model to swap to (default: the same one under another name)"
+    )
     sub.add_argument(
         "--tokens", type=tokens_of, default=4096, help="length of the long prompts, such as 16k"
     )
-    sub.add_argument("--streams", type=int, default=4, help="how many run at once")
-    sub.add_argument("--rounds", type=int, default=3)
-    sub.add_argument("--baseline", help=f"whom ratios are to (default: {BASELINE}, or the last)")
-    sub.add_argument("--venvs", type=Path, help="where recipes install their servers")
-    sub.add_argument("--install", action="store_true", help="install what is not there yet")
-    sub.add_argument("--out", type=Path, help="folder for report.json and report.html")
+    sub.add_argument("--streams", type=int, default=4, help="how many requests run at once")
+    sub.add_argument("--rounds", type=int, default=3, help="how often each server is measured")
+    sub.add_argument(
+        "--baseline",
+        help=f"what others are compared with (default: {BASELINE}, or the last)",
+    )
+    sub.add_argument("--venvs", type=Path, help="directory into which --install installs servers")
+    sub.add_argument("--install", action="store_true", help="install the servers that are missing")
+    sub.add_argument("--out", type=Path, help="directory for report.json and report.html")

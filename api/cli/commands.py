@@ -38,31 +38,33 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("serve", "serve models over HTTP", "api.cli.serving:serve", has_json=False),
-    Command("status", "whether a server runs, and how it is", "api.cli.models:status"),
-    Command("ps", "the models that are loaded or on their way", "api.cli.models:ps"),
-    Command("top", "watch the server, live", "api.cli.top:top"),
-    Command("models", "every model that can be named", "api.cli.models:models"),
+    Command("serve", "start the server", "api.cli.serving:serve", has_json=False),
+    Command("status", "is the server running, and is it healthy?", "api.cli.models:status"),
+    Command("ps", "list the models that are loaded or loading", "api.cli.models:ps"),
+    Command("top", "watch the server live", "api.cli.top:top"),
+    Command("models", "list all models that requests can name", "api.cli.models:models"),
     Command("load", "load a model now", "api.cli.models:change", has_model=True),
-    Command("unload", "let a model leave memory", "api.cli.models:change", has_model=True),
+    Command("unload", "unload a model", "api.cli.models:change", has_model=True),
     Command("pin", "keep a model loaded", "api.cli.models:change", has_model=True),
-    Command("unpin", "let it leave again when it is idle", "api.cli.models:change", has_model=True),
-    Command("restart", "load a model anew", "api.cli.models:change", has_model=True),
-    Command("prewarm", "have a prompt in memory before it is asked for", "api.cli.warm:prewarm"),
-    Command("chat", "talk to a model and see what each turn reused", "api.cli.talk:chat"),
-    Command("cache", "look at what was kept of conversations, delete it", "api.cache_cli:run"),
-    Command("cold", "whose the cold store is; take it over", "api.cli.cold:cold"),
-    Command("history", "restore what expired; see what was damaged", "api.cli.remembered:history"),
-    Command("config", "the settings that are in force", "api.cli.configuration:config"),
-    Command("db", "the databases of the store and the history", "api.cli.database:database"),
-    Command("service", "run at login: launchd or systemd", "api.cli.service:service"),
-    Command("doctor", "look for what is wrong with the setup", "api.doctor:run"),
-    Command("bench", "ask servers the same and compare them", "api.bench.command:run"),
+    Command(
+        "unpin", "allow a pinned model to be unloaded", "api.cli.models:change", has_model=True
+    ),
+    Command("restart", "unload a model and load it again", "api.cli.models:change", has_model=True),
+    Command("prewarm", "read a prompt before it is needed", "api.cli.warm:prewarm"),
+    Command("chat", "chat with a model; shows what each turn reused", "api.cli.talk:chat"),
+    Command("cache", "list, check and delete cached conversations", "api.cache_cli:run"),
+    Command("cold", "see which home owns the cold store; take it over", "api.cli.cold:cold"),
+    Command("history", "restore expired agents and responses", "api.cli.remembered:history"),
+    Command("config", "show or check the settings", "api.cli.configuration:config"),
+    Command("db", "check or upgrade the databases", "api.cli.database:database"),
+    Command("service", "start Hearth at login (launchd or systemd)", "api.cli.service:service"),
+    Command("doctor", "look for problems with your setup", "api.doctor:run"),
+    Command("bench", "compare Hearth with other servers", "api.bench.command:run"),
     Command("pull", "download a model into the Hugging Face cache", "api.cli.fetching:pull"),
-    Command("key", "make an API key and the digest that stands for it", "api.cli.local:key"),
+    Command("key", "make an API key, and its digest for the settings", "api.cli.local:key"),
     Command(
         "completion",
-        "print what your shell needs to complete",
+        "print the script for tab completion in your shell",
         "api.cli.local:completion",
         has_json=False,
     ),
@@ -72,16 +74,28 @@ WITHOUT_SETTINGS = frozenset({"bench", "pull", "key", "completion", "version"})
 _ASKING = frozenset("status ps top models load unload pin unpin restart prewarm chat".split())
 """They speak to a server, and need to know no more than where it is."""
 
+_CONFIG = "show: print the settings in force; check: would a server start with them?"
+_HISTORY = (
+    "show: what expired or was damaged; restore: bring back what expired; "
+    "acknowledge: you know what was damaged"
+)
+_COLD = "show: which home owns the cold store; take: make this home its owner"
+_DB = "check: are the databases intact?; upgrade: bring them to the format of this release"
+_SERVICE = (
+    "install: start Hearth now and at login; uninstall: stop that; "
+    "status: is it running?; show: print what install writes"
+)
+
 _WHERE = frozenset({"home", "host", "port"})
 EXIT_CODES = """\
 exit codes:
-  0    success; for doctor: no problem found; for service status: it is running
-  1    it failed or was refused; doctor or config check found a problem
+  0    success (doctor: no problem found; service status: it is running)
+  1    failure (doctor, config check: a problem was found)
   2    the command line or the settings are invalid
-  3    no server answers
+  3    no server is running
   130  interrupted
 
-Answers go to stdout, what is said meanwhile and complaints to stderr."""
+Results go to stdout, progress and errors to stderr."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -160,7 +174,7 @@ def parser() -> Parser:
     as_written = argparse.RawDescriptionHelpFormatter
     top = Parser(
         prog="hearth",
-        description="A local server for LLMs.",
+        description="Hearth, a local LLM server. `hearth COMMAND --help` describes a command.",
         epilog=EXIT_CODES,
         formatter_class=as_written,
     )
@@ -168,7 +182,11 @@ def parser() -> Parser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:
         sub = commands.add_parser(
-            command.name, help=command.help, epilog=EXIT_CODES, formatter_class=as_written
+            command.name,
+            help=command.help,
+            description=f"{command.help[0].upper()}{command.help[1:]}.".replace("?.", "?"),
+            epilog=EXIT_CODES,
+            formatter_class=as_written,
         )
         if command.name == "cache":
             add_commands(sub, _add_settings)
@@ -183,45 +201,61 @@ def parser() -> Parser:
 
 def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
     if command.has_model:
-        sub.add_argument("model", help="its name or an alias")
+        sub.add_argument("model", help="the model's name, or an alias")
     match command.name:
         case "chat":
-            sub.add_argument("--model", help="its name or an alias (default: the default model)")
+            sub.add_argument("--model", help="the model (default: the default model)")
             sub.add_argument(
                 "--think",
                 action=argparse.BooleanOptionalAction,
-                help="have it think before it answers, or not (default: as the settings say)",
+                help="turn thinking on or off (default: as the settings say)",
             )
-            length = "most tokens of each answer, such as 500 or 2k (default: 2048)"
+            length = "most tokens in an answer, such as 500 or 2k (default: 2048)"
             sub.add_argument("--max-tokens", type=tokens_of, default=2048, help=length)
-            sub.add_argument("message", nargs="*", help="one message; without it, every line typed")
+            sub.add_argument(
+                "message", nargs="*", help="a message (default: what you type, line by line)"
+            )
         case "prewarm":
-            help_text = "a request's body as JSON; - is stdin"
+            help_text = "file with the JSON body of a request; - is stdin"
             sub.add_argument("file", nargs="?", type=Path, help=help_text)
-            sub.add_argument("--system", metavar="TEXT", help="a system prompt instead")
-            sub.add_argument("--session", metavar="ID", help="a conversation instead")
-            sub.add_argument("--model", help="its name or an alias (default: the default model)")
-            sub.add_argument("--load", action="store_true", help="load the model for it")
-            sub.add_argument("--pinned", action="store_true", help="keep it")
-            sub.add_argument("--no-wait", action="store_true", help="return at once")
+            sub.add_argument(
+                "--system", metavar="TEXT", help="read this system prompt instead of a file"
+            )
+            sub.add_argument(
+                "--session", metavar="ID", help="read the conversation with this session id instead"
+            )
+            sub.add_argument("--model", help="the model (default: the default model)")
+            sub.add_argument(
+                "--load", action="store_true", help="load the model if it is not loaded"
+            )
+            sub.add_argument("--pinned", action="store_true", help="never evict it")
+            sub.add_argument("--no-wait", action="store_true", help="do not wait until it is read")
         case "completion":
             sub.add_argument("shell", choices=("bash", "zsh", "tcsh"))
         case "pull":
-            sub.add_argument("repo", metavar="REPO", help="such as mlx-community/Qwen3-4B-4bit")
+            sub.add_argument(
+                "repo",
+                metavar="REPO",
+                help="a Hugging Face repository, such as mlx-community/Qwen3-4B-4bit",
+            )
         case "bench":
             add_bench_arguments(sub)
         case "config":
-            sub.add_argument("action", choices=("show", "check"))
+            sub.add_argument("action", choices=("show", "check"), help=_CONFIG)
         case "history":
             actions = ("show", "restore", "acknowledge")
-            sub.add_argument("action", nargs="?", choices=actions, default="show")
-            sub.add_argument("ids", nargs="*", metavar="ID", help="what to restore")
+            sub.add_argument("action", nargs="?", choices=actions, default="show", help=_HISTORY)
+            sub.add_argument(
+                "ids", nargs="*", metavar="ID", help="for restore: the ids that show lists"
+            )
         case "cold":
-            sub.add_argument("action", choices=("show", "take"))
+            sub.add_argument("action", choices=("show", "take"), help=_COLD)
         case "db":
-            sub.add_argument("action", choices=("check", "upgrade"))
+            sub.add_argument("action", choices=("check", "upgrade"), help=_DB)
         case "service":
-            sub.add_argument("action", choices=("install", "uninstall", "status", "show"))
+            sub.add_argument(
+                "action", choices=("install", "uninstall", "status", "show"), help=_SERVICE
+            )
         case _:
             pass
 
@@ -230,8 +264,11 @@ def _add_settings(sub: argparse.ArgumentParser, *, of_server: bool = False) -> N
     """The flags of all settings. What only asks the server shows no others than where it is."""
     usage = sub.format_usage().removeprefix("usage: ").strip().replace("%", "%%")
     sub.usage = f"{' '.join(usage.split())} [--SETTING VALUE ...]"
-    group = sub.add_argument_group("settings, before those of the file and the environment")
-    group.add_argument("--config", metavar="FILE", help="default: hearth.toml in home")
+    title = "settings (they override environment variables and the file)"
+    group = sub.add_argument_group(title)
+    group.add_argument(
+        "--config", metavar="FILE", help="the configuration file (default: hearth.toml in home)"
+    )
     for name in Settings.__struct_fields__:
         if name not in TABLES:
             flag = "--" + name.replace("_", "-")

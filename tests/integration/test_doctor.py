@@ -65,7 +65,7 @@ hosts = ["10.0.0.1", "10.0.0.2"]
     (home / "hearth.toml").write_text(text)
     _, found = examined(home)
     assert found["Ranks"]["fact"] == (
-        "2 of hearth-tiny over nccl, which is unmeasured; its KV stays in memory: "
+        "2 of hearth-tiny over nccl, which was never measured; its KV cache stays in memory: "
         "they share no disk"
     )
 
