@@ -219,7 +219,8 @@ class _WorkerCollector(Collector):
                 continue  # one process, counted once
             starts.add_metric(model, status.num_starts)
             crashes.add_metric(model, status.num_crashes)
-            for name, number in status.entered:
+            # An alert needs the zero from before the first one.
+            for name, number in {"wedged": 0, **dict(status.entered)}.items():
                 entered.add_metric([*model, name], number)
         yield from (running, waiting, state, starts, crashes, entered)
         yield _swap_seconds(statuses)

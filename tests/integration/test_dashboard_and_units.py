@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
+import msgspec.yaml
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,6 +28,7 @@ EXAMPLES = {
     "darwin": ROOT / "ops" / "launchd" / "dev.hearth.server.plist",
 }
 ALERTS = ROOT / "ops" / "prometheus" / "alerts.yml"
+ALERT_CASES = ROOT / "tests" / "integration" / "alert_cases.yml"
 _USED_LABEL = re.compile(r"\$labels\.(\w+)|{(\w+)=")
 _NAME = re.compile(r"\bhearth_\w+")
 _LABEL = re.compile(r"{{(\w+)}}|by \((\w+)\)")
@@ -98,10 +103,58 @@ def test_the_alerts_watch_what_the_server_shows(shown: dict[str, set[str]]):
     assert len(watched) == 10
 
 
+class _Told(msgspec.Struct, forbid_unknown_fields=True):
+    summary: Annotated[str, msgspec.Meta(min_length=10, max_length=120)]
+    description: Annotated[str, msgspec.Meta(min_length=10)]
+
+
+class _Severity(msgspec.Struct, forbid_unknown_fields=True):
+    severity: Literal["critical", "warning"]
+
+
+class _Rule(msgspec.Struct, forbid_unknown_fields=True, rename={"lasts": "for"}):
+    alert: Annotated[str, msgspec.Meta(pattern="^Hearth[A-Za-z]+$")]
+    expr: Annotated[str, msgspec.Meta(min_length=1)]
+    labels: _Severity
+    annotations: _Told
+    lasts: Annotated[str, msgspec.Meta(pattern="^[1-9][0-9]*(ms|[smhdwy])$")] = "1s"
+
+
+class _Group(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    rules: list[_Rule]
+
+
+class _Alerts(msgspec.Struct, forbid_unknown_fields=True):
+    groups: list[_Group]
+
+
+def test_the_alerts_have_the_form_that_prometheus_reads():
+    [group] = msgspec.yaml.decode(ALERTS.read_bytes(), type=_Alerts).groups
+    assert len({rule.alert for rule in group.rules}) == len(group.rules) == 10
+    for rule in group.rules:
+        for text in (rule.annotations.summary, rule.annotations.description):
+            inside = re.findall(r"{{(.*?)}}", text)
+            assert text.count("{{") == text.count("}}") == len(inside)
+            assert all(re.fullmatch(r" \$(labels\.\w+|value)( \| \w+)? ", one) for one in inside)
+
+
+def test_prometheus_takes_the_alerts_and_they_fire_when_they_should():
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool, which comes with Prometheus, is not installed")
+    for command in (("check", "rules", str(ALERTS)), ("test", "rules", str(ALERT_CASES))):
+        done = subprocess.run([promtool, *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_alerts_are_silent_over_a_server_that_is_well(tmp_path: Path):
     with running(tmp_path, HOME=os.fspath(tmp_path)) as server:
         server.wait_for_the_store()
         assert server.figure("hearth_kv_store_up") == 1
+        text = server.get("/metrics").text
+        assert 'hearth_model_transitions_total{model="hearth-tiny",state="wedged"} 0.0' in text
+        assert 'hearth_worker_crashes_total{model="hearth-tiny"} 0.0' in text
         assert server.figure("hearth_history_degraded") == 0
         assert server.figure("hearth_kv_disk_free_bytes") > 0
         assert server.figure("hearth_kv_disk_floor_bytes") > 0
