@@ -232,10 +232,12 @@ class Gate:
         """
         return self._catalog.want(name or self._catalog.default_name)
 
-    @property
-    def refused(self) -> Mapping[str, Refused]:
-        """The models that cannot be used, and why."""
-        return self._catalog.refused
+    def refused_for(self, scope: Scope) -> Mapping[str, Refused]:
+        """The models that cannot be used, and why; a tenant is not told where things lie."""
+        refused = self._catalog.refused
+        if not tenant_of(scope):
+            return refused
+        return {name: one._replace(reason=one.public_reason) for name, one in refused.items()}
 
     def is_loaded(self, spec: ModelSpec) -> bool:
         """Whether a request need not wait for the model to be loaded."""

@@ -61,6 +61,7 @@ from runtime.errors import (
     WorkerError,
     WorkerWedged,
 )
+from runtime.keys import Caller
 from runtime.types import Failed
 
 log = structlog.stdlib.get_logger("hearth.api")
@@ -316,7 +317,10 @@ class ErrorDesk:
         return openai_error(refusal, record.request_id)
 
     def _on_hearth_error(self, request: AnyRequest, error: HearthError) -> Response[Any]:
-        return self._answer(request, refusal_of(error))
+        refusal = refusal_of(error)
+        if isinstance(error, UnknownModel) and _is_tenants(request.scope):
+            refusal = refusal._replace(message=error.public_message)
+        return self._answer(request, refusal)
 
     def _on_http_exception(self, request: AnyRequest, error: HTTPException) -> Response[Any]:
         if error.status_code >= 500:
@@ -330,6 +334,12 @@ class ErrorDesk:
             f"Something went wrong inside Hearth; its log has the details under id {error_id}."
         )
         return self._answer(request, Refusal(*UNEXPECTED, message, HearthError.code))
+
+
+def _is_tenants(scope: Scope) -> bool:
+    """Whether it came with the key of a tenant, who is not told where things lie."""
+    caller: object = scope["state"].get("caller")
+    return isinstance(caller, Caller) and bool(caller.tenant)
 
 
 def _of_http_exception(request: AnyRequest, error: HTTPException) -> Refusal:

@@ -28,7 +28,7 @@ def list_models(
 ) -> ModelList | ModelPage:
     """Every model that a request can name. With an `anthropic-version` header in pages."""
     if not speaks_anthropic(request.scope):
-        return model_list(gate.status_for(request.scope), gate.refused)
+        return model_list(gate.status_for(request.scope), gate.refused_for(request.scope))
     return model_page([one.spec for one in gate.status()], limit, after_id, before_id)
 
 

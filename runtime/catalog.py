@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,16 +28,22 @@ MODELS_DIR = "models_dir"
 _MAX_NAME_CHARACTERS = 256
 _SHOWN_CHARACTERS = 80
 _REFRESH_INTERVAL_S = 1.0
+_PLACE = re.compile(r"(?<![\w.-])/(?:[^\s/:,;()'\"]+/)*(?=[^\s/])")
+"""What of an absolute path comes before its last part."""
 _REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 _log = structlog.stdlib.get_logger("hearth.catalog")
 
 
 class Refused(NamedTuple):
-    """Why a model cannot be used: the code that requests for it get, and words for people."""
+    """Why a model cannot be used: the code that requests for it get, and words for people.
+
+    `public_reason` names no directory of this machine.
+    """
 
     code: str
     reason: str
+    public_reason: str
 
 
 class Catalog:
@@ -62,6 +68,9 @@ class Catalog:
         self.arrivals = arrivals
         self._models_dir = settings.models_dir or settings.home / "models"
         self._hub_cache = hub_cache or Path(constants.HF_HUB_CACHE)
+        named = (one.path for one in settings.models.values() if one.path is not None)
+        places = {self._models_dir, self._hub_cache, settings.home, *(one.parent for one in named)}
+        self._places = sorted(map(str, places), key=len, reverse=True)
         self._clock = clock
         self._specs: dict[str, ModelSpec] = {}
         self._aliases: dict[str, str] = {}
@@ -110,7 +119,8 @@ class Catalog:
             shown = name if len(name) <= _SHOWN_CHARACTERS else name[: _SHOWN_CHARACTERS - 1] + "…"
             nearest = self._nearest(name[:_MAX_NAME_CHARACTERS])
             kind = ModelRefused if name in self._refused else UnknownModel
-            raise kind(shown, nearest, self._left_out.get(name))
+            reason = self._left_out.get(name)
+            raise kind(shown, nearest, reason, reason and _without(self._places, reason))
         return spec
 
     def want(self, name: str) -> ModelSpec:
@@ -154,8 +164,9 @@ class Catalog:
 
     def _refusal(self, name: str, why: str) -> Refused:
         if (told := self._why_not_here(name)) is not None:
-            return Refused(told.code, told.reason or why)
-        return Refused(ModelRefused.code if name in self._refused else UnknownModel.code, why)
+            return Refused(told.code, told.reason or why, told.public_message)
+        code = ModelRefused.code if name in self._refused else UnknownModel.code
+        return Refused(code, why, _without(self._places, why))
 
     def _why_not_here(self, name: str) -> UnknownModel | None:
         repo = self._to_be_fetched.get(name)
@@ -333,3 +344,10 @@ class Catalog:
         if (name, reason) not in self._warned:
             self._warned.add((name, reason))
             _log.warning("model left out", model=name, reason=reason)
+
+
+def _without(places: Iterable[str], reason: str) -> str:
+    """The reason with the last part of each path, and nothing of where that lies."""
+    for place in places:
+        reason = reason.replace(f"{place}/", "").replace(place, Path(place).name)
+    return _PLACE.sub("", reason)

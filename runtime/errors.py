@@ -77,14 +77,25 @@ class ContextTooLong(RequestRejected):
 
 
 class UnknownModel(RequestRejected):
-    """No such model; `nearest` are the closest names, `reason` why one of that name is no use."""
+    """No such model; `nearest` are the closest names, `reason` why one of that name is no use.
+
+    `public_message` is for those who may not know where things lie on this machine.
+    """
 
     code = "model_not_found"
 
-    def __init__(self, name: str, nearest: tuple[str, ...], reason: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        nearest: tuple[str, ...],
+        reason: str | None = None,
+        public_reason: str | None = None,
+    ) -> None:
         hint = f" Did you mean {', '.join(nearest)}?" if nearest else ""
         what = "does not exist here" if reason is None else f"cannot be used: {reason}"
         super().__init__(f"The model {name!r} {what}.{hint}", "model")
+        public = what if public_reason is None else f"cannot be used: {public_reason}"
+        self.public_message = f"The model {name!r} {public}.{hint}"
         self.nearest = nearest
         self.reason = reason
 
@@ -103,6 +114,7 @@ class ModelDownloading(UnknownModel):
     def __init__(self, name: str, how_far: str, retry_after_s: int) -> None:
         super().__init__(name, (), f"it is being downloaded ({how_far})")
         self.message += f" Try again in {retry_after_s} s."
+        self.public_message = self.message
         self.retry_after_s = retry_after_s
 
 
@@ -112,8 +124,10 @@ class ModelNotDownloaded(UnknownModel):
     code = "download_failed"
 
     def __init__(self, name: str, why: str, retry_after_s: int) -> None:
-        super().__init__(name, (), why.removesuffix("."))
-        self.message += f" It is tried again after {retry_after_s} s."
+        super().__init__(name, (), why.removesuffix("."), "it could not be downloaded")
+        again = f" It is tried again after {retry_after_s} s."
+        self.message += again
+        self.public_message += again
         self.retry_after_s = retry_after_s
 
 

@@ -34,6 +34,7 @@ from runtime.vision_files import (
     can_see,
     image_bytes,
     is_vision,
+    missing_package,
     names_in,
     reads_as_text,
     words_of,
@@ -147,6 +148,9 @@ def read_spec(
         raise BrokenModel(f"{error.filename} cannot be read: {error.strerror}") from error
     may_see = settings.vision and settings.ranks == 1
     is_loaded_to_see = may_see and is_vision(folder, model_type)
+    if is_loaded_to_see and (package := missing_package(model_type)) is not None:
+        what = f"models of type {model_type} need the Python package {package}"
+        raise BrokenModel(f"{what}: install it beside Hearth")
     sees = is_loaded_to_see and model_type not in BLIND_TYPES
     return ModelSpec(
         id=model_id,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
@@ -65,6 +66,9 @@ BLIND_TYPES: Mapping[str, str] = {
 }
 """`model_type`s of upstream that cannot be shown images here, and why."""
 
+_EXTRA_PACKAGES = {"multi_modality": ("cv2", "opencv-python-headless")}
+"""What upstream imports for a `model_type` and is not installed with it: module and package."""
+
 _OTHER_NAMES = {
     "deepseek_v41_text": "deepseek_v41",
     "falcon_mamba": "mamba",
@@ -94,6 +98,14 @@ _MAX_HEADER_BYTES = 128 << 20
 def can_see() -> bool:
     """Whether the optional mlx-vlm is installed."""
     return find_spec("mlx_vlm") is not None
+
+
+def missing_package(
+    model_type: str, find: Callable[[str], ModuleSpec | None] = find_spec
+) -> str | None:
+    """What has to be installed before mlx-vlm can load models of this type, if anything."""
+    module, package = _EXTRA_PACKAGES.get(model_type, (None, None))
+    return package if module is not None and find(module) is None else None
 
 
 def is_vision(folder: ModelFolder, model_type: str) -> bool:

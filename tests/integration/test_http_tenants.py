@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Generator
 from pathlib import Path
@@ -22,6 +23,7 @@ admin_key = "{digest_of(ADMIN)}"
 alice = "{digest_of("alice-key")}"
 bob = "{digest_of("bob-key")}"
 """
+PLACE = re.compile(r"(?<!\w)/\w")
 NO_KEYS = "prewarm_share = 0"
 RESPONSES, AGENTS = "/v1/responses", "/v1/agents"
 
@@ -254,3 +256,28 @@ def test_a_turn_of_one_is_not_put_back_for_another(alice: Tenant, bob: Tenant):
     num_alone = asked(bob, later)["usage"]["prompt_tokens"]
     assert asked(bob, later)["usage"]["prompt_tokens"] == num_alone
     assert bob.chat(new_text(5))["cached_tokens"] < 16
+
+
+def test_only_the_operator_is_told_where_a_model_that_cannot_be_used_lies(tmp_path: Path):
+    home, away = tmp_path / "home", tmp_path / "some where" / "away"
+    broken = home / "models" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "config.json").write_text("{")
+    gone = f'[models.gone]\npath = "{away}"\n[models.far]\nrepo = "org/far"\n'
+    with running(home, config=f"{CONFIG}{gone}") as server:
+        alice, admin = Tenant(server, "alice"), Tenant(server, "admin")
+        for name, what in (("broken", "config.json"), ("gone", "away"), ("far", "org/far")):
+            told = [one.ask("GET", "/v1/models")["refused"] for one in (alice, admin)]
+            hers, his = (next(one for one in some if one["id"] == name) for some in told)
+            assert what in hers["reason"]
+            assert PLACE.search(his["reason"])
+            refused = [
+                one.ask("POST", CHAT, body_of(model=name, messages=[]), status=404)
+                for one in (alice, admin)
+            ]
+            her, him = (one["error"]["message"] for one in refused)
+            assert what in her
+            assert PLACE.search(him)
+            for text in (hers["reason"], her):
+                assert not PLACE.search(text)
+                assert not [part for part in ("some where", tmp_path.name, "home/") if part in text]

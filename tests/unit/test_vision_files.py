@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from runtime.errors import InvalidRequest
 from runtime.model_files import read_spec
 from runtime.settings import ModelSettings, Settings
 from runtime.types import Image, Message, ModelSpec
-from runtime.vision_files import BLIND_TYPES
+from runtime.vision_files import BLIND_TYPES, missing_package
 from tests.model_folders import make_model
 
 pytest.importorskip("mlx_vlm")
@@ -132,3 +133,9 @@ def test_encoding_an_image_is_reserved_for_where_it_needs_more_than_a_prefill(tm
     blind = placement.Profile(weights_bytes=profile.weights_bytes, context=profile.context)
     more = placement.reservation(profile) - placement.reservation(blind)
     assert more == spec.image_bytes - profile.weights_bytes // 2
+
+
+def test_a_type_that_needs_another_package_is_told_apart():
+    assert missing_package("multi_modality", lambda _: None) == "opencv-python-headless"
+    assert missing_package("multi_modality", lambda _: ModuleSpec("cv2", None)) is None
+    assert missing_package("qwen2_vl", lambda _: None) is None
