@@ -15,7 +15,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
-from api import admin, crashes, health, history_desk, model_admin
+from api import admin, crashes, explain, health, history_desk, model_admin
 from api import prewarm as prewarming
 from api.agents import handlers as agent_handlers
 from api.agents.janitor import Janitor
@@ -81,6 +81,7 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
     "admin": (
         *admin.HANDLERS,
         *crashes.HANDLERS,
+        *explain.HANDLERS,
         *history_desk.HANDLERS,
         *model_admin.HANDLERS,
         *dashboard_handlers.HANDLERS,

@@ -117,7 +117,7 @@ async def announce(
         return _answer(await _bring(gate, agent.session, gate.spec(options.model or agent.model)))
     spec, fields = gate.spec(options.model), spoken(fields)
     if fields.keys() & {"input", "previous_response_id"}:
-        generate = await _of_response(fields, spec, gate.settings, caller, responses)
+        generate = await response_of(fields, spec, gate.settings, caller, responses)
     elif not fields.keys() & _PROMPT_FIELDS:
         if options.session_id is None:
             refuse(
@@ -201,6 +201,12 @@ def shape_of(fields: Mapping[str, msgspec.Raw]) -> Shape:
         return "responses"
     tools = bytes(fields.get("tools", b""))
     return "messages" if "system" in fields or _ANTHROPIC_TOOL in tools else "chat"
+
+
+def named_model(fields: Fields) -> str | None:
+    """The model that a body names. Raises InvalidRequest."""
+    raw = fields.get("model", msgspec.Raw(b"null"))
+    return decoded_at(raw, str, "model") if bytes(raw) != b"null" else None
 
 
 def prompt_of(
@@ -387,9 +393,10 @@ def _decoded(fields: Fields, kind: type[T]) -> T:
     return decoded(msgspec.json.encode(fields), kind)
 
 
-async def _of_response(
+async def response_of(
     fields: Fields, spec: ModelSpec, settings: Settings, caller: Caller, desk: ResponseDesk
 ) -> GenerateRequest:
+    """A request of OpenAI's Responses, with what went before it. Raises HearthError."""
     data = _decoded(fields, ResponseRequest)
     check(data)
     new = await desk.archive.resolved(items_of(data), caller.tenant)

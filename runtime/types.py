@@ -191,7 +191,8 @@ class GenerateRequest(Struct, frozen=True):
     """What every protocol asks of the engine. `deadline_s` counts from the submission.
 
     `count` only counts the prompt's tokens, `prefill` only computes its KV; both finish without
-    an answer. `tokenize` is answered by `Tokens`, `detokenize` by text, `embed` by `Embedding`.
+    an answer. `tokenize` is answered by `Tokens`, `detokenize` by text, `embed` by `Embedding`,
+    `explain` by `Explained`.
     `max_prompt_tokens` is narrower than the model's context. With `scores_prompt` the prompt comes
     back as `PromptLogprobs`, each token with `top_logprobs` alternatives; its KV is computed anew.
     `client` is the family of the program that asks, as its headers tell it, and `keep_alive_s` how
@@ -343,6 +344,26 @@ class Tokens(Struct, frozen=True, tag="k", array_like=True):
     token_ids: tuple[int, ...]
 
 
+class PromptPart(Struct, frozen=True, array_like=True):
+    """A piece of a prompt as the model reads it, what it is made of, and the rules that touched it.
+
+    A source is a place in the request: `messages[2] (user)`, `tools`.
+    """
+
+    sources: tuple[str, ...]
+    text: str
+    num_tokens: int
+    rules: tuple[str, ...] = ()
+
+
+class Explained(Struct, frozen=True, tag="w", array_like=True):
+    """A prompt as the model reads it, piece by piece, and its tokens."""
+
+    index: int
+    parts: tuple[PromptPart, ...]
+    token_ids: tuple[int, ...]
+
+
 class Embedding(Struct, frozen=True, tag="e", array_like=True):
     """What stands for the whole prompt: little-endian float32 values."""
 
@@ -364,6 +385,7 @@ Chunk = (
     | ReasoningDelta
     | ToolCallDelta
     | Tokens
+    | Explained
     | Embedding
     | Finished
     | Failed

@@ -7,7 +7,7 @@ from typing import Literal
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 Priority = Literal["interactive", "default", "background"]
-Work = Literal["generate", "count", "prefill", "tokenize", "detokenize", "embed"]
+Work = Literal["generate", "count", "prefill", "tokenize", "detokenize", "embed", "explain"]
 CacheMode = Literal["full", "prefix", "off"]
 CacheTier = Literal["none", "hot", "warm", "cold"]
 MissReason = Literal[

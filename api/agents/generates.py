@@ -32,14 +32,16 @@ PINNED_TTL_S = 366 * 86_400.0
 
 
 class Wish(NamedTuple):
-    """A generate as it was asked for. `submit` hands the finished request to the engine."""
+    """A generate as it was asked for. `submit` hands the finished request to the engine; what is
+    only planned has none.
+    """
 
     request_id: str
     sent: Sent
     expected_turn: int | None
     has_messages: bool
     caller: Caller
-    submit: Callable[[GenerateRequest], Answer]
+    submit: Callable[[GenerateRequest], Answer] | None = None
 
 
 class Generates:
@@ -57,12 +59,14 @@ class Generates:
         Raises:
             Overloaded: too many wait for this agent.
         """
+        assert wish.submit is not None
         if self._lanes.is_full(agent_id):
             raise Overloaded("Too many requests wait for this agent.")
-        steps = Steps(lambda: self._plan(agent_id, wish), wish.submit, self._keep)
+        steps = Steps(lambda: self.plan(agent_id, wish), wish.submit, self._keep)
         return AgentTurn(self._lanes, agent_id, steps, self._settings.request_deadline_s)
 
-    async def _plan(self, agent_id: str, wish: Wish) -> Plan:
+    async def plan(self, agent_id: str, wish: Wish) -> Plan:
+        """What the engine is asked. Raises UnknownAgent and what `chat_to_generate` does."""
         found = await self._book.read(lambda c: _found(c, agent_id, has_last=not wish.has_messages))
         if found is None:
             raise self._book.unknown(agent_id)

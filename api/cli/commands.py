@@ -51,6 +51,7 @@ COMMANDS = (
     ),
     Command("restart", "unload a model and load it again", "api.cli.models:change", has_model=True),
     Command("prewarm", "read a prompt before it is needed", "api.cli.warm:prewarm"),
+    Command("prompt", "show a prompt as the model reads it", "api.cli.explain:prompt"),
     Command("chat", "chat with a model; shows what each turn reused", "api.cli.talk:chat"),
     Command("cache", "list, check and delete cached conversations", "api.cache_cli:run"),
     Command("cold", "see which home owns the cold store; take it over", "api.cli.cold:cold"),
@@ -71,7 +72,9 @@ COMMANDS = (
     Command("version", "print the version", "api.cli.local:version"),
 )
 WITHOUT_SETTINGS = frozenset({"bench", "pull", "key", "completion", "version"})
-_ASKING = frozenset("status ps top models load unload pin unpin restart prewarm chat".split())
+_ASKING = frozenset(
+    "status ps top models load unload pin unpin restart prewarm prompt chat".split()
+)
 """They speak to a server, and need to know no more than where it is."""
 
 _CONFIG = "show: print the settings in force; check: would a server start with them?"

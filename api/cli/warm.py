@@ -60,7 +60,7 @@ def _body(arguments: argparse.Namespace) -> dict[str, object]:
         raise Misused("Say what to warm: a FILE, --system TEXT, or --session ID.")
     body: dict[str, object] = {}
     if arguments.file is not None:
-        body = _read(arguments.file)
+        body = read_body(arguments.file)
     elif arguments.system is not None:
         body = {"messages": [{"role": "system", "content": arguments.system}]}
     else:
@@ -69,9 +69,10 @@ def _body(arguments: argparse.Namespace) -> dict[str, object]:
     return body | {name: value for name, value in options.items() if value}
 
 
-def _read(file: Path) -> dict[str, object]:
+def read_body(file: Path | str) -> dict[str, object]:
+    """The body of a request, from a file or with `-` from stdin. Raises HearthError."""
     try:
-        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        content = sys.stdin.buffer.read() if str(file) == "-" else Path(file).read_bytes()
         return msgspec.json.decode(content, type=dict[str, object])
     except OSError as error:
         raise HearthError(f"{file} cannot be read: {error.strerror}.") from error

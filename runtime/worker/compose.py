@@ -25,7 +25,7 @@ from runtime.prompt.healing import (
     thinned,
     worth_marking,
 )
-from runtime.prompt.rewriting import Step, rewrite
+from runtime.prompt.rewriting import Part, Step, rewrite
 from runtime.prompt.rules import rules_for
 from runtime.prompt.seal import Seal
 from runtime.prompt.stabilise import telemetry_steps
@@ -60,13 +60,36 @@ class HealingCounts(Protocol):
     num_healed_turns: int
 
 
+class Asked(NamedTuple):
+    """A request, stabilised and arranged, with the digests of its conversation.
+
+    `sent` are its messages as they came, of which `parts` says what each is made of.
+    `begun_link` is the digest of the conversation with the beginning of the answer, if it has one.
+    `media` are its pictures by their digests.
+    """
+
+    prompt: ChatPrompt
+    sent: tuple[Message, ...]
+    parts: tuple[Part, ...]
+    links: list[bytes]
+    changes: tuple[PromptChange, ...]
+    asker: Asker
+    beginning: Beginning | None = None
+    begun_link: bytes = b""
+    media: Mapping[bytes, Medium] = {}
+
+    def pictures(self, messages: Sequence[Message]) -> list[Medium]:
+        """Those of some messages, in their order."""
+        return [self.media[image.data] for message in messages for image in message.images]
+
+
 class Composed(NamedTuple):
     """A prompt's tokens, with identity ids for the pictures at `media`.
 
     Tools and system prompt end at `prefix_end`. `boundaries` are worth a checkpoint, those of
     `passing` in memory only; what is before a position of `keeps` is worth so many seconds.
     `lineage` is None when the answer is not to be recognised. `beginning` is what the answer has
-    said already.
+    said already, `asked` what it was composed of.
     """
 
     token_ids: list[int]
@@ -78,26 +101,7 @@ class Composed(NamedTuple):
     lineage: Lineage | None = None
     beginning: Beginning | None = None
     media: tuple[MediaSpan, ...] = ()
-
-
-class _Asked(NamedTuple):
-    """A request, stabilised and arranged, with the digests of its conversation.
-
-    `begun_link` is that of the conversation with the beginning of the answer, if it has one.
-    `media` are its pictures by their digests.
-    """
-
-    prompt: ChatPrompt
-    links: list[bytes]
-    changes: tuple[PromptChange, ...]
-    asker: Asker
-    beginning: Beginning | None = None
-    begun_link: bytes = b""
-    media: Mapping[bytes, Medium] = {}
-
-    def pictures(self, messages: Sequence[Message]) -> list[Medium]:
-        """Those of some messages, in their order."""
-        return [self.media[image.data] for message in messages for image in message.images]
+    asked: Asked | None = None
 
 
 @dataclass(slots=True)
@@ -136,9 +140,9 @@ class Composer:
         """
         asked = self._asked(request, prompt)._replace(media=media or {})
         composed = self._composed(asked, request)
-        return composed._replace(beginning=asked.beginning)
+        return composed._replace(beginning=asked.beginning, asked=asked)
 
-    def _composed(self, asked: _Asked, request: GenerateRequest) -> Composed:
+    def _composed(self, asked: Asked, request: GenerateRequest) -> Composed:
         if asked.begun_link and (resumed := self._resumed(asked)) is not None:
             return resumed
         if (found := self._known(asked)) is not None:
@@ -150,7 +154,7 @@ class Composer:
         lineage = self._lineage(asked, fresh) if asked.links else None
         return fresh._replace(changes=(*asked.changes, *fresh.changes), lineage=lineage)
 
-    def _asked(self, request: GenerateRequest, prompt: ChatPrompt) -> _Asked:
+    def _asked(self, request: GenerateRequest, prompt: ChatPrompt) -> Asked:
         rewritten = rewrite(prompt.messages, self._steps(request, prompt))
         changes = rewritten.changes
         arranged = msgspec.structs.replace(prompt, messages=rewritten.messages)
@@ -160,7 +164,8 @@ class Composer:
         is_kept = HEALED not in self.rules_off  # whatever is kept of KV: the same tokens are read
         links = self._links(arranged, request.cache.tenant) if is_kept else []
         asker = Asker(request.model, request.cache.session_id)
-        asked = _Asked(arranged, links, changes, asker, beginning)
+        sent, parts = prompt.messages, rewritten.parts
+        asked = Asked(arranged, sent, parts, links, changes, asker, beginning)
         if links and beginning is not None:
             return asked._replace(begun_link=advance(links[-1], answer(beginning.text)))
         return asked
@@ -197,7 +202,7 @@ class Composer:
         small = msgspec.structs.replace(prompt, messages=messages)
         return self.template.render(small, opens_answer=False)
 
-    def _lineage(self, asked: _Asked, composed: Composed, known: Known | None = None) -> Lineage:
+    def _lineage(self, asked: Asked, composed: Composed, known: Known | None = None) -> Lineage:
         start = len(known.token_ids) if known is not None else 0
         return Lineage(
             key=asked.links[-1],
@@ -211,7 +216,7 @@ class Composer:
 
     # With turns of ours
 
-    def _known(self, asked: _Asked) -> tuple[int, Known] | None:
+    def _known(self, asked: Asked) -> tuple[int, Known] | None:
         """The last message that is a turn of ours, and all tokens up to its end.
 
         Whoever gives other thoughts back than the model had wants them to be read.
@@ -227,7 +232,7 @@ class Composer:
             links = links[: max(edited for edited in edits if edited is not None)]
         return None
 
-    def _resumed(self, asked: _Asked) -> Composed | None:
+    def _resumed(self, asked: Asked) -> Composed | None:
         """The very tokens of an answer that was cut off and is to go on, where they are known."""
         found = self.turns.find([asked.begun_link], _talk(asked))
         answers = found[1] if found is not None else []
@@ -244,21 +249,21 @@ class Composer:
         changes = self.template.write(asked.prompt).changes
         return self._counted(asked, cut._replace(media=media, changes=changes), known)
 
-    def _healed(self, asked: _Asked, number: int, known: Known) -> Composed | None:
+    def _healed(self, asked: Asked, number: int, known: Known) -> Composed | None:
         """The known tokens, and those of what follows message `number`; None when in doubt."""
         if any(SENTINEL in message.text for message in asked.prompt.messages):
             return None
         composed = self._continued(asked, number, known)
         return None if composed is None else self._counted(asked, composed, known)
 
-    def _counted(self, asked: _Asked, composed: Composed, known: Known) -> Composed:
+    def _counted(self, asked: Asked, composed: Composed, known: Known) -> Composed:
         self.counts.num_healed_turns += known.num_turns
         change = PromptChange(rule=HEALED, num_places=known.num_turns)
         lineage = self._lineage(asked, composed, known)
         changes = (*asked.changes, *composed.changes, change)
         return composed._replace(changes=changes, lineage=lineage)
 
-    def _continued(self, asked: _Asked, number: int, known: Known) -> Composed | None:
+    def _continued(self, asked: Asked, number: int, known: Known) -> Composed | None:
         is_ended = known.token_ids[-1] in self.eos_token_ids
         for end_id in known.token_ids[-1:] if is_ended else sorted(self.eos_token_ids):
             seam, _ = self.template.token_text(end_id)
@@ -272,7 +277,7 @@ class Composer:
         return None
 
     def _joined(
-        self, asked: _Asked, spliced: Spliced, seam: str, end_id: int, known: Known
+        self, asked: Asked, spliced: Spliced, seam: str, end_id: int, known: Known
     ) -> Composed | None:
         """The known tokens, the end marker, and the rest of the text."""
         # The marker is tokenized with what follows it, as some tokens swallow blanks beside them.
@@ -307,7 +312,7 @@ class Composer:
 
     # Without
 
-    def _fresh(self, asked: _Asked, *, has_head: bool) -> Composed:
+    def _fresh(self, asked: Asked, *, has_head: bool) -> Composed:
         prompt = asked.prompt
         written = self.template.write(prompt)
         text = gone_on(written.text, asked.beginning, self.dialect)
@@ -368,7 +373,7 @@ class Composer:
         return Composed(token_ids, prefix_end, boundaries, passing, tuple(sorted(keeps)))
 
 
-def _talk(asked: _Asked) -> Talk:
+def _talk(asked: Asked) -> Talk:
     """By the session's id, or else by how the conversation began, up to the first answer."""
     if asked.asker.session_id is not None:
         return Talk(asked.asker)
@@ -377,7 +382,7 @@ def _talk(asked: _Asked) -> Talk:
     return Talk(asked.asker, asked.links[max(first - 1, 0)])
 
 
-def _edited(asked: _Asked, known: Known) -> int | None:
+def _edited(asked: Asked, known: Known) -> int | None:
     """The first message whose thoughts its client gives in other words than they were had."""
     for number, link in enumerate(asked.links):
         given = thoughts_of(asked.prompt.messages[number]) if link in known.thoughts else None

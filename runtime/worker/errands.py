@@ -20,7 +20,7 @@ from runtime.worker.sequence import SequenceGroup
 from runtime.worker.taint import raise_if_tainted
 from runtime.worker.template import Template
 
-ERRANDS = frozenset({"count", "tokenize", "detokenize", "embed"})
+ERRANDS = frozenset({"count", "tokenize", "detokenize", "embed", "explain"})
 _SLICE = 512
 
 
@@ -74,6 +74,8 @@ class Errands:
                 return [Tokens(index=0, token_ids=tuple(group.token_ids))]
             case "detokenize":
                 return [TextDelta(index=0, text=self._template.text_of(group.token_ids))]
+            case "explain":
+                return [group.explained] if group.explained is not None else []
             case "embed":
                 return [Embedding(index=0, values=self._embed(group.token_ids))]
             case _:

@@ -20,6 +20,7 @@ from runtime.worker.compose import Composed, Composer
 from runtime.worker.constraint import Constrainer, Demands, budget_of
 from runtime.worker.dialects.tools import RequestTools
 from runtime.worker.echo import Echo
+from runtime.worker.explain import explain
 from runtime.worker.output import Dialect, OutputParser, ReasoningBlock
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.turns import Answer
@@ -75,6 +76,7 @@ class Intake:
                 is_whole=self.is_whole,
             ),
             echo=self._echo(request, token_ids),
+            explained=explain(self.composer, composed) if request.work == "explain" else None,
         )
         group.sequences = [self._sequence(group, i, composed) for i in range(request.num_choices)]
         for sequence in group.sequences:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.kv.trail import Trail
-from runtime.types import Chunk, GenerateRequest, PromptChange, Usage
+from runtime.types import Chunk, Explained, GenerateRequest, PromptChange, Usage
 from runtime.worker.album import Album
 from runtime.worker.echo import Echo
 
@@ -115,6 +115,7 @@ class SequenceGroup:
     """What pictures of the next slice took up to now."""
     decode_started_s: float = 0.0
     echo: Echo | None = None
+    explained: Explained | None = None
 
     @property
     def num_prefill_tokens(self) -> int:

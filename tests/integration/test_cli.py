@@ -212,6 +212,41 @@ def test_a_prompt_is_warm_when_the_command_returns(server: RunningServer, tmp_pa
     assert "Say what to warm" in hearth(server.home, server.port, "prewarm").stderr
 
 
+def test_a_prompt_is_shown_as_the_model_reads_it(server: RunningServer, tmp_path: Path):
+    late = {"role": "system", "content": "Late."}
+    asked = [{"role": "user", "content": "Hi"}, late, {"role": "user", "content": "kettle"}]
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    bodies = {
+        "chat": {"messages": [{"role": "system", "content": "Be brief."}, *asked], "tools": [tool]},
+        "messages": {"system": "Be brief.", "max_tokens": 9, "messages": asked},
+        "responses": {"instructions": "Be brief.", "input": asked},
+    }
+    for name, body in bodies.items():
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps({"model": "hearth-tiny"} | body))
+        found = as_json(server, "prompt", "explain", str(file))
+        assert sum(part["num_tokens"] for part in found["parts"]) == len(found["tokens"])
+        says = {source: part["text"] for part in found["parts"] for source in part["sources"]}
+        assert "Be brief." in says["messages[0] (system)"]
+        assert "kettle" in says["messages[3] (user)"]
+        told = {rule for part in found["parts"] for rule in part["rules"]}
+        assert told <= {one["rule"] for one in found["rewrites"]}
+        asked_for = found["tokens"]
+        detokenized = server.post("/detokenize", {"tokens": asked_for}).json()["prompt"]
+        assert detokenized == "".join(part["text"] for part in found["parts"])
+    other = tmp_path / "other.json"
+    asked[0]["content"] = "Hello"
+    other.write_text(json.dumps(bodies["chat"]))
+    parting = as_json(server, "prompt", "explain", str(tmp_path / "chat.json"), str(other))
+    assert (parting["part"], parting["other_part"]) == ("messages[1] (user)",) * 2
+    assert (parting["text"], parting["other_text"]) == ("Hi", "Hello") or "Hi" in parting["text"]
+    same = hearth(server.home, server.port, "prompt", "explain", str(other), str(other))
+    assert same.stdout.startswith("They are the same")
+    shown = hearth(server.home, server.port, "prompt", "explain", "-", stdin=other.read_text())
+    assert "── messages[1] (user)" in shown.stdout
+    assert "kettle" not in server.stderr
+
+
 NEED_A_SERVER = [
     ("status",),
     ("ps",),

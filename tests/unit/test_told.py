@@ -19,6 +19,7 @@ from runtime.prompt.arrange import Abilities, arranging_steps
 from runtime.prompt.rewriting import Made, Step, rewrite
 from runtime.prompt.seal import Seal, sealed
 from runtime.types import Message, Tool, ToolCall
+from runtime.worker.explain import explain
 from runtime.worker.template import inner_tokenizer
 from runtime.worker.turns import TurnStore
 from tests.templates import TEMPLATES, template_of
@@ -165,6 +166,40 @@ def test_a_step_cannot_change_a_message_and_keep_silent(
     assert bool(rewritten.changes) or list(rewritten.messages) == given_
     for part in rewritten.parts:
         assert part.rules or part.message == given_[part.sources[0]]
+
+
+@given(
+    name=st.sampled_from(["chatml", "qwen3", "role_ends"]),
+    messages=st.lists(MESSAGES, min_size=1, max_size=5),
+    tools=st.sampled_from([(), (LOOK,), (LOOK, FETCH)]),
+    client=st.sampled_from(["", "claude-code"]),
+    says=st.sampled_from([("a", "a"), ("<think>\nhm\n</think>\n\na ", "a ")]),
+)
+def test_an_explained_prompt_is_all_that_the_model_reads(
+    name: str,
+    messages: list[Message],
+    tools: tuple[Tool, ...],
+    client: str,
+    says: tuple[str, str],
+):
+    """Also where its beginning was generated; every piece names what it is made of."""
+    talk = Talk(template(name), TurnStore(), needs_state=False)
+    sent = messages
+    for _ in range(2):
+        try:
+            composed = talk.compose(*sent, tools=tools, client=client)
+        except InvalidRequest:
+            return
+        found = explain(talk.composer, composed)
+        assert list(found.token_ids) == composed.token_ids
+        assert sum(part.num_tokens for part in found.parts) == len(composed.token_ids)
+        assert "".join(part.text for part in found.parts) == talk.text_of(composed.token_ids)
+        assert all(part.sources for part in found.parts)
+        rules = {rule for part in found.parts for rule in part.rules}
+        assert rules <= {change.rule for change in composed.changes}
+        raw, text = says
+        talk.says(composed, raw + END, text)
+        sent = [*sent, Message(role="assistant", text=text), Message(role="user", text="b")]
 
 
 def told(messages: list[Message], abilities: Abilities) -> dict[str, int]:
