@@ -89,6 +89,7 @@ _SERVICE = (
     "status: is it running?; show: print what install writes"
 )
 
+_A_BODY = "file with the JSON body of a request, of any API; - is stdin"
 _WHERE = frozenset({"home", "host", "port"})
 EXIT_CODES = """\
 exit codes:
@@ -219,8 +220,7 @@ def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
                 "message", nargs="*", help="a message (default: what you type, line by line)"
             )
         case "prewarm":
-            help_text = "file with the JSON body of a request; - is stdin"
-            sub.add_argument("file", nargs="?", type=Path, help=help_text)
+            sub.add_argument("file", nargs="?", type=Path, help=_A_BODY)
             sub.add_argument(
                 "--system", metavar="TEXT", help="read this system prompt instead of a file"
             )
@@ -233,6 +233,8 @@ def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
             )
             sub.add_argument("--pinned", action="store_true", help="never evict it")
             sub.add_argument("--no-wait", action="store_true", help="do not wait until it is read")
+        case "prompt":
+            _add_prompt(sub)
         case "completion":
             sub.add_argument("shell", choices=("bash", "zsh", "tcsh"))
         case "pull":
@@ -261,6 +263,16 @@ def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
             )
         case _:
             pass
+
+
+def _add_prompt(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("action", choices=("explain",))
+    sub.add_argument("file", help=_A_BODY)
+    sub.add_argument("other", nargs="?", help="second request: show where the two differ")
+    sub.add_argument("--model", help="the model (default: what the file names)")
+    sub.add_argument("--client", help="read it as from this client, such as claude-code")
+    sub.add_argument("--agent", metavar="ID", help="the body is a request to this agent")
+    sub.add_argument("--tenant", metavar="NAME", help="read it as with this tenant's key")
 
 
 def _add_settings(sub: argparse.ArgumentParser, *, of_server: bool = False) -> None:
