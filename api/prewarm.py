@@ -49,6 +49,8 @@ _ANTHROPIC_TOOL = b'"input_schema"'
 _PROMPT_FIELDS = frozenset({"messages", "system", "tools", "instructions", "input"})
 _WHOLE = frozenset({"messages", "input", "instructions", "previous_response_id"})
 _FILE_NAME = re.compile(r"(?:~|\.\.?)?/\S*|\S+\.[A-Za-z0-9]{1,8}")
+_MOST_TOKEN_BYTES = 6
+"""Of text, in a token: most prompts have more tokens than this says; they are counted later."""
 _STATES: dict[State, str] = {
     "waiting": "It is warmed when its model is loaded and nothing else is to be done.",
     "queued": "It is warmed when nothing else is to be done.",
@@ -132,6 +134,10 @@ async def announce(
     generate = msgspec.structs.replace(generate, cache=cache)
     generate = narrowed(generate, bounds_of(request.scope).limits)
     check_size(generate)
+    if options.pinned:
+        num_tokens = len(await request.body()) // _MOST_TOKEN_BYTES
+        least_bytes = num_tokens * (spec.kv_bytes_per_token or 0)
+        await prewarm.check_pins(caller.tenant, least_bytes)
     return _answer(view_of(prewarm.ask(generate, loads=bool(options.load))))
 
 
@@ -165,7 +171,7 @@ def view_of(warming: Warming) -> PrewarmView:
         model=warming.model,
         status=warming.state,
         message=_STATES[warming.state],
-        pinned=warming.request.cache.pin is not None,
+        pinned=warming.is_pinned,
         prompt_tokens=warming.num_tokens,
         cached_tokens=warming.num_cached_tokens,
         tier=warming.tier,

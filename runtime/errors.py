@@ -352,6 +352,21 @@ class MemoryShort(Overloaded):
         )
 
 
+class PinsFull(RequestRejected):
+    """A tenant has pinned, or would have, more than its share of the disk; sizes in bytes."""
+
+    code = "pins_full"
+
+    def __init__(self, num_bytes: int, most_bytes: int) -> None:
+        super().__init__(
+            f"What this key pinned would take {num_bytes / 1e6:.1f} MB of disk, and it may pin "
+            f"{most_bytes / 1e6:.1f} MB (pinned_max_bytes, or its part of cache_max_bytes). Leave "
+            "out pinned, or take a pin back (DELETE /v1/prewarm/ID).",
+            "pinned",
+        )
+        self.num_bytes, self.most_bytes = num_bytes, most_bytes
+
+
 class NeedsTooMuchMemory(RequestRejected):
     """The KV of the request can never fit into the memory that models may use; sizes in bytes."""
 

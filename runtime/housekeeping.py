@@ -15,11 +15,12 @@ import msgspec
 import structlog
 
 from runtime import kv_sizes
+from runtime.keys import owner, plain
 from runtime.kv.eviction import choose
 from runtime.open_store import INDEX, Demoted, Gone, Merged, OpenStore
 from runtime.settings import Settings
 from runtime.types import MissReason
-from store import sightings, turns, upkeep
+from store import pins, sightings, turns, upkeep
 from store.conversations import Conversations
 from store.disk import disk_bytes
 from store.errors import SlotDamaged, SlotMissing, StoreError
@@ -32,6 +33,12 @@ News = Gone | Demoted | Merged
 
 LOW_WATER = 0.9
 """What is left of the cap after an eviction, so that not every write causes one."""
+
+PINNED_SHARE = 0.5
+"""Of the cap at most so much may be pinned by clients, by all tenants together."""
+
+ASKED = "prewarm-"
+"""What the pins that clients asked for are called, after their tenant."""
 
 FREED_WHEN_FULL = 0.1
 SCRUB_PERIOD_S = 7 * 86_400.0
@@ -49,10 +56,18 @@ class Limits(NamedTuple):
     cache_max_bytes: int | None
     cold_max_bytes: int
     cold_ttl_s: float
+    pinned_max_bytes: int | None = None
+    num_tenants: int = 1
 
     @staticmethod
     def of(settings: Settings) -> Limits:
-        return Limits(settings.cache_max_bytes, settings.cold_max_bytes, settings.cold_ttl_s)
+        return Limits(
+            settings.cache_max_bytes,
+            settings.cold_max_bytes,
+            settings.cold_ttl_s,
+            settings.pinned_max_bytes,
+            max(len(settings.api_keys), 1),
+        )
 
 
 class Usage(NamedTuple):
@@ -118,14 +133,47 @@ def cap_of(store: OpenStore, limits: Limits) -> int:
     return limits.cache_max_bytes or kv_sizes.cache_budget(room.free_bytes, used_bytes)
 
 
+def most_pinned(store: OpenStore, limits: Limits) -> int:
+    """How many bytes each tenant may pin. Raises StoreError."""
+    share = int(cap_of(store, limits) * PINNED_SHARE) // limits.num_tenants
+    return min(limits.pinned_max_bytes or share, share)
+
+
+def pinned_by(store: OpenStore, tenant: str) -> list[str]:
+    """The sources of what clients of a tenant pinned, the oldest first. Raises StoreError."""
+    found = {one.source for one in store.index.pins() if owner(one.source) == tenant}
+    return sorted(one for one in found if plain(one).startswith(ASKED))
+
+
+def pinned_bytes(store: OpenStore, sources: Sequence[str]) -> int:
+    """What these sources keep on disk. Raises StoreError."""
+    return store.database.read(lambda c: pins.used_bytes(c, sources))
+
+
+def keep_to_pins(store: OpenStore, limits: Limits) -> None:
+    """Take the latest pins of a tenant back until what it pinned is within its share."""
+    for tenant in {owner(one.source) for one in store.index.pins()}:
+        sources, most_bytes = pinned_by(store, tenant), most_pinned(store, limits)
+        while sources and pinned_bytes(store, sources) > most_bytes:
+            source = sources.pop()
+            store.database.submit(lambda c, source=source: pins.drop(c, source)).result()
+            _log.warning("pin taken back", pin=source, most_bytes=most_bytes)
+
+
 def keep_within_caps(store: OpenStore, limits: Limits) -> Iterator[News]:
-    """Evict from both tiers what is worth least until the caps and the free-space floor hold."""
+    """Evict from both tiers what is worth least until the caps and the free-space floor hold.
+
+    What is pinned goes only when everything else has gone.
+    """
+    keep_to_pins(store, limits)
     usage = usage_of(store)
     room = upkeep.disk_room(store.root)
     cap_bytes = limits.cache_max_bytes or kv_sizes.cache_budget(room.free_bytes, usage.fast_bytes)
     excess = excess_bytes(usage.fast_bytes, cap_bytes, room)
     if excess:
         yield from _evict_warm(store, excess, limits)
+        if (over := usage_of(store).fast_bytes - cap_bytes) > 0:
+            yield from _evict_warm(store, over, limits, with_pinned=True)
     if store.cold is not None and _cold_room(store, limits) < 0:
         yield from _evict_cold(store, limits)
 
@@ -212,9 +260,11 @@ def _drop_old_turns(store: OpenStore) -> None:
             turns.drop_folder(one)
 
 
-def _evict_warm(store: OpenStore, excess: int, limits: Limits) -> Iterator[News]:
+def _evict_warm(
+    store: OpenStore, excess: int, limits: Limits, *, with_pinned: bool = False
+) -> Iterator[News]:
     tiers = dict(store.index.places())
-    candidates = store.index.candidates()
+    candidates = store.index.candidates(with_pinned=with_pinned)
     if store.cold is None:
         yield from _dropped(store, _chosen(store, candidates, excess), "cap", "evicted")
         return

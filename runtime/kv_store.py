@@ -74,7 +74,7 @@ class KvStore:
         self._settings = settings
         self._life = StoreLife(settings, self, opener)
         self._channels: set[KvChannel] = set()
-        self.memory = WorkerMemory(self._life, self._channels)
+        self.memory = WorkerMemory(self._life, self._channels, Limits.of(settings))
         self._retired: dict[str, KvCounts] = {}
         self._disk = DiskFigures()
         self.publisher = Publisher(self._life, self._channels, self._on_published)

@@ -58,6 +58,7 @@ class Warming(msgspec.Struct, eq=False):
     tier: CacheTier | None = None
     elapsed_ms: float | None = None
     error: str | None = None
+    is_pinned: bool = False
     name: str | None = None
     """The prefix it is, if it was learned."""
 
@@ -149,7 +150,15 @@ class Prewarm:
 
     def find(self, warming_id: str) -> Warming | None:
         """One that was asked for lately."""
-        return self._known.get(warming_id)
+        warming = self._known.get(warming_id)
+        refusal = self._kv.memory.refused_pins.get(warming_id)
+        if warming is not None and refusal is not None:
+            warming.error, warming.is_pinned = refusal.message, False
+        return warming
+
+    async def check_pins(self, tenant: str, num_bytes: int) -> None:
+        """See that a tenant may pin so much more. Raises PinsFull."""
+        await self._kv.memory.check_pins(tenant, num_bytes)
 
     async def cancel(self, warming_id: str) -> bool:
         """Warm it no more and take its pin back; False when nothing is known of it."""
@@ -260,6 +269,7 @@ class Prewarm:
             request, request_id=number, work="prefill", priority="background", cache=cache
         )
         warming = Warming(number, source, request, since_s=self._clock())
+        warming.is_pinned = cache.pin is not None
         self._known[number] = warming
         while len(self._known) > _MAX_REMEMBERED:
             self._known.popitem(last=False)

@@ -157,7 +157,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     images fetched from https addresses on the public internet.
 
     The KV cache. `kv_disk = false` keeps KV in memory only, else it lies in `kv_dir` (`kv` in
-    `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free). A
+    `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free), of
+    which each tenant may pin `pinned_max_bytes` (half of it, divided by the number of keys). A
     model keeps `hot_bytes` in memory (a quarter of what its weights leave), of which a share of
     `prewarm_share` is filled after a load with what was used last. With `prewarm` the prefixes
     that `prewarm` of a model has (texts, files in `home`, tables of system and tools) and up to
@@ -220,6 +221,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     kv_disk: bool = True
     kv_dir: Path | None = None
     cache_max_bytes: Bytes | None = None
+    pinned_max_bytes: Bytes | None = None
     hot_bytes: Bytes | None = None
     prewarm: bool = True
     prewarm_learned: Annotated[int, Meta(ge=0, le=1000)] = 8

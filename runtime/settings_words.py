@@ -35,7 +35,15 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "The KV cache",
         (
-            *("kv_disk", "cache_max_bytes", "hot_bytes", "kv_bits", "block_size", "kv_ttl_s"),
+            *(
+                "kv_disk",
+                "cache_max_bytes",
+                "pinned_max_bytes",
+                "hot_bytes",
+                "kv_bits",
+                "block_size",
+                "kv_ttl_s",
+            ),
             *("kv_daily_write_bytes", "kv_write_queue_bytes"),
             *("prewarm", "prewarm_learned", "prewarm_share"),
             *("cold_store", "cold_max_bytes", "cold_ttl_s"),
@@ -102,6 +110,8 @@ SETTINGS: dict[str, str] = {
     "kv_disk": "keep KV on disk as well as in memory",
     "kv_dir": "directory of the KV on disk (default: kv in home)",
     "cache_max_bytes": "KV on disk, of all models (default: 100 GB, or a quarter of what is free)",
+    "pinned_max_bytes": "KV on disk that one API key may pin with POST /v1/prewarm "
+    "(default, and at most: half of cache_max_bytes, divided by the number of keys)",
     "hot_bytes": "KV in memory, of each model (default: a quarter of what its weights leave free)",
     "prewarm": "compute or restore known prompts before they are needed",
     "prewarm_learned": "how many often used system prompts are learned for each model",

@@ -331,6 +331,8 @@ class PinWanted(Struct, frozen=True, tag="pin"):
     end_hash: bytes
     source: str
     model: str = ""
+    num_bytes: int = 0
+    """What it takes, with all that comes before it."""
 
 
 class StoreTrouble(Struct, frozen=True, tag="trouble"):

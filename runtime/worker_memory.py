@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
+from runtime import housekeeping
+from runtime.errors import PinsFull
+from runtime.housekeeping import Limits
+from runtime.keys import owner, plain
 from runtime.kv_channel import KvChannel
+from runtime.open_store import OpenStore
 from runtime.store_life import StoreLife
 from runtime.wire import PinWanted
+from store import pins
 from store.types import PinRow
 
+T = TypeVar("T")
+
 _MAX_TAKEN_BACK = 1024
+
+
+class PinUse(NamedTuple):
+    """What a tenant has pinned, and how much it may."""
+
+    num_bytes: int
+    most_bytes: int
 
 
 class WorkerMemory:
     """`channels` are those of the workers there are. It belongs to the event loop."""
 
-    def __init__(self, life: StoreLife, channels: Collection[KvChannel]) -> None:
+    def __init__(self, life: StoreLife, channels: Collection[KvChannel], limits: Limits) -> None:
+        self.refused_pins: dict[str, PinsFull] = {}
+        """Why what a source wanted pinned is not, of the latest."""
+        self._limits = limits
+        self._promised: dict[str, int] = {}
         self._life = life
         self._channels = channels
         self._taken_back: dict[str, None] = {}
@@ -45,39 +65,70 @@ class WorkerMemory:
     async def pins(self, model: str) -> list[PinRow]:
         """What is pinned of a model that is loaded."""
         model_hash = self.hash_of(model)
-        pins = await self._life.attempt(lambda store: store.index.pins()) or []
-        return [one for one in pins if one.model == model_hash]
+        known = await self._life.attempt(lambda store: store.index.pins()) or []
+        return [one for one in known if one.model == model_hash]
 
     async def unpin(self, sources: Collection[str]) -> int:
         """Take back all pins of these sources; how many there were."""
         async with self._pinning:
-            pins = await self._life.attempt(lambda store: store.index.pins()) or []
-            mine = [one for one in pins if one.source in sources]
+            known = await self._life.attempt(lambda store: store.index.pins()) or []
+            mine = [one for one in known if one.source in sources]
             await self._unpin(mine)
         return len(mine)
 
-    async def unpin_all(self, pins: Collection[PinRow]) -> None:
+    async def unpin_all(self, which: Collection[PinRow]) -> None:
         """Take back these pins."""
         async with self._pinning:
-            await self._unpin(pins)
+            await self._unpin(which)
 
-    async def _unpin(self, pins: Collection[PinRow]) -> None:
-        for one in pins:
+    async def _unpin(self, which: Collection[PinRow]) -> None:
+        for one in which:
             await self._life.attempt(lambda store, pin=one: store.index.unpin(*pin).result())
 
     async def take_back(self, source: str) -> int:
         """The same of one source for ever, also where a worker is about to ask for a pin of it."""
         self._taken_back[source] = None
-        while len(self._taken_back) > _MAX_TAKEN_BACK:
-            del self._taken_back[next(iter(self._taken_back))]
+        _trim(self._taken_back)
         return await self.unpin([source])
 
     async def pin(self, model: bytes, wanted: PinWanted) -> None:
         """Have a prefix stay, as a worker found it."""
         async with self._pinning:
-            if wanted.source not in self._taken_back:
-                await self._life.attempt(
-                    lambda store: store.index.pin(
-                        model, wanted.end_hash, wanted.source, wanted.model
-                    ).result()
-                )
+            if wanted.source in self._taken_back:
+                return
+            self._promised[wanted.source] = wanted.num_bytes
+            refusal = await self._life.attempt(lambda store: self._pin(store, model, wanted))
+            if refusal is not None:
+                self.refused_pins[wanted.source] = refusal
+                _trim(self.refused_pins)
+            _trim(self._promised)
+
+    def _pin(self, store: OpenStore, model: bytes, wanted: PinWanted) -> PinsFull | None:
+        if plain(wanted.source).startswith(housekeeping.ASKED):
+            use = self._pin_use(store, owner(wanted.source), wanted.num_bytes)
+            if use.num_bytes > use.most_bytes:
+                return PinsFull(use.num_bytes, use.most_bytes)
+        store.index.pin(model, wanted.end_hash, wanted.source, wanted.model).result()
+        return None
+
+    def _pin_use(self, store: OpenStore, tenant: str, num_more_bytes: int) -> PinUse:
+        sources = housekeeping.pinned_by(store, tenant)
+        unmet = store.database.read(lambda c: pins.unmet(c, sources))
+        promised = sum(self._promised.get(one, 0) for one in unmet)
+        used = housekeeping.pinned_bytes(store, sources) + promised + num_more_bytes
+        return PinUse(used, housekeeping.most_pinned(store, self._limits))
+
+    async def check_pins(self, tenant: str, num_bytes: int) -> None:
+        """See that a tenant may pin so much more.
+
+        Raises:
+            PinsFull: it would be more than its share.
+        """
+        use = await self._life.attempt(lambda store: self._pin_use(store, tenant, num_bytes))
+        if use is not None and use.num_bytes > use.most_bytes:
+            raise PinsFull(use.num_bytes, use.most_bytes)
+
+
+def _trim(notes: dict[str, T]) -> None:
+    while len(notes) > _MAX_TAKEN_BACK:
+        del notes[next(iter(notes))]

@@ -159,9 +159,9 @@ class SlotIndex:
         """Whether that file is still to go; what was written again meanwhile is not."""
         return self._database.read(lambda connection: _is_condemned(connection, place))
 
-    def candidates(self) -> list[Candidate]:
-        """Every slot that is not pinned, for `runtime.kv.eviction.choose`."""
-        return self._database.read(slot_rows.read_candidates)
+    def candidates(self, *, with_pinned: bool = False) -> list[Candidate]:
+        """Every slot that is not pinned, or every slot, for `runtime.kv.eviction.choose`."""
+        return self._database.read(lambda c: slot_rows.read_candidates(c, with_pinned=with_pinned))
 
     def totals(self) -> list[TierTotal]:
         """What each model holds in each tier."""

@@ -12,7 +12,7 @@ from store.types import SlotPlace, Struct
 _NAMED = """
 SELECT lower(hex(c.key)), m.hash, l.name, c.num_tokens, c.num_turns,
   count(s.id), coalesce(sum(s.disk_bytes), 0), coalesce(sum(s.tier = 'cold'), 0),
-  coalesce(max(s.is_pinned), 0), max(c.last_used_s, coalesce(l.last_used_s, 0.0)),
+  coalesce(l.is_pinned, 0), max(c.last_used_s, coalesce(l.last_used_s, 0.0)),
   coalesce(l."end", 0), 1, coalesce(nullif(c.name, ''), m.label)
 FROM conversations c JOIN models m ON m.id = c.model_id LEFT JOIN slots l ON l.id = c.leaf_id
   LEFT JOIN conversation_slots cs ON cs.conversation_id = c.id
@@ -43,7 +43,7 @@ WITH RECURSIVE ends (slot, name) AS ({_NAMELESS_ENDS}
   WHERE slots.parent_id IS NOT NULL
 )
 SELECT l.name, m.hash, l.name, l."end", 0,
-  count(s.id), sum(s.disk_bytes), sum(s.tier = 'cold'), max(s.is_pinned), l.last_used_s,
+  count(s.id), sum(s.disk_bytes), sum(s.tier = 'cold'), l.is_pinned, l.last_used_s,
   l."end", 0, coalesce(nullif(chain.name, ''), m.label)
 FROM chain JOIN slots l ON l.id = chain.leaf JOIN slots s ON s.id = chain.slot
   JOIN models m ON m.id = l.model_id

@@ -6,12 +6,24 @@ there before anything of it is.
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Connection, delete, select, update
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, select, text, update
 from sqlalchemy.dialects.sqlite import insert
 
 from store import slot_rows
 from store.tables import Model, Pin, Slot
 from store.types import PinRow
+
+_USED = text("""
+WITH RECURSIVE held (slot) AS (
+  SELECT s.id FROM slots s JOIN pins p ON p.model_id = s.model_id AND p.end_hash = s.end_hash
+  WHERE p.source IN :sources
+  UNION
+  SELECT s.parent_id FROM slots s JOIN held ON s.id = held.slot WHERE s.parent_id IS NOT NULL
+)
+SELECT coalesce(sum(disk_bytes), 0) FROM slots WHERE tier = 'warm' AND id IN held
+""").bindparams(bindparam("sources", expanding=True))
 
 _NOWHERE = b""
 """Where a conversation ends of which nothing is known yet."""
@@ -65,6 +77,19 @@ def carry(connection: Connection, model: int, source: str, name: str, leaf: int)
         if old != end_hash:
             _unpin(connection, model, PinRow(b"", old, source, name))
     _pin(connection, model, PinRow(b"", end_hash, source, name))
+
+
+def used_bytes(connection: Connection, sources: Sequence[str]) -> int:
+    """What stays on disk for these sources: slots that end there and all that they continue."""
+    parameters = {"sources": list(sources)}
+    return connection.execute(_USED, parameters).scalar_one()
+
+
+def unmet(connection: Connection, sources: Sequence[str]) -> set[str]:
+    """Those of these sources that pinned something which is not on disk yet."""
+    slot = select(Slot.id).where(Slot.model_id == Pin.model_id, Slot.end_hash == Pin.end_hash)
+    found = select(Pin.source).where(Pin.source.in_(list(sources)), ~slot.exists())
+    return set(connection.execute(found).scalars())
 
 
 def rows(connection: Connection) -> list[PinRow]:

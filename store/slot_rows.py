@@ -282,13 +282,14 @@ def _delete_leaf(connection: Connection, number: int) -> SlotPlace:
     return SlotPlace(row.name, row.tier)
 
 
-def read_candidates(connection: Connection) -> list[Candidate]:
-    """Every slot that is not pinned, as eviction weighs it."""
+def read_candidates(connection: Connection, *, with_pinned: bool = False) -> list[Candidate]:
+    """Every slot that is not pinned, or every slot, as eviction weighs it."""
     cursor = connection.connection.cursor()
     cursor.execute(
         "SELECT s.name, p.name, s.num_children, s.disk_bytes, s.recompute_ms, s.last_used_s,"
         " s.hits, s.ttl_class FROM slots s LEFT JOIN slots p ON p.id = s.parent_id"
-        " WHERE NOT s.is_pinned"
+        " WHERE ? OR NOT s.is_pinned",
+        (with_pinned,),
     )
     rows = cast("Iterator[tuple[str, str | None, int, int, float, float, float, TtlClass]]", cursor)
     return [Candidate(*row) for row in rows]

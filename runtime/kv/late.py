@@ -12,7 +12,7 @@ from runtime.kv.blocks import HashChain
 from runtime.kv.commit import Committer
 from runtime.kv.ground import Ground
 from runtime.kv.merged import take_over
-from runtime.kv.prefix import Run
+from runtime.kv.prefix import Run, path_to
 from runtime.kv.restore import Restorer
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter
@@ -94,7 +94,10 @@ class LateNames:
             return
         for run, (source, model) in self._pins.items():
             if run in self._hot:
-                self._report(PinWanted(end_hash=run.end_hash, source=source, model=model))
+                held = (self._hot[one] for one, _ in path_to(run, run.end))
+                num_bytes = sum(one.disk_bytes or one.hot_bytes for one in held)
+                wanted = PinWanted(run.end_hash, source, model, num_bytes)
+                self._report(wanted)
         self._pins.clear()
 
     def _join_twins(self) -> None:
