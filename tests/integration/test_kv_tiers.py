@@ -12,6 +12,7 @@ from runtime.wire import SlotBad, SlotsUsed
 from runtime.worker.model import LoadedModel
 from store.keyed_names import Asker
 from store.slots import slot_path
+from store.types import DEFAULT_TTL_S
 from tests.kv_sessions import (
     BLOCK_TOKENS,
     FIRST,
@@ -291,7 +292,7 @@ def test_who_wants_it_for_longer_than_the_first_one_is_heard(dense: LoadedModel,
         (1.0, {}),
         (60.0, {prompt: 60.0, answer: 60.0}),
         (60.0, {}),
-        (None, {prompt: 86_400.0, answer: 86_400.0}),
+        (None, {prompt: DEFAULT_TTL_S, answer: DEFAULT_TTL_S}),
     ):
         wish = {} if ttl_s is None else {"ttl_s": ttl_s, "ttl_class": "short"}
         again.take_up(again.trail(TURN_2, **wish))
