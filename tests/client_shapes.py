@@ -7,9 +7,11 @@ ids, results in the order of completion, reminders, dates and telemetry in the e
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, timedelta
+from functools import partial
+from itertools import count
 
 import msgspec
 
@@ -179,6 +181,18 @@ def _opencode_echo(said: Said, number: int) -> Message:
 def _pi_opening(directory: str, day: date) -> list[Message]:
     system = f"{_instructions(directory)}The code word is {NEEDLE}.\nCurrent date: {day:%Y-%m-%d}"
     return [Message(role="system", text=system), Message(role="user", text=TASK)]
+
+
+def _clock_opening(directory: str, day: date, minutes: Iterator[int]) -> list[Message]:
+    notes = "\n".join(f"Note {i}: the kettle is on the hearth." for i in range(12))
+    clock = f"Current time: 11:{next(minutes) % 60:02}."
+    system = f"{_instructions(directory)}{clock}\n{notes}"
+    return [Message(role="system", text=system), Message(role="user", text=TASK)]
+
+
+def with_clock() -> Shape:
+    """A client that writes the time of day into its system prompt, at every request."""
+    return Shape("openclaw", partial(_clock_opening, minutes=count()), _opencode_echo)
 
 
 SHAPES = (

@@ -321,15 +321,20 @@ class Composer:
         marks = self._marks(prompt, text, 0)
         has_head |= any(tool.keep_s is not None for tool in prompt.tools)
         head = self.template.end_of_head(prompt, text) if has_head else 0
-        marked = self.template.encode(text, [head, *marks.values()] if has_head or marks else [])
+        varying = self.template.varying_at(prompt, text) if self.needs_state else 0
+        at = [head, varying, *marks.values()] if has_head or marks else []
+        marked = self.template.encode(text, at)
         hung = self._hung(marked, asked.pictures(prompt.messages))
         if hung is None:
             message = "The model's chat template does not show all images where they are."
             raise InvalidRequest(message, "messages")
-        prefix_end, *positions = hung.positions or [0]
+        prefix_end, stable_end, *positions = hung.positions or [0, 0]
         ends = positions if self.needs_state else []
         by_message = dict(zip(marks, positions, strict=True))
         cut = self._cut(prompt, hung.token_ids, prefix_end, by_message, ends)
+        if stable_end:
+            boundaries = tuple(sorted({*cut.boundaries, stable_end}))
+            cut = cut._replace(boundaries=boundaries, passing=cut.passing - {stable_end})
         return cut._replace(media=hung.spans, changes=written.changes)
 
     def _hung(self, marked: Marked, media: Sequence[Medium]) -> Placed | None:

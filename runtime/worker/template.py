@@ -15,6 +15,7 @@ from runtime.errors import InvalidRequest
 from runtime.prompt.healing import num_common_characters
 from runtime.prompt.rewriting import Written
 from runtime.prompt.thinking import switches
+from runtime.prompt.varying import varying_from
 from runtime.types import ChatPrompt, Prompt, PromptChange, TextPrompt, TokenPrompt
 from runtime.worker.album import Markup
 from runtime.worker.detokenizer import (
@@ -243,6 +244,17 @@ class Template:
         if not num_head and not shown_tools(prompt):
             return 0
         return self._num_shared(prompt, text, num_head)
+
+    def varying_at(self, prompt: ChatPrompt, text: str) -> int:
+        """Up to which character the text precedes what changes of the system prompt; 0 for all."""
+        for message in prompt.messages:
+            if message.role != "system":
+                return 0
+            if (at := varying_from(message.text)) is not None:
+                body = message.text.strip()
+                start = text.find(body)
+                return start + max(at - message.text.index(body), 0) if start >= 0 else 0
+        return 0
 
     def _num_shared(self, prompt: ChatPrompt, text: str, num_messages: int) -> int:
         shorter = ChatPrompt(

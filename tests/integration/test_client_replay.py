@@ -20,7 +20,7 @@ from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
 from runtime.types import CacheParams, Message, Usage
 from tests.asking import Answer, ask, script, supervising, supervising_with_store
-from tests.client_shapes import NEEDLE, SHAPES, Conversation, Said, Shape
+from tests.client_shapes import NEEDLE, SHAPES, Conversation, Said, Shape, with_clock
 from tests.templates import TEMPLATES
 from tests.tiny_models import TOOL_CALL, write_model
 from tests.waiting import until
@@ -153,6 +153,17 @@ async def test_agents_pay_for_new_tokens_only_over_a_restart(family: str, tmp_pa
     await replay.run(num_turns=6, num_starts=2)
     for client in replay.turns:
         check(replay, client)
+
+
+async def test_a_clock_in_the_system_prompt_costs_what_follows_it_alone(tmp_path: Path):
+    """Also with layers that cannot be sliced, and over a restart."""
+    write_model(tmp_path / "models" / "m", "qwen3_next")
+    replay = Replay(tmp_path, shapes=(with_clock(),))
+    await replay.run(num_turns=4, num_starts=2)
+    first, *rest = replay.turns["openclaw"]
+    for turn in rest:
+        if turn.usage.cache.reason != "slower_than_prefill":
+            assert turn.usage.num_cached_tokens > 0.75 * first.usage.num_prompt_tokens
 
 
 @pytest.mark.soak

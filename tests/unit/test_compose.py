@@ -388,6 +388,27 @@ def test_without_a_need_for_state_nothing_is_cut(talk: Talk):
     assert talk.compose(SYSTEM, USER).boundaries == ()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Current time: 11:23.",
+        "  Today's date: Sat Nov 21 2026",
+        "Current date: 2026-11-21",
+        "gitStatus: This is the git status.",
+        "  <current_date>2026-11-21</current_date>",
+    ],
+)
+def test_what_precedes_a_line_that_changes_is_a_boundary_to_stay(talk: Talk, line: str):
+    system = Message(role="system", text=f"Be brief.\n{line}\nWhat follows.")
+    composed = talk.compose(system, USER)
+    ends = {talk.text_of(composed.token_ids[:at])[-10:]: at for at in composed.boundaries}
+    assert ends["Be brief.\n"[-10:]] not in composed.passing
+    plain = talk.template.token_ids(ChatPrompt(messages=(system, USER), tools=(LOOK,)))
+    assert composed.token_ids == plain
+    typed = Message(role="user", text=system.text)
+    assert len(talk.compose(USER, typed).boundaries) <= 3
+
+
 # Refusal and files
 
 
