@@ -90,20 +90,20 @@ class Inventory:
         """
         for one in self.of_sessions([source])[source]:
             links = way_to(self.store, one.leaf) if one.leaf is not None else []
-            shared = [link for link in links if link.leave <= ends.get(one.view.model, 0)]
+            end = ends.get(one.view.model, 0)
+            shared = [link for link in links if link.start < end]
             if shared:
                 row = ConversationRow(
                     key=self.store.conversation_key(copy),
                     model=one.model,
                     leaf=shared[-1].place.id,
-                    num_tokens=shared[-1].leave,
+                    num_tokens=min(shared[-1].leave, end),
                     last_used_s=self.store.clock.now_s(),
                     created_s=time.time(),
                     name=one.view.model,
                 )
                 Conversations(self.store.database).advance(row).result()
             chain, key = tokens_to(self.store, one.leaf), self.store.conversation_key(copy).hex()
-            end = ends.get(one.view.model, 0)
             turns.branch(self.store.root, one.model, one.view.id, key, chain, end)
 
     def stats(self) -> StatsView:
