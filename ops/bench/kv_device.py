@@ -197,7 +197,7 @@ def _restore(tiers: Tiers, store: Store, token_ids: list[int]) -> float:
     while trail.is_waiting:
         read = store.inbox.get()
         assert isinstance(read, SlotRead)
-        tiers.on_read(read)
+        tiers.hear(read)
     _, num_tokens = tiers.restore(trail)
     assert num_tokens == len(token_ids) - 1, trail.use
     return time.perf_counter() - start

@@ -263,8 +263,9 @@ class Tiers:
                 self._restorer.on_promoted(ids)
             case SlotsAway(ids=ids):
                 self._restorer.on_away(ids)
-            case WritesPaused(seconds=seconds) if self._writer is not None:
-                self._writer.rest(seconds)
+            case WritesPaused(seconds=seconds):
+                if self._writer is not None:
+                    self._writer.rest(seconds)
             case SlotsDemoted(ids=ids):
                 self.on_demoted(ids)
             case SlotsMerged(ids=ids, slots=slots):

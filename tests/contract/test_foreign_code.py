@@ -47,8 +47,11 @@ def made(path: Path, family: str) -> Path:
         (path / "modules.json").write_text(json.dumps(MODULES))
     for name in ("special_tokens_map", "added_tokens", "video_preprocessor_config"):
         (path / f"{name}.json").write_text("{}")
-    if not (path / "processor_config.json").exists():
-        (path / "processor_config.json").write_text("{}")
+    processor = path / "processor_config.json"
+    if not processor.exists():
+        # Gemma 4 reads this file only; of an empty one it would make pictures that are huge.
+        images = path / "preprocessor_config.json"
+        processor.write_text(images.read_text() if family == "gemma4" else "{}")
     return plant(path)
 
 

@@ -25,7 +25,7 @@ from store.cold_gate import ColdGate
 from store.cold_owner import Claim
 from store.disk import disk_bytes
 from store.errors import ColdAway, ColdForeign, StoreFull
-from store.types import SlotRow
+from store.types import DEFAULT_TTL_S, SlotRow
 from tests.slot_samples import holds, publish_sample, slot_id
 
 LIMITS = Limits(None, 10**9, 1e9)
@@ -142,7 +142,7 @@ def opened(tmp_path: Path, name: str, where: Path) -> OpenStore:
     return open_store(tmp_path / name, str(where))
 
 
-def add(store: OpenStore, number: int, age_s: float = 1e6) -> Path:
+def add(store: OpenStore, number: int, age_s: float = 2 * DEFAULT_TTL_S) -> Path:
     path = publish_sample(store.root, number)
     used_s = store.clock.now_s() - age_s
     store.index.insert([SlotRow(slots.read_header(path), disk_bytes(path), used_s)]).result()
