@@ -86,6 +86,8 @@ class PrefixTree:
         position = num_blocks * self._chain.block_size
         last_block = block_hashes[num_blocks - 1] if num_blocks else root or self._chain.root
         runs = [self._blocks.get(last_block), *self._twins.get(last_block, ())]
+        children = (child for run in runs if run is not None for child in run.children)
+        runs += [child for child in children if child.start == position]
         matches = [self._follow(run, position, token_ids, root) for run in runs]
         matches += [
             self._follow(run, run.end, token_ids, root)

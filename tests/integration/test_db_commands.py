@@ -106,7 +106,10 @@ def test_what_expired_and_what_was_set_aside_is_seen_and_dealt_with_without_a_se
     assert (code, [one["id"] for one in shown["expired"]]) == (0, ["a"])
     assert [one["name"] for one in shown["set_aside"]] == [f"{FILE}.aside-1"]
     found = [one for one in doctor_disk.findings(Settings(home=home)) if one.subject == "History"]
-    assert [one.remedy for one in found] == [None, "hearth history acknowledge, once you know"]
+    assert [one.remedy for one in found] == [
+        None,
+        "hearth history acknowledge, when you have read this",
+    ]
     assert remembered(home, "acknowledge") == (0, {"num_new": 1})
     assert remembered(home, "acknowledge") == (0, {"num_new": 0})
     found = [one for one in doctor_disk.findings(Settings(home=home)) if one.subject == "History"]

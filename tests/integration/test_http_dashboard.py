@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from store.types import DEFAULT_TTL_S
 from tests.running_server import CHAT, RunningServer, running
 from tests.waiting import until
 
@@ -81,7 +82,7 @@ async def test_conversations_are_found_pinned_and_deleted(hearth: RunningServer)
     latest, other = await saved(hearth, 2)
     assert latest["model"] == "hearth-tiny"
     assert latest["tier"] == "hot"
-    assert 0 < latest["expires_in_s"] <= 86_400
+    assert 0 < latest["expires_in_s"] <= DEFAULT_TTL_S
     assert [one["id"] for one in listed(hearth, other["id"][:10])] == [other["id"]]
     assert listed(hearth, "no such thing") == []
 

@@ -259,7 +259,9 @@ async def test_what_is_damaged_of_one_rank_is_computed_again_by_all(
     await two.restart("m").granted()
     second = await talk.go_on()
     use = second.finished.usage.cache
-    assert (second.text, use.num_tokens) == (expected.turns[1], row.header.start)
+    assert second.text == expected.turns[1]
+    begin_alike = 16  # prompts of others, of which slots of their own are whole
+    assert row.header.start <= use.num_tokens < row.header.start + begin_alike
     assert use.reason == "damaged"
     await until(lambda: list((path.parents[2] / QUARANTINE).iterdir()), "what is damaged kept")
     await until(lambda: not path.exists(), "its file gone")

@@ -89,7 +89,7 @@ async def test_merged_slots_still_know_their_pictures(tmp_path: Path, vlms_dir: 
             done = await ask(supervisor, prompt, model="qwen3_vl", max_tokens=2)
             num_tokens = done.finished.usage.num_prompt_tokens
             messages += [
-                Message(role="assistant", text=f"it is {number}"),
+                Message(role="assistant", text=done.text),
                 Message(role="user", text=f"and {number}?"),
             ]
         store = kv.store

@@ -45,9 +45,15 @@ class Tree:
         return run
 
     def insert_new(self, ids: list[int]) -> Run | None:
-        """What of `ids` is not in the tree yet, on the run that they follow."""
+        """What of `ids` is not in the tree yet, on the run that they follow or its last block."""
         run, known, _ = self.match(ids)
-        return self.insert(ids, known, run) if known < len(ids) else None
+        if known == len(ids):
+            return None
+        if run is not None and known != run.end:
+            known -= known % SIZE
+            path = path_to(run, known)
+            run = path[-1][0] if path else None
+        return self.insert(ids, known, run)
 
 
 def ids_to(end: int, first: int = 1) -> list[int]:
@@ -221,6 +227,14 @@ class Kept:
 
 
 SEQUENCE = st.lists(st.integers(0, 1), min_size=1, max_size=22)
+
+
+def test_of_all_that_begin_in_a_block_the_one_that_says_most_is_found(tree: Tree):
+    """Each that leaves a run within a block begins with that block, beside the run's own."""
+    first = tree.insert([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    second = tree.insert([1, 2, 3, 4, 5, 60, 70, 80], 4, first)
+    assert tree.match([1, 2, 3, 4, 5, 60, 71]) == (second, 6, ())
+    assert tree.match([1, 2, 3, 4, 5, 6, 71]) == (first, 6, ())
 
 
 class AgainstLists(RuleBasedStateMachine):
