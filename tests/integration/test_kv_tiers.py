@@ -281,6 +281,16 @@ def test_who_begins_like_a_private_prompt_is_kept_and_the_private_rest_is_not(
         assert reused(check_right(again, [*prompt, *SAID, 7]))[:2] == (end, "warm")
 
 
+def test_conversations_that_begin_with_the_same_few_tokens_do_not_need_each_other(
+    dense: LoadedModel, tmp_path: Path
+):
+    session = Session(dense, tmp_path)
+    session.turn(FIRST, SAID)
+    session.turn([*FIRST[:5], *reversed(FIRST[5:])], SAID)
+    known = session.publish()
+    assert [one.start for one in known if one.parent is None] == [0, 0]
+
+
 def test_who_wants_it_for_longer_than_the_first_one_is_heard(dense: LoadedModel, tmp_path: Path):
     session = Session(dense, tmp_path)
     session.turn(FIRST, SAID, ttl_s=5.0, ttl_class="short")
