@@ -11,7 +11,7 @@ import pytest
 from runtime.child import Child
 from runtime.model_files import read_spec
 from runtime.settings import ModelSettings
-from runtime.types import ChatPrompt, Image, Message, TextDelta
+from runtime.types import ChatPrompt, Constraint, Image, Message, TextDelta
 from runtime.wire import Accepted, Chunks, Event, Load, Ready, Submit, WorkerOptions
 from tests.asking import PATIENCE_S, request
 from tests.tiny_vlm_configs import CONFIGS
@@ -55,11 +55,14 @@ def story(said: Sequence[Event], stream: str, look: str) -> Iterator[str]:
 
 async def test_a_stream_goes_on_between_the_layers_of_the_tower(tmp_path: Path):
     """Until the first piece of the picture's prompt is computed: what the stream says afterwards
-    makes up for what it had to wait, however long that was, and proves nothing.
+    makes up for what it had to wait, however long that was, and proves nothing. The stream says
+    letters only, so that every token is told when it comes: a token that ends within a character
+    is told with the one that ends it.
     """
     tower = CONFIGS[FAMILY](0)["vision_config"] | {"depth": NUM_LAYERS}
     path = write_vlm(tmp_path / "m", FAMILY, vision_config=tower)
-    stream = request("tell me more", max_tokens=3000, ignore_eos=True, top_logprobs=0)
+    letters = Constraint(kind="regex", text="[a-z]{4000}")
+    stream = request("tell me more", max_tokens=3000, constraint=letters, top_logprobs=0)
     seen = Image(at=0, field="image", data=encoded(picture(1, 112, 112)))
     turn = Message(role="user", text=" what is it, then? " * 9, images=(seen,))
     look = request(ChatPrompt(messages=(turn,)), max_tokens=1)
