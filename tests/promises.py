@@ -1,7 +1,8 @@
 """One path for each promise, through real servers, workers and files: what `make test` runs.
 
-`make test` is for whoever has just cloned this: all unit tests, and for each promise of the
-README something that would hurt a user if it broke. `make test-all` runs everything there is.
+`make test` is for whoever has just cloned this: all unit tests, and for each promise of the README
+and each kind of limits in docs/security.md something that would hurt a user if it broke.
+`make test-all` runs everything there is.
 `python -m tests.promises` prints the list as arguments of pytest.
 """
 
@@ -28,6 +29,14 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "integration/test_swap.py": (
             "test_a_conversation_goes_on_where_it_was_when_its_model_comes_back",
+        ),
+        "integration/test_two_names.py": (
+            "test_both_names_have_one_process_which_each_asks_in_its_own_way",
+        ),
+    },
+    "warm before it is asked": {
+        "integration/test_prewarm.py": (
+            "test_a_text_a_file_and_a_table_with_tools_are_warm_for_their_first_request",
         ),
     },
     "never wrong": {
@@ -59,6 +68,9 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_full_disk_degrades_the_cache_and_nothing_else",
             "test_a_lost_index_is_rebuilt_from_the_slots",
         ),
+        "integration/test_late_store.py": (
+            "test_a_store_that_comes_late_gets_what_is_in_memory_and_nobody_is_replaced",
+        ),
     },
     "bounded": {
         "integration/test_kv_store.py": ("test_the_cap_counts_everything_over_all_models",),
@@ -76,6 +88,15 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_second_server_on_a_home_changes_nothing_in_it",
         ),
         "crash/test_hostile_machine.py": ALL,
+        "browser/test_sign_in.py": (
+            "test_signing_out_ends_the_session_for_whoever_has_its_cookie",
+        ),
+    },
+    "nothing of others is run": {
+        "contract/test_foreign_code.py": ("test_what_the_attack_asked_for_is_not_run",),
+        "integration/test_fetch.py": (
+            "test_a_name_that_changes_its_address_is_asked_once_and_leads_nowhere_else",
+        ),
     },
     "never silent": {
         "integration/test_http_cache.py": ALL,

@@ -263,6 +263,25 @@ def ask_as_a_client(server: RunningServer, model: str, form: Form) -> tuple[int,
             return sum(said["usage"][name] for name in parts), num_cached
 
 
+async def test_a_text_a_file_and_a_table_with_tools_are_warm_for_their_first_request(
+    tmp_path: Path, models_dir: Path
+):
+    starts = tuple(map(system_of, ("text", "json chat", "table messages")))
+    forms = [form for form in configured(tmp_path) if form[0] in starts]
+    assert len(forms) == len(starts)
+    config = f"{CONFIG}[models.tiny]\nprewarm = {toml([wanted for _, wanted, _, _ in forms])}\n"
+    with running(tmp_path, "--models-dir", str(models_dir), config=config) as server:
+        await until(lambda: num_warm(server) == len(forms), "all is warm", 120)
+        check_warm(server, "tiny", forms)
+        assert CANARY not in server.stderr
+
+
+def check_warm(server: RunningServer, model: str, forms: Sequence[Form]) -> None:
+    for form in forms:
+        num_tokens, num_cached = ask_as_a_client(server, model, form)
+        assert num_cached >= 0.98 * num_tokens, (model, form[0][:40], form[2])
+
+
 async def test_every_form_of_the_configuration_is_warm_for_its_first_request(
     tmp_path: Path, models_dir: Path
 ):
@@ -285,9 +304,7 @@ async def test_every_form_of_the_configuration_is_warm_for_its_first_request(
         await until(are_warm, "all is warm", 120)
         assert server.figure("hearth_prewarm_total", outcome="failed") == 0
         for model in ("tiny", "twin"):
-            for form in forms:
-                num_tokens, num_cached = ask_as_a_client(server, model, form)
-                assert num_cached >= 0.98 * num_tokens, (model, form[0][:40], form[2])
+            check_warm(server, model, forms)
 
         def are_pinned() -> bool:
             return pins_of(server.home) == wanted

@@ -22,12 +22,24 @@ def test_every_path_is_a_test_that_is_there_and_takes_no_minutes(path: str):
 
 
 def test_every_promise_of_the_readme_has_a_path():
-    promises = re.findall(r"^- \*\*([^*]+?)\.?\*\*", _section("The KV cache"), re.MULTILINE)
+    section = _section("README.md", "The KV cache")
+    promises = re.findall(r"^- \*\*([^*]+?)\.?\*\*", section, re.MULTILINE)
     said = {promise.lower() for promise in promises}
     assert len(said) > 3
     for promise in said:
         assert any(one in promise for one in PATHS), promise
 
 
-def _section(title: str) -> str:
-    return (ROOT / "README.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+def test_each_kind_of_limits_has_a_path_where_its_page_says_that_it_is_attacked():
+    limits = re.findall(r"^### .+ \((.+)\)$", _section("docs/security.md", "Limits"), re.MULTILINE)
+    assert len(limits) > 4
+    run = {file for files in PATHS.values() for file in files}
+    for files in limits:
+        assert any(
+            file.startswith("tests/unit/") or file.removeprefix("tests/") in run
+            for file in files.split(", ")
+        ), files
+
+
+def _section(page: str, title: str) -> str:
+    return (ROOT / page).read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
