@@ -14,7 +14,7 @@ from api.cli.connection import NoServer, ServerLink
 from runtime.catalog import Catalog
 from runtime.collection import GarbageCollection
 from runtime.errors import StoreUnavailable
-from runtime.housekeeping import Limits
+from runtime.housekeeping import Limits, evictor
 from runtime.inventory import Inventory, Meant, meant, total
 from runtime.inventory_pins import Pinned, pin, pin_ahead, shown, unpin
 from runtime.inventory_views import (
@@ -83,6 +83,7 @@ def opened_desk(settings: Settings) -> Generator[CacheDesk]:
         return
     except StoreError as error:
         raise StoreUnavailable(f"The store at {root} cannot be opened: {error}.") from error
+    store.keep_to(settings.cache_max_bytes, evictor(store, Limits.of(settings), lambda _: None))
     try:
         Recovery(root, store.database, store.cold, time.time()).run()
         yield _StoreDesk(store, settings)

@@ -46,6 +46,7 @@ _STORE_COUNTERS = {
     "published_bytes": "Bytes of these files",
     "written_bytes": "Bytes written to the fast disk for any reason",
     "refused_slots": "Slot files that were written and not taken into the index",
+    "refused_cap": "Files that were not written because the cap had no room for them",
     "quarantined": "Damaged slot files moved to quarantine",
     "promoted": "Slots copied back from the cold store",
     "demoted": "Slots moved to the cold store",

@@ -14,6 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +28,7 @@ from runtime.open_store import Merged, OpenStore
 from runtime.progress import Progress, Watch, unwatched
 from store import listing
 from store.disk import disk_bytes, opened
-from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
+from store.errors import OverCap, SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.slot_format import SlotContents
 from store.slots import continue_other, publish_or_remove, read_contents, slot_path, stage, verify
 from store.types import MediaSpan, SlotHeader, SlotPlace, SlotRow, TensorData
@@ -140,6 +141,8 @@ def compact(
                 return
             try:
                 news, places = merge(store, segments)
+            except OverCap:
+                return  # what would be merged lies there twice for a while
             except (SlotDamaged, SlotMissing) as error:
                 leaf = segments[-1][-1].row.header.id
                 _log.warning("chain_not_merged", leaf=leaf, why=str(error))
@@ -243,10 +246,14 @@ def _written(store: OpenStore, segment: Sequence[Link], parent: str | None) -> S
     if last.leave < last.row.header.end:
         header = _ended(store.secret, header, token_ids, last.leave)
         tensors = [one for one in tensors if one.name.startswith("kv.")]
-    staged = stage(store.root, header, token_ids, tensors)
-    # Until its row is there, it is nobody's: what it is made of may be deleted meanwhile.
-    store.index.condemn(SlotPlace(header.id, "warm")).result()
-    publish_or_remove(staged)
+    reserve = partial(store.disk.reserve_spare, header.id)
+    try:
+        staged = stage(store.root, header, token_ids, tensors, reserve=reserve)
+        # Until its row is there, it is nobody's: what it is made of may be deleted meanwhile.
+        store.index.condemn(SlotPlace(header.id, "warm")).result()
+        publish_or_remove(staged)
+    finally:
+        store.disk.release(header.id)
     store.counts["written_bytes"] += staged.num_bytes
     store.wear.add(staged.num_bytes, header.created_s)
     store.records.count({"written_bytes": staged.num_bytes}, header.created_s)

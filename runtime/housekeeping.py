@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Literal, NamedTuple
 
 import msgspec
 import structlog
 
-from runtime import kv_sizes
+from runtime.disk_budget import RECOVERED, Evict
 from runtime.keys import owner, plain
 from runtime.kv.eviction import choose
 from runtime.open_store import INDEX, Demoted, Gone, Merged, OpenStore
@@ -22,11 +24,9 @@ from runtime.settings import Settings
 from runtime.types import MissReason
 from store import pins, sightings, turns, upkeep
 from store.conversations import Conversations
-from store.disk import disk_bytes
-from store.errors import SlotDamaged, SlotMissing, StoreError
+from store.errors import OverCap, SlotDamaged, SlotMissing, StoreError
 from store.recovery import Recovery
 from store.slots import slot_path, verify
-from store.temp_names import slot_id_of
 from store.types import Candidate, Tier
 
 News = Gone | Demoted | Merged
@@ -87,13 +87,7 @@ def usage_of(store: OpenStore) -> Usage:
     by_tier: Counter[Tier] = Counter()
     for total in store.index.totals():
         by_tier[total.tier] += total.disk_bytes
-    root = store.root
-    others = [root / f"{INDEX}{suffix}" for suffix in ("", "-wal", "-shm")]
-    others += [root / upkeep.BALLAST, *(root / upkeep.QUARANTINE).glob("*")]
-    others += upkeep.asides(root, INDEX)
-    others += [path for path in root.glob("slots/??/.tmp-*") if slot_id_of(path.name)]
-    others += [slot_path(root, place.id) for place in store.replaced]
-    other_bytes = sum(disk_bytes(path) for path in others) + turns.turn_bytes(root)
+    other_bytes = max(store.disk.used_bytes() - by_tier["warm"], 0)
     return Usage(by_tier["warm"], by_tier["cold"], other_bytes)
 
 
@@ -128,9 +122,7 @@ def expire(store: OpenStore, limits: Limits) -> Iterator[News]:
 
 def cap_of(store: OpenStore, limits: Limits) -> int:
     """How many bytes of the fast disk the store may take now. Raises StoreError."""
-    room = upkeep.disk_room(store.root)
-    used_bytes = usage_of(store).fast_bytes
-    return limits.cache_max_bytes or kv_sizes.cache_budget(room.free_bytes, used_bytes)
+    return limits.cache_max_bytes or store.disk.cap_bytes
 
 
 def most_pinned(store: OpenStore, limits: Limits) -> int:
@@ -168,7 +160,7 @@ def keep_within_caps(store: OpenStore, limits: Limits) -> Iterator[News]:
     keep_to_pins(store, limits)
     usage = usage_of(store)
     room = upkeep.disk_room(store.root)
-    cap_bytes = limits.cache_max_bytes or kv_sizes.cache_budget(room.free_bytes, usage.fast_bytes)
+    cap_bytes = cap_of(store, limits)
     excess = excess_bytes(usage.fast_bytes, cap_bytes, room)
     if excess:
         yield from _evict_warm(store, excess, limits)
@@ -176,6 +168,31 @@ def keep_within_caps(store: OpenStore, limits: Limits) -> Iterator[News]:
             yield from _evict_warm(store, over, limits, with_pinned=True)
     if store.cold is not None and _cold_room(store, limits) < 0:
         yield from _evict_cold(store, limits)
+
+
+def make_way(
+    store: OpenStore, limits: Limits, num_bytes: int, needed: Collection[str]
+) -> Iterator[News]:
+    """Evict what is worth least until there is room for so much more, or nothing if that is not to
+    be had. What is pinned stays, and so do the slots that are `needed` and what they continue.
+    """
+    parents = {one.parent for one in store.index.candidates() if one.id in needed}
+    kept = {*needed, *parents}
+    free = [one for one in store.index.candidates() if one.id not in kept]
+    spare = int(cap_of(store, limits) * (1 - LOW_WATER))
+    tiers = dict(store.index.places())
+    if sum(one.size_bytes for one in free if tiers.get(one.id) == "warm") >= num_bytes:
+        yield from _evict(store, free, num_bytes + spare, limits)
+
+
+def evictor(store: OpenStore, limits: Limits, tell: Callable[[News], None]) -> Evict:
+    """What a store's `DiskBudget` evicts by, from any thread, and tells of."""
+
+    def evict(num_bytes: int, needed: Collection[str]) -> None:
+        for news in make_way(store, limits, num_bytes, needed):
+            tell(news)
+
+    return evict
 
 
 def make_room(store: OpenStore) -> Iterator[News]:
@@ -216,13 +233,15 @@ def tidy(store: OpenStore, limits: Limits) -> Iterator[News]:
     """Unfinished files, what was put aside, old rows and turns, the ballast, the WAL."""
     now_s = store.clock.now_s()
     upkeep.sweep_temp(store.root)
+    with store.replacing:
+        store.disk.drop_lost()
     if store.cold is not None:
         store.cold.sweep()
     lain = _ages(store, upkeep.QUARANTINE, upkeep.quarantined(store.root))
     old = {path for path, age_s in lain.items() if age_s > upkeep.MAX_QUARANTINE_AGE_S}
     upkeep.trim_quarantine(store.root, old=old)
     upkeep.trim_asides(store.root, INDEX)
-    upkeep.keep_ballast(store.root, upkeep.ballast_bytes(limits.cache_max_bytes))
+    _keep_ballast(store, upkeep.ballast_bytes(limits.cache_max_bytes))
     store.records.trim(now_s - _REMEMBERED_S).result()
     Conversations(store.database).forget_idle(now_s - _REMEMBERED_S).result()
     _drop_old_turns(store)
@@ -230,12 +249,25 @@ def tidy(store: OpenStore, limits: Limits) -> Iterator[News]:
     yield from ()
 
 
+def _keep_ballast(store: OpenStore, num_bytes: int) -> None:
+    """Where there is no room for it under the cap, a later call makes it."""
+    is_there = (store.root / upkeep.BALLAST).exists()
+    with suppress(OverCap):
+        if not is_there:
+            store.disk.reserve_spare(upkeep.BALLAST, num_bytes)
+        upkeep.keep_ballast(store.root, num_bytes)
+    store.disk.release(upkeep.BALLAST)
+
+
 def sweep_orphans(store: OpenStore, should_stop: Callable[[], bool]) -> Iterator[News]:
     """Put rows and files in agreement again, as at boot."""
     with store.moving:
         now_s = time.time()
         lock = store.replacing
-        Recovery(store.root, store.database, store.cold, now_s, should_stop, lock).run()
+        recovery = Recovery(store.root, store.database, store.cold, now_s, should_stop, lock)
+        recovery.reserve = partial(store.disk.reserve_spare, RECOVERED)
+        recovery.run()
+        store.disk.release(RECOVERED)
     yield from ()
 
 
@@ -263,14 +295,21 @@ def _drop_old_turns(store: OpenStore) -> None:
 def _evict_warm(
     store: OpenStore, excess: int, limits: Limits, *, with_pinned: bool = False
 ) -> Iterator[News]:
+    yield from _evict(store, store.index.candidates(with_pinned=with_pinned), excess, limits)
+
+
+def _evict(
+    store: OpenStore, candidates: Sequence[Candidate], excess: int, limits: Limits
+) -> Iterator[News]:
+    """From the fast disk, of these slots."""
     tiers = dict(store.index.places())
-    candidates = store.index.candidates(with_pinned=with_pinned)
     if store.cold is None:
         yield from _dropped(store, _chosen(store, candidates, excess), "cap", "evicted")
         return
     # Demoting a slot takes nothing from cold ones that continue it: only warm children count.
     warm = [one for one in candidates if tiers.get(one.id) == "warm"]
-    children = Counter(one.parent for one in warm)
+    everything = store.index.candidates(with_pinned=True)
+    children = Counter(one.parent for one in everything if tiers.get(one.id) == "warm")
     leaves_first = [msgspec.structs.replace(one, num_children=children[one.id]) for one in warm]
     yield from _demoted(store, _chosen(store, leaves_first, excess), limits, "evicted")
 

@@ -9,6 +9,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from runtime.types import ModelSpec
 from runtime.wire import SlotStaged
 from store import listing, pins, prefixes, removal, turns, upkeep
 from store.conversations import Conversations
+from store.disk import Reserve
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
 from store.keyed_names import model_key
 from store.listing import Entry, Link
@@ -310,10 +312,7 @@ class Inventory:
             return verify(slot_path(self.store.root, place.id)).num_bytes
         if self.store.cold is None:
             raise StoreFailed("there is no cold store")
-        with self.store.moving:  # a slot that is promoted has the same name until it is whole
-            staged = self.store.cold.promote(self.store.root, place.id)
-            remove(staged.path)
-        return staged.num_bytes
+        return self.store.disk.within(place.id, partial(_read_cold, self.store, place))
 
     def _drop_damaged(self, place: SlotPlace) -> int:
         """Unless it was deleted, moved or written again meanwhile."""
@@ -356,6 +355,15 @@ class Inventory:
     def labels(self) -> dict[bytes, str]:
         """What the weights of each model hash go by."""
         return {row.hash: row.label for row in self.store.records.models()}
+
+
+def _read_cold(store: OpenStore, place: SlotPlace, reserve: Reserve) -> int:
+    """The bytes of a slot in the cold store, which is unpacked to read all of it."""
+    assert store.cold is not None
+    with store.moving:  # a slot that is promoted has the same name until it is whole
+        staged = store.cold.promote(store.root, place.id, reserve)
+        remove(staged.path)
+    return staged.num_bytes
 
 
 def way_to(store: OpenStore, leaf: str) -> list[Link]:

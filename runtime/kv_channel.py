@@ -36,6 +36,9 @@ from runtime.wire import (
     KvNews,
     KvOptions,
     PinWanted,
+    RoomGiven,
+    RoomLeft,
+    RoomWanted,
     SlotBad,
     SlotStaged,
     SlotsUsed,
@@ -58,7 +61,17 @@ _READING_SHARE = 6
 _FORGET_PATIENCE_S = 5.0
 """Deleting waits longer; what a worker that is later still stages is refused until it answers."""
 
-KvEvent = SlotStaged | TurnEnded | SlotBad | SlotsUsed | SlotsWanted | PinWanted | StoreTrouble
+KvEvent = (
+    SlotStaged
+    | TurnEnded
+    | SlotBad
+    | SlotsUsed
+    | SlotsWanted
+    | PinWanted
+    | RoomWanted
+    | RoomLeft
+    | StoreTrouble
+)
 Answer = HotNow | Forgotten
 """What answers a question."""
 
@@ -309,6 +322,11 @@ class KvChannel:
     def tell_demoted(self, ids: Sequence[str]) -> None:
         if ids:
             self._tell(SlotsDemoted(ids=tuple(ids)))
+
+    def tell_room(self, key: str, *, is_given: bool) -> None:
+        """Its writer waits for this, also where the store went away meanwhile."""
+        if self._send is not None:
+            self._send(RoomGiven(key=key, is_given=is_given))
 
     def tell_rest(self, seconds: float) -> None:
         self._tell(WritesPaused(seconds=seconds))

@@ -16,8 +16,9 @@ import psutil
 import structlog
 
 from runtime import kv_sizes
+from runtime.disk_budget import Evict
 from runtime.errors import StoreUnavailable
-from runtime.housekeeping import Limits, News, keep_within_caps, make_room
+from runtime.housekeeping import Limits, News, evictor, keep_within_caps, make_room
 from runtime.identified import Identity
 from runtime.kv_channel import KvChannel, KvEvent
 from runtime.kv_figures import GAUGES, DiskFigures, KvFigures, added, disk_figures
@@ -26,6 +27,7 @@ from runtime.open_store import Demoted, Gone, Merged, OpenStore
 from runtime.promotions import Promotions
 from runtime.publisher import Publisher
 from runtime.request_rows import RequestRows
+from runtime.reservations import Reservations
 from runtime.settings import Settings
 from runtime.store_life import ColdStatus, KvStatus, Opener, StoreLife
 from runtime.store_opening import open_store
@@ -36,6 +38,8 @@ from runtime.wire import (
     KvCounts,
     KvOptions,
     PinWanted,
+    RoomLeft,
+    RoomWanted,
     SlotBad,
     SlotStaged,
     SlotsUsed,
@@ -82,6 +86,7 @@ class KvStore:
         naming = Naming(settings, self._life, reader)
         self._welcome = Welcome(settings, self._life, naming, self._on_named)
         self._promotions = Promotions(self._life, self._tell)
+        self._reservations = Reservations(self._life)
         self._used: dict[str, float] = {}
         self._toucher: asyncio.Task[None] | None = None
         self._made_room_s = -_MAKE_ROOM_S
@@ -215,6 +220,10 @@ class KvStore:
         for channel in self._channels:
             self._life.spawn(self._welcome.greet(channel))
 
+    def evictor(self, store: OpenStore) -> Evict:
+        loop, limits = asyncio.get_running_loop(), Limits.of(self._settings)
+        return evictor(store, limits, lambda news: loop.call_soon_threadsafe(self._tell, news))
+
     def on_slots(self) -> None:
         for channel in self._channels:
             self._life.spawn(self._welcome.tell_of_more(channel))
@@ -258,6 +267,7 @@ class KvStore:
     def leave(self, channel: KvChannel) -> None:
         """A worker is gone."""
         self._channels.discard(channel)
+        self._reservations.leave(channel)
         model, counts = channel.spec.id, msgspec.structs.replace(channel.counts, **GAUGES)
         self._retired[model] = added(self._retired.get(model, KvCounts()), counts)
 
@@ -265,7 +275,11 @@ class KvStore:
         """A worker reports."""
         match event:
             case SlotStaged() | TurnEnded():
+                if isinstance(event, SlotStaged):
+                    self._reservations.staged(event.header.id)
                 self.publisher.hear(channel, event)
+            case RoomWanted() | RoomLeft():
+                self._reservations.hear(channel, event)
             case SlotsUsed(ids=ids, longer=longer):
                 for one in ids:
                     self._used[one] = max(self._used.get(one, 0.0), longer.get(one, 0.0))

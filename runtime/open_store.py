@@ -18,6 +18,7 @@ from typing import NamedTuple
 import structlog
 from msgspec import structs
 
+from runtime.disk_budget import DiskBudget, Evict, Reserved
 from runtime.heirs import Heirs
 from runtime.identified import identify
 from runtime.ranks import KvForm
@@ -28,7 +29,7 @@ from store import upkeep
 from store.cold_gate import ColdGate
 from store.conversations import Conversations
 from store.database import Database
-from store.disk import disk_bytes
+from store.disk import Reserve, disk_bytes
 from store.errors import IndexDamaged, SlotDamaged, SlotMissing, StoreError, StoreLost
 from store.index import SlotIndex
 from store.keyed_names import NOBODY, Asker, conversation_key
@@ -92,6 +93,8 @@ class OpenStore:
         self.clock = database.clock
         """What slots, conversations and their files age by; it parts from the wall clock."""
         self.index = SlotIndex(database)
+        self.disk = DiskBudget(database)
+        """What it takes of the fast disk, and may take."""
         self.records = Records(database)
         self.moving = threading.Lock()
         self.replacing = threading.Lock()
@@ -104,6 +107,12 @@ class OpenStore:
         """Up to this slot, in order of ids, everything was read to find damage."""
         self._owned = owned
         self._conversations = Conversations(database)
+
+    def keep_to(
+        self, cap_bytes: int | None, evict: Evict, reserved: dict[str, Reserved] | None = None
+    ) -> None:
+        """It may take so much of the fast disk, and this is reserved already."""
+        self.disk = DiskBudget(self.database, cap_bytes, reserved, evict)
 
     def close(self) -> None:
         """Finish what was submitted, mark the index as properly closed, let others own it."""
@@ -147,7 +156,7 @@ class OpenStore:
         saved = there + saved
         refused += misfits
         self.counts["refused_slots"] += len(refused)
-        self._note(saved, {one.header.id: one for one in group})
+        _note(self, saved, {one.header.id: one for one in group})
         return Published(tuple(saved), tuple(refused))
 
     def _is_published(self, staged: SlotStaged) -> bool:
@@ -220,24 +229,6 @@ class OpenStore:
 
     def _path(self, staged: SlotStaged) -> Path:
         return slot_path(self.root, staged.header.id)
-
-    def _note(self, saved: Sequence[SlotRow], staged: dict[str, SlotStaged]) -> None:
-        """Count what was written, and move the named conversations on."""
-        used_s, wall_s = self.clock.now_s(), time.time()
-        num_bytes = sum(staged[row.header.id].num_bytes for row in saved)
-        self.counts["published_slots"] += len(saved)
-        self.counts["published_bytes"] += num_bytes
-        self.counts["written_bytes"] += num_bytes
-        self.wear.add(num_bytes, wall_s)
-        with suppress(StoreError):
-            if saved:
-                figures = {"published_bytes": num_bytes, "written_bytes": num_bytes}
-                self.records.count(figures, wall_s)
-            # What is published can be found by the name that it is to be deleted by.
-            told = [staged[row.header.id] for row in saved]
-            turns = [_turn_of(one) for one in told if one.asker != NOBODY]
-            rows = [turn.row(self.secret, used_s) for turn in turns]
-            wait([self._conversations.advance(row) for row in rows])
 
     def conversation_key(self, session_id: str) -> bytes:
         """What stands for a session id in this store."""
@@ -338,8 +329,12 @@ class OpenStore:
 
         Raises:
             ColdAway: it is kept and may be had later.
+            OverCap: the same, but there is no room for it on the fast disk.
             StoreError: the system fails.
         """
+        return self.disk.within(slot_id, lambda reserve: self._fetch(slot_id, reserve))
+
+    def _fetch(self, slot_id: str, reserve: Reserve) -> MissReason | None:
         if self.cold is None:
             return "evicted"
         warm, cold = SlotPlace(slot_id, "warm"), SlotPlace(slot_id, "cold")
@@ -348,7 +343,7 @@ class OpenStore:
             self.index.condemn(warm).result()
             try:
                 if not path.exists():
-                    publish_or_remove(self.cold.promote(self.root, slot_id))
+                    publish_or_remove(self.cold.promote(self.root, slot_id, reserve))
                 size = disk_bytes(path)
             except (SlotMissing, SlotDamaged) as error:
                 if self.is_cold(slot_id):
@@ -378,6 +373,26 @@ class OpenStore:
 
     def _lost(self) -> StoreLost:
         return StoreLost(f"{self.root} was removed or replaced")
+
+
+def _note(store: OpenStore, saved: Sequence[SlotRow], staged: dict[str, SlotStaged]) -> None:
+    """Count what was written, and move the named conversations on."""
+    used_s, wall_s = store.clock.now_s(), time.time()
+    num_bytes = sum(staged[row.header.id].num_bytes for row in saved)
+    store.counts["published_slots"] += len(saved)
+    store.counts["published_bytes"] += num_bytes
+    store.counts["written_bytes"] += num_bytes
+    store.wear.add(num_bytes, wall_s)
+    with suppress(StoreError):
+        if saved:
+            figures = {"published_bytes": num_bytes, "written_bytes": num_bytes}
+            store.records.count(figures, wall_s)
+        # What is published can be found by the name that it is to be deleted by.
+        told = [staged[row.header.id] for row in saved]
+        turns = [_turn_of(one) for one in told if one.asker != NOBODY]
+        conversations = Conversations(store.database)
+        rows = [turn.row(store.secret, used_s) for turn in turns]
+        wait([conversations.advance(row) for row in rows])
 
 
 def _is_as_reported(root: Path, staged: SlotStaged) -> bool:

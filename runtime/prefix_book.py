@@ -147,9 +147,11 @@ class PrefixBook:
             asked = model_key(store.secret, model)
             for name, prefix in after.items():
                 if before.get(name) != prefix:
-                    payload = msgspec.msgpack.encode(prefix)
-                    stored = StoredPrefix(prefix.sessions, payload)
-                    files.write(store.root, model_hash, asked, name, stored)
+                    stored = StoredPrefix(prefix.sessions, msgspec.msgpack.encode(prefix))
+                    num_bytes = len(msgspec.msgpack.encode(stored))
+                    if store.disk.reserve(f"prefix-{name}", num_bytes, is_small=True):
+                        files.write(store.root, model_hash, asked, name, stored)
+                    store.disk.release(f"prefix-{name}")
             for name in before.keys() - after.keys():
                 files.remove(store.root, model_hash, asked, name)
 

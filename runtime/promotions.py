@@ -8,7 +8,7 @@ from typing import Literal
 from runtime.kv_channel import KvChannel
 from runtime.open_store import Gone, OpenStore
 from runtime.store_life import StoreLife
-from store.errors import ColdAway
+from store.errors import ColdAway, OverCap
 
 Fetched = Literal["here", "away", "damaged", "evicted"]
 
@@ -46,7 +46,7 @@ class Promotions:
 def _fetched(store: OpenStore, slot_id: str) -> Fetched:
     try:
         why = store.fetch(slot_id)
-    except ColdAway:
+    except (ColdAway, OverCap):
         return "away"
     if why is None:
         return "here"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from runtime.kv_channel import KvChannel
-from runtime.open_store import Published
+from runtime.open_store import OpenStore, Published
 from runtime.store_life import StoreLife
 from runtime.wire import SlotStaged, TurnEnded
 from store.keyed_names import Whom
@@ -96,7 +96,7 @@ class Publisher:
             slots = [staged for _, staged in group]
             start_ns = time.time_ns() - int(max(one.write_ms for one in slots) * 1e6)
             self._group = asyncio.ensure_future(
-                self._life.attempt(lambda store, s=slots: store.publish(s))
+                self._life.attempt(lambda store, s=slots: _published(store, s))
             )
             published = await self._group
             self._announce(published or Published((), tuple(channels)), channels)
@@ -130,8 +130,22 @@ class Publisher:
         task.add_done_callback(self._under_way.discard)
 
     async def _discard(self, channel: KvChannel, staged: SlotStaged) -> None:
-        await self._life.attempt(lambda store: store.discard(staged))
+        await self._life.attempt(lambda store: _discarded(store, staged))
         channel.tell_gone([staged.header.id], "evicted")
+
+
+def _published(store: OpenStore, group: Sequence[SlotStaged]) -> Published:
+    """From now on rows tell of what was reserved."""
+    try:
+        return store.publish(group)
+    finally:
+        for one in group:
+            store.disk.release(one.header.id)
+
+
+def _discarded(store: OpenStore, staged: SlotStaged) -> None:
+    store.discard(staged)
+    store.disk.release(staged.header.id)
 
 
 def _may_be_of(channel: KvChannel, models: Collection[bytes] | None) -> bool:

@@ -1,7 +1,8 @@
 """The life of the store in a server: opening, failing, mending, closing; never on the event loop.
 
-Files and rows are touched by one thread, cold slots are fetched by a second, long chores run in a
-third. Whatever fails, requests are answered, only slower (promise P3); `status` says so.
+Files and rows are touched by one thread, cold slots are fetched by a second, a third makes room for
+what is to be written, long chores run in a fourth. Whatever fails, requests are answered, only
+slower (promise P3); `status` says so.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import structlog
 
+from runtime.disk_budget import RECOVERED, Evict, Reserved
 from runtime.open_store import OpenStore
 from runtime.settings import Settings
 from runtime.store_opening import open_store
@@ -27,7 +30,7 @@ T = TypeVar("T")
 
 Opener = Callable[[Path, str | None, bytes | None], OpenStore]
 State = Literal["off", "opening", "ok", "degraded"]
-Lane = Literal["write", "promote", "chore"]
+Lane = Literal["write", "promote", "room", "chore"]
 
 _RESTREAM_S = 1.0
 _MIN_PROBE_S = 1.0
@@ -64,6 +67,10 @@ class Household(Protocol):
         """The store was opened, perhaps anew, and perhaps another one."""
         ...
 
+    def evictor(self, store: OpenStore) -> Evict:
+        """What makes room in a store that is being opened. It is called from other threads."""
+        ...
+
     def on_slots(self) -> None:
         """Recovery found more slots."""
         ...
@@ -92,6 +99,7 @@ class StoreLife:
         self._open_store = opener
         self._household = household
         self._secret: bytes | None = None
+        self._reserved: dict[str, Reserved] = {}
         self._num_failures = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._mender: asyncio.Task[None] | None = None
@@ -99,6 +107,7 @@ class StoreLife:
         self._lanes: dict[Lane, ThreadPoolExecutor] = {
             "write": ThreadPoolExecutor(1, "store"),
             "promote": ThreadPoolExecutor(1, "store-promote"),
+            "room": ThreadPoolExecutor(1, "store-room"),
             "chore": ThreadPoolExecutor(1, "store-chore"),
         }
 
@@ -194,6 +203,8 @@ class StoreLife:
             return
         finally:
             self.settled.set()
+        evict = self._household.evictor(store)
+        store.keep_to(self._settings.cache_max_bytes, evict, self._reserved)
         self.store, self._secret = store, store.secret
         self.status = KvStatus("ok")
         _log.info("conversations are kept", directory=str(root))
@@ -205,10 +216,12 @@ class StoreLife:
         now_s = time.time()
         is_over, lock = self.stopping.is_set, store.replacing
         recovery = Recovery(store.root, store.database, store.cold, now_s, is_over, lock)
+        recovery.reserve = partial(store.disk.reserve_spare, RECOVERED)
 
         def run(_: OpenStore) -> None:
             with store.moving:
                 recovery.run()
+            store.disk.release(RECOVERED)
 
         running = asyncio.ensure_future(self.attempt(run, "chore"))
         num_told = 0

@@ -125,6 +125,13 @@ class Bring(Struct, frozen=True, tag="bring"):
     ids: tuple[str, ...]
 
 
+class RoomGiven(Struct, frozen=True, tag="room_given"):
+    """Whether a file may be written; where not, the store takes as much of the disk as it may."""
+
+    key: str
+    is_given: bool
+
+
 KvNews = (
     Attach
     | Slots
@@ -140,6 +147,7 @@ KvNews = (
     | HotBudget
     | Forget
     | Bring
+    | RoomGiven
 )
 """What the store tells a worker."""
 
@@ -335,6 +343,22 @@ class PinWanted(Struct, frozen=True, tag="pin"):
     """What it takes, with all that comes before it."""
 
 
+class RoomWanted(Struct, frozen=True, tag="room"):
+    """A file of `num_bytes` is to be written: `RoomGiven` answers. The key of a slot is its id,
+    `parent` what it continues.
+    """
+
+    key: str
+    num_bytes: int
+    parent: str | None = None
+
+
+class RoomLeft(Struct, frozen=True, tag="room_left"):
+    """What room was given for is written and no slot, or is not written."""
+
+    key: str
+
+
 class StoreTrouble(Struct, frozen=True, tag="trouble"):
     """A slot could not be written; `reason` is machine-readable."""
 
@@ -362,6 +386,8 @@ Event = (
     | HotNow
     | Forgotten
     | PinWanted
+    | RoomWanted
+    | RoomLeft
     | StoreTrouble
 )
 

@@ -34,12 +34,14 @@ from store.cold_codec import ChunkSource, Source, Unpacker, pack
 from store.disk import (
     CHUNK_BYTES,
     PRIVATE_DIRECTORY,
+    Reserve,
     SequentialReader,
     Yield,
     disk_bytes,
     keep_going,
     make_directory,
     new_file,
+    no_cap,
     opened,
     reported,
     sync_directories,
@@ -92,8 +94,10 @@ class ColdStore(Protocol):
         """
         ...
 
-    def promote(self, root: Path, slot_id: str, yield_: Yield = keep_going) -> StagedSlot:
+    def promote(self, root: Path, slot_id: str, reserve: Reserve = no_cap) -> StagedSlot:
         """Stage the slot below `root`, verified; `publish` makes it visible. The packed one stays.
+
+        `reserve` is asked before the file is made; whatever it raises leaves nothing behind.
 
         Raises:
             SlotMissing, SlotDamaged: there is nothing to be had.
@@ -156,15 +160,16 @@ def _packed(path: Path, yield_: Yield) -> Generator[tuple[SlotContents, Iterator
         yield contents, pack(fd, contents, yield_)
 
 
-def _unpacked(root: Path, slot_id: str, source: Source, yield_: Yield) -> StagedSlot:
+def _unpacked(root: Path, slot_id: str, source: Source, reserve: Reserve) -> StagedSlot:
     unpacker = Unpacker(source)
     if unpacker.contents.header.id != slot_id:
         raise SlotDamaged(f"{slot_id} holds slot {unpacker.contents.header.id}")
     path = slot_path(root, slot_id).with_name(temp_name(slot_id))
     make_directory(path.parent)
     num_bytes = unpacker.contents.file_bytes
+    reserve(num_bytes)
     with new_file(path, num_bytes) as file:
-        unpacker.write_to(file, yield_)
+        unpacker.write_to(file, keep_going)
     return StagedSlot(slot_id, path, num_bytes)
 
 
@@ -198,11 +203,11 @@ class ColdDirectory:
         sync_directories([cold_path.parent])
         return ColdSlot(slot_id, disk_bytes(cold_path))
 
-    def promote(self, root: Path, slot_id: str, yield_: Yield = keep_going) -> StagedSlot:
+    def promote(self, root: Path, slot_id: str, reserve: Reserve = no_cap) -> StagedSlot:
         with opened(self._path(slot_id)) as fd:
             num_bytes = os.fstat(fd).st_size
             chunks = SequentialReader(fd, 0, num_bytes).take(num_bytes)
-            return _unpacked(root, slot_id, ChunkSource(chunks), yield_)
+            return _unpacked(root, slot_id, ChunkSource(chunks), reserve)
 
     def delete(self, slot_id: str) -> bool:
         return remove(self._path(slot_id))
@@ -295,12 +300,12 @@ class ColdBucket:
         with self._asking(slot_id):
             return _heard(lambda: obstore.head_async(self._bucket, self._name(slot_id)))["size"]
 
-    def promote(self, root: Path, slot_id: str, yield_: Yield = keep_going) -> StagedSlot:
+    def promote(self, root: Path, slot_id: str, reserve: Reserve = no_cap) -> StagedSlot:
         with self._asking(slot_id):
             found = _heard(lambda: obstore.get_async(self._bucket, self._name(slot_id)))
             # Awaiting each chunk takes ten times longer than reading it.
             chunks = map(memoryview, found.stream(CHUNK_BYTES))
-            return _unpacked(root, slot_id, ChunkSource(chunks), yield_)
+            return _unpacked(root, slot_id, ChunkSource(chunks), reserve)
 
     def delete(self, slot_id: str) -> bool:
         try:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from store.cold import ColdSlot, ColdStore
 from store.cold_owner import Owned
-from store.disk import Yield, keep_going
+from store.disk import Reserve, Yield, keep_going, no_cap
 from store.errors import ColdAway, ColdForeign, SlotDamaged, SlotMissing, StoreFailed, StoreFull
 from store.slots import StagedSlot
 
@@ -114,9 +114,9 @@ class ColdGate:
         with self._contact(takes=True):
             return self._cold.demote(path, yield_)
 
-    def promote(self, root: Path, slot_id: str, yield_: Yield = keep_going) -> StagedSlot:
+    def promote(self, root: Path, slot_id: str, reserve: Reserve = no_cap) -> StagedSlot:
         with self._contact():
-            return self._cold.promote(root, slot_id, yield_)
+            return self._cold.promote(root, slot_id, reserve)
 
     def delete(self, slot_id: str) -> bool:
         with self._contact():

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,8 +22,9 @@ from sqlalchemy.pool import QueuePool, StaticPool
 
 from store import clock as clocks
 from store.clock import Trusted, TrustedClock
+from store.disk import disk_bytes
 from store.errors import IndexDamaged, StoreError, StoreFailed, StoreFull, StoreLocked
-from store.index_file import connect_reader
+from store.index_file import connect_reader, log_limit
 from store.sqlite_errors import reported
 
 T = TypeVar("T")
@@ -75,6 +76,8 @@ class Database:
         self.needs_rebuild = needs_rebuild
         self.moved_aside = moved_aside
         self.is_damaged = False
+        self._cap_bytes: int | None = None
+        self._log_bytes = 0
         self._writer = writer
         self._make_room = make_room
         self._readers = engine_of(lambda: connect_reader(path), "BEGIN", QueuePool)
@@ -83,6 +86,17 @@ class Database:
         self._thread = threading.Thread(target=self._write, name="store-writer", daemon=True)
         if writer is not None:
             self._thread.start()
+
+    def keep_log_within(self, cap_bytes: int | None) -> None:
+        """Of a store that may take so much, the log is cut after each transaction that exceeds
+        `log_limit`.
+        """
+        self._cap_bytes = cap_bytes
+
+    @property
+    def log_limit_bytes(self) -> int:
+        """As `index_file.log_limit`. Raises StoreFailed."""
+        return log_limit(self.path, self._cap_bytes)
 
     @property
     def is_read_only(self) -> bool:
@@ -182,9 +196,20 @@ class Database:
             else:
                 self._commit(writer, group)
             is_last = group[-1].is_last
+            if not is_last:
+                self._keep_log_short(writer)
         with reported():
             writer.close()
             writer.engine.dispose()
+
+    def _keep_log_short(self, writer: Connection) -> None:
+        """Where a reader holds on to it, not again before it has grown by as much."""
+        with suppress(StoreError), reported():
+            log_bytes = disk_bytes(self.path.with_name(f"{self.path.name}-wal"))
+            limit_bytes = self.log_limit_bytes
+            self._log_bytes = min(self._log_bytes, log_bytes)
+            if log_bytes - self._log_bytes > limit_bytes:
+                self._log_bytes = 0 if _cut_log(writer) else log_bytes
 
     def _group(self, first: _Work) -> tuple[list[_Work], _Work | None]:
         """What shares a transaction with `first`, and what was taken from the queue too early."""
@@ -292,8 +317,17 @@ def is_sound(connection: Connection) -> bool:
 
 def _checkpoint(connection: Connection) -> bool:
     """Outside any transaction of SQLAlchemy's: SQLite refuses to checkpoint inside one."""
-    raw = cast("sqlite3.Connection", connection.connection.dbapi_connection)
+    raw = _raw(connection)
     raw.execute("PRAGMA optimize")
     raw.execute("PRAGMA incremental_vacuum").fetchall()
-    busy, _, _ = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return _cut_log(connection)
+
+
+def _cut_log(connection: Connection) -> bool:
+    """Move the WAL into the file and cut it; False where a reader held on to it."""
+    busy, _, _ = _raw(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
+
+
+def _raw(connection: Connection) -> sqlite3.Connection:
+    return cast("sqlite3.Connection", connection.connection.dbapi_connection)

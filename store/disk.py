@@ -239,6 +239,29 @@ def disk_bytes(path: Path) -> int:
         raise StoreFailed(f"cannot stat {path}: {error.strerror}") from error
 
 
+def bytes_below(*folders: Path) -> int:
+    """Bytes of disk that all files below take, each once, however many names it has.
+
+    What leaves meanwhile counts as nothing. Raises StoreFailed.
+    """
+    found: dict[int, int] = {}
+    for folder in folders:
+        with reported(folder):
+            _note_bytes(os.fspath(folder), found)
+    return sum(found.values())
+
+
+def _note_bytes(folder: str, found: dict[int, int]) -> None:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _note_bytes(entry.path, found)
+                continue
+            with suppress(FileNotFoundError):
+                stat = entry.stat(follow_symlinks=False)
+                found[stat.st_ino] = stat.st_blocks * 512
+
+
 class SequentialReader:
     """The bytes of a file in order, from `start`, through one reused buffer."""
 
@@ -282,4 +305,13 @@ Yield = Callable[[int], None]
 
 def keep_going(num_bytes: int) -> None:
     """Neither wait nor give up."""
+    del num_bytes
+
+
+Reserve = Callable[[int], None]
+"""Called with the bytes of a file before it is made; raises OverCap where that must not be."""
+
+
+def no_cap(num_bytes: int) -> None:
+    """A file of any size may be made."""
     del num_bytes

@@ -33,6 +33,16 @@ class StoreFull(StoreError):
     reason = "full"
 
 
+class OverCap(StoreError):
+    """A file of `num_bytes` was not begun: with it the store would take more than it may."""
+
+    reason = "cap"
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(f"{num_bytes} bytes more would exceed the cap")
+        self.num_bytes = num_bytes
+
+
 class StoreFailed(StoreError):
     """Reading or writing failed for another reason of the system: I/O error, read-only, denied."""
 

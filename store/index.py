@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from sqlalchemy import Connection, delete, func, literal, select, update
 from sqlalchemy.dialects.sqlite import insert
@@ -33,6 +34,13 @@ from store.types import (
     class_of,
     decayed_hits,
 )
+
+
+class Footprint(NamedTuple):
+    """Bytes of the slots on the fast disk, and the ids of dropped ones whose files may be there."""
+
+    warm_bytes: int
+    leaving: tuple[str, ...]
 
 
 class SlotIndex:
@@ -162,6 +170,10 @@ class SlotIndex:
     def candidates(self, *, with_pinned: bool = False) -> list[Candidate]:
         """Every slot that is not pinned, or every slot, for `runtime.kv.eviction.choose`."""
         return self._database.read(lambda c: slot_rows.read_candidates(c, with_pinned=with_pinned))
+
+    def footprint(self) -> Footprint:
+        """What the files of slots take on the fast disk."""
+        return self._database.read(_footprint)
 
     def totals(self) -> list[TierTotal]:
         """What each model holds in each tier."""
@@ -308,6 +320,12 @@ def _places(connection: Connection) -> list[SlotPlace]:
 def _condemned(connection: Connection) -> list[SlotPlace]:
     rows = connection.execute(select(Condemned.name, Condemned.tier))
     return [SlotPlace(*row) for row in rows]
+
+
+def _footprint(connection: Connection) -> Footprint:
+    warm = select(func.coalesce(func.sum(Slot.disk_bytes), 0)).where(Slot.tier == "warm")
+    leaving = select(Condemned.name).where(Condemned.tier == "warm")
+    return Footprint(connection.execute(warm).scalar_one(), tuple(connection.scalars(leaving)))
 
 
 def _totals(connection: Connection) -> list[TierTotal]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from store.disk import PRIVATE_FILE, sync_directories
+from store.disk import PRIVATE_FILE, disk_bytes, sync_directories
 from store.disk import reported as system_reported
 from store.errors import IndexDamaged, StoreFailed, StoreTooNew
 from store.file_kinds import INDEX, FileKind
@@ -22,6 +22,9 @@ from store.sqlite_errors import reported
 
 BUSY_TIMEOUT_MS = 5000
 JOURNAL_LIMIT_BYTES = 8 << 20
+MIN_LOG_BYTES = 128 << 10
+MAX_LOG_BYTES = 4 << 20
+_LOG_SHARE = 32
 
 
 class Pragma(NamedTuple):
@@ -212,3 +215,15 @@ def move_aside(path: Path) -> Path:
                 part.rename(aside.with_name(aside.name + suffix))
     sync_directories([path.parent])
     return aside
+
+
+def log_limit(path: Path, cap_bytes: int | None) -> int:
+    """How large the log of a database may be between two transactions, where a store has a cap.
+
+    No smaller than the file as long as that is small: one transaction writes each page once.
+    Raises StoreFailed.
+    """
+    if cap_bytes is None:
+        return MAX_LOG_BYTES
+    wanted = max(disk_bytes(path), cap_bytes // _LOG_SHARE, MIN_LOG_BYTES)
+    return min(wanted, MAX_LOG_BYTES)

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select
 from store import slot_rows, upkeep
 from store.cold import ColdStore
 from store.database import Database
-from store.disk import disk_bytes, reported
+from store.disk import Reserve, disk_bytes, no_cap, reported
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
 from store.index import SlotIndex
 from store.removal import unlink_condemned
@@ -82,6 +82,8 @@ class Recovery:
         self._should_stop = should_stop
         self._replacing = replacing or Lock()
         self.report = RecoveryReport()
+        self.reserve: Reserve = no_cap
+        """Asked before a packed slot is unpacked to be read."""
 
     def run(self) -> RecoveryReport:
         """Do it all. Slots become visible batch by batch, parents first.
@@ -198,7 +200,7 @@ class Recovery:
         """A packed slot is read by unpacking it; that is rare enough to pay for."""
         if self._cold is None:
             raise SlotMissing(name)
-        staged = self._cold.promote(self._root, name)
+        staged = self._cold.promote(self._root, name, self.reserve)
         try:
             return read_header(staged.path)
         finally:

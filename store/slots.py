@@ -20,12 +20,14 @@ from xxhash import xxh3_128
 from store.disk import (
     CHUNK_BYTES,
     NewFile,
+    Reserve,
     SequentialReader,
     Yield,
     changed_file,
     keep_going,
     make_directory,
     new_file,
+    no_cap,
     opened,
     reported,
     sync_directories,
@@ -81,11 +83,12 @@ def stage(
     token_ids: Sequence[int],
     tensors: Sequence[TensorData],
     yield_: Yield = keep_going,
+    reserve: Reserve = no_cap,
 ) -> StagedSlot:
     """Write a slot beside its later place and sync it; `publish` makes it visible.
 
-    `yield_` is called with the bytes written since its last call, about every MiB. Whatever it
-    raises leaves nothing behind.
+    `reserve` is asked before the file is made. `yield_` is called with the bytes written since its
+    last call, about every MiB. Whatever they raise leaves nothing behind.
 
     Raises:
         ValueError: header, token ids and tensors contradict each other.
@@ -100,6 +103,7 @@ def stage(
     make_directory(path.parent)
     num_front_bytes = len(pack_front(header, entries))
     num_bytes = num_front_bytes + entries[-1].end
+    reserve(num_bytes)
     with new_file(path, num_bytes) as file:
         file.leave_room(num_front_bytes)
         written = _write_payload(file, entries, pieces, yield_)

@@ -146,29 +146,6 @@ def turns_root(root: Path, model: bytes) -> Path:
     return root / TURNS / model.hex()
 
 
-def turn_bytes(root: Path) -> int:
-    """What they take of the disk, each once, however many conversations have it.
-
-    What leaves meanwhile counts as nothing. Raises StoreFailed.
-    """
-    found: dict[int, int] = {}
-    with reported(root / TURNS):
-        _note_bytes(os.fspath(root / TURNS), found)
-    return sum(found.values())
-
-
-def _note_bytes(folder: str, found: dict[int, int]) -> None:
-    """The bytes of all turns below, by inode."""
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                _note_bytes(entry.path, found)
-            elif entry.name.endswith(SUFFIX):
-                with suppress(FileNotFoundError):
-                    stat = entry.stat(follow_symlinks=False)
-                    found[stat.st_ino] = stat.st_blocks * 512
-
-
 def drop_folders(root: Path, whose: Folders) -> None:
     """Remove the turns of these conversations, with all models. Raises StoreFailed."""
     _remove([one.path for one in folders(root) if one.path.name in whose])

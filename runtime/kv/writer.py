@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import structs
 
-from store.errors import StoreError
+from runtime.kv.room import UNBOUNDED, Room
+from store.errors import OverCap, StoreError
 from store.keyed_names import NOBODY, Asker
 from store.slots import StagedSlot, remove, stage
 from store.types import SlotHeader, TensorData, TtlClass
@@ -70,11 +72,13 @@ class SlotWriter:
         max_bytes: int,
         on_staged: Callable[[WriteJob, StagedSlot], None],
         on_failed: Callable[[WriteFailed], None],
+        room: Room = UNBOUNDED,
     ) -> None:
         self._root = root
         self._max_bytes = max_bytes
         self._on_staged = on_staged
         self._on_failed = on_failed
+        self._room = room
         self._jobs: deque[WriteJob] = deque()
         self._wake = threading.Condition()
         self._current: WriteJob | None = None
@@ -207,11 +211,17 @@ class SlotWriter:
         pace = _Pace(self.idle, lambda: bool(self._on_given_up))
         try:
             header, tensors = _whole(job)
-            staged = stage(self._root, header, job.token_ids, tensors, pace.yield_)
+            reserve = partial(self._room.take, header.id, parent=header.parent)
+            staged = stage(self._root, header, job.token_ids, tensors, pace.yield_, reserve)
         except _GivenUp:
+            self._room.leave(job.header.id)
             self._given_up()
             return
+        except OverCap as error:
+            self._refused(job, error.reason)
+            return
         except (StoreError, ValueError) as error:
+            self._room.leave(job.header.id)
             if self._given_up():
                 return
             reason = error.reason if isinstance(error, StoreError) else "refused"
@@ -230,7 +240,17 @@ class SlotWriter:
                 return
         with suppress(StoreError):
             remove(staged.path)
+        self._room.leave(job.header.id)
         self._given_up()
+
+    def _refused(self, job: WriteJob, reason: str) -> None:
+        """The disk has no room for it, and what continues it has no place there."""
+        if self._given_up():
+            return
+        with self._wake:
+            self._current = None
+        self._on_failed(WriteFailed(job.header.id, reason))
+        self.orphan([job.header.id])
 
     def _given_up(self) -> bool:
         """Whether what was written is not wanted any more; nothing of it is left then."""

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from runtime.kv.blocks import HashChain
 from runtime.kv.ground import Ground
 from runtime.kv.layers import row_sizes
 from runtime.kv.reader import SlotReader
+from runtime.kv.room import AskedRoom
 from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.model_folder import as_of
@@ -32,6 +33,7 @@ from runtime.slot_news import Attach
 from runtime.types import GenerateRequest
 from runtime.wire import (
     Abort,
+    Command,
     Forget,
     Heartbeat,
     Hello,
@@ -40,6 +42,7 @@ from runtime.wire import (
     LoadError,
     LoadProgress,
     Ready,
+    RoomGiven,
     SlotStaged,
     Stop,
     StoreTrouble,
@@ -90,7 +93,8 @@ class Worker:
         self._load: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._writer: tuple[SlotWriter, threading.Thread] | None = None
-        self._turns = TurnStore()
+        self._room = AskedRoom(self._sender.send)
+        self._turns = TurnStore(room=self._room)
         self._seal = Seal()
         self._turning: threading.Thread | None = None
         self._root: Path | None = None
@@ -199,7 +203,9 @@ class Worker:
             return Tiers(ground, None, None, self._sender.send, checks=sys.flags.dev_mode)
         ground.is_apart = True
         root = Path(options.root)
-        writer = SlotWriter(root, options.queue_bytes, self._on_staged, self._on_unwritten)
+        writer = SlotWriter(
+            root, options.queue_bytes, self._on_staged, self._on_unwritten, self._room
+        )
         self._writer = writer, _thread("writer", writer.run)
         reader = SlotReader(root, self._inbox.put)
         return Tiers(
@@ -235,17 +241,19 @@ class Worker:
 
     def _read(self) -> None:
         """The reader thread; what it cannot understand is the end, as if the server were gone."""
+        told = commands(self._sock)
         try:
-            self._is_heard = self._obey()
+            self._is_heard = self._obey(told)
         except Exception:
             self._is_heard = False
             traceback.print_exc()
         finally:
             self._quit()
+        self._room.listen(told if self._is_heard else ())
 
-    def _obey(self) -> bool:
+    def _obey(self, told: Iterator[Command]) -> bool:
         """Until it is to stop, or the server is gone (False). Aborts overtake the queue as well."""
-        for command in commands(self._sock):
+        for command in told:
             match command:
                 case Load():
                     self._root = Path(command.kv.root) if command.kv.root is not None else None
@@ -263,6 +271,8 @@ class Worker:
                 case Stop(exit_s=exit_s):
                     self._deadline.phase_s = exit_s
                     return True
+                case RoomGiven():
+                    self._room.hear(command)
                 case Forget(whom=whom, secret=secret):
                     self._fetcher.forget()
                     self._turns.forget(whom, secret)

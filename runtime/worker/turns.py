@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from runtime.kv.room import UNBOUNDED, Room
 from runtime.prompt.canonical import advance
 from runtime.prompt.healing import Known, Lineage, Spoken, Talk
 from runtime.types import Chunk
 from runtime.worker.template import Template
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
+from store.errors import OverCap
 from store.keyed_names import Whom, conversation_key, keyed_hash, model_key
 from store.turns import (
     EVERYBODYS,
@@ -181,7 +183,9 @@ class TurnStore:
         *,
         max_memory_bytes: int = MAX_MEMORY_BYTES,
         max_disk_bytes: int = MAX_DISK_BYTES,
+        room: Room = UNBOUNDED,
     ) -> None:
+        self._room = room
         self._root: Path | None = None
         self._secret = b""
         self._max_memory_bytes = max_memory_bytes
@@ -410,9 +414,10 @@ class TurnStore:
             others = self._files.paths(name)
         path = root / folder / name.file
         try:
-            _place(path, turn, others)
+            if not _linked(path, others):
+                _write_file(path, turn, self._room)
             num_bytes = path.stat().st_size
-        except OSError:
+        except (OSError, OverCap):
             return  # it stays in memory; what ails the disk the slots' own writer reports
         with self._lock:
             if not self._is_wanted(job):
@@ -431,8 +436,8 @@ class TurnStore:
         return held is not None and held.owners.get(job.talk) is True
 
 
-def _place(path: Path, turn: Turn, others: Sequence[Path]) -> None:
-    """Have a turn at this path: as one more link to another's file, or as a file of its own.
+def _linked(path: Path, others: Sequence[Path]) -> bool:
+    """Have a turn at this path as one more link to another's file, if one is there.
 
     Raises OSError.
     """
@@ -440,17 +445,27 @@ def _place(path: Path, turn: Turn, others: Sequence[Path]) -> None:
         directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
     for other in others:
         with suppress(FileNotFoundError):  # its owner was deleted meanwhile
-            return link(other, path)
+            link(other, path)
+            return True
+    return False
+
+
+def _write_file(path: Path, turn: Turn, room: Room) -> None:
+    """Have a turn at this path as a file of its own. Raises OSError, OverCap."""
     temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
+    data = packed(turn)
+    room.take(temporary.name, len(data))
     try:
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
-            file.write(packed(turn))
+            file.write(data)
         temporary.rename(path)
     except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+    finally:
+        room.leave(temporary.name)
 
 
 def _known(turns: Sequence[Turn]) -> Known:

@@ -20,7 +20,7 @@ from store import slots
 from store.clock import Trusted, TrustedClock
 from store.cold import ColdDirectory, ColdSlot
 from store.cold_gate import ColdGate
-from store.disk import Yield, disk_bytes, keep_going
+from store.disk import Reserve, Yield, disk_bytes, keep_going, no_cap
 from store.errors import ColdAway, StoreFailed
 from store.recovery import Recovery
 from store.slots import StagedSlot
@@ -43,8 +43,8 @@ class Interrupted(ColdDirectory):
         self._meanwhile()
         return moved
 
-    def promote(self, root: Path, slot_id: str, yield_: Yield = keep_going) -> StagedSlot:
-        staged = super().promote(root, slot_id, yield_)
+    def promote(self, root: Path, slot_id: str, reserve: Reserve = no_cap) -> StagedSlot:
+        staged = super().promote(root, slot_id, reserve)
         self._meanwhile()
         return staged
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runtime.disk_budget import Evict
 from runtime.open_store import OpenStore
 from runtime.settings import Settings
 from runtime.store_life import KvStatus, StoreLife
@@ -49,6 +50,9 @@ class World:
         self.num_tries = 0
 
     def on_opened(self) -> None: ...
+
+    def evictor(self, store: OpenStore) -> Evict:
+        return lambda num_bytes, needed: None
 
     def on_slots(self) -> None: ...
 

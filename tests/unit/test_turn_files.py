@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 from store import turns
+from store.disk import bytes_below
 
 MODEL = b"\1" * 32
 
@@ -35,18 +36,18 @@ def test_folders_that_come_and_go_are_no_error_of_the_store(tmp_path: Path):
     worker.start()
     try:
         for _ in range(300):
-            assert turns.turn_bytes(tmp_path) >= 0
+            assert bytes_below(tmp_path / turns.TURNS) >= 0
     finally:
         done.set()
         worker.join()
 
 
-def test_only_turns_count(tmp_path: Path):
+def test_unfinished_turns_count_as_well(tmp_path: Path):
     folder = turns.turns_root(tmp_path, MODEL) / "a"
-    assert turns.turn_bytes(tmp_path) == 0
+    assert bytes_below(tmp_path / turns.TURNS) == 0
     folder.mkdir(parents=True)
     file_of(folder).write_bytes(b"x" * 5000)
     (folder / ".tmp-a").write_bytes(b"x" * 5000)
-    assert turns.turn_bytes(tmp_path) == 8192
+    assert bytes_below(tmp_path / turns.TURNS) == 2 * 8192
     turns.drop_turns(tmp_path, MODEL)
-    assert turns.turn_bytes(tmp_path) == 0
+    assert bytes_below(tmp_path / turns.TURNS) == 0

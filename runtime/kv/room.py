@@ -1,0 +1,75 @@
+"""Room on the disk, as the threads of a worker that write files ask for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from runtime.wire import Command, RoomGiven, RoomLeft, RoomWanted
+from store.errors import OverCap
+
+
+class Room(Protocol):
+    """Who writes a file takes room before. What was staged the server gives back."""
+
+    def take(self, key: str, num_bytes: int, *, parent: str | None = None) -> None:
+        """Wait until there is room for a file. Raises OverCap where there is to be none."""
+        ...
+
+    def leave(self, key: str) -> None:
+        """The file was not written, or is no slot and was."""
+        ...
+
+
+class _Unbounded:
+    """Where nobody counts."""
+
+    def take(self, key: str, num_bytes: int, *, parent: str | None = None) -> None:
+        pass
+
+    def leave(self, key: str) -> None:
+        pass
+
+
+UNBOUNDED: Room = _Unbounded()
+
+
+class AskedRoom:
+    """The server is asked through `send`, and `hear` takes its answers. From any thread."""
+
+    def __init__(self, send: Callable[[RoomWanted | RoomLeft], None]) -> None:
+        self._send = send
+        self._answers: dict[str, bool | None] = {}
+        self._told = threading.Condition()
+        self._is_closed = False
+
+    def take(self, key: str, num_bytes: int, *, parent: str | None = None) -> None:
+        """As `Room`."""
+        with self._told:
+            self._answers[key] = None
+            if not self._is_closed:
+                self._send(RoomWanted(key=key, num_bytes=num_bytes, parent=parent))
+            self._told.wait_for(lambda: self._is_closed or self._answers[key] is not None)
+            if not self._answers.pop(key):
+                raise OverCap(num_bytes)
+
+    def leave(self, key: str) -> None:
+        """As `Room`."""
+        self._send(RoomLeft(key=key))
+
+    def hear(self, given: RoomGiven) -> None:
+        """The server has answered."""
+        with self._told:
+            if given.key in self._answers:
+                self._answers[given.key] = given.is_given
+                self._told.notify_all()
+
+    def listen(self, commands: Iterable[Command]) -> None:
+        """Hear only this of what else is told, until the server is gone: then nothing is given."""
+        for command in commands:
+            if isinstance(command, RoomGiven):
+                self.hear(command)
+        with self._told:
+            self._is_closed = True
+            self._told.notify_all()
