@@ -44,7 +44,7 @@ test test-all soak: export PYTHONDONTWRITEBYTECODE :=
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: $(TESTS_TOO)  ## run the unit tests and a path for each promise (TESTS="tests/unit -k name" for others)
-	@$(PYTEST) $(or $(TESTS),$$($(BIN)/python -m tests.promises) tests/unit)
+	@$(PYTEST) $(or $(TESTS),--hypothesis-profile quick $$($(BIN)/python -m tests.promises) tests/unit)
 
 test-all: $(TESTS_TOO)  ## run all tests but the long ones, JOBS=3 files at a time
 	@$(PYTEST) $(TESTS)

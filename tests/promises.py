@@ -48,11 +48,23 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         "integration/test_swap.py": (
             "test_weights_that_change_under_a_loaded_model_are_not_taken_for_the_old_ones",
         ),
-        "integration/test_hot_tier.py": ALL,
+        # Of the kinds of models the one that mixes attention with layers that cannot be cut.
+        "integration/test_hot_tier.py": tuple(
+            f"{name}[qwen3_5]"
+            for name in (
+                "test_each_turn_computes_only_what_is_new_and_says_the_same_as_without",
+                "test_an_edit_reuses_what_is_before_it_where_the_layers_can_be_cut",
+                "test_siblings_at_the_same_moment_compute_the_system_prompt_once",
+                "test_choices_share_their_prompt_and_are_kept_each",
+                "test_an_answer_that_ends_at_a_stop_string_is_gone_on_from",
+                "test_different_conversations_at_once_do_not_mix",
+                "test_prefix_mode_keeps_the_system_prompt_only",
+            )
+        ),
     },
     "durable": {
         "integration/test_kv_restart.py": (
-            "test_a_conversation_goes_on_after_its_server_was_killed",
+            "test_a_short_conversation_goes_on_after_its_server_was_killed",
         ),
         "integration/test_store_killed.py": (
             "test_nothing_acknowledged_is_lost_when_the_writer_is_killed",
@@ -80,7 +92,7 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "private": {
         "integration/test_kv_restart.py": (
-            "test_everything_is_private_and_says_nothing_of_the_prompt",
+            "test_nothing_of_a_short_conversation_is_said_where_it_is_kept",
         ),
         "integration/test_http_tenants.py": ("test_a_prompt_of_one_is_new_when_another_sends_it",),
         "integration/test_http_security.py": ALL,
@@ -112,7 +124,7 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         "integration/test_cli.py": ALL,
     },
 }
-"""By promise and file: the names of the tests, or all of the file's."""
+"""By promise and file: the names of the tests, some with one of their parameters, or all."""
 
 
 def arguments() -> list[str]:

@@ -30,10 +30,21 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def conversation(home: Path) -> Conversation:
     """8k tokens that a server has answered and saved, before it was killed."""
-    conversation = Conversation(num_sentences=300)
+    return begun(home, num_sentences=300, num_tokens=8000)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Conversation]:
+    """The same of 1k tokens, and its home."""
+    home = tmp_path_factory.mktemp("short")
+    return home, begun(home, num_sentences=40, num_tokens=1000)
+
+
+def begun(home: Path, num_sentences: int, num_tokens: int) -> Conversation:
+    conversation = Conversation(num_sentences)
     with running(home, config=CONFIG) as server:
         first = conversation.ask(server)
-        assert first.num_prompt_tokens >= 8000
+        assert first.num_prompt_tokens >= num_tokens
         assert (first.tier, first.num_cached_tokens) == ("none", 0)
         assert CODE in first.text
         wait_until_saved(server, first.num_prompt_tokens)
@@ -52,7 +63,15 @@ def check(reply: Reply, tier: str) -> None:
     assert CODE in reply.text
 
 
+def test_a_short_conversation_goes_on_after_its_server_was_killed(short: tuple[Path, Conversation]):
+    check_it_goes_on(*short)
+
+
 def test_a_conversation_goes_on_after_its_server_was_killed(home: Path, conversation: Conversation):
+    check_it_goes_on(home, conversation)
+
+
+def check_it_goes_on(home: Path, conversation: Conversation) -> None:
     with running(home, config=CONFIG) as server:
         check(conversation.ask(server), "warm")
         reply = conversation.ask(server)
@@ -92,12 +111,20 @@ def test_and_after_another_model_was_loaded_meanwhile(
         assert other.ask(server, model="tiny", max_tokens=4).tier == "warm"
 
 
+def test_nothing_of_a_short_conversation_is_said_where_it_is_kept(short: tuple[Path, Conversation]):
+    check_it_is_private(short[0], num_paths=40)
+
+
 def test_everything_is_private_and_says_nothing_of_the_prompt(
     home: Path, conversation: Conversation
 ):
+    check_it_is_private(home, num_paths=260)
+
+
+def check_it_is_private(home: Path, num_paths: int) -> None:
     store = home / "kv"
     paths = [store, *store.rglob("*")]
-    assert len(paths) > 260
+    assert len(paths) > num_paths
     for path in paths:
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
         assert CANARY not in path.name

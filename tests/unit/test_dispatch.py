@@ -45,6 +45,7 @@ from runtime.types import (
     TextPrompt,
     Usage,
 )
+from tests.examples import usual
 from tests.puppets import (
     MODELS,
     NEEDS,
@@ -418,7 +419,7 @@ async def test_a_request_that_is_refused_for_its_id_takes_nobody_out_of_the_queu
 
 
 TestSupervision = Supervision.TestCase
-TestSupervision.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestSupervision.settings = settings(max_examples=usual(60), stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.soak

@@ -19,6 +19,7 @@ from api.framing import (
     Malformed,
     NotImplementedHere,
 )
+from tests.examples import usual
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CHUNKED = b"POST /x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -265,7 +266,7 @@ def content(passed: bytes) -> bytes:
     return b"".join(seen)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=usual(300), deadline=None)
 @given(data=STREAMS, cuts=st.lists(st.integers(0, 2000), max_size=12))
 def test_how_bytes_were_split_changes_nothing(data: bytes, cuts: list[int]):
     """And what passes is what a parser takes: it never meets what it would refuse."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from runtime.placement import Need, Room
 from runtime.swap import Plan, Resident, Scene, Terms, Waiting, plan
 from runtime.types import Priority
+from tests.examples import usual
 
 TERMS = Terms()
 ONE = Room(num_bytes=10)
@@ -236,7 +237,7 @@ processes = st.lists(
 rooms = st.builds(Room, num_bytes=st.integers(5, 30), num_models=st.none() | st.integers(1, 4))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=usual(300))
 @given(waiting=requests, residents=processes, room=rooms, dice=st.randoms())
 def test_whatever_the_scene_no_move_is_against_the_rules(
     waiting: list[Waiting], residents: list[Resident], room: Room, dice: random.Random

@@ -23,6 +23,7 @@ from ops.bench.swap_policies import (
 from ops.bench.swap_simulation import Agent, IllegalMove, Model, Workload, quantile, simulate
 from runtime.placement import Room
 from runtime.swap import Plan, Scene
+from tests.examples import usual
 
 HOUR_S = 3600.0
 OURS = "cohort + quantum + linger"
@@ -156,7 +157,7 @@ workloads = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=usual(150))
 @given(workload=workloads, seed=st.integers(0, 3))
 def test_every_turn_of_finitely_many_is_served_or_given_up(workload: Workload, seed: int):
     """Whatever the agents do; a move against the rules would raise."""
