@@ -185,7 +185,7 @@ def make_way(
         yield from _evict(store, free, num_bytes + spare, limits)
 
 
-def evictor(store: OpenStore, limits: Limits, tell: Callable[[News], None]) -> Evict:
+def evictor(store: OpenStore, limits: Limits, tell: Callable[[News], object]) -> Evict:
     """What a store's `DiskBudget` evicts by, from any thread, and tells of."""
 
     def evict(num_bytes: int, needed: Collection[str]) -> None:

@@ -75,23 +75,21 @@ class Committer:
             self.commit(trail, kv, end)
 
     def keep_exactly(self, trail: Trail, kv: Sequence[Any], end: int) -> Run | None:
-        """The run that ends at `end` and continues only runs that end where the next begins.
+        """The run that ends at `end`, with what comes before it fit for the disk.
 
-        Nothing hangs on it but these tokens. It is made from `kv` if need be; None where layers
-        that cannot be sliced have passed `end` already.
+        It is made from `kv` if need be: whole blocks are those of the runs that have them, only
+        the last tokens are its own. None where layers that cannot be sliced have passed `end`
+        already, or where there is no room.
         """
-        run = self._exact(trail, end)
+        run = self._ending(trail, end)
         if run is not None or self._ground.needs_state:
             return run
-        match = self._known(trail, end)
         copy = trail.fork()
         copy.leaf, copy.num_kept = None, 0
         if self._fitting(copy, kv, end) < end:
             return None
-        for one, leave in path_to(match.run, min(match.num_tokens, end)):
-            if leave != one.end:
-                break
-            copy.leaf, copy.num_kept = one, leave
+        self._catch_up(copy, end)
+        copy.num_kept = min(copy.num_kept, end - 1)
         self._append(copy, kv, end)
         self._write(copy)
         return copy.leaf
@@ -101,17 +99,14 @@ class Committer:
         hashes = trail.block_hashes[: end // self._ground.chain.block_size]
         return self._hot.tree.match(trail.token_ids[:end], hashes, trail.root)
 
-    def _exact(self, trail: Trail, end: int) -> Run | None:
+    def _ending(self, trail: Trail, end: int) -> Run | None:
         chain = self._ground.chain
         size = chain.block_size
         root = trail.root or chain.root
         last_block = trail.block_hashes[end // size - 1] if end >= size else root
         end_hash = chain.end_hash(last_block, trail.token_ids[end - end % size : end])
         fitting = (run for run in self._hot.tree if (run.end, run.end_hash) == (end, end_hash))
-        for run in fitting:
-            if all(leave == one.end for one, leave in path_to(run, end)):
-                return run
-        return None
+        return next((run for run in fitting if not self._is_barred(trail, run, end)), None)
 
     def extend_hashes(self, trail: Trail) -> None:
         """The trail has grown: hash the blocks that are complete now."""
