@@ -21,7 +21,8 @@ from api.body import HttpRequest, decoded, decoded_at
 from api.deps import Gate
 from api.lineage import Caller
 from api.openai.response_desk import ResponseDesk
-from api.prewarm import Fields, named_model, prompt_of, response_of
+from api.prewarm import PROMPT_FIELDS, Fields, named_model, prompt_of, response_of
+from api.refusal import refuse
 from api.sse import whole
 from runtime.keys import owned
 from runtime.types import Chunk, Explained, Finished, GenerateRequest
@@ -72,6 +73,8 @@ async def explain_prompt(
         asked = await _of_agent(
             body, decoded_at(fields["agent_id"], str, "agent_id"), caller, agents
         )
+    elif not fields.keys() & (PROMPT_FIELDS | {"previous_response_id"}):
+        refuse("messages", "is missing: send the body of a chat, in the shape of any API.")
     else:
         spec = gate.spec(named_model(fields))
         if fields.keys() & {"input", "previous_response_id"}:

@@ -26,6 +26,8 @@ from api.deps import Gate
 from api.errors import documented
 from api.limits import bounds_of, check_size, narrowed
 from api.lineage import Caller, asker_of, tenant_of
+from api.ollama.convert import chat_request
+from api.ollama.schemas import OllamaChatRequest
 from api.openai.convert import chat_to_generate
 from api.openai.response_convert import check, items_of, plan_of
 from api.openai.response_desk import ResponseDesk
@@ -41,12 +43,16 @@ from runtime.types import ChatPrompt, GenerateRequest, ModelSpec
 
 T = TypeVar("T")
 
-Shape = Literal["chat", "messages", "responses"]
+Shape = Literal["chat", "messages", "responses", "ollama"]
 Fields = dict[str, msgspec.Raw]
 
 _OPENING = msgspec.Raw(b'[{"role":"user","content":"."}]')
 _ANTHROPIC_TOOL = b'"input_schema"'
-_PROMPT_FIELDS = frozenset({"messages", "system", "tools", "instructions", "input"})
+_ANTHROPIC_PARTS = frozenset(
+    {"document", "image", "redacted_thinking", "thinking", "tool_result", "tool_use"}
+)
+_OLLAMA_FIELDS = frozenset({"options", "keep_alive", "think"})
+PROMPT_FIELDS = frozenset({"messages", "system", "tools", "instructions", "input"})
 _WHOLE = frozenset({"messages", "input", "instructions", "previous_response_id"})
 _FILE_NAME = re.compile(r"(?:~|\.\.?)?/\S*|\S+\.[A-Za-z0-9]{1,8}")
 _MOST_TOKEN_BYTES = 6
@@ -63,9 +69,16 @@ log = structlog.stdlib.get_logger("hearth.prewarm")
 
 
 class _Spoken(msgspec.Struct):
-    """Of a message, who says it."""
+    """Of a message, who says it, and what tells whose words it is in."""
 
     role: object = None
+    content: msgspec.Raw = msgspec.Raw(b"null")
+    images: object = None
+    tool_name: object = None
+
+
+class _Part(msgspec.Struct):
+    type: str = ""
 
 
 class _Tool(msgspec.Struct):
@@ -120,7 +133,7 @@ async def announce(
     spec, fields = gate.spec(options.model), spoken(fields)
     if fields.keys() & {"input", "previous_response_id"}:
         generate = await response_of(fields, spec, gate.settings, caller, responses)
-    elif not fields.keys() & _PROMPT_FIELDS:
+    elif not fields.keys() & PROMPT_FIELDS:
         if options.session_id is None:
             refuse(
                 "messages", "is missing: send messages, system, tools, a session_id or an agent_id."
@@ -205,8 +218,20 @@ def shape_of(fields: Mapping[str, msgspec.Raw]) -> Shape:
     """Whose request it looks like."""
     if fields.keys() & {"input", "instructions", "previous_response_id"}:
         return "responses"
+    messages = decoded_at(fields.get("messages", msgspec.Raw(b"[]")), list[_Spoken], "messages")
+    kinds = {kind for one in messages for kind in _kinds(one.content)}
     tools = bytes(fields.get("tools", b""))
-    return "messages" if "system" in fields or _ANTHROPIC_TOOL in tools else "chat"
+    if "system" in fields or _ANTHROPIC_TOOL in tools or kinds & _ANTHROPIC_PARTS:
+        return "messages"
+    is_ollama = any(one.images or one.tool_name for one in messages)
+    return "ollama" if is_ollama or fields.keys() & _OLLAMA_FIELDS else "chat"
+
+
+def _kinds(content: msgspec.Raw) -> set[str]:
+    """The types of a message's parts, where it has any."""
+    with suppress(msgspec.ValidationError):
+        return {one.type for one in msgspec.json.decode(content, type=list[_Part])}
+    return set()
 
 
 def named_model(fields: Fields) -> str | None:
@@ -245,8 +270,12 @@ def prompt_of(
         if not has_turns:
             messages += msgspec.json.decode(_OPENING, type=list[msgspec.Raw])
             fields["messages"] = msgspec.Raw(msgspec.json.encode(messages))
-        data = _decoded(fields, ChatRequest)
-        generate = chat_to_generate(data, "", spec, settings, caller)
+        if shape == "ollama":
+            asked = _decoded(fields, OllamaChatRequest)
+            generate = chat_request(asked, "", spec, settings, caller)
+        else:
+            data = _decoded(fields, ChatRequest)
+            generate = chat_to_generate(data, "", spec, settings, caller)
     if has_turns:
         return generate
     cache = msgspec.structs.replace(generate.cache, mode="prefix")
@@ -349,7 +378,7 @@ def _of_file(content: bytes, *, is_json: bool) -> Fields:
         fields = msgspec.json.decode(content, type=Fields)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         fields = {}
-    if fields.keys() & _PROMPT_FIELDS:
+    if fields.keys() & PROMPT_FIELDS:
         return fields
     if is_json:
         raise PromptUnusable("its file is not the body of a request, a JSON object with a prompt")

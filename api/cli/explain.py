@@ -40,7 +40,10 @@ class Prompt(msgspec.Struct):
 
 
 class Parting(msgspec.Struct):
-    """Where two prompts part: at which token, in which part of each, and in which of its lines."""
+    """Where two prompts part: at which token, in which part of each, and in which of its lines.
+
+    Without a line their texts are the same: other pictures, or other tokens for the same text.
+    """
 
     num_tokens: int
     num_other_tokens: int
@@ -82,10 +85,12 @@ def parting_of(one: Prompt, other: Prompt) -> Parting:
     pairs = zip(one.tokens, other.tokens, strict=False)
     shorter = min(len(one.tokens), len(other.tokens))
     parting.at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+    parting.part, parting.other_part = (_part_at(found, parting.at) for found in (one, other))
+    if one.text == other.text:
+        return parting
     at = num_common_characters(one.text, other.text)
     parting.line = one.text.count("\n", 0, at) + 1
     parting.text, parting.other_text = (_line_at(text, at) for text in (one.text, other.text))
-    parting.part, parting.other_part = (_part_at(found, parting.at) for found in (one, other))
     return parting
 
 
@@ -118,6 +123,11 @@ def _told(parting: Parting) -> str:
     numbers = f"{count(parting.num_tokens)} and {count(parting.num_other_tokens)}"
     if parting.at is None:
         return f"They are the same, {count(parting.num_tokens)} tokens."
+    if not parting.line:
+        return (
+            f"The same up to token {parting.at:,} (of {numbers}), in {parting.part}: another "
+            "picture, or other tokens for the same text."
+        )
     return (
         f"The same up to token {parting.at:,} (of {numbers}), in line {parting.line} of the "
         f"prompt.\n- {parting.part}: {parting.text}\n+ {parting.other_part}: {parting.other_text}"
