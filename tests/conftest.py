@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from tests import forked_server, forked_tester, forked_worker
 from tests.forked_worker import fork_workers, started_as_ever
 from tests.running_server import RunningServer, running
 from tests.tiny_models import write_model
@@ -29,6 +31,15 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("steady")
 # What `make test` asks for: the same examples, a quarter of them.
 hypothesis.settings.register_profile("quick", hypothesis.settings(), max_examples=25)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the processes of `pytest -n` share what forks servers, workers and themselves."""
+    starts_others = config.getoption("tx", None) and "PYTEST_XDIST_WORKER" not in os.environ
+    if sys.platform == "linux" and starts_others:
+        for module in (forked_worker, forked_server, forked_tester):
+            module.nursery().share()
+        config.option.tx = [f"popen//python={forked_tester.python()}" for _ in config.option.tx]
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from tests import forked_worker
-from tests.forking import FROZEN, Nursery, fork, orders, status_of
+from tests.forking import FROZEN, Nursery, fork, orders, status_of, wait_for_an_order
 
 
 class ForkedProcess:
@@ -29,7 +29,7 @@ class ForkedProcess:
         self, arguments: Sequence[str], env: Mapping[str, str], streams: Sequence[int]
     ) -> None:
         """`hearth` with these arguments, environment and three streams."""
-        self.pid, self._connection = fork(_nursery().address, arguments, env, streams)
+        self.pid, self._connection = fork(_ready(), arguments, env, streams)
         self.stdout: IO[bytes] | None = None
         self.returncode: int | None = None
 
@@ -91,15 +91,22 @@ def can_fork(variables: Iterable[str]) -> bool:
 
 
 @functools.cache
-def _nursery() -> Nursery:
-    """The one nursery of this test process; its servers' workers are forked as well."""
-    workers = forked_worker.nursery()
-    nursery = Nursery(__name__, os.environ, workers.address)
-    workers.wait_until_ready()
-    return nursery
+def nursery() -> Nursery:
+    """The one nursery for servers; their workers are forked as well."""
+    return Nursery(__name__, os.environ, forked_worker.nursery().address)
+
+
+@functools.cache
+def _ready() -> str:
+    """The nursery's address, when workers can be forked at once."""
+    servers = nursery()
+    servers.wake()
+    forked_worker.nursery().wait_until_ready()
+    return servers.address
 
 
 def _main() -> None:
+    wait_for_an_order(int(sys.argv[1]))
     program = importlib.import_module("api.__main__")
     for name in ("api.app", "api.cli.serving", "api.cache_cli"):
         importlib.import_module(name)

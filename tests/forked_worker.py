@@ -25,7 +25,7 @@ import psutil
 from typing_extensions import override
 
 from runtime.newborn import worker_environment
-from tests.forking import FROZEN, Nursery, fork, frozen, orders, status_of
+from tests.forking import FROZEN, Nursery, fork, frozen, orders, status_of, wait_for_an_order
 
 _COMMAND = (sys.executable, "-P", "-m", "runtime.worker", "--fd")
 _FROZEN = (*FROZEN, "OPENBLAS_", "OMP_", "MKL_", "MLX_", "HF_", "HOME", "XDG_")
@@ -123,7 +123,7 @@ def own_workers() -> list[psutil.Process]:
 
 @functools.cache
 def nursery() -> Nursery:
-    """The one nursery for workers of this test process."""
+    """The one nursery for workers."""
     env = worker_environment("auto") | {"ROOM": " " * _ROOM_BYTES}
     return Nursery("tests.forked_worker", env, " " * _ROOM_BYTES)
 
@@ -157,6 +157,7 @@ def _ordered(
 
 def _main() -> None:
     """In each forked process, the worker; it ends by `os._exit`."""
+    wait_for_an_order(int(sys.argv[1]))
     for name in _MODULES:
         importlib.import_module(name)
     del sys.modules["runtime.worker.__main__"]  # it is run anew, as the program

@@ -37,34 +37,60 @@ def frozen(env: Mapping[str, str], prefixes: Sequence[str] = FROZEN) -> dict[str
     return {name: value for name, value in env.items() if name.startswith(tuple(prefixes))}
 
 
+def shared(module: str) -> str | None:
+    """The address of the run's nursery of this module, if one process has started it for all."""
+    return os.environ.get(f"NURSERY_{module}")
+
+
 class Nursery:
-    """A process that forks, seen from outside; `python -m MODULE` is to call `orders()`."""
+    """A process that forks, seen from outside; `python -m MODULE` is to call `orders()`.
+
+    It is the one that all processes of a run share, or one of our own.
+    """
 
     def __init__(self, module: str, env: Mapping[str, str], *arguments: str) -> None:
+        self._module = module
+        self.address = shared(module) or self._start(module, env, arguments)
+
+    def _start(self, module: str, env: Mapping[str, str], arguments: Sequence[str]) -> str:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind("")  # a name of the kernel's choice, which is no file
             listener.listen(64)
-            self.address: str = listener.getsockname().hex()
-            self._process = subprocess.Popen(
+            address = listener.getsockname().hex()
+            process = subprocess.Popen(
                 [sys.executable, "-m", module, str(listener.fileno()), *arguments],
                 stdin=subprocess.PIPE,
                 pass_fds=[listener.fileno()],
                 cwd=ROOT,
                 env=dict(env),
             )
-        atexit.register(self.close)
+        atexit.register(_close, process)
+        return address
+
+    def share(self) -> None:
+        """Let the processes that this one starts from now on use it as well."""
+        os.environ[f"NURSERY_{self._module}"] = self.address
+
+    def wake(self) -> None:
+        """Have it import what it waits with until there is an order."""
+        self._order_nothing().close()
 
     def wait_until_ready(self) -> None:
         """Its imports are done."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.connect(bytes.fromhex(self.address))
-            connection.send(b"")
+        with self._order_nothing() as connection:
             connection.recv(1)
 
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+    def _order_nothing(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(bytes.fromhex(self.address))
+        connection.send(b"")
+        return connection
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
 
 
 def fork(
@@ -132,6 +158,11 @@ class Order:
             least = [min(pair, key=_finite) for pair in zip(asked, ours, strict=True)]
             resource.setrlimit(limit, (least[0], least[1]))
         time.tzset()
+
+
+def wait_for_an_order(listener_fd: int) -> None:
+    """Until there is somebody for whom it is worth while to import anything."""
+    select.select([sys.stdin, listener_fd], [], [])
 
 
 def orders(listener_fd: int) -> Order | None:
