@@ -125,6 +125,7 @@ class KvChannel:
         self._is_closed = False
         self._is_told = asyncio.Event()
         self._is_loaded = asyncio.Event()
+        self._naming_wait_s: float | None = None
         self._is_named = asyncio.Event()
         self._is_named.set()
         self._asked: dict[int, asyncio.Future[Answer]] = {}
@@ -166,6 +167,8 @@ class KvChannel:
         one that failed.
         """
         self._is_loaded.set()
+        if self._naming_wait_s is not None:
+            self._wait_for_name(self._naming_wait_s)
         if self.kv.root is not None and await self._desk.is_open():
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._desk.patience_s):
@@ -237,9 +240,16 @@ class KvChannel:
         await self._is_loaded.wait()
 
     def is_being_named(self, *, is_awaited: bool) -> None:
-        """Its files are being read; requests wait a while for that, or not at all."""
+        """Its files are being read; requests wait a while for that, or not at all.
+
+        The while begins when the model is loaded: before that nobody waits for the reading.
+        """
         self._is_named.clear()
-        wait_s = self._desk.patience_s / _READING_SHARE if is_awaited else 0.0
+        self._naming_wait_s = self._desk.patience_s / _READING_SHARE if is_awaited else 0.0
+        if self._is_loaded.is_set():
+            self._wait_for_name(self._naming_wait_s)
+
+    def _wait_for_name(self, wait_s: float) -> None:
         asyncio.get_running_loop().call_later(wait_s, self._is_told.set)
 
     def is_nameless(self) -> None:

@@ -14,13 +14,22 @@ from runtime.identified import Identity
 from runtime.kv_store import KvStore
 from runtime.supervisor import Supervisor
 from runtime.types import CacheUse, GenerateRequest, TokenPrompt
-from tests.asking import answer, request, supervising_by, supervising_with_store, worker_of
+from tests.asking import (
+    PATIENCE_S,
+    answer,
+    request,
+    supervising_by,
+    supervising_with_store,
+    worker_of,
+)
 from tests.kv_sessions import ids
 from tests.tiny_models import write_model
 from tests.waiting import until
 
 NUM_TOKENS = 600
 MODEL = "models/m/model.safetensors"
+_LOADS_PER_WAIT = 24
+"""Of the time that a load may take, this share is waited for what is read."""
 
 
 class Gate:
@@ -42,12 +51,12 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def serving(home: Path, gate: Gate | None = None) -> Any:
-    fields: dict[str, Any] = {"kv_disk": True, "prewarm_share": 0.0}
+def serving(home: Path, gate: Gate | None = None, wait_s: float = 0.5) -> Any:
+    """Who finds the gate closed when the model is loaded waits for so long."""
+    fields: dict[str, Any] = {"kv_disk": True, "prewarm_share": 0.0, "stop_timeout_s": 30.0}
     if gate is None:
         return supervising_with_store(home, **fields)
-    # Of the time for a load a share is waited for what is read.
-    fields["load_timeout_s"] = 12.0
+    fields["load_timeout_s"] = _LOADS_PER_WAIT * wait_s
     return supervising_by(lambda chosen: KvStore(chosen, reader=gate), home, **fields)
 
 
@@ -139,6 +148,8 @@ async def test_a_model_that_leaves_is_heard_out_before_its_kv_has_a_name(home: P
         finally:
             gate.opened.set()
         await leaving.granted()
+        await saved(kv)
+    async with serving(home) as (supervisor, _):
         assert (await use_of(supervisor)).tier == "warm"
 
 
@@ -147,11 +158,29 @@ async def test_a_model_that_may_find_something_is_waited_for(home: Path):
         await use_of(supervisor)
         await saved(kv)
     gate = Gate()
-    async with serving(home, gate) as (supervisor, kv):
+    async with serving(home, gate, wait_s=PATIENCE_S) as (supervisor, _):
         try:
             asked = supervisor.submit(prompt(1))
             await until(gate.reached.is_set, "its weights are being read")
+            await until(lambda: worker_of(supervisor).ready is not None, "the model is loaded")
         finally:
             gate.opened.set()
         use = (await answer(asked)).finished.usage.cache
         assert (use.num_tokens, use.tier) == (NUM_TOKENS - 1, "warm")
+
+
+async def test_it_is_waited_for_as_long_however_long_the_model_took_to_load(
+    home: Path, slow_loads: None
+):
+    async with serving(home) as (supervisor, kv):
+        await use_of(supervisor)
+        await saved(kv)
+    gate = Gate()
+    async with serving(home, gate, wait_s=1.5) as (supervisor, _):
+        try:
+            asked = supervisor.submit(prompt(1))
+            await until(gate.reached.is_set, "its weights are being read")
+            await until(lambda: worker_of(supervisor).ready is not None, "the model is loaded")
+        finally:
+            gate.opened.set()
+        assert (await answer(asked)).finished.usage.cache.tier == "warm"
