@@ -43,8 +43,11 @@ serve: $(SERVES)  ## serve on http://127.0.0.1:8420 (ARGS="--port 9000 --home DI
 test test-all soak: export PYTHONDONTWRITEBYTECODE :=
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
+# Fewer examples, and without what only LangChain's own tests use.
+QUICKLY = --hypothesis-profile quick -p no:benchmark -p no:recording
+
 test: $(TESTS_TOO)  ## run the unit tests and a path for each promise (TESTS="tests/unit -k name" for others)
-	@$(PYTEST) $(or $(TESTS),--hypothesis-profile quick $$($(BIN)/python -m tests.promises) tests/unit)
+	@$(PYTEST) $(or $(TESTS),$(QUICKLY) $$($(BIN)/python -m tests.promises) tests/unit)
 
 test-all: $(TESTS_TOO)  ## run all tests but the long ones, JOBS=3 files at a time
 	@$(PYTEST) $(TESTS)

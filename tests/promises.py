@@ -71,7 +71,7 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "integration/test_http_responses.py": ("test_a_stored_conversation_survives_a_kill",),
         "crash/test_wrong_clock.py": (
-            "test_a_clock_that_is_set_wrong_and_right_again_expires_nothing",
+            "test_a_clock_that_is_set_wrong_and_right_again_expires_nothing[+10y]",
         ),
     },
     "optional": {
@@ -94,7 +94,9 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         "integration/test_kv_restart.py": (
             "test_nothing_of_a_short_conversation_is_said_where_it_is_kept",
         ),
-        "integration/test_http_tenants.py": ("test_a_prompt_of_one_is_new_when_another_sends_it",),
+        "integration/test_http_tenants.py": (
+            "test_a_prompt_of_one_is_new_when_another_sends_it[300]",
+        ),
         "integration/test_http_security.py": ALL,
         "integration/test_store_ownership.py": (
             "test_a_second_server_on_a_home_changes_nothing_in_it",
