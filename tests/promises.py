@@ -113,6 +113,9 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "never silent": {
+        "integration/test_history_database.py": (
+            "test_what_was_set_aside_is_said_until_it_is_acknowledged_and_goes_long_after",
+        ),
         "integration/test_http_cache.py": ALL,
         "integration/test_supervision.py": (
             "test_a_killed_worker_fails_its_requests_at_once_and_is_replaced",
