@@ -67,7 +67,11 @@ class RunningServer:
 
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         self._http.cookies.clear()  # who wants to be signed in says so
-        return self._http.request(method, path, **kwargs)
+        try:
+            return self._http.request(method, path, **kwargs)
+        except httpx.TimeoutException as error:
+            error.add_note(f"{method} {path}\n{self._plight()}")
+            raise
 
     def stream(self, method: str, path: str, **kwargs: Any) -> Any:
         return self._http.stream(method, path, **kwargs)
@@ -126,6 +130,14 @@ class RunningServer:
             yield
         finally:
             mark.unlink()
+
+    def _plight(self) -> str:
+        """What it is at while it gives no answer, as far as it says."""
+        try:
+            models = httpx.get(f"{self.url}/running", timeout=5, trust_env=False).text
+        except httpx.HTTPError as error:
+            models = f"/running: {error!r}"
+        return "\n".join([models, *self.stderr.splitlines()[-40:]])
 
     def _loaded(self) -> list[Any]:
         return [one for one in self.get("/running").json()["models"] if one["pid"]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tests.asking import (
     answer,
     request,
     supervising_by,
-    supervising_with_store,
     worker_of,
 )
 from tests.kv_sessions import ids
@@ -28,6 +28,7 @@ from tests.waiting import until
 
 NUM_TOKENS = 600
 MODEL = "models/m/model.safetensors"
+READING = "its weights are being read"
 _LOADS_PER_WAIT = 24
 """Of the time that a load may take, this share is waited for what is read."""
 
@@ -51,13 +52,18 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def serving(home: Path, gate: Gate | None = None, wait_s: float = 0.5) -> Any:
-    """Who finds the gate closed when the model is loaded waits for so long."""
+@asynccontextmanager
+async def serving(
+    home: Path, gate: Gate | None = None, wait_s: float = 0.5
+) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
+    """With an open store. Who finds the gate closed when the model is loaded waits for so long."""
     fields: dict[str, Any] = {"kv_disk": True, "prewarm_share": 0.0, "stop_timeout_s": 30.0}
-    if gate is None:
-        return supervising_with_store(home, **fields)
-    fields["load_timeout_s"] = _LOADS_PER_WAIT * wait_s
-    return supervising_by(lambda chosen: KvStore(chosen, reader=gate), home, **fields)
+    if gate is not None:
+        fields["load_timeout_s"] = _LOADS_PER_WAIT * wait_s
+    reader = gate or Identity.read
+    async with supervising_by(lambda chosen: KvStore(chosen, reader=reader), home, **fields) as one:
+        await one[1].settled(PATIENCE_S)
+        yield one
 
 
 def prompt(number: int) -> GenerateRequest:
@@ -86,7 +92,7 @@ async def test_kv_stays_in_memory_until_the_weights_are_read_and_is_saved_then(h
             first, again = await use_of(supervisor), await use_of(supervisor)
             assert (first.num_tokens, first.reason) == (0, "away")
             assert (again.num_tokens, again.tier) == (NUM_TOKENS - 1, "hot")
-            assert gate.reached.is_set()
+            await until(gate.reached.is_set, READING)
             assert (num_saved(kv), kv.store and kv.store.records.models()) == (0, [])
             assert not list((home / "kv").glob("*/*.safetensors"))
         finally:
@@ -123,6 +129,7 @@ async def test_files_that_changed_before_they_were_read_name_nothing(
     async with serving(home, gate) as (supervisor, kv):
         try:
             assert (await use_of(supervisor)).reason == "away"
+            await until(gate.reached.is_set, READING)
             change(home / MODEL)
         finally:
             gate.opened.set()
@@ -142,6 +149,7 @@ async def test_a_model_that_leaves_is_heard_out_before_its_kv_has_a_name(home: P
     async with serving(home, gate) as (supervisor, kv):
         try:
             await use_of(supervisor)
+            await until(gate.reached.is_set, READING)
             leaving = supervisor.restart("m")
             await until(lambda: supervisor.status_of("m").state == "flushing", "it is to leave")
             assert num_saved(kv) == 0
@@ -161,7 +169,7 @@ async def test_a_model_that_may_find_something_is_waited_for(home: Path):
     async with serving(home, gate, wait_s=PATIENCE_S) as (supervisor, _):
         try:
             asked = supervisor.submit(prompt(1))
-            await until(gate.reached.is_set, "its weights are being read")
+            await until(gate.reached.is_set, READING)
             await until(lambda: worker_of(supervisor).ready is not None, "the model is loaded")
         finally:
             gate.opened.set()
@@ -179,7 +187,7 @@ async def test_it_is_waited_for_as_long_however_long_the_model_took_to_load(
     async with serving(home, gate, wait_s=1.5) as (supervisor, _):
         try:
             asked = supervisor.submit(prompt(1))
-            await until(gate.reached.is_set, "its weights are being read")
+            await until(gate.reached.is_set, READING)
             await until(lambda: worker_of(supervisor).ready is not None, "the model is loaded")
         finally:
             gate.opened.set()
