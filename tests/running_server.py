@@ -27,6 +27,8 @@ from tests.forked_worker import SLOW_LOADS
 
 ROOT = Path(__file__).parent.parent
 START_S = 60.0
+ANSWER_S = 150.0
+"""A model that is loaded may wait a minute for a slow store before it answers, and be swapped."""
 Process = subprocess.Popen[bytes] | ForkedProcess
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -40,7 +42,7 @@ class RunningServer:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.ready_line = ""
-        self._http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, timeout=ANSWER_S, trust_env=False)
 
     @property
     def stderr(self) -> str:
