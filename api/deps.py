@@ -23,7 +23,7 @@ from runtime.collection import GarbageCollection
 from runtime.errors import ContextTooLong, StoreUnavailable, UnknownConversation
 from runtime.generation import Generation
 from runtime.housekeeping import Limits
-from runtime.inventory import Inventory, Meant, meant, total
+from runtime.inventory import Inventory, Meant, meant, total, whom
 from runtime.inventory_views import CollectedView, RemovalView
 from runtime.kv_figures import KvFigures
 from runtime.kv_store import KvStore
@@ -152,11 +152,9 @@ class Gate:
             raise
 
     async def _whom(self, name: str) -> Whom:
-        """Who goes by that name: a session id, or the beginning of what stands for one."""
+        """As `inventory.whom`; what the store does not know may be in a worker's memory."""
         with suppress(UnknownConversation, StoreUnavailable):
-            entry = await self.tend(lambda inventory: inventory.find(name))
-            if entry.is_named:
-                return Whom(session_id=name, key=bytes.fromhex(entry.id))
+            return await self.tend(lambda inventory: whom(inventory, name))
         return Whom(session_id=name)
 
     async def remove_model(self, name: str) -> RemovalView:

@@ -33,7 +33,7 @@ from store import listing, pins, prefixes, removal, turns, upkeep
 from store.conversations import Conversations
 from store.disk import Reserve
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
-from store.keyed_names import model_key
+from store.keyed_names import Whom, model_key
 from store.listing import Entry, Link
 from store.slot_format import is_slot_id
 from store.slots import read_header, read_token_ids, remove, slot_path, verify
@@ -364,6 +364,19 @@ def _read_cold(store: OpenStore, place: SlotPlace, reserve: Reserve) -> int:
         staged = store.cold.promote(store.root, place.id, reserve)
         remove(staged.path)
     return staged.num_bytes
+
+
+def whom(inventory: Inventory, name: str) -> Whom:
+    """Who goes by that name: a session id, or the beginning of what stands for one, or a chain.
+
+    Raises:
+        UnknownConversation: as `Inventory.find`.
+    """
+    entry = inventory.find(name)
+    if entry.is_named:
+        return Whom(session_id=name, key=bytes.fromhex(entry.id))
+    chain = tokens_to(inventory.store, entry.leaf)
+    return Whom(model=entry.name, chain=chain.token_ids.tobytes())
 
 
 def way_to(store: OpenStore, leaf: str) -> list[Link]:

@@ -252,7 +252,7 @@ def bytes_below(*folders: Path) -> int:
 
 
 def _note_bytes(folder: str, found: dict[int, int]) -> None:
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 _note_bytes(entry.path, found)

@@ -36,16 +36,20 @@ NOBODY = Asker()
 class Whom(msgspec.Struct, frozen=True):
     """A conversation by its session id, or by the key that stands for it; without either, all.
 
-    With a `model` only what was asked under that name.
+    With a `model` only what was asked under that name. `chain` are the tokens of a conversation
+    without a session id, in four bytes each: nobody is meant but turns that are made of them.
     """
 
     session_id: str | None = None
     key: bytes | None = None
     model: str | None = None
+    chain: bytes | None = None
 
     def means(self, asker: Asker, secret: bytes) -> bool:
         """Whether this is meant; a conversation without a session id is with all others only."""
         if self.model is not None and asker.model != self.model:
+            return False
+        if self.chain is not None:
             return False
         if self.session_id is None and self.key is None:
             return True

@@ -25,7 +25,7 @@ from runtime.types import Chunk
 from runtime.worker.template import Template
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
 from store.errors import OverCap
-from store.keyed_names import Whom, conversation_key, keyed_hash, model_key
+from store.keyed_names import Asker, Whom, conversation_key, keyed_hash, model_key
 from store.turns import (
     EVERYBODYS,
     UNNAMED,
@@ -200,6 +200,8 @@ class TurnStore:
         self._all_forgotten = 0
         self._files = TurnFiles()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._placing = threading.Lock()
+        """Held from where it is known that a turn is wanted until its file is there."""
 
     def attach(self, root: Path, secret: bytes) -> None:
         """From now on turns are kept at `root` as well, those that came before among them.
@@ -260,8 +262,12 @@ class TurnStore:
     def forget(self, whom: Whom, secret: bytes) -> None:
         """A conversation, or all, are owners no more, in memory and on disk. From any thread.
 
-        `secret` is the store's, also before it was attached.
+        `secret` is the store's, also before it was attached. Files of a chain the server removes.
         """
+        if whom.chain is not None:
+            self._forget_chain(array("I", whom.chain), whom.model or "")
+            with self._placing:  # nothing of it is being written any more
+                return
         with self._lock:
             whose = _folders_of(whom, secret)
             self._note_forgotten(whose if secret == self._secret else EVERYBODYS)
@@ -271,8 +277,31 @@ class TurnStore:
             paths: list[Path] = []
             for name in [name for name in self._files.folders if name in whose]:
                 paths += self._files.forget(name)
-        for path in paths:
-            _remove(path)
+        with self._placing:  # what was being written has gone again
+            for path in paths:
+                _remove(path)
+
+    def _forget_chain(self, chain: array[int], model: str) -> None:
+        """Turns that only this chain without a session id is made of leave memory, from the end."""
+        with self._lock:
+            held = [(talk, one.turn) for one in self._memory.values() for talk in one.owners]
+        for talk in {talk for talk, _ in held if talk.asker == Asker(model)}:
+            turns = {turn.id: turn for owner, turn in held if owner == talk}
+            for turn in sorted(turns.values(), key=lambda one: one.end, reverse=True):
+                is_last = all(one.parent != turn.id for one in turns.values())
+                if is_last and self._is_made_of(turn, chain):
+                    del turns[turn.id]
+                    with self._lock:
+                        self._drop_owner(turn.id, talk)
+
+    def _is_made_of(self, turn: Turn, chain: array[int]) -> bool:
+        """As far as the chain goes: the KV of an answer may end before its last token."""
+        way = self._way_to(turn) or [turn]
+        return all(
+            array("I", one.token_ids)[: len(there)] == there
+            for one in way
+            if (there := chain[one.start : one.end]) or not one.start
+        )
 
     @property
     def age(self) -> int:
@@ -411,25 +440,37 @@ class TurnStore:
             root, name, folder = self._root, self._named(turn), self._folder(talk)
             if root is None or not self._is_wanted(job):
                 return  # it was forgotten meanwhile
-            others = self._files.paths(name)
-        path = root / folder / name.file
+        path, data = root / folder / name.file, packed(turn)
+        key = f"{_TEMPORARY}{path.name}-{os.getpid()}"
+        try:
+            self._room.take(key, len(data))
+        except OverCap:
+            return  # it stays in memory
+        with self._placing:
+            for one in self._place(job, name, path, data):
+                _remove(one)
+        self._room.leave(key)
+
+    def _place(self, job: _Job, name: Named, path: Path, data: bytes) -> list[Path]:
+        """Have a turn at this path, unless it is forgotten; the files that have to go for it."""
+        with self._lock:
+            others = self._files.paths(name) if self._is_wanted(job) else None
+        if others is None:
+            return []
         try:
             if not _linked(path, others):
-                _write_file(path, turn, self._room)
+                _write_file(path, data)
             num_bytes = path.stat().st_size
-        except (OSError, OverCap):
-            return  # it stays in memory; what ails the disk the slots' own writer reports
+        except OSError:
+            return []  # it stays in memory; what ails the disk the slots' own writer reports
         with self._lock:
             if not self._is_wanted(job):
-                _remove(path)  # it was forgotten while it was written
-                return
-            if self._named(turn) != name:
-                return  # another store came meanwhile, and it is to be written there
-            self._drop_owner(turn.id, talk)
-            self._files.note(folder, name, path, num_bytes)
-            gone = self._files.excess(self._max_disk_bytes)
-        for one in gone:
-            _remove(one)
+                return [path]  # it was forgotten while it was written
+            if self._named(job.turn) != name:
+                return []  # another store came meanwhile, and it is to be written there
+            self._drop_owner(job.turn.id, job.talk)
+            self._files.note(self._folder(job.talk), name, path, num_bytes)
+            return self._files.excess(self._max_disk_bytes)
 
     def _is_wanted(self, job: _Job) -> bool:
         held = self._memory.get(job.turn.id)
@@ -450,11 +491,9 @@ def _linked(path: Path, others: Sequence[Path]) -> bool:
     return False
 
 
-def _write_file(path: Path, turn: Turn, room: Room) -> None:
-    """Have a turn at this path as a file of its own. Raises OSError, OverCap."""
+def _write_file(path: Path, data: bytes) -> None:
+    """Have a turn at this path as a file of its own. Raises OSError."""
     temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
-    data = packed(turn)
-    room.take(temporary.name, len(data))
     try:
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
@@ -464,8 +503,6 @@ def _write_file(path: Path, turn: Turn, room: Room) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    finally:
-        room.leave(temporary.name)
 
 
 def _known(turns: Sequence[Turn]) -> Known:

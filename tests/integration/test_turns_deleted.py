@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from runtime.inventory import Inventory
+from runtime.inventory import Inventory, whom
 from runtime.inventory_views import ConversationView
 from runtime.kv_store import KvStore
 from runtime.settings import ModelSettings
 from runtime.supervisor import Supervisor
 from runtime.types import CacheParams, ChatPrompt, Message, Thinking, Usage
-from store.keyed_names import Whom
 from tests.asking import ask, script, supervising_with_store
 from tests.tiny_models import write_model
 from tests.waiting import until
@@ -75,7 +74,7 @@ class Home:
         return Inventory(self.kv.store).conversations() if self.kv.store is not None else []
 
     async def delete(self, name: str) -> None:
-        await self.kv.forget(Whom(session_id=name))
+        await self.kv.forget(await self.kv.tend(lambda store, _: whom(Inventory(store), name)))
         await self.kv.tend(
             lambda store, on_gone: Inventory(store, on_gone).remove_conversation(name)
         )
@@ -109,6 +108,20 @@ async def test_an_unnamed_conversation_is_deleted_alone(home: Path):
         await until(lambda: here.turns == 4, "all turns are on disk")
         await here.delete(mine.id)
         assert here.turns == 2
+        check_reused(last, await here.say(other))
+
+
+async def test_what_could_not_be_written_of_an_unnamed_conversation_is_deleted_with_it(home: Path):
+    async with at_home(home) as here:
+        await here.kv.settled()
+        (here.root / "turns").touch()  # where no folder can be
+        one, other = Talk("stone", None), Talk("kettle", None)
+        for talk in (one, other):
+            await here.say(talk)
+            last = await here.say(talk)
+        mine = min(here.kept(), key=lambda view: view.last_used_s)
+        await here.delete(mine.id)
+        assert (await here.say(one)).prompt_changes == ()
         check_reused(last, await here.say(other))
 
 
