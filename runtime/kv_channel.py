@@ -121,7 +121,7 @@ class KvChannel:
         """What it showed before it had a name."""
         self.welcoming = asyncio.Lock()
         self._desk = desk
-        self._send: Callable[[KvNews], None] | None = None
+        self._send: Callable[[KvNews | RoomGiven], None] | None = None
         self._is_closed = False
         self._is_told = asyncio.Event()
         self._is_loaded = asyncio.Event()
@@ -154,7 +154,7 @@ class KvChannel:
             self.files = await asyncio.to_thread(look, self.spec)
         return self.kv
 
-    def open(self, send: Callable[[KvNews], None]) -> None:
+    def open(self, send: Callable[[KvNews | RoomGiven], None]) -> None:
         """The worker was told to load: tell it what is on disk of its model, unless it is gone."""
         if not self._is_closed:
             self._send = send

@@ -147,11 +147,10 @@ KvNews = (
     | HotBudget
     | Forget
     | Bring
-    | RoomGiven
 )
 """What the store tells a worker."""
 
-Command = Load | Submit | Abort | Stop | KvNews
+Command = Load | Submit | Abort | Stop | RoomGiven | KvNews
 
 
 class Hello(Struct, frozen=True, tag="hello"):
