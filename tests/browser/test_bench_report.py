@@ -10,15 +10,13 @@ import pytest
 from playwright.sync_api import ViewportSize, expect, sync_playwright
 
 from api.bench.report import Report, page
+from tests.browser.chromium import CHROMIUM, needs_chromium
 from tests.running_server import ROOT
 
-CHROMIUM = Path("/usr/bin/chromium")
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 LOOKS: list[tuple[int, Literal["dark", "light"]]] = [(390, "dark"), (1200, "light")]
 
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM.exists(), reason=f"no browser at {CHROMIUM}: install Debian's package chromium"
-)
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,17 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
+from tests.browser.chromium import CHROMIUM, needs_chromium
 from tests.model_folders import make_model
 from tests.running_server import CHAT, RunningServer, running
 
-CHROMIUM = Path("/usr/bin/chromium")
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 PATIENCE_MS = 15_000
 WIDE = ViewportSize(width=1440, height=900)
 PHONE = ViewportSize(width=390, height=844)
 SYSTEM = {"role": "system", "content": "kettle " * 300}
 
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM.exists(), reason=f"no browser at {CHROMIUM}: install Debian's package chromium"
-)
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")

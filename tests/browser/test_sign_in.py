@@ -13,16 +13,14 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from runtime.keys import digest_of, read_admin_token
+from tests.browser.chromium import CHROMIUM, needs_chromium
 from tests.running_server import RunningServer, running
 
-CHROMIUM = Path("/usr/bin/chromium")
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 PATIENCE_MS = 15_000
 ALICE, ADMIN, NEXT = "alice-key", "the-admin-key", "the-next-admin-key"
 
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM.exists(), reason=f"no browser at {CHROMIUM}: install Debian's package chromium"
-)
+pytestmark = needs_chromium
 
 
 def config(admin: str) -> str:
