@@ -135,25 +135,26 @@ class OpenStore:
             return Published((), tuple(one.header.id for one in group), self._lost())
         refused: list[str] = []
         staged: list[SlotStaged] = []
-        there: list[SlotRow] = []
+        there: list[SlotStaged] = []
         for one in group:
             if one.header.parent in refused or not _is_as_reported(self.root, one):
                 refused.append(one.header.id)
                 _discard(Path(one.path))
             elif self._is_published(one):
-                there.append(self._row(one))
+                there.append(one)
                 _discard(Path(one.path))
             else:
                 staged.append(one)
         try:
             with self.replacing:
+                self._enter([], there)
                 saved, misfits = self._publish([self._continued(one) for one in staged])
         except StoreError as error:
             for one in staged:
                 self._discard_slot(one)
             refused += [one.header.id for one in staged]
             return Published((), tuple(refused), error)
-        saved = there + saved
+        saved = [*map(self._row, there), *saved]
         refused += misfits
         self.counts["refused_slots"] += len(refused)
         _note(self, saved, {one.header.id: one for one in group})
@@ -175,7 +176,7 @@ class OpenStore:
         """All at once, or else one by one. Raises StoreError when the store as a whole fails."""
         try:
             rows = self._rename(group)
-            self.index.insert(rows).result()
+            self._enter(rows, group)
         except (SlotMissing, SlotDamaged) as error:
             return self._publish_each(group, error)
         except StoreError as error:
@@ -183,6 +184,12 @@ class OpenStore:
                 raise
             return self._publish_each(group, error)
         return rows, []
+
+    def _enter(self, rows: Sequence[SlotRow], group: Sequence[SlotStaged]) -> None:
+        """Slots become visible together with whose they are: by that they are to be deleted."""
+        used_s = self.clock.now_s()
+        turns = [_turn_of(one).row(self.secret, used_s) for one in group if one.asker != NOBODY]
+        self._conversations.publish(rows, turns).result()
 
     def _publish_each(
         self, group: Sequence[SlotStaged], error: StoreError
@@ -376,23 +383,17 @@ class OpenStore:
 
 
 def _note(store: OpenStore, saved: Sequence[SlotRow], staged: dict[str, SlotStaged]) -> None:
-    """Count what was written, and move the named conversations on."""
-    used_s, wall_s = store.clock.now_s(), time.time()
+    """Count what was written."""
+    wall_s = time.time()
     num_bytes = sum(staged[row.header.id].num_bytes for row in saved)
     store.counts["published_slots"] += len(saved)
     store.counts["published_bytes"] += num_bytes
     store.counts["written_bytes"] += num_bytes
     store.wear.add(num_bytes, wall_s)
-    with suppress(StoreError):
-        if saved:
+    if saved:
+        with suppress(StoreError):
             figures = {"published_bytes": num_bytes, "written_bytes": num_bytes}
             store.records.count(figures, wall_s)
-        # What is published can be found by the name that it is to be deleted by.
-        told = [staged[row.header.id] for row in saved]
-        turns = [_turn_of(one) for one in told if one.asker != NOBODY]
-        conversations = Conversations(store.database)
-        rows = [turn.row(store.secret, used_s) for turn in turns]
-        wait([conversations.advance(row) for row in rows])
 
 
 def _is_as_reported(root: Path, staged: SlotStaged) -> bool:

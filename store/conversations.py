@@ -17,7 +17,7 @@ from store import pins, slot_rows
 from store.database import Database
 from store.errors import StoreError
 from store.tables import Conversation, ConversationSlot, Cut, Model, Pin, Slot
-from store.types import NAMELESS, ConversationRow, SlotPlace
+from store.types import NAMELESS, ConversationRow, SlotPlace, SlotRow
 
 
 class Conversations:
@@ -35,6 +35,12 @@ class Conversations:
         The future fails with StoreError when the leaf is unknown.
         """
         return self._database.submit(lambda connection: _advance(connection, row))
+
+    def publish(self, slots: Sequence[SlotRow], turns: Sequence[ConversationRow]) -> Future[None]:
+        """Make published slots visible together with the conversations that end in them, as
+        `SlotIndex.insert` and `advance`: all of it or nothing.
+        """
+        return self._database.submit(lambda connection: _publish(connection, slots, turns))
 
     def drop(self, key: bytes, model: bytes | None = None) -> Future[tuple[SlotPlace, ...]]:
         """Forget a conversation, for all models unless one is named, and all that only it said.
@@ -60,6 +66,14 @@ class Conversations:
         What a later one is part of as well is not, as the system prompt that all begin with.
         """
         return self._database.submit(lambda connection: _forget_idle(connection, before_s))
+
+
+def _publish(
+    connection: Connection, slots: Sequence[SlotRow], turns: Sequence[ConversationRow]
+) -> None:
+    slot_rows.insert_slots(connection, slots)
+    for turn in turns:
+        _advance(connection, turn)
 
 
 def _advance(connection: Connection, row: ConversationRow) -> None:
