@@ -85,7 +85,7 @@ class OneWorker(KvStore):
     def _say(self, told: RoomWanted | RoomLeft | SlotStaged | PinWanted) -> None:
         self._loop.call_soon_threadsafe(self._channel.on_event, told)
 
-    def _told(self, news: KvNews) -> None:
+    def _told(self, news: KvNews | RoomGiven) -> None:
         match news:
             case RoomGiven():
                 self._room.hear(news)

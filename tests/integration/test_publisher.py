@@ -16,7 +16,7 @@ from runtime.settings import Settings
 from runtime.slot_news import Attach, SlotsGone
 from runtime.store_life import StoreLife
 from runtime.types import ModelSpec
-from runtime.wire import Forget, Forgotten, KvNews, SlotStaged
+from runtime.wire import Forget, Forgotten, KvNews, RoomGiven, SlotStaged
 from store import slots
 from store.keyed_names import Asker, Whom
 from tests.slot_samples import sample, slot_id
@@ -30,7 +30,7 @@ class Desk(KvStore):
         settings = Settings(home=home)
         super().__init__(settings)
         self.life = StoreLife(settings, self)
-        self.told: list[KvNews] = []
+        self.told: list[KvNews | RoomGiven] = []
         spec = ModelSpec(id="m", path="m", context=1, model_type="m", nbytes=1, created_s=0)
         self.worker = KvChannel(self, spec)
         self.worker.names = Attach(model_hash=b"m", secret=b"")
