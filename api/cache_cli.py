@@ -101,7 +101,7 @@ def text(answer: object) -> str:
 
 
 def _table(views: Sequence[ConversationView]) -> str:
-    head = ("ID", "MODEL", "TOKENS", "TURNS", "SIZE", "TIER", "USED", "PINNED", "DURABLE")
+    head = ("ID", "MODEL", "TOKENS", "TURNS", "OWN", "SHARED", "TIER", "USED", "PINNED", "DURABLE")
     now_s = time.time()
     rows = [
         (
@@ -109,7 +109,8 @@ def _table(views: Sequence[ConversationView]) -> str:
             view.model or view.model_hash[:_SHOWN_ID],
             count(view.num_tokens),
             count(view.num_turns) if view.is_named else "-",
-            size(view.disk_bytes),
+            size(view.own_bytes),
+            size(view.disk_bytes - view.own_bytes),
             view.tier,
             ago(now_s - view.last_used_s),
             "yes" if view.is_pinned else "no",
@@ -126,7 +127,8 @@ def _shown(shown: ShownView) -> str:
     facts = [
         f"id: {view.id}",
         f"model: {view.model or view.model_hash[:_SHOWN_ID]}",
-        f"tokens: {count(view.num_tokens)}, {size(view.disk_bytes)}, {view.tier}",
+        f"tokens: {count(view.num_tokens)}, {view.tier}",
+        f"on disk: {size(view.own_bytes)} own, {size(view.disk_bytes - view.own_bytes)} shared",
         f"used: {ago(time.time() - view.last_used_s)}; leaves the disk: {leaves}",
         f"pinned: {'yes' if shown.is_kept else 'no'}",
         f"durable: {'yes' if view.is_durable else f'{count(view.num_durable)} tokens of it'}",

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from runtime import housekeeping
 from runtime.compaction import compact
-from runtime.housekeeping import Limits, News, usage_of
+from runtime.housekeeping import Limits, usage_of
 from runtime.inventory_views import CollectedView
-from runtime.open_store import Demoted, OpenStore
+from runtime.open_store import Demoted, News, OpenStore
 from runtime.progress import Progress, Watch
 
 

@@ -13,24 +13,23 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import structlog
 
 from runtime.heirs import Heir
-from runtime.housekeeping import News
 from runtime.kv.blocks import HASH_BYTES, HashChain
 from runtime.kv.eviction import densest
-from runtime.open_store import Merged, OpenStore
+from runtime.open_store import Gone, Merged, News, OpenStore
 from runtime.progress import Progress, Watch, unwatched
-from store import listing
-from store.disk import disk_bytes, opened
-from store.errors import OverCap, SlotDamaged, SlotMissing, StoreError, StoreFailed
-from store.slot_format import SlotContents
-from store.slots import continue_other, publish_or_remove, read_contents, slot_path, stage, verify
+from runtime.repair import repair
+from runtime.slot_pieces import cut, put, stateless, tensors_of
+from store import listing, upkeep
+from store.disk import opened
+from store.errors import OverCap, SlotDamaged, SlotMissing, StoreError
+from store.slot_format import Damage, bounds
+from store.slots import CheckedSlot, check, read_contents, slot_path
 from store.types import MediaSpan, SlotHeader, SlotPlace, SlotRow, TensorData
 
 MAX_CHAIN = 16
@@ -70,12 +69,12 @@ def plans(rows: Sequence[SlotRow], ends: Collection[str]) -> Iterator[Segments]:
     Pure. Nothing else continues what is in a chain, and no conversation ends inside it.
     """
     by_id = {row.header.id: row for row in rows}
-    num_children = Counter(row.header.parent for row in rows)
+    num_children = Counter(row.parent for row in rows)
     for leaf in rows:
         if num_children[leaf.header.id] or leaf.tier != "warm" or leaf.is_pinned:
             continue
         chain = [Link(leaf, leaf.header.end)]
-        while parent := by_id.get(chain[-1].row.header.parent or ""):
+        while parent := by_id.get(chain[-1].row.parent or ""):
             link = Link(parent, chain[-1].row.header.start)
             is_only = num_children[parent.header.id] == 1 and parent.header.id not in ends
             is_free = parent.tier == "warm" and not parent.is_pinned
@@ -97,7 +96,7 @@ def _joint(chain: list[Link]) -> Segments:
         link = chain[start - 1]
         num_bytes += link.row.disk_bytes
         is_last = start == len(chain)
-        if link.row.header.parent is None:
+        if not link.row.header.start:
             break
         if num_bytes > MAX_MERGED_BYTES or (link.row.header.has_state and not is_last):
             break
@@ -164,7 +163,7 @@ def merge(store: OpenStore, segments: Segments) -> tuple[Merged, tuple[SlotPlace
     old = [link.row.header.id for segment in segments for link in segment]
     try:
         for segment in segments:
-            parent = rows[-1].header.id if rows else segment[0].row.header.parent
+            parent = rows[-1].header.id if rows else segment[0].row.parent
             rows.append(_written(store, segment, parent))
         with store.replacing:
             places = store.index.replace(rows, old).result()
@@ -183,7 +182,7 @@ def merge(store: OpenStore, segments: Segments) -> tuple[Merged, tuple[SlotPlace
     return Merged(rows[0].header.model, tuple(old), tuple(rows)), places
 
 
-def cut_ends(store: OpenStore) -> Iterator[Merged]:
+def cut_ends(store: OpenStore) -> Iterator[Merged | Gone]:
     """Cut off what was deleted of slots whose beginning somebody needs.
 
     What cannot be cut now, as its file is away, is cut by a later call. Raises StoreError when
@@ -196,17 +195,21 @@ def cut_ends(store: OpenStore) -> Iterator[Merged]:
             continue
         try:
             yield from _cut_end(store, row, needed)
+        except SlotDamaged:
+            # What cannot be cut must not stay either: it has what was deleted.
+            yield repair(store, header.id, end=needed)
+            upkeep.trim_quarantine(store.root, max_bytes=0)
         except StoreError as error:
             _log.warning("slot_not_cut", slot=header.id, why=str(error))
 
 
-def _cut_end(store: OpenStore, row: SlotRow, end: int) -> Iterator[Merged]:
+def _cut_end(store: OpenStore, row: SlotRow, end: int) -> Iterator[Merged | Gone]:
     """Raises StoreError where it cannot be done now."""
     old = row.header.id
-    if row.tier == "cold" and not store.promote(old):
+    if row.tier == "cold" and (reason := store.fetch(old)):
+        yield Gone(store.drop([old]), reason)
         return
-    children = store.index.children(old)
-    new = _written(store, [Link(row, end)], row.header.parent)
+    new = _written(store, [Link(row, end)], row.parent)
     with store.replacing:
         place = store.index.cut(old, new).result()
         if place is not None:
@@ -214,11 +217,6 @@ def _cut_end(store: OpenStore, row: SlotRow, end: int) -> Iterator[Merged]:
     if place is None:
         store.unlink([SlotPlace(new.header.id, "warm")])
         return
-    for child in children:
-        # Their rows say it already; the files do for an index that is made anew.
-        with suppress(StoreError):
-            if child.tier == "warm" or store.promote(child.id):
-                continue_other(slot_path(store.root, child.id), new.header.id)
     yield Merged(row.header.model, (old,), (new,))
     store.counts["cut"] += 1
     store.unlink([place])
@@ -231,7 +229,7 @@ def _written(store: OpenStore, segment: Sequence[Link], parent: str | None) -> S
     header = msgspec.structs.replace(
         last.row.header,
         id=os.urandom(16).hex(),
-        parent=parent,
+        start_hash=first.start_hash,
         start=first.start,
         block_hashes=tuple(
             one
@@ -246,20 +244,8 @@ def _written(store: OpenStore, segment: Sequence[Link], parent: str | None) -> S
     if last.leave < last.row.header.end:
         header = _ended(store.secret, header, token_ids, last.leave)
         tensors = [one for one in tensors if one.name.startswith("kv.")]
-    reserve = partial(store.disk.reserve_spare, header.id)
-    try:
-        staged = stage(store.root, header, token_ids, tensors, reserve=reserve)
-        # Until its row is there, it is nobody's: what it is made of may be deleted meanwhile.
-        store.index.condemn(SlotPlace(header.id, "warm")).result()
-        publish_or_remove(staged)
-    finally:
-        store.disk.release(header.id)
-    store.counts["written_bytes"] += staged.num_bytes
-    store.wear.add(staged.num_bytes, header.created_s)
-    store.records.count({"written_bytes": staged.num_bytes}, header.created_s)
-    return msgspec.structs.replace(
-        last.row, header=header, disk_bytes=disk_bytes(slot_path(store.root, header.id))
-    )
+    size = put(store, header, token_ids, tensors)
+    return msgspec.structs.replace(last.row, header=header, disk_bytes=size, parent=parent)
 
 
 def _ended(secret: bytes, header: SlotHeader, token_ids: array[int], end: int) -> SlotHeader:
@@ -282,39 +268,10 @@ def _ended(secret: bytes, header: SlotHeader, token_ids: array[int], end: int) -
         header,
         end=end,
         end_hash=end_hash,
-        layout=_stateless(header.layout),
+        layout=stateless(header.layout),
         has_state=False,
         recompute_ms=header.recompute_ms * len(token_ids) / num_tokens,
     )
-
-
-class _Packed(msgspec.Struct):
-    """What the packer says of a slot's tensors; of several ranks, what it says of each."""
-
-    layout: msgspec.Raw = msgspec.Raw()
-    num_slices: int = 0
-    skeleton: str | None = None
-
-
-class _Ranks(msgspec.Struct):
-    split: str
-    ranks: tuple[str, ...]
-
-
-def _stateless(layout: str) -> str:
-    """`SlotHeader.layout` of the same slot without the state at its end. Raises SlotDamaged."""
-    try:
-        found = msgspec.json.decode(layout, type=_Ranks)
-    except msgspec.MsgspecError:
-        pass
-    else:
-        ranks = tuple(map(_stateless, found.ranks))
-        return msgspec.json.encode(_Ranks(found.split, ranks)).decode()
-    try:
-        packed = msgspec.json.decode(layout, type=_Packed)
-    except msgspec.MsgspecError as error:
-        raise SlotDamaged(f"its layout cannot be read: {error}") from error
-    return msgspec.json.encode(msgspec.structs.replace(packed, skeleton=None)).decode()
 
 
 def _pictures(segment: Sequence[Link], files: Sequence[SlotHeader]) -> tuple[MediaSpan, ...]:
@@ -354,12 +311,14 @@ def _joined(
     for row, end in segment:
         path = slot_path(store.root, row.header.id)
         num_tokens = end - row.header.start
-        slot = verify(path)
+        slot = check(path)
+        if damage := _damage_before(slot, num_tokens):
+            raise SlotDamaged(str(damage))
         headers.append(slot.header)
         token_ids += slot.token_ids[:num_tokens]
         with opened(path) as fd:
-            parts.append(_tensors(fd, read_contents(fd)))
-        slices.append([_cut(one, num_tokens) for one in parts[-1] if one.name.startswith("kv.")])
+            parts.append(tensors_of(fd, read_contents(fd)))
+        slices.append([cut(one, num_tokens) for one in parts[-1] if one.name.startswith("kv.")])
     if len({tuple((one.name, one.dtype, one.shape[1:]) for one in part) for part in slices}) != 1:
         raise SlotDamaged("the slots of a chain do not have the same tensors")
     state = [one for one in parts[-1] if not one.name.startswith("kv.")]
@@ -367,11 +326,14 @@ def _joined(
     return token_ids, joined + state, headers
 
 
-def _cut(tensor: TensorData, num_tokens: int) -> TensorData:
-    """The first tokens of a slice: tokens come first, so they are its first bytes."""
-    num_bytes = len(tensor.data) // max(tensor.shape[0], 1) * num_tokens
-    shape = (num_tokens, *tensor.shape[1:])
-    return tensor._replace(shape=shape, data=tensor.data[:num_bytes])
+def _damage_before(slot: CheckedSlot, num_tokens: int) -> Damage | None:
+    """What is damaged of the first tokens of a slot, or of the state at its end."""
+    header, damage = slot.header, slot.damage
+    if num_tokens == header.num_tokens:
+        return damage or None
+    starts = bounds(header)
+    blocks = tuple(one for one in damage.blocks if starts[one] < num_tokens)
+    return Damage(blocks) if blocks else None
 
 
 def _concatenated(column: Sequence[TensorData]) -> TensorData:
@@ -379,14 +341,3 @@ def _concatenated(column: Sequence[TensorData]) -> TensorData:
     data = b"".join(one.data for one in column)
     num_tokens = sum(one.shape[0] for one in column)
     return TensorData(first.name, first.dtype, (num_tokens, *first.shape[1:]), memoryview(data))
-
-
-def _tensors(fd: int, contents: SlotContents) -> list[TensorData]:
-    """Every tensor but the token ids, in memory."""
-    found: list[TensorData] = []
-    for entry in contents.tensors[1:]:
-        data = os.pread(fd, entry.num_bytes, contents.payload_start + entry.start)
-        if len(data) != entry.num_bytes:
-            raise StoreFailed(f"{contents.header.id} became shorter while it was read")
-        found.append(TensorData(entry.name, entry.dtype, entry.shape, memoryview(data)))
-    return found

@@ -19,7 +19,8 @@ import structlog
 from runtime.disk_budget import RECOVERED, Evict
 from runtime.keys import owner, plain
 from runtime.kv.eviction import choose
-from runtime.open_store import INDEX, Demoted, Gone, Merged, OpenStore
+from runtime.open_store import INDEX, Demoted, Gone, News, OpenStore
+from runtime.repair import repair
 from runtime.settings import Settings
 from runtime.types import MissReason
 from store import pins, sightings, turns, upkeep
@@ -28,8 +29,6 @@ from store.errors import OverCap, SlotDamaged, SlotMissing, StoreError
 from store.recovery import Recovery
 from store.slots import slot_path, verify
 from store.types import Candidate, Tier
-
-News = Gone | Demoted | Merged
 
 LOW_WATER = 0.9
 """What is left of the cap after an eviction, so that not every write causes one."""
@@ -225,7 +224,7 @@ def scrub(store: OpenStore, period_s: float, should_stop: Callable[[], bool]) ->
             left_bytes -= num_bytes
         except (SlotDamaged, SlotMissing):
             if not store.is_cold(slot_id):
-                yield Gone(store.drop_bad(slot_id), "damaged")
+                yield repair(store, slot_id)
         store.scrubbed_to = slot_id
 
 
@@ -377,7 +376,7 @@ def _demoted(
             room -= size
             yield Demoted((slot_id,))
         except (SlotDamaged, SlotMissing):
-            yield Gone(store.drop_bad(slot_id), "damaged")
+            yield repair(store, slot_id)
         except StoreError as error:
             _log.warning("cold_store_fails", why=str(error), num_left=len(ids) - number)
             if reason == "evicted":

@@ -27,6 +27,7 @@ from runtime.inventory_views import (
 from runtime.open_store import INDEX, Gone, Merged, OpenStore
 from runtime.progress import Progress, Watch, unwatched
 from runtime.ranks import KvForm
+from runtime.repair import repair
 from runtime.types import ModelSpec
 from runtime.wire import SlotStaged
 from store import listing, pins, prefixes, removal, turns, upkeep
@@ -169,7 +170,8 @@ class Inventory:
         leaf = name if is_slot_id(name) and way_to(self.store, name) else self.find(name).leaf
         links = way_to(self.store, leaf) if leaf is not None else []
         for link in links:
-            if link.place.tier == "cold" and not self.store.promote(link.place.id):
+            is_cold = link.place.tier == "cold"
+            if links[0].start or (is_cold and not self.store.promote(link.place.id)):
                 links = []
                 break
         if not links:
@@ -316,10 +318,11 @@ class Inventory:
 
     def _drop_damaged(self, place: SlotPlace) -> int:
         """Unless it was deleted, moved or written again meanwhile."""
-        if place not in self.store.index.places() or not (gone := self.store.drop_bad(place.id)):
+        if place not in self.store.index.places():
             return 0
-        self.on_gone(Gone(gone, "damaged"))
-        return 1
+        news = repair(self.store, place.id)
+        self.on_gone(news)
+        return int(bool(news.ids))
 
     def publish(self, slots: Sequence[SlotStaged]) -> PublishedView:
         """Take in slots that somebody staged here, parents first.
@@ -342,6 +345,7 @@ class Inventory:
             num_turns=entry.num_turns,
             num_slots=entry.num_slots,
             disk_bytes=entry.disk_bytes,
+            own_bytes=entry.own_bytes,
             tier=_tier(entry),
             last_used_s=self.store.clock.wall_s(entry.last_used_s),
             is_pinned=bool(entry.is_pinned),
@@ -389,6 +393,8 @@ def tokens_to(store: OpenStore, leaf: str | None) -> Tokens:
     token_ids = array("I")
     for link in way_to(store, leaf) if leaf is not None else []:
         place = link.place
+        if link.start > len(token_ids):
+            return Tokens(token_ids, is_whole=False)
         try:
             if place.tier == "cold" and not store.promote(place.id):
                 return Tokens(token_ids, is_whole=False)

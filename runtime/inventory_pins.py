@@ -137,7 +137,7 @@ def slots_of(inventory: Inventory, model: str) -> list[SlotNode]:
     return [
         SlotNode(
             id=row.header.id,
-            parent=row.header.parent,
+            parent=row.parent,
             start=row.header.start,
             end=row.header.end,
             tier=row.tier,

@@ -9,7 +9,8 @@ from store.types import Tier
 class ConversationView(Struct, frozen=True):
     """A line of `hearth cache ls`. Times are wall-clock seconds.
 
-    `model` is the name that was asked. The first `num_durable` of its tokens are on disk, and
+    `model` is the name that was asked. Of its `disk_bytes` so many are its `own_bytes`: they leave
+    the disk with it, the others are shared. The first `num_durable` of its tokens are on disk, and
     `is_durable` says that its latest turn is there to the end.
     """
 
@@ -21,6 +22,7 @@ class ConversationView(Struct, frozen=True):
     num_turns: int
     num_slots: int
     disk_bytes: int
+    own_bytes: int
     tier: str
     last_used_s: float
     is_pinned: bool

@@ -355,7 +355,8 @@ def known(row: SlotRow) -> KnownSlot:
     header = row.header
     return KnownSlot(
         id=header.id,
-        parent=header.parent,
+        parent=row.parent,
+        start_hash=header.start_hash,
         start=header.start,
         end=header.end,
         block_hashes=header.block_hashes,

@@ -16,14 +16,15 @@ import psutil
 import structlog
 
 from runtime import kv_sizes
+from runtime.bad_slots import BadSlots
 from runtime.disk_budget import Evict
 from runtime.errors import StoreUnavailable
-from runtime.housekeeping import Limits, News, evictor, keep_within_caps, make_room
+from runtime.housekeeping import Limits, evictor, keep_within_caps, make_room
 from runtime.identified import Identity
 from runtime.kv_channel import KvChannel, KvEvent
 from runtime.kv_figures import GAUGES, DiskFigures, KvFigures, added, disk_figures
 from runtime.naming import Naming, Reader
-from runtime.open_store import Demoted, Gone, Merged, OpenStore
+from runtime.open_store import Demoted, Gone, Merged, News, OpenStore
 from runtime.promotions import Promotions
 from runtime.publisher import Publisher
 from runtime.request_rows import RequestRows
@@ -31,7 +32,7 @@ from runtime.reservations import Reservations
 from runtime.settings import Settings
 from runtime.store_life import ColdStatus, KvStatus, Opener, StoreLife
 from runtime.store_opening import open_store
-from runtime.types import MissReason, ModelSpec
+from runtime.types import ModelSpec
 from runtime.welcome import Welcome
 from runtime.wire import (
     HotBudget,
@@ -86,6 +87,7 @@ class KvStore:
         naming = Naming(settings, self._life, reader)
         self._welcome = Welcome(settings, self._life, naming, self._on_named)
         self._promotions = Promotions(self._life, self._tell)
+        self._bad = BadSlots(self._life, self._tell, self._bring, self.on_slots)
         self._reservations = Reservations(self._life)
         self._used: dict[str, float] = {}
         self._toucher: asyncio.Task[None] | None = None
@@ -286,7 +288,7 @@ class KvStore:
                 if self._toucher is None or self._toucher.done():
                     self._toucher = self._life.spawn(self._touch())
             case SlotBad():
-                self._life.spawn(self._drop_bad(channel, event))
+                self._life.spawn(self._bad.hear(channel, event))
             case PinWanted():
                 self._life.spawn(self.memory.pin(channel.model_hash, event))
             case SlotsWanted(ids=ids):
@@ -335,27 +337,8 @@ class KvStore:
         used, self._used = self._used, {}
         await self._life.attempt(lambda store: store.touch(list(used), used))
 
-    async def _drop_bad(self, channel: KvChannel, bad: SlotBad) -> None:
-        """A file that is not as it should be goes; who reads a missing one waits to hear of it."""
-        if bad.reason != "missing":
-            _log.warning("slot_bad", slot=bad.id, reason=bad.reason, why=bad.message)
-        if bad.reason == "failed":
-            self._life.fail(bad.reason, bad.message)
-        if bad.reason in ("damaged", "missing"):
-            why: MissReason = "damaged" if bad.reason == "damaged" else "evicted"
-            ids = await self._life.attempt(lambda store: store.drop_bad(bad.id))
-            if ids:
-                if bad.reason == "missing":
-                    _log.warning("slot_bad", slot=bad.id, reason=bad.reason, why=bad.message)
-                self._tell(Gone(ids, why))
-                self.on_slots()
-            elif await self._life.attempt(lambda store: store.is_cold(bad.id)):
-                await self._bring(channel, (bad.id,))
-            else:
-                channel.tell_gone([bad.id], why)
-
-    def _tell(self, news: News) -> None:
-        for channel in self._channels:
+    def _tell(self, news: News, besides: KvChannel | None = None) -> None:
+        for channel in self._channels - {besides}:
             match news:
                 case Gone(ids, reason):
                     channel.tell_gone(ids, reason)

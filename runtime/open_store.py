@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import structlog
-from msgspec import structs
 
 from runtime.disk_budget import DiskBudget, Evict, Reserved
 from runtime.heirs import Heirs
@@ -38,7 +37,6 @@ from store.records import Records
 from store.removal import unlink_condemned
 from store.slots import (
     StagedSlot,
-    continue_other,
     is_bad,
     publish_all,
     publish_or_remove,
@@ -80,6 +78,10 @@ class Merged(NamedTuple):
     model: bytes
     ids: tuple[str, ...]
     rows: tuple[SlotRow, ...]
+
+
+News = Gone | Demoted | Merged
+"""What workers are told of when it happens to slots."""
 
 
 class OpenStore:
@@ -130,14 +132,14 @@ class OpenStore:
     # What workers report
 
     def publish(self, group: Sequence[SlotStaged]) -> Published:
-        """Give staged slots their names and rows, parents first; what is refused leaves no file."""
+        """Give staged slots their names and rows; what is refused leaves no file."""
         if not self._owned.is_in_place:
             return Published((), tuple(one.header.id for one in group), self._lost())
         refused: list[str] = []
         staged: list[SlotStaged] = []
         there: list[SlotStaged] = []
         for one in group:
-            if one.header.parent in refused or not _is_as_reported(self.root, one):
+            if not _is_as_reported(self.root, one):
                 refused.append(one.header.id)
                 _discard(Path(one.path))
             elif self._is_published(one):
@@ -148,7 +150,7 @@ class OpenStore:
         try:
             with self.replacing:
                 self._enter([], there)
-                saved, misfits = self._publish([self._continued(one) for one in staged])
+                saved, misfits = self._publish(staged)
         except StoreError as error:
             for one in staged:
                 self._discard_slot(one)
@@ -164,13 +166,6 @@ class OpenStore:
         """It is there already: its worker was told that it is not, as when the store is lost."""
         tier = dict(self.index.places()).get(staged.header.id)
         return tier == "cold" or (tier == "warm" and self._path(staged).exists())
-
-    def _continued(self, staged: SlotStaged) -> SlotStaged:
-        """What continues a slot that was merged meanwhile continues the one that stands for it."""
-        heir = self.heirs.of(staged.header.parent, staged.header.start)
-        if heir is None:
-            return staged
-        return structs.replace(staged, header=continue_other(Path(staged.path), heir))
 
     def _publish(self, group: Sequence[SlotStaged]) -> tuple[list[SlotRow], list[str]]:
         """All at once, or else one by one. Raises StoreError when the store as a whole fails."""
@@ -195,10 +190,7 @@ class OpenStore:
         self, group: Sequence[SlotStaged], error: StoreError
     ) -> tuple[list[SlotRow], list[str]]:
         if len(group) == 1:
-            # That its parent was evicted meanwhile is nothing that anybody should look at.
-            has_place = group[0].header.parent in (None, *dict(self.index.places()))
-            say = _log.warning if has_place else _log.debug
-            say("slot_refused", slot=group[0].header.id, why=str(error))
+            _log.warning("slot_refused", slot=group[0].header.id, why=str(error))
             self._discard_slot(group[0])
             return [], [group[0].header.id]
         saved: list[SlotRow] = []
@@ -222,8 +214,13 @@ class OpenStore:
         return list(map(self._row, group))
 
     def _row(self, staged: SlotStaged) -> SlotRow:
-        size = disk_bytes(self._path(staged))
-        return SlotRow(header=staged.header, disk_bytes=size, last_used_s=self.clock.now_s())
+        """What continues a slot that was merged meanwhile continues the one that stands for it."""
+        return SlotRow(
+            header=staged.header,
+            disk_bytes=disk_bytes(self._path(staged)),
+            last_used_s=self.clock.now_s(),
+            parent=self.heirs.of(staged.parent, staged.header.start) or staged.parent,
+        )
 
     def discard(self, staged: SlotStaged) -> None:
         """Do not publish what a worker staged."""

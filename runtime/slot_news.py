@@ -7,10 +7,14 @@ from store.types import Tier, TtlClass
 
 
 class KnownSlot(Struct, frozen=True, array_like=True):
-    """A slot on disk, as the index knows it. Hashes are 16 bytes; `root` is as in its header."""
+    """A slot on disk, as the index knows it. Hashes are 16 bytes; `root` is as in its header.
+
+    `parent` is a slot that has the tokens before it, where the index knows one.
+    """
 
     id: str
     parent: str | None
+    start_hash: bytes
     start: int
     end: int
     block_hashes: tuple[bytes, ...]

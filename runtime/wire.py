@@ -274,7 +274,8 @@ class Flushed(Struct, frozen=True, tag="flushed"):
 class SlotStaged(Struct, frozen=True, tag="staged"):
     """A slot file is synced at `path`, `num_bytes` long; with `ends_turn` the last of an answer.
 
-    Writing it took `write_ms`, pauses for running requests included.
+    Writing it took `write_ms`, pauses for running requests included. `parent` is the slot that has
+    the tokens before it, where there are any.
     """
 
     header: SlotHeader
@@ -283,6 +284,7 @@ class SlotStaged(Struct, frozen=True, tag="staged"):
     asker: Asker = NOBODY
     ends_turn: bool = False
     write_ms: float = 0.0
+    parent: str | None = None
 
 
 class TurnEnded(Struct, frozen=True, tag="turn"):
@@ -294,12 +296,24 @@ class TurnEnded(Struct, frozen=True, tag="turn"):
     ttl_s: float | None = None
 
 
+class SlotPart(Struct, frozen=True, array_like=True):
+    """The tokens `[start, end)` of a slot, which are to be the slot `id`."""
+
+    id: str
+    start: int
+    end: int
+
+
 class SlotBad(Struct, frozen=True, tag="bad"):
-    """A slot cannot be used: its file is damaged, missing or unreadable."""
+    """A slot cannot be used: its file is damaged, missing or unreadable.
+
+    Of a damaged one `parts` are as they were written, and to be slots of their own.
+    """
 
     id: str
     reason: str
     message: str
+    parts: tuple[SlotPart, ...] = ()
 
 
 class SlotsUsed(Struct, frozen=True, tag="used"):

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Protocol, cast
 
 import zstandard
-from xxhash import xxh3_128
 
 from store.disk import CHUNK_BYTES, NewFile, SequentialReader, Yield
 from store.errors import SlotDamaged, SlotForeign
 from store.slot_format import (
     DTYPE_BYTES,
     MAX_JSON_BYTES,
+    Checker,
     SlotContents,
     TensorEntry,
     front_bytes,
@@ -145,15 +145,16 @@ class Unpacker:
             StoreFull, StoreFailed: writing failed.
         """
         file.write(self._front)
+        checker = Checker(self.contents.header)
         for entry in self.contents.tensors:
-            hasher = xxh3_128()
+            hash_ = checker.tensor(entry)
             for size in _chunk_sizes(entry):
                 chunk = join_planes(self._read(size), DTYPE_BYTES[entry.dtype])
-                hasher.update(chunk)
+                hash_(chunk)
                 file.write(chunk)
                 yield_(size)
-            if hasher.hexdigest() != entry.checksum:
-                raise SlotDamaged(f"the checksum of {entry.name} differs")
+        if damage := self.contents.damage(checker.checksums()):
+            raise SlotDamaged(str(damage))
         if self._more():
             raise SlotDamaged("there is more than the slot")
 

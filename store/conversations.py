@@ -156,7 +156,7 @@ def drop_unneeded(
     dropped: list[SlotPlace] = []
     pin = select(Pin.source).where(Pin.model_id == Slot.model_id, Pin.end_hash == Slot.end_hash)
     stays = Slot.is_pinned if keeps_class else pin.exists()
-    for slot in sorted(slots, reverse=True):
+    for slot in _latest_first(connection, slots):
         columns = select(Slot.name, Slot.start, Slot.end, stays.label("stays"))
         row = connection.execute(columns.where(Slot.id == slot)).first()
         if row is None or row.stays or (needed := needed_of(connection, slot)) >= row.end:
@@ -164,8 +164,18 @@ def drop_unneeded(
         if needed > row.start:
             connection.execute(insert(Cut).values(slot_id=slot).on_conflict_do_nothing())
         else:
-            dropped += slot_rows.delete_subtrees(connection, [row.name])
+            dropped += slot_rows.delete_slots(connection, [row.name])
     return tuple(dropped)
+
+
+def _latest_first(connection: Connection, slots: Iterable[int]) -> list[int]:
+    """What continues a slot comes before it."""
+    found: dict[int, int] = {}
+    numbers = list(slots)
+    for i in range(0, len(numbers), slot_rows.CHUNK):
+        some = Slot.id.in_(numbers[i : i + slot_rows.CHUNK])
+        found.update(connection.execute(select(Slot.id, Slot.start).where(some)).all())
+    return sorted(found, key=lambda slot: (-found[slot], -slot))
 
 
 def needed_of(connection: Connection, slot: int) -> int:

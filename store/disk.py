@@ -133,21 +133,6 @@ def new_file(path: Path, num_bytes: int) -> Generator[NewFile]:
 
 
 @contextmanager
-def changed_file(path: Path) -> Generator[NewFile]:
-    """The unfinished file `path`, to be written to once more; at the end its data is synced.
-
-    Raises:
-        StoreFailed: it is not there, or the system refuses.
-    """
-    with reported(path):
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with closing(fd, path):
-        yield NewFile(path, fd)
-        with reported(path):
-            _sync_data(fd)
-
-
-@contextmanager
 def closing(fd: int, path: Path) -> Generator[None]:
     """Close `fd` at the end; where closing fails, the file's data may be gone as well."""
     try:

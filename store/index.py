@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
+import msgspec
 from sqlalchemy import Connection, delete, func, literal, select, update
 from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.orm import aliased
 
 from store import pins, slot_rows
 from store.conversations import drop_unneeded, needed_of
@@ -50,10 +52,9 @@ class SlotIndex:
         self._database = database
 
     def insert(self, rows: Sequence[SlotRow]) -> Future[int]:
-        """Make published slots visible, parents first, all or none; the number of new ones.
+        """Make published slots visible, in any order, all or none; the number of new ones.
 
-        A slot that exists stays as it is. The future fails with StoreError when a parent is
-        unknown, of another model, or ends before its child starts.
+        A slot that exists stays as it is.
         """
         return self._database.submit(lambda connection: slot_rows.insert_slots(connection, rows))
 
@@ -66,6 +67,14 @@ class SlotIndex:
         StoreError when something outside `old` continues the chain.
         """
         return self._database.submit(lambda connection: _replace(connection, merged, old))
+
+    def divide(self, slot: str, parts: Sequence[SlotRow]) -> Future[tuple[SlotPlace, ...]]:
+        """Put what is whole of a damaged slot in its place, as slots; the place of its file.
+
+        Conversations that were part of it are part of these, and what continues it continues them
+        where they have the tokens before it. Empty, and nothing is changed, if it is not there.
+        """
+        return self._database.submit(lambda connection: _divide(connection, slot, parts))
 
     def to_cut(self) -> list[tuple[SlotRow, int]]:
         """Slots of which the end is deleted, and up to where each is needed now."""
@@ -82,10 +91,6 @@ class SlotIndex:
         """A slot needs no cut: all of it is needed, or nothing of it is, and it is dropped."""
         return self._database.submit(lambda connection: _not_cut(connection, slot))
 
-    def children(self, slot: str) -> list[SlotPlace]:
-        """The slots that continue this one."""
-        return self._database.read(lambda connection: _children(connection, slot))
-
     def touch(
         self, ids: Sequence[str], now_s: float, lives_s: Mapping[str, float] | None = None
     ) -> Future[None]:
@@ -97,12 +102,12 @@ class SlotIndex:
         return self._database.submit(lambda connection: _touch(connection, ids, now_s, lives_s))
 
     def drop(self, ids: Sequence[str]) -> Future[tuple[SlotPlace, ...]]:
-        """Forget slots and everything that continues them, pinned or not, children first.
+        """Forget slots, pinned or not; what continues them stays.
 
         The files may be unlinked when the future is done; then call `unlinked`. Until that, a
         restart finishes the work: their rows are gone but they stay condemned.
         """
-        return self._database.submit(lambda connection: slot_rows.delete_subtrees(connection, ids))
+        return self._database.submit(lambda connection: slot_rows.delete_slots(connection, ids))
 
     def unlinked(self, places: Sequence[SlotPlace]) -> Future[None]:
         """The files of dropped slots are gone."""
@@ -212,8 +217,38 @@ def _replace(
     outside = select(Slot.id).where(Slot.parent_id.in_(numbers), Slot.id.not_in(numbers))
     if len(numbers) != len(old) or connection.execute(outside).first() is not None:
         raise StoreError("the chain that was compacted is no longer what it was")
-    slot_rows.insert_slots(connection, merged)
-    new = slot_rows.slot_ids(connection, [row.header.id for row in merged])
+    new = _insert_for(connection, merged, numbers)
+    ends = update(Conversation).where(Conversation.leaf_id.in_(numbers))
+    connection.execute(ends.values(leaf_id=new[merged[-1].header.id]))
+    return slot_rows.delete_slots(connection, old)
+
+
+def _divide(connection: Connection, slot: str, parts: Sequence[SlotRow]) -> tuple[SlotPlace, ...]:
+    number = slot_rows.slot_ids(connection, [slot]).get(slot)
+    if number is None:
+        return ()
+    before = aliased(Slot)
+    columns = select(Slot.start, Slot.end, before.name)
+    columns = columns.outerjoin(before, before.id == Slot.parent_id)
+    start, end, parent = connection.execute(columns.where(Slot.id == number)).one()
+    is_first = parts[0].header.start == start
+    first = msgspec.structs.replace(parts[0], parent=parent if is_first else None)
+    new = _insert_for(connection, [first, *parts[1:]], [number])
+    if parts[-1].header.end == end:
+        ends = update(Conversation).where(Conversation.leaf_id == number)
+        connection.execute(ends.values(leaf_id=new[parts[-1].header.id]))
+    places = slot_rows.delete_slots(connection, [slot])
+    for part in parts:
+        slot_rows.adopt(connection, part.header)
+    return places
+
+
+def _insert_for(
+    connection: Connection, rows: Sequence[SlotRow], numbers: Sequence[int]
+) -> dict[str, int]:
+    """Insert slots that stand for those with these numbers, in conversations too; their numbers."""
+    slot_rows.insert_slots(connection, rows)
+    new = slot_rows.slot_ids(connection, [row.header.id for row in rows])
     for number in new.values():
         place = select(Slot.start, Slot.end).where(Slot.id == number)
         start, end = connection.execute(place).one()
@@ -227,9 +262,7 @@ def _replace(
         columns = ["conversation_id", "slot_id", "reach"]
         joined = insert(ConversationSlot).from_select(columns, members)
         connection.execute(joined.on_conflict_do_nothing())
-    ends = update(Conversation).where(Conversation.leaf_id.in_(numbers))
-    connection.execute(ends.values(leaf_id=new[merged[-1].header.id]))
-    return slot_rows.delete_subtrees(connection, old)
+    return new
 
 
 def _to_cut(connection: Connection) -> list[tuple[SlotRow, int]]:
@@ -267,12 +300,6 @@ def _not_cut(connection: Connection, slot: str) -> tuple[SlotPlace, ...]:
     return drop_unneeded(connection, [number] if number is not None else [])
 
 
-def _children(connection: Connection, slot: str) -> list[SlotPlace]:
-    number = slot_rows.slot_ids(connection, [slot]).get(slot)
-    rows = connection.execute(select(Slot.name, Slot.tier).where(Slot.parent_id == number))
-    return [SlotPlace(*row) for row in rows]
-
-
 def _touch(
     connection: Connection, ids: Sequence[str], now_s: float, lives_s: Mapping[str, float]
 ) -> None:
@@ -296,13 +323,13 @@ def _forget(connection: Connection, places: Sequence[SlotPlace]) -> None:
 
 
 def _over(connection: Connection, now_s: float) -> tuple[str, ...]:
-    """Descending numbers: children come before their parents."""
+    """From the last positions on: what continues a slot comes before it."""
     columns = select(
         Slot.id, Slot.name, Slot.parent_id, Slot.ttl_s, Slot.last_used_s, Slot.is_pinned
     )
     over: list[str] = []
     alive_parents: set[int | None] = set()
-    for row in connection.execute(columns.order_by(Slot.id.desc())):
+    for row in connection.execute(columns.order_by(Slot.start.desc(), Slot.id.desc())):
         number, name, parent, ttl_s, last_used_s, is_pinned = row
         is_over = ttl_s is not None and not is_pinned and now_s - last_used_s > ttl_s
         if is_over and number not in alive_parents:

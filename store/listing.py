@@ -11,7 +11,9 @@ from store.types import SlotPlace, Struct
 
 _NAMED = """
 SELECT lower(hex(c.key)), m.hash, l.name, c.num_tokens, c.num_turns,
-  count(s.id), coalesce(sum(s.disk_bytes), 0), coalesce(sum(s.tier = 'cold'), 0),
+  count(s.id), coalesce(sum(s.disk_bytes), 0),
+  coalesce(sum(s.disk_bytes * NOT EXISTS (SELECT 1 FROM conversation_slots o
+    WHERE o.slot_id = s.id AND o.conversation_id <> c.id)), 0), coalesce(sum(s.tier = 'cold'), 0),
   coalesce(l.is_pinned, 0), max(c.last_used_s, coalesce(l.last_used_s, 0.0)),
   coalesce(l."end", 0), 1, coalesce(nullif(c.name, ''), m.label)
 FROM conversations c JOIN models m ON m.id = c.model_id LEFT JOIN slots l ON l.id = c.leaf_id
@@ -41,11 +43,15 @@ WITH RECURSIVE ends (slot, name) AS ({_NAMELESS_ENDS}
   UNION ALL
   SELECT chain.leaf, chain.name, slots.parent_id FROM chain JOIN slots ON slots.id = chain.slot
   WHERE slots.parent_id IS NOT NULL
-)
+), held (slot, num_chains) AS (SELECT slot, count(*) FROM chain GROUP BY slot)
 SELECT l.name, m.hash, l.name, l."end", 0,
-  count(s.id), sum(s.disk_bytes), sum(s.tier = 'cold'), l.is_pinned, l.last_used_s,
+  count(s.id), sum(s.disk_bytes),
+  sum(s.disk_bytes * (held.num_chains = 1 AND NOT EXISTS (
+    SELECT 1 FROM conversation_slots o JOIN conversations c ON c.id = o.conversation_id
+    WHERE o.slot_id = s.id AND c.key <> x''))), sum(s.tier = 'cold'), l.is_pinned, l.last_used_s,
   l."end", 0, coalesce(nullif(chain.name, ''), m.label)
 FROM chain JOIN slots l ON l.id = chain.leaf JOIN slots s ON s.id = chain.slot
+  JOIN held ON held.slot = chain.slot
   JOIN models m ON m.id = l.model_id
 GROUP BY chain.leaf, chain.name
 """  # noqa: S608 - of the constant above
@@ -66,7 +72,8 @@ class Entry(Struct, frozen=True):
 
     `name` is the model's that was asked; what two names asked is there twice. `id` is the hex of a
     conversation's key, else the id of the chain's last slot. `num_durable` is how many of its
-    tokens are on disk now. Slots and bytes that are shared count in each.
+    tokens are on disk now. Slots and bytes that are shared count in each; `own_bytes` are those of
+    slots that nothing else here has.
     """
 
     id: str
@@ -76,6 +83,7 @@ class Entry(Struct, frozen=True):
     num_turns: int
     num_slots: int
     disk_bytes: int
+    own_bytes: int
     num_cold_slots: int
     is_pinned: bool
     last_used_s: float

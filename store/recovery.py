@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
 
+import msgspec
 import structlog
 from sqlalchemy import Connection, select
 
@@ -18,7 +19,7 @@ from store import slot_rows, upkeep
 from store.cold import ColdStore
 from store.database import Database
 from store.disk import Reserve, disk_bytes, no_cap, reported
-from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
+from store.errors import SlotDamaged, SlotForeign, SlotMissing, SlotObsolete, StoreFailed
 from store.index import SlotIndex
 from store.removal import unlink_condemned
 from store.slots import read_header, remove, slot_path
@@ -50,6 +51,7 @@ class RecoveryReport:
     num_removed: int = 0
     num_quarantined: int = 0
     num_unreadable: int = 0
+    num_obsolete: int = 0
     was_stopped: bool = False
 
     @property
@@ -86,7 +88,7 @@ class Recovery:
         """Asked before a packed slot is unpacked to be read."""
 
     def run(self) -> RecoveryReport:
-        """Do it all. Slots become visible batch by batch, parents first.
+        """Do it all. Slots become visible batch by batch.
 
         Raises:
             StoreFull, StoreFailed, IndexDamaged: the store cannot be put in order now.
@@ -100,9 +102,15 @@ class Recovery:
         self._remove_leftovers(tiers, warm, cold)
         orphans: dict[str, Tier] = {name: "cold" for name in cold if name not in tiers}
         orphans |= {name: "warm" for name in warm if name not in tiers}
-        self._adopt(orphans, set(tiers), cold)
+        self._adopt(orphans, cold)
         if self.report.has_changed:
             log.info("store_recovered", **asdict(self.report))
+        if self.report.num_obsolete:
+            log.warning(
+                "slots_of_an_earlier_format_put_aside",
+                num_slots=self.report.num_obsolete,
+                remedy="none is needed: what they held is computed again when it is asked for",
+            )
         return self.report
 
     def _look_into_cold(self) -> dict[str, int]:
@@ -151,8 +159,12 @@ class Recovery:
             other: Tier = "cold" if tiers[name] == "warm" else "warm"
             self._unlink(SlotPlace(name, other))
 
-    def _adopt(self, orphans: dict[str, Tier], known: set[str], cold: dict[str, int]) -> None:
-        waiting: dict[str, list[SlotRow]] = {}
+    def _adopt(self, orphans: dict[str, Tier], cold: dict[str, int]) -> None:
+        """Give a row to each file that has none; where it belongs its hashes say."""
+        holders: dict[bytes, str] = {}
+        if orphans:
+            for row in self._index.all_slots():
+                holders |= dict.fromkeys(row.header.block_hashes, row.header.id)
         batch: list[SlotRow] = []
         for name, tier in orphans.items():
             if self._is_stopped():
@@ -160,18 +172,13 @@ class Recovery:
             row = self._row_of(SlotPlace(name, tier), cold.get(name, 0))
             if row is None:
                 continue
-            ready = [row] if row.header.parent is None or row.header.parent in known else []
-            if not ready:
-                waiting.setdefault(row.header.parent or "", []).append(row)
-            for found in ready:
-                known.add(found.header.id)
-                batch.append(found)
-                ready += waiting.pop(found.header.id, [])
+            holders |= dict.fromkeys(row.header.block_hashes, name)
+            parent = holders.get(row.header.start_hash)
+            batch.append(msgspec.structs.replace(row, parent=parent))
             if len(batch) >= BATCH:
                 self._insert(batch)
                 batch = []
         self._insert(batch)
-        self._remove_orphans(row for rows in waiting.values() for row in rows)
 
     def _row_of(self, place: SlotPlace, cold_bytes: int) -> SlotRow | None:
         """What the file says of itself; None where it says nothing now."""
@@ -181,6 +188,10 @@ class Recovery:
                 header, size = read_header(path), disk_bytes(path)
             else:
                 header, size = self._cold_header(place.id), cold_bytes
+        except SlotObsolete:
+            self._put_aside(place, path)
+            self.report.num_obsolete += 1
+            return None
         except (SlotMissing, SlotForeign):
             return None  # what a later release wrote is its own to delete
         except SlotDamaged:
@@ -207,23 +218,18 @@ class Recovery:
             remove(staged.path)
 
     def _insert(self, rows: list[SlotRow]) -> None:
-        if not rows:
-            return
-        refused = self._database.submit(
-            lambda connection: _insert_adopted(connection, rows, self._root)
-        ).result()
-        self.report.num_adopted += len(rows) - len(refused)
-        self._remove_orphans(row for row in rows if row.header.id in refused)
-
-    def _remove_orphans(self, rows: Iterable[SlotRow]) -> None:
-        for row in rows:
-            if row.tier == "cold" or self._is_old(slot_path(self._root, row.header.id)):
-                self._unlink(SlotPlace(row.header.id, row.tier))
+        if rows:
+            adopting = self._database.submit(lambda c: _insert_adopted(c, rows, self._root))
+            self.report.num_adopted += adopting.result()
 
     def _set_aside(self, place: SlotPlace, path: Path) -> None:
+        if place.tier == "cold" or self._is_old(path):
+            self._put_aside(place, path)
+
+    def _put_aside(self, place: SlotPlace, path: Path) -> None:
         if place.tier == "cold":
             self._unlink(place)
-        elif self._is_old(path):
+        else:
             upkeep.quarantine(self._root, path)
             self.report.num_quarantined += 1
 
@@ -267,20 +273,17 @@ def _drop(connection: Connection, place: SlotPlace, path: Path) -> tuple[SlotPla
     tier = connection.execute(select(Slot.tier).where(Slot.name == place.id)).scalar()
     if tier != place.tier or (tier == "warm" and path.exists()):
         return ()
-    return slot_rows.delete_subtrees(connection, [place.id])
+    return slot_rows.delete_slots(connection, [place.id])
 
 
-def _insert_adopted(connection: Connection, rows: list[SlotRow], root: Path) -> set[str]:
-    """Insert what is still there and was not deleted meanwhile; the ids that do not fit."""
-    refused: set[str] = set()
+def _insert_adopted(connection: Connection, rows: list[SlotRow], root: Path) -> int:
+    """Insert what is still there and was not deleted meanwhile; how many that were not there."""
+    there: list[SlotRow] = []
     for row in rows:
         name = row.header.id
         condemned = select(Condemned.name).where(Condemned.name == name)
         is_gone = row.tier == "warm" and not slot_path(root, name).exists()
-        if is_gone or connection.execute(condemned).first() is not None:
-            continue
-        try:
-            slot_rows.insert_slots(connection, [row])
-        except StoreError:
-            refused.add(name)
-    return refused
+        if not is_gone and connection.execute(condemned).first() is None:
+            there.append(row)
+    slot_rows.insert_slots(connection, there)
+    return len(there)

@@ -127,7 +127,7 @@ def drop_some(connection: Connection, model: bytes | None) -> tuple[SlotPlace, .
     last = select(Slot.name).order_by(Slot.id.desc()).limit(BATCH)
     if model is not None:
         last = last.where(Slot.model_id == slot_rows.model_id(connection, model))
-    return slot_rows.delete_subtrees(connection, list(connection.execute(last).scalars()))
+    return slot_rows.delete_slots(connection, list(connection.execute(last).scalars()))
 
 
 def forget(connection: Connection, model: bytes | None) -> None:

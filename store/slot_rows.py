@@ -15,7 +15,6 @@ from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine.interfaces import DBAPICursor
 
-from store.errors import StoreError
 from store.tables import Block, Condemned, Conversation, Layout, Model, Slot
 from store.types import Candidate, SlotHeader, SlotPlace, SlotRow, Tier, TtlClass
 
@@ -25,16 +24,34 @@ CHUNK = 500
 _SLOTS = """
 SELECT s.id, s.name, m.hash, p.name, s.start, s."end", s.block_size, s.end_hash, l.text,
   s.has_state, s.recompute_ms, s.created_s, s.ttl_class, s.ttl_s, s.disk_bytes, s.tier,
-  s.last_used_s, s.hits, s.num_children, s.is_pinned, s.root
+  s.last_used_s, s.hits, s.num_children, s.is_pinned, s.root, s.start_hash
 FROM slots s JOIN models m ON m.id = s.model_id JOIN layouts l ON l.id = s.layout_id
   LEFT JOIN slots p ON p.id = s.parent_id
 """
 _BLOCKS = "SELECT slot_id, hash FROM blocks {where} ORDER BY slot_id, position"
 _INSERT_SLOT = """
-INSERT INTO slots (name, model_id, parent_id, start, "end", block_size, end_hash, layout_id,
-  has_state, recompute_ms, created_s, ttl_class, ttl_s, disk_bytes, tier, last_used_s, hits,
-  is_pinned, root)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id
+INSERT INTO slots (name, model_id, parent_id, start_hash, start, "end", block_size, end_hash,
+  layout_id, has_state, recompute_ms, created_s, ttl_class, ttl_s, disk_bytes, tier, last_used_s,
+  hits, is_pinned, root)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id
+"""
+_ADOPT = """
+UPDATE slots SET parent_id = ?
+WHERE parent_id IS NULL AND start > 0 AND start_hash = ? AND model_id = ? AND start > ?
+  AND start <= ?
+"""
+_JOIN_MEMBERS = """
+WITH RECURSIVE above(conversation, slot, reach) AS (
+  SELECT member.conversation_id, below.parent_id, below.start
+  FROM slots below JOIN conversation_slots member ON member.slot_id = below.id
+  WHERE below.parent_id = ?
+  UNION
+  SELECT above.conversation, slots.parent_id, slots.start
+  FROM above JOIN slots ON slots.id = above.slot WHERE slots.parent_id IS NOT NULL
+)
+INSERT INTO conversation_slots (conversation_id, slot_id, reach)
+SELECT conversation, slot, max(reach) FROM above WHERE true GROUP BY conversation, slot
+ON CONFLICT DO UPDATE SET reach = max(reach, excluded.reach)
 """
 _OF_MODEL = "WHERE s.model_id = :model"
 _BLOCKS_OF_MODEL = "WHERE slot_id IN (SELECT id FROM slots WHERE model_id = :model)"
@@ -42,6 +59,7 @@ _BLOCKS_OF_MODEL = "WHERE slot_id IN (SELECT id FROM slots WHERE model_id = :mod
 _SlotTuple = tuple[
     int, str, bytes, str | None, int, int, int, bytes, str,
     int, float, float, TtlClass, float | None, int, Tier, float, float, int, int, bytes | None,
+    bytes,
 ]  # fmt: skip
 
 
@@ -87,7 +105,7 @@ def read_slots(connection: Connection, model: bytes | None = None) -> list[SlotR
     pairs = cast("Iterator[tuple[int, bytes]]", cursor)
     for slot, group in groupby(pairs, itemgetter(0)):
         blocks[slot] = tuple([block for _, block in group])
-    cursor.execute(f"{_SLOTS} {where} ORDER BY s.id", parameters)
+    cursor.execute(f"{_SLOTS} {where} ORDER BY s.start, s.id", parameters)
     rows = cast("Iterator[_SlotTuple]", cursor)
     return [_slot_row(row, blocks.get(row[0], ())) for row in rows]
 
@@ -96,7 +114,7 @@ def _slot_row(row: _SlotTuple, block_hashes: tuple[bytes, ...]) -> SlotRow:
     header = SlotHeader(
         id=row[1],
         model=row[2],
-        parent=row[3],
+        start_hash=row[21],
         start=row[4],
         end=row[5],
         block_size=row[6],
@@ -114,6 +132,7 @@ def _slot_row(row: _SlotTuple, block_hashes: tuple[bytes, ...]) -> SlotRow:
         header=header,
         disk_bytes=row[14],
         last_used_s=row[16],
+        parent=row[3],
         tier=row[15],
         hits=row[17],
         num_children=row[18],
@@ -122,10 +141,10 @@ def _slot_row(row: _SlotTuple, block_hashes: tuple[bytes, ...]) -> SlotRow:
 
 
 def insert_slots(connection: Connection, rows: Iterable[SlotRow]) -> int:
-    """Insert slots, parents first; those that exist stay as they are. Returns how many were new.
+    """Insert slots; those that exist stay as they are. Returns how many were new.
 
-    Raises:
-        StoreError: a parent is unknown, of another model, or ends before its child starts.
+    Each is joined to the slot that has the tokens before it, if one is there, and to those that
+    continue it and had none: in whatever order they come.
     """
     cursor = connection.connection.cursor()
     return sum(_insert_slot(cursor, row) for row in rows)
@@ -143,7 +162,7 @@ def _insert_slot(cursor: DBAPICursor, row: SlotRow) -> bool:
         "SELECT id FROM models WHERE hash = ?",
         header.model,
     )
-    parent = _parent_id(cursor, header, model)
+    parent = _parent_id(cursor, row, model)
     layout = _layout(cursor, header.layout)
     pin = "SELECT 1 FROM pins WHERE model_id = ? AND end_hash = ?"
     is_pinned = header.ttl_class == "pinned" or bool(_value(cursor, pin, model, header.end_hash))
@@ -151,6 +170,7 @@ def _insert_slot(cursor: DBAPICursor, row: SlotRow) -> bool:
         header.id,
         model,
         parent,
+        header.start_hash,
         header.start,
         header.end,
         header.block_size,
@@ -171,8 +191,8 @@ def _insert_slot(cursor: DBAPICursor, row: SlotRow) -> bool:
     number = _value(cursor, _INSERT_SLOT, *values)
     blocks = [(number, position, block) for position, block in enumerate(header.block_hashes)]
     cursor.executemany("INSERT INTO blocks VALUES (?, ?, ?)", blocks)
-    adopt = "UPDATE slots SET num_children = num_children + 1 WHERE id = ?"
-    cursor.execute(adopt, (parent,))
+    cursor.execute("UPDATE slots SET num_children = num_children + 1 WHERE id = ?", (parent,))
+    _adopt(cursor, header, model, cast("int", number))
     return True
 
 
@@ -232,46 +252,57 @@ def _number(cursor: DBAPICursor, insertion: str, query: str, value: object) -> i
     return cast("int", found)
 
 
-def _parent_id(cursor: DBAPICursor, header: SlotHeader, model: int) -> int | None:
-    if header.parent is None:
-        return None
-    cursor.execute('SELECT id, model_id, "end" FROM slots WHERE name = ?', (header.parent,))
-    parent = cast("tuple[int, int, int] | None", cursor.fetchone())
-    if parent is None:
-        raise StoreError(f"slot {header.id} names an unknown parent")
-    if parent[1] != model or header.start > parent[2]:
-        raise StoreError(f"slot {header.id} does not continue its parent")
-    return parent[0]
+def _parent_id(cursor: DBAPICursor, row: SlotRow, model: int) -> int | None:
+    """A slot that has the tokens before this one's: the one that is named, or one that ends there.
 
-
-def delete_subtrees(connection: Connection, names: Sequence[str]) -> tuple[SlotPlace, ...]:
-    """Delete slots and all that continue them, children first; their files are now condemned.
-
-    Conversations that ended in them end at the deepest slot that is left.
+    None where there is none: it is joined to the one that comes later.
     """
-    found = set(slot_ids(connection, names).values())
-    level = list(found)
-    while level:
-        level = [child for child in _children(connection, level) if child not in found]
-        found.update(level)
-    # A parent's number is below its children's, as it was there first and never changes.
-    descending = sorted(found, reverse=True)
-    return tuple(_delete_leaf(connection, number) for number in descending)
+    header = row.header
+    if not header.start:
+        return None
+    span = 'SELECT id FROM slots WHERE model_id = ? AND start < ? AND "end" >= ?'
+    place = (model, header.start, header.start)
+    found = row.parent and _value(cursor, f"{span} AND name = ?", *place, row.parent)
+    found = found or _value(cursor, f"{span} AND end_hash = ?", *place, header.start_hash)
+    return cast("int | None", found)
 
 
-def _children(connection: Connection, parents: Sequence[int]) -> list[int]:
-    found: list[int] = []
-    for i in range(0, len(parents), CHUNK):
-        some = Slot.parent_id.in_(parents[i : i + CHUNK])
-        found += connection.execute(select(Slot.id).where(some)).scalars()
-    return found
+def adopt(connection: Connection, header: SlotHeader) -> None:
+    """Join those that continue a slot to it, as far as no slot had the tokens before them."""
+    cursor = connection.connection.cursor()
+    number, model = slot_ids(connection, [header.id])[header.id], model_id(connection, header.model)
+    _adopt(cursor, header, cast("int", model), number)
 
 
-def _delete_leaf(connection: Connection, number: int) -> SlotPlace:
+def _adopt(cursor: DBAPICursor, header: SlotHeader, model: int, number: int) -> None:
+    """Whoever is part of these is part of the slot, and of what comes before it, from now on."""
+    num_joined = 0
+    for end in (*header.block_hashes, header.end_hash):
+        cursor.execute(_ADOPT, (number, end, model, header.start, header.end))
+        num_joined += cursor.rowcount
+    if num_joined:
+        joined = "UPDATE slots SET num_children = num_children + ? WHERE id = ?"
+        cursor.execute(joined, (num_joined, number))
+        cursor.execute(_JOIN_MEMBERS, (number,))
+
+
+def delete_slots(connection: Connection, names: Sequence[str]) -> tuple[SlotPlace, ...]:
+    """Delete slots, the later ones first; their files are now condemned.
+
+    What continues one stays: the tokens before it may be computed again. Conversations that ended
+    in them end at the slot before.
+    """
+    descending = sorted(slot_ids(connection, names).values(), reverse=True)
+    return tuple(_delete(connection, number) for number in descending)
+
+
+def _delete(connection: Connection, number: int) -> SlotPlace:
     columns = select(Slot.name, Slot.tier, Slot.parent_id, Slot.layout_id)
     row = connection.execute(columns.where(Slot.id == number)).one()
     shorten = update(Conversation).where(Conversation.leaf_id == number)
     connection.execute(shorten.values(leaf_id=row.parent_id))
+    continued = update(Slot).where(Slot.parent_id == number)
+    connection.execute(continued.values(parent_id=None))
     connection.execute(delete(Slot).where(Slot.id == number))
     _drop_layout(connection, row.layout_id)
     if row.parent_id is not None:

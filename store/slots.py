@@ -14,16 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-from xxhash import xxh3_128
-
 from store.disk import (
     CHUNK_BYTES,
     NewFile,
     Reserve,
     SequentialReader,
     Yield,
-    changed_file,
     keep_going,
     make_directory,
     new_file,
@@ -35,6 +31,8 @@ from store.disk import (
 from store.errors import SlotDamaged, SlotForeign, StoreError, StoreFailed
 from store.slot_format import (
     TOKENS,
+    Checker,
+    Damage,
     SlotContents,
     TensorEntry,
     front_bytes,
@@ -62,12 +60,13 @@ class StagedSlot(NamedTuple):
     took_s: float = 0.0
 
 
-class VerifiedSlot(NamedTuple):
-    """A slot of which every byte was read and found as written."""
+class CheckedSlot(NamedTuple):
+    """A slot of which every byte was read, and what of it is not as it was written."""
 
     header: SlotHeader
     token_ids: array[int]
     num_bytes: int
+    damage: Damage
 
 
 def slot_path(root: Path, slot_id: str) -> Path:
@@ -106,8 +105,9 @@ def stage(
     reserve(num_bytes)
     with new_file(path, num_bytes) as file:
         file.leave_room(num_front_bytes)
-        written = _write_payload(file, entries, pieces, yield_)
-        file.write_at(pack_front(header, written), 0)
+        checker = Checker(header)
+        _write_payload(file, entries, pieces, checker, yield_)
+        file.write_at(pack_front(header, entries, checker.checksums()), 0)
     return StagedSlot(header.id, path, num_bytes, time.perf_counter() - start_s)
 
 
@@ -129,44 +129,27 @@ def _checked_entries(header: SlotHeader, pieces: Sequence[TensorData]) -> list[T
 
 
 def _write_payload(
-    file: NewFile, entries: Sequence[TensorEntry], pieces: Sequence[TensorData], yield_: Yield
-) -> list[TensorEntry]:
-    """Write and hash chunk by chunk; returns the entries with their checksums."""
-    written: list[TensorEntry] = []
+    file: NewFile,
+    entries: Sequence[TensorEntry],
+    pieces: Sequence[TensorData],
+    checker: Checker,
+    yield_: Yield,
+) -> None:
+    """Write and hash chunk by chunk."""
     unreported = 0
     for entry, piece in zip(entries, pieces, strict=True):
-        hasher = xxh3_128()
+        hash_ = checker.tensor(entry)
         data = piece.data.cast("B") if entry.num_bytes else memoryview(b"")
         for start in range(0, entry.num_bytes, CHUNK_BYTES):
             chunk = data[start : start + CHUNK_BYTES]
-            hasher.update(chunk)
+            hash_(chunk)
             file.write(chunk)
             unreported += len(chunk)
             if unreported >= CHUNK_BYTES:
                 yield_(unreported)
                 unreported = 0
-        written.append(entry._replace(checksum=hasher.hexdigest()))
     if unreported:
         yield_(unreported)
-    return written
-
-
-def continue_other(path: Path, parent: str) -> SlotHeader:
-    """Have a staged slot continue the slot `parent` instead of another one; its header now.
-
-    Raises:
-        SlotMissing, SlotDamaged: it is not there, not whole, or continues nothing.
-        StoreFailed: the system refused, or the change may not have reached the disk.
-    """
-    with opened(path) as fd:
-        contents = _named(path, read_contents(fd))
-    header = msgspec.structs.replace(contents.header, parent=parent)
-    front = pack_front(header, contents.tensors)
-    if len(front) != contents.payload_start:
-        raise SlotDamaged(f"{path.name} has no room for a parent")
-    with changed_file(path) as file:
-        file.write_at(front, 0)
-    return header
 
 
 def publish(staged: StagedSlot) -> Path:
@@ -228,42 +211,56 @@ def read_token_ids(path: Path) -> array[int]:
     return read_front(path)[1]
 
 
-def read_front(path: Path) -> tuple[SlotContents, array[int]]:
+def read_front(path: Path, *, is_strict: bool = True) -> tuple[SlotContents, array[int]]:
     """Header, tensor table and token ids of a slot file, checked, for whoever checks the rest.
+
+    The token ids are checked only where `is_strict`.
 
     Raises:
         SlotMissing, SlotDamaged, StoreFailed: as `verify`.
     """
     with opened(path) as fd:
         contents = _named(path, read_contents(fd))
-        reader = SequentialReader(fd, contents.payload_start, contents.file_bytes)
-        return contents, _read_token_ids(reader, contents.tensors[0])
+        checker = Checker(contents.header)
+        token_ids = _read_token_ids(fd, contents, checker)
+        if is_strict and checker.checksums().tokens != contents.checksums.tokens:
+            raise SlotDamaged("the checksum of the token ids differs")
+        return contents, token_ids
 
 
-def verify(path: Path, yield_: Yield = keep_going) -> VerifiedSlot:
+def check(path: Path, yield_: Yield = keep_going) -> CheckedSlot:
     """Read the whole file once, in order, and compare every checksum.
 
-    Afterwards the file is in the page cache; `mx.load(path)` gives the bytes that were verified.
+    Afterwards the file is in the page cache; `mx.load(path)` gives the bytes that were checked.
     `yield_` is called with the bytes read after each tensor.
 
     Raises:
         SlotMissing: there is no file.
-        SlotDamaged: any byte is not as written, it holds another slot than its name says, or it is
-            not a regular file.
+        SlotDamaged: its header is not as written, it holds another slot than its name says, or it
+            is not a regular file.
         StoreFailed: reading failed.
     """
     with opened(path) as fd:
         contents = _named(path, read_contents(fd))
-        reader = SequentialReader(fd, contents.payload_start, contents.file_bytes)
-        token_ids = _read_token_ids(reader, contents.tensors[0])
+        checker = Checker(contents.header)
+        token_ids = _read_token_ids(fd, contents, checker)
+        start = contents.payload_start + contents.tensors[0].end
+        reader = SequentialReader(fd, start, contents.file_bytes)
         for entry in contents.tensors[1:]:
-            hasher = xxh3_128()
+            hash_ = checker.tensor(entry)
             for piece in reader.take(entry.num_bytes):
-                hasher.update(piece)
-            if hasher.hexdigest() != entry.checksum:
-                raise SlotDamaged(f"the checksum of {entry.name} differs")
+                hash_(piece)
             yield_(entry.num_bytes)
-    return VerifiedSlot(contents.header, token_ids, contents.file_bytes)
+    damage = contents.damage(checker.checksums())
+    return CheckedSlot(contents.header, token_ids, contents.file_bytes, damage)
+
+
+def verify(path: Path, yield_: Yield = keep_going) -> CheckedSlot:
+    """The same of a file of which nothing may be damaged. Raises SlotDamaged also where it is."""
+    slot = check(path, yield_)
+    if slot.damage:
+        raise SlotDamaged(str(slot.damage))
+    return slot
 
 
 def is_bad(path: Path) -> bool:
@@ -300,15 +297,14 @@ def _named(path: Path, contents: SlotContents) -> SlotContents:
     return contents
 
 
-def _read_token_ids(reader: SequentialReader, entry: TensorEntry) -> array[int]:
-    hasher = xxh3_128()
+def _read_token_ids(fd: int, contents: SlotContents, checker: Checker) -> array[int]:
+    """Those of the slot open at `fd`, as they are, which `checker` is told."""
+    entry, start = contents.tensors[0], contents.payload_start
     token_ids = array("I")
     data = bytearray()
-    for piece in reader.take(entry.num_bytes):
-        hasher.update(piece)
+    for piece in SequentialReader(fd, start, start + entry.end).take(entry.num_bytes):
         data += piece
-    if hasher.hexdigest() != entry.checksum:
-        raise SlotDamaged("the checksum of the token ids differs")
+    checker.tensor(entry)(bytes(data))
     token_ids.frombytes(data)
     return token_ids
 

@@ -14,7 +14,7 @@ from store.types import Tier, TtlClass
 APPLICATION_ID = 0x48525448
 """What SQLite's header says of the file: `HRTH`."""
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -56,13 +56,21 @@ class FileDigest(Table):
 
 
 class Slot(Table):
-    """A published slot. `num_children` counts rows that name it as their parent."""
+    """A published slot. `parent_id` is a slot that has the tokens before `start`, as far as one is
+    there: whoever has them is found by `start_hash`. `num_children` counts the rows that name this
+    one there.
+    """
 
     __tablename__ = "slots"
     __table_args__ = (
         CheckConstraint("tier IN ('warm', 'cold')", name="slots_tier"),
         CheckConstraint('start >= 0 AND "end" >= start', name="slots_span"),
         Index("slots_by_parent", "parent_id"),
+        Index(
+            "slots_without_parent",
+            "start_hash",
+            sqlite_where=text("parent_id IS NULL AND start > 0"),
+        ),
         Index("slots_by_end", "model_id", "end_hash"),
         Index("slots_by_layout", "layout_id"),
     )
@@ -88,6 +96,7 @@ class Slot(Table):
     num_children: Mapped[int] = mapped_column(server_default=text("0"))
     is_pinned: Mapped[bool]
     root: Mapped[bytes | None]
+    start_hash: Mapped[bytes] = mapped_column(server_default=text("x''"))
 
 
 class Layout(Table):

@@ -1,14 +1,14 @@
 """What the store keeps: slots, and what is remembered of models, conversations and requests.
 
-A *slot* is one immutable file with the KV of the tokens `[start, end)` of a sequence. It names its
-parent, the slot that holds the tokens before `start`; where it branches off is `start` itself, at
-or before the parent's end. Slots end anywhere: the last, incomplete block of a turn is part of it.
+A *slot* is one immutable file with the KV of the tokens `[start, end)` of a sequence. It names no
+other file: `start_hash` says which tokens come before `start`, whoever has them. Slots end
+anywhere: the last, incomplete block of a turn is part of it.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -61,17 +61,17 @@ class SlotHeader(Struct, frozen=True):
 
     Hashes are 16 bytes. `block_hashes` are those of the blocks (of `block_size` tokens, counted
     from the sequence's beginning) that end inside `(start, end]`; `end_hash` identifies the whole
-    prefix up to `end`. `layout` is JSON text that only the KV packer reads. `has_state` says that
-    the state of layers that cannot be sliced is here, as it was at `end`. `recompute_ms` is what
-    prefill of these tokens took. `ttl_s` is None for ever, else seconds after the last use. `root`
-    is the hash that its tenant's prefixes begin with, empty for those without a tenant. `media` are
-    the pictures of which some tokens are here; the model's position after `end` tokens is
-    `rope_delta` further on.
+    prefix up to `end`, and `start_hash` that up to `start`, empty where that is 0. `layout` is JSON
+    text that only the KV packer reads. `has_state` says that the state of layers that cannot be
+    sliced is here, as it was at `end`. `recompute_ms` is what prefill of these tokens took. `ttl_s`
+    is None for ever, else seconds after the last use. `root` is the hash that its tenant's prefixes
+    begin with, empty for those without a tenant. `media` are the pictures of which some tokens are
+    here; the model's position after `end` tokens is `rope_delta` further on.
     """
 
     id: str
     model: bytes
-    parent: str | None
+    start_hash: bytes
     start: int
     end: int
     block_size: int
@@ -92,12 +92,54 @@ class SlotHeader(Struct, frozen=True):
         return self.end - self.start
 
 
+class PartHashes(NamedTuple):
+    """What names a part of a slot, as in `SlotHeader`."""
+
+    start_hash: bytes
+    block_hashes: tuple[bytes, ...]
+    end_hash: bytes
+
+
+class Hashed(Protocol):
+    """Tokens `[start, end)` with their hashes: a slot, or a run in memory."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def start_hash(self) -> bytes: ...
+    @property
+    def block_hashes(self) -> tuple[bytes, ...]: ...
+    @property
+    def end_hash(self) -> bytes: ...
+
+
+def part_hashes(whole: Hashed, start: int, end: int, block_size: int) -> PartHashes:
+    """Those of `[start, end)`: both are where a block ends, or where the whole begins or ends."""
+    first = whole.start // block_size
+
+    def number(position: int) -> int:
+        return position // block_size - first
+
+    return PartHashes(
+        whole.start_hash if start == whole.start else whole.block_hashes[number(start) - 1],
+        whole.block_hashes[number(start) : number(end)],
+        whole.end_hash if end == whole.end else whole.block_hashes[number(end) - 1],
+    )
+
+
 class SlotRow(Struct, frozen=True):
-    """A published slot as the index knows it. `disk_bytes` counts the file's real blocks."""
+    """A published slot as the index knows it. `disk_bytes` counts the file's real blocks.
+
+    `parent` is a slot that has the tokens before `start`, None where `start` is 0 or no slot has
+    them now. On the way into the index it is where to look for them.
+    """
 
     header: SlotHeader
     disk_bytes: int
     last_used_s: float
+    parent: str | None = None
     tier: Tier = "warm"
     hits: float = 0.0
     num_children: int = 0

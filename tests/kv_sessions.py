@@ -52,6 +52,7 @@ def load(path: Path, kv_bits: int | None = None) -> LoadedModel:
 def known(header: SlotHeader, **changes: Any) -> KnownSlot:
     """What the server says of a slot with this header."""
     fields: dict[str, Any] = {"tier": "warm", "disk_bytes": 4096, "last_used_s": 1.0, "hits": 0.0}
+    fields["parent"] = None
     fields |= {
         name: getattr(header, name)
         for name in KnownSlot.__struct_fields__
@@ -70,24 +71,25 @@ class Session:
         *,
         hot_bytes: int = 1 << 30,
         block_size: int = BLOCK_TOKENS,
+        secret: bytes = b"secret",
     ) -> None:
         self.model = model
         self.root = root
-        self.chain = HashChain(b"secret", b"model", block_size=block_size)
+        self.chain = HashChain(secret, b"model", block_size=block_size)
         self.news: queue.SimpleQueue[SlotRead | WriteFailed] = queue.SimpleQueue()
         self.reports: list[TierEvent] = []
         self.written: list[tuple[WriteJob, StagedSlot]] = []
         self._num_staged = threading.Semaphore(0)
         self.writer: SlotWriter | None = None
-        reader = None
+        self.reader: SlotReader | None = None
         if root is not None:
             self.writer = SlotWriter(root, 1 << 30, self._on_staged, self.news.put)
             self.writer.idle.set()
             self._writing = threading.Thread(target=self.writer.run, daemon=True)
             self._writing.start()
-            reader = SlotReader(root, self.news.put)
+            self.reader = SlotReader(root, self.news.put)
         self.ground = Ground.of(model, self.chain, b"model", hot_bytes)
-        self.tiers = Tiers(self.ground, self.writer, reader, self.reports.append)
+        self.tiers = Tiers(self.ground, self.writer, self.reader, self.reports.append)
         self._grid = Scheduler(max_batch=1, max_slice=SLICE_TOKENS, block_s=1.0)
 
     def trail(self, token_ids: Sequence[int], **fields: Any) -> Trail:
@@ -115,7 +117,10 @@ class Session:
     def compute(
         self, trail: Trail, kv: list[Any], start: int, *, keeps: bool = True
     ) -> dict[int, mx.array]:
-        """Prefill all but the last token slice by slice; the logits by where their slice ends."""
+        """Prefill all but the last token slice by slice; the logits by where their slice ends.
+
+        What is known behind a lost piece is taken up as by the engine.
+        """
         group = SequenceGroup(
             request=_REQUEST,
             token_ids=trail.token_ids,
@@ -127,6 +132,10 @@ class Session:
         )
         logits: dict[int, mx.array] = {}
         while group.num_remaining_tokens or not logits:
+            if keeps and self.tiers.knows_more(trail, group.num_computed_tokens):
+                num_had = group.num_computed_tokens
+                kv[:], group.num_computed_tokens = self.tiers.restore(trail, num_had=num_had)
+                self.check()
             plan = self._grid.next_slice(group, 0)
             if plan.end == plan.start:
                 logits[plan.end] = mx.zeros(0)
@@ -182,11 +191,17 @@ class Session:
         self._writing.join(PATIENCE_S)
         return self.written
 
+    def close(self) -> None:
+        """Leave no thread."""
+        self.finish()
+        assert self.reader is not None
+        self.reader.close()
+
     def publish(self) -> list[KnownSlot]:
         """Finish and publish; what the index then knows."""
         written = self.finish()
         slots.publish_all([staged for _, staged in written])
-        return [known(job.header) for job, _ in written]
+        return [known(job.header, parent=job.parent) for job, _ in written]
 
 
 class Stored:

@@ -90,7 +90,7 @@ def through_a_file(root: Path, number: int, run: RunKv, layout: KvLayout, num_to
     header = SlotHeader(
         id=f"{number:032x}",
         model=b"m" * 32,
-        parent=None,
+        start_hash=b"",
         start=0,
         end=num_tokens,
         block_size=256,

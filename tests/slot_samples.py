@@ -43,7 +43,7 @@ def sample(
     header = SlotHeader(
         id=slot_id(number),
         model=b"m" * 32,
-        parent=None,
+        start_hash=b"",
         start=0,
         end=num_tokens,
         block_size=4,

@@ -33,7 +33,7 @@ def header(number: int, parent: SlotHeader | None = None, **fields: Any) -> Slot
     plain = SlotHeader(
         id=slot_id(number),
         model=parent.model if parent else MODEL,
-        parent=parent.id if parent else None,
+        start_hash=parent.end_hash if parent else b"",
         start=start,
         end=start + 512,
         block_size=256,
@@ -50,7 +50,12 @@ def header(number: int, parent: SlotHeader | None = None, **fields: Any) -> Slot
 def row(number: int, parent: SlotHeader | None = None, **fields: Any) -> SlotRow:
     """Fields of the header and of the row may be mixed."""
     of_row = {name: fields.pop(name) for name in list(fields) if name in SlotRow.__struct_fields__}
-    plain = SlotRow(header=header(number, parent, **fields), disk_bytes=4096, last_used_s=NOW_S)
+    plain = SlotRow(
+        header=header(number, parent, **fields),
+        disk_bytes=4096,
+        last_used_s=NOW_S,
+        parent=parent.id if parent else None,
+    )
     return msgspec.structs.replace(plain, **of_row)
 
 

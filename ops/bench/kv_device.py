@@ -103,7 +103,8 @@ class Store:
         self.known.append(
             KnownSlot(
                 id=header.id,
-                parent=header.parent,
+                parent=job.parent,
+                start_hash=header.start_hash,
                 start=header.start,
                 end=header.end,
                 block_hashes=header.block_hashes,

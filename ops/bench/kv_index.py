@@ -30,17 +30,21 @@ def digest(number: int) -> bytes:
     return blake2b(number.to_bytes(8, "big"), digest_size=16).digest()
 
 
+def end_hash(number: int) -> bytes:
+    return digest(-1 + (number << 8) + BLOCKS_PER_SLOT)
+
+
 def slot(number: int) -> SlotRow:
     depth = number % SLOTS_PER_CHAIN
     header = SlotHeader(
         id=digest(number).hex(),
         model=MODEL,
-        parent=digest(number - 1).hex() if depth else None,
+        start_hash=end_hash(number - 1) if depth else b"",
         start=depth * 2048,
         end=depth * 2048 + 2048,
         block_size=256,
         block_hashes=tuple(digest((number << 8) + i) for i in range(BLOCKS_PER_SLOT)),
-        end_hash=digest(-1 + (number << 8) + BLOCKS_PER_SLOT),
+        end_hash=end_hash(number),
         layout="{}",
         has_state=False,
         recompute_ms=300.0,

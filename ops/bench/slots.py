@@ -149,7 +149,7 @@ def staged(root: Path, num_tokens: int, tensors: Sequence[TensorData]) -> slots.
     header = SlotHeader(
         id=secrets.token_hex(16),
         model=bytes(32),
-        parent=None,
+        start_hash=b"",
         start=0,
         end=num_tokens,
         block_size=256,

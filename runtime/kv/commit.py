@@ -52,8 +52,11 @@ class Committer:
         self._catch_up(trail, end)
         whole = end
         end = self._fitting(trail, kv, end)
-        if trail.num_kept < end:
-            self._append(trail, kv, end)
+        while trail.num_kept < end:
+            stop = self._to_next_known(trail, end)
+            self._append(trail, kv, stop)
+            if stop < end:
+                self._catch_up(trail, end)
         if ends_turn and trail.leaf is not None and trail.num_kept == whole:
             held = self._hot[trail.leaf]
             held.ends_turn = True
@@ -106,7 +109,8 @@ class Committer:
         last_block = trail.block_hashes[end // size - 1] if end >= size else root
         end_hash = chain.end_hash(last_block, trail.token_ids[end - end % size : end])
         fitting = (run for run in self._hot.tree if (run.end, run.end_hash) == (end, end_hash))
-        return next((run for run in fitting if not self._is_barred(trail, run, end)), None)
+        there = (run for run in fitting if not run.is_loose)
+        return next((run for run in there if not self._is_barred(trail, run, end)), None)
 
     def extend_hashes(self, trail: Trail) -> None:
         """The trail has grown: hash the blocks that are complete now."""
@@ -117,7 +121,8 @@ class Committer:
     def _catch_up(self, trail: Trail, end: int) -> None:
         """Somebody else may have kept these tokens meanwhile, or the trail's leaf may be gone."""
         match = self._known(trail, end)
-        lost = trail.leaf is not None and trail.leaf not in self._hot
+        leaf = trail.leaf
+        lost = leaf is not None and (leaf not in self._hot or leaf.is_loose)
         if lost or match.num_tokens > trail.num_kept:
             trail.leaf, trail.num_kept = match.run, match.num_tokens
         if self._is_barred(trail, trail.leaf, trail.num_kept):
@@ -168,6 +173,15 @@ class Committer:
             return end
         return trail.num_kept if self._ground.needs_state else fitting
 
+    def _to_next_known(self, trail: Trail, end: int) -> int:
+        """Where what comes after the trail's leaf is known again, `end` at the latest."""
+        if self._ground.needs_state:
+            return end
+        hashes = trail.block_hashes[: end // self._ground.chain.block_size]
+        tree = self._hot.tree
+        following = tree.next_loose(trail.token_ids[:end], hashes, trail.num_kept, trail.root)
+        return following[0][0].start if following else end
+
     def _append(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
         self._go_back_to_block(trail)
         parts = self._ground.parts
@@ -214,7 +228,10 @@ class Committer:
     def _new_run(self, trail: Trail, parent: Run | None, start: int, end: int) -> Run:
         chain = self._ground.chain
         size = chain.block_size
-        hashes = tuple(trail.block_hashes[start // size : end // size])
+        above = trail.block_hashes[start // size - 1] if start >= size else trail.root or chain.root
+        start_hash = chain.end_hash(above, trail.token_ids[start - start % size : start])
+        hashes = trail.block_hashes[start // size : end // size]
+        hashes = (start_hash if start else b"", *hashes)
         run = run_of(chain, parent, start, end, hashes, root=trail.root)
         run.token_ids = array("I", trail.token_ids[start:end])
         run.end_hash = chain.end_hash(run.last_block, trail.token_ids[end - end % size : end])
@@ -230,7 +247,7 @@ class Committer:
             recompute_ms=run.num_tokens * self._ground.rates.prefill_s_per_token * 1000,
             ttl_class=ttl_class,
             ttl_s=ttl_s,
-            askers={trail.asker: None},
+            askers={trail.asker: run.end},
         )
 
     def persist(self) -> bool:
@@ -257,22 +274,19 @@ class Committer:
         """Queue what is not on disk yet on the way to the trail's leaf, parents first."""
         if self._writer is None or trail.ttl_s == 0 or self._ground.is_apart:
             return
-        pending: list[Run] = []
-        run, left = trail.leaf, trail.num_kept
-        while run is not None and not self._hot[run].is_written:
+        for run, left in path_to(trail.leaf, trail.num_kept):
             held = self._hot[run]
+            if held.is_written:
+                continue
             if held.ttl_s == 0 and left == run.end:
                 # Somebody wanted it in memory only; this request says all of it, and keeps it.
                 held.ttl_class, held.ttl_s = trail.ttl_class, trail.ttl_s
-            pending.append(run)
-            run, left = run.parent, run.start
-        for run in reversed(pending):
-            held = self._hot[run]
             if held.kv is None or held.ttl_s == 0:
                 return
             held.is_written = True
-            held.ended.pop(trail.asker, None)
-            self._writer.put(self._job(run, held, trail.asker))
+            asker = trail.asker if left == run.end else self._hot.asker_of(run)
+            held.ended.pop(asker, None)
+            self._writer.put(self._job(run, held, asker))
 
     def _job(self, run: Run, held: Held, asker: Asker) -> WriteJob:
         assert held.kv is not None
@@ -282,7 +296,7 @@ class Committer:
         header = SlotHeader(
             id=held.id,
             model=self._ground.model_hash,
-            parent=self._hot[run.parent].id if run.parent is not None else None,
+            start_hash=run.start_hash,
             start=run.start,
             end=run.end,
             block_size=self._ground.chain.block_size,
@@ -304,6 +318,7 @@ class Committer:
             packed.tensors,
             asker,
             held.ends_turn,
+            parent=self._hot[run.parent].id if run.parent is not None else None,
             num_parts=packed.num_parts,
             whole=packed.whole,
         )

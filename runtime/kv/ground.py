@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from runtime.kv.blocks import HashChain
 from runtime.kv.hot import HotTier
 from runtime.kv.parts import Caches, Parts
-from runtime.kv.prefix import PrefixTree, Run
+from runtime.kv.prefix import PrefixTree, Run, part_of
 from runtime.kv.rates import Rates
 from runtime.kv.trail import Trail
 from runtime.types import MissReason
@@ -89,8 +90,8 @@ class Ground:
         Gives what is only on disk, or of a tenant that nobody has named: it is forgotten.
         """
         roots = {self.chain.root_of(one): chain.root_of(one) for one in ("", *self._tenants)}
-        strange = [run for run in self.hot.tree if run.parent is None and run.root not in roots]
-        forgotten = [*self.hot.apart(), *strange]
+        strange = [run for run in self.hot.tree if run.root not in roots]
+        forgotten = list(dict.fromkeys([*self.hot.apart(), *strange]))
         for run in forgotten:
             if run in self.hot:
                 self.forget(run, "evicted")
@@ -112,14 +113,61 @@ class Ground:
         return ghosts.get(names[number])
 
     def forget(self, run: Run, reason: MissReason) -> None:
-        """Drop a run and what hangs on it, and remember why it is missed."""
-        self._remember(self.hot.drop(run), reason)
+        """Drop a run, and remember why it is missed."""
+        self.hot.drop(run)
+        self._remember([run], reason)
 
     def forget_askers(self, is_meant: Callable[[Asker], bool]) -> tuple[list[Run], list[str]]:
         """Forget what only these used and is not published, as `HotTier.forget`."""
-        forgotten, unwritten = self.hot.forget(is_meant)
-        self._remember(forgotten, "deleted")
-        return forgotten, unwritten
+        told = self.hot.forget(is_meant)
+        self._remember(told.runs, "deleted")
+        for run in told.longer:
+            self.shorten(run, self.hot[run].reach(), "deleted")
+        gone = [run for run in (*told.runs, *told.longer) if run not in self.hot]
+        return gone, told.unwritten
+
+    def lose_file(self, run: Run, reason: MissReason) -> None:
+        """A run is no longer on disk; what was deleted leaves memory as well.
+
+        What others said too was theirs when the conversation was forgotten. Whose the rest is is
+        not known: written again it would be nobody's to delete.
+        """
+        held = self.hot[run]
+        held.is_written = held.is_saved = False
+        if held.kv is None:
+            self.forget(run, reason)
+        else:
+            self.shorten(run, held.reach(with_nameless=reason != "deleted"), reason)
+
+    def shorten(self, run: Run, end: int, reason: MissReason) -> None:
+        """Keep in memory the whole blocks of a run up to a position, and forget the rest.
+
+        What is kept is not on disk any more. Nothing changes where the run ends before.
+        """
+        if end >= run.end:
+            return
+        held, kv, size = self.hot[run], self.hot[run].kv, self.chain.block_size
+        end -= end % size
+        self.forget(run, reason)
+        if kv is None or end <= run.start or run.media or not self.parts.can_divide:
+            return
+        part = part_of(run, run.start, end, size)
+        share = part.num_tokens / run.num_tokens
+        kept = replace(
+            held,
+            id=os.urandom(16).hex(),
+            kv=None,
+            hot_bytes=0,
+            is_state_hot=False,
+            is_written=False,
+            is_saved=False,
+            num_readers=0,
+            recompute_ms=held.recompute_ms * share,
+            ends_turn=False,
+            ended={},
+        )
+        self.hot.add(part, kept)
+        self.hot.attach(part, self.parts.part(kv, 0, part.num_tokens, has_state=False))
 
     def set_budget(self, num_bytes: int) -> None:
         """The hot tier may have so much at the most."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime.kv import eviction
-from runtime.kv.blocks import HashChain
+from runtime.kv.blocks import HASH_BYTES, HashChain
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix import PrefixTree, Run, path_to, renamed
 from store.keyed_names import NOBODY, Asker
@@ -25,6 +25,16 @@ class Ended(NamedTuple):
     ttl_s: float | None
 
 
+class Forgotten(NamedTuple):
+    """The runs that are forgotten, the ids of those that are not to be written any more, and the
+    runs that are longer than what others have of them.
+    """
+
+    runs: list[Run]
+    unwritten: list[str]
+    longer: list[Run]
+
+
 @dataclass(eq=False, slots=True)
 class Held:
     """What is kept of one run, and where.
@@ -32,8 +42,9 @@ class Held:
     `id` names its slot. `ends_turn` says that a whole answer ends with it. With `is_state_hot` the
     state at its end is in memory only, and goes with `kv`. `is_written` says that a file of it
     exists or is being written, `is_saved` that it is published. `num_readers` counts requests that
-    are about to use `kv`. `askers` used it last, the latest at the end; those of one name without
-    a session id are one. `ended` are those whose turn ended in it, until they are known on disk.
+    are about to use `kv`. `askers` used it last, each up to a position, the latest at the end;
+    those of one name without a session id are one. `ended` are those whose turn ended in it, until
+    they are known on disk.
     """
 
     id: str
@@ -51,14 +62,19 @@ class Held:
     ends_turn: bool = False
     ttl_class: TtlClass = "long"
     ttl_s: float | None = DEFAULT_TTL_S
-    askers: dict[Asker, None] = field(default_factory=dict["Asker", None])
+    askers: dict[Asker, int] = field(default_factory=dict["Asker", int])
     ended: dict[Asker, Ended] = field(default_factory=dict["Asker", "Ended"])
 
-    def used_by(self, *askers: Asker) -> None:
-        """Note who used it. Of many the first are left out: it goes with the last that is known."""
-        for asker in askers:
-            self.askers.pop(asker, None)
-            self.askers[asker] = None
+    def reach(self, *, with_nameless: bool = False) -> int:
+        """Up to which position conversations are known to have it; with a session id, or any."""
+        askers = self.askers.items()
+        return max((end for one, end in askers if with_nameless or one.session_id), default=0)
+
+    def used_by(self, asker: Asker, end: int) -> None:
+        """Note who used it up to where. Of many the first are left out: it goes with the last that
+        is known.
+        """
+        self.askers[asker] = max(self.askers.pop(asker, 0), end)
         while len(self.askers) > MAX_ASKERS:
             del self.askers[next(iter(self.askers))]
 
@@ -111,19 +127,16 @@ class HotTier:
         held.hits = decayed_hits(held.hits, now_s - held.last_used_s) + 1.0
         held.last_used_s = now_s
 
-    def drop(self, run: Run) -> list[Run]:
-        """Forget a run with everything below it; the forgotten runs, children first."""
-        forgotten = self.tree.remove(run)
-        for one in forgotten:
-            self._detach(one)
-            del self._by_id[self._held.pop(one).id]
-        return forgotten
+    def drop(self, run: Run) -> None:
+        """Forget a run. What continues it stays."""
+        self.tree.remove(run)
+        self._detach(run)
+        del self._by_id[self._held.pop(run).id]
 
-    def forget(self, is_meant: Callable[[Asker], bool]) -> tuple[list[Run], list[str]]:
+    def forget(self, is_meant: Callable[[Asker], bool]) -> Forgotten:
         """Forget what only these conversations used and is not published.
 
-        The forgotten runs, and the ids of those that were about to be written. What others
-        continue stays.
+        What others continue stays.
         """
         known = {one for held in self._held.values() for one in (*held.askers, *held.ended)}
         meant = {one for one in known if is_meant(one)}
@@ -131,54 +144,55 @@ class HotTier:
             run for run, held in self._held.items() if (held.askers | held.ended).keys() & meant
         ]
         used.sort(key=lambda run: -run.end)
-        forgotten: list[Run] = []
-        unwritten: list[str] = []
+        told = Forgotten([], [], [])
         for run in used:
             if (held := self._held.get(run)) is None:
                 continue
             for one in meant:
                 held.askers.pop(one, None)
                 held.ended.pop(one, None)
-            gone, unpublished = self._drop_unused(run)
-            forgotten += gone
-            unwritten += unpublished
-        return forgotten, unwritten
+            if held.askers and not held.is_saved and held.reach() < run.end:
+                told.unwritten.append(held.id)
+                told.longer.append(run)
+            else:
+                self._drop_unused(run, told)
+        return told
 
-    def _drop_unused(self, run: Run) -> tuple[list[Run], list[str]]:
+    def _drop_unused(self, run: Run, told: Forgotten) -> None:
         """Forget it unless somebody is known to use it, then what stayed for its sake only."""
-        forgotten: list[Run] = []
-        unwritten: list[str] = []
         above: Run | None = run
         while above is not None:
             run, above, held = above, above.parent, self._held[above]
-            if held.askers or held.is_saved or run.children:
+            is_continued = any(self._held[child].askers for child in run.children)
+            if held.askers or held.is_saved or is_continued:
                 break
             if held.is_written:
-                unwritten.append(held.id)
-            forgotten += self.drop(run)
-        return forgotten, unwritten
+                told.unwritten.append(held.id)
+            self.drop(run)
+            told.runs.append(run)
 
     def is_whole(self, slot_id: str) -> bool:
         """In memory, and so is what comes before it, which may be read after it."""
         if (run := self._by_id.get(slot_id)) is None:
             return False
-        return all(one in self._in_memory for one, _ in path_to(run, run.end))
+        return not run.is_loose and all(one in self._in_memory for one, _ in path_to(run, run.end))
 
     def num_saved(self, leaf: Run | None, num_tokens: int) -> int:
         """How many of the first tokens on the way to `leaf` are on disk without a gap."""
         num_saved = 0
         for run, leave in path_to(leaf, num_tokens):
-            if run not in self._held or not self._held[run].is_saved:
+            held = self._held.get(run)
+            if run.start > num_saved or held is None or not held.is_saved:
                 break
             num_saved = leave
         return num_saved
 
     def apart(self) -> list[Run]:
-        """Where memory ends: the topmost runs that are only on disk."""
+        """What is only on disk, or has something before it that is."""
         return [
             run
             for run in self.tree
-            if run not in self._in_memory and (run.parent is None or run.parent in self._in_memory)
+            if run.is_loose or any(one not in self._in_memory for one, _ in path_to(run, run.end))
         ]
 
     def rename(self, chain: HashChain, root_of: Callable[[bytes], bytes]) -> None:
@@ -196,9 +210,12 @@ class HotTier:
         return [run for run in self.tree if not self._held[run].is_written]
 
     def asker_of(self, run: Run) -> Asker:
-        """Who a run is written for: a conversation that ends with it, if there is any."""
+        """Who a run is written for: a conversation that ends with it, if there is any.
+
+        One that has all of it: by that name it is deleted.
+        """
         further = {one for child in run.children for one in self._held[child].askers}
-        askers = list(self._held[run].askers)
+        askers = [one for one, end in self._held[run].askers.items() if end >= run.end]
         named = [one for one in askers if one.session_id is not None]
         ending = [one for one in named if one not in further]
         return next(iter([*reversed(ending), *reversed(named), *reversed(askers)]), NOBODY)
@@ -220,7 +237,8 @@ class HotTier:
             self._detach(run)
             self.num_evicted += 1
             if not self._held[run].is_written:
-                forgotten += self.drop(run)
+                self.drop(run)
+                forgotten.append(run)
         return forgotten
 
     def integrity_check(self) -> None:
@@ -246,6 +264,8 @@ class HotTier:
                 assert run.parent in self._held, f"{held.id} has lost its parent"
                 assert run in run.parent.children
                 assert run.parent.start < run.start <= run.parent.end, f"{held.id} hangs in the air"
+            else:
+                assert run.start == 0 or len(run.start_hash) == HASH_BYTES
 
     def _candidates(self) -> list[Candidate]:
         found: list[Candidate] = []

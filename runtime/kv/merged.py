@@ -33,7 +33,8 @@ def take_over(ground: Ground, old: Sequence[Run], new: Run) -> None:
         gone = [span for span in parts[-1][0].media if span.end > new.end]
         new.rope_delta = parts[-1][0].rope_delta - rope_delta(gone, parts[-1][0].end)
     for run, leave in parts:
-        hot[new].used_by(*hot[run].askers)
+        for asker, end in hot[run].askers.items():
+            hot[new].used_by(asker, min(end, leave))
         for child in [one for one in run.children if one not in old and one.start <= leave]:
             hot.tree.move(child, new)
     found = [(_left_at(hot[run].kv, run, leave), leave - run.start) for run, leave in parts]

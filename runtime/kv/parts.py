@@ -95,6 +95,18 @@ class Parts:
             mx.eval(slices)
         return RunKv(slices, pieces[-1][0].state)
 
+    @property
+    def can_divide(self) -> bool:
+        """Runs can be divided: all of them is here."""
+        return True
+
+    def part(self, kv: RunKv, start: int, end: int, *, has_state: bool) -> RunKv:
+        """The tokens `[start, end)` of a run, counted from its first, as arrays of their own."""
+        with mx.stream(self._model.stream):
+            slices = [_whole_of([one[start:end]]) for one in kv.slices]
+            mx.eval(slices)
+        return RunKv(slices, kv.state if has_state else None)
+
     def assemble(
         self, kv: Sequence[Any], pieces: Sequence[tuple[RunKv, int]], num_room: int
     ) -> None:

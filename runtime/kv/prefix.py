@@ -1,8 +1,9 @@
 """The prefix tree: which runs of tokens have KV somewhere, and how far a prompt follows them.
 
-Pure: it knows tokens, hashes and parentage, not arrays and not files. A *run* is a contiguous piece
-`[start, end)` of a sequence whose KV is kept as one; it hangs on the run that holds the tokens
-before `start`, at any position of it. Runs hold complete blocks, and at their end a part of one.
+Pure: it knows tokens and hashes, not arrays and not files. A *run* is a contiguous piece
+`[start, end)` of a sequence whose KV is kept as one. Its `start_hash` names the tokens before it,
+and it hangs on whichever run has them; one whose beginning nobody has any more waits, *loose*,
+for whoever computes it again. Runs hold complete blocks, and at their end a part of one.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime.kv.blocks import HashChain
-from store.types import MediaSpan
+from store.types import MediaSpan, part_hashes
 
 
 @dataclass(eq=False, slots=True)
 class Run:
     """A node of the tree. `token_ids` is None while its tokens are only in its file.
 
-    `last_block` is the hash of the last complete block at or before `end`, and `end_hash` names
-    the whole prefix up to `end`. `has_state` says that the state of layers that cannot be sliced
-    is kept as it was at `end`. `root` is the tenant's: runs of others are never looked at. `media`
-    and `rope_delta` are as in a slot's header, known when the tokens are.
+    `start_hash` names the whole prefix up to `start`, empty where that is 0; `parent` is a run that
+    has the last of these tokens, None also where none does now. `last_block` is the hash of the
+    last complete block at or before `end`, and `end_hash` names the whole prefix up to `end`.
+    `has_state` says that the state of layers that cannot be sliced is kept as it was at `end`.
+    `root` is the tenant's: runs of others are never looked at. `media` and `rope_delta` are as in a
+    slot's header, known when the tokens are.
     """
 
     parent: Run | None
@@ -32,6 +35,7 @@ class Run:
     block_hashes: tuple[bytes, ...]
     last_block: bytes
     end_hash: bytes
+    start_hash: bytes = b""
     token_ids: array[int] | None = None
     has_state: bool = False
     root: bytes = b""
@@ -42,6 +46,11 @@ class Run:
     @property
     def num_tokens(self) -> int:
         return self.end - self.start
+
+    @property
+    def is_loose(self) -> bool:
+        """Some of the tokens before it are not in the tree: it cannot be taken up."""
+        return _top(self).start > 0
 
 
 class Match(NamedTuple):
@@ -64,15 +73,19 @@ class PrefixTree:
         self._blocks: dict[bytes, Run] = {}
         self._twins: dict[bytes, list[Run]] = {}
         self._ends: dict[bytes, list[Run]] = {}
+        self._enders: dict[bytes, list[Run]] = {}
         self._states: dict[bytes, list[Run]] = {}
         self._roots: dict[bytes, list[Run]] = {}
+        self._loose: dict[bytes, list[Run]] = {}
+        self._starts: dict[bytes, list[Run]] = {}
         self._num_runs = 0
 
     def __len__(self) -> int:
         return self._num_runs
 
     def __iter__(self) -> Iterator[Run]:
-        stack = [run for runs in self._roots.values() for run in runs]
+        tops = (*self._roots.values(), *self._loose.values())
+        stack = [run for runs in tops for run in runs]
         while stack:
             run = stack.pop()
             stack.extend(run.children)
@@ -85,10 +98,10 @@ class PrefixTree:
         num_blocks = self._num_known_blocks(block_hashes)
         position = num_blocks * self._chain.block_size
         last_block = block_hashes[num_blocks - 1] if num_blocks else root or self._chain.root
-        runs = [self._blocks.get(last_block), *self._twins.get(last_block, ())]
+        runs: list[Run | None] = [run for run in self._holding(last_block) if not run.is_loose]
         children = (child for run in runs if run is not None for child in run.children)
         runs += [child for child in children if child.start == position]
-        matches = [self._follow(run, position, token_ids, root) for run in runs]
+        matches = [self._follow(run, position, token_ids, root) for run in runs or [None]]
         matches += [
             self._follow(run, run.end, token_ids, root)
             for run in self._ending(self._ends, last_block, token_ids, len(token_ids))
@@ -97,6 +110,32 @@ class PrefixTree:
         best = max(matches, key=lambda match: match.num_tokens)
         unread = (run for match in matches for run in match.unread if run.end > best.num_tokens)
         return best._replace(unread=tuple(dict.fromkeys(unread)))
+
+    def next_loose(
+        self,
+        token_ids: Sequence[int],
+        block_hashes: Sequence[bytes],
+        position: int,
+        root: bytes = b"",
+    ) -> list[tuple[Run, int]]:
+        """The runs that go on with a prompt once it is computed from `position` to their beginning.
+
+        Each with where it is left, the last one where a block of the prompt ends. Empty where the
+        prompt is not known any further; the first one starts after `position`.
+        """
+        top: Run | None = None
+        last, end = None, position
+        for number in range(position // self._chain.block_size, len(block_hashes)):
+            tops = {_top(run): run for run in self._holding(block_hashes[number])}
+            if top is None:
+                later = (run for run in tops if run.start > position)
+                said = (run for run in later if self._says(token_ids, block_hashes, run, root))
+                top = next(said, None)
+            elif top not in tops:
+                break
+            if top is not None:
+                last, end = tops[top], (number + 1) * self._chain.block_size
+        return path_to(last, end)
 
     def match_visible(
         self, token_ids: Sequence[int], root: bytes, is_hidden: Callable[[Run], bool]
@@ -121,39 +160,98 @@ class PrefixTree:
         return None
 
     def insert(self, run: Run) -> None:
-        """Add a run below its parent, which must be in the tree."""
+        """Add a run below its parent, or the run that has the tokens before it, if there is one.
+
+        Loose runs that go on from it hang on it.
+        """
+        if run.parent is None and run.start:
+            run.parent = self._before(run)
         self._siblings(run).append(run)
         for block_hash in run.block_hashes:
             if self._blocks.setdefault(block_hash, run) is not run:
                 self._twins.setdefault(block_hash, []).append(run)
         if run.end_hash != run.last_block:
             self._ends.setdefault(run.last_block, []).append(run)
+            self._enders.setdefault(run.end_hash, []).append(run)
         if run.has_state:
             self._states.setdefault(run.last_block, []).append(run)
+        self._starts.setdefault(run.start_hash, []).append(run)
         self._num_runs += 1
+        self._join(run)
 
-    def remove(self, run: Run) -> list[Run]:
-        """Take a run out with everything below it; all that was taken, children first."""
-        siblings = self._siblings(run)
-        siblings.remove(run)
-        if run.parent is None and not siblings:
-            del self._roots[run.root]
-        removed: list[Run] = []
-        stack = [run]
-        while stack:
-            one = stack.pop()
-            removed.append(one)
-            stack.extend(one.children)
-        for one in removed:
-            self._forget(one)
-        removed.reverse()
-        return removed
+    def remove(self, run: Run) -> None:
+        """Take a run out. What hangs on it hangs on another one with these tokens, or is loose."""
+        self._leave(run)
+        self._forget(run)
+        below = list(run.children)
+        while below:
+            child = below.pop()
+            before = self._before(child)
+            self.move(child, before)
+            if before is None or before.is_loose:
+                below += child.children
 
-    def move(self, child: Run, parent: Run) -> None:
+    def move(self, child: Run, parent: Run | None) -> None:
         """Hang a run, with what is below it, on another one that holds the tokens before it."""
-        self._siblings(child).remove(child)
+        self._leave(child)
         child.parent = parent
         self._siblings(child).append(child)
+        if parent is not None:
+            self._name_end(child)
+
+    def _join(self, run: Run) -> None:
+        """Hang on a run what has waited for its tokens, and on that what has waited for its own."""
+        is_loose = run.is_loose
+        there = [run]
+        while there:
+            one = there.pop()
+            for end in (*one.block_hashes, one.end_hash):
+                for other in list(self._starts.get(end, ())):
+                    if other.parent is None or (other.is_loose and not is_loose):
+                        self.move(other, one)
+            there += one.children
+
+    def _name_end(self, run: Run) -> None:
+        """Where a run without a complete block ends is known now that what is above it is."""
+        if run.last_block:
+            return
+        last_block = _last_block(self._chain, run, run.end, run.root)
+        for index in (self._ends, self._states):
+            if run in index.get(b"", ()):
+                _discard(index, b"", run)
+                index.setdefault(last_block, []).append(run)
+        run.last_block = last_block
+        for child in run.children:
+            self._name_end(child)
+
+    def _leave(self, run: Run) -> None:
+        """Let a run hang nowhere."""
+        if run.parent is not None:
+            run.parent.children.remove(run)
+        elif run.start:
+            _discard(self._loose, run.start_hash, run)
+        else:
+            _discard(self._roots, run.root, run)
+
+    def _before(self, run: Run) -> Run | None:
+        """A run that has the tokens before this one, and is not loose if there is such a one."""
+        found = [*self._holding(run.start_hash), *self._enders.get(run.start_hash, ())]
+        found = [one for one in found if one is not run and one.start < run.start <= one.end]
+        return min(found, key=lambda one: one.is_loose, default=None)
+
+    def _says(
+        self, token_ids: Sequence[int], block_hashes: Sequence[bytes], run: Run, root: bytes
+    ) -> bool:
+        """A prompt has all the tokens before this run."""
+        begun = run.start - run.start % self._chain.block_size
+        last_block = block_hashes[begun // self._chain.block_size - 1] if begun else root
+        tail = token_ids[begun : run.start]
+        return self._chain.end_hash(last_block or self._chain.root, tail) == run.start_hash
+
+    def _holding(self, block_hash: bytes) -> list[Run]:
+        """The runs that hold the end of a block."""
+        run = self._blocks.get(block_hash)
+        return [run, *self._twins.get(block_hash, ())] if run is not None else []
 
     def lose_state(self, run: Run) -> None:
         """The state at the end of this run is no longer kept."""
@@ -170,24 +268,27 @@ class PrefixTree:
             else:
                 del self._blocks[block_hash]
         _discard(self._ends, run.last_block, run)
+        _discard(self._enders, run.end_hash, run)
         _discard(self._states, run.last_block, run)
+        _discard(self._starts, run.start_hash, run)
         self._num_runs -= 1
 
     def _siblings(self, run: Run) -> list[Run]:
         if run.parent is not None:
             return run.parent.children
+        if run.start:
+            return self._loose.setdefault(run.start_hash, [])
         return self._roots.setdefault(run.root, [])
 
     def _num_known_blocks(self, block_hashes: Sequence[bytes]) -> int:
-        # Presence is monotone: a run is removed with everything below it.
-        low, high = 0, len(block_hashes)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if block_hashes[middle - 1] in self._blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        """How many of these blocks can be taken up: all that come before are there as well."""
+        there: set[Run] = set()
+        for number, block_hash in enumerate(block_hashes):
+            runs = self._holding(block_hash)
+            there.update(run for run in runs if run.parent in there or not run.is_loose)
+            if there.isdisjoint(runs):
+                return number
+        return len(block_hashes)
 
     def _ending(
         self, index: dict[bytes, list[Run]], last_block: bytes, token_ids: Sequence[int], limit: int
@@ -197,7 +298,7 @@ class PrefixTree:
         hashes: dict[int, bytes] = {}
         found: list[Run] = []
         for run in index.get(last_block, ()):
-            if run.end > limit:
+            if run.end > limit or run.is_loose:
                 continue
             if run.end not in hashes:
                 tail = token_ids[run.end - run.end % size : run.end]
@@ -245,14 +346,46 @@ def run_of(
     parent: Run | None,
     start: int,
     end: int,
-    block_hashes: tuple[bytes, ...],
+    hashes: tuple[bytes, ...],
     *,
     root: bytes = b"",
 ) -> Run:
-    """A run below `parent`, not in a tree yet, with the `end_hash` of one that ends a block."""
+    """A run below `parent`, not in a tree yet, with the `end_hash` of one that ends a block.
+
+    `hashes` are its `start_hash` and those of its blocks. Without a parent the tree finds one.
+    """
     assert parent is None or parent.root == root, "a run continues its own tenant's"
-    last_block = block_hashes[-1] if block_hashes else _last_block(chain, parent, end, root)
-    return Run(parent, start, end, block_hashes, last_block, last_block, root=root)
+    start_hash, *block_hashes = hashes
+    run = Run(parent, start, end, tuple(block_hashes), b"", b"", start_hash, root=root)
+    run.last_block = run.end_hash = _last_block(chain, run, end, root)
+    return run
+
+
+def start_hash_of(chain: HashChain, parent: Run | None, start: int, root: bytes) -> bytes:
+    """The hash of the prefix that ends at `start` in `parent`, which has its tokens or ends there;
+    empty for the beginning.
+    """
+    if parent is None or not start:
+        return b""
+    if start == parent.end:
+        return parent.end_hash
+    begun = start - start % chain.block_size
+    return chain.end_hash(_last_block(chain, parent, begun, root), _tokens(parent, begun, start))
+
+
+def part_of(run: Run, start: int, end: int, block_size: int) -> Run:
+    """The tokens `[start, end)` of a run without pictures as one of their own, not in a tree yet.
+
+    Both are where a block ends, or where the run begins or ends.
+    """
+    start_hash, block_hashes, end_hash = part_hashes(run, start, end, block_size)
+    last_block = block_hashes[-1] if block_hashes else run.last_block
+    part = Run(None, start, end, block_hashes, last_block, end_hash, start_hash)
+    part.root, part.rope_delta = run.root, run.rope_delta
+    part.has_state = run.has_state and end == run.end
+    if run.token_ids is not None:
+        part.token_ids = run.token_ids[start - run.start : end - run.start]
+    return part
 
 
 def renamed(old: PrefixTree, chain: HashChain, root_of: Callable[[bytes], bytes]) -> PrefixTree:
@@ -275,6 +408,7 @@ def _rename(chain: HashChain, run: Run, root: bytes) -> None:
     begun = run.start - run.start % size
     whole = _tokens(run.parent, begun, run.start) + run.token_ids
     run.root = root
+    run.start_hash = start_hash_of(chain, run.parent, run.start, root)
     above = _last_block(chain, run.parent, run.start, root)
     run.block_hashes = tuple(chain.block_hashes(whole, root=above))
     run.last_block = run.block_hashes[-1] if run.block_hashes else above
@@ -291,12 +425,18 @@ def _tokens(run: Run | None, start: int, end: int) -> array[int]:
 
 
 def _last_block(chain: HashChain, run: Run | None, end: int, root: bytes) -> bytes:
-    """The hash of the last block that is complete at `end`, which ends in `run` or above it."""
+    """The hash of the last block that is complete at `end`, which ends in `run` or above it; empty
+    where what is above is not there.
+    """
     number = end // chain.block_size
     position = number * chain.block_size
     while run is not None and position:
         if run.start < position <= run.end:
             return run.block_hashes[number - run.start // chain.block_size - 1]
+        if position == run.start:
+            return run.start_hash
+        if run.parent is None:
+            return b""
         run = run.parent
     return root or chain.root
 
@@ -319,7 +459,10 @@ def num_common(known: Sequence[int], known_start: int, token_ids: Sequence[int],
 
 
 def path_to(run: Run | None, num_tokens: int) -> list[tuple[Run, int]]:
-    """The runs that hold the first `num_tokens` tokens in order, each with where it is left."""
+    """The runs that hold the first `num_tokens` tokens in order, each with where it is left.
+
+    Of a loose run those that are there.
+    """
     path: list[tuple[Run, int]] = []
     end = num_tokens
     while run is not None:
@@ -329,6 +472,13 @@ def path_to(run: Run | None, num_tokens: int) -> list[tuple[Run, int]]:
         run = run.parent
     path.reverse()
     return path
+
+
+def _top(run: Run) -> Run:
+    """The first run on the way to this one that is there."""
+    while run.parent is not None:
+        run = run.parent
+    return run
 
 
 def _discard(index: dict[bytes, list[Run]], key: bytes, run: Run) -> None:

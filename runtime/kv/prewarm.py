@@ -40,7 +40,7 @@ class Prewarmer:
 
     def _choose(self) -> None:
         self._has_news = False
-        leaves = (run for run in self._hot.tree if not run.children)
+        leaves = (run for run in self._hot.tree if not (run.children or run.is_loose))
         self._leaves = heapq.nlargest(
             _MAX_CONVERSATIONS, leaves, key=lambda run: self._hot[run].last_used_s
         )

@@ -17,24 +17,24 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import mlx.core as mx
-from xxhash import xxh3_128
 
 from runtime.kv import pack
 from runtime.kv.prefix import Run
 from runtime.kv.rates import NUM_READERS
 from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
-from store.slot_format import TOKENS, SlotContents
-from store.slots import read_front, read_token_ids, slot_path, verify
+from store.slot_format import TOKENS, Checker, Damage, SlotContents
+from store.slots import check, read_front, read_token_ids, slot_path, verify
 from store.types import SlotHeader
 
 
 class LoadedSlot(NamedTuple):
-    """A slot of which every byte was found as written, its tensors in memory."""
+    """A slot whose tensors are in memory; all but what is in `damage` was found as written."""
 
     header: SlotHeader
     token_ids: array[int]
     tensors: dict[str, mx.array]
     num_bytes: int
+    damage: Damage
 
 
 class SlotRead(NamedTuple):
@@ -53,21 +53,24 @@ def load(path: Path) -> LoadedSlot:
     What is compared is what was read into memory, where the CPU can see that.
 
     Raises:
-        SlotMissing, SlotDamaged: as `store.slots.verify`.
+        SlotMissing, SlotDamaged: as `store.slots.check`.
         StoreFailed: reading failed, or gave something else than the file has.
     """
-    try:
-        if mx.cuda.is_available():
-            slot = verify(path)
-            return LoadedSlot(slot.header, slot.token_ids, read_tensors(path), slot.num_bytes)
-        contents, token_ids = read_front(path)
+    if mx.cuda.is_available():
+        slot = check(path)
         tensors = read_tensors(path)
-        compare(contents, tensors)
+        return LoadedSlot(slot.header, slot.token_ids, tensors, slot.num_bytes, slot.damage)
+    try:
+        contents, token_ids = read_front(path, is_strict=False)
+        tensors = read_tensors(path)
+        damage = compare(contents, token_ids, tensors)
     except SlotDamaged as error:
-        # The file is put aside only if it is what is wrong, not memory that ran out.
         verify(path)
         raise StoreFailed(str(error)) from error
-    return LoadedSlot(contents.header, token_ids, tensors, contents.file_bytes)
+    if damage and not check(path).damage:
+        # The file is put aside only if it is what is wrong, not memory that ran out.
+        raise StoreFailed(f"what was read is not what is there: {damage}")
+    return LoadedSlot(contents.header, token_ids, tensors, contents.file_bytes, damage)
 
 
 def read_tensors(path: Path) -> dict[str, mx.array]:
@@ -88,17 +91,26 @@ def read_tensors(path: Path) -> dict[str, mx.array]:
     return loaded
 
 
-def compare(contents: SlotContents, tensors: Mapping[str, mx.array]) -> None:
-    """Look whether these are the tensors of a slot, byte for byte. Raises SlotDamaged."""
-    said = {entry.name: entry for entry in contents.tensors if entry.name != TOKENS}
-    if said.keys() != tensors.keys():
+def compare(
+    contents: SlotContents, token_ids: array[int], tensors: Mapping[str, mx.array]
+) -> Damage:
+    """What of a slot in memory is not, byte for byte, what was written.
+
+    Raises:
+        SlotDamaged: these are other tensors than its header says.
+    """
+    entries = [entry for entry in contents.tensors if entry.name != TOKENS]
+    if {entry.name for entry in entries} != set(tensors):
         raise SlotDamaged("it holds other tensors than its header says")
+    checker = Checker(contents.header)
+    checker.tensor(contents.tensors[0])(memoryview(token_ids).cast("B"))
     with mx.stream(mx.cpu):
-        for name, entry in said.items():
-            array = tensors[name]
-            is_alike = array.dtype == pack.DTYPES.get(entry.dtype) and array.shape == entry.shape
-            if not is_alike or xxh3_128(pack.host_bytes(array)).hexdigest() != entry.checksum:
-                raise SlotDamaged(f"the checksum of {name} differs")
+        for entry in entries:
+            array = tensors[entry.name]
+            if array.dtype != pack.DTYPES.get(entry.dtype) or array.shape != entry.shape:
+                raise SlotDamaged(f"the tensor {entry.name} is another one than its header says")
+            checker.tensor(entry)(pack.host_bytes(array))
+    return contents.damage(checker.checksums())
 
 
 class SlotReader:
@@ -115,9 +127,10 @@ class SlotReader:
         for thread in self._threads:
             thread.start()
         # An interpreter that ends while a daemon thread is inside mlx aborts.
-        atexit.register(self._close)
+        atexit.register(self.close)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End when what was asked for is read; may be called again."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:

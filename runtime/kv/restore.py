@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
+from runtime.kv.divide import divide
 from runtime.kv.ground import Ground
 from runtime.kv.media import around, overlapping, rope_delta
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix import Match, Run, num_common, path_to
-from runtime.kv.reader import SlotRead, SlotReader
+from runtime.kv.reader import LoadedSlot, SlotRead, SlotReader
 from runtime.kv.trail import Trail
 from runtime.types import CacheTier, CacheUse, MissReason
 from runtime.wire import SlotBad, SlotsUsed, SlotsWanted
@@ -64,6 +67,17 @@ class Restorer:
             num_tokens = run.end if run is not None else 0
         return Found(match, num_tokens, path_to(run, num_tokens), span is not None)
 
+    def _following(self, trail: Trail, position: int) -> list[Run]:
+        """What is known of a prompt again behind pieces after `position` that are lost."""
+        if self._ground.needs_state or trail.limit is not None:
+            return []
+        following: list[Run] = []
+        prompt = trail.token_ids, trail.block_hashes
+        while more := self._hot.tree.next_loose(*prompt, position, trail.root):
+            following += [run for run, _ in more]
+            position = more[-1][1]
+        return following
+
     def num_at_hand(self, trail: Trail) -> int:
         """How many of a prompt's tokens are in memory."""
         found = self.find(trail)
@@ -76,24 +90,9 @@ class Restorer:
             return
         trail.started_s = time.perf_counter()
         found = self.find(trail)
-        trail.give_up_s = trail.started_s + self._patience_s(found)
+        trail.give_up_s = trail.started_s + _patience_s(self._ground, found)
         self._ask(trail, found)
         trail.use = CacheUse(tier=_tier_of(trail, found), num_tokens=found.num_tokens)
-
-    def _patience_s(self, found: Found) -> float:
-        """How long reading may take: as long as computing that anew, on a disk a moment at least.
-
-        With states it would begin before that. Until it is measured, what it took once counts.
-        """
-        path = [run for run, _ in found.path]
-        if not (missing := [run for run in path if self._hot[run].kv is None]):
-            return _PATIENCE_S
-        anew = path if self._ground.needs_state else missing
-        prefill_s = self._ground.rates.prefill_s(found.num_tokens - anew[0].start)
-        if prefill_s and any(self._hot[run].tier == "cold" for run in missing):
-            return prefill_s
-        once_s = sum(self._hot[run].recompute_ms for run in anew) / 1000
-        return max(_PATIENCE_S, prefill_s or once_s)
 
     def bring(self, runs: Sequence[Run]) -> Trail:
         """Have runs read for nobody yet; the trail must be released when it waits no longer."""
@@ -106,10 +105,11 @@ class Restorer:
         """Have read what is missing on the way, or the tokens that might lead further."""
         self._pin(trail, [run for run, _ in found.path])
         missing = [run for run, _ in found.path if self._hot[run].kv is None]
-        if missing and not self._is_worth_reading(missing, found):
+        if missing and not _is_worth_reading(self._ground, missing, found):
             trail.limit, trail.reason = missing[0].start, "slower_than_prefill"
             return
-        for run in missing:
+        following = self._following(trail, found.num_tokens)
+        for run in (*missing, *(one for one in following if self._hot[one].kv is None)):
             self._read(trail, run, tokens_only=False)
         limit = len(trail.token_ids) - 1
         if missing or self._ground.needs_state or found.num_tokens >= limit:
@@ -156,13 +156,6 @@ class Restorer:
                 trail.reason = trail.reason or "away"
                 self._arrived(trail, run)
 
-    def _is_worth_reading(self, missing: list[Run], found: Found) -> bool:
-        rates = self._ground.rates
-        num_bytes = sum(self._hot[run].disk_bytes for run in missing)
-        prefill_s = rates.prefill_s(found.num_tokens - missing[0].start)
-        read_s = rates.read_s(num_bytes, len(missing))
-        return not prefill_s or rates.pays(read_s, prefill_s * _WORTH, time.monotonic())
-
     # What the readers bring
 
     def on_read(self, read: SlotRead) -> None:
@@ -174,6 +167,9 @@ class Restorer:
         if run in self._hot:
             try:
                 self._take_in(read)
+                if run not in self._hot:
+                    for trail in trails:
+                        trail.reason = "damaged"
             except SlotMissing as error:
                 # It left under its reader; the news that it is cold, or gone, is on its way.
                 self._reading[run] = trails
@@ -185,13 +181,9 @@ class Restorer:
             self._arrived(trail, run)
 
     def on_lost(self, run: Run) -> None:
-        """A run and what hangs on it are forgotten; nobody needs to wait for them any more."""
-        subtree = [run]
-        while subtree:
-            one = subtree.pop()
-            subtree.extend(one.children)
-            for trail in self._reading.pop(one, []):
-                self._arrived(trail, one)
+        """A run is forgotten; nobody needs to wait for it any more."""
+        for trail in self._reading.pop(run, []):
+            self._arrived(trail, run)
 
     def _arrived(self, trail: Trail, run: Run) -> None:
         trail.waiting.discard(run)
@@ -212,11 +204,25 @@ class Restorer:
         if slot is None or self._hot[run].kv is not None:
             return
         run.media, run.rope_delta = slot.header.media, slot.header.rope_delta
+        if slot.damage and not self._ground.parts.can_divide:
+            raise SlotDamaged(str(slot.damage))
         kv = self._ground.parts.take(slot.header, slot.tensors)
-        self._hot.attach(run, kv)
+        if slot.damage:
+            self._divide(run, slot, kv)
+        else:
+            self._hot.attach(run, kv)
         self._ground.shrink()
         self._ground.counts.num_restored_bytes += slot.num_bytes
         self._ground.rates.on_read(slot.num_bytes, read.seconds)
+
+    def _divide(self, run: Run, slot: LoadedSlot, kv: RunKv) -> None:
+        """Keep what is whole of a damaged slot. Raises SlotDamaged where nothing is."""
+        slot_id, error = self._hot[run].id, SlotDamaged(str(slot.damage))
+        parts = divide(self._ground, run, kv, slot.header, slot.damage)
+        if not parts:
+            raise error
+        self._ground.counts.num_damaged += 1
+        self._report(structs.replace(_bad(slot_id, error), parts=parts))
 
     def _on_damaged(self, run: Run, error: StoreError, trails: Sequence[Trail]) -> None:
         self._ground.counts.num_damaged += 1
@@ -280,6 +286,10 @@ class Restorer:
         )
         trail.leaf = found.path[-1][0] if found.path else None
         trail.num_kept = found.num_tokens
+        if following := self._following(trail, found.num_tokens):
+            # Each is taken up as soon as what is before it is computed, and kept.
+            starts = (run.start for run in following if run.parent is None)
+            trail.boundaries = (*trail.boundaries, *starts)
         self._ground.counts.restore_s += restore_s
         self._ground.counts.num_reused_tokens += num_gained
         return kv, found.num_tokens
@@ -320,7 +330,7 @@ class Restorer:
         for run, end in found.path:
             self._hot.use(run)
             held = self._hot[run]
-            held.used_by(trail.asker)
+            held.used_by(trail.asker, end)
             if not held.is_saved:
                 continue
             saved.append(held.id)
@@ -330,6 +340,30 @@ class Restorer:
                 longer[held.id] = wished_s
         if saved:
             self._report(SlotsUsed(ids=tuple(saved), longer=longer))
+
+
+def _patience_s(ground: Ground, found: Found) -> float:
+    """How long reading may take: as long as computing that anew, on a disk a moment at least.
+
+    With states it would begin before that. Until it is measured, what it took once counts.
+    """
+    path = [run for run, _ in found.path]
+    if not (missing := [run for run in path if ground.hot[run].kv is None]):
+        return _PATIENCE_S
+    anew = path if ground.needs_state else missing
+    prefill_s = ground.rates.prefill_s(found.num_tokens - anew[0].start)
+    if prefill_s and any(ground.hot[run].tier == "cold" for run in missing):
+        return prefill_s
+    once_s = sum(ground.hot[run].recompute_ms for run in anew) / 1000
+    return max(_PATIENCE_S, prefill_s or once_s)
+
+
+def _is_worth_reading(ground: Ground, missing: list[Run], found: Found) -> bool:
+    rates = ground.rates
+    num_bytes = sum(ground.hot[run].disk_bytes for run in missing)
+    prefill_s = rates.prefill_s(found.num_tokens - missing[0].start)
+    read_s = rates.read_s(num_bytes, len(missing))
+    return not prefill_s or rates.pays(read_s, prefill_s * _WORTH, time.monotonic())
 
 
 def _why_no_more(ground: Ground, trail: Trail, found: Found) -> tuple[MissReason | None, int]:
@@ -367,5 +401,5 @@ def _is_expected(run: Run, header: SlotHeader, model_hash: bytes) -> bool:
     """The index only says where to look; the file decides what it holds."""
     said = (header.model, header.start, header.end, header.has_state, header.root)
     known = (model_hash, run.start, run.end, run.has_state, run.root)
-    hashes = (header.block_hashes, header.end_hash)
-    return said == known and hashes == (run.block_hashes, run.end_hash)
+    hashes = (header.start_hash, header.block_hashes, header.end_hash)
+    return said == known and hashes == (run.start_hash, run.block_hashes, run.end_hash)

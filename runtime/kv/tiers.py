@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from msgspec import structs
 
-from runtime.kv.blocks import BLOCK_TOKENS
+from runtime.kv.blocks import HASH_BYTES
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
@@ -63,8 +63,8 @@ TierNews = SlotRead | WriteFailed | KvNews
 """What the tiers are told from elsewhere, through the engine's inbox."""
 
 
-_WORTH_JOINING = 2 * BLOCK_TOKENS
-"""Tokens; copying the KV of a whole prompt is quicker than computing them."""
+_WORTH_JOINING = 1
+"""Blocks; copying the KV of a whole prompt is quicker than computing them."""
 
 
 class Tiers:
@@ -185,7 +185,8 @@ class Tiers:
         """Others computed so much more of a prompt than these tokens that it is worth a copy."""
         if trail.mode == "off":
             return False
-        worth = min(num_tokens + _WORTH_JOINING, len(trail.token_ids) - 1)
+        worth = num_tokens + _WORTH_JOINING * self._ground.chain.block_size
+        worth = min(worth, len(trail.token_ids) - 1)
         return self._restorer.num_at_hand(trail) >= worth > num_tokens
 
     def on_finished(self, trail: Trail, output_ids: Sequence[int], kv: Sequence[Any]) -> None:
@@ -195,7 +196,7 @@ class Tiers:
         trail.token_ids = [*trail.token_ids, *output_ids]
         self._committer.extend_hashes(trail)
         self._committer.commit(trail, kv, len(trail.token_ids), ends_turn=True)
-        if trail.leaf is not None:
+        if trail.leaf is not None and trail.leaf in self.hot:
             self._tell_ended(trail.leaf)
 
     def note_durable(self, trail: Trail) -> None:
@@ -291,14 +292,17 @@ class Tiers:
         self._ground.leave_beside_rows(num_bytes)
 
     def learn(self, slots: Sequence[KnownSlot]) -> None:
-        """Slots that are on disk, parents before children."""
+        """Slots that are on disk, in any order."""
         hot, chain = self.hot, self._ground.chain
         self._late.on_slots([slot.id for slot in slots])
         for slot in slots:
             parent = hot.find(slot.parent) if slot.parent is not None else None
-            if hot.find(slot.id) is not None or not _fits(slot, parent, chain.block_size):
+            if hot.find(slot.id) is not None or not _fits(slot, chain.block_size):
                 continue
-            run = run_of(chain, parent, slot.start, slot.end, slot.block_hashes, root=slot.root)
+            if parent is not None and not _continues(slot, parent):
+                parent = None
+            hashes = (slot.start_hash, *slot.block_hashes)
+            run = run_of(chain, parent, slot.start, slot.end, hashes, root=slot.root)
             run.end_hash, run.has_state = slot.end_hash, slot.has_state
             hot.add(run, _on_disk(slot))
         self._prewarmer.on_learned()
@@ -327,19 +331,11 @@ class Tiers:
 
     def on_gone(self, slot_ids: Sequence[str], reason: MissReason) -> None:
         """These slots are no longer on disk; what was deleted leaves memory as well."""
-        if self._writer is not None:
-            self._writer.orphan(slot_ids)
         for slot_id in slot_ids:
             if (run := self.hot.find(slot_id)) is None:
                 continue
-            held = self.hot[run]
-            held.is_written = held.is_saved = False
-            # What others said as well was theirs when the conversation was forgotten.
-            is_others = held.kv is not None and any(
-                asker.session_id is not None for asker in held.askers
-            )
-            if held.kv is None or (reason == "deleted" and not is_others):
-                self._ground.forget(run, reason)
+            self._ground.lose_file(run, reason)
+            if run not in self.hot:
                 self._restorer.on_lost(run)
 
     def _forget(self, news: Forget) -> None:
@@ -366,15 +362,15 @@ class Tiers:
         self.on_gone([failure.slot_id], "evicted")
 
 
-def _fits(slot: KnownSlot, parent: Run | None, block_size: int) -> bool:
-    """Whether a slot can hang there: an index may say anything."""
-    if slot.parent is None:
-        hangs = slot.start == 0
-    else:
-        hangs = parent is not None and parent.start < slot.start <= parent.end
-        hangs = hangs and parent is not None and parent.root == slot.root
+def _fits(slot: KnownSlot, block_size: int) -> bool:
+    """Whether a slot can be there: an index may say anything."""
     num_blocks = slot.end // block_size - slot.start // block_size
-    return hangs and slot.start < slot.end and len(slot.block_hashes) == num_blocks
+    has_start = len(slot.start_hash) == (HASH_BYTES if slot.start else 0)
+    return has_start and 0 <= slot.start < slot.end and len(slot.block_hashes) == num_blocks
+
+
+def _continues(slot: KnownSlot, parent: Run) -> bool:
+    return parent.start < slot.start <= parent.end and parent.root == slot.root
 
 
 def _on_disk(slot: KnownSlot) -> Held:

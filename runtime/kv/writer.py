@@ -39,7 +39,8 @@ class Whole(NamedTuple):
 class WriteJob:
     """One slot to be written, who asked for it, and whether a turn ends.
 
-    Where `tensors` are one of `num_parts` parts, `whole` gives layout and tensors of all.
+    `parent` is the slot that has the tokens before it. Where `tensors` are one of `num_parts`
+    parts, `whole` gives layout and tensors of all.
     """
 
     header: SlotHeader
@@ -47,6 +48,7 @@ class WriteJob:
     tensors: list[TensorData]
     asker: Asker = NOBODY
     ends_turn: bool = False
+    parent: str | None = None
     num_parts: int = 1
     whole: Callable[[], Whole] | None = None
 
@@ -57,7 +59,7 @@ class WriteJob:
 
 
 class WriteFailed(NamedTuple):
-    """A slot was not written: the queue was full, its parent is missing, or the store failed."""
+    """A slot was not written: the queue was full, or the store failed."""
 
     slot_id: str
     reason: str
@@ -92,7 +94,7 @@ class SlotWriter:
         self.num_dropped = 0
 
     def put(self, job: WriteJob) -> None:
-        """Queue a slot; in a full queue the oldest make room for it, with what needs them."""
+        """Queue a slot; in a full queue the oldest make room for it."""
         dropped: list[WriteFailed] = []
         with self._wake:
             if not self.takes(job.header.ttl_class):
@@ -159,19 +161,6 @@ class SlotWriter:
                 self._current = _anonymous(current, is_meant)
         then()
 
-    def orphan(self, slot_ids: Collection[str]) -> None:
-        """These slots are not on disk any more: what is queued to continue them has no place."""
-        gone = set(slot_ids)
-        with self._wake:
-            for job in self._jobs:
-                if job.header.parent in gone:
-                    gone.add(job.header.id)
-            dropped = [job for job in self._jobs if job.header.parent in gone]
-            self._jobs = deque(job for job in self._jobs if job.header.parent not in gone)
-            self.num_queued_bytes -= sum(job.nbytes for job in dropped)
-        for job in dropped:
-            self._on_failed(WriteFailed(job.header.id, "orphaned"))
-
     def run(self) -> None:
         """Write until closed and empty."""
         while (job := self._next()) is not None:
@@ -185,18 +174,13 @@ class SlotWriter:
         self.idle.set()
 
     def _make_room(self) -> list[WriteFailed]:
-        """Drop the oldest jobs until the rest fits, and those that need a dropped one."""
-        dropped: dict[str, WriteFailed] = {}
-        kept: deque[WriteJob] = deque()
-        for job in self._jobs:
-            is_over = self.num_queued_bytes > self._max_bytes and job is not self._jobs[-1]
-            if is_over or job.header.parent in dropped:
-                dropped[job.header.id] = WriteFailed(job.header.id, "queue_full")
-                self.num_queued_bytes -= job.nbytes
-            else:
-                kept.append(job)
-        self._jobs = kept
-        return list(dropped.values())
+        """Drop the oldest jobs until the rest fits."""
+        dropped: list[WriteFailed] = []
+        while self.num_queued_bytes > self._max_bytes and len(self._jobs) > 1:
+            job = self._jobs.popleft()
+            self.num_queued_bytes -= job.nbytes
+            dropped.append(WriteFailed(job.header.id, "queue_full"))
+        return dropped
 
     def _next(self) -> WriteJob | None:
         with self._wake:
@@ -211,7 +195,7 @@ class SlotWriter:
         pace = _Pace(self.idle, lambda: bool(self._on_given_up))
         try:
             header, tensors = _whole(job)
-            reserve = partial(self._room.take, header.id, parent=header.parent)
+            reserve = partial(self._room.take, header.id, parent=job.parent)
             staged = stage(self._root, header, job.token_ids, tensors, pace.yield_, reserve)
         except _GivenUp:
             self._room.leave(job.header.id)
@@ -244,13 +228,12 @@ class SlotWriter:
         self._given_up()
 
     def _refused(self, job: WriteJob, reason: str) -> None:
-        """The disk has no room for it, and what continues it has no place there."""
+        """The disk has no room for it."""
         if self._given_up():
             return
         with self._wake:
             self._current = None
         self._on_failed(WriteFailed(job.header.id, reason))
-        self.orphan([job.header.id])
 
     def _given_up(self) -> bool:
         """Whether what was written is not wanted any more; nothing of it is left then."""

@@ -226,6 +226,7 @@ class Worker:
                 asker=job.asker,
                 ends_turn=job.ends_turn,
                 write_ms=staged.took_s * 1000,
+                parent=job.parent,
             )
         )
 

@@ -157,6 +157,8 @@ class Follower:
         """Rank 0 tells what becomes of a slot that cannot be read here."""
         try:
             slot = load(slot_path(self._root, record.slot))
+            if slot.damage:
+                return HasRead(failure="damaged", message=str(slot.damage))
             self._runs[record.run] = self._parts.take(slot.header, slot.tensors)
         except StoreError as error:
             return HasRead(failure=error.reason, message=str(error))

@@ -135,7 +135,7 @@ def _stage(
     hashes, root, now_s = chain.block_hashes(token_ids), Path(job.root), time.time()
     staged: list[SlotStaged] = []
     parent: str | None = None
-    start = 0
+    start_hash, start = b"", 0
     for run in stock_file.cut_runs(kv, layout, len(token_ids), RUN_TOKENS):
         end = min(start + RUN_TOKENS, len(token_ids))
         _tell("write", start, len(token_ids))
@@ -146,7 +146,7 @@ def _stage(
         header = SlotHeader(
             id=name.hexdigest(),
             model=job.model_hash,
-            parent=parent,
+            start_hash=start_hash,
             start=start,
             end=end,
             block_size=size,
@@ -162,8 +162,9 @@ def _stage(
         if not slot_path(root, header.id).exists():
             slot = stage(root, header, array("I", token_ids[start:end]), pack.pack(run))
             path = str(slot.path)
-            staged.append(SlotStaged(header=header, path=path, num_bytes=slot.num_bytes))
-        parent, start = header.id, end
+            told = SlotStaged(header=header, path=path, num_bytes=slot.num_bytes, parent=parent)
+            staged.append(told)
+        parent, start_hash, start = header.id, end_hash, end
     return tuple(staged)
 
 

@@ -76,6 +76,11 @@ class RankParts(Parts):
         super().__init__(model)
         self.rank = rank
 
+    @property
+    @override
+    def can_divide(self) -> bool:
+        return False
+
     @override
     def pack(self, kv: RunKv) -> Packed:
         packed, suffix = super().pack(kv), rank_suffix(self.rank.number)

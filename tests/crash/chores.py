@@ -82,14 +82,12 @@ def slot_name(told: Told, number: int) -> str:
     return slot_samples.slot_id(told.model[0] * 1000 + number)
 
 
-def _staged(
-    store: OpenStore, told: Told, number: int, parent: str | None
-) -> tuple[SlotHeader, StagedSlot]:
+def _staged(store: OpenStore, told: Told, number: int) -> tuple[SlotHeader, StagedSlot]:
     start, end = number * SLOT_TOKENS, (number + 1) * SLOT_TOKENS
     header = SlotHeader(
         id=slot_name(told, number),
         model=told.model,
-        parent=parent,
+        start_hash=_end_hash(told, number - 1) if number else b"",
         start=start,
         end=end,
         block_size=BLOCK_SIZE,
@@ -97,7 +95,7 @@ def _staged(
             bytes([told.model[0], block] * 8)
             for block in range(start // BLOCK_SIZE, end // BLOCK_SIZE)
         ),
-        end_hash=bytes([told.model[0], number] * 8),
+        end_hash=_end_hash(told, number),
         layout="{}",
         has_state=told.has_state,
         recompute_ms=10.0,
@@ -111,9 +109,12 @@ def _staged(
     return header, slots.stage(store.root, header, told.token_ids(start, end), tensors)
 
 
+def _end_hash(told: Told, number: int) -> bytes:
+    return bytes([told.model[0], number] * 8)
+
+
 def _slot(store: OpenStore, told: Told, number: int) -> SlotRow:
-    parent = slot_name(told, number - 1) if number else None
-    header, staged = _staged(store, told, number, parent)
+    header, staged = _staged(store, told, number)
     path = slots.publish(staged)
     used_s = store.clock.now_s() - 600.0 + ALL.index(told) * 100
     return SlotRow(header=header, disk_bytes=disk_bytes(path), last_used_s=used_s)
@@ -157,7 +158,7 @@ def _continue(store: OpenStore) -> None:
     number, last = LONG.num_slots - 1, store.index.slots_of(LONG.model)[-1].header
     if last.end == LONG.num_tokens:
         return
-    header, staged = _staged(store, LONG, number, last.id)
+    header, staged = _staged(store, LONG, number)
     _merge(store)
     told = SlotStaged(header=header, path=str(staged.path), num_bytes=staged.num_bytes)
     assert store.publish([told]).saved

@@ -61,7 +61,7 @@ def check_store(root: Path, cold: Path | None = None) -> int:
         packed = {one.id: one.num_bytes for one in store.cold.slots()} if store.cold else {}
         assert sorted(rows) == sorted([*paths, *packed])
         for name, row in rows.items():
-            assert row.header.parent is None or row.header.parent in rows
+            assert row.parent is None or row.parent in rows
             if row.tier == "cold":
                 assert row.disk_bytes == packed[name]
                 continue

@@ -19,7 +19,7 @@ from store.errors import SlotDamaged
 from tests.slot_samples import publish_sample, slot_id
 
 Table = dict[str, Any]
-BEFORE_DIGEST = len(b'12345678{"__metadata__":{"format":"hearth-slot/1","digest":"')
+BEFORE_DIGEST = len(b'12345678{"__metadata__":{"format":"hearth-slot/2","digest":"')
 MAX_PEAK_BYTES = 48 << 20
 
 
@@ -84,8 +84,8 @@ HOSTILE: dict[str, Callable[[Table], None]] = {
     "nested": lambda table: table.update(deep=json.loads("[" * 900 + "]" * 900)),
     "no such slot": change_slot(id=slot_id(2)),
     "name as path": change_slot(id="../" * 10 + "ab"),
-    "own parent": change_slot(parent=slot_id(1)),
-    "parent as path": change_slot(parent="../../etc/passwd"),
+    "nothing before a start": change_slot(start=3, end=9),
+    "something before the beginning": change_slot(start_hash="AAAAAAAAAAAAAAAAAAAAAA=="),
     "ends before it starts": change_slot(start=9, end=6),
     "starts before zero": change_slot(start=-1),
     "no block size": change_slot(block_size=0),

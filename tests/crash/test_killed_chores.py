@@ -176,8 +176,8 @@ def held_by(store: OpenStore, told: Told) -> Held:
 
 
 def reaches_beginning(rows: dict[str, SlotRow], row: SlotRow) -> bool:
-    while row.header.parent is not None:
-        start, row = row.header.start, rows[row.header.parent]
+    while row.parent is not None:
+        start, row = row.header.start, rows[row.parent]
         assert start <= row.header.end
     return row.header.start == 0
 

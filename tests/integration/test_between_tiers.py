@@ -111,7 +111,7 @@ def test_verifying_is_no_trouble_for_who_promotes(store: OpenStore):
 
 def test_what_a_later_release_wrote_is_not_said_to_be_damaged(store: OpenStore):
     [path] = files(store)
-    path.write_bytes(path.read_bytes().replace(b"hearth-slot/1", b"hearth-slot/8", 1))
+    path.write_bytes(path.read_bytes().replace(b"hearth-slot/2", b"hearth-slot/8", 1))
     gone: list[Gone | Merged] = []
     view = Inventory(store, gone.append).verify()
     assert (view.num_verified, view.num_damaged, view.num_unread) == (0, 0, 1)
@@ -256,15 +256,30 @@ def test_what_expires_and_has_no_room_in_the_cold_store_goes(store: OpenStore):
     assert not files(store)
 
 
-def test_a_slot_whose_parent_was_evicted_is_refused_without_a_warning(store: OpenStore):
+def test_a_slot_whose_beginning_was_evicted_meanwhile_is_kept_for_when_it_is_back(
+    store: OpenStore,
+):
     header, token_ids, tensors = sample(2)
-    header = msgspec.structs.replace(header, parent=ONE)
+    before = store.index.all_slots()[0].header
+    header = msgspec.structs.replace(
+        header,
+        start_hash=before.end_hash,
+        start=before.end,
+        end=before.end + header.end,
+        block_hashes=(b"x" * 16, b"y" * 16),
+    )
     staged = slots.stage(store.root, header, token_ids, tensors)
     store.drop([ONE])
-    with capture_logs() as said:
-        outcome = store.publish([SlotStaged(header, str(staged.path), staged.num_bytes)])
-    assert outcome.refused == (slot_id(2),)
-    assert not [one for one in said if one["log_level"] == "warning"]
+    told = SlotStaged(header, str(staged.path), staged.num_bytes, parent=ONE)
+    assert not store.publish([told]).refused
+    [row] = store.index.all_slots()
+    assert (row.header, row.parent) == (header, None)
+    again = msgspec.structs.replace(before, id=slot_id(3))
+    assert store.index.insert([SlotRow(header=again, disk_bytes=1, last_used_s=1.0)]).result()
+    assert {one.header.id: one.parent for one in store.index.all_slots()} == {
+        slot_id(2): slot_id(3),
+        slot_id(3): None,
+    }
 
 
 def test_only_what_should_be_there_is_said_to_be_lost(store: OpenStore):

@@ -183,13 +183,14 @@ def test_tables_have_few_digits_and_json_every_one(
         num_durable=34_567,
         num_turns=3,
         num_slots=1,
-        disk_bytes=1_234_567,
+        disk_bytes=3_234_567,
+        own_bytes=1_234_567,
         tier="warm",
         last_used_s=time.time() - 320,
         is_pinned=False,
         is_durable=True,
         is_named=True,
     )
-    assert {"34.6k", "1.2", "MB", "5", "min"} <= set(cache_text([view]).split())
+    assert {"34.6k", "1.2", "2.0", "MB", "5", "min"} <= set(cache_text([view]).split())
     show([view], cache_text([view]), as_json=True)
     assert '"num_tokens":34567,' in capsys.readouterr().out

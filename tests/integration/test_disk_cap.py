@@ -142,7 +142,7 @@ def job_of(number: int, num_kilobytes: int, parent: SlotHeader | None) -> WriteJ
     header = SlotHeader(
         id=slot_id(number),
         model=MODEL,
-        parent=parent.id if parent is not None else None,
+        start_hash=parent.end_hash if parent is not None else b"",
         start=start,
         end=end,
         block_size=BLOCK_TOKENS,

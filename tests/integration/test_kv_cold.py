@@ -132,7 +132,7 @@ def test_nobody_waits_for_what_is_gone(stored: Stored):
     session = cold(stored)
     trail = session.trail(TURN_2)
     session.tiers.begin(trail)
-    session.tiers.on_gone([stored.prompt.id], "expired")
+    session.tiers.on_gone([stored.prompt.id, stored.answer.id], "expired")
     assert not trail.is_waiting
     session.tiers.restore(trail)
     assert reused(trail) == (0, "none", "expired")

@@ -76,6 +76,7 @@ class Talk:
                 path=str(one.path),
                 num_bytes=one.num_bytes,
                 asker=job.asker,
+                parent=job.parent,
             )
             for job, one in self.session.written
         ]
@@ -183,7 +184,7 @@ def check_agrees(store: OpenStore) -> None:
     rows = {row.header.id: row for row in store.index.all_slots()}
     files = {path.stem: read_header(path) for path in slot_files(store.root)}
     assert files == {name: row.header for name, row in rows.items()}
-    assert {row.header.parent for row in rows.values()} <= {None, *rows}
+    assert {row.parent for row in rows.values()} <= {None, *rows}
     assert not Recovery(store.root, store.database, None, time.time()).run().has_changed
 
 

@@ -77,7 +77,7 @@ def leaves(kv: list[Any]) -> list[Any]:
 @lru_cache(maxsize=100_000)
 def digest(ids: tuple[int, ...]) -> bytes:
     parent = digest(ids[:-1]) if ids else ROOT
-    return blake2b(parent + bytes(ids[-1:]), digest_size=16).digest()
+    return blake2b(parent + array("I", ids[-1:]).tobytes(), digest_size=16).digest()
 
 
 def rows(ids: list[int], start: int, end: int) -> mx.array:
@@ -205,11 +205,8 @@ class Replay:
         self.num_taken += len(staged)
         for job, one in staged:
             header = job.header
-            if header.parent is not None and header.parent not in self.published:
-                self.session.tiers.on_gone([header.id], "evicted")
-                continue
             slots.publish(one)
-            self.published[header.id] = known(header)
+            self.published[header.id] = known(header, parent=job.parent)
             self.session.tiers.on_saved([header.id])
             self.num_published += 1
 

@@ -11,7 +11,7 @@ from runtime.slot_news import SlotsPromoted
 from runtime.wire import SlotBad, SlotsUsed
 from runtime.worker.model import LoadedModel
 from store.keyed_names import Asker
-from store.slots import slot_path
+from store.slots import read_contents, slot_path
 from store.types import DEFAULT_TTL_S
 from tests.kv_sessions import (
     BLOCK_TOKENS,
@@ -64,24 +64,85 @@ def test_a_stored_conversation_is_read_once_and_reported(stored: Stored):
     assert reused(check_right(session, [*FIRST, *SAID, 9, 8, 7]))[:2] == (120, "hot")
 
 
-@pytest.mark.parametrize("at", [-1, 300, 9])
-def test_a_damaged_slot_is_a_miss_and_takes_with_it_what_hangs_on_it(stored: Stored, at: int):
-    spoil(slot_path(stored.root, stored.prompt.id), at)
+class Long:
+    """A conversation of three slots: tokens 0 to 2048, to 2499 and to 2520."""
+
+    def __init__(self, model: LoadedModel, root: Path) -> None:
+        self.model, self.root, self.ids = model, root, ids(4, 2500)
+        session = Session(model, root)
+        session.turn(self.ids, SAID)
+        self.known = session.publish()
+        self.next_turn = [*self.ids, *SAID, *NEXT]
+
+    def session(self) -> Session:
+        session = Session(self.model, self.root)
+        session.tiers.learn(self.known)
+        return session
+
+    def spoil(self, number: int, position: int, tensor: str = "kv.0") -> None:
+        """Damage what a slot has for the token at a position."""
+        slot = self.known[number]
+        path = slot_path(self.root, slot.id)
+        with path.open("rb") as file:
+            contents = read_contents(file.fileno())
+        entry = next(one for one in contents.tensors if one.name == tensor)
+        row_bytes = entry.num_bytes // entry.shape[0]
+        spoil(path, contents.payload_start + entry.start + (position - slot.start) * row_bytes)
+
+
+@pytest.mark.parametrize("at", [300, 9])
+def test_a_slot_whose_header_is_damaged_is_a_miss_and_what_follows_it_is_used(
+    model: LoadedModel, tmp_path: Path, at: int
+):
+    stored = Long(model, tmp_path)
+    spoil(slot_path(stored.root, stored.known[0].id), at)
     session = stored.session()
-    assert reused(check_right(session, TURN_2)) == (0, "none", "damaged")
-    (report,) = session.reports
+    trail = check_right(session, stored.next_turn)
+    assert reused(trail)[0] == 2520 - 2048
+    (report, *_) = session.reports
     assert isinstance(report, SlotBad)
-    assert report.id == stored.prompt.id
+    assert (report.id, report.parts) == (stored.known[0].id, ())
     assert session.tiers.counts.num_damaged == 1
-    assert session.tiers.hot.find(stored.answer.id) is None
-    assert reused(check_right(session, [*TURN_2, 5]))[1] == "hot"
+    assert session.tiers.hot.find(stored.known[1].id) is not None
+    assert reused(check_right(session, [*stored.next_turn, 5]))[1] == "hot"
+
+
+@pytest.mark.parametrize("tensor", ["tokens", "kv.0", "kv.1"])
+@pytest.mark.parametrize("positions", [(0,), (2047,), (1000,), (3, 500, 501, 2000)])
+def test_damage_costs_the_blocks_that_it_is_in(
+    dense: LoadedModel, tmp_path: Path, positions: tuple[int, ...], tensor: str
+):
+    stored = Long(dense, tmp_path)
+    for position in positions:
+        stored.spoil(0, position, tensor)
+    blocks = {position // BLOCK_TOKENS for position in positions}
+    session = stored.session()
+    trail = check_right(session, stored.next_turn)
+    assert reused(trail) == (2520 - len(blocks) * BLOCK_TOKENS, "warm", "damaged")
+    (report,) = [one for one in session.reports if isinstance(one, SlotBad)]
+    whole = {one for part in report.parts for one in range(part.start, part.end)}
+    damaged = {at for block in blocks for at in range(block * 16, block * 16 + 16)}
+    assert whole == set(range(2048)) - damaged
+    assert session.tiers.counts.num_damaged == 1
+    session.tiers.on_saved([part.id for part in report.parts])
+    assert reused(check_right(session, [*stored.next_turn, 5]))[0] == 2549
+
+
+def test_a_damaged_state_costs_the_state(hybrid: LoadedModel, tmp_path: Path):
+    stored = Long(hybrid, tmp_path)
+    spoil(slot_path(tmp_path, stored.known[2].id), -1)
+    session = stored.session()
+    assert reused(check_right(session, stored.next_turn))[0] == 2499
+    (report,) = [one for one in session.reports if isinstance(one, SlotBad)]
+    assert [(part.start, part.end) for part in report.parts] == [(2499, 2520)]
 
 
 def test_what_precedes_a_damaged_slot_is_used(stored: Stored):
     spoil(slot_path(stored.root, stored.answer.id), -1)
     session = stored.session()
     # The prompt's last token was computed by the decoder: it is the first of the answer's slot.
-    assert reused(check_right(session, TURN_2)) == (99, "warm", "damaged")
+    whole = 99 if session.tiers.needs_state else 112
+    assert reused(check_right(session, TURN_2)) == (whole, "warm", "damaged")
 
 
 def waiting_for_a_missing_file(stored: Stored) -> tuple[Session, Trail, Path]:
@@ -103,7 +164,8 @@ def waiting_for_a_missing_file(stored: Stored) -> tuple[Session, Trail, Path]:
 def test_a_missing_file_is_a_miss_once_the_store_says_that_it_is_gone(stored: Stored):
     session, trail, _ = waiting_for_a_missing_file(stored)
     session.tiers.on_gone([stored.prompt.id], "evicted")
-    assert not trail.is_waiting
+    while trail.is_waiting:
+        session.hear()
     session.tiers.restore(trail)
     assert reused(trail) == (0, "none", "evicted")
     assert session.tiers.counts.num_damaged == 0
@@ -138,17 +200,17 @@ def test_an_index_that_makes_no_sense_is_not_believed(stored: Stored):
     prompt, answer = stored.prompt, stored.answer
     replace = msgspec.structs.replace
     nonsense = [
-        answer,
         replace(prompt, start=1),
         replace(prompt, end=0),
         replace(prompt, block_hashes=prompt.block_hashes[1:]),
-        replace(prompt, parent="f" * 32),
+        replace(answer, start_hash=b"short"),
     ]
     session.tiers.learn(nonsense)
     assert len(session.tiers.hot.tree) == 0
-    session.tiers.learn([prompt, prompt, replace(answer, start=200, end=220), answer, answer])
+    nowhere = replace(answer, id="e" * 32, start=200, end=220)
+    session.tiers.learn([prompt, prompt, nowhere, answer, answer])
     session.check()
-    assert len(session.tiers.hot.tree) == 2
+    assert len(session.tiers.hot.tree) == 3
     assert reused(check_right(session, TURN_2))[0] == 120
 
 
@@ -217,7 +279,7 @@ def test_what_is_known_twice_is_kept_when_one_of_them_goes(stored: Stored):
     for run in [run for run in session.tiers.hot.tree if run.parent is None]:
         if session.tiers.hot[run].kv is not None:
             session.ground.forget(run, "evicted")
-    assert reused(check_right(session, TURN_2))[:2] == (120, "warm")
+    assert reused(check_right(session, TURN_2))[:2] == (149, "warm")
 
 
 def test_a_prompt_longer_than_a_slot_becomes_several(model: LoadedModel, tmp_path: Path):

@@ -82,10 +82,12 @@ class World:
         chain = HashChain(self.store.secret, MODEL, block_size=BLOCK)
         hashes = chain.block_hashes(talk.tokens)
         last = hashes[-1] if hashes else chain.root
+        begun = start - start % BLOCK
+        before = hashes[begun // BLOCK - 1] if begun else chain.root
         header = SlotHeader(
             id=f"{self.rng.getrandbits(128):032x}",
             model=MODEL,
-            parent=parent.id if parent is not None else None,
+            start_hash=chain.end_hash(before, talk.tokens[begun:start]) if start else b"",
             start=start,
             end=end,
             block_size=BLOCK,
@@ -99,34 +101,42 @@ class World:
         data = array("I", tokens)
         tensor = TensorData("kv.0", "U32", (len(tokens), 1), memoryview(data).cast("B"))
         staged = stage(self.store.root, header, data, [tensor])
-        told = SlotStaged(header, str(staged.path), staged.num_bytes, talk.asker, ends_turn=True)
+        told = SlotStaged(
+            header,
+            str(staged.path),
+            staged.num_bytes,
+            talk.asker,
+            ends_turn=True,
+            parent=parent.id if parent is not None else None,
+        )
         outcome = self.store.publish([told])
         assert [row.header.id for row in outcome.saved] == [header.id]
 
     def known(self, tokens: list[int]) -> tuple[SlotHeader | None, int]:
         """The last slot on the way of these tokens, and how many of them are on disk."""
-        slots = [row.header for row in self.store.index.slots_of(MODEL)]
+        rows = self.store.index.slots_of(MODEL)
+        slots, parents = [row.header for row in rows], {row.header.id: row.parent for row in rows}
         said = {one.id: read_token_ids(slot_path(self.store.root, one.id)) for one in slots}
         leaf: SlotHeader | None = None
         position = 0
         while True:
             best, num_best = None, 0
             for one in slots:
-                if one.parent != (leaf.id if leaf else None) or one.start != position:
+                if parents[one.id] != (leaf.id if leaf else None) or one.start != position:
                     continue
                 if (num := common(said[one.id], tokens[position:])) > num_best:
                     best, num_best = one, num
             if best is None:
                 return leaf, position
             # It may be left earlier, where something that says more hangs on it.
-            forks = {one.start for one in slots if one.parent == best.id}
+            forks = {one.start for one in slots if parents[one.id] == best.id}
             deepest = position + num_best
             leaf = best
             further = [at for at in forks if position < at <= deepest]
             position = deepest
             for at in sorted(further, reverse=True):
                 if any(
-                    one.parent == best.id
+                    parents[one.id] == best.id
                     and one.start == at
                     and at + common(said[one.id], tokens[at:]) > position
                     for one in slots

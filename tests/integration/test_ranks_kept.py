@@ -160,7 +160,7 @@ async def test_what_one_rank_cannot_take_up_no_rank_has(home: Path, failure: typ
     header = SlotHeader(
         id="0" * 32,
         model=b"m" * 32,
-        parent=None,
+        start_hash=b"",
         start=0,
         end=3,
         block_size=256,

@@ -26,7 +26,9 @@ from store.errors import (
 )
 from store.index import SlotIndex
 from store.opening import open_database, open_read_only
+from store.records import Records
 from store.tables import APPLICATION_ID, SCHEMA_VERSION, Table
+from store.types import Run
 from tests.store_samples import MODEL, chain, opened
 
 
@@ -46,6 +48,7 @@ def fill(root: Path, num_slots: int = 50) -> None:
     with opened(root) as database:
         rows = [one for first in range(0, num_slots, 5) for one in chain(*range(first, first + 5))]
         SlotIndex(database).insert(rows).result()
+        Records(database).measured(MODEL, Run(load_ms=1.0)).result()
         database.checkpoint().result()
 
 
@@ -137,16 +140,17 @@ def test_a_filled_database_goes_down_and_up_again(tmp_path: Path):
 def test_before_an_upgrade_the_file_is_copied(tmp_path: Path):
     fill(tmp_path)
     with opened(tmp_path) as database:
-        num_slots = len(SlotIndex(database).all_slots())
+        [model] = Records(database).models()
         database.submit(lambda connection: downgrade(connection, 1)).result()
     copy = tmp_path / "index.db.aside-schema-1"
     assert not copy.exists(), "what is not upgraded is not copied"
     with opened(tmp_path) as database:
-        assert len(SlotIndex(database).all_slots()) == num_slots
+        assert Records(database).models() == [model]
+        assert SlotIndex(database).all_slots() == [], "they named files: these are put aside"
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     with closing(sqlite3.connect(copy)) as old:
         assert old.execute("PRAGMA user_version").fetchone() == (1,)
-        assert old.execute("SELECT count(*) FROM slots").fetchone() == (num_slots,)
+        assert old.execute("SELECT hash FROM models").fetchall() == [(model.hash,)]
         assert old.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     before = copy.stat()
     with opened(tmp_path):

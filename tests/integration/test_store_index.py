@@ -79,16 +79,24 @@ def test_a_layout_goes_with_the_last_slot_that_has_it(database: Database, index:
     assert layouts(database) == []
 
 
-def test_a_child_without_its_parent_is_refused_with_its_whole_group(index: SlotIndex):
+def test_a_slot_waits_for_the_one_before_it(index: SlotIndex):
+    first, second, third = chain(1, 2, 3)
+    index.insert([third]).result()
+    index.insert([second, first]).result()
+    assert index.slots_of(MODEL) == [
+        msgspec.structs.replace(first, num_children=1),
+        msgspec.structs.replace(second, num_children=1),
+        third,
+    ]
+
+
+def test_what_does_not_come_before_a_slot_is_not_taken_for_it(index: SlotIndex):
     first, second = chain(1, 2)
-    for wrong in (
-        [second],
-        [row(3), second],
-        [first, msgspec.structs.replace(second, header=bent(second, start=513))],
-        [first, msgspec.structs.replace(second, header=bent(second, model=b"x" * 32))],
-    ):
-        assert type(index.insert(wrong).exception()) is StoreError
-    assert left(index) == set()
+    other_model = msgspec.structs.replace(second, header=bent(second, model=b"x" * 32))
+    later = row(3, first.header)
+    too_late = msgspec.structs.replace(later, header=bent(later, start=513, end=1025))
+    index.insert([first, other_model, too_late]).result()
+    assert [one.parent for one in index.all_slots()] == [None, None, None]
 
 
 def bent(one: SlotRow, **fields: object):
@@ -233,6 +241,8 @@ def test_a_conversation_ends_where_its_slots_do(database: Database, index: SlotI
     index.insert(chain(1, 2, 3)).result()
     conversations.advance(conversation(1, 3)).result()
     assert type(conversations.advance(conversation(1, 99)).exception()) is StoreError
+    index.drop(ids(3)).result()
+    assert [(one.leaf, one.num_slots) for one in conversations.listing()] == [(slot_id(2), 2)]
     index.drop(ids(2)).result()
     assert [(one.leaf, one.num_slots) for one in conversations.listing()] == [(slot_id(1), 1)]
     index.drop(ids(1)).result()

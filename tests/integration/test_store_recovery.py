@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from store import slots, upkeep
 from store.cold import ColdDirectory
@@ -39,7 +40,7 @@ def publish(root: Path, number: int, parent: SlotHeader | None = None) -> SlotRo
     start = parent.end if parent else 0
     header = msgspec.structs.replace(
         header,
-        parent=parent.id if parent else None,
+        start_hash=parent.end_hash if parent else b"",
         start=start,
         end=start + header.end,
         block_hashes=tuple(
@@ -48,7 +49,8 @@ def publish(root: Path, number: int, parent: SlotHeader | None = None) -> SlotRo
     )
     path = slots.publish(slots.stage(root, header, token_ids, tensors))
     os.utime(path, (OLD_S, OLD_S))
-    return SlotRow(header=header, disk_bytes=slots_bytes(path), last_used_s=OLD_S)
+    before = parent.id if parent else None
+    return SlotRow(header=header, disk_bytes=slots_bytes(path), last_used_s=OLD_S, parent=before)
 
 
 def slots_bytes(path: Path) -> int:
@@ -86,13 +88,13 @@ def test_what_agrees_is_left_alone(root: Path, database: Database):
     assert len(names(database)) == 3
 
 
-def test_a_row_without_its_file_goes_with_all_that_continues_it(root: Path, database: Database):
+def test_a_row_without_its_file_goes_and_what_continues_it_stays(root: Path, database: Database):
     rows = [*publish_chain(root, 1, 2, 3), publish(root, 4)]
     SlotIndex(database).insert(rows).result()
     slots.slot_path(root, slot_id(2)).unlink()
     report = recover(root, database)
-    assert (report.num_dropped, report.num_removed) == (2, 1)
-    assert names(database) == files(root) == {slot_id(1), slot_id(4)}
+    assert (report.num_dropped, report.num_removed) == (1, 0)
+    assert names(database) == files(root) == {slot_id(1), slot_id(3), slot_id(4)}
 
 
 def test_without_an_index_the_files_make_a_new_one(root: Path, database: Database):
@@ -102,7 +104,7 @@ def test_without_an_index_the_files_make_a_new_one(root: Path, database: Databas
     found = {one.header.id: one for one in SlotIndex(database).all_slots()}
     for row in rows:
         one = found[row.header.id]
-        assert one.header == row.header
+        assert (one.header, one.parent) == (row.header, row.parent)
         assert (one.disk_bytes, one.tier) == (row.disk_bytes, "warm")
         assert one.last_used_s == pytest.approx(database.clock.now_s(), abs=60)
 
@@ -118,24 +120,25 @@ def test_a_rebuild_that_is_stopped_goes_on_later(root: Path, database: Database)
     assert len(names(database)) == 4
 
 
-def test_a_file_whose_parent_is_nowhere_goes_when_it_is_old(root: Path, database: Database):
+def test_files_are_taken_up_without_what_comes_before_them(root: Path, database: Database):
     rows = publish_chain(root, 1, 2, 3)
     slots.slot_path(root, slot_id(1)).unlink()
-    os.utime(slots.slot_path(root, slot_id(3)), (NOW_S - 10, NOW_S - 10))
-    report = recover(root, database)
-    assert (report.num_adopted, report.num_removed) == (0, 1)
-    assert files(root) == {slot_id(3)}
-    os.utime(slots.slot_path(root, rows[2].header.id), (NOW_S + 1e8, NOW_S + 1e8))
-    assert recover(root, database).num_removed == 1
-    assert files(root) == set()
+    assert recover(root, database) == RecoveryReport(num_adopted=2)
+    parents = {one.header.id: one.parent for one in SlotIndex(database).all_slots()}
+    assert parents == {slot_id(2): None, slot_id(3): slot_id(2)}
+    assert len(rows) == 3
 
 
-def test_a_file_that_contradicts_its_parent_goes(root: Path, database: Database):
-    parent = publish(root, 1)
-    far = msgspec.structs.replace(parent.header, end=parent.header.end + 60)
-    publish(root, 2, far)
-    assert recover(root, database).num_removed == 1
-    assert names(database) == files(root) == {slot_id(1)}
+def test_files_of_an_earlier_format_are_put_aside_and_told(root: Path, database: Database):
+    publish_chain(root, 1, 2)
+    path = slots.slot_path(root, slot_id(1))
+    path.write_bytes(path.read_bytes().replace(b"hearth-slot/2", b"hearth-slot/1"))
+    with capture_logs() as said:
+        report = Recovery(root, database, None, NOW_S).run()
+    assert (report.num_obsolete, report.num_quarantined, report.num_adopted) == (1, 1, 1)
+    told = [one for one in said if one["event"] == "slots_of_an_earlier_format_put_aside"]
+    assert [one["num_slots"] for one in told] == [1]
+    assert names(database) == files(root) == {slot_id(2)}
 
 
 def test_a_damaged_file_is_put_into_quarantine_when_it_is_old(root: Path, database: Database):
@@ -149,7 +152,7 @@ def test_a_damaged_file_is_put_into_quarantine_when_it_is_old(root: Path, databa
     os.utime(path, (OLD_S, OLD_S))
     report = recover(root, database)
     assert report.num_quarantined == 1
-    assert files(root) == names(database) == set()
+    assert files(root) == names(database) == {slot_id(2)}
     assert len(list((root / upkeep.QUARANTINE).iterdir())) == 1
 
 
@@ -160,8 +163,8 @@ def test_what_was_deleted_stays_deleted(root: Path, database: Database):
     index.drop([slot_id(1)]).result()
     assert len(files(root)) == 2
     report = recover(root, database)
-    assert (report.num_adopted, report.num_removed) == (0, 2)
-    assert files(root) == names(database) == set()
+    assert (report.num_adopted, report.num_removed) == (0, 1)
+    assert files(root) == names(database) == {slot_id(2)}
     assert index.condemned() == []
 
 
@@ -210,7 +213,7 @@ def test_a_rebuild_finds_cold_slots_too(root: Path, database: Database):
 def test_a_slot_of_a_newer_format_stays_where_it_is(tmp_path: Path):
     kept, newer = publish(tmp_path, 1), publish(tmp_path, 2)
     path = slots.slot_path(tmp_path, newer.header.id)
-    path.write_bytes(path.read_bytes().replace(b"hearth-slot/1", b"hearth-slot/2", 1))
+    path.write_bytes(path.read_bytes().replace(b"hearth-slot/2", b"hearth-slot/3", 1))
     os.utime(path, (OLD_S, OLD_S))
     before = path.read_bytes()
     with opened(tmp_path) as database:

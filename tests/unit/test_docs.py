@@ -129,8 +129,9 @@ def test_the_slot_in_the_pages_is_one() -> None:
     start = len(json).to_bytes(8, "little") + json
     slot = unpack_front(start, len(start) + len(data))
     assert slot.header.num_tokens == 2
-    for tensor in slot.tensors:
-        assert xxh3_128_hexdigest(data[tensor.start : tensor.end]) == tensor.checksum
+    tokens, *slices = (data[tensor.start : tensor.end] for tensor in slot.tensors)
+    assert slot.checksums.tokens == (xxh3_128_hexdigest(tokens),)
+    assert slot.checksums.blocks == (xxh3_128_hexdigest(b"".join(slices)),)
 
 
 def test_figures_of_the_first_screen_are_those_of_the_report() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from runtime.kv.blocks import HashChain
-from runtime.kv.prefix import PrefixTree, Run, num_common, path_to, run_of
+from runtime.kv.prefix import PrefixTree, Run, num_common, part_of, path_to, run_of
 
 SIZE = 4
 CHAIN = HashChain(b"s", b"m", block_size=SIZE)
@@ -24,14 +24,20 @@ class Tree:
     def match(self, ids: list[int]) -> tuple[Run | None, int, tuple[Run, ...]]:
         return self.tree.match(ids, CHAIN.block_hashes(ids))
 
+    def next_loose(self, ids: list[int], position: int) -> list[tuple[Run, int]]:
+        return self.tree.next_loose(ids, CHAIN.block_hashes(ids), position)
+
     def state(self, ids: list[int], limit: int | None = None) -> Run | None:
         limit = len(ids) if limit is None else limit
         return self.tree.state(ids, CHAIN.block_hashes(ids), limit)
 
     def run(self, ids: list[int], start: int = 0, parent: Run | None = None) -> Run:
         end = len(ids)
-        hashes = tuple(CHAIN.block_hashes(ids)[start // SIZE :])
-        run = run_of(CHAIN, parent, start, end, hashes)
+        every = CHAIN.block_hashes(ids)
+        begun = start - start % SIZE
+        before = every[begun // SIZE - 1] if begun else CHAIN.root
+        start_hash = CHAIN.end_hash(before, ids[begun:start]) if start else b""
+        run = run_of(CHAIN, parent, start, end, (start_hash, *every[start // SIZE :]))
         run.token_ids = array("I", ids[start:])
         run.end_hash = CHAIN.end_hash(run.last_block, ids[end - end % SIZE :])
         return run
@@ -120,7 +126,7 @@ def test_what_one_tenant_has_is_not_there_for_another(length: int, is_read: bool
         longer_hashes = CHAIN.block_hashes(longer, root=root)
         assert tree.match(longer, longer_hashes, root) == (None, 0, ())
         assert tree.state(longer, longer_hashes, length, root) is None
-        run = run_of(CHAIN, None, 0, length, tuple(hashes), root=root)
+        run = run_of(CHAIN, None, 0, length, (b"", *hashes), root=root)
         run.end_hash = CHAIN.end_hash(run.last_block, ids[length - length % SIZE :])
         run.token_ids = array("I", ids) if is_read else None
         run.has_state = True
@@ -137,17 +143,53 @@ def test_what_one_tenant_has_is_not_there_for_another(length: int, is_read: bool
     assert tree.match(ids, CHAIN.block_hashes(ids, root=alice), alice) == (None, 0, ())
 
 
-def test_what_is_removed_is_forgotten_with_all_that_hangs_on_it(tree: Tree):
+def test_what_continues_a_lost_run_waits_until_it_is_computed_again(tree: Tree):
     trunk = tree.insert(ids_to(6))
     first = tree.insert(ids_to(9), 6, trunk)
     second = tree.insert(ids_to(15), 9, first)
+    third = tree.insert(ids_to(22), 15, second)
     other = tree.insert([*ids_to(6), 60], 6, trunk)
-    assert tree.tree.remove(first) == [second, first]
-    assert tree.match(ids_to(15)) == (trunk, 6, ())
+    tree.tree.remove(first)
+    assert tree.match(ids_to(22)) == (trunk, 6, ())
     assert tree.match([*ids_to(6), 60]) == (other, 7, ())
-    assert len(tree.tree) == 2
-    assert tree.tree.remove(trunk)[-1] is trunk
+    assert tree.next_loose(ids_to(22), 6) == [(second, 15), (third, 20)]
+    assert tree.next_loose(ids_to(14), 6) == [(second, 12)]
+    assert tree.next_loose([*ids_to(8), 99, *ids_to(22)[9:]], 6) == []
+    again = tree.insert(ids_to(9), 6, trunk)
+    assert tree.match(ids_to(22)) == (third, 22, ())
+    assert path_to(third, 22) == [(trunk, 6), (again, 9), (second, 15), (third, 22)]
+    for run in (trunk, other, again, second, third):
+        tree.tree.remove(run)
     assert (len(tree.tree), list(tree.tree), tree.match(ids_to(15))) == (0, [], (None, 0, ()))
+
+
+def test_slots_may_be_told_of_in_any_order(tree: Tree):
+    """Also where none of them has a whole block."""
+    spans = [(0, 6), (6, 7), (7, 10), (10, 11), (11, 22)]
+    runs = {start: tree.run(ids_to(end), start) for start, end in reversed(spans)}
+    for run in runs.values():
+        if not run.block_hashes:
+            run.last_block = b""
+            run.end_hash = CHAIN.end_hash(
+                CHAIN.block_hashes(ids_to(run.end))[-1], ids_to(run.end)[run.end - run.end % SIZE :]
+            )
+        tree.tree.insert(run)
+    assert tree.match(ids_to(22)) == (runs[11], 22, ())
+    assert tree.match(ids_to(11)) == (runs[10], 11, ())
+
+
+def test_a_part_of_a_run_is_found_as_the_whole_was(tree: Tree):
+    trunk = tree.insert(ids_to(2))
+    whole = tree.insert(ids_to(19), 2, trunk)
+    below = tree.insert(ids_to(22), 19, whole)
+    parts = [part_of(whole, start, end, SIZE) for start, end in ((2, 4), (8, 16), (16, 19))]
+    tree.tree.remove(whole)
+    for part in parts:
+        tree.tree.insert(part)
+    assert tree.match(ids_to(22)) == (parts[0], 4, ())
+    assert tree.next_loose(ids_to(22), 4) == [(parts[1], 16), (parts[2], 19), (below, 20)]
+    tree.insert(ids_to(8), 4, parts[0])
+    assert tree.match(ids_to(22)) == (below, 22, ())
 
 
 def test_of_two_runs_with_the_same_tokens_the_other_is_found_when_one_is_removed(tree: Tree):
@@ -158,7 +200,8 @@ def test_of_two_runs_with_the_same_tokens_the_other_is_found_when_one_is_removed
     tree.tree.remove(first)
     assert tree.match(ids_to(11)) == (below, 11, ())
     tree.tree.remove(second)
-    assert tree.match(ids_to(11)) == (third, 9, ())
+    assert tree.match(ids_to(11)) == (below, 11, ())
+    assert below.parent is third
     tree.tree.remove(third)
     assert tree.match(ids_to(11)) == (None, 0, ())
 
@@ -219,11 +262,19 @@ def test_common_tokens_are_counted(one: list[int], other: list[int], start: int)
 
 @dataclass
 class Kept:
-    """One run as the model sees it: all tokens up to its end."""
+    """One run as the model sees it: all tokens up to its end, and on what it was put."""
 
     ids: list[int]
     run: Run
-    above: tuple[Run, ...]
+    parent: Run | None
+
+    def continues(self, other: "Kept") -> bool:
+        """The other one has the tokens before this one, and ends there or at a block's border."""
+        start = self.run.start
+        has_them = other.run.start < start <= len(other.ids)
+        has_them = has_them and other.ids[:start] == self.ids[:start]
+        is_border = start in (len(other.ids), start - start % SIZE)
+        return has_them and (is_border or other.run is self.parent)
 
 
 SEQUENCE = st.lists(st.integers(0, 1), min_size=1, max_size=22)
@@ -246,8 +297,15 @@ class AgainstLists(RuleBasedStateMachine):
         self.kept: list[Kept] = []
 
     def keep(self, ids: list[int], run: Run) -> None:
-        above = next((k.above for k in self.kept if k.run is run.parent), ())
-        self.kept.append(Kept(ids, run, (*above, run)))
+        self.kept.append(Kept(ids, run, run.parent))
+
+    def there(self) -> list[Kept]:
+        """What can be taken up: everything before it is there as well."""
+        found: list[Kept] = []
+        for one in sorted(self.kept, key=lambda one: one.run.start):
+            if not one.run.start or any(one.continues(other) for other in found):
+                found.append(one)
+        return found
 
     @rule(ids=SEQUENCE)
     def commit(self, ids: list[int]) -> None:
@@ -255,10 +313,10 @@ class AgainstLists(RuleBasedStateMachine):
         if run is not None:
             self.keep(ids, run)
 
-    @precondition(lambda self: self.kept)
+    @precondition(lambda self: self.there())
     @rule(data=st.data())
     def commit_state(self, data: st.DataObject) -> None:
-        one = data.draw(st.sampled_from(self.kept)).ids
+        one = data.draw(st.sampled_from(self.there())).ids
         ids = one[: data.draw(st.integers(1, len(one)))]
         start = len(ids) - 1
         parent = self.tree.match(ids[:start])[0] if start else None
@@ -268,18 +326,14 @@ class AgainstLists(RuleBasedStateMachine):
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         gone = data.draw(st.sampled_from(self.kept)).run
-        removed = self.tree.tree.remove(gone)
-        lost = [one.run for one in self.kept if gone in one.above]
-        assert len(removed) == len(lost)
-        assert set(removed) == set(lost)
-        assert all(run.parent not in removed[:i] for i, run in enumerate(removed))
-        self.kept = [one for one in self.kept if gone not in one.above]
+        self.tree.tree.remove(gone)
+        self.kept = [one for one in self.kept if one.run is not gone]
 
     @rule(ids=SEQUENCE)
     def look_up(self, ids: list[int]) -> None:
         run, num_tokens, unread = self.tree.match(ids)
         assert unread == ()
-        expected = max((num_common(one.ids, 0, ids, 0) for one in self.kept), default=0)
+        expected = max((num_common(one.ids, 0, ids, 0) for one in self.there()), default=0)
         assert num_tokens == expected
         said = [t for one, end in path_to(run, num_tokens) for t in tokens(one)[: end - one.start]]
         assert said == ids[:num_tokens]
@@ -287,7 +341,8 @@ class AgainstLists(RuleBasedStateMachine):
     @rule(ids=SEQUENCE, limit=st.integers(0, 22))
     def look_up_state(self, ids: list[int], limit: int) -> None:
         limit = min(limit, len(ids))
-        ends = [len(one.ids) for one in self.kept if one.run.has_state and is_prefix(one.ids, ids)]
+        there = [one for one in self.there() if one.run.has_state and is_prefix(one.ids, ids)]
+        ends = [len(one.ids) for one in there]
         expected = max((end for end in ends if end <= limit), default=0)
         run = self.tree.state(ids, limit)
         assert (run.end if run is not None else 0) == expected

@@ -13,8 +13,9 @@ from safetensors import safe_open
 
 from store import slots
 from store.disk import CHUNK_BYTES, disk_bytes
-from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreFailed
+from store.errors import SlotDamaged, SlotForeign, SlotMissing, SlotObsolete, StoreFailed
 from store.slot_format import (
+    Checksums,
     TensorEntry,
     front_bytes,
     header_problem,
@@ -146,7 +147,7 @@ def test_the_official_library_and_mlx_read_the_same(tmp_path: Path, num_layers: 
     assert set(arrays) == {"tokens", *(one.name for one in tensors)}
     assert arrays["tokens"].tolist() == ids
     with safe_open(path, "np") as official:
-        assert official.metadata()["format"] == "hearth-slot/1"
+        assert official.metadata()["format"] == "hearth-slot/2"
         assert official.get_tensor("tokens").tolist() == ids
         assert official.get_tensor("state").tobytes() == bytes(tensors[-2].data)
         assert official.get_tensor("nothing").shape == (1, 0, 4)
@@ -157,24 +158,29 @@ def test_the_official_library_and_mlx_read_the_same(tmp_path: Path, num_layers: 
             assert np.array(integers).tobytes() == bytes(one.data)
 
 
-def test_another_format_version_is_foreign(tmp_path: Path):
+@pytest.mark.parametrize(("version", "is_obsolete"), [(b"1", True), (b"3", False)])
+def test_another_format_version_is_foreign(tmp_path: Path, version: bytes, is_obsolete: bool):
     path = publish_sample(tmp_path, 1)
-    data = path.read_bytes().replace(b"hearth-slot/1", b"hearth-slot/2")
+    data = path.read_bytes().replace(b"hearth-slot/2", b"hearth-slot/" + version)
     path.write_bytes(data)
-    with pytest.raises(SlotForeign):
+    with pytest.raises(SlotForeign) as refused:
         slots.read_header(path)
+    assert isinstance(refused.value, SlotObsolete) == is_obsolete
 
 
 def test_front_is_as_long_whatever_the_checksums():
     header, ids, tensors = sample(1)
     entries = place([("tokens", "U32", (6,)), *((n, d, s) for n, d, s, _ in tensors)])
-    marked = [one._replace(checksum="f" * 32) for one in entries]
-    front = pack_front(header, marked)
+    none = Checksums.none(header, entries)
+    assert [len(some) for some in (none.tokens, none.blocks, none.whole)] == [2, 2, 4]
+    each = ("f" * 32,) * 2
+    marked = Checksums(each, each, each * 2)
+    front = pack_front(header, entries, marked)
     assert len(front) == len(pack_front(header, entries))
     assert len(front) % 64 == 0
     contents = unpack_front(front, len(front) + entries[-1].end)
     assert contents.header == header
-    assert contents.tensors == tuple(marked)
+    assert (contents.tensors, contents.checksums) == (tuple(entries), marked)
     assert all(isinstance(one, TensorEntry) for one in contents.tensors)
     assert len(ids) == header.num_tokens
 

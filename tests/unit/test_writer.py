@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
@@ -66,10 +65,8 @@ def drained(source: "queue.SimpleQueue[Any]") -> list[Any]:
     return found
 
 
-def job(number: int, parent: int | None = None, num_layers: int = 2) -> WriteJob:
+def job(number: int, num_layers: int = 2) -> WriteJob:
     header, ids, tensors = sample(number, num_layers=num_layers)
-    if parent is not None:
-        header = msgspec.structs.replace(header, parent=slot_id(parent))
     return WriteJob(header, array("I", ids), tensors)
 
 
@@ -114,26 +111,6 @@ def test_a_full_queue_drops_the_oldest(writing: Writing):
     assert writing.writer.num_dropped == 2
     writing.start()
     assert [writing.next_staged() for _ in range(3)] == [slot_id(n) for n in (2, 3, 4)]
-
-
-def test_what_needs_a_dropped_slot_is_dropped_with_it(writing: Writing):
-    for number, parent in ((0, None), (1, None), (2, 0)):
-        writing.writer.put(job(number, parent))
-    writing.writer.put(job(3, parent=2))
-    assert writing.failures() == [(slot_id(n), "queue_full") for n in (0, 2, 3)]
-    assert writing.writer.num_queued_bytes == JOB_BYTES
-    writing.start()
-    assert writing.next_staged() == slot_id(1)
-
-
-def test_what_continues_a_slot_that_left_the_disk_is_not_written(writing: Writing):
-    for number, parent in ((1, 0), (2, 1), (3, None)):
-        writing.writer.put(job(number, parent))
-    writing.writer.orphan([slot_id(0)])
-    assert writing.failures() == [(slot_id(n), "orphaned") for n in (1, 2)]
-    assert writing.writer.num_queued_bytes == JOB_BYTES
-    writing.start()
-    assert writing.next_staged() == slot_id(3)
 
 
 def test_a_slot_larger_than_the_queue_is_written_alone(writing: Writing):

@@ -1,0 +1,430 @@
+"""No conversation is needed by another: against a plain dictionary of what each must still have.
+
+The store is a real one and the worker's tiers are; the KV of a token is a hash of all tokens up to
+it. The dictionary knows what each conversation said, and which of its positions were lost: to
+damage, to a cap, or because they were not on disk yet when everything was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from runtime.compaction import compact
+from runtime.housekeeping import Limits, keep_within_caps, usage_of
+from runtime.inventory import Inventory
+from runtime.inventory_views import ConversationView
+from runtime.kv.prefix import num_common
+from runtime.kv.trail import Trail
+from runtime.kv_channel import known
+from runtime.open_store import Demoted, Gone, Merged, News, OpenStore
+from runtime.repair import repair
+from runtime.slot_news import SlotsPromoted
+from runtime.store_opening import open_store
+from runtime.wire import Forget, SlotBad, SlotStaged, SlotsWanted, TurnEnded
+from store.disk import disk_bytes
+from store.keyed_names import Asker, Whom
+from store.recovery import Recovery
+from store.slot_format import bounds
+from store.slots import read_contents, read_header
+from store.upkeep import slot_files
+from tests.integration.test_kv_replay import Hashing
+from tests.kv_sessions import Session
+from tests.slot_samples import is_served
+
+BLOCK = 4
+NUM_TALKS = 30
+MAX_TOKENS = 160
+MODEL = b"model"
+CHOICE = st.integers(0, 1 << 30)
+MEMBERS = """
+SELECT s.name FROM conversation_slots cs JOIN slots s ON s.id = cs.slot_id
+JOIN conversations c ON c.id = cs.conversation_id WHERE lower(hex(c.key)) = ?
+"""
+
+
+@dataclass
+class Talk:
+    """A conversation as the dictionary knows it; `lost` are positions that need not be there."""
+
+    name: str
+    ids: list[int]
+    lost: set[int] = field(default_factory=set[int])
+
+
+class Harm(NamedTuple):
+    """The positions `span` of a slot that has these tokens from `start` on are lost."""
+
+    start: int
+    tokens: list[int]
+    span: range
+
+
+class ConversationsApart(RuleBasedStateMachine):
+    """`told` names what every published slot holds, for the dictionary's sake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="apart-"))
+        self.fresh, self.names = count(10), count()
+        self.talks: dict[str, Talk] = {}
+        self.deleted: set[int] = set()
+        self.unseen: dict[str, list[Harm]] = {}
+        self.model = Hashing(is_hybrid=False)
+        self.open()
+
+    def open(self) -> None:
+        self.store: OpenStore = open_store(self.folder / "kv", str(self.folder / "cold"))
+        self.session = self.worker()
+
+    def worker(self) -> Session:
+        """One that knows what is on disk, and nothing else."""
+        session = Session(self.model, self.store.root, block_size=BLOCK, secret=self.store.secret)
+        session.tiers.learn([known(row) for row in self.store.index.all_slots()])
+        return session
+
+    # What conversations do
+
+    @rule(choice=CHOICE, num_new=st.integers(1, 40), num_said=st.integers(1, 9))
+    def say(self, choice: int, num_new: int, num_said: int) -> None:
+        talk = self.chosen(choice)
+        if talk is None or len(talk.ids) + num_new + num_said > MAX_TOKENS:
+            talk = self.begun([])
+        self.turn(talk, num_new, num_said)
+        self.publish(talk)
+
+    @precondition(lambda self: self.talks and len(self.talks) < NUM_TALKS)
+    @rule(choice=CHOICE, at=CHOICE, num_new=st.integers(1, 12))
+    def branch(self, choice: int, at: int, num_new: int) -> None:
+        """A sibling, or an edit: it begins like another one."""
+        source = self.some(choice)
+        cut = at % (len(source.ids) + 1)
+        talk = self.begun(source.ids[:cut])
+        talk.lost = {one for one in source.lost if one < cut}
+        self.turn(talk, num_new, 2)
+        self.publish(talk)
+
+    @precondition(lambda self: self.talks)
+    @rule(choice=CHOICE)
+    def delete(self, choice: int) -> None:
+        talk = self.some(choice)
+        del self.talks[talk.name]
+        self.deleted |= set(talk.ids) - {one for other in self.talks.values() for one in other.ids}
+        whom = Whom(session_id=talk.name)
+        self.session.tiers.hear(Forget(number=1, whom=whom, secret=self.store.secret))
+        Inventory(self.store, self.tell).remove_conversation(talk.name)
+        said = {one for path in self.whole_files() for one in tokens_of(path)}
+        assert not said & self.deleted, "what was deleted is on disk"
+        hot = self.session.tiers.hot
+        held = {one for run in hot.tree if run.token_ids for one in run.token_ids}
+        assert not held & self.deleted, "what was deleted is in memory"
+
+    # What happens to them
+
+    @precondition(lambda self: self.whole_files())
+    @rule(choice=CHOICE, at=CHOICE, is_seen_by_server=st.booleans())
+    def damage(self, choice: int, at: int, is_seen_by_server: bool) -> None:
+        path = self.whole_files()[choice % len(self.whole_files())]
+        data = bytearray(path.read_bytes())
+        span, start = harmed(path, at % len(data)), read_header(path).start
+        harm = Harm(start, tokens_of(path), span)
+        self.unseen.setdefault(path.stem, []).append(harm)
+        self.lose(harm, self.talks.values())
+        data[at % len(data)] ^= 1
+        path.write_bytes(data)
+        if is_seen_by_server:
+            self.tell(repair(self.store, path.stem))
+
+    @rule(share=st.integers(1, 9))
+    def evict(self, share: int) -> None:
+        cap = max(usage_of(self.store).fast_bytes * share // 10, 1)
+        there = {path.stem: path for path in self.whole_files()}
+        held = {name: (read_header(path), tokens_of(path)) for name, path in there.items()}
+        for news in keep_within_caps(self.store, Limits(cap, 1 << 40, 1e9)):
+            for header, tokens in (held[one] for one in news.ids if one in held):
+                if isinstance(news, Gone):
+                    harm = Harm(header.start, tokens, range(header.start, header.end))
+                    self.lose(harm, self.talks.values())
+            self.tell(news)
+
+    @rule()
+    def merge(self) -> None:
+        for news in compact(self.store, lambda: {MODEL}, lambda: False):
+            self.tell(news)
+
+    @precondition(lambda self: self.whole_files())
+    @rule(choice=CHOICE)
+    def demote(self, choice: int) -> None:
+        path = self.whole_files()[choice % len(self.whole_files())]
+        self.store.demote(path.stem)
+        self.tell(Demoted((path.stem,)))
+
+    @rule()
+    def restart(self) -> None:
+        self.session.close()
+        self.store.close()
+        self.open()
+
+    @rule(choice=CHOICE, num_new=st.integers(1, 20))
+    def kill(self, choice: int, num_new: int) -> None:
+        """In the midst of a turn of which nothing is on disk; its files are left unfinished."""
+        talk = self.chosen(choice)
+        if talk is not None and len(talk.ids) + num_new + 2 <= MAX_TOKENS:
+            start = len(talk.ids)
+            self.turn(talk, num_new, 2)
+            self.session.wait_until_written()
+            talk.lost |= set(range(start, len(talk.ids)))
+        self.session.close()
+        self.store.close()
+        self.open()
+        Recovery(self.store.root, self.store.database, self.store.cold, 2e9).run()
+        self.session.close()
+        self.session = self.worker()
+
+    # What must be so
+
+    @invariant()
+    def each_has_what_it_must_have(self) -> None:
+        for talk in list(self.talks.values())[-3:]:
+            self.look(talk)
+
+    @invariant()
+    def own_and_shared_bytes_add_up(self) -> None:
+        views = Inventory(self.store).conversations()
+        disk = {row.header.id: row.disk_bytes for row in self.store.index.all_slots()}
+        held = {view.id: self.slots_of(view) for view in views}
+        uses = Counter(one for slots in held.values() for one in slots)
+        assert set(uses) == set(disk), "somebody has each slot"
+        for view in views:
+            assert view.disk_bytes == sum(disk[one] for one in held[view.id])
+            assert view.own_bytes == sum(disk[one] for one in held[view.id] if uses[one] == 1)
+
+    @invariant()
+    def files_are_what_the_index_says(self) -> None:
+        rows = {row.header.id: row for row in self.store.index.all_slots()}
+        warm = {path.stem for path in self.files()}
+        assert warm == {name for name, row in rows.items() if row.tier == "warm"}
+        assert all(rows[p.stem].disk_bytes == disk_bytes(p) for p in self.files())
+        self.session.check()
+
+    def teardown(self) -> None:
+        for talk in self.talks.values():
+            self.look(talk)
+        self.session.close()
+        self.store.close()
+        shutil.rmtree(self.folder)
+
+    # How it is done
+
+    def slots_of(self, view: ConversationView) -> set[str]:
+        """What a conversation is part of; of a chain without a name, what its last slot needs."""
+        if view.is_named:
+            with self.store.database.reading() as connection:
+                return set(connection.exec_driver_sql(MEMBERS, (view.id,)).scalars())
+        parents = {row.header.id: row.parent for row in self.store.index.all_slots()}
+        found, one = set[str](), view.id
+        while one is not None:
+            found.add(one)
+            one = parents[one]
+        return found
+
+    def look(self, talk: Talk) -> None:
+        """A worker that has just started takes up all but what was lost, and about a block each."""
+        worker = self.worker()
+        trail = worker.trail([*talk.ids, 1])
+        trail.ttl_s = 0.0
+        _, num_reused = self.computed(worker, trail)
+        worker.close()
+        lost = {position - position % BLOCK for position in talk.lost}
+        allowed = len(lost) * BLOCK + len(holes(talk.lost)) * BLOCK
+        assert num_reused >= len(talk.ids) - allowed, f"{num_reused} of {talk}"
+
+    def chosen(self, choice: int) -> Talk | None:
+        """One of the conversations, or none."""
+        number = choice % (len(self.talks) + 1)
+        return [*self.talks.values(), None][number]
+
+    def some(self, choice: int) -> Talk:
+        return list(self.talks.values())[choice % len(self.talks)]
+
+    def begun(self, ids: list[int]) -> Talk:
+        talk = Talk(f"talk {next(self.names)}", list(ids))
+        self.talks[talk.name] = talk
+        return talk
+
+    def turn(self, talk: Talk, num_new: int, num_said: int) -> None:
+        prompt = [*talk.ids, *(next(self.fresh) for _ in range(num_new))]
+        said = [next(self.fresh) for _ in range(num_said)]
+        trail = self.session.trail(prompt, asker=Asker("m", talk.name))
+        kv, _ = self.computed(self.session, trail)
+        whole = [*prompt, *said]
+        for at in range(len(prompt) - 1, len(whole)):
+            self.model.compute(kv, whole, at, at + 1)
+        self.session.tiers.on_finished(trail, said, kv)
+        talk.ids = whole
+
+    def computed(self, session: Session, trail: Trail) -> tuple[list[Any], int]:
+        """As the engine: take up, compute what is missing, take up what is known behind it.
+
+        Caches with all but the last token, and how many tokens were taken up.
+        """
+        tiers, ids, last = session.tiers, trail.token_ids, len(trail.token_ids) - 1
+        tiers.begin(trail)
+        self.serve(session)
+        while trail.is_waiting:
+            session.hear()
+            self.serve(session)
+        kv, at = tiers.restore(trail)
+        num_reused = at
+        self.model.check(kv, ids, at)
+        while at < last:
+            if tiers.knows_more(trail, at):
+                num_reused -= at
+                kv, at = tiers.restore(trail, num_had=at)
+                num_reused += at
+                self.model.check(kv, ids, at)
+                continue
+            end = min([at + 32, last, *(one for one in trail.boundaries if one > at)])
+            self.model.compute(kv, ids, at, end)
+            tiers.on_prefill(trail, kv, (at, end), 0.001)
+            at = end
+        return kv, num_reused
+
+    def serve(self, session: Session) -> None:
+        """What the server does about what a worker reports. One that only looks repairs nothing."""
+        reports, session.reports[:] = list(session.reports), []
+        for report in reports:
+            match report:
+                case SlotsWanted(ids=ids):
+                    there = [one for one in ids if self.store.promote(one)]
+                    session.tiers.hear(SlotsPromoted(ids=tuple(there)))
+                    session.tiers.on_gone([one for one in ids if one not in there], "evicted")
+                case SlotBad(parts=parts) if session is self.session and parts:
+                    news = repair(self.store, report.id, parts)
+                    saved = [row.header.id for row in news.rows] if isinstance(news, Merged) else []
+                    session.tiers.on_saved(saved)
+                    session.tiers.on_gone([p.id for p in parts if p.id not in saved], "evicted")
+                case SlotBad() if session is self.session:
+                    self.tell(Gone(self.store.drop_bad(report.id), "damaged"))
+                case TurnEnded():
+                    self.store.end_turn(MODEL, report)
+                case _:
+                    pass
+
+    def publish(self, talk: Talk) -> None:
+        """All that a turn computed is on disk now, also what was lost before."""
+        session = self.session
+        session.wait_until_written()
+        staged = [
+            SlotStaged(
+                header=job.header,
+                path=str(one.path),
+                num_bytes=one.num_bytes,
+                asker=job.asker,
+                ends_turn=job.ends_turn,
+                parent=job.parent,
+            )
+            for job, one in session.written
+        ]
+        session.written.clear()
+        published = self.store.publish(staged)
+        assert not published.refused
+        session.tiers.on_saved([row.header.id for row in published.saved])
+        self.serve(session)
+        talk.lost.clear()
+        there = {path.stem for path in self.files()}
+        for harm in [one for name, all_ in self.unseen.items() if name in there for one in all_]:
+            self.lose(harm, [talk])
+
+    def tell(self, news: News) -> None:
+        tiers = self.session.tiers
+        match news:
+            case Gone(ids, reason):
+                tiers.on_gone(ids, reason)
+            case Demoted(ids):
+                tiers.on_demoted(ids)
+            case Merged(_, ids, rows):
+                tiers.on_merged(ids, [known(row) for row in rows])
+
+    def whole_files(self) -> list[Path]:
+        return [path for path in self.files() if is_served(path)]
+
+    def files(self) -> list[Path]:
+        replaced = {place.id for place in self.store.replaced}
+        there = [path for path in slot_files(self.store.root) if path.stem not in replaced]
+        return sorted(there, key=lambda path: path.stat().st_mtime_ns)
+
+    def lose(self, harm: Harm, talks: Iterable[Talk]) -> None:
+        """Whoever said these tokens may lose those of the span; tokens are never the same twice."""
+        for talk in talks:
+            num_shared = num_common(array("I", harm.tokens), 0, talk.ids, harm.start)
+            talk.lost |= {one for one in harm.span if one < harm.start + num_shared}
+
+
+def tokens_of(path: Path) -> list[int]:
+    """The token ids in a slot file, damaged or not."""
+    with path.open("rb") as file:
+        contents = read_contents(file.fileno())
+        data = os.pread(file.fileno(), contents.tensors[0].end, contents.payload_start)
+    return array("I", data).tolist()
+
+
+def harmed(path: Path, at: int) -> range:
+    """The positions whose KV, or whose description, the byte `at` of a slot file is of."""
+    with path.open("rb") as file:
+        contents = read_contents(file.fileno())
+    header = contents.header
+    if at < contents.payload_start:
+        return range(header.start, header.end)
+    at -= contents.payload_start
+    entry = next(one for one in contents.tensors if one.start <= at < one.end)
+    row = (at - entry.start) // (entry.num_bytes // header.num_tokens)
+    [span] = [range(a, b) for a, b in pairwise(bounds(header)) if a <= row < b]
+    return range(header.start + span.start, header.start + span.stop)
+
+
+def holes(lost: set[int]) -> list[int]:
+    """Where lost pieces begin."""
+    return [one for one in lost if one - 1 not in lost]
+
+
+QUIET = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
+
+
+def test_no_conversation_is_needed_by_another():
+    short = settings(
+        max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=QUIET
+    )
+    run_state_machine_as_test(ConversationsApart, settings=short)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_no_conversation_is_needed_by_another_for_long():
+    long = settings(
+        max_examples=300,
+        stateful_step_count=50,
+        derandomize=False,
+        deadline=None,
+        suppress_health_check=QUIET,
+    )
+    run_state_machine_as_test(ConversationsApart, settings=long)
