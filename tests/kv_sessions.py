@@ -84,7 +84,7 @@ class Session:
         self.reader: SlotReader | None = None
         if root is not None:
             self.writer = SlotWriter(root, 1 << 30, self._on_staged, self.news.put)
-            self.writer.idle.set()
+            self.writer.set_idle(is_idle=True)
             self._writing = threading.Thread(target=self.writer.run, daemon=True)
             self._writing.start()
             self.reader = SlotReader(root, self.news.put)

@@ -63,6 +63,8 @@ class Committer:
             if self._writer is not None and trail.ttl_s != 0:
                 held.ends(trail.asker, Ended(trail.num_kept, trail.ttl_s))
         self._write(trail)
+        if ends_turn:
+            self._prefer(trail)
         self._ground.shrink()
 
     def commit_begun(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
@@ -287,6 +289,14 @@ class Committer:
             asker = trail.asker if left == run.end else self._hot.asker_of(run)
             held.ended.pop(asker, None)
             self._writer.put(self._job(run, held, asker))
+
+    def _prefer(self, trail: Trail) -> None:
+        """All of a conversation that waits for its user is written before anything older."""
+        if self._writer is not None:
+            path = path_to(trail.leaf, trail.num_kept)
+            self._writer.prefer(
+                [held.id for run, _ in path if not (held := self._hot[run]).is_saved]
+            )
 
     def _job(self, run: Run, held: Held, asker: Asker) -> WriteJob:
         assert held.kv is not None

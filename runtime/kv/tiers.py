@@ -114,7 +114,7 @@ class Tiers:
             is_read = any(self.hot[run].num_readers for run in self.hot.tree)
             assert self._prewarmer.is_reading or not is_read, "nobody reads what is pinned"
         if self._writer is not None:
-            (self._writer.idle.set if is_idle else self._writer.idle.clear)()
+            self._writer.set_idle(is_idle=is_idle)
         if is_idle:
             self._late.persist()
             self._prewarmer.step()

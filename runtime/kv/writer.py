@@ -1,6 +1,7 @@
-"""The writer thread: runs become slot files behind the requests, in order, within bounds.
+"""The writer: runs become slot files behind the requests, the newest turns first, within bounds.
 
-It makes no mlx call: it gets evaluated host bytes. Publishing a staged file is the server's part.
+Its threads make no mlx call: they get evaluated host bytes. Publishing a staged file is the
+server's part.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections import deque
-from collections.abc import Callable, Collection
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +27,9 @@ from store.slots import StagedSlot, remove, stage
 from store.types import SlotHeader, TensorData, TtlClass
 
 PAUSE_AFTER_ERROR_S = 60.0
+NUM_THREADS = 2
+"""That write at once while nothing else runs."""
+
 _BUSY_SHARE = 3.0
 
 
@@ -65,8 +70,19 @@ class WriteFailed(NamedTuple):
     reason: str
 
 
+class _Forgetting(NamedTuple):
+    """Slots that are being written and are to be forgotten, and what is to be called then."""
+
+    slot_ids: set[str]
+    then: Callable[[], None]
+
+
 class SlotWriter:
-    """A bounded queue of slots to write. While `idle` is not set the writer takes turns off."""
+    """A bounded queue of slots to write: first those that `prefer` named, else in order.
+
+    While requests run one thread writes and takes turns off. Otherwise `num_threads` do: one that
+    computes checksums keeps no disk busy.
+    """
 
     def __init__(
         self,
@@ -75,21 +91,26 @@ class SlotWriter:
         on_staged: Callable[[WriteJob, StagedSlot], None],
         on_failed: Callable[[WriteFailed], None],
         room: Room = UNBOUNDED,
+        *,
+        num_threads: int = NUM_THREADS,
     ) -> None:
         self._root = root
         self._max_bytes = max_bytes
         self._on_staged = on_staged
         self._on_failed = on_failed
         self._room = room
-        self._jobs: deque[WriteJob] = deque()
+        self._num_threads = num_threads
+        self._jobs: OrderedDict[str, WriteJob] = OrderedDict()
+        self._ages: dict[str, int] = {}
+        self._counter = count()
         self._wake = threading.Condition()
-        self._current: WriteJob | None = None
-        self._on_given_up: list[Callable[[], None]] = []
+        self._writing: dict[str, WriteJob] = {}
+        self._given_up: dict[str, list[_Forgetting]] = {}
+        self._idle = threading.Event()
         self._is_closing = False
         self._paused_until_s = 0.0
         self._resting_until_s = 0.0
         self.pause_s = PAUSE_AFTER_ERROR_S
-        self.idle = threading.Event()
         self.num_queued_bytes = 0
         self.num_dropped = 0
 
@@ -101,14 +122,29 @@ class SlotWriter:
                 is_paused = time.monotonic() < self._paused_until_s
                 dropped.append(WriteFailed(job.header.id, "paused" if is_paused else "budget"))
             else:
-                self._jobs.append(job)
+                self._jobs[job.header.id] = job
+                self._ages[job.header.id] = next(self._counter)
                 self.num_queued_bytes += job.nbytes
                 if self.num_queued_bytes > self._max_bytes:
                     dropped = self._make_room()
-                self._wake.notify()
+                self._wake.notify_all()
             self.num_dropped += len(dropped)
         for failure in dropped:
             self._on_failed(failure)
+
+    def prefer(self, slot_ids: Sequence[str]) -> None:
+        """Write these before everything else that is queued, in this order, as the newest."""
+        with self._wake:
+            for slot_id in reversed(slot_ids):
+                if slot_id in self._jobs:
+                    self._jobs.move_to_end(slot_id, last=False)
+                    self._ages[slot_id] = next(self._counter)
+
+    def set_idle(self, *, is_idle: bool) -> None:
+        """Whether no request is running."""
+        with self._wake:
+            (self._idle.set if is_idle else self._idle.clear)()
+            self._wake.notify_all()
 
     def takes(self, ttl_class: TtlClass) -> bool:
         """Whether slots of this class are written now: not while the store fails, nor, unless
@@ -134,10 +170,9 @@ class SlotWriter:
     def drop_all(self) -> None:
         """Write nothing of what is queued: it bears the names of another store."""
         with self._wake:
-            self._jobs.clear()
-            self.num_queued_bytes = 0
-            if self._current is not None:
-                self._on_given_up.append(lambda: None)
+            self._clear()
+            for slot_id in self._writing:
+                self._given_up.setdefault(slot_id, [])
 
     def forget(
         self,
@@ -150,98 +185,121 @@ class SlotWriter:
         `then` is called, from any thread, when nothing of these slots is on disk nor staged later.
         """
         with self._wake:
-            jobs = [job for job in self._jobs if job.header.id not in slot_ids]
-            self._jobs = deque(_anonymous(job, is_meant) for job in jobs)
-            self.num_queued_bytes = sum(job.nbytes for job in jobs)
-            current = self._current
-            if current is not None and current.header.id in slot_ids:
-                self._on_given_up.append(then)
-                return
-            if current is not None:
-                self._current = _anonymous(current, is_meant)
-        then()
+            for slot_id in self._jobs.keys() & set(slot_ids):
+                self._take(slot_id)
+            self._jobs = OrderedDict((i, _anonymous(j, is_meant)) for i, j in self._jobs.items())
+            self._writing = {i: _anonymous(j, is_meant) for i, j in self._writing.items()}
+            written = self._writing.keys() & set(slot_ids)
+            forgetting = _Forgetting(written, then)
+            for slot_id in written:
+                self._given_up.setdefault(slot_id, []).append(forgetting)
+        if not written:
+            then()
 
     def run(self) -> None:
         """Write until closed and empty."""
-        while (job := self._next()) is not None:
+        helpers = [
+            threading.Thread(target=self._help, name="writer helper", daemon=True)
+            for _ in range(self._num_threads - 1)
+        ]
+        for helper in helpers:
+            helper.start()
+        while (job := self._next(lambda: True)) is not None:
+            self._write(job)
+        for helper in helpers:
+            helper.join()
+
+    def _help(self) -> None:
+        while (job := self._next(self._idle.is_set)) is not None:
             self._write(job)
 
     def close(self) -> None:
         """Write what is queued without consideration for anybody, then end."""
         with self._wake:
             self._is_closing = True
-            self._wake.notify()
-        self.idle.set()
+            self._idle.set()
+            self._wake.notify_all()
 
     def _make_room(self) -> list[WriteFailed]:
         """Drop the oldest jobs until the rest fits."""
         dropped: list[WriteFailed] = []
         while self.num_queued_bytes > self._max_bytes and len(self._jobs) > 1:
-            job = self._jobs.popleft()
-            self.num_queued_bytes -= job.nbytes
-            dropped.append(WriteFailed(job.header.id, "queue_full"))
+            oldest = min(self._jobs, key=self._ages.__getitem__)
+            self._take(oldest)
+            dropped.append(WriteFailed(oldest, "queue_full"))
         return dropped
 
-    def _next(self) -> WriteJob | None:
+    def _take(self, slot_id: str) -> WriteJob:
+        """Take a job out of the queue."""
+        job = self._jobs.pop(slot_id)
+        del self._ages[slot_id]
+        self.num_queued_bytes -= job.nbytes
+        return job
+
+    def _clear(self) -> list[WriteJob]:
+        return [self._take(slot_id) for slot_id in list(self._jobs)]
+
+    def _next(self, may_write: Callable[[], bool]) -> WriteJob | None:
         with self._wake:
-            self._wake.wait_for(lambda: self._jobs or self._is_closing)
+            self._wake.wait_for(lambda: (self._jobs and may_write()) or self._is_closing)
             if not self._jobs:
                 return None
-            self._current = job = self._jobs.popleft()
-            self.num_queued_bytes -= job.nbytes
+            job = self._take(next(iter(self._jobs)))
+            self._writing[job.header.id] = job
             return job
 
     def _write(self, job: WriteJob) -> None:
-        pace = _Pace(self.idle, lambda: bool(self._on_given_up))
+        slot_id = job.header.id
+        pace = _Pace(self._idle, lambda: slot_id in self._given_up)
         try:
             header, tensors = _whole(job)
-            reserve = partial(self._room.take, header.id, parent=job.parent)
+            reserve = partial(self._room.take, slot_id, parent=job.parent)
             staged = stage(self._root, header, job.token_ids, tensors, pace.yield_, reserve)
         except _GivenUp:
-            self._room.leave(job.header.id)
-            self._given_up()
+            self._room.leave(slot_id)
+            self._end(slot_id)
             return
         except OverCap as error:
-            self._refused(job, error.reason)
+            if not self._end(slot_id):
+                self._on_failed(WriteFailed(slot_id, error.reason))
             return
         except (StoreError, ValueError) as error:
-            self._room.leave(job.header.id)
-            if self._given_up():
-                return
-            reason = error.reason if isinstance(error, StoreError) else "refused"
-            with self._wake:
-                self._paused_until_s = time.monotonic() + self.pause_s
-                waiting = list(self._jobs)
-                self._jobs.clear()
-                self.num_queued_bytes = 0
-            for one in (job, *waiting):
-                self._on_failed(WriteFailed(one.header.id, reason))
+            self._room.leave(slot_id)
+            self._fail(job, error)
             return
         with self._wake:
-            if self._current is not None and not self._on_given_up:
-                self._on_staged(replace(self._current, header=header), staged)
-                self._current = None
+            if slot_id not in self._given_up:
+                self._on_staged(replace(self._writing.pop(slot_id), header=header), staged)
                 return
         with suppress(StoreError):
             remove(staged.path)
-        self._room.leave(job.header.id)
-        self._given_up()
+        self._room.leave(slot_id)
+        self._end(slot_id)
 
-    def _refused(self, job: WriteJob, reason: str) -> None:
-        """The disk has no room for it."""
-        if self._given_up():
+    def _fail(self, job: WriteJob, error: StoreError | ValueError) -> None:
+        """The store does not work: nothing else is written for a while either."""
+        if self._end(job.header.id):
             return
+        reason = error.reason if isinstance(error, StoreError) else "refused"
         with self._wake:
-            self._current = None
-        self._on_failed(WriteFailed(job.header.id, reason))
+            self._paused_until_s = time.monotonic() + self.pause_s
+            waiting = self._clear()
+        for one in (job, *waiting):
+            self._on_failed(WriteFailed(one.header.id, reason))
 
-    def _given_up(self) -> bool:
-        """Whether what was written is not wanted any more; nothing of it is left then."""
+    def _end(self, slot_id: str) -> bool:
+        """It is not written any more; whether it was given up, so that nothing of it is left."""
         with self._wake:
-            waiting, self._on_given_up, self._current = self._on_given_up, [], None
-        for then in waiting:
-            then()
-        return bool(waiting)
+            del self._writing[slot_id]
+            if slot_id not in self._given_up:
+                return False
+            waiting = self._given_up.pop(slot_id)
+            for one in waiting:
+                one.slot_ids.discard(slot_id)
+        for one in waiting:
+            if not one.slot_ids:
+                one.then()
+        return True
 
 
 class _GivenUp(Exception):

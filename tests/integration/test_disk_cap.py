@@ -54,7 +54,7 @@ class OneWorker(KvStore):
         self._room = AskedRoom(self._say)
         room = self._room if asks else UNBOUNDED
         self._writer = SlotWriter(self.root, 1 << 30, self._on_staged, self._on_failed, room)
-        self._writer.idle.set()
+        self._writer.set_idle(is_idle=True)
         self._turns = TurnStore(room=room)
         self._threads = [threading.Thread(target=one.run) for one in (self._writer, self._turns)]
         spec = ModelSpec(id="m", path="m", context=1, model_type="m", nbytes=1, created_s=0)

@@ -1,10 +1,11 @@
-"""The writer: bounded, in order, parents before children; a failing disk ends nothing."""
+"""The writer: bounded, the newest turns first; a failing disk ends nothing."""
 
 import queue
 import threading
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,16 @@ MINE = Asker("m", "mine")
 class Writing:
     """A writer over real files, and what it said."""
 
-    def __init__(self, root: Path, max_bytes: int) -> None:
+    def __init__(self, root: Path, max_bytes: int, num_threads: int = 1) -> None:
         self.root = root
         self.staged: queue.SimpleQueue[StagedSlot] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[WriteFailed] = queue.SimpleQueue()
         self.askers: list[Asker] = []
-        self.writer = SlotWriter(root, max_bytes, self._on_staged, self.failed.put)
+        self.writer = SlotWriter(
+            root, max_bytes, self._on_staged, self.failed.put, num_threads=num_threads
+        )
         self.thread = threading.Thread(target=self.writer.run)
-        self.writer.idle.set()
+        self.writer.set_idle(is_idle=True)
 
     def _on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
         self.askers.append(job.asker)
@@ -113,6 +116,26 @@ def test_a_full_queue_drops_the_oldest(writing: Writing):
     assert [writing.next_staged() for _ in range(3)] == [slot_id(n) for n in (2, 3, 4)]
 
 
+def test_what_is_preferred_is_written_first_in_its_order(writing: Writing):
+    """The newest turn before older ones; of it the beginning first."""
+    for number in range(3):
+        writing.writer.put(job(number))
+    writing.writer.prefer([slot_id(7), slot_id(2)])
+    writing.writer.prefer([slot_id(0), slot_id(1)])
+    writing.start()
+    assert [writing.next_staged() for _ in range(3)] == [slot_id(n) for n in (0, 1, 2)]
+
+
+def test_what_is_preferred_is_the_newest_when_room_is_made(writing: Writing):
+    for number in range(3):
+        writing.writer.put(job(number))
+    writing.writer.prefer([slot_id(0)])
+    writing.writer.put(job(3))
+    assert writing.failures() == [(slot_id(1), "queue_full")]
+    writing.start()
+    assert [writing.next_staged() for _ in range(3)] == [slot_id(n) for n in (0, 2, 3)]
+
+
 def test_a_slot_larger_than_the_queue_is_written_alone(writing: Writing):
     writing.writer.put(job(0))
     writing.writer.put(job(1, num_layers=20))
@@ -122,7 +145,7 @@ def test_a_slot_larger_than_the_queue_is_written_alone(writing: Writing):
 
 
 def test_closing_writes_what_is_queued_whoever_is_running(writing: Writing):
-    writing.writer.idle.clear()
+    writing.writer.set_idle(is_idle=False)
     for number in range(3):
         writing.writer.put(job(number))
     writing.finish()
@@ -166,9 +189,31 @@ def test_a_job_that_contradicts_itself_is_refused(writing: Writing):
     assert writing.failed.get(timeout=PATIENCE_S) == WriteFailed(slot_id(0), "refused")
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_however_many_write_each_slot_is_written_once(tmp_path: Path, num_threads: int):
+    """Whether requests run or not, and while some are forgotten."""
+    writing = Writing(tmp_path, 1 << 30, num_threads)
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+    writing.start()
+    for number in range(60):
+        writing.writer.set_idle(is_idle=number % 7 > 2)
+        writing.writer.put(job(number))
+        if number % 5 == 0:
+            writing.writer.forget({slot_id(number)}, lambda _: False, partial(done.put, number))
+    writing.finish()
+    assert sorted(drained(done)) == list(range(0, 60, 5))
+    staged = drained(writing.staged)
+    ids = [one.id for one in staged]
+    assert len(ids) == len(set(ids))
+    assert {slot_id(number) for number in range(60) if number % 5} <= set(ids)
+    assert {one.path for one in staged} == {one for one in tmp_path.rglob("*") if one.is_file()}
+    assert writing.failures() == []
+    assert writing.writer.num_queued_bytes == 0
+
+
 def test_a_long_slot_is_written_though_requests_never_stop(tmp_path: Path):
     writing = Writing(tmp_path / "store", 1 << 30)
-    writing.writer.idle.clear()
+    writing.writer.set_idle(is_idle=False)
     large = 2 * CHUNK_BYTES // job(0).tensors[0].data.nbytes
     writing.writer.put(job(0, num_layers=large))
     writing.start()
@@ -191,7 +236,7 @@ def test_what_was_queued_is_not_written_once_it_is_forgotten(tmp_path: Path):
 
 def test_what_is_being_written_is_gone_once_it_is_forgotten(tmp_path: Path):
     writing = Writing(tmp_path, 1 << 30)
-    writing.writer.idle.clear()
+    writing.writer.set_idle(is_idle=False)
     writing.start()
     num_given_up = 0
     for number in range(1, 9):
