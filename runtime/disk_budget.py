@@ -96,15 +96,15 @@ class DiskBudget:
     ) -> bool:
         """Hold room for a file of `num_bytes` until `release`, evicting others where need be.
 
-        False where that does not do. What the file continues stays. Raises StoreError.
+        False where that does not do. What the file continues stays; nothing is evicted for what
+        continues a slot that is not there. Raises StoreError.
         """
         wanted = Reserved(_blocks(num_bytes), parent, is_small)
         missing = self._take(key, wanted)
-        for _ in range(_MAX_TRIES if self._evict is not None else 0):
-            if not missing:
+        for _ in range(_MAX_TRIES):
+            if not missing or self._evict is None or not self._has_place(parent):
                 break
             before = missing
-            assert self._evict is not None
             self._evict(missing, self._needed({key} | ({parent} if parent else set[str]())))
             missing = self._take(key, wanted)
             if missing >= before:
@@ -151,6 +151,12 @@ class DiskBudget:
             for key in staged:
                 if not any(slot_path(self._root, key).parent.glob(f".tmp-*-{key}.*")):
                     self._drop(key)
+
+    def _has_place(self, slot: str | None) -> bool:
+        """It is there, or will be."""
+        with self._lock:
+            is_reserved = slot in self._reserved
+        return slot is None or is_reserved or slot in {one.id for one in self._index.places()}
 
     def _needed(self, others: set[str]) -> set[str]:
         """The slots that are being written, what they continue, and others."""

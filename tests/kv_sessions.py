@@ -83,7 +83,7 @@ class Session:
         self.writer: SlotWriter | None = None
         self.reader: SlotReader | None = None
         if root is not None:
-            self.writer = SlotWriter(root, 1 << 30, self._on_staged, self.news.put)
+            self.writer = SlotWriter(root, 1 << 30, self._on_staged, self.news.put, num_threads=1)
             self.writer.set_idle(is_idle=True)
             self._writing = threading.Thread(target=self.writer.run, daemon=True)
             self._writing.start()

@@ -1,4 +1,4 @@
-"""Plain reads of files, for what Hearth reads to be compared with."""
+"""Plain reads and writes of files, for what Hearth reads and writes to be compared with."""
 
 import os
 import sys
@@ -30,3 +30,18 @@ def forget_pages(paths: Sequence[Path]) -> None:
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
+
+
+def write(folder: Path, sizes: Sequence[int], *, buffer_bytes: int = 1 << 20) -> float:
+    """Seconds that writing and syncing one file of each size after the other takes."""
+    piece = memoryview(os.urandom(buffer_bytes))
+    start = time.perf_counter()
+    for number, size in enumerate(sizes):
+        with (folder / str(number)).open("xb", buffering=0) as file:
+            if sys.platform != "darwin":
+                os.posix_fallocate(file.fileno(), 0, size)
+            left = size
+            while left:
+                left -= file.write(piece[:left])
+            os.fsync(file.fileno())
+    return time.perf_counter() - start

@@ -24,7 +24,7 @@ import msgspec
 from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
-from ops.bench.files import forget_pages, read
+from ops.bench.files import forget_pages, read, write
 from runtime.kv.blocks import HashChain
 from runtime.kv.ground import Ground
 from runtime.kv.reader import SlotRead, SlotReader
@@ -39,7 +39,11 @@ _CHAIN = HashChain(b"s" * 32, b"m" * 32)
 
 
 class Figures(msgspec.Struct):
-    """Seconds for one length; `read_*` is one reader reading the same files from start to end."""
+    """Seconds for one length; `read_*` is one reader reading the same files from start to end.
+
+    `durable_s` is from the end of a turn, of which nothing is written yet, until all of it is on
+    disk; `plain_s` is what one thread needs to write and sync files of the same sizes.
+    """
 
     num_tokens: int
     kv_gb: float
@@ -51,6 +55,8 @@ class Figures(msgspec.Struct):
     warm_uncached_s: float
     read_s: float
     read_uncached_s: float
+    durable_s: float
+    plain_s: float
 
 
 class Shape:
@@ -148,6 +154,8 @@ def measure(shape: Shape, num_tokens: int) -> Figures:
         forget_pages(store.paths())
         read_uncached_s = read(store.paths(), buffer_bytes=8 << 20)
         kv_bytes = sum(slot.disk_bytes for slot in store.known)
+    each = [_durable(shape, token_ids) for _ in range(3)]
+    durable_s, plain_s = (min(column) for column in zip(*each, strict=True))
     return Figures(
         num_tokens=num_tokens,
         kv_gb=round(kv_bytes / 1e9, 3),
@@ -159,7 +167,24 @@ def measure(shape: Shape, num_tokens: int) -> Figures:
         warm_uncached_s=round(warm_uncached_s, 3),
         read_s=round(read_s, 3),
         read_uncached_s=round(read_uncached_s, 3),
+        durable_s=round(durable_s, 3),
+        plain_s=round(plain_s, 3),
     )
+
+
+def _durable(shape: Shape, token_ids: list[int]) -> tuple[float, float]:
+    """Seconds until a turn is durable once it has ended, and for plain writes of as much."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        writer = SlotWriter(store.root, 1 << 40, store.on_staged, store.inbox.put)
+        _prefill(shape, _tiers(shape, store, writer), _trail(token_ids))
+        start = time.perf_counter()
+        writer.close()
+        writer.run()
+        durable_s = time.perf_counter() - start
+        sizes = [slot.disk_bytes for slot in store.known]
+    with tempfile.TemporaryDirectory() as folder:
+        return durable_s, write(Path(folder), sizes, buffer_bytes=8 << 20)
 
 
 def _trail(token_ids: list[int]) -> Trail:

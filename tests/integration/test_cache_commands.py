@@ -115,7 +115,8 @@ async def test_a_canary_is_in_its_slots_alone_and_nowhere_once_it_is_deleted(
     removed = asked(home, "rm", SESSION, **port)
     assert removed["num_conversations"] == 1
     assert removed["is_cut"]
-    assert not holders(root, [*tokens, *texts, *names, bytes.fromhex(view["id"])])
+    for what in [*tokens, *texts, *names, bytes.fromhex(view["id"])]:
+        assert not holders(root, [what]), what
     assert other.ask(server, session_id="other").tier == "hot"
     assert CODE in sibling.ask(server).text
 
