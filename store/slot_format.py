@@ -190,14 +190,15 @@ class Checker:
 
         def take(piece: memoryview | bytes) -> None:
             nonlocal at, number
-            rest = memoryview(piece)
-            while rest:
+            begun, stop = at, at + len(piece)
+            while at < stop:
                 while ends[number] <= at:
                     number += 1
-                part = rest[: ends[number] - at]
+                end = min(stop, ends[number])
+                is_whole = end - at == len(piece)
+                part = piece if is_whole else memoryview(piece)[at - begun : end - begun]
                 hashers[number].update(part)
-                at += len(part)
-                rest = rest[len(part) :]
+                at = end
 
         return take
 
