@@ -30,7 +30,7 @@ from runtime.ranks import KvForm
 from runtime.repair import repair
 from runtime.types import ModelSpec
 from runtime.wire import SlotStaged
-from store import listing, pins, prefixes, removal, turns, upkeep
+from store import listing, pins, prefixes, removal, sightings, turns, upkeep
 from store.conversations import Conversations
 from store.disk import Reserve
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
@@ -276,6 +276,8 @@ class Inventory:
         self.store.unlink_replaced()
         upkeep.sweep_temp(self.store.root)
         upkeep.trim_quarantine(self.store.root, max_bytes=0)
+        submit = self.store.database.submit
+        submit(lambda c: sightings.forget_gone(c, self.store.root)).result()
         tries = (self.store.database.checkpoint().result() for _ in range(_CHECKPOINT_TRIES))
         return RemovalView(
             num_conversations=num_conversations, num_slots=num_slots, is_cut=any(tries)

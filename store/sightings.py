@@ -6,6 +6,7 @@ They are named by their paths below the store, of which the first part is their 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.dialects.sqlite import insert
@@ -36,3 +37,10 @@ def ages(
             changed = {"mtime_ns": mtime_ns, "since_s": now_s}
             connection.execute(fresh.on_conflict_do_update(index_elements=["path"], set_=changed))
     return {path: now_s - since_s for path, since_s in since.items()}
+
+
+def forget_gone(connection: Connection, root: Path) -> None:
+    """Forget files that are not below the store's folder `root` any more."""
+    paths = connection.execute(select(Sighting.path)).scalars()
+    for some in chunks([path for path in paths if not (root / path).exists()]):
+        connection.execute(delete(Sighting).where(Sighting.path.in_(some)))
