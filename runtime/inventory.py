@@ -273,11 +273,7 @@ class Inventory:
         """Clear what else holds a trace: ends of slots, files that were kept, the index's log."""
         for news in cut_ends(self.store):
             self.on_gone(news)
-        self.store.unlink_replaced()
-        upkeep.sweep_temp(self.store.root)
-        upkeep.trim_quarantine(self.store.root, max_bytes=0)
-        submit = self.store.database.submit
-        submit(lambda c: sightings.forget_gone(c, self.store.root)).result()
+        _clear_traces(self.store)
         tries = (self.store.database.checkpoint().result() for _ in range(_CHECKPOINT_TRIES))
         return RemovalView(
             num_conversations=num_conversations, num_slots=num_slots, is_cut=any(tries)
@@ -447,6 +443,14 @@ def total(views: Sequence[RemovalView]) -> RemovalView:
         num_slots=sum(one.num_slots for one in views),
         is_cut=all(one.is_cut for one in views),
     )
+
+
+def _clear_traces(store: OpenStore) -> None:
+    """Remove files that hold, or once held, what is deleted, and what was noted of them."""
+    store.unlink_replaced()
+    upkeep.sweep_temp(store.root)
+    upkeep.trim_quarantine(store.root, max_bytes=0)
+    store.database.submit(lambda c: sightings.forget_gone(c, store.root)).result()
 
 
 def _tier(entry: Entry) -> str:

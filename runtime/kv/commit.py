@@ -269,7 +269,7 @@ class Committer:
             held.is_written = True
             asker = self._hot.asker_of(run)
             held.ended.pop(asker, None)
-            self._writer.put(self._job(run, held, asker))
+            self._writer.put(_job(self._ground, run, asker))
         return True
 
     def _write(self, trail: Trail) -> None:
@@ -288,7 +288,7 @@ class Committer:
             held.is_written = True
             asker = trail.asker if left == run.end else self._hot.asker_of(run)
             held.ended.pop(asker, None)
-            self._writer.put(self._job(run, held, asker))
+            self._writer.put(_job(self._ground, run, asker))
 
     def _prefer(self, trail: Trail) -> None:
         """All of a conversation that waits for its user is written before anything older."""
@@ -298,40 +298,43 @@ class Committer:
                 [held.id for run, _ in path if not (held := self._hot[run]).is_saved]
             )
 
-    def _job(self, run: Run, held: Held, asker: Asker) -> WriteJob:
-        assert held.kv is not None
-        assert run.token_ids is not None
-        has_state = run.has_state and not held.is_state_hot
-        packed = self._ground.parts.pack(held.kv if has_state else held.kv._replace(state=None))
-        header = SlotHeader(
-            id=held.id,
-            model=self._ground.model_hash,
-            start_hash=run.start_hash,
-            start=run.start,
-            end=run.end,
-            block_size=self._ground.chain.block_size,
-            block_hashes=run.block_hashes,
-            end_hash=run.end_hash,
-            layout=packed.layout,
-            has_state=has_state,
-            recompute_ms=held.recompute_ms,
-            created_s=held.last_used_s,
-            ttl_class=held.ttl_class,
-            ttl_s=held.ttl_s,
-            root=run.root,
-            media=run.media,
-            rope_delta=run.rope_delta,
-        )
-        return WriteJob(
-            header,
-            run.token_ids,
-            packed.tensors,
-            asker,
-            held.ends_turn,
-            parent=self._hot[run.parent].id if run.parent is not None else None,
-            num_parts=packed.num_parts,
-            whole=packed.whole,
-        )
+
+def _job(ground: Ground, run: Run, asker: Asker) -> WriteJob:
+    """What is to be written of a run that is in memory."""
+    held = ground.hot[run]
+    assert held.kv is not None
+    assert run.token_ids is not None
+    has_state = run.has_state and not held.is_state_hot
+    packed = ground.parts.pack(held.kv if has_state else held.kv._replace(state=None))
+    header = SlotHeader(
+        id=held.id,
+        model=ground.model_hash,
+        start_hash=run.start_hash,
+        start=run.start,
+        end=run.end,
+        block_size=ground.chain.block_size,
+        block_hashes=run.block_hashes,
+        end_hash=run.end_hash,
+        layout=packed.layout,
+        has_state=has_state,
+        recompute_ms=held.recompute_ms,
+        created_s=held.last_used_s,
+        ttl_class=held.ttl_class,
+        ttl_s=held.ttl_s,
+        root=run.root,
+        media=run.media,
+        rope_delta=run.rope_delta,
+    )
+    return WriteJob(
+        header,
+        run.token_ids,
+        packed.tensors,
+        asker,
+        held.ends_turn,
+        parent=ground.hot[run.parent].id if run.parent is not None else None,
+        num_parts=packed.num_parts,
+        whole=packed.whole,
+    )
 
 
 def _whole(trail: Trail, start: int, stop: int) -> int:
