@@ -35,7 +35,7 @@ from store.types import MediaSpan, SlotHeader, SlotPlace, SlotRow, TensorData
 MAX_CHAIN = 16
 """More slots than these in a row, all small, are merged."""
 
-MAX_STATES = 8
+MAX_STATES = 4
 """So many states of layers that cannot be sliced are left of a chain: dense at its end."""
 
 SMALL_TOKENS = 2048
@@ -48,19 +48,23 @@ _log = structlog.stdlib.get_logger("hearth.store")
 
 
 class Link(NamedTuple):
-    """A slot of a chain, and the position at which the chain leaves it."""
+    """A slot of a chain, the position at which the chain leaves it, and whether a state that it
+    has there is to stay.
+    """
 
     row: SlotRow
     leave: int
+    keeps_state: bool = True
 
     @property
     def has_state(self) -> bool:
-        """The state that it holds is that where the next slot begins."""
-        return self.row.header.has_state and self.leave == self.row.header.end
+        """It keeps a state, and that is where the next slot begins."""
+        is_there = self.row.header.has_state and self.leave == self.row.header.end
+        return is_there and self.keeps_state
 
 
 Segments = list[list[Link]]
-"""What is to become of the end of a chain: one slot of each."""
+"""What is to become of parts of a chain: one slot of each."""
 
 
 def plans(rows: Sequence[SlotRow], ends: Collection[str]) -> Iterator[Segments]:
@@ -82,44 +86,50 @@ def plans(rows: Sequence[SlotRow], ends: Collection[str]) -> Iterator[Segments]:
                 break
             chain.append(link)
         chain.reverse()
-        if segments := _thinned(chain) or _joint(chain):
+        if segments := _segments(_bared(chain)):
             yield segments
 
 
-def _joint(chain: list[Link]) -> Segments:
-    """The small slots at the end of a chain without states, if there are too many.
-
-    The very first stays: it is what others begin with as well, and what keeps rewriting below one.
+def _segments(chain: list[Link]) -> Segments:
+    """What is rewritten of a chain: small slots in a row that are too many, the last such row, and
+    what loses its state.
     """
-    start, num_bytes = len(chain), 0
-    while start and chain[start - 1].row.header.num_tokens <= SMALL_TOKENS:
-        link = chain[start - 1]
-        num_bytes += link.row.disk_bytes
-        is_last = start == len(chain)
-        if not link.row.header.start:
-            break
-        if num_bytes > MAX_MERGED_BYTES or (link.row.header.has_state and not is_last):
-            break
-        start -= 1
-    return [chain[start:]] if len(chain) - start > MAX_CHAIN else []
+    joint = next((some for some in _small(chain) if len(some) > MAX_CHAIN), None) or []
+    bare = [[link] for link in chain if not link.keeps_state and link not in joint]
+    segments = [*bare, joint] if joint else bare
+    return sorted(segments, key=lambda segment: segment[0].row.header.start)
 
 
-def _thinned(chain: list[Link]) -> Segments:
-    """A chain with fewer states, if there are twice too many and it has doubled since."""
+def _small(chain: list[Link]) -> Iterator[list[Link]]:
+    """The small slots in a row of a chain, between states, from the end on.
+
+    The very first is in none: it is what others begin with as well, and what keeps rewriting below
+    one.
+    """
+    some: list[Link] = []
+    num_bytes = 0
+    for link in reversed(chain):
+        row, header = link.row, link.row.header
+        is_small = header.start > 0 and header.num_tokens <= SMALL_TOKENS
+        is_small = is_small and (link is chain[-1] or not link.has_state)
+        if some and (not is_small or num_bytes + row.disk_bytes > MAX_MERGED_BYTES):
+            yield some[::-1]
+            some, num_bytes = [], 0
+        if is_small:
+            some.append(link)
+            num_bytes += row.disk_bytes
+    if some:
+        yield some[::-1]
+
+
+def _bared(chain: list[Link]) -> list[Link]:
+    """The chain, of which some are to lose their states if there are too many."""
     kept = [number for number, link in enumerate(chain) if link.has_state]
-    if len(kept) <= 2 * MAX_STATES:
-        return []
-    old_tokens = chain[MAX_STATES - 1].leave - chain[0].row.header.start
-    if chain[-1].leave - chain[MAX_STATES - 1].leave < old_tokens:
-        return []
+    chain = list(chain)
     while len(kept) > MAX_STATES:
-        kept.pop(densest([chain[number].leave for number in kept]))
-    cuts = [0, *(number + 1 for number in kept)]
-    segments = [chain[a:b] for a, b in zip(cuts, [*cuts[1:], len(chain)], strict=True) if a < b]
-    while segments and len(segments[0]) == 1:
-        segments.pop(0)
-    sizes = (sum(link.row.disk_bytes for link in segment) for segment in segments)
-    return segments if all(size <= MAX_MERGED_BYTES for size in sizes) else []
+        number = kept.pop(densest([chain[number].leave for number in kept]))
+        chain[number] = chain[number]._replace(keeps_state=False)
+    return chain
 
 
 def compact(
@@ -162,9 +172,11 @@ def merge(store: OpenStore, segments: Segments) -> tuple[Merged, tuple[SlotPlace
     rows: list[SlotRow] = []
     old = [link.row.header.id for segment in segments for link in segment]
     try:
+        heirs: dict[str | None, str] = {}
         for segment in segments:
-            parent = rows[-1].header.id if rows else segment[0].row.parent
-            rows.append(_written(store, segment, parent))
+            parent = segment[0].row.parent
+            rows.append(_written(store, segment, heirs.get(parent, parent)))
+            heirs |= {link.row.header.id: rows[-1].header.id for link in segment}
         with store.replacing:
             places = store.index.replace(rows, old).result()
             store.replaced += places
@@ -243,6 +255,9 @@ def _written(store: OpenStore, segment: Sequence[Link], parent: str | None) -> S
     )
     if last.leave < last.row.header.end:
         header = _ended(store.secret, header, token_ids, last.leave)
+    elif not last.keeps_state:
+        header = msgspec.structs.replace(header, layout=stateless(header.layout), has_state=False)
+    if not header.has_state:
         tensors = [one for one in tensors if one.name.startswith("kv.")]
     size = put(store, header, token_ids, tensors)
     return msgspec.structs.replace(last.row, header=header, disk_bytes=size, parent=parent)
@@ -308,7 +323,7 @@ def _joined(
     parts: list[list[TensorData]] = []
     slices: list[list[TensorData]] = []
     headers: list[SlotHeader] = []
-    for row, end in segment:
+    for row, end, _ in segment:
         path = slot_path(store.root, row.header.id)
         num_tokens = end - row.header.start
         slot = check(path)

@@ -61,10 +61,11 @@ class SlotIndex:
     def replace(
         self, merged: Sequence[SlotRow], old: Sequence[str]
     ) -> Future[tuple[SlotPlace, ...]]:
-        """Put compacted slots in the place of a chain that ends in a leaf; its files' places.
+        """Put compacted slots in the place of parts of a chain; the places of the old files.
 
-        Conversations that were part of the chain are part of the new slots. The future fails with
-        StoreError when something outside `old` continues the chain.
+        Conversations that were part of these are part of the new slots, and what continues them
+        continues those. The future fails with StoreError when something continues what is in no
+        new slot.
         """
         return self._database.submit(lambda connection: _replace(connection, merged, old))
 
@@ -214,13 +215,21 @@ def _replace(
     connection: Connection, merged: Sequence[SlotRow], old: Sequence[str]
 ) -> tuple[SlotPlace, ...]:
     numbers = list(slot_rows.slot_ids(connection, old).values())
-    outside = select(Slot.id).where(Slot.parent_id.in_(numbers), Slot.id.not_in(numbers))
-    if len(numbers) != len(old) or connection.execute(outside).first() is not None:
+    outside = select(Slot.start_hash).where(Slot.parent_id.in_(numbers), Slot.id.not_in(numbers))
+    ends = {end for row in merged for end in (*row.header.block_hashes, row.header.end_hash)}
+    if len(numbers) != len(old) or set(connection.execute(outside).scalars()) - ends:
         raise StoreError("the chain that was compacted is no longer what it was")
     new = _insert_for(connection, merged, numbers)
-    ends = update(Conversation).where(Conversation.leaf_id.in_(numbers))
-    connection.execute(ends.values(leaf_id=new[merged[-1].header.id]))
-    return slot_rows.delete_slots(connection, old)
+    for row in merged:
+        inside = select(Slot.id).where(
+            Slot.id.in_(numbers), Slot.end > row.header.start, Slot.start < row.header.end
+        )
+        ended = update(Conversation).where(Conversation.leaf_id.in_(inside))
+        connection.execute(ended.values(leaf_id=new[row.header.id]))
+    places = slot_rows.delete_slots(connection, old)
+    for row in merged:
+        slot_rows.adopt(connection, row.header)
+    return places
 
 
 def _divide(connection: Connection, slot: str, parts: Sequence[SlotRow]) -> tuple[SlotPlace, ...]:

@@ -37,16 +37,17 @@ def take_over(ground: Ground, old: Sequence[Run], new: Run) -> None:
             hot[new].used_by(asker, min(end, leave))
         for child in [one for one in run.children if one not in old and one.start <= leave]:
             hot.tree.move(child, new)
-    found = [(_left_at(hot[run].kv, run, leave), leave - run.start) for run, leave in parts]
+    found = [(_left_at(hot[run].kv, run, leave, new), leave - run.start) for run, leave in parts]
     pieces = [(kv, count) for kv, count in found if kv is not None]
     has_all = len(pieces) == len(parts) and new.token_ids is not None
     if has_all and new.has_state == (pieces[-1][0].state is not None):
         hot.attach(new, ground.parts.joined(pieces))
 
 
-def _left_at(kv: RunKv | None, run: Run, leave: int) -> RunKv | None:
-    """The state at its end is not that of where it is left."""
-    return kv if kv is None or leave == run.end else kv._replace(state=None)
+def _left_at(kv: RunKv | None, run: Run, leave: int, new: Run) -> RunKv | None:
+    """The state at its end is not that of where it is left, or is not kept any more."""
+    is_kept = leave == run.end and (new.has_state or leave != new.end)
+    return kv if kv is None or is_kept else kv._replace(state=None)
 
 
 def _tokens(run: Run, leave: int) -> Sequence[int]:

@@ -175,7 +175,9 @@ def test_what_is_staged_while_its_chain_is_merged_is_written_right_after(
     hot = talk.session.tiers.hot
     assert all(hot[run].is_saved for run in hot.tree)
     assert talk.check(talk.new_session(), talk.ends[-1]).use.num_tokens == talk.ends[-1]
+    talk.merge()
     assert talk.merge() == []
+    assert talk.check(talk.new_session(), talk.ends[-1]).use.num_tokens == talk.ends[-1]
     check_agrees(talk.store)
 
 
@@ -188,15 +190,31 @@ def check_agrees(store: OpenStore) -> None:
     assert not Recovery(store.root, store.database, None, time.time()).run().has_changed
 
 
-def test_a_chain_that_is_continued_before_it_is_replaced_stays_as_it_is(talk: Talk):
+def test_a_chain_that_is_continued_before_it_is_replaced_is_continued_after_it(talk: Talk):
     (segments,) = plans(talk.store.index.all_slots(), ())
-    before = {place.id for place in talk.store.index.places()}
+    old = {link.row.header.id for segment in segments for link in segment}
     staged = talk.stage(1)
     talk.publish(staged)
+    news, places = merge(talk.store, segments)
+    talk.store.unlink(places)
+    rows = {row.header.id: row for row in talk.store.index.all_slots()}
+    assert not old & set(rows)
+    assert {one.header.id for one in staged} < set(rows)
+    assert rows[staged[0].header.id].parent in {row.header.id for row in news.rows} | set(rows)
+    assert talk.check(talk.new_session(), talk.ends[-1]).use.num_tokens == talk.ends[-1]
+    check_agrees(talk.store)
+
+
+def test_a_chain_is_not_merged_when_something_continues_what_would_be_cut_off(talk: Talk):
+    (segments,) = plans(talk.store.index.all_slots(), ())
+    last = segments[-1][-1]
+    staged = talk.stage(1)
+    talk.publish(staged)
+    segments[-1][-1] = last._replace(leave=last.leave - 1)
+    before = talk.store.index.places()
     with pytest.raises(SlotDamaged):
         merge(talk.store, segments)
-    after = {place.id for place in talk.store.index.places()}
-    assert after == before | {one.header.id for one in staged}
+    assert talk.store.index.places() == before
     assert talk.check(talk.new_session(), talk.ends[-1]).use.num_tokens == talk.ends[-1]
 
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from runtime.compaction import MAX_CHAIN, MAX_STATES, Segments, plans
+from runtime.compaction import MAX_CHAIN, MAX_STATES, SMALL_TOKENS, Segments, plans
 from runtime.housekeeping import excess_bytes
 from runtime.kv_sizes import cache_budget, hot_budget, queue_budget
 from runtime.wear import Wear
@@ -104,29 +105,36 @@ def test_a_short_end_that_nobody_continues_may_be_cut_off():
         assert (found[0] == first.header.id) is is_in
 
 
-def test_states_are_thinned_to_few_that_are_dense_at_the_end():
-    rows = chain(*range(1, 2 * MAX_STATES + 2), has_state=True)
-    assert merged(rows[:-1]) == []
-    segments = merged(rows)
-    assert [one for segment in segments for one in segment][-1] == rows[-1].header.id
-    assert len(segments) <= MAX_STATES
-    sizes = [len(segment) for segment in segments]
-    assert sizes[0] > 1
-    assert sizes[-1] == 1
+def test_states_are_dropped_until_few_are_left_that_are_dense_at_the_end():
+    rows = chain(*range(1, MAX_STATES + 4), has_state=True)
+    assert merged(rows[:MAX_STATES]) == []
+    bare = [one for segment in merged(rows) for one in segment]
+    left = [number for number, one in enumerate(numbers(rows)) if one not in bare]
+    assert left == [0, 4, 5, 6]
+    assert all(len(segment) == 1 for segment in merged(rows))
 
 
-def test_a_thinned_chain_is_thinned_again_when_it_has_doubled():
+def test_each_state_is_dropped_alone_and_what_has_lost_it_is_merged_when_it_is_much():
+    """However long a chain becomes: a few states, few slots, each slot written a few times."""
     rows: list[SlotRow] = []
-    num_new, num_rewritten, ids = 200, 0, iter(range(1, 10**6))
+    num_new, num_rewritten, ids = 400, 0, iter(range(1, 10**6))
     for _ in range(num_new):
         rows.append(row(next(ids), rows[-1].header if rows else None, has_state=True))
         for plan in plans(rows, ()):
-            old = {link.row.header.id for segment in plan for link in segment}
-            rows = [one for one in rows if one.header.id not in old]
-            assert len(rows) + len(plan) <= MAX_STATES
             for segment in plan:
+                places = [rows.index(link.row) for link in segment]
+                assert places == list(range(places[0], places[-1] + 1))
                 start, end = segment[0].row.header.start, segment[-1].leave
-                parent = rows[-1].header if rows else None
-                rows.append(row(next(ids), parent, start=start, end=end, has_state=True))
+                parent = rows[places[0] - 1].header if places[0] else None
+                new = row(next(ids), parent, start=start, end=end, has_state=False)
+                rows[places[0] : places[-1] + 1] = [new]
                 num_rewritten += (end - start) // 512
-    assert 0 < num_rewritten <= 2 * num_new
+            rows = [linked(one, rows[i - 1] if i else None) for i, one in enumerate(rows)]
+        assert sum(one.header.has_state for one in rows) <= MAX_STATES
+        assert [one.header.start for one in rows[1:]] == [one.header.end for one in rows[:-1]]
+    assert len(rows) < 2 * MAX_CHAIN + num_new * 512 // SMALL_TOKENS
+    assert 0 < num_rewritten <= 3 * num_new
+
+
+def linked(one: SlotRow, before: SlotRow | None) -> SlotRow:
+    return structs.replace(one, parent=before.header.id if before is not None else None)
