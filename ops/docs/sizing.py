@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from runtime.compaction import MAX_STATES
+
 GROUP = 64
 """So many values share a scale and a bias in quantised KV."""
 
@@ -12,8 +14,8 @@ class Shape(NamedTuple):
     """What of a model's config decides how large its KV is; `item_bytes` is of its own dtype.
 
     `full_layers` remember every token, `window_layers` the last `window` of them. With `latent` a
-    layer keeps so many values for each token instead of keys and values (MLA). `source` is where
-    all that was read.
+    layer keeps so many values for each token instead of keys and values (MLA). `recurrent_bytes`
+    are those of the states of all linear-attention layers. `source` is where all that was read.
     """
 
     full_layers: int
@@ -23,6 +25,7 @@ class Shape(NamedTuple):
     window_layers: int = 0
     window: int = 0
     latent: int = 0
+    recurrent_bytes: int = 0
     source: str = ""
 
     def bytes_per_token(self, bits: int | None = None) -> int:
@@ -30,11 +33,10 @@ class Shape(NamedTuple):
         values = self.latent or 2 * self.kv_heads * self.head_dim
         return int(self.full_layers * values * self._value_bytes(bits))
 
-    def window_bytes(self) -> int:
-        """Of all sliding windows when they are full; the same however long the conversation."""
-        return (
-            self.window_layers * 2 * self.kv_heads * self.head_dim * self.item_bytes * self.window
-        )
+    def state_bytes(self) -> int:
+        """Of what does not grow: all sliding windows when they are full, and recurrent states."""
+        per_token = self.window_layers * 2 * self.kv_heads * self.head_dim * self.item_bytes
+        return per_token * self.window + self.recurrent_bytes
 
     def _value_bytes(self, bits: int | None) -> float:
         if bits is None:
@@ -59,6 +61,9 @@ FAMILIES: dict[str, Shape] = {
     "gpt-oss 120B": Shape(18, 8, 64, window_layers=18, window=128, source=CODE),
     "Gemma 3 4B": Shape(5, 4, 256, window_layers=29, window=1024, source=CODE),
     "Gemma 3 27B": Shape(10, 16, 128, window_layers=52, window=1024, source=CODE),
+    "Qwen3-Next 80B-A3B": Shape(
+        12, 2, 256, recurrent_bytes=36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2), source=CODE
+    ),
     "DeepSeek V3 (MLA)": Shape(61, latent=576, source=CODE),
 }
 _CONTEXTS = (8_192, 32_768, 131_072)
@@ -68,15 +73,16 @@ def table() -> str:
     """The families as Markdown."""
     head = " | ".join(f"{tokens // 1024}k tokens" for tokens in _CONTEXTS)
     lines = [
-        f"| model | KV of one token | {head} | windows | 32k at 8 bits | read in |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| model | KV of one token | {head} | state | states on disk | 32k at 8 bits | read in |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, shape in FAMILIES.items():
         token = shape.bytes_per_token()
         cells = [f"{token:,} B", *(_size(token * tokens) for tokens in _CONTEXTS)]
-        windows = _size(shape.window_bytes()) if shape.window_layers else ""
+        state = shape.state_bytes()
+        states = f"{_size(state)} | {_size(MAX_STATES * state)}" if state else " | "
         eighth = "" if shape.latent else _size(shape.bytes_per_token(8) * _CONTEXTS[1])
-        lines.append(f"| {name} | {' | '.join(cells)} | {windows} | {eighth} | {shape.source} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {states} | {eighth} | {shape.source} |")
     return "\n".join(lines)
 
 
