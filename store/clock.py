@@ -21,7 +21,7 @@ _LOAD = text("SELECT trusted_s, monotonic_s, boot_id FROM store_state")
 _SAVE = text(
     "UPDATE store_state SET trusted_s = :trusted_s, monotonic_s = :monotonic_s, boot_id = :boot_id"
 )
-_UNKNOWN_BOOT = "0"
+UNKNOWN_BOOT = "0"
 
 
 def now() -> Instant:
@@ -42,7 +42,7 @@ class Trusted(NamedTuple):
 
     def passed_s(self, this: Instant) -> float:
         """Seconds that have passed for certain since: none that the machine may have been off."""
-        if this.boot_id != self.boot_id or this.boot_id == _UNKNOWN_BOOT:
+        if this.boot_id != self.boot_id or this.boot_id == UNKNOWN_BOOT:
             return 0.0
         return max(this.monotonic_s - self.monotonic_s, 0.0)
 

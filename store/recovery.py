@@ -2,6 +2,11 @@
 
 It runs beside the server, in batches, in a thread of its own. Only demoting, promoting and another
 recovery must not run meanwhile; who publishes holds `replacing`. A second run changes nothing.
+
+A file without a row is taken up where the index may have lost the row: a new index has none, and
+one that the machine's fall has cut short lacks the last ones. An index that agreed with the files
+since the machine was started has lost nothing. There such a file was never told saved, and whose
+it is nobody knows, so that no deletion would find it: it goes.
 """
 
 from __future__ import annotations
@@ -13,9 +18,10 @@ from threading import Lock
 
 import msgspec
 import structlog
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 
 from store import slot_rows, upkeep
+from store.clock import UNKNOWN_BOOT
 from store.cold import ColdStore
 from store.database import Database
 from store.disk import Reserve, disk_bytes, no_cap, reported
@@ -32,6 +38,10 @@ MIN_ORPHAN_AGE_S = 600.0
 
 BATCH = 256
 """Rows in one transaction; between two of them the server's own writes get their turn."""
+
+_AGREED = text("SELECT agreed_boot FROM store_state")
+_AGREE = text("UPDATE store_state SET agreed_boot = :boot WHERE agreed_boot <> :boot")
+_HAS_ROW = text("SELECT 1 FROM slots WHERE name = :name")
 
 log = structlog.stdlib.get_logger("store.recovery")
 
@@ -83,6 +93,8 @@ class Recovery:
         self._now_s = now_s
         self._should_stop = should_stop
         self._replacing = replacing or Lock()
+        self._boot = database.clock.instant().boot_id
+        self._has_all_rows = False
         self.report = RecoveryReport()
         self.reserve: Reserve = no_cap
         """Asked before a packed slot is unpacked to be read."""
@@ -93,6 +105,8 @@ class Recovery:
         Raises:
             StoreFull, StoreFailed, IndexDamaged: the store cannot be put in order now.
         """
+        agreed = self._database.read(lambda c: c.execute(_AGREED).scalar())
+        self._has_all_rows = agreed == self._boot != UNKNOWN_BOOT
         cold = self._look_into_cold()
         self.report.num_removed += upkeep.sweep_temp(self._root)
         self._remove(self._index.condemned())
@@ -103,6 +117,8 @@ class Recovery:
         orphans: dict[str, Tier] = {name: "cold" for name in cold if name not in tiers}
         orphans |= {name: "warm" for name in warm if name not in tiers}
         self._adopt(orphans, cold)
+        if not (self.report.was_stopped or self.report.num_unreadable):
+            self._database.submit(lambda c: c.execute(_AGREE, {"boot": self._boot})).result()
         if self.report.has_changed:
             log.info("store_recovered", **asdict(self.report))
         if self.report.num_obsolete:
@@ -172,6 +188,9 @@ class Recovery:
             row = self._row_of(SlotPlace(name, tier), cold.get(name, 0))
             if row is None:
                 continue
+            if tier == "warm" and self._has_all_rows:
+                self._drop_unsaved(name)
+                continue
             holders |= dict.fromkeys(row.header.block_hashes, name)
             parent = holders.get(row.header.start_hash)
             batch.append(msgspec.structs.replace(row, parent=parent))
@@ -179,6 +198,12 @@ class Recovery:
                 self._insert(batch)
                 batch = []
         self._insert(batch)
+
+    def _drop_unsaved(self, name: str) -> None:
+        """Unless it has got its row meanwhile: who publishes does both at once."""
+        with self._replacing:
+            if self._database.read(lambda c: c.execute(_HAS_ROW, {"name": name}).first()) is None:
+                self._unlink(SlotPlace(name, "warm"))
 
     def _row_of(self, place: SlotPlace, cold_bytes: int) -> SlotRow | None:
         """What the file says of itself; None where it says nothing now."""

@@ -14,7 +14,7 @@ from store.types import Tier, TtlClass
 APPLICATION_ID = 0x48525448
 """What SQLite's header says of the file: `HRTH`."""
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -257,7 +257,10 @@ class Counter(Table):
 
 
 class StoreState(Table):
-    """One row: whether a server has this file open, and the last trusted instant."""
+    """One row: whether a server has this file open, and the last trusted instant.
+
+    `agreed_boot` is the machine's boot in which recovery found or made rows and files agree.
+    """
 
     __tablename__ = "store_state"
     __table_args__ = (CheckConstraint("id = 1", name="store_state_single"),)
@@ -267,3 +270,4 @@ class StoreState(Table):
     trusted_s: Mapped[float]
     monotonic_s: Mapped[float]
     boot_id: Mapped[str]
+    agreed_boot: Mapped[str] = mapped_column(server_default=text("''"))

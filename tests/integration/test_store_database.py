@@ -130,7 +130,7 @@ def test_a_filled_database_goes_down_and_up_again(tmp_path: Path):
         database.submit(
             lambda connection: (
                 connection.exec_driver_sql(
-                    "INSERT INTO store_state VALUES (1, 1, 0, 0, '')"
+                    "INSERT INTO store_state VALUES (1, 1, 0, 0, '', '')"
                 ).rowcount
             )
         ).result()

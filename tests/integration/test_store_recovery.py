@@ -15,7 +15,7 @@ from store.cold import ColdDirectory
 from store.database import Database
 from store.index import SlotIndex
 from store.recovery import Recovery, RecoveryReport
-from store.types import SlotHeader, SlotRow
+from store.types import Instant, SlotHeader, SlotRow
 from tests.slot_samples import sample, slot_id
 from tests.store_samples import NOW_S, opened
 
@@ -127,6 +127,24 @@ def test_files_are_taken_up_without_what_comes_before_them(root: Path, database:
     parents = {one.header.id: one.parent for one in SlotIndex(database).all_slots()}
     assert parents == {slot_id(2): None, slot_id(3): slot_id(2)}
     assert len(rows) == 3
+
+
+def test_a_file_that_was_never_saved_is_not_taken_up(root: Path, database: Database):
+    """Nobody knows whose it is, so that no deletion would find it."""
+    SlotIndex(database).insert(publish_chain(root, 1, 2)).result()
+    assert recover(root, database) == RecoveryReport()
+    publish(root, 3)
+    assert recover(root, database) == RecoveryReport(num_removed=1)
+    assert names(database) == files(root) == {slot_id(1), slot_id(2)}
+
+
+def test_after_the_machine_fell_it_may_have_been(root: Path):
+    boots = iter(("one", "two"))
+    for number in (1, 2):
+        boot = next(boots)
+        with opened(root, read=lambda boot=boot: Instant(NOW_S, 1.0, boot)) as database:
+            publish(root, number)
+            assert recover(root, database) == RecoveryReport(num_adopted=1)
 
 
 def test_files_of_an_earlier_format_are_put_aside_and_told(root: Path, database: Database):
