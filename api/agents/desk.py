@@ -105,7 +105,7 @@ class AgentDesk:
     async def remove(self, agent_id: str) -> AgentDeleted:
         """Delete an agent, its history and its KV; what runs or waits for it ends.
 
-        Raises UnknownAgent.
+        Raises UnknownAgent; then what former deletions could not finish is deleted as well.
         """
         self._lanes.end_all(agent_id, self._book.unknown(agent_id))
 
@@ -115,6 +115,8 @@ class AgentDesk:
 
         row, had_expired = await self._book.write(work)
         if row is None and not had_expired:
+            for session, _ in await self._book.read(agent_rows.left_sessions):
+                await self._kv.remove(session)
             raise self._book.unknown(agent_id)
         await self._book.tidy()
         is_gone = row is None or await self._kv.remove(row.session)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.agents import AGENTS, Agent
 from tests.conversation import QUESTION
-from tests.crash.server_store import check_store, kill
+from tests.crash.server_store import check_store, kill, wait_until_durable
 from tests.running_server import RunningServer, events_of, running
 
 CONFIG = 'default_model = "hearth-tiny"\nstop_timeout_s = 10\n'
@@ -126,6 +126,24 @@ def kill_again_and_again(home: Path, num_kills: int, seed: int) -> list[Client]:
 def test_a_history_is_whole_turns_after_kills_at_random_moments(tmp_path: Path):
     clients = kill_again_and_again(tmp_path, 1, seed=11)
     assert all(client.acknowledged for client in clients)
+
+
+def test_a_deletion_that_was_broken_off_is_finished_when_it_is_asked_for_again(tmp_path: Path):
+    """Killed when the history had forgotten the agent, and its KV was not deleted yet."""
+    with running(tmp_path, config=CONFIG) as server:
+        agent = Agent.made(server)
+        said, session = agent.say(), agent.view()["session"]
+        wait_until_durable(server, session, said.num_prompt_tokens)
+        kill(server)
+    with closing(sqlite3.connect(tmp_path / "history.sqlite3")) as connection:
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("INSERT INTO left_sessions (session, left_s) VALUES (?, 0)", [session])
+        connection.execute("DELETE FROM agents")
+        connection.commit()
+    with running(tmp_path, config=CONFIG) as server:
+        assert server.get("/admin/cache").json()["conversations"]
+        assert server.request("DELETE", agent.path).status_code == 404
+        assert not server.get("/admin/cache").json()["conversations"]
 
 
 @pytest.mark.soak
