@@ -95,6 +95,7 @@ class Recovery:
         self._replacing = replacing or Lock()
         self._boot = database.clock.instant().boot_id
         self._has_all_rows = False
+        self._leaves_some = False
         self.report = RecoveryReport()
         self.reserve: Reserve = no_cap
         """Asked before a packed slot is unpacked to be read."""
@@ -117,7 +118,7 @@ class Recovery:
         orphans: dict[str, Tier] = {name: "cold" for name in cold if name not in tiers}
         orphans |= {name: "warm" for name in warm if name not in tiers}
         self._adopt(orphans, cold)
-        if not (self.report.was_stopped or self.report.num_unreadable):
+        if not (self.report.was_stopped or self.report.num_unreadable or self._leaves_some):
             self._database.submit(lambda c: c.execute(_AGREE, {"boot": self._boot})).result()
         if self.report.has_changed:
             log.info("store_recovered", **asdict(self.report))
@@ -248,8 +249,12 @@ class Recovery:
             self.report.num_adopted += adopting.result()
 
     def _set_aside(self, place: SlotPlace, path: Path) -> None:
-        if place.tier == "cold" or self._is_old(path):
+        if place.tier == "warm" and self._has_all_rows:
+            self._drop_unsaved(place.id)
+        elif place.tier == "cold" or self._is_old(path):
             self._put_aside(place, path)
+        else:
+            self._leaves_some = True
 
     def _put_aside(self, place: SlotPlace, path: Path) -> None:
         if place.tier == "cold":

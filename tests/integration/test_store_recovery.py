@@ -134,7 +134,10 @@ def test_a_file_that_was_never_saved_is_not_taken_up(root: Path, database: Datab
     SlotIndex(database).insert(publish_chain(root, 1, 2)).result()
     assert recover(root, database) == RecoveryReport()
     publish(root, 3)
-    assert recover(root, database) == RecoveryReport(num_removed=1)
+    publish(root, 4)
+    with slots.slot_path(root, slot_id(4)).open("r+b") as damaged:
+        damaged.write(bytes(200))
+    assert recover(root, database) == RecoveryReport(num_removed=2)
     assert names(database) == files(root) == {slot_id(1), slot_id(2)}
 
 
