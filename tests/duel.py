@@ -153,7 +153,7 @@ class Duel:
         self.plan = plan
         self._chance = random.Random(plan.seed)
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._ids = _unmistakable(tokenizer)
+        self._ids = unmistakable(tokenizer)
         self.prompts = Prompts(self._chance, tokenizer.get_vocab_size(), plan)
         self.asks = Asks(self._chance, self.prompts, plan)
         self.compared = Compared()
@@ -279,7 +279,7 @@ block_size = {self.plan.block_size}
                 self._begin()
 
 
-def _unmistakable(tokenizer: Tokenizer) -> dict[str, int]:
+def unmistakable(tokenizer: Tokenizer) -> dict[str, int]:
     """The tokens that are told from all others by their text."""
     texts = [tokenizer.decode([number]) for number in range(tokenizer.get_vocab_size())]
     times = Counter(texts)

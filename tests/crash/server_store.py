@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 import sqlite3
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from runtime.inventory import Inventory
+from runtime.inventory_views import ConversationView
 from runtime.open_store import OpenStore
 from runtime.store_opening import open_store
 from store import upkeep
@@ -15,6 +18,11 @@ from store.disk import disk_bytes
 from store.recovery import Recovery
 from store.slots import read_header, slot_path, verify
 from tests.running_server import RunningServer
+
+MEMBERS = """
+SELECT s.name FROM conversation_slots cs JOIN slots s ON s.id = cs.slot_id
+JOIN conversations c ON c.id = cs.conversation_id WHERE lower(hex(c.key)) = ?
+"""
 
 
 def kill(server: RunningServer) -> None:
@@ -47,10 +55,11 @@ def stored_tokens(server: RunningServer) -> int:
     return sum(tier["num_tokens"] for tier in stats["tiers"])
 
 
-def check_store(root: Path, cold: Path | None = None) -> int:
+def check_store(root: Path, cold: Path | None = None, *, counts_bytes: bool = False) -> int:
     """Nobody has the store open: index and disk agree, every byte is as written; slots there are.
 
-    A first recovery may have work left by a kill, a second one has none.
+    A first recovery may have work left by a kill, a second one has none. With `counts_bytes` the
+    own and shared bytes of all conversations are those on disk.
     """
     store = open_store(root, str(cold) if cold else None)
     try:
@@ -72,9 +81,36 @@ def check_store(root: Path, cold: Path | None = None) -> int:
             assert not list(directory.rglob(".tmp-*"))
             _check_modes(directory)
         assert store.database.check()
+        if counts_bytes:
+            check_bytes_add_up(store)
         return len(rows)
     finally:
         store.close()
+
+
+def check_bytes_add_up(store: OpenStore) -> None:
+    """Each slot is somebody's, and own bytes are those of slots that nobody else has."""
+    views = Inventory(store).conversations()
+    disk = {row.header.id: row.disk_bytes for row in store.index.all_slots()}
+    held = [_slots_of(store, view) for view in views]
+    uses = Counter(one for slots in held for one in slots)
+    assert set(uses) == set(disk), "somebody has each slot"
+    for view, slots in zip(views, held, strict=True):
+        assert view.disk_bytes == sum(disk[one] for one in slots)
+        assert view.own_bytes == sum(disk[one] for one in slots if uses[one] == 1)
+
+
+def _slots_of(store: OpenStore, view: ConversationView) -> set[str]:
+    """What a conversation is part of; of a chain without a name, what its last slot needs."""
+    if view.is_named:
+        with store.database.reading() as connection:
+            return set(connection.exec_driver_sql(MEMBERS, (view.id,)).scalars())
+    parents = {row.header.id: row.parent for row in store.index.all_slots()}
+    found, one = set[str](), view.id
+    while one is not None:
+        found.add(one)
+        one = parents[one]
+    return found
 
 
 def _recover(store: OpenStore) -> bool:
@@ -90,6 +126,12 @@ def _check_modes(root: Path) -> None:
 def sql_dump(root: Path) -> str:
     with sqlite3.connect(f"file:{root}/index.db?mode=ro", uri=True) as connection:
         return "\n".join(connection.iterdump())
+
+
+def slot_names(root: Path) -> set[str]:
+    """The slots that the index has."""
+    with sqlite3.connect(f"file:{root}/index.db?mode=ro", uri=True) as connection:
+        return {name for (name,) in connection.execute("SELECT name FROM slots")}
 
 
 def cache_of(answer: dict[str, Any]) -> dict[str, Any]:

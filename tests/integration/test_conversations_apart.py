@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 from array import array
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count, pairwise
@@ -32,7 +31,6 @@ from hypothesis.stateful import (
 from runtime.compaction import compact
 from runtime.housekeeping import Limits, keep_within_caps, usage_of
 from runtime.inventory import Inventory
-from runtime.inventory_views import ConversationView
 from runtime.kv.prefix import num_common
 from runtime.kv.trail import Trail
 from runtime.kv_channel import known
@@ -47,6 +45,7 @@ from store.recovery import Recovery
 from store.slot_format import bounds
 from store.slots import read_contents, read_header
 from store.upkeep import slot_files
+from tests.crash.server_store import check_bytes_add_up
 from tests.integration.test_kv_replay import Hashing
 from tests.kv_sessions import Session
 from tests.slot_samples import is_served
@@ -56,10 +55,6 @@ NUM_TALKS = 30
 MAX_TOKENS = 160
 MODEL = b"model"
 CHOICE = st.integers(0, 1 << 30)
-MEMBERS = """
-SELECT s.name FROM conversation_slots cs JOIN slots s ON s.id = cs.slot_id
-JOIN conversations c ON c.id = cs.conversation_id WHERE lower(hex(c.key)) = ?
-"""
 
 
 @dataclass
@@ -209,14 +204,7 @@ class ConversationsApart(RuleBasedStateMachine):
 
     @invariant()
     def own_and_shared_bytes_add_up(self) -> None:
-        views = Inventory(self.store).conversations()
-        disk = {row.header.id: row.disk_bytes for row in self.store.index.all_slots()}
-        held = {view.id: self.slots_of(view) for view in views}
-        uses = Counter(one for slots in held.values() for one in slots)
-        assert set(uses) == set(disk), "somebody has each slot"
-        for view in views:
-            assert view.disk_bytes == sum(disk[one] for one in held[view.id])
-            assert view.own_bytes == sum(disk[one] for one in held[view.id] if uses[one] == 1)
+        check_bytes_add_up(self.store)
 
     @invariant()
     def files_are_what_the_index_says(self) -> None:
@@ -234,18 +222,6 @@ class ConversationsApart(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     # How it is done
-
-    def slots_of(self, view: ConversationView) -> set[str]:
-        """What a conversation is part of; of a chain without a name, what its last slot needs."""
-        if view.is_named:
-            with self.store.database.reading() as connection:
-                return set(connection.exec_driver_sql(MEMBERS, (view.id,)).scalars())
-        parents = {row.header.id: row.parent for row in self.store.index.all_slots()}
-        found, one = set[str](), view.id
-        while one is not None:
-            found.add(one)
-            one = parents[one]
-        return found
 
     def look(self, talk: Talk) -> None:
         """A worker that has just started takes up all but what was lost, and about a block each."""

@@ -1,0 +1,577 @@
+"""A real server that is killed again and again, and a dictionary of what each conversation must
+still have.
+
+Conversations speak, branch, are deleted and damaged; the dictionary knows the tokens of each, how
+many of them were told durable, and which of those were damaged since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from array import array
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from tokenizers import Tokenizer
+
+from runtime.inventory import Inventory
+from runtime.kv.prefix import num_common
+from runtime.store_opening import open_store
+from store.errors import StoreError
+from store.keyed_names import conversation_key
+from store.slots import read_header
+from store.upkeep import slot_files
+from tests.agents import AGENTS, Agent
+from tests.crash.server_store import check_store, kill, slot_names
+from tests.duel import Compared, unmistakable
+from tests.integration.test_conversations_apart import Harm, harmed, holes, tokens_of
+from tests.random_asks import Ask
+from tests.running_server import COMPLETIONS, RunningServer, hearth, running, started
+from tests.slot_samples import is_served
+from tests.tiny_models import write_model
+from tests.waiting import until
+
+BLOCK = 16
+MAX_TOKENS = 700
+NUM_SAID = 6
+NUM_ALIKE = 100
+"""Tokens that siblings begin with."""
+OPENING = [1, 2, 3, 4]
+"""What every prompt begins with, as with a template."""
+WINDOW = 6
+"""So many tokens in a row are never the same by chance."""
+TOLERANCE = 1e-4
+SLICE_S = 0.3
+"""A server is killed within so many seconds of what it is killed in."""
+ODDS = {
+    "turns": 5,
+    "delete": 3,
+    "delete its turn": 2,
+    "chores": 2,
+    "start": 1,
+    "capped": 1,
+}
+"""How often a server is killed in the midst of what."""
+
+
+@dataclass
+class Talk:
+    """A conversation. `pieces` are what only it, and what branches from it, said: position, tokens.
+
+    The first `num_durable` of its tokens were told durable, but for the `lost` ones. It `is_awake`
+    while all of it is in memory, and `is_going` when a deletion was not answered.
+    """
+
+    name: str
+    session: str
+    ids: list[int]
+    pieces: list[tuple[int, list[int]]]
+    num_durable: int = 0
+    lost: set[int] = field(default_factory=set[int])
+    is_awake: bool = False
+    is_going: bool = False
+    was_damaged: bool = False
+
+    @property
+    def num_due(self) -> int:
+        """How many tokens must be reused: a block is lost whole, and about one beside it."""
+        num = len(self.ids) if self.is_awake else min(self.num_durable, len(self.ids))
+        lost = {one for one in self.lost if one < num}
+        blocks = {one // BLOCK for one in lost}
+        return num - BLOCK * (len(blocks) + len(holes(lost)) + 1)
+
+
+@dataclass
+class Spoken(Talk):
+    """An agent, whose history the server has; `asked` are its messages that were answered."""
+
+    asked: list[str] = field(default_factory=list[str])
+    pending: str | None = None
+
+
+class KillLoop:
+    """One home, whose server is killed. Everything is decided by `seed`, but for the timing."""
+
+    def __init__(self, home: Path, plain: RunningServer, seed: int, *, settings: str = "") -> None:
+        self.home, self.plain, self.settings = home, plain, settings
+        self.root = home / "kv"
+        self.is_whole = "ranks" in settings
+        self.chance = random.Random(seed)
+        self.seed = seed
+        self.tokenizer = Tokenizer.from_file(str(models_of(home) / "tiny" / "tokenizer.json"))
+        self.known = unmistakable(self.tokenizer)
+        numbers = range(self.tokenizer.get_vocab_size())
+        self.unclear = {str(one): -100 for one in set(numbers) - set(self.known.values())}
+        self.alike = [*OPENING, *self.fresh(NUM_ALIKE)]
+        self.system = self.words(12)
+        self.talks: dict[str, Talk] = {}
+        self.deleted: set[bytes] = set()
+        self.deleted_keys: set[str] = set()
+        self.traceless: dict[str, bytes] = {}
+        self.harms: dict[str, list[Harm]] = {}
+        self.compared = Compared()
+        self.trail: list[str] = []
+        self.num_named = 0
+        self.is_capped = False
+        self.alone = threading.Lock()
+
+    # The loop
+
+    def run(self, num_kills: int) -> None:
+        """Raises AssertionError with the seed and with all that was done."""
+        try:
+            for number in range(num_kills):
+                self.trail.append(f"server {number}")
+                self.round()
+            with self.served() as server:
+                self.answer_all(server)
+                server.stop()
+            self.look_at_files()
+            self.check()
+        except BaseException as error:
+            told = "\n".join(self.trail[-60:])
+            error.add_note(f"HEARTH_TEST_SEED={self.seed}, after {num_kills=}\n{told}")
+            raise
+
+    def answer_all(self, server: RunningServer) -> None:
+        """Each once more."""
+        for talk in list(self.talks.values()):
+            (self.delete if talk.is_going else self.answer)(server, talk)
+
+    def round(self) -> None:
+        """A server starts, is looked at, and is killed in the midst of something."""
+        kind = self.chance.choices(list(ODDS), list(ODDS.values()))[0]
+        if kind == "start":
+            self.kill_at_start()
+        elif kind == "capped":
+            self.kill_while_capped()
+        else:
+            with self.served() as server:
+                self.live(server)
+                self.kill_in(server, kind)
+        self.after_kill()
+
+    def live(self, server: RunningServer) -> None:
+        """What was said is reused; some is deleted, damaged, begun."""
+        for talk in [one for one in self.talks.values() if one.is_going]:
+            self.delete(server, talk)
+        while len(self.talks) < 7:
+            self.begin(server)
+        talks = self.some(2)
+        if self.chance.random() < 0.3:
+            self.delete(server, self.some(1)[0])
+        for talk in talks:
+            if talk.name in self.talks:
+                self.answer(server, talk)
+        if self.chance.random() < 0.4:
+            self.damage()
+        if self.chance.random() < 0.7:
+            self.hear_what_is_durable(server)
+
+    def hear_what_is_durable(self, server: RunningServer) -> None:
+        """Also what was on its way when it was answered. The latest turn may be one nobody saw.
+
+        How far the end of a conversation is does not tell of what was damaged before it.
+        """
+        told = self.told(server)
+        for talk in self.talks.values():
+            if not talk.was_damaged:
+                num = told.get(self.key_of(talk).hex(), 0)
+                talk.num_durable = max(talk.num_durable, min(num, len(talk.ids)))
+
+    def told(self, server: RunningServer) -> dict[str, int]:
+        """How far each conversation is on disk, by what stands for it."""
+        views = server.get("/admin/cache").json()["conversations"]
+        return {one["id"]: one["num_durable"] for one in views}
+
+    def kill_in(self, server: RunningServer, kind: str) -> None:
+        deeds: list[Callable[[], Any]] = []
+        match kind:
+            case "turns":
+                deeds = [
+                    self.answering(server, one) for one in self.some(self.chance.choice((1, 2, 3)))
+                ]
+            case "delete":
+                goes, stays = self.some(2)
+                deeds = [self.deleting(server, goes), self.answering(server, stays)]
+            case "delete its turn":
+                [talk] = self.some(1)
+                deeds = [lambda: self.delete_its_turn(server, talk)]
+            case _:
+                [talk] = self.some(1)
+                deeds = [
+                    lambda: server.request("POST", "/admin/cache/gc"),
+                    lambda: server.request("POST", "/admin/cache/verify"),
+                    self.answering(server, talk),
+                ]
+        self.trail.append(f"killed in {kind}")
+        self.killed(server, deeds)
+
+    def killed(self, server: RunningServer, deeds: Iterable[Callable[[], Any]]) -> None:
+        """Kill the server while these are done, each in a thread; errors but its end count."""
+        errors: list[BaseException] = []
+
+        def do(deed: Callable[[], Any]) -> None:
+            try:
+                deed()
+            except httpx.TransportError:
+                pass
+            except BaseException as error:
+                errors.append(error)
+
+        worker = psutil.Process(server.worker_pid())
+        killer = threading.Timer(self.chance.uniform(0, SLICE_S), kill, [server])
+        threads = [threading.Thread(target=do, args=(deed,)) for deed in deeds]
+        for thread in (killer, *threads):
+            thread.start()
+        for thread in (*threads, killer):
+            thread.join()
+        worker.wait(20)
+        assert "Traceback" not in server.stderr, server.stderr
+        for error in errors:
+            raise error
+
+    def kill_at_start(self) -> None:
+        self.trail.append("killed at its start")
+        with started(self.home, config=self.config()) as server:
+            killer = threading.Timer(self.chance.uniform(0, 4 * SLICE_S), kill, [server])
+            killer.start()
+            killer.join()
+            assert "Traceback" not in server.stderr, server.stderr
+
+    def kill_while_capped(self) -> None:
+        """There is less room than before: what goes is known from the files that stay."""
+        self.look_at_files()
+        cap = int(self.num_bytes() * 0.7)
+        self.trail.append(f"killed while capped to {cap} bytes")
+        with self.served(f"cache_max_bytes = {cap}\n") as server:
+            asyncio.run(until(lambda: self.num_bytes() <= cap, "it keeps to its cap"))
+            self.is_capped = True
+            for talk in self.some(2):
+                self.answer(server, talk)
+            deeds = [self.answering(server, one) for one in self.some(2)]
+            self.killed(server, deeds)
+        self.is_capped = False
+        assert self.num_bytes() <= cap, "more than the cap"
+        rows = slot_names(self.root)  # what is evicted loses its row before its file
+        files = [one for one in self.files() if one.stem in rows and is_served(one)]
+        there = [(read_header(one).start, tokens_of(one)) for one in files]
+        for talk in self.talks.values():
+            talk.num_durable, talk.was_damaged = len(talk.ids), True
+            talk.lost = set(range(len(talk.ids)))
+            for start, tokens in there:
+                end = start + num_common(array("I", tokens), 0, talk.ids, start)
+                talk.lost -= set(range(start, end))
+
+    def after_kill(self) -> None:
+        """Nobody runs: deletions and damage without a server, and what must be so."""
+        for talk in self.talks.values():
+            talk.is_awake = False
+        self.look_at_files()
+        if self.talks and self.chance.random() < 0.3:
+            self.damage()
+        if self.talks and self.chance.random() < 0.1:
+            [talk] = self.some(1)
+            self.delete_by_command(talk)
+        if self.chance.random() < 0.3:
+            self.check()
+
+    # What conversations do
+
+    def begin(self, server: RunningServer) -> None:
+        """Alone, like its siblings, like an agent with siblings, or as another one began."""
+        self.num_named += 1
+        name = f"talk-{self.num_named}"
+        kind = self.chance.choice(("alone", "sibling", "branch", "agent", "agent"))
+        if kind == "agent":
+            fields = {"id": name, "system": self.system, "max_tokens": 1}
+            agent = Agent.made(server, **fields)
+            talk: Talk = Spoken(name, agent.view()["session"], [], [])
+        elif kind == "branch" and (source := self.some(1)) and not isinstance(source[0], Spoken):
+            cut = self.chance.randint(0, len(source[0].ids))
+            pieces = [(at, ids[: cut - at]) for at, ids in source[0].pieces if at < cut]
+            talk = Talk(name, name, source[0].ids[:cut] or OPENING, pieces)
+            talk.was_damaged = source[0].was_damaged
+            kind = f"as {source[0].name}, to {cut}"
+        else:
+            talk = Talk(name, name, list(self.alike if kind == "sibling" else OPENING), [])
+        self.trail.append(f"{name} begins: {kind}")
+        self.talks[name] = talk
+        self.answer(server, talk)
+
+    def answering(self, server: RunningServer, talk: Talk) -> Callable[[], Any]:
+        return lambda: self.answer(server, talk)
+
+    def answer(self, server: RunningServer, talk: Talk) -> None:
+        """A turn, of which all that must be reused is, and which says what it must."""
+        if len(talk.ids) > MAX_TOKENS and not isinstance(talk, Spoken):
+            talk.ids = talk.ids[: MAX_TOKENS // 2]
+        due = talk.num_due
+        if isinstance(talk, Spoken):
+            due = min(due, self.catch_up(server, talk))
+        usage, cache = self.ask(server, talk)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        with self.alone:
+            of = f"{cached} of {usage['prompt_tokens']}"
+            self.trail.append(f"{talk.name}: {of}, {due} due, {cache['durable_tokens']} durable")
+        told = (talk.name, talk.num_durable, sorted(talk.lost), usage, cache)
+        assert cached >= due or self.is_capped, told
+        with self.alone:
+            talk.is_awake, talk.num_durable = True, 0
+        # What is on disk as another's, and not as its own yet, goes with the other one.
+        its_own = self.told(server).get(self.key_of(talk).hex(), 0)
+        with self.alone:
+            talk.num_durable, talk.lost = min(cache["durable_tokens"], its_own), set()
+            self.take_up(talk)
+
+    def ask(self, server: RunningServer, talk: Talk) -> tuple[Any, Any]:
+        """What an answer says of its use, and of the cache."""
+        path, body = self.body(talk)
+        response = server.post(path, body)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        if isinstance(talk, Spoken):
+            self.adopt(talk)
+            assert len(talk.ids) == answer["usage"]["prompt_tokens"] + 1
+            return answer["usage"], answer["hearth"]["cache"]
+        if self.chance.random() < 0.5 or not talk.is_awake:
+            plain = self.plain.post(path, body | {"cache_mode": "off"})
+            self.compared.compare(Ask(path, body), response, plain, TOLERANCE)
+        said = [self.known[one] for one in answer["choices"][0]["logprobs"]["tokens"]]
+        talk.ids = [*body["prompt"], *said]
+        return answer["usage"], answer["hearth"]["cache"]
+
+    def body(self, talk: Talk) -> tuple[str, dict[str, Any]]:
+        """Where its next turn is asked, and how; what is new in it is remembered."""
+        if isinstance(talk, Spoken):
+            talk.pending = text = self.words(self.chance.randint(1, 8))
+            piece = self.tokenizer.encode(f" so {text} so").ids[3:-3]
+            more: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
+            more |= {"logit_bias": {str(self.tokenizer.token_to_id("A")): 100}, "max_tokens": 1}
+            path = f"{AGENTS}/{talk.name}/generate"
+        else:
+            piece = self.fresh(self.chance.randint(5, 110))
+            more = {"prompt": [*talk.ids, *piece], "session_id": talk.session, "logprobs": 3}
+            more |= {"logit_bias": self.unclear, "max_tokens": NUM_SAID}
+            path = COMPLETIONS
+        with self.alone:
+            talk.pieces.append((len(talk.ids), piece))
+        return path, {"temperature": 0} | more
+
+    def adopt(self, talk: Spoken) -> None:
+        """What was asked last was answered: its tokens are those of the template."""
+        assert talk.pending is not None
+        talk.asked.append(talk.pending)
+        talk.pending = None
+        text = f"<|im_start|>system\n{self.system}<|im_end|>\n"
+        for asked in talk.asked:
+            text += f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
+        talk.ids = self.tokenizer.encode(text.removesuffix("<|im_end|>\n")).ids
+
+    def catch_up(self, server: RunningServer, talk: Spoken) -> int:
+        """The server may have answered what nobody saw; how many tokens were known before."""
+        num_known = len(talk.ids)
+        if talk.pending is not None:
+            turns = Agent(server, talk.name).turns()
+            assert len(talk.asked) <= len(turns) <= len(talk.asked) + 1
+            if len(turns) > len(talk.asked):
+                self.adopt(talk)
+        return num_known
+
+    # How they are deleted
+
+    def deleting(self, server: RunningServer, talk: Talk) -> Callable[[], Any]:
+        return lambda: self.delete(server, talk)
+
+    def delete(self, server: RunningServer, talk: Talk) -> None:
+        """By one of the ways there are. An agent may be gone after a deletion nobody answered."""
+        was_going, talk.is_going = talk.is_going, True
+        route = self.chance.choice(("admin", "admin", "command"))
+        if isinstance(talk, Spoken):
+            answer = server.request("DELETE", f"{AGENTS}/{talk.name}")
+            assert answer.status_code == 200 or (was_going and answer.status_code == 404)
+            route = "agent"
+        elif route == "admin":
+            query = {"conversation": talk.session}
+            answer = server.request("DELETE", "/admin/cache/conversations", params=query)
+            assert answer.status_code in (200, 404), answer.text
+            if answer.status_code == 200 and answer.json()["is_cut"]:
+                self.traceless[talk.name] = self.key_of(talk)
+        else:
+            where = {"HEARTH_HOME": str(self.home), "HEARTH_PORT": str(server.port)}
+            outcome = hearth("cache", "rm", talk.session, **where)
+            if outcome.returncode and "No conversation" not in outcome.stderr:
+                assert server.process.poll() is not None, outcome.stderr
+                return
+        self.bury(talk, route)
+
+    def delete_its_turn(self, server: RunningServer, talk: Talk) -> None:
+        """While it is answered."""
+        path, body = self.body(talk)
+        with server.stream("POST", path, json=body | {"max_tokens": 60, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            self.delete(server, talk)
+            for _ in lines:
+                pass
+
+    def delete_by_command(self, talk: Talk) -> None:
+        """Without a server."""
+        if isinstance(talk, Spoken):
+            return
+        outcome = hearth("cache", "rm", talk.session, HEARTH_HOME=str(self.home))
+        assert not outcome.returncode or "No conversation" in outcome.stderr, outcome.stderr
+        self.bury(talk, "command without a server")
+
+    def bury(self, talk: Talk, route: str) -> None:
+        """It was answered: from now on nothing is left of what nobody else said."""
+        with self.alone:
+            self.trail.append(f"{talk.name} is deleted: {route}")
+            self.talks.pop(talk.name, None)
+            others = [ids for one in self.talks.values() for _, ids in one.pieces]
+            mine = [ids for _, ids in talk.pieces]
+            self.deleted |= windows(mine) - windows(others)
+            self.deleted_keys.add(self.key_of(talk).hex())
+
+    # What happens to them
+
+    def damage(self) -> None:
+        """One bit of a slot file, but for those that say what kind of file it is."""
+        paths = [path for path in self.files() if self.chance.random() < 0.5 and is_served(path)]
+        if not paths:
+            return
+        path = self.chance.choice(paths)
+        with suppress(FileNotFoundError), path.open("r+b") as file:
+            at = self.chance.randrange(60, path.stat().st_size)
+            header, tokens, span = read_header(path), tokens_of(path), harmed(path, at)
+            span = range(header.start, header.end) if self.is_whole else span
+            byte = os.pread(file.fileno(), 1, at)[0]
+            os.pwrite(file.fileno(), bytes([byte ^ 1 << self.chance.randrange(8)]), at)
+            harm = Harm(header.start, tokens, span)
+            self.trail.append(f"byte {at} of {path.stem}: {span} is lost")
+            self.harms.setdefault(path.stem, []).append(harm)
+            for talk in self.talks.values():
+                lose(talk, harm)
+
+    def take_up(self, talk: Talk) -> None:
+        """What is damaged and still there is not durable, whatever is said."""
+        there = {path.stem for path in self.files()}
+        for name, harms in self.harms.items():
+            for harm in harms if name in there else ():
+                lose(talk, harm)
+
+    # What must be so
+
+    def look_at_files(self) -> None:
+        """Nothing that was deleted is in any file, be it a slot or not."""
+        paths = [path for path in self.root.rglob("*") if path.is_file()]
+        for path in paths:
+            with suppress(FileNotFoundError):
+                found = self.found_in(path)
+                assert not found, f"{path} has what was deleted: {found}"
+
+    def found_in(self, path: Path) -> str:
+        if path.suffix == ".safetensors" and path.parent.name != "quarantine":
+            with suppress(StoreError, ValueError):
+                tokens = tokens_of(path)
+                shared = windows([tokens]) & self.deleted
+                return f"{len(shared)} of {len(tokens)} tokens" if shared else ""
+        data = path.read_bytes()
+        names = [name for name, key in self.traceless.items() if key in data]
+        size = 4 * WINDOW
+        its = {data[at : at + size] for at in range(min(len(data), 60_000) - size)}
+        shared = its & self.deleted
+        return f"{names} {len(shared)} windows" if names or shared else ""
+
+    def check(self) -> None:
+        """The store is in order once damage was looked for, and each byte is somebody's."""
+        store = open_store(self.root, None)
+        try:
+            Inventory(store).verify()
+            there = {view.id for view in Inventory(store).conversations()}
+            assert not there & self.deleted_keys, "what was deleted is in the index"
+        finally:
+            store.close()
+        check_store(self.root, counts_bytes=True)
+        self.look_at_files()
+
+    # How it is done
+
+    def config(self, more: str = "") -> str:
+        return config_of(models_of(self.home)) + more + self.settings
+
+    @contextmanager
+    def served(self, more: str = "") -> Generator[RunningServer]:
+        with running(self.home, config=self.config(more)) as server:
+            server.wait_for_the_store()
+            yield server
+
+    def some(self, num: int) -> list[Talk]:
+        """Different ones, of which nobody knows that they go."""
+        there = [one for one in self.talks.values() if not one.is_going]
+        return self.chance.sample(there, min(num, len(there)))
+
+    def key_of(self, talk: Talk) -> bytes:
+        """What stands for it in the store."""
+        return conversation_key((self.root / "secret").read_bytes(), talk.session)
+
+    def fresh(self, num: int) -> list[int]:
+        return self.chance.choices(range(10, self.tokenizer.get_vocab_size()), k=num)
+
+    def words(self, num: int) -> str:
+        return " ".join(f"{self.chance.getrandbits(32):08x}" for _ in range(num))
+
+    def files(self) -> list[Path]:
+        return sorted(slot_files(self.root))
+
+    def num_bytes(self) -> int:
+        num = 0
+        for path in self.files():
+            with suppress(FileNotFoundError):  # it may go just now
+                num += path.stat().st_blocks * 512
+        return num
+
+
+PLAIN = "kv_disk = false\nhot_bytes = 1\nprewarm = false\n"
+
+
+def config_of(models: Path) -> str:
+    lines = (f'models_dir = "{models}"', 'default_model = "tiny"', f"block_size = {BLOCK}", "")
+    return "\n".join(lines)
+
+
+def models_of(home: Path) -> Path:
+    return home.parent / "models"
+
+
+@contextmanager
+def looped(folder: Path, seed: int, *, settings: str = "") -> Generator[KillLoop]:
+    """A loop, and beside it the server that keeps nothing."""
+    write_model(folder / "models" / "tiny")
+    with running(folder / "plain", config=config_of(folder / "models") + PLAIN) as plain:
+        yield KillLoop(folder / "home", plain, seed, settings=settings)
+
+
+def lose(talk: Talk, harm: Harm) -> None:
+    """Whoever said these tokens may lose those of the span."""
+    shared = num_common(array("I", harm.tokens), 0, talk.ids, harm.start)
+    lost = {one for one in harm.span if one < harm.start + shared}
+    talk.lost |= lost
+    talk.was_damaged |= bool(lost)
+
+
+def windows(pieces: Iterable[list[int]]) -> set[bytes]:
+    """Every so many tokens in a row, as files have them."""
+    size, found = 4 * WINDOW, set[bytes]()
+    for piece in pieces:
+        data = array("I", piece).tobytes()
+        found |= {data[at : at + size] for at in range(0, len(data) - size + 1, 4)}
+    return found
