@@ -114,7 +114,7 @@ def _table(views: Sequence[ConversationView]) -> str:
             view.tier,
             ago(now_s - view.last_used_s),
             "yes" if view.is_pinned else "no",
-            "yes" if view.is_durable else "no",
+            "yes" if view.is_durable else count(view.num_durable),
         )
         for view in views
     ]

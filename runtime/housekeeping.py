@@ -23,7 +23,7 @@ from runtime.open_store import INDEX, Demoted, Gone, News, OpenStore
 from runtime.repair import repair
 from runtime.settings import Settings
 from runtime.types import MissReason
-from store import pins, sightings, turns, upkeep
+from store import pins, sightings, turns, unpublished, upkeep
 from store.conversations import Conversations
 from store.errors import OverCap, SlotDamaged, SlotMissing, StoreError
 from store.recovery import Recovery
@@ -242,6 +242,7 @@ def tidy(store: OpenStore, limits: Limits) -> Iterator[News]:
     upkeep.trim_asides(store.root, INDEX)
     _keep_ballast(store, upkeep.ballast_bytes(limits.cache_max_bytes))
     store.records.trim(now_s - _REMEMBERED_S).result()
+    store.database.submit(lambda c: unpublished.trim(c, now_s)).result()
     Conversations(store.database).forget_idle(now_s - _REMEMBERED_S).result()
     _drop_old_turns(store)
     store.database.checkpoint().result()

@@ -30,7 +30,7 @@ from runtime.ranks import KvForm
 from runtime.repair import repair
 from runtime.types import ModelSpec
 from runtime.wire import SlotStaged
-from store import listing, pins, prefixes, removal, sightings, turns, upkeep
+from store import listing, pins, prefixes, removal, sightings, turns, unpublished, upkeep
 from store.conversations import Conversations
 from store.disk import Reserve
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
@@ -70,11 +70,11 @@ class Inventory:
 
     def conversations(self) -> list[ConversationView]:
         """Everything there is, the latest used first."""
-        return [self._view(entry) for entry in self._entries()]
+        return [_view(self.store, entry) for entry in self._entries()]
 
     def views(self, entries: Sequence[Entry]) -> list[ConversationView]:
         """The same as people see it, one by one."""
-        return [self._view(entry) for entry in entries]
+        return [_view(self.store, entry) for entry in entries]
 
     def of_sessions(self, names: Sequence[str]) -> dict[str, list[SessionKv]]:
         """The conversations with these session ids, each with every model it had, by session id."""
@@ -82,7 +82,7 @@ class Inventory:
         found = self.store.database.read(lambda c: listing.named(c, list(keys)))
         kv: dict[str, list[SessionKv]] = {name: [] for name in names}
         for entry in found:
-            one = SessionKv(self._view(entry), entry.model, entry.leaf)
+            one = SessionKv(_view(self.store, entry), entry.model, entry.leaf)
             kv[keys[bytes.fromhex(entry.id)]].append(one)
         return kv
 
@@ -209,7 +209,12 @@ class Inventory:
         Raises:
             UnknownConversation: as `find`.
         """
-        entry = self.find(name)
+        try:
+            entry = self.find(name)
+        except UnknownConversation:
+            if not _drop_lost(self.store, name):
+                raise
+            return self._finished(1, 0)
         source = pins.source_of(entry.id)
         chain = tokens_to(self.store, entry.leaf) if not entry.is_named else None
         self.store.database.submit(lambda c: pins.drop(c, source)).result()
@@ -333,30 +338,37 @@ class Inventory:
             raise outcome.error
         return PublishedView(num_saved=len(outcome.saved), num_refused=len(outcome.refused))
 
-    def _view(self, entry: Entry) -> ConversationView:
-        return ConversationView(
-            id=entry.id,
-            model=entry.name,
-            model_hash=entry.model.hex(),
-            num_tokens=entry.num_tokens,
-            num_durable=entry.num_durable,
-            num_turns=entry.num_turns,
-            num_slots=entry.num_slots,
-            disk_bytes=entry.disk_bytes,
-            own_bytes=entry.own_bytes,
-            tier=_tier(entry),
-            last_used_s=self.store.clock.wall_s(entry.last_used_s),
-            is_pinned=bool(entry.is_pinned),
-            is_durable=0 < entry.num_tokens <= entry.num_durable,
-            is_named=bool(entry.is_named),
-        )
-
     def _entries(self) -> list[Entry]:
         return self.store.database.read(listing.entries)
 
     def labels(self) -> dict[bytes, str]:
         """What the weights of each model hash go by."""
         return {row.hash: row.label for row in self.store.records.models()}
+
+
+def _view(store: OpenStore, entry: Entry) -> ConversationView:
+    return ConversationView(
+        id=entry.id,
+        model=entry.name,
+        model_hash=entry.model.hex(),
+        num_tokens=entry.num_tokens,
+        num_durable=entry.num_durable,
+        num_turns=entry.num_turns,
+        num_slots=entry.num_slots,
+        disk_bytes=entry.disk_bytes,
+        own_bytes=entry.own_bytes,
+        tier=_tier(entry),
+        last_used_s=store.clock.wall_s(entry.last_used_s),
+        is_pinned=bool(entry.is_pinned),
+        is_durable=0 < entry.num_tokens <= entry.num_durable,
+        is_named=bool(entry.is_named),
+    )
+
+
+def _drop_lost(store: OpenStore, session_id: str) -> bool:
+    """Nothing of a conversation is on disk; whether it was noted that something should be."""
+    key = store.conversation_key(session_id)
+    return store.database.submit(lambda c: unpublished.drop_key(c, key)).result() > 0
 
 
 def _read_cold(store: OpenStore, place: SlotPlace, reserve: Reserve) -> int:

@@ -10,8 +10,9 @@ class ConversationView(Struct, frozen=True):
     """A line of `hearth cache ls`. Times are wall-clock seconds.
 
     `model` is the name that was asked. Of its `disk_bytes` so many are its `own_bytes`: they leave
-    the disk with it, the others are shared. The first `num_durable` of its tokens are on disk, and
-    `is_durable` says that its latest turn is there to the end.
+    the disk with it, the others are shared. The first `num_durable` of its tokens are on disk;
+    `num_tokens` counts what is being written as well, and `is_durable` says that its latest turn is
+    on disk to the end. Without a session id what is being written is not told.
     """
 
     id: str

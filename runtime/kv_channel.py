@@ -13,6 +13,7 @@ from runtime.identity import Look
 from runtime.slot_news import (
     Attach,
     KnownSlot,
+    Lost,
     Slots,
     SlotsAway,
     SlotsDemoted,
@@ -40,6 +41,8 @@ from runtime.wire import (
     RoomLeft,
     RoomWanted,
     SlotBad,
+    SlotQueued,
+    SlotsLeft,
     SlotStaged,
     SlotsUsed,
     SlotsWanted,
@@ -47,7 +50,7 @@ from runtime.wire import (
     TurnEnded,
 )
 from store.keyed_names import Asker, Whom
-from store.types import Run, SlotRow
+from store.types import LostRow, Run, SlotRow
 
 MAX_SLOTS = 2000
 """Slots in one frame: a worker must not be kept from its requests for long."""
@@ -62,7 +65,9 @@ _FORGET_PATIENCE_S = 5.0
 """Deleting waits longer; what a worker that is later still stages is refused until it answers."""
 
 KvEvent = (
-    SlotStaged
+    SlotQueued
+    | SlotsLeft
+    | SlotStaged
     | TurnEnded
     | SlotBad
     | SlotsUsed
@@ -314,6 +319,11 @@ class KvChannel:
     def tell_slots(self, rows: Sequence[SlotRow]) -> None:
         """These are on disk, parents before children."""
         self._tell(Slots(slots=tuple(known(row) for row in rows)))
+
+    def tell_lost(self, rows: Sequence[LostRow]) -> None:
+        """These were computed and are not on disk; nobody has them."""
+        if rows:
+            self._tell(Lost(rows=tuple(rows)))
 
     def tell_saved(self, ids: Sequence[str]) -> None:
         if ids:

@@ -42,6 +42,8 @@ from runtime.wire import (
     RoomLeft,
     RoomWanted,
     SlotBad,
+    SlotQueued,
+    SlotsLeft,
     SlotStaged,
     SlotsUsed,
     SlotsWanted,
@@ -200,6 +202,7 @@ class KvStore:
             StoreUnavailable: there is no store, or it fails.
         """
         await self.settled()
+        await self.publisher.noted()
         loop, store = asyncio.get_running_loop(), self._life.store
         if store is None:
             raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
@@ -280,6 +283,8 @@ class KvStore:
                 if isinstance(event, SlotStaged):
                     self._reservations.staged(event.header.id)
                 self.publisher.hear(channel, event)
+            case SlotQueued() | SlotsLeft():
+                self.publisher.note(channel, event)
             case RoomWanted() | RoomLeft():
                 self._reservations.hear(channel, event)
             case SlotsUsed(ids=ids, longer=longer):

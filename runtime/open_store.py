@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +23,8 @@ from runtime.identified import identify
 from runtime.ranks import KvForm
 from runtime.types import MissReason, ModelSpec
 from runtime.wear import Wear
-from runtime.wire import SlotStaged, TurnEnded
-from store import upkeep
+from runtime.wire import SlotQueued, SlotsLeft, SlotStaged, TurnEnded
+from store import slot_rows, unpublished, upkeep
 from store.cold_gate import ColdGate
 from store.conversations import Conversations
 from store.database import Database
@@ -44,7 +44,15 @@ from store.slots import (
     remove,
     slot_path,
 )
-from store.types import NAMELESS, ConversationRow, SlotPlace, SlotRow, Tier
+from store.types import (
+    NAMELESS,
+    ConversationRow,
+    LostRow,
+    SlotPlace,
+    SlotRow,
+    Tier,
+    UnpublishedRow,
+)
 
 INDEX = "index.db"
 
@@ -415,9 +423,8 @@ class _Turn(NamedTuple):
     num_turns: int = 1
 
     def row(self, secret: bytes, used_s: float) -> ConversationRow:
-        session_id = self.asker.session_id
         return ConversationRow(
-            key=NAMELESS if session_id is None else conversation_key(secret, session_id),
+            key=_key_of(secret, self.asker),
             model=self.model,
             leaf=self.leaf,
             num_tokens=self.num_tokens,
@@ -432,6 +439,42 @@ class _Turn(NamedTuple):
 def _turn_of(staged: SlotStaged) -> _Turn:
     header, num_turns = staged.header, int(staged.ends_turn)
     return _Turn(header.model, staged.asker, header.id, header.end, header.ttl_s, num_turns)
+
+
+def note(store: OpenStore, model: bytes, told: SlotQueued | SlotsLeft) -> Future[None]:
+    """A worker has a slot in memory that is not on disk yet, or has it no longer.
+
+    From any thread; it does not block. Raises StoreError.
+    """
+    submit = store.database.submit
+    if isinstance(told, SlotsLeft):
+        return submit(lambda c: unpublished.forget_slots(c, told.ids))
+    now_s = store.clock.now_s()
+    row = UnpublishedRow(
+        slot=told.id,
+        key=_key_of(store.secret, told.asker),
+        name=told.asker.model,
+        pieces=told.pieces,
+        start=told.start,
+        ttl_s=told.ttl_s,
+    )
+    return submit(lambda c: unpublished.note(c, slot_rows.known_model_id(c, model), row, now_s))
+
+
+def lost(store: OpenStore, model: bytes, *, is_alone: bool) -> list[LostRow]:
+    """What was computed of a model and lost before it was on disk. Raises StoreError.
+
+    `is_alone` says that nobody has anything of it in memory.
+    """
+    if is_alone:
+        store.database.submit(lambda c: unpublished.lose(c, model)).result()
+    now_s = store.clock.now_s()
+    return store.database.read(lambda c: unpublished.lost(c, model, now_s))
+
+
+def _key_of(secret: bytes, asker: Asker) -> bytes:
+    session_id = asker.session_id
+    return NAMELESS if session_id is None else conversation_key(secret, session_id)
 
 
 def _discard(path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from runtime.kv_channel import KvChannel
-from runtime.open_store import OpenStore, Published
+from runtime.open_store import OpenStore, Published, note
 from runtime.store_life import StoreLife
-from runtime.wire import SlotStaged, TurnEnded
+from runtime.wire import SlotQueued, SlotsLeft, SlotStaged, TurnEnded
+from store.errors import StoreError
 from store.keyed_names import Whom
 from store.types import SlotRow
 
@@ -40,6 +43,7 @@ class Publisher:
         self._running: asyncio.Task[None] | None = None
         self._group: asyncio.Future[Published | None] | None = None
         self._under_way: set[asyncio.Task[None]] = set()
+        self._noting: Future[None] | None = None
 
     def listen(self, tell: Callable[[Written], None]) -> None:
         """Have `tell` called for every group of slots."""
@@ -55,6 +59,23 @@ class Publisher:
         elif not channel.is_forgotten(told.asker):
             model = channel.model_hash
             self._see_through(self._life.attempt(lambda store: store.end_turn(model, told)))
+
+    def note(self, channel: KvChannel, told: SlotQueued | SlotsLeft) -> None:
+        """A slot is to be written, or is not any more: noted before anything of it is published.
+
+        Nobody waits for that. Where it fails a crash is not told apart from what was never said.
+        """
+        store = self._life.store
+        if store is None or (isinstance(told, SlotQueued) and channel.is_forgotten(told.asker)):
+            return
+        with suppress(StoreError):
+            self._noting = note(store, channel.model_hash, told)
+
+    async def noted(self) -> None:
+        """Wait until all that was heard so far is noted."""
+        if (noting := self._noting) is not None:
+            with suppress(StoreError):
+                await asyncio.wrap_future(noting)
 
     def _take(self, channel: KvChannel, staged: SlotStaged) -> None:
         if channel.is_forgotten(staged.asker):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.types import MissReason, Struct
-from store.types import Tier, TtlClass
+from store.types import LostRow, Tier, TtlClass
 
 
 class KnownSlot(Struct, frozen=True, array_like=True):
@@ -48,6 +48,12 @@ class Slots(Struct, frozen=True, tag="slots"):
     """What is on disk of this model, parents before children; some of it at a time."""
 
     slots: tuple[KnownSlot, ...]
+
+
+class Lost(Struct, frozen=True, tag="lost"):
+    """What former workers computed of this model and left neither on disk nor anywhere else."""
+
+    rows: tuple[LostRow, ...]
 
 
 class SlotsSaved(Struct, frozen=True, tag="saved"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from migrations.run import upgrade
 from runtime.open_store import INDEX, OpenStore
-from store import ownership, upkeep
+from store import ownership, unpublished, upkeep
 from store.clock import Clock, now
 from store.cold import ColdDirectory, ColdStore, open_cold
 from store.cold_gate import ColdGate
@@ -44,6 +44,8 @@ def open_store(
     if cold is not None and cold_store is not None:
         claim = Claim(root, owned.secret, cold_store, lambda: "cold" in store.tiers())
         store.cold = ColdGate(cold, claim)
+    with suppress(StoreError):
+        database.submit(unpublished.lose).result()
     with suppress(StoreError):
         now_s = time.time()
         store.wear.add(store.records.counters(now_s).get("written_bytes", 0.0), now_s)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from runtime.kv_channel import MAX_SLOTS, KvChannel
 from runtime.naming import Naming
+from runtime.open_store import lost
 from runtime.settings import Settings
 from runtime.slot_news import Attach
 from runtime.store_life import StoreLife
@@ -37,9 +38,13 @@ class Welcome:
             model, store = await self._naming.of(channel), self._life.store
             if store is None or model is None:
                 return
+            is_new = not channel.has_disk
             channel.attach(Attach(model_hash=model, secret=store.secret))
             self._on_named(channel)
             rows = await self._stream(channel)
+            # After what is on disk: what comes there meanwhile is not lost, and it is told so.
+            gone = await self._life.attempt(lambda one: lost(one, model, is_alone=is_new))
+            channel.tell_lost(gone or [])
             channel.welcomed()
         if self._settings.prewarm:
             channel.bring([row.header.id for row in rows if row.is_pinned])

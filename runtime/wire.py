@@ -14,6 +14,7 @@ import msgspec
 from runtime.ranks import Ranks
 from runtime.slot_news import (
     Attach,
+    Lost,
     Slots,
     SlotsAway,
     SlotsDemoted,
@@ -26,7 +27,7 @@ from runtime.slot_news import (
 )
 from runtime.types import CacheUse, Chunk, GenerateRequest, ModelSpec, Struct
 from store.keyed_names import NOBODY, Asker, Whom
-from store.types import SlotHeader
+from store.types import Piece, SlotHeader
 
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH = struct.Struct("<I")
@@ -135,6 +136,7 @@ class RoomGiven(Struct, frozen=True, tag="room_given"):
 KvNews = (
     Attach
     | Slots
+    | Lost
     | Told
     | SlotsSaved
     | SlotsPromoted
@@ -287,6 +289,25 @@ class SlotStaged(Struct, frozen=True, tag="staged"):
     parent: str | None = None
 
 
+class SlotQueued(Struct, frozen=True, tag="queued"):
+    """A slot is to be written: until it is published, or left, a crash loses these pieces.
+
+    Told again when it is another conversation's.
+    """
+
+    id: str
+    asker: Asker
+    pieces: tuple[Piece, ...]
+    start: int = 0
+    ttl_s: float | None = None
+
+
+class SlotsLeft(Struct, frozen=True, tag="left"):
+    """Slots that were queued and are in memory no longer; nothing of them came to the disk."""
+
+    ids: tuple[str, ...]
+
+
 class TurnEnded(Struct, frozen=True, tag="turn"):
     """An answer ended with tokens that are all on disk already, the last of them in this slot."""
 
@@ -391,6 +412,8 @@ Event = (
     | Heartbeat
     | Flushing
     | Flushed
+    | SlotQueued
+    | SlotsLeft
     | SlotStaged
     | SlotBad
     | TurnEnded

@@ -12,6 +12,7 @@ CacheMode = Literal["full", "prefix", "off"]
 CacheTier = Literal["none", "hot", "warm", "cold"]
 MissReason = Literal[
     "first_seen",
+    "not_yet_durable",
     "diverged",
     "expired",
     "evicted",

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, delete, func, or_, select, update
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.orm import aliased
 
-from store import pins, slot_rows
+from store import pins, slot_rows, unpublished
 from store.database import Database
 from store.errors import StoreError
 from store.tables import Conversation, ConversationSlot, Cut, Model, Pin, Slot
@@ -129,6 +129,7 @@ def _note_chain(connection: Connection, conversation: int, slot: int | None, rea
 
 
 def _drop(connection: Connection, key: bytes, model: bytes | None) -> tuple[SlotPlace, ...]:
+    unpublished.drop_key(connection, key, model)
     find = select(Conversation.id).where(Conversation.key == key)
     if model is not None:
         find = find.where(Conversation.model_id == slot_rows.model_id(connection, model))

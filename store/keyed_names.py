@@ -58,6 +58,19 @@ class Whom(msgspec.Struct, frozen=True):
             return False
         return session_id == self.session_id or conversation_key(secret, session_id) == self.key
 
+    def means_key(self, name: str, key: bytes, secret: bytes) -> bool:
+        """The same of what is known by the key of its conversation, which is empty without one.
+
+        Tokens are not known by keys: a chain of them means all that have no session id.
+        """
+        if self.model is not None and name != self.model:
+            return False
+        if self.chain is not None:
+            return not key
+        if self.session_id is None:
+            return self.key is None or key == self.key
+        return key in (self.key, conversation_key(secret, self.session_id))
+
 
 def model_key(secret: bytes, model: str) -> str:
     """What stands for the name of a model in the names of files: 16 hex characters."""

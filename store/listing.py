@@ -10,13 +10,16 @@ from sqlalchemy import Connection, Row, bindparam, text
 from store.types import SlotPlace, Struct
 
 _NAMED = """
-SELECT lower(hex(c.key)), m.hash, l.name, c.num_tokens, c.num_turns,
+SELECT lower(hex(c.key)), m.hash, l.name, max(c.num_tokens, coalesce(u.last, 0)), c.num_turns,
   count(s.id), coalesce(sum(s.disk_bytes), 0),
   coalesce(sum(s.disk_bytes * NOT EXISTS (SELECT 1 FROM conversation_slots o
     WHERE o.slot_id = s.id AND o.conversation_id <> c.id)), 0), coalesce(sum(s.tier = 'cold'), 0),
   coalesce(l.is_pinned, 0), max(c.last_used_s, coalesce(l.last_used_s, 0.0)),
-  coalesce(l."end", 0), 1, coalesce(nullif(c.name, ''), m.label)
+  coalesce(u.first, l."end", 0), 1, coalesce(nullif(c.name, ''), m.label)
 FROM conversations c JOIN models m ON m.id = c.model_id LEFT JOIN slots l ON l.id = c.leaf_id
+  LEFT JOIN (SELECT key, model_id, name, min(start) AS first, max("end") AS last
+    FROM unpublished WHERE NOT is_lost GROUP BY key, model_id, name) u
+    ON u.key = c.key AND u.model_id = c.model_id AND u.name = c.name
   LEFT JOIN conversation_slots cs ON cs.conversation_id = c.id
   LEFT JOIN slots s ON s.id = cs.slot_id
 WHERE c.key <> x''
@@ -72,8 +75,8 @@ class Entry(Struct, frozen=True):
 
     `name` is the model's that was asked; what two names asked is there twice. `id` is the hex of a
     conversation's key, else the id of the chain's last slot. `num_durable` is how many of its
-    tokens are on disk now. Slots and bytes that are shared count in each; `own_bytes` are those of
-    slots that nothing else here has.
+    tokens are on disk now, `num_tokens` counts what is being written as well. Slots and bytes that
+    are shared count in each; `own_bytes` are those of slots that nothing else here has.
     """
 
     id: str

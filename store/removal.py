@@ -8,12 +8,21 @@ from threading import Lock
 
 from sqlalchemy import Connection, delete, func, select, update
 
-from store import pins, slot_rows
+from store import pins, slot_rows, unpublished
 from store.cold import ColdStore
 from store.conversations import drop_rows, drop_unneeded
 from store.index import SlotIndex
 from store.slots import remove, slot_path
-from store.tables import Conversation, ConversationSlot, Counter, Model, Pin, Request, Slot
+from store.tables import (
+    Conversation,
+    ConversationSlot,
+    Counter,
+    Model,
+    Pin,
+    Request,
+    Slot,
+    Unpublished,
+)
 from store.types import NAMELESS, SlotPlace
 
 BATCH = 500
@@ -48,6 +57,7 @@ def drop_chain(connection: Connection, leaf: str) -> tuple[SlotPlace, ...]:
             if not _leave(connection, conversation, slot, left_at):
                 break
     mine = [slot for slot, _ in way]
+    unpublished.drop_nameless(connection, mine[:1])
     return drop_unneeded(connection, mine[:-1] if is_branch else mine)
 
 
@@ -87,6 +97,7 @@ def drop_name(connection: Connection, name: str) -> tuple[SlotPlace, ...] | None
     What was asked by other names stays whole.
     """
     pins.drop_named(connection, name)
+    unpublished.drop_name(connection, name)
     named = select(Conversation.id).where(Conversation.name == name, Conversation.key != NAMELESS)
     rows = list(connection.execute(named.limit(_CONVERSATIONS)).scalars())
     if rows:
@@ -133,12 +144,13 @@ def drop_some(connection: Connection, model: bytes | None) -> tuple[SlotPlace, .
 def forget(connection: Connection, model: bytes | None) -> None:
     """Delete a model's conversations and pins; without one, those of all, and all past requests."""
     if model is None:
-        for table in (Conversation, Pin, Request, Counter):
+        for table in (Conversation, Pin, Unpublished, Request, Counter):
             connection.execute(delete(table))
         return
     number = slot_rows.model_id(connection, model)
     connection.execute(delete(Conversation).where(Conversation.model_id == number))
     connection.execute(delete(Pin).where(Pin.model_id == number))
+    connection.execute(delete(Unpublished).where(Unpublished.model_id == number))
 
 
 def unlink_condemned(

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine.interfaces import DBAPICursor
 
+from store import unpublished
 from store.tables import Block, Condemned, Conversation, Layout, Model, Slot
 from store.types import Candidate, SlotHeader, SlotPlace, SlotRow, Tier, TtlClass
 
@@ -192,6 +193,7 @@ def _insert_slot(cursor: DBAPICursor, row: SlotRow) -> bool:
     blocks = [(number, position, block) for position, block in enumerate(header.block_hashes)]
     cursor.executemany("INSERT INTO blocks VALUES (?, ?, ?)", blocks)
     cursor.execute("UPDATE slots SET num_children = num_children + 1 WHERE id = ?", (parent,))
+    unpublished.published(cursor, header)
     _adopt(cursor, header, model, cast("int", number))
     return True
 

@@ -14,7 +14,7 @@ from store.types import Tier, TtlClass
 APPLICATION_ID = 0x48525448
 """What SQLite's header says of the file: `HRTH`."""
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -208,6 +208,35 @@ class ConversationSlot(Table):
         ForeignKey("slots.id", ondelete="CASCADE"), primary_key=True
     )
     reach: Mapped[int] = mapped_column(server_default=text("0"))
+
+
+class Unpublished(Table):
+    """A block, or the end of a slot, that is computed and not on disk yet; with `is_lost` whoever
+    had it in memory is gone.
+
+    `slot` is what it is queued as, which begins at `start`; `key` and `name` are those of the
+    conversation it is written for. The end of a slot has its position `end`; where that is inside a
+    block its `hash` is that of the tokens since the block hash `above`, which is empty for blocks.
+    """
+
+    __tablename__ = "unpublished"
+    __table_args__ = (
+        Index("unpublished_by_hash", "hash"),
+        Index("unpublished_by_slot", "slot"),
+        Index("unpublished_by_key", "key", "model_id", "name"),
+    )
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    slot: Mapped[str]
+    model_id: Mapped[int] = mapped_column(ForeignKey("models.id"))
+    key: Mapped[bytes]
+    name: Mapped[str]
+    hash: Mapped[bytes]
+    above: Mapped[bytes]
+    end: Mapped[int]
+    start: Mapped[int]
+    is_lost: Mapped[bool]
+    until_s: Mapped[float]
 
 
 class Request(Table):

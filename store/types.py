@@ -242,6 +242,37 @@ class ConversationRow(Struct, frozen=True):
     name: str = ""
 
 
+class Piece(NamedTuple):
+    """A block by its hash, or how the tokens up to the position `end` are known.
+
+    Where `end` is inside a block, `hash` is that of the block's tokens up to there after the block
+    hash `above`. Blocks have neither, but for one at whose end a slot ends.
+    """
+
+    hash: bytes
+    above: bytes = b""
+    end: int = 0
+
+
+class UnpublishedRow(Struct, frozen=True):
+    """What a slot is to hold that is queued and not on disk yet, and whose it is."""
+
+    slot: str
+    key: bytes
+    name: str
+    pieces: tuple[Piece, ...]
+    start: int = 0
+    ttl_s: float | None = None
+
+
+class LostRow(Struct, frozen=True):
+    """What of a conversation was computed and never came to the disk."""
+
+    key: bytes
+    name: str
+    pieces: tuple[Piece, ...]
+
+
 class RequestRow(Struct, frozen=True):
     """One finished request: counts and times, never its text.
 

@@ -19,6 +19,7 @@ from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.slot_news import KnownSlot
 from runtime.types import GenerateRequest, MissReason, ModelSpec, TokenPrompt
+from runtime.wire import SlotQueued, SlotsLeft
 from runtime.worker import model as models
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
@@ -78,6 +79,7 @@ class Session:
         self.chain = HashChain(secret, b"model", block_size=block_size)
         self.news: queue.SimpleQueue[SlotRead | WriteFailed] = queue.SimpleQueue()
         self.reports: list[TierEvent] = []
+        self.noted: list[SlotQueued | SlotsLeft] = []
         self.written: list[tuple[WriteJob, StagedSlot]] = []
         self._num_staged = threading.Semaphore(0)
         self.writer: SlotWriter | None = None
@@ -89,7 +91,7 @@ class Session:
             self._writing.start()
             self.reader = SlotReader(root, self.news.put)
         self.ground = Ground.of(model, self.chain, b"model", hot_bytes)
-        self.tiers = Tiers(self.ground, self.writer, self.reader, self.reports.append)
+        self.tiers = Tiers(self.ground, self.writer, self.reader, self._on_report)
         self._grid = Scheduler(max_batch=1, max_slice=SLICE_TOKENS, block_s=1.0)
 
     def trail(self, token_ids: Sequence[int], **fields: Any) -> Trail:
@@ -169,6 +171,12 @@ class Session:
         self.compute(trail, kv, start)
         self.answer(trail, kv, output_ids)
         return trail
+
+    def _on_report(self, report: TierEvent) -> None:
+        if isinstance(report, SlotQueued | SlotsLeft):
+            self.noted.append(report)
+        else:
+            self.reports.append(report)
 
     def _on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
         self.written.append((job, staged))

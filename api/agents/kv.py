@@ -63,6 +63,7 @@ def _view(found: ConversationView, *, is_hot: bool) -> KvView:
         model=found.model,
         status="hot" if is_hot else _STATUS[found.tier],
         tokens=found.num_tokens,
+        durable_tokens=found.num_durable,
         disk_bytes=found.disk_bytes,
         last_used_at=found.last_used_s,
     )

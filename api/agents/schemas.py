@@ -55,11 +55,15 @@ class AgentFork(AgentConfig, kw_only=True):
 
 
 class KvView(Body):
-    """An agent's KV with one model: where the slowest of it is. Times are Unix seconds."""
+    """An agent's KV with one model: where the slowest of it is. Times are Unix seconds.
+
+    The first `durable_tokens` of its `tokens` are on disk: no crash loses them.
+    """
 
     model: str
     status: KvStatus
     tokens: int
+    durable_tokens: int = 0
     disk_bytes: int = 0
     last_used_at: float | None = None
 

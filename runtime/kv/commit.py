@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from runtime.kv.eviction import densest
 from runtime.kv.ground import Ground
 from runtime.kv.hot import Ended, Held
 from runtime.kv.media import around, overlapping, rope_delta
+from runtime.kv.notes import Notes
 from runtime.kv.parts import Span
 from runtime.kv.prefix import Match, Run, path_to, run_of
 from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteJob
 from store.keyed_names import Asker
-from store.types import SlotHeader
+from store.types import Piece, SlotHeader
 
 RUN_TOKENS = 2048
 RUN_BYTES = 256 * 1024 * 1024
@@ -28,10 +29,11 @@ MAX_PASSING = 8
 class Committer:
     """Cuts live caches into runs. `writer` is None without a disk."""
 
-    def __init__(self, ground: Ground, writer: SlotWriter | None) -> None:
+    def __init__(self, ground: Ground, writer: SlotWriter | None, notes: Notes) -> None:
         self._ground = ground
         self._hot = ground.hot
         self._writer = writer
+        self._notes = notes
 
     def commit(self, trail: Trail, kv: Sequence[Any], end: int, *, ends_turn: bool = False) -> None:
         """Keep the KV of the trail's tokens up to `end`, of which `kv` holds at least that many.
@@ -266,10 +268,9 @@ class Committer:
                 continue
             if not self._writer.has_room:
                 return False
-            held.is_written = True
-            asker = self._hot.asker_of(run)
-            held.ended.pop(asker, None)
-            self._writer.put(_job(self._ground, run, asker))
+            # Nobody is there to compare its tokens: whatever end it may go through.
+            ends = self._ground.losses.ends_between(run.start, run.end)
+            self._queue(self._writer, run, self._hot.asker_of(run), ends)
         return True
 
     def _write(self, trail: Trail) -> None:
@@ -285,10 +286,22 @@ class Committer:
                 held.ttl_class, held.ttl_s = trail.ttl_class, trail.ttl_s
             if held.kv is None or held.ttl_s == 0:
                 return
-            held.is_written = True
+            losses = self._ground.losses
+            ends = list(losses.ends_of(self._ground.chain, trail, run.start, left))
+            ends += losses.ends_between(left, run.end)
             asker = trail.asker if left == run.end else self._hot.asker_of(run)
-            held.ended.pop(asker, None)
-            self._writer.put(_job(self._ground, run, asker))
+            self._queue(self._writer, run, asker, ends)
+
+    def _queue(self, writer: SlotWriter, run: Run, asker: Asker, ends: Iterable[Piece]) -> None:
+        """Have a run written; `ends` are those that were lost and are on disk again with it.
+
+        The server notes first that it is in memory only.
+        """
+        held = self._hot[run]
+        held.is_written = True
+        held.ended.pop(asker, None)
+        self._notes.queued(run, asker, ends)
+        writer.put(_job(self._ground, run, asker))
 
     def _prefer(self, trail: Trail) -> None:
         """All of a conversation that waits for its user is written before anything older."""

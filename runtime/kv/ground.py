@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from runtime.kv.blocks import HashChain
 from runtime.kv.hot import HotTier
+from runtime.kv.losses import Losses
 from runtime.kv.parts import Caches, Parts
 from runtime.kv.prefix import PrefixTree, Run, part_of
 from runtime.kv.rates import Rates
@@ -54,6 +55,7 @@ class Ground:
     ghosts: OrderedDict[bytes, MissReason] = field(
         default_factory=OrderedDict["bytes", "MissReason"]
     )
+    losses: Losses = field(default_factory=Losses)
     max_hot_bytes: int = 0
     left_bytes: int | None = None
     """What running requests leave to the hot tier of the memory for both; None: enough."""
@@ -97,14 +99,19 @@ class Ground:
                 self.forget(run, "evicted")
         self.hot.rename(chain, roots.__getitem__)
         self._former, self.ghosts = (self.chain, self.ghosts), OrderedDict()
+        self.losses.clear()
         self.chain, self.model_hash = chain, model_hash
         return forgotten
 
     def ghost_of(self, trail: Trail, position: int) -> MissReason | None:
         """Why the block of a prompt that is at this position is not there any more, if it was."""
         number = position // self.chain.block_size
-        if number >= len(trail.block_hashes):
-            return None
+        if number < len(trail.block_hashes) and (ghost := self._ghost_of(trail, number)):
+            return ghost
+        is_lost = self.losses.has(self.chain, trail, position)
+        return "not_yet_durable" if is_lost else None
+
+    def _ghost_of(self, trail: Trail, number: int) -> MissReason | None:
         if (reason := self.ghosts.get(trail.block_hashes[number])) or self._former is None:
             return reason
         chain, ghosts = self._former
@@ -122,7 +129,8 @@ class Ground:
         told = self.hot.forget(is_meant)
         self._remember(told.runs, "deleted")
         for run in told.longer:
-            self.shorten(run, self.hot[run].reach(), "deleted")
+            part = self.shorten(run, self.hot[run].reach(), "deleted")
+            self.hot.others += [part] if part is not None else []
         gone = [run for run in (*told.runs, *told.longer) if run not in self.hot]
         return gone, told.unwritten
 
@@ -139,18 +147,19 @@ class Ground:
         else:
             self.shorten(run, held.reach(with_nameless=reason != "deleted"), reason)
 
-    def shorten(self, run: Run, end: int, reason: MissReason) -> None:
+    def shorten(self, run: Run, end: int, reason: MissReason) -> Run | None:
         """Keep in memory the whole blocks of a run up to a position, and forget the rest.
 
-        What is kept is not on disk any more. Nothing changes where the run ends before.
+        What is kept is another run, not on disk any more. Nothing changes where the run ends
+        before.
         """
         if end >= run.end:
-            return
+            return None
         held, kv, size = self.hot[run], self.hot[run].kv, self.chain.block_size
         end -= end % size
         self.forget(run, reason)
         if kv is None or end <= run.start or run.media or not self.parts.can_divide:
-            return
+            return None
         part = part_of(run, run.start, end, size)
         share = part.num_tokens / run.num_tokens
         kept = replace(
@@ -161,6 +170,8 @@ class Ground:
             is_state_hot=False,
             is_written=False,
             is_saved=False,
+            is_queued=False,
+            completes=(),
             num_readers=0,
             recompute_ms=held.recompute_ms * share,
             ends_turn=False,
@@ -168,6 +179,7 @@ class Ground:
         )
         self.hot.add(part, kept)
         self.hot.attach(part, self.parts.part(kv, 0, part.num_tokens, has_state=False))
+        return part
 
     def set_budget(self, num_bytes: int) -> None:
         """The hot tier may have so much at the most."""

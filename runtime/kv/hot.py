@@ -13,7 +13,7 @@ from runtime.kv.blocks import HASH_BYTES, HashChain
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix import PrefixTree, Run, path_to, renamed
 from store.keyed_names import NOBODY, Asker
-from store.types import DEFAULT_TTL_S, Candidate, Tier, TtlClass, decayed_hits
+from store.types import DEFAULT_TTL_S, Candidate, Piece, Tier, TtlClass, decayed_hits
 
 MAX_ASKERS = 32
 
@@ -41,10 +41,11 @@ class Held:
 
     `id` names its slot. `ends_turn` says that a whole answer ends with it. With `is_state_hot` the
     state at its end is in memory only, and goes with `kv`. `is_written` says that a file of it
-    exists or is being written, `is_saved` that it is published. `num_readers` counts requests that
-    are about to use `kv`. `askers` used it last, each up to a position, the latest at the end;
-    those of one name without a session id are one. `ended` are those whose turn ended in it, until
-    they are known on disk.
+    exists or is being written, `is_saved` that it is published. With `is_queued` the server was
+    told that it is to be; `completes` are ends that were lost and that it goes through.
+    `num_readers` counts requests that are about to use `kv`. `askers` used it last, each up to a
+    position, the latest at the end; those of one name without a session id are one. `ended` are
+    those whose turn ended in it, until they are known on disk.
     """
 
     id: str
@@ -57,6 +58,8 @@ class Held:
     disk_bytes: int = 0
     last_used_s: float = 0.0
     hits: float = 0.0
+    is_queued: bool = False
+    completes: tuple[Piece, ...] = ()
     num_readers: int = 0
     recompute_ms: float = 0.0
     ends_turn: bool = False
@@ -93,6 +96,10 @@ class HotTier:
         self.budget_bytes = budget_bytes
         self.num_bytes = 0
         self.num_evicted = 0
+        self.left: list[str] = []
+        """Slots that were queued and left before they were on disk; whoever tells it clears it."""
+        self.others: list[Run] = []
+        """Runs that are not on disk and somebody else's now, or others than before; the same."""
         self._held: dict[Run, Held] = {}
         self._in_memory: set[Run] = set()
         self._by_id: dict[str, Run] = {}
@@ -131,7 +138,10 @@ class HotTier:
         """Forget a run. What continues it stays."""
         self.tree.remove(run)
         self._detach(run)
-        del self._by_id[self._held.pop(run).id]
+        held = self._held.pop(run)
+        del self._by_id[held.id]
+        if held.is_queued and not held.is_saved:
+            self.left.append(held.id)
 
     def forget(self, is_meant: Callable[[Asker], bool]) -> Forgotten:
         """Forget what only these conversations used and is not published.
@@ -156,6 +166,7 @@ class HotTier:
                 told.longer.append(run)
             else:
                 self._drop_unused(run, told)
+        self.others += [run for run in used if run in self._held and run not in told.longer]
         return told
 
     def _drop_unused(self, run: Run, told: Forgotten) -> None:
@@ -201,7 +212,7 @@ class HotTier:
         self._by_id.clear()
         for run, held in self._held.items():
             held.id = os.urandom(16).hex()
-            held.is_written = held.is_saved = False
+            held.is_written = held.is_saved = held.is_queued = False
             held.tier = "warm"
             self._by_id[held.id] = run
 

@@ -19,6 +19,7 @@ from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
 from runtime.kv.hot import Held, HotTier
 from runtime.kv.late import LateNames, stand_for
+from runtime.kv.notes import Notes
 from runtime.kv.prefix import Run, run_of
 from runtime.kv.prewarm import Prewarmer
 from runtime.kv.reader import SlotRead, SlotReader
@@ -28,6 +29,7 @@ from runtime.kv.writer import SlotWriter, WriteFailed
 from runtime.slot_news import (
     Attach,
     KnownSlot,
+    Lost,
     Slots,
     SlotsAway,
     SlotsDemoted,
@@ -50,13 +52,25 @@ from runtime.wire import (
     KvNews,
     PinWanted,
     SlotBad,
+    SlotQueued,
+    SlotsLeft,
     SlotsUsed,
     SlotsWanted,
     TurnEnded,
 )
 from store.keyed_names import Asker
 
-TierEvent = SlotBad | SlotsUsed | TurnEnded | SlotsWanted | HotNow | Forgotten | PinWanted
+TierEvent = (
+    SlotQueued
+    | SlotsLeft
+    | SlotBad
+    | SlotsUsed
+    | TurnEnded
+    | SlotsWanted
+    | HotNow
+    | Forgotten
+    | PinWanted
+)
 """What the tiers tell the server."""
 
 TierNews = SlotRead | WriteFailed | KvNews
@@ -90,7 +104,8 @@ class Tiers:
         self._report = report
         self._restorer = Restorer(ground, reader, report)
         self._prewarmer = Prewarmer(ground, self._restorer, prewarm_bytes)
-        self._committer = Committer(ground, writer)
+        self._notes = Notes(ground, report, has_disk=writer is not None)
+        self._committer = Committer(ground, writer, self._notes)
         self._trails: WeakSet[Trail] = WeakSet()
         self._late = LateNames(ground, self._committer, self._restorer, writer, report)
 
@@ -115,6 +130,7 @@ class Tiers:
             assert self._prewarmer.is_reading or not is_read, "nobody reads what is pinned"
         if self._writer is not None:
             self._writer.set_idle(is_idle=is_idle)
+        self._notes.settle()
         if is_idle:
             self._late.persist()
             self._prewarmer.step()
@@ -253,6 +269,8 @@ class Tiers:
                 self._late.attach(news, self._trails)
             case Slots(slots=slots):
                 self.learn(slots)
+            case Lost(rows=rows):
+                self._ground.losses.tell(rows)
             case Told():
                 self.on_gone(self._late.untold(), "evicted")
                 self._late.on_told()
@@ -305,13 +323,14 @@ class Tiers:
             run = run_of(chain, parent, slot.start, slot.end, hashes, root=slot.root)
             run.end_hash, run.has_state = slot.end_hash, slot.has_state
             hot.add(run, _on_disk(slot))
+            self._ground.losses.found((*slot.block_hashes, slot.end_hash))
         self._prewarmer.on_learned()
 
     def on_saved(self, slot_ids: Sequence[str]) -> None:
         """These slots are published: their bytes survive anything."""
         for slot_id in slot_ids:
             if (run := self.hot.find(slot_id)) is not None:
-                self.hot[run].is_written = self.hot[run].is_saved = True
+                self._notes.saved(run)
                 self._tell_ended(run)
         self._late.persist()
         self._ground.shrink()
@@ -344,7 +363,9 @@ class Tiers:
         def is_meant(asker: Asker) -> bool:
             return news.whom.means(asker, news.secret)
 
+        self._ground.losses.forget(news.whom, news.secret)
         forgotten, unwritten = self._ground.forget_askers(is_meant)
+        self._notes.settle()
         for run in forgotten:
             self._restorer.on_lost(run)
         for trail in self._trails:

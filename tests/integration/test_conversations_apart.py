@@ -2,7 +2,8 @@
 
 The store is a real one and the worker's tiers are; the KV of a token is a hash of all tokens up to
 it. The dictionary knows what each conversation said, and which of its positions were lost: to
-damage, to a cap, or because they were not on disk yet when everything was killed.
+damage, to a cap, or because they were not on disk yet when everything was killed; of the last ones
+the reason says so, and of no others.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ from runtime.inventory import Inventory
 from runtime.kv.prefix import num_common
 from runtime.kv.trail import Trail
 from runtime.kv_channel import known
-from runtime.open_store import Demoted, Gone, Merged, News, OpenStore
+from runtime.open_store import Demoted, Gone, Merged, News, OpenStore, lost, note
 from runtime.repair import repair
-from runtime.slot_news import SlotsPromoted
+from runtime.slot_news import Lost, SlotsPromoted
 from runtime.store_opening import open_store
 from runtime.wire import Forget, SlotBad, SlotStaged, SlotsWanted, TurnEnded
 from store.disk import disk_bytes
 from store.keyed_names import Asker, Whom
 from store.recovery import Recovery
 from store.slot_format import bounds
-from store.slots import read_contents, read_header
+from store.slots import read_contents, read_header, slot_path
+from store.types import SlotRow
 from store.upkeep import slot_files
 from tests.crash.server_store import check_bytes_add_up
 from tests.integration.test_kv_replay import Hashing
@@ -75,7 +77,7 @@ class Harm(NamedTuple):
 
 
 class ConversationsApart(RuleBasedStateMachine):
-    """`told` names what every published slot holds, for the dictionary's sake."""
+    """`undurable` are tokens that were computed and not on disk since."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,6 +85,7 @@ class ConversationsApart(RuleBasedStateMachine):
         self.fresh, self.names = count(10), count()
         self.talks: dict[str, Talk] = {}
         self.deleted: set[int] = set()
+        self.undurable: set[int] = set()
         self.unseen: dict[str, list[Harm]] = {}
         self.model = Hashing(is_hybrid=False)
         self.open()
@@ -95,6 +98,7 @@ class ConversationsApart(RuleBasedStateMachine):
         """One that knows what is on disk, and nothing else."""
         session = Session(self.model, self.store.root, block_size=BLOCK, secret=self.store.secret)
         session.tiers.learn([known(row) for row in self.store.index.all_slots()])
+        session.tiers.hear(Lost(rows=tuple(lost(self.store, MODEL, is_alone=False))))
         return session
 
     # What conversations do
@@ -188,6 +192,8 @@ class ConversationsApart(RuleBasedStateMachine):
             self.turn(talk, num_new, 2)
             self.session.wait_until_written()
             talk.lost |= set(range(start, len(talk.ids)))
+            self.undurable |= {one for job, _ in self.session.written for one in job.token_ids}
+            self.note()
         self.session.close()
         self.store.close()
         self.open()
@@ -233,6 +239,10 @@ class ConversationsApart(RuleBasedStateMachine):
         lost = {position - position % BLOCK for position in talk.lost}
         allowed = len(lost) * BLOCK + len(holes(talk.lost)) * BLOCK
         assert num_reused >= len(talk.ids) - allowed, f"{num_reused} of {talk}"
+        said, at = trail.use.reason, trail.use.at
+        is_undurable = at < len(talk.ids) and talk.ids[at] in self.undurable
+        true = ("not_yet_durable", "damaged") if is_undurable else ("not_yet_durable",)
+        assert (said in true) == is_undurable, f"{said} at {at} of {talk}"
 
     def chosen(self, choice: int) -> Talk | None:
         """One of the conversations, or none."""
@@ -322,14 +332,25 @@ class ConversationsApart(RuleBasedStateMachine):
             for job, one in session.written
         ]
         session.written.clear()
+        self.note()
         published = self.store.publish(staged)
         assert not published.refused
         session.tiers.on_saved([row.header.id for row in published.saved])
         self.serve(session)
         talk.lost.clear()
+        self.undurable -= {one for row in published.saved for one in self.tokens_in(row)}
         there = {path.stem for path in self.files()}
         for harm in [one for name, all_ in self.unseen.items() if name in there for one in all_]:
             self.lose(harm, [talk])
+
+    def note(self) -> None:
+        """What the server does about what a worker has in memory only."""
+        noted, self.session.noted[:] = list(self.session.noted), []
+        for one in noted:
+            note(self.store, MODEL, one)
+
+    def tokens_in(self, row: SlotRow) -> list[int]:
+        return tokens_of(slot_path(self.store.root, row.header.id))
 
     def tell(self, news: News) -> None:
         tiers = self.session.tiers

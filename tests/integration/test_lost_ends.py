@@ -1,0 +1,80 @@
+"""Ends of slots inside a block: lost ones are recognised by tokens, and no longer once on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.slot_news import Lost
+from runtime.wire import SlotQueued
+from store.types import LostRow, Piece
+from tests.integration.test_kv_replay import Hashing
+from tests.kv_sessions import FIRST, TURN_2, Session, ids, reused
+
+SHORT = ids(9, 10)
+LONGER = [*SHORT, *ids(10, 30)]
+
+
+def end_of(session: Session, token_ids: list[int]) -> Piece:
+    """How the end of these tokens is known, inside the first block."""
+    root = session.chain.root
+    return Piece(session.chain.end_hash(root, token_ids), root, len(token_ids))
+
+
+def told(root: Path, token_ids: list[int]) -> Session:
+    """A worker that was told that these were lost."""
+    session = Session(Hashing(is_hybrid=False), root)
+    lost = LostRow(key=b"k", name="m", pieces=(end_of(session, token_ids),))
+    session.tiers.hear(Lost(rows=(lost,)))
+    return session
+
+
+def why(session: Session, token_ids: list[int]) -> object:
+    trail = session.trail(token_ids, ttl_s=0.0)
+    session.take_up(trail)
+    session.tiers.release(trail)
+    return reused(trail)[2]
+
+
+def computed(session: Session, token_ids: list[int]) -> None:
+    trail = session.trail(token_ids)
+    kv, at = session.take_up(trail)
+    end = len(token_ids) - 1
+    model = session.model
+    assert isinstance(model, Hashing)
+    model.compute(kv, token_ids, at, end)
+    session.tiers.on_prefill(trail, kv, (at, end), 0.001)
+    session.tiers.release(trail)
+
+
+def test_only_who_says_the_same_tokens_misses_a_lost_end(tmp_path: Path):
+    session = told(tmp_path, SHORT)
+    assert why(session, LONGER) == "not_yet_durable"
+    assert why(session, [*SHORT[:-1], 5, *ids(10, 30)]) == "first_seen"
+    assert why(session, SHORT[:-1]) == "first_seen", "it does not go as far"
+    session.close()
+
+
+def test_a_slot_that_goes_through_a_lost_end_takes_it_along(tmp_path: Path):
+    session = told(tmp_path, SHORT)
+    computed(session, LONGER)
+    [queued] = session.noted
+    assert isinstance(queued, SlotQueued)
+    assert end_of(session, SHORT) in queued.pieces
+    session.wait_until_written()
+    [(job, _)] = session.written
+    session.tiers.on_saved([job.header.id])
+    session.tiers.on_gone([job.header.id], "evicted")
+    session.tiers.set_budget(0)
+    assert why(session, [*SHORT, 5, 6]) == "first_seen", "it was on disk since"
+    session.close()
+
+
+def test_one_that_says_something_else_leaves_it(tmp_path: Path):
+    session = told(tmp_path, SHORT)
+    computed(session, FIRST)
+    [queued] = session.noted
+    assert isinstance(queued, SlotQueued)
+    assert end_of(session, SHORT) not in queued.pieces
+    assert why(session, LONGER) == "not_yet_durable"
+    assert why(session, TURN_2) != "not_yet_durable"
+    session.close()
