@@ -261,21 +261,23 @@ class SequentialReader:
     def take(self, num_bytes: int) -> Iterator[memoryview]:
         """The next `num_bytes` in pieces, each valid until the next is asked for.
 
+        What is asked for is read in as few pieces as there can be, if it is not small.
+
         Raises:
             SlotDamaged: the file ends before.
             StoreFailed: reading failed.
         """
         while num_bytes:
             if not self._unread:
-                self._refill()
+                self._refill(num_bytes if num_bytes > _READ_BYTES // 2 else _READ_BYTES)
             piece = self._unread[:num_bytes]
             self._unread = self._unread[len(piece) :]
             num_bytes -= len(piece)
             yield piece
 
-    def _refill(self) -> None:
+    def _refill(self, num_bytes: int) -> None:
         try:
-            num_read = os.preadv(self._fd, [self._buffer], self._position)
+            num_read = os.preadv(self._fd, [self._buffer[:num_bytes]], self._position)
         except OSError as error:
             raise StoreFailed(f"reading failed: {error.strerror}") from error
         if not num_read:

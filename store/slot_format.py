@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -201,6 +201,16 @@ class Checker:
                 at = end
 
         return take
+
+    def pieces(self, entry: TensorEntry) -> Iterator[tuple[int, Callable[[memoryview], None]]]:
+        """The same, block by block: how many bytes come next, and what takes them."""
+        take = self.tensor(entry)
+        if entry.is_whole:
+            yield entry.num_bytes, take
+            return
+        row_bytes = entry.num_bytes // max(self._bounds[-1], 1)
+        for start, end in pairwise(self._bounds):
+            yield (end - start) * row_bytes, take
 
     def checksums(self) -> Checksums:
         """All of them, when every tensor was taken."""

@@ -247,9 +247,9 @@ def check(path: Path, yield_: Yield = keep_going) -> CheckedSlot:
         start = contents.payload_start + contents.tensors[0].end
         reader = SequentialReader(fd, start, contents.file_bytes)
         for entry in contents.tensors[1:]:
-            hash_ = checker.tensor(entry)
-            for piece in reader.take(entry.num_bytes):
-                hash_(piece)
+            for num_bytes, hash_ in checker.pieces(entry):
+                for piece in reader.take(num_bytes):
+                    hash_(piece)
             yield_(entry.num_bytes)
     damage = contents.damage(checker.checksums())
     return CheckedSlot(contents.header, token_ids, contents.file_bytes, damage)
