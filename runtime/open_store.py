@@ -247,9 +247,9 @@ class OpenStore:
         return conversation_key(self.secret, session_id)
 
     def end_turn(self, model: bytes, ended: TurnEnded) -> None:
-        """A conversation with a model says nothing that is not on disk already."""
+        """A conversation with a model has tokens that are on disk already, whoever wrote them."""
         leaf = self.heirs.of(ended.slot_id, ended.num_tokens) or ended.slot_id
-        turn = _Turn(model, ended.asker, leaf, ended.num_tokens, ended.ttl_s)
+        turn = _Turn(model, ended.asker, leaf, ended.num_tokens, ended.ttl_s, ended.num_turns)
         wait([self._conversations.advance(turn.row(self.secret, self.clock.now_s()))])
 
     def touch(self, ids: Sequence[str], lives_s: Mapping[str, float] | None = None) -> None:

@@ -309,12 +309,16 @@ class SlotsLeft(Struct, frozen=True, tag="left"):
 
 
 class TurnEnded(Struct, frozen=True, tag="turn"):
-    """An answer ended with tokens that are all on disk already, the last of them in this slot."""
+    """An answer ended with tokens that are all on disk already, the last of them in this slot.
+
+    With `num_turns` 0 it goes on with others that are not there yet.
+    """
 
     asker: Asker
     slot_id: str
     num_tokens: int
     ttl_s: float | None = None
+    num_turns: int = 1
 
 
 class SlotPart(Struct, frozen=True, array_like=True):

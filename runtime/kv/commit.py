@@ -300,6 +300,7 @@ class Committer:
         held = self._hot[run]
         held.is_written = True
         held.ended.pop(asker, None)
+        held.note(asker, run.end)
         self._notes.queued(run, asker, ends)
         writer.put(_job(self._ground, run, asker))
 

@@ -142,6 +142,7 @@ class Ground:
         """
         held = self.hot[run]
         held.is_written = held.is_saved = False
+        held.noted.clear()
         if held.kv is None:
             self.forget(run, reason)
         else:
@@ -176,6 +177,7 @@ class Ground:
             recompute_ms=held.recompute_ms * share,
             ends_turn=False,
             ended={},
+            noted={},
         )
         self.hot.add(part, kept)
         self.hot.attach(part, self.parts.part(kv, 0, part.num_tokens, has_state=False))

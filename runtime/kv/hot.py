@@ -67,6 +67,7 @@ class Held:
     ttl_s: float | None = DEFAULT_TTL_S
     askers: dict[Asker, int] = field(default_factory=dict["Asker", int])
     ended: dict[Asker, Ended] = field(default_factory=dict["Asker", "Ended"])
+    noted: dict[Asker, int] = field(default_factory=dict["Asker", "int"])
 
     def reach(self, *, with_nameless: bool = False) -> int:
         """Up to which position conversations are known to have it; with a session id, or any."""
@@ -77,15 +78,26 @@ class Held:
         """Note who used it up to where. Of many the first are left out: it goes with the last that
         is known.
         """
-        self.askers[asker] = max(self.askers.pop(asker, 0), end)
-        while len(self.askers) > MAX_ASKERS:
-            del self.askers[next(iter(self.askers))]
+        _note(self.askers, asker, end)
+
+    def note(self, asker: Asker, end: int) -> bool:
+        """The server is told that it is theirs up to there; whether that is new."""
+        is_new = self.noted.get(asker, 0) < end
+        _note(self.noted, asker, end)
+        return is_new
 
     def ends(self, asker: Asker, ended: Ended) -> None:
         """The same of who ended a turn in it."""
         self.ended[asker] = ended
         while len(self.ended) > MAX_ASKERS:
             del self.ended[next(iter(self.ended))]
+
+
+def _note(ends: dict[Asker, int], asker: Asker, end: int) -> None:
+    """Of many the first are left out."""
+    ends[asker] = max(ends.pop(asker, 0), end)
+    while len(ends) > MAX_ASKERS:
+        del ends[next(iter(ends))]
 
 
 class HotTier:
@@ -159,8 +171,8 @@ class HotTier:
             if (held := self._held.get(run)) is None:
                 continue
             for one in meant:
-                held.askers.pop(one, None)
-                held.ended.pop(one, None)
+                for each in (held.askers, held.ended, held.noted):
+                    each.pop(one, None)
             if held.askers and not held.is_saved and held.reach() < run.end:
                 told.unwritten.append(held.id)
                 told.longer.append(run)

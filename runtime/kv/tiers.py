@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from msgspec import structs
 
+from runtime.kv import turn_ends
 from runtime.kv.blocks import HASH_BYTES
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.ground import Counts, Ground
@@ -213,20 +214,13 @@ class Tiers:
         self._committer.extend_hashes(trail)
         self._committer.commit(trail, kv, len(trail.token_ids), ends_turn=True)
         if trail.leaf is not None and trail.leaf in self.hot:
-            self._tell_ended(trail.leaf)
+            turn_ends.tell_reached(self._ground, trail, self._report)
+            turn_ends.tell_ended(self._ground, trail.leaf, self._report)
 
     def note_durable(self, trail: Trail) -> None:
         """Say in `trail.use` how many of its tokens are on disk, from the first one on."""
         num_durable = self.hot.num_saved(trail.leaf, trail.num_kept)
         trail.use = structs.replace(trail.use, num_durable=num_durable)
-
-    def _tell_ended(self, run: Run) -> None:
-        """Whose turns ended in a slot of others, once it is published: it is theirs as well."""
-        held = self.hot[run]
-        if held.is_saved and held.ended and not self._ground.is_apart:
-            for asker, ended in held.ended.items():
-                self._report(TurnEnded(asker=asker, slot_id=held.id, **ended._asdict()))
-            held.ended.clear()
 
     def pin(self, trail: Trail, kv: Sequence[Any], source: str) -> None:
         """Have the KV of a prompt stay, or in `prefix` mode that of its prefix.
@@ -275,7 +269,7 @@ class Tiers:
                 self.on_gone(self._late.untold(), "evicted")
                 self._late.on_told()
                 for run in self.hot.tree:
-                    self._tell_ended(run)
+                    turn_ends.tell_ended(self._ground, run, self._report)
             case SlotsSaved(ids=ids):
                 self.on_saved(ids)
             case SlotsPromoted(ids=ids):
@@ -331,7 +325,7 @@ class Tiers:
         for slot_id in slot_ids:
             if (run := self.hot.find(slot_id)) is not None:
                 self._notes.saved(run)
-                self._tell_ended(run)
+                turn_ends.tell_ended(self._ground, run, self._report)
         self._late.persist()
         self._ground.shrink()
 

@@ -189,9 +189,13 @@ class ConversationsApart(RuleBasedStateMachine):
         talk = self.chosen(choice)
         if talk is not None and len(talk.ids) + num_new + 2 <= MAX_TOKENS:
             start = len(talk.ids)
-            self.turn(talk, num_new, 2)
+            trail = self.turn(talk, num_new, 2)
             self.session.wait_until_written()
+            self.serve(self.session)
             talk.lost |= set(range(start, len(talk.ids)))
+            self.session.tiers.note_durable(trail)
+            talk.lost -= set(range(trail.use.num_durable))
+            self.lose_unseen(talk)
             self.undurable |= {one for job, _ in self.session.written for one in job.token_ids}
             self.note()
         self.session.close()
@@ -257,7 +261,7 @@ class ConversationsApart(RuleBasedStateMachine):
         self.talks[talk.name] = talk
         return talk
 
-    def turn(self, talk: Talk, num_new: int, num_said: int) -> None:
+    def turn(self, talk: Talk, num_new: int, num_said: int) -> Trail:
         prompt = [*talk.ids, *(next(self.fresh) for _ in range(num_new))]
         said = [next(self.fresh) for _ in range(num_said)]
         trail = self.session.trail(prompt, asker=Asker("m", talk.name))
@@ -267,6 +271,7 @@ class ConversationsApart(RuleBasedStateMachine):
             self.model.compute(kv, whole, at, at + 1)
         self.session.tiers.on_finished(trail, said, kv)
         talk.ids = whole
+        return trail
 
     def computed(self, session: Session, trail: Trail) -> tuple[list[Any], int]:
         """As the engine: take up, compute what is missing, take up what is known behind it.
@@ -370,6 +375,12 @@ class ConversationsApart(RuleBasedStateMachine):
         there = [path for path in slot_files(self.store.root) if path.stem not in replaced]
         return sorted(there, key=lambda path: path.stat().st_mtime_ns)
 
+    def lose_unseen(self, talk: Talk) -> None:
+        """Nobody knows yet of this damage."""
+        there = {path.stem for path in self.files()}
+        for harm in [one for name, all_ in self.unseen.items() if name in there for one in all_]:
+            self.lose(harm, [talk])
+
     def lose(self, harm: Harm, talks: Iterable[Talk]) -> None:
         """Whoever said these tokens may lose those of the span; tokens are never the same twice."""
         for talk in talks:
@@ -405,6 +416,23 @@ def holes(lost: set[int]) -> list[int]:
 
 
 QUIET = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
+
+
+def test_what_others_wrote_of_a_conversation_stays_its_own_when_they_are_deleted():
+    """Its own turn was lost, and so was the next one, which had told that these are on disk."""
+    machine = ConversationsApart()
+    machine.say(choice=0, num_new=20, num_said=4)
+    machine.kill(choice=0, num_new=10)
+    [talk] = machine.talks.values()
+    num_tokens = len(talk.ids)
+    machine.branch(choice=0, at=num_tokens, num_new=6)
+    machine.kill(choice=0, num_new=10)
+    assert min(talk.lost) == num_tokens, "the first turns are on disk"
+    machine.delete(choice=1)
+    assert list(machine.talks) == [talk.name]
+    machine.look(talk)
+    machine.own_and_shared_bytes_add_up()
+    machine.teardown()
 
 
 def test_no_conversation_is_needed_by_another():
