@@ -275,8 +275,9 @@ def _ended(secret: bytes, header: SlotHeader, token_ids: array[int], end: int) -
     block_start = end - end % header.block_size
     # Where not all of the last block's tokens are here no prompt's end is found: that costs little.
     end_hash = os.urandom(HASH_BYTES)
-    if block_start >= header.start and (header.block_hashes or not block_start):
-        parent = header.block_hashes[-1] if block_start else header.root or chain.root
+    if block_start >= header.start:
+        above = header.block_hashes[-1] if header.block_hashes else header.start_hash
+        parent = above if block_start else header.root or chain.root
         end_hash = chain.end_hash(parent, token_ids[block_start - header.start :])
     num_tokens = header.end - header.start
     return msgspec.structs.replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy import Connection, Row, bindparam, text
 
 from store.types import SlotPlace, Struct
@@ -58,6 +59,17 @@ FROM chain JOIN slots l ON l.id = chain.leaf JOIN slots s ON s.id = chain.slot
   JOIN models m ON m.id = l.model_id
 GROUP BY chain.leaf, chain.name
 """  # noqa: S608 - of the constant above
+_AROUND_HOLES = """
+SELECT lower(hex(c.key)) AS id, m.hash AS model, coalesce(nullif(c.name, ''), m.label) AS name,
+  s.start, cs.reach
+FROM conversations c JOIN models m ON m.id = c.model_id
+  JOIN conversation_slots cs ON cs.conversation_id = c.id JOIN slots s ON s.id = cs.slot_id
+WHERE c.key <> x'' AND c.id IN (
+  SELECT after.conversation_id FROM slots loose
+    JOIN conversation_slots after ON after.slot_id = loose.id
+  WHERE loose.parent_id IS NULL AND loose.start > 0)
+ORDER BY s.start
+"""
 _WAY = """
 WITH RECURSIVE way (slot, depth) AS (
   SELECT id, 0 FROM slots WHERE name = :leaf
@@ -128,6 +140,7 @@ def entries(connection: Connection) -> list[Entry]:
         for query in (_NAMED + _EACH, _CHAINS)
         for row in connection.execute(text(query))
     ]
+    found = _up_to_holes(connection, found)
     return sorted(found, key=lambda one: (-one.last_used_s, one.id))
 
 
@@ -136,7 +149,23 @@ def named(connection: Connection, keys: Sequence[bytes]) -> list[Entry]:
     query = text(f"{_NAMED} AND c.key IN :keys {_EACH}")
     query = query.bindparams(bindparam("keys", expanding=True))
     found = [_entry(row) for row in connection.execute(query, {"keys": list(keys)})]
+    found = _up_to_holes(connection, found)
     return sorted(found, key=lambda one: -one.last_used_s)
+
+
+def _up_to_holes(connection: Connection, found: list[Entry]) -> list[Entry]:
+    """Of conversations that have lost a piece the tokens before it are what is on disk."""
+    reached: dict[tuple[str, bytes, str], int] = {}
+    for row in connection.execute(text(_AROUND_HOLES)):
+        one = (row.id, row.model, row.name)
+        end = reached.setdefault(one, 0)
+        if row.start <= end:
+            reached[one] = max(end, row.reach)
+    ends = (reached.get((one.id, one.model, one.name), one.num_durable) for one in found)
+    return [
+        replace(one, num_durable=end) if end < one.num_durable else one
+        for one, end in zip(found, ends, strict=True)
+    ]
 
 
 def _entry(row: Row[Any]) -> Entry:

@@ -435,6 +435,21 @@ def test_what_others_wrote_of_a_conversation_stays_its_own_when_they_are_deleted
     machine.teardown()
 
 
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9, 1.0])
+def test_a_conversation_is_durable_up_to_what_it_has_lost(share: float):
+    machine = ConversationsApart()
+    machine.say(choice=0, num_new=30, num_said=4)
+    [talk] = machine.talks.values()
+    assert [view.num_durable for view in Inventory(machine.store).conversations()] == [34]
+    num_bytes = machine.whole_files()[0].stat().st_size
+    machine.damage(choice=0, at=int(share * num_bytes) - 1, is_seen_by_server=True)
+    assert talk.lost
+    [view] = Inventory(machine.store).conversations()
+    assert view.num_durable == min(talk.lost)
+    assert not view.is_durable
+    machine.teardown()
+
+
 def test_no_conversation_is_needed_by_another():
     short = settings(
         max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=QUIET
