@@ -15,12 +15,15 @@ from hashlib import blake2b
 from pathlib import Path
 
 from migrations.run import upgrade
+from runtime.kv.blocks import HashChain
+from runtime.kv.prefix import PrefixTree, Run, run_of
 from store.database import Database
 from store.index import SlotIndex
 from store.opening import open_database
 from store.types import SlotHeader, SlotRow
 
 MODEL = b"m" * 32
+CHAIN = HashChain(b"s" * 32, MODEL, block_size=256)
 BLOCKS_PER_SLOT = 8
 SLOTS_PER_CHAIN = 16
 GROUP = 4
@@ -31,7 +34,7 @@ def digest(number: int) -> bytes:
 
 
 def end_hash(number: int) -> bytes:
-    return digest(-1 + (number << 8) + BLOCKS_PER_SLOT)
+    return digest((number << 8) + BLOCKS_PER_SLOT - 1)
 
 
 def slot(number: int) -> SlotRow:
@@ -87,6 +90,7 @@ def main() -> int:
         index = SlotIndex(database)
         fill_s = seconds(lambda: fill(database, num_slots))
         database.checkpoint().result()
+        tree, ids = tree_of(index.slots_of(MODEL)), prompt(num_slots)
         figures = {
             "num_blocks": num_slots * BLOCKS_PER_SLOT,
             "num_slots": num_slots,
@@ -94,6 +98,8 @@ def main() -> int:
             "insert_slots_per_s": round(num_slots / fill_s),
             "raw_block_map_s": best(lambda: raw_block_map(path)),
             "slots_of_s": best(lambda: index.slots_of(MODEL)),
+            "tree_s": best(lambda: tree_of(index.slots_of(MODEL))),
+            "find_ms": round(1000 * best(lambda: find(tree, ids), digits=6), 3),
             "candidates_s": best(index.candidates),
             "quick_check_s": best(database.check),
         }
@@ -102,8 +108,35 @@ def main() -> int:
     return 0
 
 
-def best(run: Callable[[], object]) -> float:
-    return round(min(seconds(run) for _ in range(3)), 3)
+def tree_of(rows: list[SlotRow]) -> PrefixTree:
+    """What a worker makes of the index before its first request."""
+    tree = PrefixTree(CHAIN)
+    runs: dict[str, Run] = {}
+    for row in rows:
+        header = row.header
+        hashes = (header.start_hash, *header.block_hashes)
+        parent = runs.get(row.parent or "")
+        runs[header.id] = run_of(CHAIN, parent, header.start, header.end, hashes)
+        tree.insert(runs[header.id])
+    return tree
+
+
+def prompt(num_slots: int) -> tuple[bytes, ...]:
+    """The block hashes of a whole chain, in the midst of them all."""
+    first = num_slots // SLOTS_PER_CHAIN // 2 * SLOTS_PER_CHAIN
+    there = range(first, min(first + SLOTS_PER_CHAIN, num_slots))
+    return tuple(block for number in there for block in slot(number).header.block_hashes)
+
+
+def find(tree: PrefixTree, block_hashes: tuple[bytes, ...]) -> None:
+    """How far a prompt of these blocks is known: as far as they go."""
+    num_tokens = len(block_hashes) * CHAIN.block_size
+    found = tree.match(range(num_tokens), block_hashes)
+    assert found.num_tokens == num_tokens
+
+
+def best(run: Callable[[], object], digits: int = 3) -> float:
+    return round(min(seconds(run) for _ in range(3)), digits)
 
 
 if __name__ == "__main__":
