@@ -179,11 +179,13 @@ class Inventory:
             raise UnknownConversation(message, "conversation")
         paths = [slot_path(self.store.root, link.place.id) for link in links]
         model = read_header(paths[0]).model
+        sharers = self.store.database.read(listing.num_conversations)
         return ChainView(
             model=self.labels().get(model, ""),
             model_hash=model.hex(),
             paths=tuple(map(str, paths)),
             leaves=tuple(link.leave for link in links),
+            num_conversations=tuple(sharers.get(link.place.id, 0) for link in links),
         )
 
     def models_beginning(self, prefix: str) -> set[bytes]:

@@ -39,7 +39,10 @@ class Pinned(Struct, frozen=True):
 
 
 class SlotNode(Struct, frozen=True):
-    """One slot: tokens `start` to `end` of what its parents hold. Sizes in bytes."""
+    """One slot: tokens `start` to `end` of what its parents hold. Sizes in bytes.
+
+    It is one conversation's own, or is shared by `num_conversations`.
+    """
 
     id: str
     parent: str | None
@@ -48,6 +51,7 @@ class SlotNode(Struct, frozen=True):
     tier: Tier
     disk_bytes: int
     is_pinned: bool
+    num_conversations: int
 
 
 def kept(inventory: Inventory) -> list[KeptConversation]:
@@ -134,6 +138,7 @@ def unpin(inventory: Inventory, name: str) -> Pinned:
 
 def slots_of(inventory: Inventory, model: str) -> list[SlotNode]:
     """Every slot of a model by its label or hash, parents before children."""
+    sharers = inventory.store.database.read(listing.num_conversations)
     return [
         SlotNode(
             id=row.header.id,
@@ -143,6 +148,7 @@ def slots_of(inventory: Inventory, model: str) -> list[SlotNode]:
             tier=row.tier,
             disk_bytes=row.disk_bytes,
             is_pinned=row.is_pinned,
+            num_conversations=sharers.get(row.header.id, 0),
         )
         for one in sorted(_models_named(inventory, model))
         for row in inventory.store.index.slots_of(one)

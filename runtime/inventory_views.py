@@ -101,12 +101,15 @@ class RemovalView(Struct, frozen=True):
 
 
 class ChainView(Struct, frozen=True):
-    """The slot files that hold a conversation's first tokens, each with where to leave it."""
+    """The slot files that hold a conversation's first tokens, each with where to leave it, and how
+    many conversations are part of it.
+    """
 
     model: str
     model_hash: str
     paths: tuple[str, ...]
     leaves: tuple[int, ...]
+    num_conversations: tuple[int, ...] = ()
 
 
 class PublishedView(Struct, frozen=True):

@@ -70,6 +70,10 @@ WHERE c.key <> x'' AND c.id IN (
   WHERE loose.parent_id IS NULL AND loose.start > 0)
 ORDER BY s.start
 """
+_SHARERS = """
+SELECT s.name, count(DISTINCT cs.conversation_id) AS num_conversations
+FROM slots s JOIN conversation_slots cs ON cs.slot_id = s.id GROUP BY s.id
+"""
 _WAY = """
 WITH RECURSIVE way (slot, depth) AS (
   SELECT id, 0 FROM slots WHERE name = :leaf
@@ -131,6 +135,12 @@ def ends(connection: Connection) -> dict[str, End]:
 def leaves(connection: Connection) -> set[str]:
     """The slots where conversations end."""
     return set(connection.execute(text(_LEAVES)).scalars())
+
+
+def num_conversations(connection: Connection) -> dict[str, int]:
+    """How many conversations are part of each slot; what has no session id is one for each name."""
+    rows = connection.execute(text(_SHARERS))
+    return {row.name: row.num_conversations for row in rows}
 
 
 def entries(connection: Connection) -> list[Entry]:

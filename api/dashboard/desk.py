@@ -178,6 +178,7 @@ def _kept_view(one: KeptConversation, hot: set[str], now_s: float) -> KeptView:
         num_tokens=view.num_tokens,
         num_turns=view.num_turns,
         disk_bytes=view.disk_bytes,
+        own_bytes=view.own_bytes,
         tier="hot" if one.leaf in hot else view.tier,
         last_used_s=view.last_used_s,
         expires_in_s=None if is_kept else max(0.0, view.last_used_s + (one.ttl_s or 0.0) - now_s),

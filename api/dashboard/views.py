@@ -71,8 +71,8 @@ class Samples(msgspec.Struct, gc=False):
 
 
 class KeptView(msgspec.Struct, gc=False):
-    """A conversation. `tier` is `hot` when its end is in memory now; `expires_in_s` is when it
-    leaves the disk unless it is used, null for never.
+    """A conversation; `own_bytes` would leave the disk with it. `tier` is `hot` when its end is in
+    memory now; `expires_in_s` is when it leaves the disk unless it is used, null for never.
     """
 
     id: str
@@ -80,6 +80,7 @@ class KeptView(msgspec.Struct, gc=False):
     num_tokens: int
     num_turns: int
     disk_bytes: int
+    own_bytes: int
     tier: str
     last_used_s: float
     expires_in_s: float | None

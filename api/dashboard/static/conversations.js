@@ -25,7 +25,7 @@ function show(found) {
   fill(byId("kept"), found.conversations.map((one) => {
     const line = row([
       make("td", `${one.id.slice(0, 12)}${one.is_named ? "" : " (unnamed)"}`, { title: one.id }),
-      one.model, `${count(one.num_tokens)} (${bytes(one.disk_bytes)})`,
+      one.model, `${count(one.num_tokens)} (${bytes(one.own_bytes)} own, ${bytes(one.disk_bytes - one.own_bytes)} shared)`,
       make("td", one.tier, { class: `tier-${one.tier}` }),
       `${seconds(Math.max(0, now - one.last_used_s))} ago`,
       one.is_pinned ? "pinned" : one.expires_in_s === null ? "never" : seconds(one.expires_in_s),

@@ -71,7 +71,7 @@ function bar({ slot, children, top, rows }, scale) {
   box.classList.add(slot.tier);
   if (slot.is_pinned) box.classList.add("pinned");
   const title = svg("title", {});
-  title.textContent = `tokens ${slot.start}–${slot.end}, ${slot.tier}, ${bytes(slot.disk_bytes)}${slot.is_pinned ? ", pinned" : ""}`;
+  title.textContent = `tokens ${slot.start}–${slot.end}, ${slot.tier}, ${bytes(slot.disk_bytes)}${slot.num_conversations > 1 ? `, shared by ${count(slot.num_conversations)} conversations` : ""}${slot.is_pinned ? ", pinned" : ""}`;
   group.append(title, box);
   if (width > 90) {
     const label = svg("text", { x: slot.start * scale + 6, y: top * ROW + (rows * ROW) / 2 + 4 });
