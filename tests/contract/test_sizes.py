@@ -32,7 +32,7 @@ def test_a_token_takes_what_the_formula_says(tmp_path: Path, family: str) -> Non
     assert layers.bytes_per_token(kv, layout) == shape.bytes_per_token()
     if shape.window_layers:
         kept = layers.checkpoint(kv, layout).nbytes
-        assert kept <= shape.window_bytes() * TOKENS / WINDOW
+        assert kept <= shape.state_bytes() * TOKENS / WINDOW
 
 
 @pytest.mark.parametrize("bits", [4, 8])
