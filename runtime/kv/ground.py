@@ -108,8 +108,20 @@ class Ground:
         number = position // self.chain.block_size
         if number < len(trail.block_hashes) and (ghost := self._ghost_of(trail, number)):
             return ghost
+        if ghost := self._ghost_within(trail, position):
+            return ghost
         is_lost = self.losses.has(self.chain, trail, position)
         return "not_yet_durable" if is_lost else None
+
+    def _ghost_within(self, trail: Trail, position: int) -> MissReason | None:
+        """The same of a run that ended within this block."""
+        size = self.chain.block_size
+        begun = position - position % size
+        number = begun // size
+        above = trail.block_hashes[number - 1] if number else trail.root or self.chain.root
+        ends = range(position + 1, min(begun + size, len(trail.token_ids) + 1))
+        names = (self.chain.end_hash(above, trail.token_ids[begun:end]) for end in ends)
+        return next((self.ghosts[name] for name in names if name in self.ghosts), None)
 
     def _ghost_of(self, trail: Trail, number: int) -> MissReason | None:
         if (reason := self.ghosts.get(trail.block_hashes[number])) or self._former is None:
@@ -206,7 +218,7 @@ class Ground:
 
     def _remember(self, forgotten: list[Run], reason: MissReason) -> None:
         for run in forgotten:
-            for block_hash in run.block_hashes:
-                self.ghosts[block_hash] = reason
+            for name in (*run.block_hashes, run.end_hash):
+                self.ghosts[name] = reason
         while len(self.ghosts) > _MAX_GHOSTS:
             self.ghosts.popitem(last=False)

@@ -46,7 +46,7 @@ def test_a_flush_tells_how_much_is_left_and_ends_when_all_is_written(tmp_path: P
     flushing.start()
     flushing.join(PATIENCE_S)
     deadline.cancel()
-    assert staged == [one.header.id for one in jobs]
+    assert sorted(staged) == sorted(one.header.id for one in jobs)
     assert isinstance(told[0], Flushing)
     assert 0 < told[0].num_bytes <= queued_bytes
     assert told[-1] == Flushed(num_unwritten_bytes=0)
