@@ -250,7 +250,8 @@ class OpenStore:
         """A conversation with a model has tokens that are on disk already, whoever wrote them."""
         leaf = self.heirs.of(ended.slot_id, ended.num_tokens) or ended.slot_id
         turn = _Turn(model, ended.asker, leaf, ended.num_tokens, ended.ttl_s, ended.num_turns)
-        wait([self._conversations.advance(turn.row(self.secret, self.clock.now_s()))])
+        tell = self._conversations.advance if ended.num_turns else self._conversations.note
+        wait([tell(turn.row(self.secret, self.clock.now_s()))])
 
     def touch(self, ids: Sequence[str], lives_s: Mapping[str, float] | None = None) -> None:
         """Requests reused these slots, which are to live for so long. Raises StoreError."""

@@ -36,6 +36,13 @@ class Conversations:
         """
         return self._database.submit(lambda connection: _advance(connection, row))
 
+    def note(self, row: ConversationRow) -> Future[None]:
+        """The same of one that may have gone on from there already: where it ends stays as it is.
+
+        One that is not there yet ends there.
+        """
+        return self._database.submit(lambda connection: _note(connection, row))
+
     def publish(self, slots: Sequence[SlotRow], turns: Sequence[ConversationRow]) -> Future[None]:
         """Make published slots visible together with the conversations that end in them, as
         `SlotIndex.insert` and `advance`: all of it or nothing.
@@ -107,6 +114,17 @@ def _advance(connection: Connection, row: ConversationRow) -> None:
     _note_chain(connection, number, leaf, row.num_tokens)
     if leaf is not None and is_named:
         pins.carry(connection, model, pins.source_of(row.key.hex()), row.name, leaf)
+
+
+def _note(connection: Connection, row: ConversationRow) -> None:
+    model = slot_rows.model_id(connection, row.model)
+    mine = (Conversation.key == row.key, Conversation.name == row.name)
+    find = select(Conversation.id).where(*mine, Conversation.model_id == model)
+    number = connection.execute(find).scalar()
+    if number is None:
+        _advance(connection, row)
+    elif row.leaf and (leaf := slot_rows.slot_ids(connection, [row.leaf]).get(row.leaf)):
+        _note_chain(connection, number, leaf, row.num_tokens)
 
 
 def _note_chain(connection: Connection, conversation: int, slot: int | None, reach: int) -> None:
