@@ -89,6 +89,9 @@ def _advance(connection: Connection, row: ConversationRow) -> None:
         raise StoreError("the conversation ends in an unknown slot")
     model = slot_rows.known_model_id(connection, row.model)
     is_named = row.key != NAMELESS
+    if is_named and not row.num_turns and _is_further(connection, row, model):
+        _note(connection, row)
+        return
     values = {
         "key": row.key,
         "model_id": model,
@@ -114,6 +117,14 @@ def _advance(connection: Connection, row: ConversationRow) -> None:
     _note_chain(connection, number, leaf, row.num_tokens)
     if leaf is not None and is_named:
         pins.carry(connection, model, pins.source_of(row.key.hex()), row.name, leaf)
+
+
+def _is_further(connection: Connection, row: ConversationRow, model: int) -> bool:
+    """Slots of one turn become visible in any order: the last may have been before this one."""
+    mine = (Conversation.key == row.key, Conversation.name == row.name)
+    find = select(Conversation.num_tokens).where(*mine, Conversation.model_id == model)
+    num_tokens = connection.execute(find.where(Conversation.leaf_id.is_not(None))).scalar()
+    return num_tokens is not None and num_tokens >= row.num_tokens
 
 
 def _note(connection: Connection, row: ConversationRow) -> None:
