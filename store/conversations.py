@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
-from sqlalchemy import Connection, delete, func, or_, select, update
+from sqlalchemy import Connection, Row, delete, func, or_, select, update
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.orm import aliased
 
@@ -89,7 +89,9 @@ def _advance(connection: Connection, row: ConversationRow) -> None:
         raise StoreError("the conversation ends in an unknown slot")
     model = slot_rows.known_model_id(connection, row.model)
     is_named = row.key != NAMELESS
-    if is_named and not row.num_turns and _is_further(connection, row, model):
+    there = _there(connection, row) if is_named and not row.num_turns else None
+    if there is not None and there.leaf_id is not None and there.num_tokens >= row.num_tokens:
+        # Slots of one turn become visible in any order: its last one was before this one.
         _note(connection, row)
         return
     values = {
@@ -119,23 +121,20 @@ def _advance(connection: Connection, row: ConversationRow) -> None:
         pins.carry(connection, model, pins.source_of(row.key.hex()), row.name, leaf)
 
 
-def _is_further(connection: Connection, row: ConversationRow, model: int) -> bool:
-    """Slots of one turn become visible in any order: the last may have been before this one."""
-    mine = (Conversation.key == row.key, Conversation.name == row.name)
-    find = select(Conversation.num_tokens).where(*mine, Conversation.model_id == model)
-    num_tokens = connection.execute(find.where(Conversation.leaf_id.is_not(None))).scalar()
-    return num_tokens is not None and num_tokens >= row.num_tokens
-
-
 def _note(connection: Connection, row: ConversationRow) -> None:
-    model = slot_rows.model_id(connection, row.model)
-    mine = (Conversation.key == row.key, Conversation.name == row.name)
-    find = select(Conversation.id).where(*mine, Conversation.model_id == model)
-    number = connection.execute(find).scalar()
-    if number is None:
+    there = _there(connection, row)
+    if there is None:
         _advance(connection, row)
     elif row.leaf and (leaf := slot_rows.slot_ids(connection, [row.leaf]).get(row.leaf)):
-        _note_chain(connection, number, leaf, row.num_tokens)
+        _note_chain(connection, there.id, leaf, row.num_tokens)
+
+
+def _there(connection: Connection, row: ConversationRow) -> Row[int, int, int | None] | None:
+    """The number of a conversation, and where it ends, if it is there."""
+    columns = select(Conversation.id, Conversation.num_tokens, Conversation.leaf_id)
+    mine = (Conversation.key == row.key, Conversation.name == row.name, Model.hash == row.model)
+    found = columns.join(Model, Model.id == Conversation.model_id).where(*mine)
+    return connection.execute(found).first()
 
 
 def _note_chain(connection: Connection, conversation: int, slot: int | None, reach: int) -> None:

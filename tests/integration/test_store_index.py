@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 
 import msgspec
@@ -173,6 +174,31 @@ def test_a_pinned_conversation_stays_pinned_as_it_goes_on(index: SlotIndex, data
     assert choose(index.candidates(), 1 << 40, NOW_S) == ()
     assert database.submit(lambda c: pins.drop(c, source)).result() == 1
     assert not any(slot.is_pinned for slot in index.all_slots())
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+@pytest.mark.parametrize("num_before", [0, 2, 8])
+def test_a_conversation_ends_where_its_turn_does_in_whatever_order_its_slots_come(
+    index: SlotIndex, database: Database, num_before: int, order: tuple[int, ...]
+):
+    """Also where it was longer before: its client went back to an earlier message."""
+    key, conversations = b"k" * 16, Conversations(database)
+    before, turn = chain(*range(10, 10 + num_before)), chain(1, 2, 3)
+    for one in before:
+        row_of = msgspec.structs.replace(spoken(key, one), num_turns=int(one is before[-1]))
+        conversations.publish([one], [row_of]).result()
+    for number in order:
+        ends = msgspec.structs.replace(spoken(key, turn[number]), num_turns=int(number == 2))
+        conversations.publish([turn[number]], [ends]).result()
+    found = conversations.get(key, MODEL)
+    assert found is not None
+    assert (found.leaf, found.num_tokens) == (turn[-1].header.id, turn[-1].header.end)
+    assert found.num_turns == 1 + bool(before)
+    assert found.num_slots == len(before) + len(turn)
+    assert {one.id for one in conversations.drop(key).result()} == {
+        one.header.id for one in (*before, *turn)
+    }
+    assert not left(index)
 
 
 def spoken(key: bytes, leaf: SlotRow) -> ConversationRow:
