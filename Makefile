@@ -67,7 +67,7 @@ bench: $(TESTS_TOO)  ## measure (ops/bench/METHODOLOGY.md says what)
 
 # One server per core and one BLAS thread in each: more of them would only wait for one another.
 eval-tiny: $(TESTS_TOO)  ## evaluate the embedded model
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m ops.tiny_model.evaluate $(ARGS)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m ops.studies.tiny_model.evaluate $(ARGS)
 
 lock: $(UV)  ## resolve the dependencies again (ARGS=--upgrade for newer ones)
 	$(COMPILE) $(SERVING) --output-file $(LOCK_cpu) > /dev/null

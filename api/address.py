@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from runtime.settings import Settings
+from runtime.config.settings import Settings
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -15,55 +15,58 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
-from api import admin, crashes, explain, health, history_desk, model_admin
 from api import prewarm as prewarming
+from api.admin import cache, crashes, explain, health
+from api.admin import history as history_admin
+from api.admin import models as model_admin
 from api.agents import handlers as agent_handlers
-from api.agents.janitor import Janitor
-from api.agents.open import open_agents
+from api.agents.expiry import ExpiryJob
+from api.agents.service import open_agents
 from api.anthropic.errors import anthropic_error, speaks_anthropic
 from api.anthropic.messages import count_tokens, messages
 from api.application import Application
-from api.body import HttpRequest
 from api.dashboard import handlers as dashboard_handlers
 from api.dashboard import page, sign_in
-from api.dashboard.desk import Dashboard
-from api.dashboard.trend import SAMPLE_S
-from api.deps import Gate
-from api.errors import ErrorDesk
-from api.guard import Guard, Rules, rules_of
-from api.history_metrics import HistoryCollector
+from api.dashboard.service import Dashboard
+from api.http.body import HttpRequest
+from api.http.errors import ErrorHandlers
+from api.http.gate import Gate
+from api.http.guard import Guard, GuardRules, rules_of
+from api.http.kv_access import KvAccess
+from api.http.limits import Bounds, BoundsByHandler, TimeLimit
 from api.jobs import Chore, Jobs
-from api.limits import Bounds, BoundsByHandler, TimeLimit
-from api.log import RequestLog, configure_logging
-from api.metrics import Metrics
 from api.models import get_model, list_models
+from api.observe.log import RequestLog, configure_logging
+from api.observe.metrics import Metrics
+from api.observe.store_metrics import HistoryCollector
+from api.observe.trend import SAMPLE_S
 from api.ollama import handlers as ollama_handlers
-from api.ollama.errors import ollama_error, speaks_ollama
-from api.openai import responses as responses_handlers
+from api.ollama.handlers import ollama_error, speaks_ollama
 from api.openai.chat import chat_completions
 from api.openai.completions import completions
 from api.openai.embeddings import embeddings
-from api.openai.response_archive import Archive
-from api.openai.response_desk import ResponseDesk
 from api.openai.tokens import detokenize, tokenize
 from api.prewarm import PinnedPrompts, PrewarmCollector
-from api.version import VERSION
-from runtime.arrivals import Arrivals
-from runtime.catalog import Catalog
+from api.responses import handlers as responses_handlers
+from api.responses.archive import Archive
+from api.responses.service import ResponseService
+from runtime.cache.history import History
+from runtime.cache.history_figures import HistoryFigures
+from runtime.cache.service import KvStore
+from runtime.config.home import Home
+from runtime.config.limits import RouteKind
+from runtime.config.settings import Settings, check_places
 from runtime.errors import SettingsError, UnknownModel
-from runtime.history import History
-from runtime.history_figures import HistoryFigures
-from runtime.home import Home
 from runtime.keys import digest_of
-from runtime.kv_store import KvStore
-from runtime.limits import RouteKind
-from runtime.newborn import Newborn
-from runtime.prewarm import Prewarm
-from runtime.settings import Settings, check_places
-from runtime.supervisor import Supervisor
+from runtime.models.arrivals import Arrivals
+from runtime.models.catalog import Catalog
+from runtime.prewarm.prewarm import Prewarm
+from runtime.supervisor.spawned import SpawnedProcess
+from runtime.supervisor.supervisor import Supervisor
+from runtime.version import VERSION
 
 if TYPE_CHECKING:
-    from api.traces import OtlpTraces
+    from api.observe.traces import OtlpTraces
 
 ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
     "generate": (
@@ -79,10 +82,10 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
     "prewarm": prewarming.HANDLERS,
     "history": (*responses_handlers.KEEPING, *agent_handlers.KEEPING),
     "admin": (
-        *admin.HANDLERS,
+        *cache.HANDLERS,
         *crashes.HANDLERS,
         *explain.HANDLERS,
-        *history_desk.HANDLERS,
+        *history_admin.HANDLERS,
         *model_admin.HANDLERS,
         *dashboard_handlers.HANDLERS,
     ),
@@ -100,7 +103,7 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
 }
 
 
-class House(NamedTuple):
+class HearthServer(NamedTuple):
     """A server that is put together but not started. Its home is its own until the process ends."""
 
     app: ASGIApp
@@ -110,7 +113,7 @@ class House(NamedTuple):
     metrics: Metrics
 
 
-def build_house(settings: Settings, first: Newborn | None = None) -> House:
+def build_server(settings: Settings, first: SpawnedProcess | None = None) -> HearthServer:
     """Put the server together as the settings say, logging included; `first` may be its worker.
 
     Raises:
@@ -139,26 +142,29 @@ def build_house(settings: Settings, first: Newborn | None = None) -> House:
     supervisor = Supervisor(settings, catalog, kv, first)
     rules = rules_of(settings, digest_of(home.new_admin_token()))
     app = create_app(settings, catalog, supervisor, kv, rules)
-    return House(app, catalog, supervisor, kv, app.metrics)
+    return HearthServer(app, catalog, supervisor, kv, app.metrics)
+
+
+_ERRORS = ErrorHandlers([(speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error)])
 
 
 def create_app(
-    settings: Settings, catalog: Catalog, supervisor: Supervisor, kv: KvStore, rules: Rules
+    settings: Settings, catalog: Catalog, supervisor: Supervisor, kv: KvStore, rules: GuardRules
 ) -> RequestLog:
     """The server as an ASGI application; its lifespan starts and stops supervisor and store."""
     metrics = Metrics(supervisor.status, kv.figures)
     prewarm = Prewarm(settings, supervisor, kv, PinnedPrompts(settings, catalog))
     gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
+    cache = KvAccess(settings, catalog, kv, prewarm)
     history = History(settings.home, settings.history_grace_s)
-    dashboard = Dashboard(gate, history)
+    dashboard = Dashboard(gate, cache, history)
     history_figures = HistoryFigures(history)
     metrics.add(PrewarmCollector(prewarm), HistoryCollector(history_figures, settings))
-    agents, janitor = open_agents(gate, history)
-    responses = ResponseDesk(Archive(history, settings))
+    agents, janitor = open_agents(gate, cache, history)
+    responses = ResponseService(Archive(history, settings))
     chores = _chores(janitor, responses, prewarm, dashboard, supervisor)
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
     traces = _open_traces(settings.otlp_endpoint, kv)
-    desk = ErrorDesk([(speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error)])
 
     @asynccontextmanager
     async def supervised(_: Litestar) -> AsyncGenerator[None]:
@@ -177,13 +183,13 @@ def create_app(
             await dashboard.keep()
             await kv.stop()
             await history.close()
-            if traces is not None:
-                await asyncio.to_thread(traces.close)
+            await _close(traces)
 
     app = Application(
         route_handlers=[one for handlers in ROUTES.values() for one in handlers],
         dependencies=_given(
             gate=gate,
+            cache=cache,
             agents=agents,
             responses=responses,
             history=history,
@@ -192,7 +198,7 @@ def create_app(
             dashboard=dashboard,
             rules=rules,
         ),
-        exception_handlers=desk.handlers,
+        exception_handlers=_ERRORS.handlers,
         middleware=[TimeLimit],
         lifespan=[supervised],
         request_class=HttpRequest,
@@ -201,7 +207,7 @@ def create_app(
         openapi_config=_openapi(),
         logging_config=None,
     )
-    return RequestLog(Guard(app, rules, desk), metrics, traces)
+    return RequestLog(Guard(app, rules, _ERRORS), metrics, traces)
 
 
 def _bounds(settings: Settings) -> BoundsByHandler:
@@ -217,16 +223,21 @@ def _open_traces(endpoint: str | None, kv: KvStore) -> OtlpTraces | None:
     """Where traces go, if anywhere: what is needed for them is large."""
     if endpoint is None:
         return None
-    from api.traces import OtlpTraces  # noqa: PLC0415
+    from api.observe.traces import OtlpTraces  # noqa: PLC0415
 
     traces = OtlpTraces(endpoint)
     kv.publisher.listen(traces.wrote)
     return traces
 
 
+async def _close(traces: OtlpTraces | None) -> None:
+    if traces is not None:
+        await asyncio.to_thread(traces.close)
+
+
 def _chores(
-    janitor: Janitor,
-    responses: ResponseDesk,
+    janitor: ExpiryJob,
+    responses: ResponseService,
     prewarm: Prewarm,
     dashboard: Dashboard,
     supervisor: Supervisor,

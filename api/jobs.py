@@ -20,12 +20,12 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.base import BaseTrigger
 from typing_extensions import override
 
-from runtime import housekeeping
-from runtime.compaction import compact
-from runtime.housekeeping import Limits, News
-from runtime.kv_store import KvStore
-from runtime.open_store import OpenStore
-from runtime.settings import Settings
+from runtime.cache import maintenance
+from runtime.cache.compaction import compact
+from runtime.cache.maintenance import News, StoreLimits
+from runtime.cache.owned import OpenStore
+from runtime.cache.service import KvStore
+from runtime.config.settings import Settings
 from store.clock import Clock, now
 
 _AT_BOOT_S = 2.0
@@ -149,7 +149,7 @@ class Jobs:
         self._kv = kv
         self._is_idle = is_idle
         self._scheduler = SteadyScheduler()
-        self._jobs = _jobs(Limits.of(settings), lambda: kv.is_stopping or not is_idle(), kv)
+        self._jobs = _jobs(StoreLimits.of(settings), lambda: kv.is_stopping or not is_idle(), kv)
         self._chores = chores
 
     def start(self) -> None:
@@ -172,15 +172,15 @@ class Jobs:
             await self._kv.chore(job.work)
 
 
-def _jobs(limits: Limits, is_busy: Callable[[], bool], kv: KvStore) -> tuple[Job, ...]:
+def _jobs(limits: StoreLimits, is_busy: Callable[[], bool], kv: KvStore) -> tuple[Job, ...]:
     def merge(store: OpenStore) -> Iterable[News]:
         return compact(store, kv.loaded_models, is_busy)
 
-    expire = partial(housekeeping.expire, limits=limits)
-    caps = partial(housekeeping.keep_within_caps, limits=limits)
-    tidy = partial(housekeeping.tidy, limits=limits)
-    scrub = partial(housekeeping.scrub, period_s=_SCRUB_S, should_stop=is_busy)
-    orphans = partial(housekeeping.sweep_orphans, should_stop=is_busy)
+    expire = partial(maintenance.expire, limits=limits)
+    caps = partial(maintenance.keep_within_caps, limits=limits)
+    tidy = partial(maintenance.tidy, limits=limits)
+    scrub = partial(maintenance.scrub, period_s=_SCRUB_S, should_stop=is_busy)
+    orphans = partial(maintenance.sweep_orphans, should_stop=is_busy)
     return (
         Job("expire", 60.0, expire),
         Job("caps", 60.0, caps),

@@ -11,9 +11,9 @@ from litestar.params import FromPath, FromQuery
 from api.anthropic.errors import speaks_anthropic
 from api.anthropic.models import model_info, model_page
 from api.anthropic.schemas import ModelInfo, ModelPage
-from api.body import HttpRequest
-from api.deps import Gate
-from api.errors import documented
+from api.http.body import HttpRequest
+from api.http.errors import documented
+from api.http.gate import Gate
 from api.openai.models import model_card, model_list
 from api.openai.schemas import ModelCard, ModelList
 
@@ -29,7 +29,7 @@ def list_models(
     """Every model that a request can name. With an `anthropic-version` header in pages."""
     if not speaks_anthropic(request.scope):
         return model_list(gate.status_for(request.scope), gate.refused_for(request.scope))
-    return model_page([one.spec for one in gate.status()], limit, after_id, before_id)
+    return model_page([one.spec for one in gate.supervisor.status()], limit, after_id, before_id)
 
 
 @get(

@@ -18,27 +18,28 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from api.agents.open import Agents
-from api.anthropic.convert import Door, messages_to_generate
+from api.agents.service import Agents
+from api.anthropic.convert import ConversionContext, messages_to_generate
 from api.anthropic.schemas import MessagesRequest
-from api.body import HttpRequest, decoded, decoded_at
-from api.deps import Gate
-from api.errors import documented
-from api.limits import bounds_of, check_size, narrowed
-from api.lineage import Caller, asker_of, tenant_of
+from api.http.body import HttpRequest, decoded, decoded_at
+from api.http.caller import Caller, asker_of, tenant_of
+from api.http.errors import documented
+from api.http.gate import Gate
+from api.http.kv_access import KvAccess
+from api.http.limits import bounds_of, check_size, narrowed
+from api.http.refusal import refuse
 from api.ollama.convert import chat_request
 from api.ollama.schemas import OllamaChatRequest
 from api.openai.convert import chat_to_generate
-from api.openai.response_convert import check, items_of, plan_of
-from api.openai.response_desk import ResponseDesk
 from api.openai.response_schemas import ResponseRequest
 from api.openai.schemas import ChatRequest
-from api.refusal import refuse
-from runtime.catalog import Catalog
+from api.responses.convert import check, items_of, plan_of
+from api.responses.service import ResponseService
+from runtime.config.settings import PrewarmSettings, Settings
 from runtime.errors import HearthError, RequestRejected, UnknownModel, UnknownPrewarm
 from runtime.keys import owned, plain
-from runtime.prewarm import Prewarm, State, Warming
-from runtime.settings import PrewarmSettings, Settings
+from runtime.models.catalog import Catalog
+from runtime.prewarm.prewarm import Prewarm, PrewarmTask, State
 from runtime.types import ChatPrompt, GenerateRequest, ModelSpec
 
 T = TypeVar("T")
@@ -120,17 +121,19 @@ class PrewarmView(msgspec.Struct, omit_defaults=True):
 async def announce(
     request: HttpRequest,
     gate: NamedDependency[Gate],
+    cache: NamedDependency[KvAccess],
     prewarm: NamedDependency[Prewarm],
-    responses: NamedDependency[ResponseDesk],
+    responses: NamedDependency[ResponseService],
     agents: NamedDependency[Agents],
 ) -> Response[PrewarmView]:
     """Have a prompt warm soon: tools and system alone, or with messages, or what went before."""
-    fields, options = _read(await request.body())
+    body = await request.body()
+    fields, options = await request.apart(lambda: _read(body))
     caller = asker_of(request)
     if options.agent_id is not None:
         agent = await agents.desk.kept(owned(caller.tenant, options.agent_id))
-        return _answer(await _bring(gate, agent.session, gate.spec(options.model or agent.model)))
-    spec, fields = gate.spec(options.model), spoken(fields)
+        return _answer(await _bring(cache, agent.session, gate.spec(options.model or agent.model)))
+    spec, fields = gate.spec(options.model), await request.apart(lambda: spoken(fields))
     if fields.keys() & {"input", "previous_response_id"}:
         generate = await response_of(fields, spec, gate.settings, caller, responses)
     elif not fields.keys() & PROMPT_FIELDS:
@@ -138,17 +141,17 @@ async def announce(
             refuse(
                 "messages", "is missing: send messages, system, tools, a session_id or an agent_id."
             )
-        return _answer(await _bring(gate, owned(caller.tenant, options.session_id), spec))
+        return _answer(await _bring(cache, owned(caller.tenant, options.session_id), spec))
     else:
-        generate = prompt_of(fields, spec, gate.settings, caller)
+        generate = await request.apart(lambda: prompt_of(fields, spec, gate.settings, caller))
     if options.pinned and options.ttl is not None:
         refuse("ttl", "excludes pinned: what is pinned stays until it is deleted.")
-    cache = msgspec.structs.replace(generate.cache, pin="" if options.pinned else None)
-    generate = msgspec.structs.replace(generate, cache=cache)
+    asked = msgspec.structs.replace(generate.cache, pin="" if options.pinned else None)
+    generate = msgspec.structs.replace(generate, cache=asked)
     generate = narrowed(generate, bounds_of(request.scope).limits)
     check_size(generate)
     if options.pinned:
-        num_tokens = len(await request.body()) // _MOST_TOKEN_BYTES
+        num_tokens = len(body) // _MOST_TOKEN_BYTES
         least_bytes = num_tokens * (spec.kv_bytes_per_token or 0)
         await prewarm.check_pins(caller.tenant, least_bytes)
     return _answer(view_of(prewarm.ask(generate, loads=bool(options.load))))
@@ -177,7 +180,7 @@ async def prewarm_cancelled(
 HANDLERS = [announce, prewarm_state, prewarm_cancelled]
 
 
-def view_of(warming: Warming) -> PrewarmView:
+def view_of(warming: PrewarmTask) -> PrewarmView:
     """What clients are told of it."""
     return PrewarmView(
         id=plain(warming.id),
@@ -262,7 +265,9 @@ def prompt_of(
     elif shape == "messages":
         fields |= {"max_tokens": msgspec.Raw(b"1")} | ({} if has_turns else {"messages": _OPENING})
         data = _decoded(fields, MessagesRequest)
-        generate = messages_to_generate(data, "", Door(spec, settings, caller, fields)).request
+        generate = messages_to_generate(
+            data, "", ConversionContext(spec, settings, caller, fields)
+        ).request
     else:
         messages = decoded_at(msgspec.Raw(given), list[msgspec.Raw], "messages")
         roles = [decoded_at(one, _Spoken, "messages").role for one in messages]
@@ -429,7 +434,7 @@ def _decoded(fields: Fields, kind: type[T]) -> T:
 
 
 async def response_of(
-    fields: Fields, spec: ModelSpec, settings: Settings, caller: Caller, desk: ResponseDesk
+    fields: Fields, spec: ModelSpec, settings: Settings, caller: Caller, desk: ResponseService
 ) -> GenerateRequest:
     """A request of OpenAI's Responses, with what went before it. Raises HearthError."""
     data = _decoded(fields, ResponseRequest)
@@ -442,9 +447,9 @@ async def response_of(
     return request
 
 
-async def _bring(gate: Gate, session_id: str, spec: ModelSpec) -> PrewarmView:
+async def _bring(cache: KvAccess, session_id: str, spec: ModelSpec) -> PrewarmView:
     """A conversation's KV, from disk, into the memory of its model if that is loaded."""
-    num_tokens = await gate.bring(session_id, spec)
+    num_tokens = await cache.bring(session_id, spec)
     state: State = "queued" if num_tokens else "failed"
     return PrewarmView(
         id=f"prewarm-{secrets.token_hex(8)}",

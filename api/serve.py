@@ -20,15 +20,15 @@ import uvicorn
 from typing_extensions import override
 
 from api.address import url_of
-from api.connection import Connections, http_connection, most_connections
-from api.doorway import Doorway
-from api.patience import Patience
+from api.bootstrap import BootstrapApp
+from api.http.connection import SlowClientGuard
+from api.http.http1 import Connections, http_connection, most_connections
+from runtime.config.settings import Settings
 from runtime.embedded import HEARTH_TINY
 from runtime.errors import HearthError, UnknownModel
-from runtime.settings import Settings
 
 if TYPE_CHECKING:
-    from api.app import House
+    from api.app import HearthServer
 
 _POLL_S = 0.05
 _LAST_WORDS_S = 5.0
@@ -37,16 +37,16 @@ _KEEP_CONNECTION_S = 75
 
 
 async def serve(
-    settings: Settings, listener: socket.socket, build: Callable[[], House]
+    settings: Settings, listener: socket.socket, build: Callable[[], HearthServer]
 ) -> HearthError | None:
     """Serve until a signal says stop; why the house could not be built, if that is so.
 
     A second signal does not wait for workers.
     """
-    doorway = Doorway(build)
+    bootstrap = BootstrapApp(build)
     connections = Connections(most_connections(settings.max_connections))
     config = uvicorn.Config(
-        Patience(doorway, settings.send_timeout_s),
+        SlowClientGuard(bootstrap, settings.send_timeout_s),
         http=http_connection(connections, settings.send_timeout_s),
         ws="none",
         lifespan="on",
@@ -57,17 +57,17 @@ async def serve(
         timeout_keep_alive=_KEEP_CONNECTION_S,
         timeout_graceful_shutdown=math.ceil(settings.stop_timeout_s + _LAST_WORDS_S),
     )
-    server = _Server(config, doorway, settings.stop_timeout_s)
-    doorway.on_end = server.stop
+    server = _Server(config, bootstrap, settings.stop_timeout_s)
+    bootstrap.on_end = server.stop
     port = int(listener.getsockname()[1])
-    announcement = asyncio.create_task(_announce(doorway, settings, port))
-    counting = asyncio.create_task(_count(doorway, connections))
+    announcement = asyncio.create_task(_announce(bootstrap, settings, port))
+    counting = asyncio.create_task(_count(bootstrap, connections))
     try:
         await server.serve(sockets=[listener])
     finally:
         announcement.cancel()
         counting.cancel()
-    return doorway.failure
+    return bootstrap.failure
 
 
 class _Server(uvicorn.Server):
@@ -76,9 +76,9 @@ class _Server(uvicorn.Server):
     Answers may take `grace_s` seconds to finish; then they end with an error that says why.
     """
 
-    def __init__(self, config: uvicorn.Config, doorway: Doorway, grace_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, bootstrap: BootstrapApp, grace_s: float) -> None:
         super().__init__(config)
-        self._doorway = doorway
+        self._doorway = bootstrap
         self._grace_s = grace_s
 
     @override
@@ -110,14 +110,14 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def _count(doorway: Doorway, connections: Connections) -> None:
+async def _count(bootstrap: BootstrapApp, connections: Connections) -> None:
     """Show them among the server's figures, once there are any."""
-    house = await doorway.house()
+    house = await bootstrap.house()
     house.metrics.count(connections)
 
 
-async def _announce(doorway: Doorway, settings: Settings, port: int) -> None:
-    house = await doorway.house()
+async def _announce(bootstrap: BootstrapApp, settings: Settings, port: int) -> None:
+    house = await bootstrap.house()
     while not house.supervisor.is_ready:  # noqa: ASYNC110 - it changes a few times in its life
         await asyncio.sleep(_POLL_S)
     await house.kv.settled()  # or whoever reads the line could take the store first
@@ -126,7 +126,7 @@ async def _announce(doorway: Doorway, settings: Settings, port: int) -> None:
     sys.stdout.flush()
 
 
-def ready_line(house: House, url: str, *, has_keys: bool) -> str:
+def ready_line(house: HearthServer, url: str, *, has_keys: bool) -> str:
     """One line: where the server is, what it serves, and a command to try it with.
 
     With keys the command takes one from the shell: the server knows their digests only.

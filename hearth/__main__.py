@@ -2,7 +2,7 @@
 
 The packages `api`, `runtime`, `store` and `migrations` have names that other projects use too. So
 a wheel has them in `hearth/app`, which is put first on the path of this process (and of workers, by
-`runtime.newborn`); a checkout has them beside this package.
+`runtime.supervisor.spawned`); a checkout has them beside this package.
 """
 
 from __future__ import annotations

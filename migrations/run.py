@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from store import history_tables
+from store.history import history_tables
 from store.tables import SCHEMA_VERSION
 
 _INDEX = Path(__file__).parent

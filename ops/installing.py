@@ -19,6 +19,11 @@ _OF_A_PACKAGE = re.compile(r" [-+~] \S+")
 _OF_ALL = re.compile(
     r"(Resolved|Prepared|Installed|Uninstalled|Checked|Audited) (\d+) packages? in"
 )
+_ASKS_FOR_CERTIFICATES = "--system-certs"
+_CERTIFICATES = """\
+Hearth: the certificate of the package registry is not known here. Type UV_SYSTEM_CERTS=1 make …
+to use those of the system, or name a file with the right one in SSL_CERT_FILE.
+"""
 _NOW = {"": "looking up packages", "Resolved": "fetching packages", "Prepared": "unpacking"}
 
 
@@ -64,6 +69,8 @@ class Report:
             if counted is not None:
                 self.stage = counted[1]
                 self.num_packages = max(self.num_packages, int(counted[2]))
+            elif _ASKS_FOR_CERTIFICATES in text:  # a flag that nobody who runs make can give
+                self._line.interrupt(_CERTIFICATES)
             elif not _OF_A_PACKAGE.match(text):
                 self._line.interrupt(text)
 

@@ -19,14 +19,14 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ADMIN_FILE = "admin.token"
 
 
-class Caller(NamedTuple):
+class Principal(NamedTuple):
     """Who asks. Callers of different `tenant` never see what the other's prompts left behind."""
 
     tenant: str = ""
     is_admin: bool = False
 
 
-ANYONE = Caller()
+ANYONE = Principal()
 
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """What a tenant may be called; names that it owns begin with it."""
@@ -69,16 +69,16 @@ class Keyring:
     """
 
     def __init__(self, tenants: Mapping[str, str], admin_digests: tuple[str, ...]) -> None:
-        admins = [(digest, Caller(is_admin=True)) for digest in admin_digests]
-        self._known = [(digest, Caller(name)) for name, digest in tenants.items()] + admins
+        admins = [(digest, Principal(is_admin=True)) for digest in admin_digests]
+        self._known = [(digest, Principal(name)) for name, digest in tenants.items()] + admins
         self.is_required = bool(tenants)
         self.is_shared = len(tenants) > 1
 
-    def find(self, key: str) -> Caller | None:
+    def find(self, key: str) -> Principal | None:
         """Whose key this is; it takes the same time whichever of them it is, or none."""
         return self.of_digest(digest_of(key))
 
-    def of_digest(self, digest: str) -> Caller | None:
+    def of_digest(self, digest: str) -> Principal | None:
         """The same, for the digest of a key."""
         found = None
         for known, caller in self._known:

@@ -1,225 +1,65 @@
-"""Memory as the supervisor deals it out: what models need, what hot tiers may take, hard times."""
+"""What a process takes of the machine's memory, and whether all of it came back after its end."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from typing import NamedTuple
+import contextlib
+import re
+from pathlib import Path
 
 import psutil
-import structlog
 
-from runtime import kv_sizes, placement, pressure
-from runtime.errors import MemoryShort
-from runtime.lifecycle import HAS_PROCESS, MemoryEvent, Transition
-from runtime.model_actor import ModelActor
-from runtime.placement import Need, Profile, Room, Unreturned
-from runtime.pressure import Strain
-from runtime.process_memory import Departure, available_bytes
-from runtime.settings import Settings
-from runtime.types import ModelSpec
-from runtime.wire import HotBudget
-from runtime.worker_process import WorkerProcess
-from store.types import ModelRow
+from runtime.types import Struct
 
-_log = structlog.get_logger("hearth.memory")
+RETURN_S = 15.0
+_RETURNED_SHARE = 0.7
+_NOISE_BYTES = 512 * 1024 * 1024
+"""Other programs take and give that much within seconds; what is smaller cannot be judged."""
 
 
-class Budgets(NamedTuple):
-    """In bytes: what all loaded models may reserve together, and take for their hot tiers."""
+class Departure(Struct, frozen=True):
+    """The end of a worker. `freed_bytes` is how much more memory was available afterwards.
 
-    reserved: int
-    hot: int
+    `is_clean`: it left by itself when it was asked to. `is_memory_suspect`: what it held did not
+    come back, which a hard end of a process with much wired memory can cause on macOS.
+    """
 
-
-class Memory:
-    """What models need, by their files and what former runs needed, and what they may use."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._total_bytes = psutil.virtual_memory().total
-        budget = settings.memory_budget or placement.memory_budget(self._total_bytes)
-        self._room = Room(num_bytes=budget, num_models=settings.max_loaded_models)
-        self._floor_bytes = settings.memory_floor or pressure.floor_bytes(self._total_bytes)
-        self._hot_bytes = settings.hot_bytes
-        self._models = settings.models
-        self._rows: Mapping[str, ModelRow] = {}
-        self._strain = Strain()
-        self._unreturned: tuple[Unreturned, ...] = ()
-        self._free_bytes = budget
-
-    def learn(self, rows: Mapping[str, ModelRow]) -> None:
-        """What former runs needed, by model id."""
-        self._rows = rows
-
-    def remembered(self, model: str) -> ModelRow | None:
-        """What former runs showed of a model."""
-        return self._rows.get(model)
-
-    def need(self, spec: ModelSpec) -> Need:
-        return placement.need(self._profile(spec))
-
-    def room(self) -> Room:
-        """What all models may take together."""
-        return self._room
-
-    def room_now(self) -> Room:
-        """The same without what ended processes have not given back."""
-        return placement.room_left(self._room, self._unreturned, self._free_bytes)
-
-    def unreturned_bytes(self, model: str) -> int:
-        """What processes of a model held and did not give back when they ended."""
-        return sum(one.num_bytes for one in self._unreturned if one.model == model)
-
-    def departed(
-        self, model: str, departure: Departure, actors: Mapping[str, ModelActor]
-    ) -> Transition | None:
-        """A process has ended and its memory was looked for; news if some of it is missing."""
-        if not departure.is_memory_suspect:
-            return None
-        self._free_bytes = _free_bytes(actors)
-        lost = Unreturned(
-            model=model,
-            num_bytes=departure.footprint_bytes - max(departure.freed_bytes, 0),
-            free_bytes=self._free_bytes,
-        )
-        self._unreturned += (lost,)
-        self.share(actors)
-        return _news(actors[model], "unreturned", f"{lost.num_bytes / 1e9:.2f} GB are missing")
-
-    def found_again(self, actors: Mapping[str, ModelActor]) -> list[Transition]:
-        """Look whether missing memory has come back; the news of it."""
-        if not self._unreturned:
-            return []
-        self._free_bytes = _free_bytes(actors)
-        before = {one.model for one in self._unreturned}
-        self._unreturned = placement.still_missing(self._unreturned, self._free_bytes)
-        back = before - {one.model for one in self._unreturned}
-        return [_news(actors[model], "returned", "its memory is there again") for model in back]
-
-    def check(self) -> None:
-        """See that there is memory for one more request.
-
-        Raises:
-            MemoryShort: the machine has none to spare.
-        """
-        if self._strain.refuses:
-            raise MemoryShort
-
-    def hot_budgets(self, actors: Mapping[str, ModelActor]) -> dict[str, int]:
-        """How large the hot tier of each model with a process may be, in bytes."""
-        return {model: one.num_bytes for model, one in self._dealt(actors).items()}
-
-    def _dealt(self, actors: Mapping[str, ModelActor]) -> dict[str, HotBudget]:
-        """What each model with a process may take, all its ranks here together."""
-        loaded = {name: one for name, one in actors.items() if one.state in HAS_PROCESS}
-        wishes = {name: self._wish(one.spec) for name, one in loaded.items() if one.spec}
-        held = sum(one.reserved_bytes for one in loaded.values())
-        held += sum(one.abandoned_bytes for one in actors.values())
-        spare_bytes = self.room_now().num_bytes - held
-        if self._strain.lendable_bytes is not None:
-            spare_bytes = min(spare_bytes, self._strain.lendable_bytes)
-        hot = placement.hot_budgets(wishes, spare_bytes)
-        profiles = {name: self._profile(one.spec) for name, one in loaded.items() if one.spec}
-        reserves = {name: placement.rows_reserve(one) for name, one in profiles.items()}
-        pools = placement.kv_pools(reserves, hot, spare_bytes)
-        alone = {
-            name: self._room.num_bytes - placement.reservation(one, 0) + reserves[name]
-            for name, one in profiles.items()
-        }
-        return {
-            name: HotBudget(
-                num_bytes=num_bytes,
-                pool_bytes=pools[name],
-                most_bytes=max(alone[name], pools[name]),
-            )
-            for name, num_bytes in hot.items()
-        }
-
-    def _profile(self, spec: ModelSpec) -> Profile:
-        return Profile.of(spec, self._rows.get(spec.id), self._models.get(spec.id))
-
-    def budgets(self, actors: Mapping[str, ModelActor]) -> Budgets:
-        """How much there is to deal out now."""
-        return Budgets(self._room.num_bytes, sum(self.hot_budgets(actors).values()))
-
-    def kv_share(self, actors: Mapping[str, ModelActor], model: str) -> HotBudget | None:
-        """What each process of a model may take for KV: ranks here divide it."""
-        budget = self._dealt(actors).get(model)
-        return None if budget is None else self._part(model, budget)
-
-    def share(self, actors: Mapping[str, ModelActor]) -> None:
-        """Tell the workers how large their hot tiers may be now."""
-        for model, budget in self._dealt(actors).items():
-            worker = actors[model].worker
-            if isinstance(worker, WorkerProcess):
-                worker.kv.set_budget(self._part(model, budget))
-
-    def relieve(self, actors: Mapping[str, ModelActor], awaited: frozenset[str]) -> None:
-        """Look at the machine's memory, and make room if it runs short."""
-        idle = [
-            one
-            for one in actors.values()
-            if one.state == "ready" and not one.is_pinned and one.model not in awaited
-        ]
-        idle.sort(key=lambda one: one.last_used_s)
-        num_available = available_bytes()
-        relief = pressure.relieve(
-            self._strain,
-            available_bytes=num_available,
-            floor_bytes=self._floor_bytes,
-            lent_bytes=sum(self._lent_bytes(one) for one in actors.values()),
-            idle=[one.model for one in idle],
-        )
-        if relief.strain != self._strain or relief.leaves is not None:
-            _log.warning(
-                "memory budget changed",
-                available_bytes=num_available,
-                floor_bytes=self._floor_bytes,
-                hot_bytes=relief.strain.lendable_bytes,
-                leaves=relief.leaves,
-                refuses=relief.strain.refuses,
-            )
-        self._strain = relief.strain
-        if relief.leaves is not None:
-            actors[relief.leaves].leave("memory is short", time.monotonic())
-        self.share(actors)
-
-    def _part(self, model: str, budget: HotBudget) -> HotBudget:
-        own = self._models.get(model)
-        num_ranks = own.num_ranks_here if own is not None else 1
-        return HotBudget(
-            num_bytes=budget.num_bytes // num_ranks,
-            pool_bytes=None if budget.pool_bytes is None else budget.pool_bytes // num_ranks,
-            most_bytes=None if budget.most_bytes is None else budget.most_bytes // num_ranks,
-        )
-
-    def _lent_bytes(self, actor: ModelActor) -> int:
-        """What its hot tiers hold beyond the least, which its reservation has."""
-        worker = actor.worker
-        if not isinstance(worker, WorkerProcess):
-            return 0
-        own = self._models.get(actor.model)
-        num_bytes = worker.kv.counts.hot_bytes * (own.num_ranks_here if own is not None else 1)
-        return max(num_bytes - kv_sizes.MIN_HOT_BYTES, 0)
-
-    def _wish(self, spec: ModelSpec) -> int:
-        return self._hot_bytes or kv_sizes.hot_budget(self._total_bytes, spec.nbytes)
+    is_clean: bool
+    footprint_bytes: int
+    freed_bytes: int
+    is_memory_suspect: bool
 
 
-def _news(actor: ModelActor, event: MemoryEvent, reason: str) -> Transition:
-    """Of a model that stays in its state."""
-    return Transition(
-        model=actor.model,
-        before=actor.state,
-        event=event,
-        after=actor.state,
-        at_s=time.time(),
-        reason=reason,
-    )
+def has_returned(footprint_bytes: int, freed_bytes: int) -> bool:
+    """Whether the memory of a process that took so much can be taken to be free again."""
+    if footprint_bytes < _NOISE_BYTES:
+        return True
+    return freed_bytes >= footprint_bytes * _RETURNED_SHARE - _NOISE_BYTES / 2
 
 
-def _free_bytes(actors: Mapping[str, ModelActor]) -> int:
-    """What models could have if all of them left."""
-    workers = [one.worker for one in actors.values()]
-    held = [one.obituary.footprint_bytes for one in workers if isinstance(one, WorkerProcess)]
-    return available_bytes() + sum(held)
+def footprint_bytes(pid: int, allocated_bytes: int, *, num_processes: int = 1) -> int:
+    """What a process takes: resident pages, or what its allocator holds if that is more.
+
+    Metal's buffers are no resident pages. With more processes its children are taken to hold as
+    much each as it says itself. One that has ended takes nothing, waited for or not.
+    """
+    resident = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        family = [process, *(process.children() if num_processes > 1 else ())]
+        resident = sum(one.memory_info().rss for one in family)
+    return max(resident, allocated_bytes * num_processes) if resident else 0
+
+
+def available_bytes() -> int:
+    """What a program could take now without making others swap."""
+    return psutil.virtual_memory().available
+
+
+def num_oom_kills() -> int:
+    """How many processes the kernel has ended for lack of memory; 0 where it does not say."""
+    try:
+        text = Path("/proc/vmstat").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(found.group(1)) if found else 0

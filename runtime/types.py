@@ -6,7 +6,27 @@ from typing import Literal
 
 import msgspec
 
-from runtime.words import CacheMode, CacheTier, FinishReason, MissReason, Priority, Role, Work
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+Priority = Literal["interactive", "default", "background"]
+Work = Literal["generate", "count", "prefill", "tokenize", "detokenize", "embed", "explain"]
+CacheMode = Literal["full", "prefix", "off"]
+CacheTier = Literal["none", "hot", "warm", "cold"]
+MissReason = Literal[
+    "first_seen",
+    "not_yet_durable",
+    "diverged",
+    "expired",
+    "evicted",
+    "damaged",
+    "deleted",
+    "no_checkpoint",
+    "slower_than_prefill",
+    "away",
+    "unsupported",
+    "scored",
+    "off",
+]
 
 MAX_IMAGE_BYTES = 20 * 1024 * 1024
 """Of one image, encoded."""
@@ -399,7 +419,7 @@ class Pooling(Struct, frozen=True):
     is_normalised: bool = True
 
 
-class Shared(Struct, frozen=True):
+class SharedWeights(Struct, frozen=True):
     """What the `names` have in common whose weights one process computes for all of them.
 
     It goes by `engine`, the first of them, and has room for the largest of their contexts.
@@ -432,7 +452,7 @@ class ModelSpec(Struct, frozen=True):
     capabilities: tuple[str, ...] = ("completion",)
     is_vision: bool = False
     image_bytes: int = 0
-    shared: Shared | None = None
+    shared: SharedWeights | None = None
     """Set where several names have the same weights, loaded in the same way."""
 
     @property

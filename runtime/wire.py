@@ -12,22 +12,8 @@ from typing import Literal
 import msgspec
 
 from runtime.ranks import Ranks
-from runtime.slot_news import (
-    Attach,
-    Lost,
-    Slots,
-    SlotsAway,
-    SlotsDemoted,
-    SlotsGone,
-    SlotsMerged,
-    SlotsPromoted,
-    SlotsSaved,
-    Told,
-    WritesPaused,
-)
+from runtime.slot_events import KvNews, KvReport, RoomGiven
 from runtime.types import CacheUse, Chunk, GenerateRequest, ModelSpec, Struct
-from store.keyed_names import NOBODY, Asker, Whom
-from store.types import Piece, SlotHeader
 
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH = struct.Struct("<I")
@@ -89,68 +75,6 @@ class Stop(Struct, frozen=True, tag="stop"):
 
     exit_s: float = 20.0
 
-
-class HotAsked(Struct, frozen=True, tag="hot_asked"):
-    """Which of these slots are in memory now? `HotNow` of the same number answers."""
-
-    number: int
-    ids: tuple[str, ...]
-
-
-class HotBudget(Struct, frozen=True, tag="hot_budget"):
-    """So many bytes of KV may stay in memory from now on, for requests that are to come.
-
-    `pool_bytes` are for these and for running requests together, who come first; `most_bytes` is
-    what they might have if no other model were loaded. None is without a limit.
-    """
-
-    num_bytes: int
-    pool_bytes: int | None = None
-    most_bytes: int | None = None
-
-
-class Forget(Struct, frozen=True, tag="forget"):
-    """Forget of a conversation what is not published and stage it no more; `Forgotten` answers.
-
-    `secret` is the store's, by which a key stands for a session id.
-    """
-
-    number: int
-    whom: Whom
-    secret: bytes
-
-
-class Bring(Struct, frozen=True, tag="bring"):
-    """Have what ends with these slots in memory, as soon as nothing else is to be done."""
-
-    ids: tuple[str, ...]
-
-
-class RoomGiven(Struct, frozen=True, tag="room_given"):
-    """Whether a file may be written; where not, the store takes as much of the disk as it may."""
-
-    key: str
-    is_given: bool
-
-
-KvNews = (
-    Attach
-    | Slots
-    | Lost
-    | Told
-    | SlotsSaved
-    | SlotsPromoted
-    | SlotsAway
-    | SlotsDemoted
-    | SlotsGone
-    | SlotsMerged
-    | WritesPaused
-    | HotAsked
-    | HotBudget
-    | Forget
-    | Bring
-)
-"""What the store tells a worker."""
 
 Command = Load | Submit | Abort | Stop | RoomGiven | KvNews
 
@@ -226,8 +150,12 @@ class Chunks(Struct, frozen=True, tag="chunks"):
     items: tuple[tuple[str, Chunk], ...]
 
 
-class KvCounts(Struct, frozen=True):
-    """The tiers, counted since the worker started; the last two stay 0 on clean traffic."""
+class KvCounts(msgspec.Struct, kw_only=True, gc=False):
+    """The tiers, counted since the worker started; the last two stay 0 on clean traffic.
+
+    The worker counts in one of these. What others count, or is counted when it is asked for, is
+    added when it is sent: bytes and runs in memory, evictions, what is queued, images.
+    """
 
     hot_bytes: int = 0
     num_runs: int = 0
@@ -245,6 +173,22 @@ class KvCounts(Struct, frozen=True):
     vlm_retreat: int = 0
 
 
+WorkerPhase = Literal[
+    "starting",
+    "loading",
+    "warming",
+    "idle",
+    "intake",
+    "restore",
+    "prefill",
+    "decode",
+    "errand",
+    "flushing",
+    "stopping",
+]
+"""What a worker does: while it comes up, once its model is loaded, and while it leaves."""
+
+
 class Heartbeat(Struct, frozen=True, tag="beat"):
     """Sent every second. `step` counts engine steps: busy and not stepping means wedged.
 
@@ -254,7 +198,7 @@ class Heartbeat(Struct, frozen=True, tag="beat"):
 
     step: int
     is_busy: bool
-    phase: str
+    phase: WorkerPhase
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0
@@ -273,136 +217,6 @@ class Flushed(Struct, frozen=True, tag="flushed"):
     num_unwritten_bytes: int
 
 
-class SlotStaged(Struct, frozen=True, tag="staged"):
-    """A slot file is synced at `path`, `num_bytes` long; with `ends_turn` the last of an answer.
-
-    Writing it took `write_ms`, pauses for running requests included. `parent` is the slot that has
-    the tokens before it, where there are any.
-    """
-
-    header: SlotHeader
-    path: str
-    num_bytes: int
-    asker: Asker = NOBODY
-    ends_turn: bool = False
-    write_ms: float = 0.0
-    parent: str | None = None
-
-
-class SlotQueued(Struct, frozen=True, tag="queued"):
-    """A slot is to be written: until it is published, or left, a crash loses these pieces.
-
-    Told again when it is another conversation's.
-    """
-
-    id: str
-    asker: Asker
-    pieces: tuple[Piece, ...]
-    start: int = 0
-    ttl_s: float | None = None
-
-
-class SlotsLeft(Struct, frozen=True, tag="left"):
-    """Slots that were queued and are in memory no longer; nothing of them came to the disk."""
-
-    ids: tuple[str, ...]
-
-
-class TurnEnded(Struct, frozen=True, tag="turn"):
-    """An answer ended with tokens that are all on disk already, the last of them in this slot.
-
-    With `num_turns` 0 it goes on with others that are not there yet.
-    """
-
-    asker: Asker
-    slot_id: str
-    num_tokens: int
-    ttl_s: float | None = None
-    num_turns: int = 1
-
-
-class SlotPart(Struct, frozen=True, array_like=True):
-    """The tokens `[start, end)` of a slot, which are to be the slot `id`."""
-
-    id: str
-    start: int
-    end: int
-
-
-class SlotBad(Struct, frozen=True, tag="bad"):
-    """A slot cannot be used: its file is damaged, missing or unreadable.
-
-    Of a damaged one `parts` are as they were written, and to be slots of their own.
-    """
-
-    id: str
-    reason: str
-    message: str
-    parts: tuple[SlotPart, ...] = ()
-
-
-class SlotsUsed(Struct, frozen=True, tag="used"):
-    """A request reused these slots; those in `longer` it wants to live for so many seconds."""
-
-    ids: tuple[str, ...]
-    longer: dict[str, float] = msgspec.field(default_factory=dict[str, float])
-
-
-class SlotsWanted(Struct, frozen=True, tag="wanted"):
-    """A request waits for these slots, which are in the cold store."""
-
-    ids: tuple[str, ...]
-
-
-class HotNow(Struct, frozen=True, tag="hot_now"):
-    """These of the slots that were asked for are in memory, to their end."""
-
-    number: int
-    ids: tuple[str, ...]
-
-
-class Forgotten(Struct, frozen=True, tag="forgotten"):
-    """So many pieces were forgotten, for the `Forget` of that number."""
-
-    number: int
-    num_forgotten: int
-
-
-class PinWanted(Struct, frozen=True, tag="pin"):
-    """The prefix that ends with this hash is to stay, whatever else leaves the disk.
-
-    `model` is the name that was asked for it.
-    """
-
-    end_hash: bytes
-    source: str
-    model: str = ""
-    num_bytes: int = 0
-    """What it takes, with all that comes before it."""
-
-
-class RoomWanted(Struct, frozen=True, tag="room"):
-    """A file of `num_bytes` is to be written: `RoomGiven` answers. The key of a slot is its id,
-    `parent` what it continues.
-    """
-
-    key: str
-    num_bytes: int
-    parent: str | None = None
-
-
-class RoomLeft(Struct, frozen=True, tag="room_left"):
-    """What room was given for is written and no slot, or is not written."""
-
-    key: str
-
-
-class StoreTrouble(Struct, frozen=True, tag="trouble"):
-    """A slot could not be written; `reason` is machine-readable."""
-
-    reason: str
-
-
 Event = (
     Hello
     | LoadProgress
@@ -416,24 +230,15 @@ Event = (
     | Heartbeat
     | Flushing
     | Flushed
-    | SlotQueued
-    | SlotsLeft
-    | SlotStaged
-    | SlotBad
-    | TurnEnded
-    | SlotsUsed
-    | SlotsWanted
-    | HotNow
-    | Forgotten
-    | PinWanted
-    | RoomWanted
-    | RoomLeft
-    | StoreTrouble
+    | KvReport
 )
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+unpack_command = _command_decoder.decode
+unpack_event = _event_decoder.decode
+"""The message in a frame's payload."""
 
 
 def pack(message: Command | Event) -> bytearray:
@@ -442,14 +247,6 @@ def pack(message: Command | Event) -> bytearray:
     _encoder.encode_into(message, frame, _LENGTH.size)
     _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
     return frame
-
-
-def unpack_command(payload: bytes) -> Command:
-    return _command_decoder.decode(payload)
-
-
-def unpack_event(payload: bytes) -> Event:
-    return _event_decoder.decode(payload)
 
 
 class FrameReader:

@@ -30,7 +30,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import ObjectStore, from_url
 
-from store.cold_codec import ChunkSource, Source, Unpacker, pack
+from store.cold_codec import ByteSource, ChunkSource, Unpacker, pack
 from store.disk import (
     CHUNK_BYTES,
     PRIVATE_DIRECTORY,
@@ -47,7 +47,7 @@ from store.disk import (
     sync_directories,
 )
 from store.errors import ColdAway, SlotDamaged, SlotMissing, StoreFailed, StoreFull
-from store.slot_format import SlotContents, is_slot_id
+from store.slot_file import SlotContents, is_slot_id
 from store.slots import StagedSlot, read_contents, remove, slot_path, verify
 from store.temp_names import SUFFIX, temp_name
 from store.upkeep import COLD, sweep_fan_out
@@ -160,7 +160,7 @@ def _packed(path: Path, yield_: Yield) -> Generator[tuple[SlotContents, Iterator
         yield contents, pack(fd, contents, yield_)
 
 
-def _unpacked(root: Path, slot_id: str, source: Source, reserve: Reserve) -> StagedSlot:
+def _unpacked(root: Path, slot_id: str, source: ByteSource, reserve: Reserve) -> StagedSlot:
     unpacker = Unpacker(source)
     if unpacker.contents.header.id != slot_id:
         raise SlotDamaged(f"{slot_id} holds slot {unpacker.contents.header.id}")

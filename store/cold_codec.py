@@ -14,7 +14,7 @@ import zstandard
 
 from store.disk import CHUNK_BYTES, NewFile, SequentialReader, Yield
 from store.errors import SlotDamaged, SlotForeign
-from store.slot_format import (
+from store.slot_file import (
     DTYPE_BYTES,
     MAX_JSON_BYTES,
     Checker,
@@ -36,7 +36,7 @@ _LENGTH_BYTES = 8
 _MIN_FLUSH_BYTES = 1 << 10
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Where the packed bytes come from; an empty read is the end."""
 
     def read(self, size: int = -1, /) -> bytes: ...
@@ -103,7 +103,7 @@ def pack(fd: int, contents: SlotContents, yield_: Yield) -> Iterator[bytes]:
 class Unpacker:
     """Reads a packed slot: first what is in it, then every byte of it, each checked."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         """Read as far as the header.
 
         Raises:
@@ -165,7 +165,7 @@ class Unpacker:
             raise SlotDamaged(f"cannot be decompressed: {error}") from error
 
 
-def _read_exactly(source: Source, num_bytes: int) -> bytes:
+def _read_exactly(source: ByteSource, num_bytes: int) -> bytes:
     parts: list[bytes] = []
     while num_bytes:
         part = source.read(num_bytes)

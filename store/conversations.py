@@ -16,7 +16,7 @@ from sqlalchemy.orm import aliased
 from store import pins, slot_rows, unpublished
 from store.database import Database
 from store.errors import StoreError
-from store.tables import Conversation, ConversationSlot, Cut, Model, Pin, Slot
+from store.tables import Conversation, ConversationSlot, Model, PendingCut, Pin, Slot
 from store.types import NAMELESS, ConversationRow, SlotPlace, SlotRow
 
 
@@ -53,18 +53,13 @@ class Conversations:
         """Forget a conversation, for all models unless one is named, and all that only it said.
 
         Slots that something else needs to their end stay. Where something else leaves a slot
-        before its end, the rest of that slot is nobody else's: it is to be cut off (`Cut`).
+        before its end, the rest of that slot is nobody else's: it is to be cut off (`PendingCut`).
         The files may be unlinked when the future is done: see `SlotIndex.drop`.
         """
         return self._database.submit(lambda connection: _drop(connection, key, model))
 
-    def get(self, key: bytes, model: bytes) -> ConversationRow | None:
-        """One conversation with one model, as it was asked last."""
-        rows = self._database.read(lambda connection: _rows(connection, key, model))
-        return rows[0] if rows else None
-
     def listing(self) -> list[ConversationRow]:
-        """All with a session id, the latest first, with the slots and bytes they are part of."""
+        """All with a session id, the latest first."""
         return self._database.read(_rows)
 
     def forget_idle(self, before_s: float) -> Future[int]:
@@ -179,8 +174,8 @@ def drop_unneeded(
 ) -> tuple[SlotPlace, ...]:
     """Delete what nothing needs of these slots, the later ones first.
 
-    A slot that something needs a part of is to be cut (`Cut`): nothing that continues it goes.
-    What is pinned stays; without `keeps_class` only what somebody pins now.
+    A slot that something needs a part of is to be cut (`PendingCut`): nothing that continues it
+    goes. What is pinned stays; without `keeps_class` only what somebody pins now.
     """
     dropped: list[SlotPlace] = []
     pin = select(Pin.source).where(Pin.model_id == Slot.model_id, Pin.end_hash == Slot.end_hash)
@@ -191,7 +186,7 @@ def drop_unneeded(
         if row is None or row.stays or (needed := needed_of(connection, slot)) >= row.end:
             continue
         if needed > row.start:
-            connection.execute(insert(Cut).values(slot_id=slot).on_conflict_do_nothing())
+            connection.execute(insert(PendingCut).values(slot_id=slot).on_conflict_do_nothing())
         else:
             dropped += slot_rows.delete_slots(connection, [row.name])
     return tuple(dropped)
@@ -218,19 +213,7 @@ def needed_of(connection: Connection, slot: int) -> int:
     return max(end or 0 for end in ends)
 
 
-def _rows(
-    connection: Connection, key: bytes | None = None, model: bytes | None = None
-) -> list[ConversationRow]:
-    held = (
-        select(
-            ConversationSlot.conversation_id,
-            func.count().label("num_slots"),
-            func.sum(Slot.disk_bytes).label("disk_bytes"),
-        )
-        .join(Slot, Slot.id == ConversationSlot.slot_id)
-        .group_by(ConversationSlot.conversation_id)
-        .subquery()
-    )
+def _rows(connection: Connection) -> list[ConversationRow]:
     columns = (
         select(
             Conversation.key,
@@ -241,20 +224,13 @@ def _rows(
             Conversation.created_s,
             Conversation.num_turns,
             Conversation.ttl_s,
-            func.coalesce(held.c.num_slots, 0),
-            func.coalesce(held.c.disk_bytes, 0),
             Conversation.name,
         )
         .where(Conversation.key != NAMELESS)
         .join(Model, Model.id == Conversation.model_id)
         .outerjoin(Slot, Slot.id == Conversation.leaf_id)
-        .outerjoin(held, held.c.conversation_id == Conversation.id)
         .order_by(Conversation.last_used_s.desc(), Conversation.id)
     )
-    if key is not None:
-        columns = columns.where(Conversation.key == key)
-    if model is not None:
-        columns = columns.where(Model.hash == model)
     return [ConversationRow(*row) for row in connection.execute(columns)]
 
 

@@ -22,9 +22,9 @@ from sqlalchemy.pool import QueuePool, StaticPool
 
 from store import clock as clocks
 from store.clock import Trusted, TrustedClock
+from store.database_file import connect_reader, log_limit
 from store.disk import disk_bytes
 from store.errors import IndexDamaged, StoreError, StoreFailed, StoreFull, StoreLocked
-from store.index_file import connect_reader, log_limit
 from store.sqlite_errors import reported
 
 T = TypeVar("T")
@@ -56,9 +56,8 @@ def refuse_more_room() -> bool:
 class Database:
     """An open index. Without a `writer` it is read-only: another server owns the store.
 
-    `needs_rebuild` says that it is new and slots may exist that it lacks; `moved_aside` where a
-    bad one went. `clock` is what its rows age by. `make_room` is called in the writer's thread
-    when the disk is full, and says whether it freed anything.
+    `clock` is what its rows age by. `make_room` is called in the writer's thread when the disk is
+    full, and says whether it freed anything.
     """
 
     def __init__(
@@ -67,14 +66,10 @@ class Database:
         writer: Connection | None = None,
         make_room: Callable[[], bool] = refuse_more_room,
         *,
-        needs_rebuild: bool = False,
-        moved_aside: Path | None = None,
         clock: TrustedClock | None = None,
     ) -> None:
         self.path = path
         self.clock = clock or TrustedClock(Trusted())
-        self.needs_rebuild = needs_rebuild
-        self.moved_aside = moved_aside
         self.is_damaged = False
         self._cap_bytes: int | None = None
         self._log_bytes = 0
@@ -97,11 +92,6 @@ class Database:
     def log_limit_bytes(self) -> int:
         """As `index_file.log_limit`. Raises StoreFailed."""
         return log_limit(self.path, self._cap_bytes)
-
-    @property
-    def is_read_only(self) -> bool:
-        """Whether another server owns the store."""
-        return self._writer is None
 
     def submit(self, run: Callable[[Connection], T]) -> Future[T]:
         """Run a closure in the writer's next transaction, after all submitted before.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from store import history_tables, tables
+from store import tables
+from store.history import history_tables
 
 
 class FileKind(NamedTuple):

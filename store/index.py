@@ -22,8 +22,8 @@ from store.tables import (
     Condemned,
     Conversation,
     ConversationSlot,
-    Cut,
     Model,
+    PendingCut,
     Slot,
 )
 from store.types import (
@@ -38,7 +38,7 @@ from store.types import (
 )
 
 
-class Footprint(NamedTuple):
+class SlotFootprint(NamedTuple):
     """Bytes of the slots on the fast disk, and the ids of dropped ones whose files may be there."""
 
     warm_bytes: int
@@ -65,7 +65,7 @@ class SlotIndex:
 
         Conversations that were part of these are part of the new slots, and what continues them
         continues those. The future fails with StoreError when something continues what is in no
-        new slot.
+        new slot, or when the end of one is to be cut off first.
         """
         return self._database.submit(lambda connection: _replace(connection, merged, old))
 
@@ -73,7 +73,9 @@ class SlotIndex:
         """Put what is whole of a damaged slot in its place, as slots; the place of its file.
 
         Conversations that were part of it are part of these, and what continues it continues them
-        where they have the tokens before it. Empty, and nothing is changed, if it is not there.
+        where they have the tokens before it. Where the end of it was to be cut off, parts of that
+        are dropped again: their places are among those that are returned. Empty, and nothing is
+        changed, if it is not there.
         """
         return self._database.submit(lambda connection: _divide(connection, slot, parts))
 
@@ -161,6 +163,11 @@ class SlotIndex:
         """Every slot of every model, parents before children."""
         return self._database.read(slot_rows.read_slots)
 
+    def tier_of(self, slot: str) -> Tier | None:
+        """Where a slot's file is; None of one that has no row."""
+        found = select(Slot.tier).where(Slot.name == slot)
+        return self._database.read(lambda connection: connection.execute(found).scalar())
+
     def places(self) -> list[SlotPlace]:
         """The id and tier of every slot."""
         return self._database.read(_places)
@@ -177,7 +184,7 @@ class SlotIndex:
         """Every slot that is not pinned, or every slot, for `runtime.kv.eviction.choose`."""
         return self._database.read(lambda c: slot_rows.read_candidates(c, with_pinned=with_pinned))
 
-    def footprint(self) -> Footprint:
+    def footprint(self) -> SlotFootprint:
         """What the files of slots take on the fast disk."""
         return self._database.read(_footprint)
 
@@ -217,7 +224,8 @@ def _replace(
     numbers = list(slot_rows.slot_ids(connection, old).values())
     outside = select(Slot.start_hash).where(Slot.parent_id.in_(numbers), Slot.id.not_in(numbers))
     ends = {end for row in merged for end in (*row.header.block_hashes, row.header.end_hash)}
-    if len(numbers) != len(old) or set(connection.execute(outside).scalars()) - ends:
+    is_whole = len(numbers) == len(old) and not _is_to_cut(connection, numbers)
+    if not is_whole or set(connection.execute(outside).scalars()) - ends:
         raise StoreError("the chain that was compacted is no longer what it was")
     new = _insert_for(connection, merged, numbers)
     for row in merged:
@@ -241,6 +249,7 @@ def _divide(connection: Connection, slot: str, parts: Sequence[SlotRow]) -> tupl
     columns = columns.outerjoin(before, before.id == Slot.parent_id)
     start, end, parent = connection.execute(columns.where(Slot.id == number)).one()
     is_first = parts[0].header.start == start
+    is_to_cut = _is_to_cut(connection, [number])
     first = msgspec.structs.replace(parts[0], parent=parent if is_first else None)
     new = _insert_for(connection, [first, *parts[1:]], [number])
     if parts[-1].header.end == end:
@@ -249,7 +258,17 @@ def _divide(connection: Connection, slot: str, parts: Sequence[SlotRow]) -> tupl
     places = slot_rows.delete_slots(connection, [slot])
     for part in parts:
         slot_rows.adopt(connection, part.header)
-    return places
+    return places + drop_unneeded(connection, new.values()) if is_to_cut else places
+
+
+def _is_to_cut(connection: Connection, numbers: Sequence[int]) -> bool:
+    """Something that was deleted is still in one of these slots."""
+    return (
+        connection.execute(
+            select(PendingCut.slot_id).where(PendingCut.slot_id.in_(numbers))
+        ).first()
+        is not None
+    )
 
 
 def _insert_for(
@@ -275,7 +294,7 @@ def _insert_for(
 
 
 def _to_cut(connection: Connection) -> list[tuple[SlotRow, int]]:
-    columns = select(Slot.name, Slot.id, Model.hash).join(Cut, Cut.slot_id == Slot.id)
+    columns = select(Slot.name, Slot.id, Model.hash).join(PendingCut, PendingCut.slot_id == Slot.id)
     named = {
         name: (number, model)
         for name, number, model in connection.execute(
@@ -296,7 +315,7 @@ def _cut(connection: Connection, old: str, row: SlotRow) -> SlotPlace | None:
     if found is None or found.tier != "warm" or needed_of(connection, found.id) != header.end:
         return None
     slot_rows.shorten(connection, found.id, row)
-    connection.execute(delete(Cut).where(Cut.slot_id == found.id))
+    connection.execute(delete(PendingCut).where(PendingCut.slot_id == found.id))
     place = SlotPlace(old, "warm")
     _forget(connection, [SlotPlace(header.id, "warm")])
     _condemn(connection, place)
@@ -305,7 +324,7 @@ def _cut(connection: Connection, old: str, row: SlotRow) -> SlotPlace | None:
 
 def _not_cut(connection: Connection, slot: str) -> tuple[SlotPlace, ...]:
     number = slot_rows.slot_ids(connection, [slot]).get(slot)
-    connection.execute(delete(Cut).where(Cut.slot_id == number))
+    connection.execute(delete(PendingCut).where(PendingCut.slot_id == number))
     return drop_unneeded(connection, [number] if number is not None else [])
 
 
@@ -358,10 +377,10 @@ def _condemned(connection: Connection) -> list[SlotPlace]:
     return [SlotPlace(*row) for row in rows]
 
 
-def _footprint(connection: Connection) -> Footprint:
+def _footprint(connection: Connection) -> SlotFootprint:
     warm = select(func.coalesce(func.sum(Slot.disk_bytes), 0)).where(Slot.tier == "warm")
     leaving = select(Condemned.name).where(Condemned.tier == "warm")
-    return Footprint(connection.execute(warm).scalar_one(), tuple(connection.scalars(leaving)))
+    return SlotFootprint(connection.execute(warm).scalar_one(), tuple(connection.scalars(leaving)))
 
 
 def _totals(connection: Connection) -> list[TierTotal]:

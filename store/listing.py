@@ -111,7 +111,7 @@ class Entry(Struct, frozen=True):
     name: str
 
 
-class Link(Struct, frozen=True):
+class SlotLink(Struct, frozen=True):
     """One slot of a chain, and the position at which the chain leaves it for the next."""
 
     place: SlotPlace
@@ -182,11 +182,11 @@ def _entry(row: Row[Any]) -> Entry:
     return Entry(**dict(zip(Entry.__struct_fields__, row, strict=True)))
 
 
-def way_to(connection: Connection, leaf: str) -> list[Link]:
+def way_to(connection: Connection, leaf: str) -> list[SlotLink]:
     """The slots that hold the tokens up to the end of `leaf`, in order; none if it is unknown."""
     rows = list(connection.execute(text(_WAY), {"leaf": leaf}))
     leaves = [row.start for row in rows[1:]] + [row.end for row in rows[-1:]]
     return [
-        Link(place=SlotPlace(row.name, row.tier), start=row.start, leave=leave)
+        SlotLink(place=SlotPlace(row.name, row.tier), start=row.start, leave=leave)
         for row, leave in zip(rows, leaves, strict=True)
     ]

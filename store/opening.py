@@ -12,9 +12,7 @@ from sqlalchemy.pool import StaticPool
 from store import clock as clocks
 from store.clock import Clock, TrustedClock
 from store.database import Database, engine_of, is_sound, refuse_more_room
-from store.errors import IndexDamaged, StoreError
-from store.file_kinds import INDEX, FileKind
-from store.index_file import (
+from store.database_file import (
     BUSY_TIMEOUT_MS,
     back_up_before_upgrade,
     check_identity,
@@ -22,6 +20,8 @@ from store.index_file import (
     move_aside,
     undo_unfinished,
 )
+from store.errors import IndexDamaged, StoreError
+from store.file_kinds import INDEX, FileKind
 from store.sqlite_errors import reported
 
 Migrate = Callable[[Connection], None]
@@ -40,25 +40,22 @@ def open_database(
 ) -> Database:
     """Open a database for writing, and bring it to this release's schema by `migrate`.
 
-    A damaged or foreign file is moved aside and a new one made; `needs_rebuild` tells. The caller
-    holds the store's lock. `make_room` is called in the writer's thread when the disk is full, and
-    says whether it freed anything. `read` is the system's clocks.
+    A damaged or foreign file is moved aside and a new one made. The caller holds the store's lock.
+    `make_room` is called in the writer's thread when the disk is full, and says whether it freed
+    anything. `read` is the system's clocks.
 
     Raises:
         StoreTooNew: a later release wrote it; it stays as it is.
         StoreFull, StoreFailed: the system refuses.
     """
-    moved: Path | None = None
-    is_new = not path.exists()
     try:
         writer = _open_writer(path, migrate, busy_timeout_ms, kind)
     except IndexDamaged as error:
         moved = move_aside(path)
-        is_new = True
         log.warning("database_set_aside", path=str(path), error=str(error), moved_to=moved.name)
         writer = _open_writer(path, migrate, busy_timeout_ms, kind)
     clock = _started_clock(writer, read)
-    return Database(path, writer, make_room, needs_rebuild=is_new, moved_aside=moved, clock=clock)
+    return Database(path, writer, make_room, clock=clock)
 
 
 def open_read_only(path: Path) -> Database:

@@ -20,7 +20,6 @@ import structlog
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE, make_directory, new_file, sync_directories
 from store.disk import reported as system_reported
 from store.errors import StoreError, StoreFailed, StoreLocked
-from store.keyed_names import keyed_hash
 
 LOCK = "LOCK"
 SECRET = "secret"  # noqa: S105
@@ -62,10 +61,6 @@ class Ownership:
         except OSError:
             return False
         return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
-
-    def keyed_hash(self, purpose: str, data: bytes) -> bytes:
-        """16 bytes that name `data` within this store and tell nothing about it outside."""
-        return keyed_hash(self.secret, purpose, data)
 
     def close(self) -> None:
         """Let another server own the store."""

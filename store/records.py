@@ -12,14 +12,11 @@ from sqlalchemy.dialects.sqlite import insert
 
 from store.database import Database
 from store.tables import Counter, FileDigest, Model, Request
-from store.types import FileStamp, ModelRow, RequestRow, Run
+from store.types import FileStamp, ModelRow, RequestRow, RunFigures
 
 _MODEL_COLUMNS = (
     Model.hash,
     Model.label,
-    Model.layout,
-    Model.prefill_tokens_per_s,
-    Model.restore_bytes_per_s,
     Model.weights_bytes,
     Model.load_ms,
     Model.peak_bytes,
@@ -46,7 +43,7 @@ class Records:
         """Remember a model; what the row leaves None keeps the value it had."""
         return self._database.submit(lambda connection: _put_model(connection, row))
 
-    def measured(self, model: bytes, run: Run) -> Future[bool]:
+    def measured(self, model: bytes, run: RunFigures) -> Future[bool]:
         """Take one run of a known model into its figures; False when there is no such model.
 
         `load_ms` becomes a moving average, `peak_bytes` a highest value that fades when it is not
@@ -72,12 +69,11 @@ class Records:
         """Whether the digest of the same file in another state is known."""
         return self._database.read(lambda connection: _has_other_digest(connection, stamp))
 
-    def add_request(self, row: RequestRow, now_s: float) -> Future[None]:
-        """Remember at trusted time `now_s` a request that finished; a second row is ignored."""
-        return self.add_requests([row], now_s)
-
     def add_requests(self, rows: Sequence[RequestRow], now_s: float) -> Future[None]:
-        """The same of several; of very many the oldest are forgotten."""
+        """Remember at trusted time `now_s` requests that finished; second rows are ignored.
+
+        Of very many the oldest are forgotten.
+        """
         return self._database.submit(lambda connection: _add_requests(connection, rows, now_s))
 
     def requests(self, limit: int = 100) -> list[RequestRow]:
@@ -117,13 +113,11 @@ def _add_requests(connection: Connection, rows: Sequence[RequestRow], now_s: flo
 def _put_model(connection: Connection, row: ModelRow) -> None:
     values = msgspec.structs.asdict(row)
     known = {name: value for name, value in values.items() if value is not None and name != "hash"}
-    if not row.layout:
-        del known["layout"]
-    statement = insert(Model).values(values)
+    statement = insert(Model).values({"layout": "", **values})
     connection.execute(statement.on_conflict_do_update(index_elements=["hash"], set_=known))
 
 
-def _measured(connection: Connection, model: bytes, run: Run) -> bool:
+def _measured(connection: Connection, model: bytes, run: RunFigures) -> bool:
     row = connection.execute(select(Model.load_ms, Model.peak_bytes).filter_by(hash=model)).first()
     if row is None:
         return False

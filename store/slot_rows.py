@@ -25,7 +25,7 @@ CHUNK = 500
 _SLOTS = """
 SELECT s.id, s.name, m.hash, p.name, s.start, s."end", s.block_size, s.end_hash, l.text,
   s.has_state, s.recompute_ms, s.created_s, s.ttl_class, s.ttl_s, s.disk_bytes, s.tier,
-  s.last_used_s, s.hits, s.num_children, s.is_pinned, s.root, s.start_hash
+  s.last_used_s, s.hits, s.is_pinned, s.root, s.start_hash
 FROM slots s JOIN models m ON m.id = s.model_id JOIN layouts l ON l.id = s.layout_id
   LEFT JOIN slots p ON p.id = s.parent_id
 """
@@ -59,7 +59,7 @@ _BLOCKS_OF_MODEL = "WHERE slot_id IN (SELECT id FROM slots WHERE model_id = :mod
 
 _SlotTuple = tuple[
     int, str, bytes, str | None, int, int, int, bytes, str,
-    int, float, float, TtlClass, float | None, int, Tier, float, float, int, int, bytes | None,
+    int, float, float, TtlClass, float | None, int, Tier, float, float, int, bytes | None,
     bytes,
 ]  # fmt: skip
 
@@ -115,7 +115,7 @@ def _slot_row(row: _SlotTuple, block_hashes: tuple[bytes, ...]) -> SlotRow:
     header = SlotHeader(
         id=row[1],
         model=row[2],
-        start_hash=row[21],
+        start_hash=row[20],
         start=row[4],
         end=row[5],
         block_size=row[6],
@@ -127,7 +127,7 @@ def _slot_row(row: _SlotTuple, block_hashes: tuple[bytes, ...]) -> SlotRow:
         created_s=row[11],
         ttl_class=row[12],
         ttl_s=row[13],
-        root=row[20] or b"",
+        root=row[19] or b"",
     )
     return SlotRow(
         header=header,
@@ -136,8 +136,7 @@ def _slot_row(row: _SlotTuple, block_hashes: tuple[bytes, ...]) -> SlotRow:
         parent=row[3],
         tier=row[15],
         hits=row[17],
-        num_children=row[18],
-        is_pinned=bool(row[19]),
+        is_pinned=bool(row[18]),
     )
 
 

@@ -29,7 +29,7 @@ from store.disk import (
     sync_directories,
 )
 from store.errors import SlotDamaged, SlotForeign, StoreError, StoreFailed
-from store.slot_format import (
+from store.slot_file import (
     TOKENS,
     Checker,
     Damage,
@@ -95,9 +95,7 @@ def stage(
         StoreFailed: the system refused, or the data may not have reached the disk.
     """
     start_s = time.perf_counter()
-    tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
-    pieces = [TensorData(TOKENS, "U32", (len(tokens),), memoryview(tokens)), *tensors]
-    entries = _checked_entries(header, pieces)
+    pieces, entries = _laid_out(header, token_ids, tensors)
     path = slot_path(root, header.id).with_name(temp_name(header.id))
     make_directory(path.parent)
     num_front_bytes = len(pack_front(header, entries))
@@ -109,6 +107,21 @@ def stage(
         _write_payload(file, entries, pieces, checker, yield_)
         file.write_at(pack_front(header, entries, checker.checksums()), 0)
     return StagedSlot(header.id, path, num_bytes, time.perf_counter() - start_s)
+
+
+def file_bytes(header: SlotHeader, token_ids: Sequence[int], tensors: Sequence[TensorData]) -> int:
+    """How large the file is that `stage` makes of these. Raises ValueError."""
+    _, entries = _laid_out(header, token_ids, tensors)
+    return len(pack_front(header, entries)) + entries[-1].end
+
+
+def _laid_out(
+    header: SlotHeader, token_ids: Sequence[int], tensors: Sequence[TensorData]
+) -> tuple[list[TensorData], list[TensorEntry]]:
+    """What the file holds, and where."""
+    tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
+    pieces = [TensorData(TOKENS, "U32", (len(tokens),), memoryview(tokens)), *tensors]
+    return pieces, _checked_entries(header, pieces)
 
 
 def _checked_entries(header: SlotHeader, pieces: Sequence[TensorData]) -> list[TensorEntry]:

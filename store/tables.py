@@ -137,7 +137,7 @@ class Condemned(Table):
     tier: Mapped[Tier] = mapped_column(primary_key=True)
 
 
-class Cut(Table):
+class PendingCut(Table):
     """A slot of which the end is deleted and the rest is needed; its file must follow.
 
     What is needed is looked up when it is cut: somebody may continue it further by then.

@@ -151,14 +151,14 @@ def drop_folders(root: Path, whose: Folders) -> None:
     _remove([one.path for one in folders(root) if one.path.name in whose])
 
 
-class Tokens(NamedTuple):
+class TurnTokens(NamedTuple):
     """The tokens of a chain of KV; not `is_whole` where its end could not be read."""
 
     token_ids: array[int]
     is_whole: bool = True
 
 
-def drop_chain(root: Path, model: bytes, name: str, chain: Tokens) -> None:
+def drop_chain(root: Path, model: bytes, name: str, chain: TurnTokens) -> None:
     """Remove the turns that only this chain without a session id is made of, asked by a name.
 
     A turn that something else goes on from stays, with all before it. Raises StoreFailed.
@@ -179,7 +179,7 @@ def drop_chain(root: Path, model: bytes, name: str, chain: Tokens) -> None:
             path.rmdir()
 
 
-def branch(root: Path, model: bytes, source: str, copy: str, chain: Tokens, end: int) -> None:
+def branch(root: Path, model: bytes, source: str, copy: str, chain: TurnTokens, end: int) -> None:
     """Let the conversation `copy` have those turns of another that end on a chain's way to `end`.
 
     Raises StoreFailed.
@@ -216,7 +216,7 @@ def _turns_in(folder: Path) -> dict[Path, Turn]:
     return {path: turn for path, turn in read if turn is not None}
 
 
-def _on_way(turns: Mapping[Path, Turn], chain: Tokens) -> list[Path]:
+def _on_way(turns: Mapping[Path, Turn], chain: TurnTokens) -> list[Path]:
     """The turns whose tokens, with all before them, are those of the chain as far as it goes.
 
     The KV of an answer may end before its last token, or lack it altogether.

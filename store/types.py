@@ -142,7 +142,6 @@ class SlotRow(Struct, frozen=True):
     parent: str | None = None
     tier: Tier = "warm"
     hits: float = 0.0
-    num_children: int = 0
     is_pinned: bool = False
 
 
@@ -169,7 +168,7 @@ class SlotPlace(NamedTuple):
     tier: Tier
 
 
-class Run(Struct, frozen=True):
+class RunFigures(Struct, frozen=True):
     """What one run of a model showed. None is what it did not.
 
     `load_ms` is what it took to have the model ready, from the decision on; `peak_bytes` the most
@@ -183,13 +182,10 @@ class Run(Struct, frozen=True):
 
 
 class ModelRow(Struct, frozen=True):
-    """What is remembered of a model, by its model hash, of its runs (`Run`). None means never."""
+    """What is remembered of a model, by its model hash, of its `RunFigures`. None means never."""
 
     hash: bytes
     label: str
-    layout: str = ""
-    prefill_tokens_per_s: float | None = None
-    restore_bytes_per_s: float | None = None
     weights_bytes: int | None = None
     load_ms: float | None = None
     peak_bytes: int | None = None
@@ -226,7 +222,7 @@ class ConversationRow(Struct, frozen=True):
     """A conversation: the keyed hash of its session id, the name that was asked, where it stands.
 
     `num_tokens` is the length of its latest turn; `leaf` the slot that holds its end, None when
-    nothing of it is on disk any more. Bytes and slots count everything it was ever part of.
+    nothing of it is on disk any more.
     """
 
     key: bytes
@@ -237,12 +233,10 @@ class ConversationRow(Struct, frozen=True):
     created_s: float
     num_turns: int = 1
     ttl_s: float | None = None
-    num_slots: int = 0
-    disk_bytes: int = 0
     name: str = ""
 
 
-class Piece(NamedTuple):
+class PrefixPiece(NamedTuple):
     """A block by its hash, or how the tokens up to the position `end` are known.
 
     Where `end` is inside a block, `hash` is that of the block's tokens up to there after the block
@@ -260,7 +254,7 @@ class UnpublishedRow(Struct, frozen=True):
     slot: str
     key: bytes
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PrefixPiece, ...]
     start: int = 0
     ttl_s: float | None = None
 
@@ -270,7 +264,7 @@ class LostRow(Struct, frozen=True):
 
     key: bytes
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PrefixPiece, ...]
 
 
 class RequestRow(Struct, frozen=True):

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, ScalarSelect, delete, select, update
 from sqlalchemy.engine.interfaces import DBAPICursor
 
 from store.tables import Model, Slot, Unpublished
-from store.types import NAMELESS, LostRow, Piece, SlotHeader, UnpublishedRow
+from store.types import NAMELESS, LostRow, PrefixPiece, SlotHeader, UnpublishedRow
 
 MAX_ROWS = 10_000
 """Blocks: a conversation of 2.5 million tokens. Of more the first ones are forgotten."""
@@ -86,7 +86,7 @@ def lost(connection: Connection, model: bytes, now_s: float) -> list[LostRow]:
         )
     )
     return [
-        LostRow(key=key, name=name, pieces=tuple(Piece(*row[2:]) for row in group))
+        LostRow(key=key, name=name, pieces=tuple(PrefixPiece(*row[2:]) for row in group))
         for (key, name), group in groupby(rows, lambda row: (row.key, row.name))
     ]
 

@@ -18,7 +18,7 @@ from store.disk import (
     sync_directories,
 )
 from store.errors import StoreFull
-from store.slot_format import is_slot_id
+from store.slot_file import is_slot_id
 from store.slots import SLOTS
 from store.temp_names import SUFFIX, is_abandoned, temp_name
 
@@ -54,11 +54,6 @@ class DiskRoom(NamedTuple):
     @property
     def floor_bytes(self) -> int:
         return max(MIN_FREE_BYTES, int(MIN_FREE_FRACTION * self.total_bytes))
-
-    @property
-    def usable_bytes(self) -> int:
-        """How much may be written; negative says how much has to go."""
-        return self.free_bytes - self.floor_bytes
 
 
 def disk_room(root: Path) -> DiskRoom:

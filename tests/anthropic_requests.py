@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.anthropic.convert import Asked, Door, messages_to_generate
+from api.anthropic.convert import ConversionContext, ConvertedRequest, messages_to_generate
 from api.anthropic.schemas import MessagesRequest
-from api.lineage import Caller
+from api.http.caller import Caller
+from runtime.config.settings import Settings
 from runtime.errors import InvalidRequest
-from runtime.settings import Settings
 from runtime.types import ChatPrompt, Message, ModelSpec
 
 SPEC = ModelSpec(id="m", path="/m", context=4096, model_type="qwen3", nbytes=1, created_s=0)
@@ -24,10 +24,10 @@ NOBODY = Caller()
 LOOK: dict[str, Any] = {"name": "look", "input_schema": {"type": "object"}}
 
 
-def asked(caller: Caller = NOBODY, **fields: Any) -> Asked:
+def asked(caller: Caller = NOBODY, **fields: Any) -> ConvertedRequest:
     body = {"messages": [USER], "max_tokens": 9} | fields
     data = msgspec.json.decode(json.dumps(body), type=MessagesRequest)
-    door = Door(SPEC, Settings(home=Path("/nowhere")), caller, body)
+    door = ConversionContext(SPEC, Settings(home=Path("/nowhere")), caller, body)
     return messages_to_generate(data, "msg_1", door)
 
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.draft import Draft
-from runtime.catalog import Catalog
-from runtime.generation import Generation
-from runtime.kv_store import KvStore
-from runtime.model_status import ModelStatus
-from runtime.settings import Settings
-from runtime.store_life import Opener
-from runtime.store_opening import open_store
-from runtime.supervisor import Supervisor
+from api.http.draft import Draft
+from runtime.cache.lifecycle import Opener
+from runtime.cache.service import KvStore
+from runtime.cache.store_opening import open_store
+from runtime.config.settings import Settings
+from runtime.models.catalog import Catalog
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.process import WorkerProcess
+from runtime.supervisor.status import ModelStatus
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import (
     Chunk,
     Failed,
@@ -32,7 +33,6 @@ from runtime.types import (
     ToolCall,
     ToolCallDelta,
 )
-from runtime.worker_process import WorkerProcess
 
 GREEDY = SamplingParams(temperature=0.0)
 PATIENCE_S = 60.0

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Literal, NamedTuple
 
-from runtime.newborn import worker_environment
+from runtime.environment import worker_environment
 
 NAME = "canary"
 _CODE = """\
@@ -216,7 +216,7 @@ def _load(path: str, way: Way, *, is_vision: bool) -> None:
         return
     from runtime.types import ModelSpec
     from runtime.worker import model as models
-    from runtime.worker.template import Template
+    from runtime.worker.input.template import Template
 
     kind = json.loads(Path(path, "config.json").read_text()).get("model_type")
     spec = ModelSpec(
@@ -229,13 +229,17 @@ def _load(path: str, way: Way, *, is_vision: bool) -> None:
         is_vision=is_vision,
     )
     model = models.load(spec, lambda _: None)
-    if model.eyes is not None:
-        model.eyes.open(model.stream)
+    if model.vision_model is not None:
+        model.vision_model.open(model.stream)
     assert Template(model.tokenizer).fingerprint
 
 
 def _main() -> None:
-    for module in ("runtime.worker.model", "runtime.worker.vision", "runtime.worker.template"):
+    for module in (
+        "runtime.worker.model",
+        "runtime.worker.vision.model",
+        "runtime.worker.input.template",
+    ):
         importlib.import_module(module)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -35,11 +35,11 @@ class Difference(AssertionError):
 
     what: str
     asked: str
-    trail: list[str] = field(default_factory=list[str])
+    cursor: list[str] = field(default_factory=list[str])
 
     def told(self) -> str:
         """The answer, the request, and all that went before it."""
-        return "\n".join((self.what, self.asked, "after", *self.trail))
+        return "\n".join((self.what, self.asked, "after", *self.cursor))
 
 
 @dataclass
@@ -157,7 +157,7 @@ class Duel:
         self.prompts = Prompts(self._chance, tokenizer.get_vocab_size(), plan)
         self.asks = Asks(self._chance, self.prompts, plan)
         self.compared = Compared()
-        self.trail: list[str] = []
+        self.cursor: list[str] = []
         self._tried: RunningServer
         self._plain: RunningServer
         self._stack = ExitStack()
@@ -171,7 +171,7 @@ block_size = {self.plan.block_size}
 """
 
     def run(self) -> Compared:
-        """Raises Difference with everything that was asked before it in `trail`."""
+        """Raises Difference with everything that was asked before it in `cursor`."""
         settings = self.plan.settings
         with ExitStack() as outer, self._stack:
             both = ("kv_bits", "prefill_slice")
@@ -197,10 +197,10 @@ block_size = {self.plan.block_size}
         batch = [self.asks.next()]
         num_more = self._chance.choice((0, 0, 0, 1, 3, 7))
         batch += [self.asks.next(is_alone=False) for _ in range(num_more)]
-        self.trail += [f"{number}/{len(batch)} {ask.told()}" for number, ask in enumerate(batch)]
+        self.cursor += [f"{number}/{len(batch)} {ask.told()}" for number, ask in enumerate(batch)]
         chore = self._chance.choice(CHORES) if self._chance.random() < 0.15 else None
         if chore is not None:
-            self.trail.append(f"meanwhile {' '.join(chore)}")
+            self.cursor.append(f"meanwhile {' '.join(chore)}")
         answers = asyncio.run(self._ask_all(batch, chore))
         for ask, answer in zip(batch, answers, strict=True):
             if answer is None or ask.path == "/v1/prewarm":
@@ -210,7 +210,7 @@ block_size = {self.plan.block_size}
             try:
                 self.compared.compare(ask, answer, plain, self.plan.tolerance)
             except Difference as error:
-                error.trail = self.trail
+                error.cursor = self.cursor
                 raise
             self._learn(ask, answer)
 
@@ -252,7 +252,7 @@ block_size = {self.plan.block_size}
         self.compared.counts["merged"] += answer.json()["num_merged"]
 
     def _trouble(self, kind: str) -> None:
-        self.trail.append(kind)
+        self.cursor.append(kind)
         self.compared.counts[kind] += 1
         name, tried = self._model.name, self._tried
         match kind:

@@ -108,7 +108,7 @@ def _ready() -> str:
 def _main() -> None:
     wait_for_an_order(int(sys.argv[1]))
     program = importlib.import_module("api.__main__")
-    for name in ("api.app", "api.cli.serving", "api.cache_cli"):
+    for name in ("api.app", "api.cli.serve", "api.cli.cache"):
         importlib.import_module(name)
     listener_fd, workers = sys.argv[1:]
     forked_worker.fork_workers(workers)

@@ -24,7 +24,7 @@ from typing import Any, cast
 import psutil
 from typing_extensions import override
 
-from runtime.newborn import worker_environment
+from runtime.environment import worker_environment
 from tests.forking import FROZEN, Nursery, fork, frozen, orders, status_of, wait_for_an_order
 
 _COMMAND = (sys.executable, "-P", "-m", "runtime.worker", "--fd")

@@ -12,14 +12,13 @@ from typing import Any
 import mlx.core as mx
 
 from runtime.kv.blocks import HashChain
-from runtime.kv.ground import Caches, Ground
+from runtime.kv.cursor import CacheCursor
 from runtime.kv.reader import SlotRead, SlotReader
-from runtime.kv.tiers import TierEvent, Tiers
-from runtime.kv.trail import Trail
+from runtime.kv.state import Caches, TierState
+from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
-from runtime.slot_news import KnownSlot
+from runtime.slot_events import KnownSlot, KvReport, SlotQueued, SlotsLeft
 from runtime.types import GenerateRequest, MissReason, ModelSpec, TokenPrompt
-from runtime.wire import SlotQueued, SlotsLeft
 from runtime.worker import model as models
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
@@ -78,7 +77,7 @@ class Session:
         self.root = root
         self.chain = HashChain(secret, b"model", block_size=block_size)
         self.news: queue.SimpleQueue[SlotRead | WriteFailed] = queue.SimpleQueue()
-        self.reports: list[TierEvent] = []
+        self.reports: list[KvReport] = []
         self.noted: list[SlotQueued | SlotsLeft] = []
         self.written: list[tuple[WriteJob, StagedSlot]] = []
         self._num_staged = threading.Semaphore(0)
@@ -90,21 +89,21 @@ class Session:
             self._writing = threading.Thread(target=self.writer.run, daemon=True)
             self._writing.start()
             self.reader = SlotReader(root, self.news.put)
-        self.ground = Ground.of(model, self.chain, b"model", hot_bytes)
-        self.tiers = Tiers(self.ground, self.writer, self.reader, self._on_report)
+        self.tier_state = TierState.of(model, self.chain, b"model", hot_bytes)
+        self.tiers = Tiers(self.tier_state, self.writer, self.reader, self._on_report)
         self._grid = Scheduler(max_batch=1, max_slice=SLICE_TOKENS, block_s=1.0)
 
-    def trail(self, token_ids: Sequence[int], **fields: Any) -> Trail:
-        trail = Trail(token_ids=list(token_ids), **fields)
-        trail.rename(self.ground.chain)
-        return trail
+    def cursor(self, token_ids: Sequence[int], **fields: Any) -> CacheCursor:
+        cursor = CacheCursor(token_ids=list(token_ids), **fields)
+        cursor.rename(self.tier_state.chain)
+        return cursor
 
-    def take_up(self, trail: Trail) -> tuple[list[Any], int]:
+    def take_up(self, cursor: CacheCursor) -> tuple[list[Any], int]:
         """Layer caches with what is known of a prompt, read from disk if need be."""
-        self.tiers.begin(trail)
-        while trail.is_waiting:
+        self.tiers.begin(cursor)
+        while cursor.is_waiting:
             self.hear()
-        kv, num_tokens = self.tiers.restore(trail)
+        kv, num_tokens = self.tiers.restore(cursor)
         self.check()
         return kv, num_tokens
 
@@ -117,7 +116,7 @@ class Session:
             self.tiers.on_write_failed(one)
 
     def compute(
-        self, trail: Trail, kv: list[Any], start: int, *, keeps: bool = True
+        self, cursor: CacheCursor, kv: list[Any], start: int, *, keeps: bool = True
     ) -> dict[int, mx.array]:
         """Prefill all but the last token slice by slice; the logits by where their slice ends.
 
@@ -125,27 +124,27 @@ class Session:
         """
         group = SequenceGroup(
             request=_REQUEST,
-            token_ids=trail.token_ids,
-            num_prompt_tokens=len(trail.token_ids),
+            token_ids=cursor.token_ids,
+            num_prompt_tokens=len(cursor.token_ids),
             max_tokens=1,
             deadline_s=0.0,
-            trail=trail,
+            cursor=cursor,
             num_computed_tokens=start,
         )
         logits: dict[int, mx.array] = {}
         while group.num_remaining_tokens or not logits:
-            if keeps and self.tiers.knows_more(trail, group.num_computed_tokens):
+            if keeps and self.tiers.knows_more(cursor, group.num_computed_tokens):
                 num_had = group.num_computed_tokens
-                kv[:], group.num_computed_tokens = self.tiers.restore(trail, num_had=num_had)
+                kv[:], group.num_computed_tokens = self.tiers.restore(cursor, num_had=num_had)
                 self.check()
             plan = self._grid.next_slice(group, 0)
             if plan.end == plan.start:
                 logits[plan.end] = mx.zeros(0)
             else:
-                logits[plan.end] = self.forward(trail.token_ids[plan.start : plan.end], kv)
+                logits[plan.end] = self.forward(cursor.token_ids[plan.start : plan.end], kv)
             group.num_computed_tokens = plan.end
             if keeps:
-                self.tiers.on_prefill(trail, kv, (plan.start, plan.end), 0.001)
+                self.tiers.on_prefill(cursor, kv, (plan.start, plan.end), 0.001)
                 self.check()
         return logits
 
@@ -156,23 +155,27 @@ class Session:
             mx.eval(logits, [cache.state for cache in kv])
         return logits
 
-    def answer(self, trail: Trail, kv: list[Any], output_ids: Sequence[int]) -> list[mx.array]:
+    def answer(
+        self, cursor: CacheCursor, kv: list[Any], output_ids: Sequence[int]
+    ) -> list[mx.array]:
         """Decode: have the model say exactly these tokens and keep it all; the logits."""
-        fed = [trail.token_ids[-1], *output_ids]
+        fed = [cursor.token_ids[-1], *output_ids]
         logits = [self.forward([token_id], kv) for token_id in fed]
-        self.tiers.on_finished(trail, output_ids, kv)
+        self.tiers.on_finished(cursor, output_ids, kv)
         self.check()
         return logits
 
-    def turn(self, token_ids: Sequence[int], output_ids: Sequence[int], **fields: Any) -> Trail:
+    def turn(
+        self, token_ids: Sequence[int], output_ids: Sequence[int], **fields: Any
+    ) -> CacheCursor:
         """A whole request."""
-        trail = self.trail(token_ids, **fields)
-        kv, start = self.take_up(trail)
-        self.compute(trail, kv, start)
-        self.answer(trail, kv, output_ids)
-        return trail
+        cursor = self.cursor(token_ids, **fields)
+        kv, start = self.take_up(cursor)
+        self.compute(cursor, kv, start)
+        self.answer(cursor, kv, output_ids)
+        return cursor
 
-    def _on_report(self, report: TierEvent) -> None:
+    def _on_report(self, report: KvReport) -> None:
         if isinstance(report, SlotQueued | SlotsLeft):
             self.noted.append(report)
         else:
@@ -228,23 +231,25 @@ class Stored:
         return session
 
 
-def last_logits(session: Session, token_ids: list[int], trail: Trail | None = None) -> mx.array:
+def last_logits(
+    session: Session, token_ids: list[int], cursor: CacheCursor | None = None
+) -> mx.array:
     """What the model says after a prompt; without a trail nothing known is used."""
-    trail = trail or session.trail(token_ids, mode="off")
-    kv, start = session.take_up(trail)
-    session.compute(trail, kv, start)
+    cursor = cursor or session.cursor(token_ids, mode="off")
+    kv, start = session.take_up(cursor)
+    session.compute(cursor, kv, start)
     return session.forward(token_ids[-1:], kv)
 
 
-def check_right(session: Session, token_ids: list[int]) -> Trail:
+def check_right(session: Session, token_ids: list[int]) -> CacheCursor:
     """A prompt is answered as without any cache; its trail."""
-    trail = session.trail(token_ids)
-    said = last_logits(session, token_ids, trail)
+    cursor = session.cursor(token_ids)
+    said = last_logits(session, token_ids, cursor)
     expected = last_logits(Session(session.model), token_ids)
     assert mx.allclose(said, expected, rtol=1e-4, atol=1e-5)
     session.check()
-    return trail
+    return cursor
 
 
-def reused(trail: Trail) -> tuple[int, str, MissReason | None]:
-    return trail.use.num_tokens, trail.use.tier, trail.use.reason
+def reused(cursor: CacheCursor) -> tuple[int, str, MissReason | None]:
+    return cursor.use.num_tokens, cursor.use.tier, cursor.use.reason

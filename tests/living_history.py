@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from runtime.history import History
+from runtime.cache.history import History
 
 
 @asynccontextmanager

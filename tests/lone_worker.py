@@ -5,13 +5,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from runtime.cache.service import KvStore
+from runtime.config.settings import Settings
 from runtime.errors import WorkerError
-from runtime.generation import Generation
-from runtime.kv_store import KvStore
-from runtime.settings import Settings
-from runtime.spare import Spares
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.lifecycle import ModelState
+from runtime.supervisor.process import WorkerProcess
+from runtime.supervisor.standby import StandbyPool
 from runtime.types import GenerateRequest, ModelSpec
-from runtime.worker_process import State, WorkerProcess
 
 
 class Alone:
@@ -34,15 +35,20 @@ class LoneWorker:
     """One worker for the model in `path`, and the states it went through."""
 
     def __init__(
-        self, settings: Settings, kv: KvStore, path: Path, spares: Spares | None = None
+        self,
+        settings: Settings,
+        kv: KvStore,
+        path: Path,
+        standbys: StandbyPool | None = None,
+        kind: type[WorkerProcess] = WorkerProcess,
     ) -> None:
         context = 100_000
         spec = ModelSpec(
             id="m", path=str(path), context=context, model_type="qwen3", nbytes=1, created_s=1
         )
-        self.states: list[State] = ["starting"]
+        self.states: list[ModelState] = ["spawning"]
         self.kv = kv
-        self.process = WorkerProcess(settings, kv.channel(spec), self._on_change, spares)
+        self.process = kind(settings, kv.channel(spec), self._on_change, standbys)
 
     def submit(self, request: GenerateRequest) -> Generation:
         generation = Generation(request, Alone())
@@ -62,12 +68,15 @@ def lone_settings(home: Path, **fields: Any) -> Settings:
 
 @asynccontextmanager
 async def lone_worker(
-    settings: Settings, path: Path, spares: Spares | None = None
+    settings: Settings,
+    path: Path,
+    standbys: StandbyPool | None = None,
+    kind: type[WorkerProcess] = WorkerProcess,
 ) -> AsyncGenerator[LoneWorker]:
     """A worker that is ready; killed at the end if it still runs."""
     kv = KvStore(settings)
     kv.start()
-    worker = LoneWorker(settings, kv, path, spares)
+    worker = LoneWorker(settings, kv, path, standbys, kind)
     try:
         await worker.process.start()
         yield worker

@@ -11,18 +11,17 @@ import msgspec
 
 from api.agents import convert as agents
 from api.agents.schemas import AgentConfig, AgentGenerate
-from api.anthropic.convert import Door, messages_to_generate
+from api.anthropic.convert import ConversionContext, messages_to_generate
 from api.anthropic.schemas import MessagesRequest
 from api.anthropic.signature import sign
-from api.lineage import Caller
+from api.http.caller import Caller
 from api.ollama.convert import chat_request
 from api.ollama.schemas import OllamaChatRequest
 from api.openai.convert import chat_to_generate
-from api.openai.response_convert import check, items_of, plan_of
-from api.openai.response_items import seal
 from api.openai.response_schemas import ResponseRequest
 from api.openai.schemas import ChatRequest
-from runtime.settings import Settings
+from api.responses.convert import check, items_of, plan_of, seal
+from runtime.config.settings import Settings
 from runtime.types import GenerateRequest, Message, ModelSpec
 
 Body = dict[str, Any]
@@ -139,7 +138,7 @@ def anthropic(messages: Sequence[Message]) -> GenerateRequest:
     if messages[0].role == "system":
         body["system"] = [{"type": "text", "text": messages[0].text}]
     data = msgspec.json.decode(json.dumps(body), type=MessagesRequest)
-    return messages_to_generate(data, "r", Door(SPEC, SETTINGS, CALLER, body)).request
+    return messages_to_generate(data, "r", ConversionContext(SPEC, SETTINGS, CALLER, body)).request
 
 
 def _ollama_message(message: Message) -> Body:

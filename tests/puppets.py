@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from runtime.dispatch import Dispatch, Rules
 from runtime.errors import (
     WorkerDied,
     WorkerError,
+    WorkerWedged,
 )
-from runtime.generation import Generation
-from runtime.lifecycle import RESTING, STATES, Transition
-from runtime.model_actor import Worker
-from runtime.placement import Need, Room
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.lifecycle import RESTING, STATES, ModelState, Transition
+from runtime.supervisor.model import WorkerHandle
+from runtime.supervisor.placement import LoadCapacity, Need
+from runtime.supervisor.scheduler import RequestScheduler, SchedulerLimits
 from runtime.types import (
     CacheUse,
     Finished,
@@ -21,7 +22,6 @@ from runtime.types import (
     Usage,
 )
 from runtime.wire import Ready
-from runtime.worker_process import State as WorkerState
 
 MODELS = ("a", "b", "c")
 NEEDS = {"a": 40, "b": 50, "c": 60}
@@ -36,7 +36,7 @@ class Puppet:
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self.state: WorkerState = "starting"
+        self.state: ModelState = "spawning"
         self.load_fraction = 0.0
         self.ready: Ready | None = None
         self.error: WorkerError | None = None
@@ -47,6 +47,10 @@ class Puppet:
         self.open: dict[str, Generation] = {}
         self.lost_on: list[GenerateRequest] = []
         self.left: list[GenerateRequest] = []
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ("cold", "crashed", "wedged")
 
     def submit(self, generation: Generation) -> None:
         assert self.state == "ready", self.state
@@ -71,21 +75,25 @@ class World:
         self.puppets: list[Puppet] = []
         self.transitions: list[Transition] = []
         self.due_s: float | None = None
+        self.num_reconciled = 0
+        """It says when to wake whenever it has reconciled."""
         self.missing_bytes = 0
-        self._room = Room(num_bytes=ROOM, num_models=max_loaded)
-        rules = Rules(
+        self._room = LoadCapacity(num_bytes=ROOM, num_models=max_loaded)
+        rules = SchedulerLimits(
             limits_s={state: LIMIT_S for state in STATES if state not in RESTING},
             max_open=MAX_OPEN,
             max_open_per_model=MAX_OPEN - 2,
         )
-        self.dispatch = Dispatch(rules, self, self, lambda _: KEEP_ALIVE_S, lambda: self.now_s)
+        self.dispatch = RequestScheduler(
+            rules, self, self, lambda _: KEEP_ALIVE_S, lambda: self.now_s
+        )
 
-    def hire(self, spec: ModelSpec) -> Puppet:
+    def start_worker(self, spec: ModelSpec) -> Puppet:
         assert all(p.is_killed for p in self.alive() if p.spec.id == spec.id), spec.id
         self.puppets.append(Puppet(spec))
         return self.puppets[-1]
 
-    def dismiss(self, worker: Worker) -> None:
+    def stop_worker(self, worker: WorkerHandle) -> None:
         assert isinstance(worker, Puppet)
         assert all(one.is_finished for one in worker.open.values())
         assert not worker.is_dismissed
@@ -96,16 +104,17 @@ class World:
 
     def wake_at(self, due_s: float | None) -> None:
         self.due_s = due_s
+        self.num_reconciled += 1
 
     def need(self, spec: ModelSpec) -> Need:
         return Need(num_bytes=NEEDS[spec.id], swap_s=2.0)
 
-    def room(self) -> Room:
+    def room(self) -> LoadCapacity:
         return self._room
 
-    def room_now(self) -> Room:
+    def room_now(self) -> LoadCapacity:
         num_bytes = self._room.num_bytes - self.missing_bytes
-        return Room(num_bytes=num_bytes, num_models=self._room.num_models)
+        return LoadCapacity(num_bytes=num_bytes, num_models=self._room.num_models)
 
     def pass_time(self, seconds: float) -> None:
         """Let the timer ring whenever it is due."""
@@ -115,7 +124,7 @@ class World:
             num_rings += 1
             assert num_rings < 1000, f"it rings for ever at {self.due_s}"
             self.now_s = max(self.now_s, self.due_s)
-            self.dispatch.settle()
+            self.dispatch.reconcile()
         self.now_s = end_s
 
     def alive(self) -> list[Puppet]:
@@ -128,21 +137,21 @@ class World:
 
     def advance(self, puppet: Puppet) -> None:
         """The next thing that a healthy process would do."""
-        steps: dict[WorkerState, WorkerState] = {
-            "starting": "loading",
+        steps: dict[ModelState, ModelState] = {
+            "spawning": "loading",
             "loading": "warming",
             "warming": "ready",
             "flushing": "stopping",
-            "stopping": "stopped",
+            "stopping": "cold",
         }
-        if puppet.is_killed or puppet.state == "stopped":
+        if puppet.is_killed or puppet.has_ended:
             self.end(puppet, None)
         elif puppet.is_dismissed and puppet.state not in ("flushing", "stopping"):
             puppet.state = "flushing" if puppet.state == "ready" else "stopping"
             self.tell(puppet)
         elif puppet.state in steps:
             puppet.state = steps[puppet.state]
-            puppet.is_gone = puppet.state == "stopped"
+            puppet.is_gone = puppet.state == "cold"
             self.tell(puppet)
         elif puppet.open:
             self.finish(puppet, next(iter(puppet.open)))
@@ -159,12 +168,14 @@ class World:
 
         It computed for all requests that it had, or for those, and for what had left it.
         """
-        if puppet.state != "stopped":
+        if not puppet.has_ended:
+            after: ModelState = "cold"
             if puppet.state not in ("flushing", "stopping"):
+                after = "wedged" if isinstance(error, WorkerWedged) else "crashed"
                 puppet.error = error
                 ids = puppet.open if lost_on is None else lost_on
                 puppet.lost_on = [*(puppet.open[one].request for one in ids), *puppet.left]
-            puppet.state = "stopped"
+            puppet.state = after
             generations, puppet.open = list(puppet.open.values()), {}
             self.tell(puppet)
             for generation in generations:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import psutil
 
-from runtime.kv_store import KvStore
-from runtime.supervisor import Supervisor
+from runtime.cache.service import KvStore
+from runtime.supervisor.supervisor import Supervisor
 from store.slots import opened, read_contents
 from store.types import SlotRow
 from tests.asking import Answer, ask, worker_of

@@ -5,7 +5,7 @@ from typing import Any
 
 from mlx_lm.utils import load_tokenizer
 
-from runtime.worker.template import Template
+from runtime.worker.input.template import Template
 from tests.tiny_models import CHAT_TEMPLATE, write_tokenizer
 
 QWEN3 = """\

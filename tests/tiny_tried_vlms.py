@@ -59,18 +59,18 @@ _COLOURS: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
 class _Kind:
-    """`text` and `tower` change what all have; `files` are what the image processor is told."""
+    """`text` and `vision_encoder` change what all have; `files` are what the processor is told."""
 
     def __init__(
         self,
         token: str,
         text: dict[str, Any],
-        tower: dict[str, Any],
+        vision_encoder: dict[str, Any],
         more: dict[str, Any],
         files: tuple[dict[str, Any], dict[str, Any]],
     ) -> None:
         self.token, self.more, self.files = token, more, files
-        self.text, self.tower = _TEXT | text, _TOWER | tower
+        self.text, self.vision_encoder = _TEXT | text, _TOWER | vision_encoder
 
 
 KINDS: dict[str, _Kind] = {
@@ -365,7 +365,7 @@ def write_tried(directory: Path, kind: str, **changes: Any) -> Path:
         "vocab_size": vocab_size,
         "image_token_index": _IDS[made.token],
         "text_config": made.text | {"vocab_size": vocab_size},
-        "vision_config": made.tower,
+        "vision_config": made.vision_encoder,
     }
     if "media_placeholder_token_id" not in made.more:
         config["image_token_id"] = _IDS[made.token]

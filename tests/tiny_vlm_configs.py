@@ -97,9 +97,9 @@ def _qwen2_5_vl(vocab_size: int) -> dict[str, Any]:
 
 
 def _qwen2_vl(vocab_size: int) -> dict[str, Any]:
-    tower = {key: value for key, value in _TOWER.items() if key != "out_hidden_size"}
+    vision_encoder = {key: value for key, value in _TOWER.items() if key != "out_hidden_size"}
     return _qwen2_5_vl(vocab_size) | {
-        "vision_config": tower
+        "vision_config": vision_encoder
         | {"model_type": "qwen2_vl", "patch_size": 14, "embed_dim": 32, "hidden_size": 64}
     }
 
@@ -161,8 +161,8 @@ def _qwen3_5(vocab_size: int) -> dict[str, Any]:
 def _of_experts(config: dict[str, Any], model_type: str, **more: Any) -> dict[str, Any]:
     """The same with experts in its layers."""
     text = config["text_config"] | _MOE | more | {"model_type": f"{model_type}_text"}
-    tower = config["vision_config"] | {"model_type": model_type}
-    return config | {"text_config": text, "vision_config": tower}
+    vision_encoder = config["vision_config"] | {"model_type": model_type}
+    return config | {"text_config": text, "vision_config": vision_encoder}
 
 
 def _qwen3_vl_moe(vocab_size: int) -> dict[str, Any]:
@@ -247,8 +247,8 @@ def widened(family: str, config: dict[str, Any]) -> dict[str, Any]:
         text = config["text_config"] | {"head_dim": 64, "rope_scaling": rope}
         return config | {"text_config": text}
     rope = config["rope_scaling"] | {"mrope_section": [8, 12, 12]}
-    tower = config["vision_config"] | {"out_hidden_size": 256}
-    return config | {"hidden_size": 256, "rope_scaling": rope, "vision_config": tower}
+    vision_encoder = config["vision_config"] | {"out_hidden_size": 256}
+    return config | {"hidden_size": 256, "rope_scaling": rope, "vision_config": vision_encoder}
 
 
 _GEMMA3_IMAGES: dict[str, Any] = {

@@ -15,8 +15,9 @@ from api.agents.schemas import (
     TurnUsage,
     TurnView,
 )
-from api.body import decoded, unused_fields
-from api.draft import Draft
+from api.http.body import decoded, unused_fields
+from api.http.draft import Draft
+from api.http.refusal import refuse
 from api.openai.calls import called_tool
 from api.openai.fields import Raws
 from api.openai.frame import chat_logprobs
@@ -25,11 +26,10 @@ from api.openai.schemas import (
     ChatChoice,
     ChatRequest,
 )
-from api.refusal import refuse
 from runtime.errors import StoreUnavailable
-from runtime.prompt.begun import begun
+from runtime.prompt.continuation import begun
 from runtime.types import ChatPrompt, GenerateRequest, Image, Message
-from store.agent_rows import TurnRow
+from store.history.agent_rows import TurnRow
 
 _OF_A_TURN = frozenset({"messages", "stream", "stream_options", "n"})
 OF_A_GENERATE = _OF_A_TURN | {"id", "turn"}

@@ -11,8 +11,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 
 from api.agents import convert
 from api.agents.convert import Sent, sent_fields
-from api.agents.generates import Wish
-from api.agents.open import Agents
+from api.agents.generate import GenerateJob
 from api.agents.schemas import (
     AgentCompletion,
     AgentCreate,
@@ -25,20 +24,21 @@ from api.agents.schemas import (
     ChangeInfo,
     HistoryPage,
 )
+from api.agents.service import Agents
 from api.agents.stream import AgentStream
-from api.answer import Answer
-from api.body import HttpRequest
-from api.cache_header import cache_header
-from api.deps import Gate
-from api.errors import documented
-from api.hearth_info import hearth_of
-from api.lineage import asker_of, tenant_of
-from api.openai.frame import FINGERPRINT, Frame, usage_of
-from api.refusal import refuse
-from api.sse import EventStream, open_stream, whole
+from api.http.answer import Answer
+from api.http.body import HttpRequest
+from api.http.cache_header import cache_header
+from api.http.caller import asker_of, tenant_of
+from api.http.errors import documented
+from api.http.gate import Gate
+from api.http.hearth_info import hearth_of
+from api.http.refusal import refuse
+from api.http.sse import EventStream, open_stream, whole
+from api.openai.frame import FINGERPRINT, CompletionEnvelope, usage_of
 from runtime.keys import owned
 from runtime.types import GenerateRequest
-from store.agent_rows import Page
+from store.history.agent_rows import Page
 
 MAX_PAGE = 1000
 TAGS = ["Agents"]
@@ -49,7 +49,8 @@ async def create_agent(
     data: JSONBody[AgentCreate], request: HttpRequest, agents: NamedDependency[Agents]
 ) -> AgentView:
     """Make an agent."""
-    sent = sent_fields(await request.body(), AgentCreate)
+    body = await request.body()
+    sent = await request.apart(lambda: sent_fields(body, AgentCreate))
     return _told(await agents.desk.create(tenant_of(request.scope), data.id, sent), sent)
 
 
@@ -82,7 +83,8 @@ async def change_agent(
     """Change the fields that are sent; null takes one away. What runs goes on as it began."""
     if data.id not in (None, agent_id):
         refuse("id", "cannot be changed: fork the agent, the copy has the id that is sent there.")
-    sent = sent_fields(await request.body(), AgentCreate)
+    body = await request.body()
+    sent = await request.apart(lambda: sent_fields(body, AgentCreate))
     return _told(await agents.desk.change(_mine(request, agent_id), sent), sent)
 
 
@@ -110,7 +112,8 @@ async def fork_agent(
     agents: NamedDependency[Agents],
 ) -> AgentView:
     """Make another agent with this one's turns, or its first `turn` of them."""
-    sent = sent_fields(await request.body(), AgentFork)
+    body = await request.body()
+    sent = await request.apart(lambda: sent_fields(body, AgentFork))
     fork = await agents.desk.fork(_mine(request, agent_id), data.id, data.turn, sent)
     return _told(fork, sent)
 
@@ -147,12 +150,13 @@ async def generate(
     Without messages the last answer is gone on with, as after one that was cut off.
     The second path is for OpenAI's clients: the agent's own is their base URL.
     """
-    frame = Frame("agentcmpl", "")
+    frame, body = CompletionEnvelope("agentcmpl", ""), await request.body()
+    sent = await request.apart(lambda: sent_fields(body, AgentGenerate))
     turn = agents.generates.begin(
         _mine(request, agent_id),
-        Wish(
+        GenerateJob(
             request_id=frame.id,
-            sent=sent_fields(await request.body(), AgentGenerate),
+            sent=sent,
             expected_turn=data.expected_turn,
             has_messages=bool(data.messages),
             caller=asker_of(request),

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from api.agents.schemas import KvStatus, KvView
-from api.deps import Gate
+from api.http.kv_access import KvAccess
+from runtime.cache.inventory_views import ConversationView
 from runtime.errors import StoreUnavailable, UnknownConversation
-from runtime.inventory_views import ConversationView
 
 _STATUS: dict[str, KvStatus] = {"warm": "warm", "cold": "cold", "mixed": "cold", "none": "none"}
 
@@ -19,8 +19,8 @@ log = structlog.stdlib.get_logger("hearth.agents")
 class AgentKv:
     """The KV of sessions. Without a KV store nothing is known of the disk."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, cache: KvAccess) -> None:
+        self._cache = cache
 
     async def views(self, sessions: Sequence[str]) -> dict[str, list[KvView]]:
         """For each session its KV with every model, the latest used first.
@@ -28,10 +28,10 @@ class AgentKv:
         Hot is what the model's worker says it has in memory; the rest is as it lies on disk.
         """
         try:
-            found = await self._gate.tend(lambda inventory: inventory.of_sessions(sessions))
+            found = await self._cache.tend(lambda inventory: inventory.of_sessions(sessions))
         except StoreUnavailable:
             return {session: [] for session in sessions}
-        hot = await self._gate.hot_ends(
+        hot = await self._cache.hot_ends(
             (one.model, one.leaf) for every in found.values() for one in every
         )
         return {
@@ -42,14 +42,14 @@ class AgentKv:
     async def branch(self, source: str, copy: str, ends: Mapping[str, int]) -> None:
         """Let a session share another's KV up to these tokens, by model; or not, if that fails."""
         try:
-            await self._gate.tend(lambda inventory: inventory.branch(source, copy, ends))
+            await self._cache.tend(lambda inventory: inventory.branch(source, copy, ends))
         except StoreUnavailable as error:
             log.warning("kv_not_shared", why=error.message)
 
     async def remove(self, session: str) -> bool:
         """Delete the KV of a session, on disk and in memory; False when that must wait."""
         try:
-            await self._gate.remove_conversation(session)
+            await self._cache.remove_conversation(session)
         except UnknownConversation:
             return True
         except StoreUnavailable as error:

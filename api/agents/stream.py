@@ -8,12 +8,12 @@ import msgspec
 from typing_extensions import override
 
 from api.agents.schemas import AgentMark
-from api.agents.turns import AgentTurn
-from api.openai.calls import CallForm
+from api.agents.turn import AgentTurn
+from api.observe.record import Tally
+from api.openai.calls import CallFormat
 from api.openai.chat import ChatStream
-from api.openai.frame import END, Frame, comment, error_event
+from api.openai.frame import END, CompletionEnvelope, comment, error_event
 from api.openai.schemas import ChunkChoice
-from api.record import Tally
 from runtime.errors import HearthError
 from runtime.types import Chunk
 
@@ -21,7 +21,7 @@ from runtime.types import Chunk
 class AgentStream:
     """What the answer's envelope says is known only when the turn has begun."""
 
-    def __init__(self, turn: AgentTurn, frame: Frame, *, has_usage: bool) -> None:
+    def __init__(self, turn: AgentTurn, frame: CompletionEnvelope, *, has_usage: bool) -> None:
         self._turn = turn
         self._frame = frame
         self._has_usage = has_usage
@@ -57,7 +57,13 @@ class _Chunks(ChatStream):
     """Chunks of which the last says which turn the answer became."""
 
     def __init__(
-        self, frame: Frame, tally: Tally, mark: AgentMark, *, has_usage: bool, form: CallForm
+        self,
+        frame: CompletionEnvelope,
+        tally: Tally,
+        mark: AgentMark,
+        *,
+        has_usage: bool,
+        form: CallFormat,
     ) -> None:
         super().__init__(frame, tally, has_usage=has_usage, form=form)
         self._mark = b',"agent":' + msgspec.json.encode(mark) + END

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from api.anthropic.schemas import CacheControl
-from api.refusal import refuse
+from api.http.refusal import refuse
 
 MAX_BREAKPOINTS = 4
 KEEP_S = {None: 300.0, "5m": 300.0, "1h": 3600.0}

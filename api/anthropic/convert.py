@@ -20,12 +20,12 @@ from api.anthropic.schemas import (
     ToolDefinition,
 )
 from api.anthropic.transcript import Transcript
-from api.durations import seconds_of
-from api.images import check_images
-from api.lineage import Caller
-from api.refusal import refuse
-from api.stops import stops_of
-from runtime.settings import Settings
+from api.http.caller import Caller
+from api.http.durations import seconds_of
+from api.http.fields import stops_of
+from api.http.images import check_images
+from api.http.refusal import refuse
+from runtime.config.settings import Settings
 from runtime.types import (
     CacheParams,
     ChatPrompt,
@@ -50,7 +50,7 @@ CHOICES: dict[str, Literal["auto", "none", "required"]] = {
 SILENT_FIELDS = frozenset({"anthropic_version", "betas", "diagnostics", "inference_geo", "speed"})
 
 
-class Asked(NamedTuple):
+class ConvertedRequest(NamedTuple):
     """A request in the runtime's terms, and what its answer must know of it.
 
     `has_breakpoints` says that the client uses prompt caching, `shows_thinking` that it wants to
@@ -63,7 +63,7 @@ class Asked(NamedTuple):
     shows_thinking: bool = True
 
 
-class Door(NamedTuple):
+class ConversionContext(NamedTuple):
     """What a request is turned around with."""
 
     spec: ModelSpec
@@ -73,7 +73,9 @@ class Door(NamedTuple):
     """All names in the body, unknown ones too."""
 
 
-def messages_to_generate(data: MessagesRequest, request_id: str, door: Door) -> Asked:
+def messages_to_generate(
+    data: MessagesRequest, request_id: str, door: ConversionContext
+) -> ConvertedRequest:
     """The request as the runtime understands it.
 
     Raises:
@@ -104,7 +106,9 @@ def messages_to_generate(data: MessagesRequest, request_id: str, door: Door) -> 
     return asked._replace(request=request)
 
 
-def count_to_generate(data: CountRequest, request_id: str, door: Door) -> Asked:
+def count_to_generate(
+    data: CountRequest, request_id: str, door: ConversionContext
+) -> ConvertedRequest:
     """A request that only counts the prompt's tokens, of the very prompt that would be answered.
 
     Raises:
@@ -142,7 +146,7 @@ def count_to_generate(data: CountRequest, request_id: str, door: Door) -> Asked:
         *_unfinished(transcript.messages),
         *transcript.ignored,
     ]
-    return Asked(
+    return ConvertedRequest(
         request=request,
         ignored=tuple(ignored[:MAX_IGNORED]),
         has_breakpoints=breakpoints.count > 0,
@@ -215,7 +219,7 @@ def _chosen(given: ToolChoiceField, tools: Sequence[Tool]) -> str:
     return given.name
 
 
-def _thinking(data: CountRequest, door: Door) -> Thinking:
+def _thinking(data: CountRequest, door: ConversionContext) -> Thinking:
     """Without `thinking` there is none, as in Anthropic's API, unless the model's settings say."""
     effort = data.output_config.effort if data.output_config is not None else None
     match data.thinking:

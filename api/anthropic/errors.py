@@ -9,7 +9,7 @@ from litestar import MediaType, Response
 from litestar.types import Scope
 from msgspec import UNSET, UnsetType
 
-from api.errors import Refusal
+from api.http.errors import Refusal
 from runtime.errors import ContextTooLong, LoadFailed
 
 TYPES = {

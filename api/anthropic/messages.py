@@ -7,19 +7,31 @@ from litestar import Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from api.anthropic.convert import Asked, Door, count_to_generate, messages_to_generate
+from api.anthropic.convert import (
+    ConversionContext,
+    ConvertedRequest,
+    count_to_generate,
+    messages_to_generate,
+)
 from api.anthropic.errors import ErrorAnswer
-from api.anthropic.frame import Frame, in_full, stop_of, usage_of
 from api.anthropic.schemas import CountRequest, MessageAnswer, MessagesRequest, TokenCount
-from api.anthropic.stream import Blocks, MessageStream, answered
-from api.body import HttpRequest, decoded
-from api.cache_header import cache_header
-from api.deps import Gate
-from api.errors import documented
-from api.hearth_info import hearth_of
-from api.lineage import asker_of
-from api.record import Tally, record_of
-from api.sse import EventStream, Pace, open_stream, unless_left, whole
+from api.anthropic.stream import (
+    Blocks,
+    MessageEnvelope,
+    MessageStream,
+    answered,
+    in_full,
+    stop_of,
+    usage_of,
+)
+from api.http.body import HttpRequest, decoded
+from api.http.cache_header import cache_header
+from api.http.caller import asker_of
+from api.http.errors import documented
+from api.http.gate import Gate
+from api.http.hearth_info import hearth_of
+from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
+from api.observe.record import Tally, record_of
 from runtime.errors import ContextTooLong
 from runtime.types import Chunk, Finished, ModelSpec
 
@@ -37,8 +49,9 @@ async def messages(
 ) -> Response[MessageAnswer] | EventStream:
     """Continue a conversation; with `stream`, as server-sent events."""
     spec = gate.spec(data.model)
-    frame = Frame(data.model or spec.id)
-    asked = messages_to_generate(data, frame.id, await _door(request, gate, spec))
+    frame = MessageEnvelope(data.model or spec.id)
+    door = await _door(request, gate, spec)
+    asked = await request.apart(lambda: messages_to_generate(data, frame.id, door))
     is_loaded = gate.is_loaded(spec)
     answer = gate.submit(request.scope, [asked.request])
     if data.stream:
@@ -66,9 +79,8 @@ async def count_tokens(
 ) -> TokenCount:
     """How many tokens the same request to `/v1/messages` would have, rendered by the model."""
     spec = gate.spec(data.model)
-    asked = count_to_generate(
-        data, record_of(request.scope).request_id, await _door(request, gate, spec)
-    )
+    door, request_id = await _door(request, gate, spec), record_of(request.scope).request_id
+    asked = await request.apart(lambda: count_to_generate(data, request_id, door))
     answer = gate.submit(request.scope, [asked.request])
     record_of(request.scope).tally = None  # no answer, whose tokens the log could name
     try:
@@ -80,9 +92,10 @@ async def count_tokens(
     return TokenCount(answer.num_prompt_tokens)
 
 
-async def _door(request: HttpRequest, gate: Gate, spec: ModelSpec) -> Door:
-    names = decoded(await request.body(), dict[str, msgspec.Raw])
-    return Door(spec, gate.settings, asker_of(request), names)
+async def _door(request: HttpRequest, gate: Gate, spec: ModelSpec) -> ConversionContext:
+    body = await request.body()
+    names = await request.apart(lambda: decoded(body, dict[str, msgspec.Raw]))
+    return ConversionContext(spec, gate.settings, asker_of(request), names)
 
 
 class _Content:
@@ -99,7 +112,9 @@ class _Content:
         else:
             self._blocks.take(chunk)
 
-    def message(self, frame: Frame, asked: Asked, tally: Tally) -> MessageAnswer:
+    def message(
+        self, frame: MessageEnvelope, asked: ConvertedRequest, tally: Tally
+    ) -> MessageAnswer:
         """The message that it became."""
         reason, stop = stop_of(self._finished, asked)
         return MessageAnswer(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from api.anthropic.schemas import ModelInfo, ModelPage
-from api.refusal import refuse
+from api.http.refusal import refuse
 from runtime.types import ModelSpec
 
 MAX_PAGE = 1000

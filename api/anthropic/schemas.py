@@ -1,6 +1,7 @@
 """What Anthropic's clients send and expect back. Unknown fields are ignored, null means not given.
 
-Content blocks are kept as they are written until their type was looked at, see `blocks`.
+Content blocks are kept as they are written until their type was looked at, see `block_at`. A type
+that is not here is skipped and reported.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.hearth_info import HearthInfo
-from runtime.types import CacheMode, Priority
+from api.http.body import decoded_at
+from api.http.hearth_info import HearthInfo
+from api.http.images import image_of
+from api.http.refusal import refuse
+from runtime.types import CacheMode, Image, Priority
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Content = str | list[msgspec.Raw]
@@ -25,28 +29,28 @@ def empty_object() -> msgspec.Raw:
     return EMPTY_OBJECT
 
 
-class Body(msgspec.Struct, gc=False):
+class AnthropicBody(msgspec.Struct, gc=False):
     """Base of what goes over HTTP as JSON."""
 
 
 # Requests
 
 
-class CacheControl(Body):
+class CacheControl(AnthropicBody):
     """A breakpoint: what is before it is to be kept for `ttl`, `5m` or `1h`."""
 
     type: str | None = None
     ttl: str | None = None
 
 
-class InputMessage(Body):
+class InputMessage(AnthropicBody):
     """One turn; `role` is `user`, `assistant` or, also in mid-conversation, `system`."""
 
     role: str
     content: Content | None = None
 
 
-class ToolDefinition(Body):
+class ToolDefinition(AnthropicBody):
     """A tool. One with a `type` other than `custom` is Anthropic's own, not the client's."""
 
     name: str = ""
@@ -58,7 +62,7 @@ class ToolDefinition(Body):
     cache_control: CacheControl | None = None
 
 
-class ToolChoiceField(Body):
+class ToolChoiceField(AnthropicBody):
     """`type` is `auto`, `any`, `tool` (the one of that `name`) or `none`."""
 
     type: str
@@ -66,7 +70,7 @@ class ToolChoiceField(Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingField(Body):
+class ThinkingField(AnthropicBody):
     """`type` is `enabled`, `adaptive` or `disabled`; `display` `summarized` or `omitted`."""
 
     type: str
@@ -74,40 +78,40 @@ class ThinkingField(Body):
     display: str | None = None
 
 
-class OutputFormat(Body):
+class OutputFormat(AnthropicBody):
     """The only `type` is `json_schema`; the `schema` is kept as it is written."""
 
     type: str
     schema: msgspec.Raw = msgspec.field(default_factory=empty_object)
 
 
-class OutputConfig(Body):
+class OutputConfig(AnthropicBody):
     """How much effort an answer is worth, and the form that it must have."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
-class ContextEdit(Body):
+class ContextEdit(AnthropicBody):
     """An edit of the context that the client leaves to the server."""
 
     type: str = ""
     keep: msgspec.Raw = msgspec.field(default_factory=empty_object)
 
 
-class ContextManagement(Body):
+class ContextManagement(AnthropicBody):
     """What the server is to drop from a long conversation by itself."""
 
     edits: list[ContextEdit] | None = None
 
 
-class Metadata(Body):
+class Metadata(AnthropicBody):
     """`user_id` is any text; Claude Code's is JSON and has the id of its session."""
 
     user_id: str | None = None
 
 
-class CountRequest(Body, kw_only=True):
+class CountRequest(AnthropicBody, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: everything that makes up a prompt."""
 
     messages: list[InputMessage]
@@ -147,7 +151,7 @@ class MessagesRequest(CountRequest, kw_only=True):
 # Answers
 
 
-class Usage(Body):
+class Usage(AnthropicBody):
     """Token counts of which the first three are disjoint: together they are the whole prompt."""
 
     input_tokens: int
@@ -157,18 +161,18 @@ class Usage(Body):
     service_tier: Literal["standard"] | UnsetType = UNSET
 
 
-class TextAnswer(Body, tag="text"):
+class TextAnswer(AnthropicBody, tag="text"):
     text: str
 
 
-class ThinkingAnswer(Body, tag="thinking"):
+class ThinkingAnswer(AnthropicBody, tag="thinking"):
     """`signature` holds the thoughts as well, for when they are not to be shown."""
 
     thinking: str
     signature: str
 
 
-class ToolUseAnswer(Body, tag="tool_use"):
+class ToolUseAnswer(AnthropicBody, tag="tool_use"):
     id: str
     name: str
     input: msgspec.Raw
@@ -177,7 +181,7 @@ class ToolUseAnswer(Body, tag="tool_use"):
 ContentAnswer = TextAnswer | ThinkingAnswer | ToolUseAnswer
 
 
-class MessageAnswer(Body, kw_only=True):
+class MessageAnswer(AnthropicBody, kw_only=True):
     """The whole answer to a messages request; in a stream's beginning an empty one."""
 
     id: str
@@ -191,13 +195,13 @@ class MessageAnswer(Body, kw_only=True):
     hearth: HearthInfo | UnsetType = UNSET
 
 
-class TokenCount(Body):
+class TokenCount(AnthropicBody):
     """How many tokens a prompt has, its cached ones included."""
 
     input_tokens: int
 
 
-class ModelInfo(Body, kw_only=True):
+class ModelInfo(AnthropicBody, kw_only=True):
     """A model that requests can name; `max_input_tokens` is its whole context."""
 
     type: Literal["model"] = "model"
@@ -209,10 +213,151 @@ class ModelInfo(Body, kw_only=True):
     max_tokens: int
 
 
-class ModelPage(Body):
+class ModelPage(AnthropicBody):
     """A part of the list of models, and where it begins and ends."""
 
     data: list[ModelInfo]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class AnyBlock(AnthropicBody):
+    type: str
+
+
+class TextBlock(AnthropicBody):
+    text: str
+    cache_control: CacheControl | None = None
+
+
+class ThinkingBlock(AnthropicBody):
+    thinking: str | None = None
+    signature: str | None = None
+
+
+class ToolUseBlock(AnthropicBody):
+    id: str
+    name: str
+    input: msgspec.Raw = msgspec.field(default_factory=empty_object)
+    cache_control: CacheControl | None = None
+
+
+class ToolResultBlock(AnthropicBody):
+    tool_use_id: str
+    content: Content | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class Source(AnthropicBody):
+    """Where a picture or document is: `base64`, `url`, `text`, `content` or `file`."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    content: Content | None = None
+
+
+class ImageBlock(AnthropicBody):
+    source: Source
+    cache_control: CacheControl | None = None
+
+
+class DocumentBlock(AnthropicBody):
+    source: Source
+    title: str | None = None
+    context: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class SearchResultBlock(AnthropicBody):
+    content: list[TextBlock]
+    source: str | None = None
+    title: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class ToolReferenceBlock(AnthropicBody):
+    tool_name: str
+    cache_control: CacheControl | None = None
+
+
+Block = (
+    TextBlock
+    | ThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ToolReferenceBlock
+)
+
+KINDS: dict[str, type[Block]] = {
+    "text": TextBlock,
+    "thinking": ThinkingBlock,
+    "tool_use": ToolUseBlock,
+    "tool_result": ToolResultBlock,
+    "image": ImageBlock,
+    "document": DocumentBlock,
+    "search_result": SearchResultBlock,
+    "tool_reference": ToolReferenceBlock,
+}
+
+
+def block_at(raw: msgspec.Raw, path: str) -> Block | str:
+    """The block, or the name of its type when that is not known.
+
+    Raises:
+        InvalidRequest: it is no block, or lacks what its type needs; `param` is the field's path.
+    """
+    kind = decoded_at(raw, AnyBlock, path).type
+    block_type = KINDS.get(kind)
+    return kind if block_type is None else decoded_at(raw, block_type, path)
+
+
+def picture_at(block: ImageBlock, at: int, path: str) -> Image:
+    """The picture in a block; `at` is its place in the text.
+
+    Raises:
+        InvalidRequest: it is in a place that cannot be read, or damaged.
+    """
+    source = block.source
+    if source.type not in ("base64", "url"):
+        refuse(
+            f"{path}.source",
+            f"is of type {source.type[:64]!r}: send the image itself (base64) or its url.",
+        )
+    if source.type == "url":
+        url = source.url
+    else:
+        url = f"data:{source.media_type};base64,{source.data}" if source.data else None
+    if not url:
+        missing = "url" if source.type == "url" else "data"
+        refuse(f"{path}.source.{missing}", "is missing: it is required.")
+    return image_of(url, at, path)
+
+
+def document_content(block: DocumentBlock, path: str) -> Content:
+    """What a document says: a text, or blocks of text and pictures.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    source = block.source
+    content = source.content if source.type == "content" else source.data
+    if source.type not in ("text", "content") or content is None:
+        refuse(
+            path,
+            f"is a document of type {(source.media_type or source.type)[:64]!r}, which is not "
+            "supported: send its text, as a text block or as a source of type 'text' or 'content'.",
+        )
+    return content
+
+
+def search_result_text(block: SearchResultBlock) -> str:
+    """A search result as text."""
+    texts = (text.text for text in block.content)
+    return "\n".join(part for part in (block.title, block.source, *texts) if part)

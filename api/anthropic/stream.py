@@ -1,29 +1,90 @@
-"""An answer as the events of Anthropic's stream, or as the blocks of a whole message."""
+"""An answer as the events of Anthropic's stream, or as the blocks of a whole message; its usage."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from api.answer import Answer
-from api.anthropic.convert import Asked
+from api.anthropic.convert import ConvertedRequest
 from api.anthropic.errors import error_answer
-from api.anthropic.frame import Frame, encode, planned_usage, stop_of, usage_of
 from api.anthropic.schemas import (
     EMPTY_OBJECT,
     ContentAnswer,
     MessageAnswer,
+    StopReason,
     TextAnswer,
     ThinkingAnswer,
     ToolUseAnswer,
+    Usage,
 )
 from api.anthropic.signature import sign
-from api.errors import refusal_of
-from api.hearth_info import hearth_of
+from api.http.answer import Answer
+from api.http.errors import refusal_of
+from api.http.hearth_info import hearth_of
+from api.observe.record import Tally
 from runtime.errors import HearthError
 from runtime.types import Chunk, Finished, ReasoningDelta, TextDelta, ToolCallDelta
+
+encode = msgspec.json.Encoder().encode
+
+
+class MessageEnvelope:
+    """The envelope of one answer, and what must be known of its request."""
+
+    def __init__(self, model: str) -> None:
+        self.id = f"msg_{secrets.token_hex(12)}"
+        self.model = model
+
+
+def usage_of(tally: Tally, asked: ConvertedRequest) -> Usage:
+    """The counts of a finished answer."""
+    return _usage(tally.num_prompt_tokens, tally.num_cached_tokens, tally.num_output_tokens, asked)
+
+
+def planned_usage(answer: Answer, asked: ConvertedRequest) -> Usage:
+    """The counts of an answer that begins: what is about to be reused, and no output yet."""
+    num_cached = answer.planned_cache.num_tokens
+    return in_full(_usage(answer.num_prompt_tokens, num_cached, 0, asked))
+
+
+def in_full(usage: Usage) -> Usage:
+    """The usage of a message, which says more than that of a stream's end."""
+    return msgspec.structs.replace(usage, service_tier="standard")
+
+
+def _usage(num_prompt: int, num_cached: int, num_output: int, asked: ConvertedRequest) -> Usage:
+    """With breakpoints, what was computed counts as written to the cache, as all of it is kept.
+
+    Not so the last token, which every answer computes anew.
+    """
+    num_computed = num_prompt - num_cached
+    is_kept = asked.has_breakpoints and asked.request.cache.mode == "full"
+    num_kept = max(0, num_computed - 1) if is_kept else 0
+    return Usage(
+        input_tokens=num_computed - num_kept,
+        cache_creation_input_tokens=num_kept,
+        cache_read_input_tokens=num_cached,
+        output_tokens=num_output,
+    )
+
+
+def stop_of(finished: Finished | None, asked: ConvertedRequest) -> tuple[StopReason, str | None]:
+    """Why an answer ended, and the stop sequence that ended it."""
+    if asked.request.work == "prefill":
+        return "max_tokens", None
+    match finished:
+        case Finished(stop=str(stop)):
+            return "stop_sequence", stop
+        case Finished(reason="tool_calls"):
+            return "tool_use", None
+        case Finished(reason="length"):
+            return "max_tokens", None
+        case _:
+            return "end_turn", None
+
 
 Kind = Literal["thinking", "text", "tool_use"]
 
@@ -31,7 +92,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
-class Block:
+class OpenBlock:
     """One content block while it is written."""
 
     def __init__(self, kind: Kind, index: int, call: ToolCallDelta | None = None) -> None:
@@ -49,10 +110,10 @@ class Blocks:
     """Sorts chunks into blocks, in the order in which the model wrote them."""
 
     def __init__(self) -> None:
-        self.done: list[Block] = []
-        self.open: Block | None = None
+        self.done: list[OpenBlock] = []
+        self.open: OpenBlock | None = None
 
-    def take(self, chunk: Chunk) -> tuple[Block | None, str]:
+    def take(self, chunk: Chunk) -> tuple[OpenBlock | None, str]:
         """The block that this chunk begins, None when it goes on with the open one, and its text.
 
         What was open before is then the last one of `done`.
@@ -69,18 +130,18 @@ class Blocks:
             case _:
                 return None, ""
 
-    def finish(self) -> list[Block]:
+    def finish(self) -> list[OpenBlock]:
         """All blocks, none of which is open any longer."""
         if self.open is not None:
             self.done.append(self.open)
             self.open = None
         return self.done
 
-    def _go_on(self, kind: Kind) -> Block | None:
+    def _go_on(self, kind: Kind) -> OpenBlock | None:
         return None if self.open is not None and self.open.kind == kind else self._begin(kind)
 
-    def _begin(self, kind: Kind, call: ToolCallDelta | None = None) -> Block:
-        self.open = Block(kind, len(self.finish()), call)
+    def _begin(self, kind: Kind, call: ToolCallDelta | None = None) -> OpenBlock:
+        self.open = OpenBlock(kind, len(self.finish()), call)
         return self.open
 
     def _add(self, text: str) -> str:
@@ -89,13 +150,13 @@ class Blocks:
         return text
 
 
-def answered(block: Block, asked: Asked) -> ContentAnswer:
+def answered(block: OpenBlock, asked: ConvertedRequest) -> ContentAnswer:
     """A block of a whole message."""
     match block:
-        case Block(kind="thinking"):
+        case OpenBlock(kind="thinking"):
             thinking = block.content if asked.shows_thinking else ""
             return ThinkingAnswer(thinking, sign(block.content))
-        case Block(call=ToolCallDelta() as call):
+        case OpenBlock(call=ToolCallDelta() as call):
             return ToolUseAnswer(call.id or "", call.name or "", _input(block.content))
         case _:
             return TextAnswer(block.content)
@@ -113,7 +174,9 @@ def _input(arguments: str) -> msgspec.Raw:
 class MessageStream:
     """An answer as events: its start, its blocks one after another, its end."""
 
-    def __init__(self, frame: Frame, answer: Answer, asked: Asked, request_id: str) -> None:
+    def __init__(
+        self, frame: MessageEnvelope, answer: Answer, asked: ConvertedRequest, request_id: str
+    ) -> None:
         self._frame = frame
         self._answer = answer
         self._asked = asked
@@ -169,7 +232,7 @@ class MessageStream:
             events = (self._closed(before) if before is not None else b"") + _opened(new)
         return events + (self._delta(block, text) if block is not None and text else b"")
 
-    def _delta(self, block: Block, text: str) -> bytes:
+    def _delta(self, block: OpenBlock, text: str) -> bytes:
         match block.kind:
             case "thinking" if not self._asked.shows_thinking:
                 return b""
@@ -180,19 +243,19 @@ class MessageStream:
             case "text":
                 return _delta(block, b'"text_delta","text":', text)
 
-    def _closed(self, block: Block) -> bytes:
+    def _closed(self, block: OpenBlock) -> bytes:
         stop = _event("content_block_stop", index=block.index)
         if block.kind != "thinking":
             return stop
         return _delta(block, b'"signature_delta","signature":', sign(block.content)) + stop
 
 
-def _opened(block: Block) -> bytes:
+def _opened(block: OpenBlock) -> bytes:
     """The start of a block; behind the first one stands a ping, as in Anthropic's own streams."""
     match block:
-        case Block(kind="thinking"):
+        case OpenBlock(kind="thinking"):
             content: ContentAnswer = ThinkingAnswer("", "")
-        case Block(call=ToolCallDelta() as call):
+        case OpenBlock(call=ToolCallDelta() as call):
             content = ToolUseAnswer(call.id or "", call.name or "", EMPTY_OBJECT)
         case _:
             content = TextAnswer("")
@@ -200,7 +263,7 @@ def _opened(block: Block) -> bytes:
     return start + PING if block.index == 0 else start
 
 
-def _delta(block: Block, head: bytes, text: str) -> bytes:
+def _delta(block: OpenBlock, head: bytes, text: str) -> bytes:
     start = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
     return start % block.index + b'"delta":{"type":' + head + encode(text) + b"}}\n\n"
 

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from api.anthropic.blocks import (
+from api.anthropic.breakpoints import Breakpoints
+from api.anthropic.schemas import (
     KINDS,
     Block,
+    Content,
     DocumentBlock,
     ImageBlock,
+    InputMessage,
     SearchResultBlock,
     TextBlock,
     ThinkingBlock,
@@ -23,10 +26,8 @@ from api.anthropic.blocks import (
     picture_at,
     search_result_text,
 )
-from api.anthropic.breakpoints import Breakpoints
-from api.anthropic.schemas import Content, InputMessage
 from api.anthropic.signature import reasoning_in
-from api.refusal import refuse
+from api.http.refusal import refuse
 from runtime.types import Image, Message, Role, ToolCall
 
 

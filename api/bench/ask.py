@@ -31,7 +31,7 @@ class Target(msgspec.Struct, frozen=True):
     key: str | None = None
 
 
-class Answer(msgspec.Struct):
+class TimedAnswer(msgspec.Struct):
     """What came, and when: seconds of one clock."""
 
     sent_s: float = 0.0
@@ -81,13 +81,13 @@ def ask(
     messages: Messages,
     max_tokens: int,
     on_arrival: Callable[[int], None] | None = None,
-) -> Answer:
+) -> TimedAnswer:
     """Ask and read to the end; `on_arrival` is told how many pieces of text have come.
 
     Raises:
         AskFailed: no connection, an error instead of a stream or in it, or no text at all.
     """
-    answer = Answer()
+    answer = TimedAnswer()
     try:
         _stream(target, _body(target, messages, max_tokens), answer, on_arrival)
     except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
@@ -110,7 +110,7 @@ def _body(target: Target, messages: Messages, max_tokens: int) -> bytes:
 
 
 def _stream(
-    target: Target, body: bytes, answer: Answer, on_arrival: Callable[[int], None] | None
+    target: Target, body: bytes, answer: TimedAnswer, on_arrival: Callable[[int], None] | None
 ) -> None:
     url = urlsplit(target.url)
     is_secure = url.scheme == "https"
@@ -135,7 +135,7 @@ def _stream(
         connection.close()
 
 
-def _take(answer: Answer, event: _Event, on_arrival: Callable[[int], None] | None) -> None:
+def _take(answer: TimedAnswer, event: _Event, on_arrival: Callable[[int], None] | None) -> None:
     if event.error is not None:
         raise AskFailed(f"error in the stream: {bytes(event.error)[:_SHOWN].decode()}")
     for choice in event.choices:

@@ -15,7 +15,6 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from api.bench.arguments import BASELINE
 from api.bench.ask import AskFailed, ask
 from api.bench.figures import rows
 from api.bench.machine import environment
@@ -24,10 +23,11 @@ from api.bench.recipes import Recipe, RecipeError, find
 from api.bench.report import PeerNote, Report, page, table
 from api.bench.scenarios import Asking, Round, Sizes, num_samples
 from api.bench.texts import CHARACTERS_PER_TOKEN, conversation
-from runtime.settings import Settings
+from api.cli.arguments import BASELINE
+from runtime.config.settings import Settings
 
 
-class Course:
+class BenchRun:
     """The rounds of one run."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
@@ -120,7 +120,7 @@ def measure(arguments: argparse.Namespace, command: str) -> Report:
         tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder,
         Progress(console=console, disable=not console.is_terminal) as progress,
     ):
-        course = Course(arguments, Path(folder))
+        course = BenchRun(arguments, Path(folder))
         bar = progress.add_task("asking", total=course.num_samples)
 
         def say(line: str) -> None:

@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 import msgspec
 
-from api.bench.scenarios import Round, Sample
+from api.bench.scenarios import Measurement, Round
 
 
-def _first(sample: Sample) -> float | None:
+def _first(sample: Measurement) -> float | None:
     return sample.ttft_ms
 
 
-def _rate(sample: Sample) -> float | None:
+def _rate(sample: Measurement) -> float | None:
     return sample.tokens_per_s
 
 
-def _gap(sample: Sample) -> float | None:
+def _gap(sample: Measurement) -> float | None:
     return sample.longest_gap_ms
 
 
-def _kept(sample: Sample) -> float | None:
+def _kept(sample: Measurement) -> float | None:
     return sample.kept
 
 
@@ -33,7 +33,7 @@ class Metric(NamedTuple):
     scenario: str
     title: str
     meaning: str
-    of: Callable[[Sample], float | None] = _first
+    of: Callable[[Measurement], float | None] = _first
     unit: str = "ms"
     is_less_better: bool = True
 
@@ -57,7 +57,7 @@ METRICS = (
 )
 
 
-class Row(msgspec.Struct):
+class FigureRow(msgspec.Struct):
     """One figure of one server, of right answers only.
 
     `times_better` compares its median with the baseline's.
@@ -78,9 +78,11 @@ class Row(msgspec.Struct):
     cpu_s: float | None = None
 
 
-def rows(rounds: Sequence[Round], peers: Sequence[str], baseline: str, streams: int) -> list[Row]:
+def rows(
+    rounds: Sequence[Round], peers: Sequence[str], baseline: str, streams: int
+) -> list[FigureRow]:
     """Every figure of every server, in the order of the scenarios."""
-    found: list[Row] = []
+    found: list[FigureRow] = []
     for metric in METRICS:
         group = [_row(metric, peer, rounds, streams) for peer in peers]
         base = next(one.median for one in group if one.peer == baseline)
@@ -90,7 +92,7 @@ def rows(rounds: Sequence[Round], peers: Sequence[str], baseline: str, streams: 
     return found
 
 
-def _row(metric: Metric, peer: str, rounds: Sequence[Round], streams: int) -> Row:
+def _row(metric: Metric, peer: str, rounds: Sequence[Round], streams: int) -> FigureRow:
     samples = [
         sample
         for one in rounds
@@ -100,7 +102,7 @@ def _row(metric: Metric, peer: str, rounds: Sequence[Round], streams: int) -> Ro
     ]
     right = [one for one in samples if one.is_right]
     values = [value for one in right if (value := metric.of(one)) is not None]
-    return Row(
+    return FigureRow(
         title=metric.title.replace("{streams}", str(streams)),
         meaning=metric.meaning,
         unit=metric.unit,
@@ -128,7 +130,7 @@ def _times(value: float | None, base: float | None, is_less_better: bool) -> flo
     return round(base / value if is_less_better else value / base, 3)
 
 
-def said(row: Row) -> str:
+def said(row: FigureRow) -> str:
     """A figure as people read it, with what is wrong with it."""
     parts: list[str] = []
     if row.median is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from runtime.blas import find_blas
+from runtime.environment import find_blas
 
 
 class Environment(msgspec.Struct):

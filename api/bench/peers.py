@@ -20,7 +20,7 @@ import psutil
 from api.bench.ask import AskFailed, Target, ask
 from api.bench.recipes import Recipe, RecipeError, fill, fill_all
 from api.bench.texts import short_question
-from runtime.blas import blas_environment
+from runtime.environment import blas_environment
 
 _READY_S = 180.0
 _STOP_S = 60.0

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import msgspec
 
-from api.bench.figures import Row, said, times
+from api.bench.figures import FigureRow, said, times
 from api.bench.machine import Environment
 from api.bench.recipes import Recipe
 from api.bench.scenarios import Round
@@ -43,7 +43,7 @@ class Report(msgspec.Struct):
     seconds: float
     baseline: str
     peers: list[PeerNote]
-    rows: list[Row]
+    rows: list[FigureRow]
     rounds: list[Round]
 
 

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from api.bench.ask import Answer, AskFailed, Target, ask
+from api.bench.ask import AskFailed, Target, TimedAnswer, ask
 from api.bench.peers import Peer
 from api.bench.recipes import RecipeError
 from api.bench.texts import (
-    Conversation,
     Question,
+    ScriptedConversation,
     conversation,
     counting,
     counts_rightly,
@@ -30,7 +30,7 @@ SETTLE_S = 3.0
 """Quiet before a swap and before `kill -9`: whoever works behind the answers has this long."""
 
 
-class Sample(msgspec.Struct):
+class Measurement(msgspec.Struct):
     """One measurement. `failure` says why there is none; `is_right` judges the text."""
 
     scenario: str
@@ -53,7 +53,7 @@ class Round(msgspec.Struct):
     peer: str
     number: int
     boots_s: list[float] = []
-    samples: list[Sample] = []
+    samples: list[Measurement] = []
     arrivals_ms: list[float] = []
     resident_bytes: int = 0
 
@@ -80,7 +80,7 @@ class Asking:
         if not self._boot("start"):
             return
         if self._peer.can_restart:
-            self._add(Sample("start", ttft_ms=round(self._round.boots_s[0] * 1000, 1)))
+            self._add(Measurement("start", ttft_ms=round(self._round.boots_s[0] * 1000, 1)))
         talk = self._conversation()
         turn, said = self._one_conversation(talk)
         if self._peer.second is not None:
@@ -96,15 +96,15 @@ class Asking:
         try:
             self._round.boots_s.append(round(self._peer.start(), 2))
         except (AskFailed, RecipeError) as error:
-            self._add(Sample(scenario, is_right=False, failure=error.message))
+            self._add(Measurement(scenario, is_right=False, failure=error.message))
             return False
         return True
 
-    def _conversation(self) -> Conversation:
+    def _conversation(self) -> ScriptedConversation:
         (seed,) = self._seeds(1)
         return conversation(self._sizes.num_characters, seed)
 
-    def _one_conversation(self, talk: Conversation) -> tuple[Question, str]:
+    def _one_conversation(self, talk: ScriptedConversation) -> tuple[Question, str]:
         said = self._ask("cold", talk.first)
         self._ask("retry", talk.first)
         turn = talk.first.then(said, talk.door)
@@ -114,7 +114,7 @@ class Asking:
         return turn, said
 
     def _swap(
-        self, second: Target, talk: Conversation, turn: Question, said: str
+        self, second: Target, talk: ScriptedConversation, turn: Question, said: str
     ) -> tuple[Question, str]:
         """Another model, and back to the conversation."""
         time.sleep(SETTLE_S)
@@ -123,7 +123,7 @@ class Asking:
         turn = turn.then(said, talk.code)
         return turn, self._ask("back", turn)
 
-    def _lives(self, talk: Conversation, turn: Question, said: str) -> None:
+    def _lives(self, talk: ScriptedConversation, turn: Question, said: str) -> None:
         """The conversation goes on after `kill -9`, the first end of this server, and a restart."""
         time.sleep(SETTLE_S)
         self._peer.kill()
@@ -140,10 +140,10 @@ class Asking:
         try:
             answer = ask(target or self._peer.target, question.messages, ANSWER_TOKENS)
         except AskFailed as error:
-            self._add(Sample(scenario, is_right=False, failure=error.message))
+            self._add(Measurement(scenario, is_right=False, failure=error.message))
             return question.needle
         is_right = question.is_answered_by(answer.text)
-        sample = Sample(
+        sample = Measurement(
             scenario,
             ttft_ms=round(answer.ttft_ms, 1),
             cpu_s=round(self._peer.cpu_s() - before, 2) if self._peer.can_restart else None,
@@ -163,12 +163,12 @@ class Asking:
         try:
             answers = [one.result() for one in running]
         except AskFailed as error:
-            self._add(Sample(scenario, is_right=False, failure=error.message))
+            self._add(Measurement(scenario, is_right=False, failure=error.message))
             return
         begun = min(one.arrivals_s[0] for one in answers)
         ended = max(one.arrivals_s[-1] for one in answers)
         num_tokens = sum(one.output_tokens or len(one.arrivals_s) for one in answers)
-        sample = Sample(scenario, tokens_per_s=round(num_tokens / (ended - begun), 1))
+        sample = Measurement(scenario, tokens_per_s=round(num_tokens / (ended - begun), 1))
         self._add(self._judged(sample, answers))
 
     def _beside(self) -> None:
@@ -185,7 +185,7 @@ class Asking:
                 answer = ask(self._peer.target, long.messages, ANSWER_TOKENS)
                 answers = [one.result() for one in running]
             except AskFailed as error:
-                self._add(Sample("beside", is_right=False, failure=error.message))
+                self._add(Measurement("beside", is_right=False, failure=error.message))
                 return
         self._round.arrivals_ms = sorted(
             round((at - answer.sent_s) * 1000, 1) for one in answers for at in one.arrivals_s
@@ -199,7 +199,7 @@ class Asking:
         self._seed += number
         return range(self._seed - number + 1, self._seed + 1)
 
-    def _count(self, seed: int, begun: threading.Semaphore | None = None) -> Answer:
+    def _count(self, seed: int, begun: threading.Semaphore | None = None) -> TimedAnswer:
         """One stream; `begun` is released once, when it runs or cannot."""
         tell = threading.Event()
 
@@ -214,18 +214,18 @@ class Asking:
             if begun is not None and not tell.is_set():
                 begun.release()
 
-    def _judged(self, sample: Sample, answers: list[Answer]) -> Sample:
+    def _judged(self, sample: Measurement, answers: list[TimedAnswer]) -> Measurement:
         wrong = [one.text for one in answers if not counts_rightly(one.text)]
         if wrong:
             sample.is_right, sample.said = False, wrong[0][:_SHOWN]
         return sample
 
-    def _add(self, sample: Sample) -> None:
+    def _add(self, sample: Measurement) -> None:
         self._round.samples.append(sample)
         self._say(f"{self._peer.recipe.name}, round {self._round.number + 1}: {told(sample)}")
 
 
-def _beside_sample(long: Answer, streams: list[Answer]) -> Sample:
+def _beside_sample(long: TimedAnswer, streams: list[TimedAnswer]) -> Measurement:
     """What the streams lost from the long prompt's sending to its first token."""
     since, until = long.sent_s, long.arrivals_s[0]
     gaps = [
@@ -239,7 +239,7 @@ def _beside_sample(long: Answer, streams: list[Answer]) -> Sample:
     quiet_s = since - min(one.arrivals_s[0] for one in streams)
     ended = max(one.arrivals_s[-1] for one in streams)
     busy_s = min(until, ended) - since
-    return Sample(
+    return Measurement(
         "beside",
         ttft_ms=round(long.ttft_ms, 1),
         longest_gap_ms=round(max(gaps, default=0.0) * 1000, 1),
@@ -249,7 +249,7 @@ def _beside_sample(long: Answer, streams: list[Answer]) -> Sample:
     )
 
 
-def told(sample: Sample) -> str:
+def told(sample: Measurement) -> str:
     """A sample in one line."""
     if sample.failure is not None:
         return f"{sample.scenario} failed: {sample.failure}"

@@ -35,14 +35,14 @@ COUNTED = "Count from 1 to 100."
 _MIN_COUNTED = 20
 
 
-class Message(msgspec.Struct, frozen=True):
+class BenchMessage(msgspec.Struct, frozen=True):
     """One turn as every protocol's client knows it."""
 
     role: Role
     content: str
 
 
-Messages = tuple[Message, ...]
+Messages = tuple[BenchMessage, ...]
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -53,14 +53,14 @@ class Question(msgspec.Struct, frozen=True):
 
     def then(self, answer: str, following: Question) -> Question:
         """The same conversation after this answer, with the next question."""
-        turn = Message("assistant", answer)
+        turn = BenchMessage("assistant", answer)
         return Question((*self.messages, turn, *following.messages), following.needle)
 
     def is_answered_by(self, text: str) -> bool:
         return self.needle in text
 
 
-class Conversation(msgspec.Struct, frozen=True):
+class ScriptedConversation(msgspec.Struct, frozen=True):
     """One long prompt, the questions that can follow it, and a prompt that shares its beginning."""
 
     first: Question
@@ -72,7 +72,7 @@ class Conversation(msgspec.Struct, frozen=True):
     def edited(self, turn: Question) -> Question:
         """A turn that asks for the door, with another number in the middle of the history."""
         changed = (
-            Message(one.role, one.content.replace(self.door.needle, self.edited_door))
+            BenchMessage(one.role, one.content.replace(self.door.needle, self.edited_door))
             if one.role == "user"
             else one
             for one in turn.messages
@@ -85,27 +85,29 @@ def chooser(seed: int) -> random.Random:
     return random.Random(seed)  # noqa: S311
 
 
-def conversation(num_characters: int, seed: int) -> Conversation:
+def conversation(num_characters: int, seed: int) -> ScriptedConversation:
     """Half of it a system prompt, a quarter a document, a quarter the question's own text."""
     choose = chooser(seed)
     code = f"{choose.choice(_CODE)}-{choose.choice(_CODE)}-{choose.randint(10, 99)}"
     door, edited, ticket = (str(number) for number in choose.sample(range(1000, 10000), 3))
     rules = prose(choose, int(num_characters * SYSTEM_SHARE))
-    system = Message("system", f"You are a helpful assistant. The code word is {code}.\n\n{rules}")
+    system = BenchMessage(
+        "system", f"You are a helpful assistant. The code word is {code}.\n\n{rules}"
+    )
     quarter = int(num_characters * DOCUMENT_SHARE)
     document = (
         f"Please read this.\n\n{prose(choose, quarter // 2)}\n\nThe door number is {door}.\n\n"
         f"{prose(choose, quarter // 2)}"
     )
-    last = Message("user", f"{prose(choose, quarter)}\n\nWhat is the code word?")
+    last = BenchMessage("user", f"{prose(choose, quarter)}\n\nWhat is the code word?")
     sibling = f"The ticket number is {ticket}.\n\n{prose(choose, quarter)}"
-    history = (system, Message("user", document), Message("assistant", "Noted."), last)
-    return Conversation(
+    history = (system, BenchMessage("user", document), BenchMessage("assistant", "Noted."), last)
+    return ScriptedConversation(
         first=Question(history, code),
         code=Question((_ask("code word"),), code),
         door=Question((_ask("door number"),), door),
         sibling=Question(
-            (system, Message("user", f"{sibling}\n\nWhat is the ticket number?")), ticket
+            (system, BenchMessage("user", f"{sibling}\n\nWhat is the ticket number?")), ticket
         ),
         edited_door=edited,
     )
@@ -114,13 +116,13 @@ def conversation(num_characters: int, seed: int) -> Conversation:
 def short_question(seed: int) -> Question:
     """A prompt of some fifty tokens."""
     number = str(chooser(seed).randint(1000, 9999))
-    return Question((Message("user", f"The room number is {number}. What is it?"),), number)
+    return Question((BenchMessage("user", f"The room number is {number}. What is it?"),), number)
 
 
 def counting(seed: int) -> Messages:
     """A question whose answer takes hundreds of tokens and can be checked."""
     talk = prose(chooser(seed), 200)
-    return (Message("system", talk), Message("user", COUNTED))
+    return (BenchMessage("system", talk), BenchMessage("user", COUNTED))
 
 
 def counts_rightly(text: str) -> bool:
@@ -154,5 +156,5 @@ def _sentence(choose: random.Random) -> str:
     )
 
 
-def _ask(key: str) -> Message:
-    return Message("user", f"What is the {key}?")
+def _ask(key: str) -> BenchMessage:
+    return BenchMessage("user", f"What is the {key}?")

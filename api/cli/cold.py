@@ -6,11 +6,10 @@ import argparse
 
 import msgspec
 
-from api.cli.quiet import log_errors_only
-from api.cli.views import show
+from api.cli.views import log_errors_only, show
+from runtime.cache.store_opening import cold_at
+from runtime.config.settings import Settings
 from runtime.errors import HearthError
-from runtime.settings import Settings
-from runtime.store_opening import cold_at
 from store.cold_owner import Claim
 from store.errors import StoreError
 from store.ownership import secret_of

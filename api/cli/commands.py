@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
-from api.bench.arguments import add_arguments as add_bench_arguments
-from api.cache_commands import add_commands
-from api.counts import tokens_of
-from api.version import VERSION
-from runtime.settings import Settings, belongs
-from runtime.settings_words import SETTINGS
+from api.cli.arguments import add_bench_arguments, add_cache_commands, tokens_of
+from runtime.config.reference import SETTINGS
+from runtime.config.settings import Settings, belongs
+from runtime.version import VERSION
 
 Runner = Callable[[Settings, argparse.Namespace], int]
 TABLES = ("aliases", "api_keys", "limits", "models", "prompt_rules")
@@ -38,7 +36,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("serve", "start the server", "api.cli.serving:serve", has_json=False),
+    Command("serve", "start the server", "api.cli.serve:serve", has_json=False),
     Command("status", "is the server running, and is it healthy?", "api.cli.models:status"),
     Command("ps", "list the models that are loaded or loading", "api.cli.models:ps"),
     Command("top", "watch the server live", "api.cli.top:top"),
@@ -50,18 +48,18 @@ COMMANDS = (
         "unpin", "allow a pinned model to be unloaded", "api.cli.models:change", has_model=True
     ),
     Command("restart", "unload a model and load it again", "api.cli.models:change", has_model=True),
-    Command("prewarm", "read a prompt before it is needed", "api.cli.warm:prewarm"),
+    Command("prewarm", "read a prompt before it is needed", "api.cli.prewarm:prewarm"),
     Command("prompt", "show a prompt as the model reads it", "api.cli.explain:prompt"),
-    Command("chat", "chat with a model; shows what each turn reused", "api.cli.talk:chat"),
-    Command("cache", "list, check and delete cached conversations", "api.cache_cli:run"),
+    Command("chat", "chat with a model; shows what each turn reused", "api.cli.chat:chat"),
+    Command("cache", "list, check and delete cached conversations", "api.cli.cache:run"),
     Command("cold", "see which home owns the cold store; take it over", "api.cli.cold:cold"),
-    Command("history", "restore expired agents and responses", "api.cli.remembered:history"),
-    Command("config", "show or check the settings", "api.cli.configuration:config"),
+    Command("history", "restore expired agents and responses", "api.cli.history:history"),
+    Command("config", "show or check the settings", "api.cli.config:config"),
     Command("db", "check or upgrade the databases", "api.cli.database:database"),
     Command("service", "start Hearth at login (launchd or systemd)", "api.cli.service:service"),
-    Command("doctor", "look for problems with your setup", "api.doctor:run"),
+    Command("doctor", "look for problems with your setup", "api.cli.doctor:run"),
     Command("bench", "compare Hearth with other servers", "api.bench.command:run"),
-    Command("pull", "download a model into the Hugging Face cache", "api.cli.fetching:pull"),
+    Command("pull", "download a model into the Hugging Face cache", "api.cli.models:pull"),
     Command("key", "make an API key, and its digest for the settings", "api.cli.local:key"),
     Command(
         "completion",
@@ -193,7 +191,7 @@ def parser() -> Parser:
             formatter_class=as_written,
         )
         if command.name == "cache":
-            add_commands(sub, _add_settings)
+            add_cache_commands(sub, _add_settings)
             continue
         _add_own(sub, command)
         if command.has_json:

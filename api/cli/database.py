@@ -7,17 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from api.cli.quiet import log_errors_only
-from api.cli.views import show
+from api.cli.views import log_errors_only, show
+from runtime.cache.history import FILE, OpenHistory
+from runtime.cache.owned import INDEX
+from runtime.cache.store_opening import open_store
+from runtime.config.settings import Settings
 from runtime.errors import HearthError
-from runtime.history import FILE, OpenHistory
-from runtime.open_store import INDEX
-from runtime.settings import Settings
-from runtime.store_opening import open_store
+from store.database_file import check_whole
 from store.errors import StoreError, StoreLocked
 from store.file_kinds import HISTORY, FileKind
 from store.file_kinds import INDEX as INDEX_KIND
-from store.index_file import check_whole
 
 
 class DatabaseView(msgspec.Struct):

@@ -6,14 +6,14 @@ import argparse
 
 import msgspec
 
-from api.cli.connection import ServerLink
+from api.cli.client import ServerLink
+from api.cli.prewarm import read_body
 from api.cli.views import count, show
-from api.cli.warm import read_body
+from runtime.config.settings import Settings
 from runtime.prompt.healing import num_common_characters
-from runtime.settings import Settings
 
 
-class Part(msgspec.Struct):
+class ExplainedPart(msgspec.Struct):
     """A piece of the prompt and what it is made of."""
 
     sources: list[str]
@@ -30,7 +30,7 @@ class Prompt(msgspec.Struct):
     """A prompt as the server explains it."""
 
     model: str
-    parts: list[Part]
+    parts: list[ExplainedPart]
     rewrites: list[dict[str, str | int]]
     tokens: list[int]
 
@@ -39,7 +39,7 @@ class Prompt(msgspec.Struct):
         return "".join(part.text for part in self.parts)
 
 
-class Parting(msgspec.Struct):
+class Divergence(msgspec.Struct):
     """Where two prompts part: at which token, in which part of each, and in which of its lines.
 
     Without a line their texts are the same: other pictures, or other tokens for the same text.
@@ -77,9 +77,9 @@ def _explained(link: ServerLink, file: str, arguments: argparse.Namespace) -> Pr
     return link.ask("POST", "/admin/prompt/explain", Prompt, query=query, body=content)
 
 
-def parting_of(one: Prompt, other: Prompt) -> Parting:
+def parting_of(one: Prompt, other: Prompt) -> Divergence:
     """Where two prompts part; without `at` where they are the same."""
-    parting = Parting(len(one.tokens), len(other.tokens))
+    parting = Divergence(len(one.tokens), len(other.tokens))
     if one.tokens == other.tokens:
         return parting
     pairs = zip(one.tokens, other.tokens, strict=False)
@@ -119,7 +119,7 @@ def _shown(found: Prompt) -> str:
     return "\n".join(pieces)
 
 
-def _told(parting: Parting) -> str:
+def _told(parting: Divergence) -> str:
     numbers = f"{count(parting.num_tokens)} and {count(parting.num_other_tokens)}"
     if parting.at is None:
         return f"They are the same, {count(parting.num_tokens)} tokens."

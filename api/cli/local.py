@@ -12,8 +12,8 @@ from typing import cast
 import msgspec
 
 from api.cli.views import show
+from runtime.config.settings import Settings
 from runtime.keys import digest_of, new_key
-from runtime.settings import Settings
 
 _PATHS = frozenset({"home", "config", "models_dir", "kv_dir", "log_file"})
 

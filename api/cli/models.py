@@ -1,4 +1,4 @@
-"""`hearth status`, `ps`, `models`, and what is done to one model."""
+"""`hearth status`, `ps`, `models`, `pull`, and what is done to one model."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from urllib.parse import quote
 
 import msgspec
 
-from api.cli.connection import ServerLink
+from api.cli.client import ServerLink
+from api.cli.progress import watching
 from api.cli.views import aligned, count, show, size, span
-from runtime.settings import Settings
+from runtime.config.settings import Settings
+from runtime.models import download
+from runtime.supervisor.lifecycle import LOADED
 
 _DONE = {"pin": "is pinned, and {state}", "unpin": "is pinned no longer, and {state}"}
-_STATES_SHOWN_AS_LOADED = frozenset({"ready", "busy"})
 
 
-class Readiness(msgspec.Struct):
+class ReadinessReport(msgspec.Struct):
     """`/health/ready`, as far as it is shown."""
 
     status: str
@@ -61,7 +63,7 @@ class Card(msgspec.Struct):
     vision_reason: str | None = None
 
 
-class Refused(msgspec.Struct):
+class RefusedEntry(msgspec.Struct):
     """A model that cannot be used, and why."""
 
     id: str
@@ -72,23 +74,23 @@ class Refused(msgspec.Struct):
 
 class CardList(msgspec.Struct):
     data: list[Card]
-    refused: list[Refused] = []
+    refused: list[RefusedEntry] = []
 
 
-class Status(msgspec.Struct):
+class StatusReport(msgspec.Struct):
     """What `hearth status --json` prints."""
 
     url: str
-    health: Readiness
+    health: ReadinessReport
     models: list[Running]
 
 
 def status(settings: Settings, arguments: argparse.Namespace) -> int:
     """Whether a server runs, how it is, and what it has loaded."""
     link = ServerLink(settings)
-    found = Status(
+    found = StatusReport(
         url=link.url,
-        health=link.peek("/health/ready", Readiness),
+        health=link.peek("/health/ready", ReadinessReport),
         models=link.get("/running", RunningList).models,
     )
     lines = [f"server   {found.url} ({found.health.status})"]
@@ -150,7 +152,7 @@ def _row(one: Running) -> tuple[str, ...]:
     state = one.state
     if one.load_fraction is not None and state == "loading":
         state = f"loading {one.load_fraction:.0%}"
-    if one.error and state not in _STATES_SHOWN_AS_LOADED:
+    if one.error and state not in LOADED:
         state = f"{state}: {one.error}"
     return (
         one.id,
@@ -162,3 +164,18 @@ def _row(one: Running) -> tuple[str, ...]:
         "yes" if one.pinned else "no",
         span(one.expires_in_s) if one.expires_in_s is not None else "-",
     )
+
+
+class Pulled(msgspec.Struct):
+    """What `hearth pull --json` prints: the directory that the model is in now."""
+
+    repo: str
+    path: str
+
+
+def pull(_: Settings, arguments: argparse.Namespace) -> int:
+    """Fetch what is not there yet. Raises DownloadFailed."""
+    with watching(f"pull {arguments.repo}") as watch:
+        path = download.pull(arguments.repo, watch)
+    found = Pulled(arguments.repo, str(path))
+    return show(found, found.path, as_json=arguments.as_json)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from api.cli.views import show
+from runtime.config.settings import Settings
 from runtime.errors import HearthError, SettingsError
-from runtime.settings import Settings
 
 LABEL = "dev.hearth.server"
 STOP_MARGIN_S = 30.0

@@ -14,11 +14,11 @@ from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Header, Static
 from typing_extensions import override
 
-from api.cli.connection import Misused, ServerLink
+from api.cli.client import Misused, ServerLink
 from api.cli.models import Running
 from api.cli.views import count, show, size, span, took
+from runtime.config.settings import Settings
 from runtime.errors import HearthError
-from runtime.settings import Settings
 
 _PERIOD_S = 1.0
 _BAR = 12
@@ -26,7 +26,7 @@ _MODELS = ("model", "state", "running", "waiting", "memory", "pinned", "leaves i
 _REQUESTS = ("request", "model", "phase", "for", "prompt", "reused", "output")
 
 
-class Memory(msgspec.Struct):
+class MemoryReport(msgspec.Struct):
     """The ledger, in bytes."""
 
     budget_bytes: int
@@ -39,7 +39,7 @@ class Tier(msgspec.Struct):
     cap_bytes: int | None
 
 
-class Saved(msgspec.Struct):
+class SavedReport(msgspec.Struct):
     prompt_tokens: int
     saved_tokens: int
     saved_prefill_s: float
@@ -58,7 +58,7 @@ class Open(msgspec.Struct):
     num_pieces: int
 
 
-class Sample(msgspec.Struct):
+class TrendSample(msgspec.Struct):
     first_token_ms: float | None
     tokens_per_s: float | None
 
@@ -67,13 +67,13 @@ class Now(msgspec.Struct):
     """`/admin/dashboard`, as far as it is shown."""
 
     models: list[Running]
-    memory: Memory
+    memory: MemoryReport
     tiers: list[Tier]
     cache: str
-    saved_today: Saved
-    saved_total: Saved
+    saved_today: SavedReport
+    saved_total: SavedReport
     requests: list[Open]
-    sample: Sample | None = None
+    sample: TrendSample | None = None
 
 
 def top(settings: Settings, arguments: argparse.Namespace) -> int:

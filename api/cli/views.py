@@ -1,11 +1,13 @@
-"""What commands print: tables for people, JSON for programs."""
+"""What commands print, tables for people and JSON for programs, and what they log meanwhile."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import structlog
 
 _PREFIXES = ("", "k", "M", "G", "T")
 
@@ -78,3 +80,11 @@ def span(seconds: float) -> str:
 def ago(seconds: float) -> str:
     """How long something is past."""
     return f"{span(seconds)} ago"
+
+
+def log_errors_only() -> None:
+    """Have what works on the store log to stderr, and errors only: stdout is for the answer."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+    )

@@ -9,10 +9,8 @@ from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from api.admin import operator_only
-from api.body import HttpRequest
-from api.dashboard.desk import Dashboard
-from api.dashboard.trend import SAMPLE_S
+from api.admin.cache import operator_only
+from api.dashboard.service import Dashboard
 from api.dashboard.views import (
     KeptListing,
     Prewarmed,
@@ -20,13 +18,16 @@ from api.dashboard.views import (
     SlotTree,
     Snapshot,
 )
-from api.deps import Gate
-from api.guard import Rules
-from api.sse import EventStream
-from runtime.inventory import Inventory
-from runtime.inventory_pins import slots_of
-from runtime.lifecycle import Transition
-from runtime.news import Listener
+from api.http.body import HttpRequest
+from api.http.gate import Gate
+from api.http.guard import GuardRules
+from api.http.kv_access import KvAccess
+from api.http.sse import EventStream
+from api.observe.trend import SAMPLE_S
+from runtime.cache.inventory import Inventory
+from runtime.cache.inventory_pins import slots_of
+from runtime.supervisor.lifecycle import Transition
+from runtime.supervisor.news import Listener
 
 _TICK_S = 1.0
 MAX_SLOTS = 2000
@@ -49,7 +50,7 @@ async def live_snapshots(
     request: HttpRequest,
     gate: NamedDependency[Gate],
     dashboard: NamedDependency[Dashboard],
-    rules: NamedDependency[Rules],
+    rules: NamedDependency[GuardRules],
 ) -> EventStream:
     """A snapshot every second, and one at once when a model changes its state.
 
@@ -76,30 +77,32 @@ async def conversations(
     status_code=200,
 )
 async def prewarm_conversation(
-    gate: NamedDependency[Gate], conversation: FromQuery[str]
+    gate: NamedDependency[Gate],
+    cache: NamedDependency[KvAccess],
+    conversation: FromQuery[str],
 ) -> Prewarmed:
     """Bring a conversation's KV from disk into the memory of its model, if that is loaded."""
-    entry = await gate.tend(lambda one: one.find(conversation))
-    views = await gate.tend(lambda one: one.views([entry]))
+    entry = await cache.tend(lambda one: one.find(conversation))
+    views = await cache.tend(lambda one: one.views([entry]))
     model = views[0].model
-    loaded = [one.spec.id for one in gate.status() if one.state in ("ready", "busy")]
+    loaded = [one.spec.id for one in gate.supervisor.status() if one.is_loaded]
     if model not in loaded:
         return Prewarmed(entry.id, 0, f"{model} is not loaded; load it first.")
     if entry.leaf is None:
         return Prewarmed(entry.id, 0, "Nothing of it is on disk.")
-    gate.bring_slot(entry.model, entry.leaf)
+    cache.kv.memory.bring({entry.model: [entry.leaf]})
     return Prewarmed(entry.id, entry.num_durable, "It is on its way into memory.")
 
 
 @get("/admin/dashboard/tree", tags=["Admin"], guards=[operator_only])
-async def slot_tree(gate: NamedDependency[Gate], model: FromQuery[str]) -> SlotTree:
+async def slot_tree(cache: NamedDependency[KvAccess], model: FromQuery[str]) -> SlotTree:
     """The slots of a model as a tree; what is shared is there once."""
 
     def look(inventory: Inventory) -> SlotTree:
         slots = slots_of(inventory, model)
         return SlotTree(model, len(slots), slots[:MAX_SLOTS])
 
-    return await gate.tend(look)
+    return await cache.tend(look)
 
 
 async def _feed(

@@ -11,8 +11,8 @@ from litestar.di import NamedDependency
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
-from api.body import HttpRequest
-from api.guard import Rules
+from api.http.body import HttpRequest
+from api.http.guard import GuardRules
 
 _STATIC = files("api.dashboard") / "static"
 FILES = {
@@ -46,7 +46,7 @@ HEADERS = {
 
 
 @get("/", include_in_schema=False, sync_to_thread=False)
-def front(request: HttpRequest, rules: NamedDependency[Rules]) -> Response[bytes]:
+def front(request: HttpRequest, rules: NamedDependency[GuardRules]) -> Response[bytes]:
     """The dashboard for browsers; for probes, that the server lives."""
     if "text/html" in request.headers.get("accept", ""):
         session = rules.sessions.find(request.headers)

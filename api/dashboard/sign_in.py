@@ -14,12 +14,12 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, FromQuery
 from litestar.response import Redirect
 
-from api.body import HttpRequest
 from api.dashboard.page import FILES, HEADERS, content
-from api.errors import WrongContentType
-from api.guard import SIGN_IN, SIGN_IN_FILES, Rules
-from api.pages import address_of
-from api.sessions import SESSION_S, Sessions, check_own_page
+from api.http.body import HttpRequest
+from api.http.errors import WrongContentType
+from api.http.guard import SIGN_IN, SIGN_IN_FILES, GuardRules
+from api.http.pages import address_of
+from api.http.sessions import SESSION_S, Sessions, check_own_page
 from runtime.errors import InvalidRequest, TooManyWrongKeys
 
 FRONT = "/"
@@ -42,7 +42,7 @@ _TENANTS = "That key is a tenant's. The dashboard needs the admin key."
 @get(SIGN_IN, include_in_schema=False, sync_to_thread=False)
 def sign_in_page(
     request: HttpRequest,
-    rules: NamedDependency[Rules],
+    rules: NamedDependency[GuardRules],
     next: FromQuery[str] = FRONT,  # noqa: A002 - what the rest of the web calls it
 ) -> Response[bytes] | Redirect:
     """The form; whoever needs it no more is sent on."""
@@ -53,7 +53,7 @@ def sign_in_page(
 
 @post(SIGN_IN, include_in_schema=False, status_code=200)
 async def sign_in(
-    request: HttpRequest, rules: NamedDependency[Rules]
+    request: HttpRequest, rules: NamedDependency[GuardRules]
 ) -> Response[bytes] | Redirect:
     """Give a browser a cookie in exchange for the operator's key.
 
@@ -79,7 +79,7 @@ async def sign_in(
 
 
 @post("/sign-out", include_in_schema=False, status_code=204)
-async def sign_out(request: HttpRequest, rules: NamedDependency[Rules]) -> Response[None]:
+async def sign_out(request: HttpRequest, rules: NamedDependency[GuardRules]) -> Response[None]:
     """End the session, whoever else may have its cookie."""
     rules.sessions.close(request.headers)
     return Response(None, status_code=204, cookies=[_cookie(rules.sessions, "", 0)])

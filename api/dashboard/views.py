@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from api.dashboard.trend import Sample
-from api.model_admin import RunningModel
-from runtime.inventory_pins import SlotNode
+from api.admin.models import RunningModel
+from api.observe.trend import Sample
+from runtime.cache.inventory_pins import SlotNode
 
 
 class MemoryUse(msgspec.Struct, gc=False):

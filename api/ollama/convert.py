@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 import msgspec
 
-from api.durations import seconds_of
-from api.images import check_images, image_of
-from api.lineage import Caller
+from api.http.caller import Caller
+from api.http.durations import seconds_of
+from api.http.fields import stops_of
+from api.http.images import check_images, image_of
 from api.ollama.schemas import (
     Call,
     GenerateBody,
     OllamaChatRequest,
     OllamaMessage,
+    OllamaShared,
     OllamaTool,
     Options,
-    Shared,
 )
-from api.stops import stops_of
+from runtime.config.settings import Settings
 from runtime.errors import InvalidRequest
-from runtime.settings import Settings
 from runtime.types import (
     CacheParams,
     ChatPrompt,
@@ -94,7 +94,7 @@ def generate_request(
 
 
 def _request(
-    data: Shared,
+    data: OllamaShared,
     request_id: str,
     spec: ModelSpec,
     settings: Settings,

@@ -1,4 +1,4 @@
-"""`/api/chat`, `/api/generate`, `/api/tags`, `/api/ps`, `/api/show`, `/api/version`."""
+"""`/api/chat`, `/api/generate`, `/api/tags`, `/api/ps`, `/api/show`, `/api/version`; refusals."""
 
 from __future__ import annotations
 
@@ -8,40 +8,42 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
-from litestar import Response, get, head, post
+from litestar import MediaType, Response, get, head, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
+from litestar.types import Scope
 from msgspec import UNSET, Raw
 
-from api.body import HttpRequest, decoded, unused_fields
-from api.cache_header import cache_header
-from api.deps import Gate
-from api.draft import Draft, collect
-from api.lineage import asker_of
+from api.http.body import HttpRequest, decoded, unused_fields
+from api.http.cache_header import cache_header
+from api.http.caller import asker_of
+from api.http.draft import Draft, collect
+from api.http.errors import Refusal
+from api.http.gate import Gate
+from api.http.sse import NDJSON, EventStream, open_stream, unless_left, whole
 from api.ollama.convert import chat_request, generate_request
 from api.ollama.schemas import (
-    Body,
     Details,
     GenerateBody,
     ModelTag,
     ModelTags,
+    OllamaBody,
     OllamaChatRequest,
+    OllamaShared,
     OllamaVersion,
     Options,
-    Shared,
     Shown,
     ShowRequest,
+    Trouble,
 )
 from api.ollama.stream import Answer, Clock, Form, LineStream, chat_form, generate_form
-from api.sse import NDJSON, EventStream, open_stream, unless_left, whole
-from api.version import VERSION
 from runtime.errors import InvalidRequest
-from runtime.model_status import ModelStatus
+from runtime.supervisor.status import ModelStatus
 from runtime.types import GenerateRequest, ModelSpec
+from runtime.version import VERSION
 
 OLLAMA_VERSION = "0.14.0"
 _LATEST = ":latest"
-_LOADED = frozenset({"ready", "busy"})
 
 
 @post("/api/chat", status_code=200, tags=["Ollama"])
@@ -50,7 +52,8 @@ async def chat(
 ) -> Response[Answer] | EventStream:
     """Continue a conversation; streamed unless `stream` is false."""
     spec = gate.spec(_known_name(data.model))
-    asked = chat_request(data, _new_id(), spec, gate.settings, asker_of(request))
+    caller = asker_of(request)
+    asked = await request.apart(lambda: chat_request(data, _new_id(), spec, gate.settings, caller))
     return await _answer(request, gate, asked, _Manner(data, chat_form))
 
 
@@ -67,14 +70,14 @@ async def generate(
 @get("/api/tags", tags=["Ollama"], sync_to_thread=False)
 def tags(gate: NamedDependency[Gate]) -> ModelTags:
     """Every model that can be named."""
-    return ModelTags(models=[_tag(status.spec) for status in gate.status()])
+    return ModelTags(models=[_tag(status.spec) for status in gate.supervisor.status()])
 
 
 @get("/api/ps", tags=["Ollama"], sync_to_thread=False)
 def running(request: HttpRequest, gate: NamedDependency[Gate]) -> ModelTags:
     """The models that are loaded."""
     status = gate.status_for(request.scope)
-    return ModelTags(models=[_loaded(one) for one in status if one.state in _LOADED])
+    return ModelTags(models=[_loaded(one) for one in status if one.is_loaded])
 
 
 @post("/api/show", status_code=200, tags=["Ollama"], sync_to_thread=False)
@@ -113,7 +116,7 @@ def version_head() -> None:
     """That there is somebody."""
 
 
-class _GivenOptions(Body):
+class _GivenOptions(OllamaBody):
     """The options as they were written."""
 
     options: Raw = msgspec.field(default_factory=lambda: Raw(b"{}"))
@@ -122,7 +125,7 @@ class _GivenOptions(Body):
 class _Manner(NamedTuple):
     """How an answer is given: to what, and in which form."""
 
-    data: Shared
+    data: OllamaShared
     form: Form
 
 
@@ -159,9 +162,10 @@ async def _answer(
     return Response(settled, headers=cache_header(answer.tally.least_cached))
 
 
-async def _unused(request: HttpRequest, data: Shared) -> list[str]:
+async def _unused(request: HttpRequest, data: OllamaShared) -> list[str]:
     """The fields that have no effect, those of `options` with their path."""
-    given = decoded(await request.body(), _GivenOptions).options
+    body = await request.body()
+    given = (await request.apart(lambda: decoded(body, _GivenOptions))).options
     options = unused_fields(given, Options.__struct_fields__) if data.options is not None else []
     fields = await request.unused_fields(type(data).__struct_fields__)
     return [*fields, *(f"options.{name}" for name in options)]
@@ -222,6 +226,21 @@ def _details(spec: ModelSpec) -> Details:
 
 def _modified(spec: ModelSpec) -> str:
     return datetime.fromtimestamp(spec.created_s, UTC).isoformat()
+
+
+def speaks_ollama(scope: Scope) -> bool:
+    """Whether a request is one of Ollama's clients', by its path."""
+    return scope["path"].startswith("/api/") and scope["path"] != "/api/hello"
+
+
+def ollama_error(refusal: Refusal, _: str) -> Response[Trouble]:
+    """The refusal as an HTTP answer."""
+    return Response(
+        Trouble(error=refusal.message),
+        status_code=refusal.status,
+        headers=dict(refusal.headers),
+        media_type=MediaType.JSON,
+    )
 
 
 GENERATING = [chat, generate]

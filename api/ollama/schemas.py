@@ -7,31 +7,31 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from api.hearth_info import HearthInfo
+from api.http.hearth_info import HearthInfo
 from runtime.types import FinishReason
 
 
-class Body(msgspec.Struct, gc=False, kw_only=True):
+class OllamaBody(msgspec.Struct, gc=False, kw_only=True):
     """Base of requests."""
 
 
-class Said(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True):
+class OllamaAnswer(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True):
     """Base of answers; fields that are not set are left out."""
 
 
-class OllamaFunction(Body):
+class OllamaFunction(OllamaBody):
     """`arguments` is an object, not text."""
 
     name: str
     arguments: Raw = msgspec.field(default_factory=lambda: Raw(b"{}"))
 
 
-class Call(Body):
+class Call(OllamaBody):
     function: OllamaFunction
     id: str | None = None
 
 
-class OllamaMessage(Body):
+class OllamaMessage(OllamaBody):
     role: str
     content: str | None = None
     thinking: str | None = None
@@ -41,13 +41,13 @@ class OllamaMessage(Body):
     tool_call_id: str | None = None
 
 
-class OllamaToolFunction(Body):
+class OllamaToolFunction(OllamaBody):
     name: str
     description: str | None = None
     parameters: Raw = msgspec.field(default_factory=lambda: Raw(b"{}"))
 
 
-class OllamaTool(Body):
+class OllamaTool(OllamaBody):
     function: OllamaToolFunction
     type: str = "function"
 
@@ -55,7 +55,7 @@ class OllamaTool(Body):
 Probability = Annotated[float, Meta(ge=0, le=1)]
 
 
-class Options(Body):
+class Options(OllamaBody):
     """What Ollama's `options` have that has an effect here."""
 
     temperature: Annotated[float, Meta(ge=0)] | None = None
@@ -70,7 +70,7 @@ class Options(Body):
     frequency_penalty: float | None = None
 
 
-class Shared(Body):
+class OllamaShared(OllamaBody):
     """What chat and generate have in common."""
 
     model: str
@@ -81,12 +81,12 @@ class Shared(Body):
     think: bool | str | None = None
 
 
-class OllamaChatRequest(Shared):
+class OllamaChatRequest(OllamaShared):
     messages: list[OllamaMessage] | None = None
     tools: list[OllamaTool] | None = None
 
 
-class GenerateBody(Shared):
+class GenerateBody(OllamaShared):
     prompt: str | None = None
     system: str | None = None
     images: list[str] | None = None
@@ -94,29 +94,29 @@ class GenerateBody(Shared):
     suffix: str | None = None
 
 
-class ShowRequest(Body):
+class ShowRequest(OllamaBody):
     model: str | None = None
     name: str | None = None
 
 
-class CalledFunctionOut(Said):
+class CalledFunctionOut(OllamaAnswer):
     name: str
     arguments: Raw
 
 
-class CallOut(Said):
+class CallOut(OllamaAnswer):
     function: CalledFunctionOut
     id: str | UnsetType = UNSET
 
 
-class MessageOut(Said):
+class MessageOut(OllamaAnswer):
     role: Literal["assistant"]
     content: str
     thinking: str | UnsetType = UNSET
     tool_calls: list[CallOut] | UnsetType = UNSET
 
 
-class Counts(Said, kw_only=True):
+class Counts(OllamaAnswer, kw_only=True):
     """How an answer ended and what it took. Durations are in nanoseconds."""
 
     done_reason: FinishReason | Literal["load", "unload"] | UnsetType = UNSET
@@ -148,7 +148,7 @@ class GenerateAnswer(Counts, kw_only=True):
     thinking: str | UnsetType = UNSET
 
 
-class Details(Said):
+class Details(OllamaAnswer):
     """What kind of model it is. The sizes are Ollama's words and are empty where unknown."""
 
     parent_model: str
@@ -159,7 +159,7 @@ class Details(Said):
     quantization_level: str
 
 
-class ModelTag(Said):
+class ModelTag(OllamaAnswer):
     """A model in a list; those that are loaded have an `expires_at`."""
 
     name: str
@@ -173,11 +173,11 @@ class ModelTag(Said):
     context_length: int | UnsetType = UNSET
 
 
-class ModelTags(Said):
+class ModelTags(OllamaAnswer):
     models: list[ModelTag]
 
 
-class Shown(Said):
+class Shown(OllamaAnswer):
     """One model. There is no modelfile here, so its fields are empty."""
 
     modelfile: str
@@ -189,12 +189,12 @@ class Shown(Said):
     modified_at: str
 
 
-class OllamaVersion(Said):
+class OllamaVersion(OllamaAnswer):
     """`version` is the one of Ollama whose protocol this is; clients ask for a least one."""
 
     version: str
     hearth: str
 
 
-class Trouble(Said):
+class Trouble(OllamaAnswer):
     error: str

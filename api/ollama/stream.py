@@ -10,8 +10,9 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, Raw
 
-from api.draft import Draft
-from api.hearth_info import hearth_of
+from api.http.draft import Draft
+from api.http.hearth_info import hearth_of
+from api.observe.record import Tally
 from api.ollama.schemas import (
     CalledFunctionOut,
     CallOut,
@@ -21,7 +22,6 @@ from api.ollama.schemas import (
     MessageOut,
     Trouble,
 )
-from api.record import Tally
 from runtime.errors import HearthError
 from runtime.types import (
     Chunk,

@@ -9,7 +9,7 @@ from api.openai.schemas import CalledCustom, CalledFunction, CalledTool
 from runtime.types import ToolCall, ToolCallDelta
 
 
-class CallForm(NamedTuple):
+class CallFormat(NamedTuple):
     """How calls are told: of the tools in `customs` as a text; with `is_older` as the one call
     of a function.
     """
@@ -18,7 +18,7 @@ class CallForm(NamedTuple):
     is_older: bool = False
 
 
-PLAIN = CallForm()
+PLAIN = CallFormat()
 
 
 def called_tool(call: ToolCall) -> CalledTool:

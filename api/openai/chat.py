@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from litestar import Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 from msgspec import UNSET
 
-from api.body import HttpRequest
-from api.cache_header import cache_header
-from api.deps import Gate
-from api.draft import Draft, collect
-from api.errors import documented
-from api.hearth_info import hearth_of
-from api.lineage import asker_of
-from api.openai.calls import PLAIN, CallForm, StreamedCalls, called_tool
+from api.http.body import HttpRequest
+from api.http.cache_header import cache_header
+from api.http.caller import asker_of
+from api.http.draft import Draft, collect
+from api.http.errors import documented
+from api.http.gate import Gate
+from api.http.hearth_info import hearth_of
+from api.http.sse import EventStream, open_stream, whole
+from api.observe.record import Tally
+from api.openai.calls import PLAIN, CallFormat, StreamedCalls, called_tool
 from api.openai.convert import chat_to_generate
 from api.openai.frame import (
     DONE,
     END,
     FINGERPRINT,
-    Frame,
+    CompletionEnvelope,
     chat_logprobs,
     comment,
     encode,
@@ -42,8 +44,6 @@ from api.openai.schemas import (
     Delta,
 )
 from api.openai.tools import form_of, unserved_tools
-from api.record import Tally
-from api.sse import EventStream, open_stream, whole
 from runtime.errors import HearthError
 from runtime.types import (
     Chunk,
@@ -65,9 +65,11 @@ async def chat_completions(
 ) -> Response[ChatCompletion] | EventStream:
     """Continue a conversation; with `stream`, as server-sent events."""
     spec = gate.spec(data.model)
-    frame = Frame("chatcmpl", data.model or spec.id)
+    frame = CompletionEnvelope("chatcmpl", data.model or spec.id)
     caller = asker_of(request)
-    generate = chat_to_generate(data, frame.id, spec, gate.settings, caller)
+    generate = await request.apart(
+        lambda: chat_to_generate(data, frame.id, spec, gate.settings, caller)
+    )
     unused = await request.unused_fields(ChatRequest.__struct_fields__)
     answer = gate.submit(request.scope, [generate])
     answer.tally.ignored += [*unused, *unserved_tools(data)]
@@ -100,7 +102,7 @@ class ChatStream:
     """An answer as a stream of `chat.completion.chunk` events."""
 
     def __init__(
-        self, frame: Frame, tally: Tally, *, has_usage: bool, form: CallForm = PLAIN
+        self, frame: CompletionEnvelope, tally: Tally, *, has_usage: bool, form: CallFormat = PLAIN
     ) -> None:
         self._head, self._tail = frame.around("chat.completion.chunk", has_usage=has_usage)
         self._tally = tally
@@ -115,7 +117,24 @@ class ChatStream:
         )
 
     def chunks(self, chunks: Sequence[Chunk]) -> bytes:
-        return b"".join(self._event(choice) for chunk in chunks for choice in self._choices(chunk))
+        events: list[bytes] = []
+        for chunk in chunks:
+            match chunk:
+                case TextDelta(index=index, text=text, logprobs=logprobs):
+                    entries = chat_logprobs(logprobs) if logprobs else None
+                    events.append(self._event(ChunkChoice(index, Delta(content=text), entries)))
+                case ReasoningDelta(index=index, text=text, logprobs=logprobs):
+                    entries = chat_logprobs(logprobs) if logprobs else None
+                    delta = Delta(reasoning_content=text)
+                    events.append(self._event(ChunkChoice(index, delta, entries)))
+                case ToolCallDelta():
+                    if (called := self._called(chunk)) is not None:
+                        events.append(self._event(ChunkChoice(chunk.index, called)))
+                case Finished():
+                    events += map(self._event, self._ended(chunk))
+                case _:
+                    pass
+        return b"".join(events)
 
     def sign_of_life(self, phase: str) -> bytes:
         return comment(phase)
@@ -126,19 +145,23 @@ class ChatStream:
     def closing(self) -> bytes:
         return usage_event(self._head, self._tally) + DONE if self._has_usage else DONE
 
-    def _choices(self, chunk: Chunk) -> Iterator[ChunkChoice]:
-        match chunk:
-            case ToolCallDelta() if not self._is_older:
-                if calls := self._calls.pieces(chunk):
-                    yield ChunkChoice(chunk.index, Delta(tool_calls=calls))
-            case Finished():
-                if calls := self._calls.rest(chunk.index):
-                    yield ChunkChoice(chunk.index, Delta(tool_calls=calls))
-            case _:
-                pass
-        choice = _older_chunk_choice(chunk) if self._is_older else _chunk_choice(chunk)
-        if choice is not None:
-            yield choice
+    def _called(self, chunk: ToolCallDelta) -> Delta | None:
+        """What a piece of a call tells, if anything; the older form has one call only."""
+        if not self._is_older:
+            calls = self._calls.pieces(chunk)
+            return Delta(tool_calls=calls) if calls else None
+        if chunk.call_index:
+            return None
+        call = CalledFunction(chunk.arguments, UNSET if chunk.id is None else chunk.name or "")
+        return Delta(function_call=call)
+
+    def _ended(self, chunk: Finished) -> list[ChunkChoice]:
+        """What was kept of calls until they are whole, and why the choice ended."""
+        calls = self._calls.rest(chunk.index)
+        rest = [ChunkChoice(chunk.index, Delta(tool_calls=calls))] if calls else []
+        is_older_call = self._is_older and chunk.reason == "tool_calls"
+        reason = "function_call" if is_older_call else chunk.reason
+        return [*rest, ChunkChoice(chunk.index, Delta(), finish_reason=reason)]
 
     def _event(self, choice: ChunkChoice) -> bytes:
         is_last = choice.finish_reason is not None
@@ -146,36 +169,7 @@ class ChatStream:
         return self._head + encode(choice) + self._tail + extra + END
 
 
-def _chunk_choice(chunk: Chunk) -> ChunkChoice | None:
-    match chunk:
-        case TextDelta():
-            return ChunkChoice(
-                chunk.index, Delta(content=chunk.text), chat_logprobs(chunk.logprobs)
-            )
-        case ReasoningDelta():
-            return ChunkChoice(
-                chunk.index, Delta(reasoning_content=chunk.text), chat_logprobs(chunk.logprobs)
-            )
-        case Finished():
-            return ChunkChoice(chunk.index, Delta(), finish_reason=chunk.reason)
-        case _:
-            return None
-
-
-def _older_chunk_choice(chunk: Chunk) -> ChunkChoice | None:
-    match chunk:
-        case ToolCallDelta(call_index=0):
-            call = CalledFunction(chunk.arguments, UNSET if chunk.id is None else chunk.name or "")
-            return ChunkChoice(chunk.index, Delta(function_call=call))
-        case ToolCallDelta():
-            return None
-        case Finished(reason="tool_calls"):
-            return ChunkChoice(chunk.index, Delta(), finish_reason="function_call")
-        case _:
-            return _chunk_choice(chunk)
-
-
-def _choice(draft: Draft, index: int, form: CallForm) -> ChatChoice:
+def _choice(draft: Draft, index: int, form: CallFormat) -> ChatChoice:
     calls = [called_tool(call) for call in draft.calls]
     reason, is_older = draft.finish_reason, form.is_older
     return ChatChoice(

@@ -8,18 +8,20 @@ from litestar import Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from api.body import HttpRequest
-from api.cache_header import cache_header
-from api.deps import Gate
-from api.errors import documented
-from api.hearth_info import hearth_of
-from api.lineage import asker_of
+from api.http.body import HttpRequest
+from api.http.cache_header import cache_header
+from api.http.caller import asker_of
+from api.http.errors import documented
+from api.http.gate import Gate
+from api.http.hearth_info import hearth_of
+from api.http.sse import EventStream, open_stream, whole
+from api.observe.record import Tally
 from api.openai.convert import completion_to_generate
 from api.openai.frame import (
     DONE,
     END,
     FINGERPRINT,
-    Frame,
+    CompletionEnvelope,
     comment,
     encode,
     error_event,
@@ -33,8 +35,6 @@ from api.openai.schemas import (
     CompletionLogprobs,
     CompletionRequest,
 )
-from api.record import Tally
-from api.sse import EventStream, open_stream, whole
 from runtime.errors import HearthError
 from runtime.types import (
     Chunk,
@@ -60,8 +60,11 @@ async def completions(
 ) -> Response[Completion] | EventStream:
     """Continue one or several prompts; with `stream`, as server-sent events."""
     spec = gate.spec(data.model)
-    frame = Frame("cmpl", data.model or spec.id)
-    requests = completion_to_generate(data, frame.id, spec, gate.settings, asker_of(request))
+    frame = CompletionEnvelope("cmpl", data.model or spec.id)
+    caller = asker_of(request)
+    requests = await request.apart(
+        lambda: completion_to_generate(data, frame.id, spec, gate.settings, caller)
+    )
     drafts = _drafts_of(data, requests)
     unused = await request.unused_fields(CompletionRequest.__struct_fields__)
     answer = gate.submit(request.scope, requests)
@@ -89,7 +92,7 @@ class CompletionStream:
     """An answer as a stream of `text_completion` events."""
 
     def __init__(
-        self, frame: Frame, tally: Tally, drafts: Sequence[_Draft], *, has_usage: bool
+        self, frame: CompletionEnvelope, tally: Tally, drafts: Sequence[_Draft], *, has_usage: bool
     ) -> None:
         self._head, self._tail = frame.around("text_completion", has_usage=has_usage)
         self._tally = tally

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from api.images import image_of
+from api.http.images import image_of
+from api.http.refusal import refuse
 from api.openai.fields import Body
-from api.refusal import refuse
 from runtime.types import Image
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
@@ -34,25 +34,25 @@ class ContentPart(Body):
 Content = str | list[ContentPart] | None
 
 
-class Read(NamedTuple):
+class ContentText(NamedTuple):
     """What a content says: its texts joined by newlines, and the pictures in between."""
 
     text: str
     images: tuple[Image, ...]
 
 
-def read(content: Content, path: str) -> Read:
+def read(content: Content, path: str) -> ContentText:
     """The text and the pictures of a content.
 
     Raises:
         InvalidRequest: a part is of an unknown type or lacks what it is about.
     """
     if content is None or isinstance(content, str):
-        return Read(content or "", ())
+        return ContentText(content or "", ())
     return _read_parts(content, path)
 
 
-def _read_parts(parts: Sequence[ContentPart], path: str) -> Read:
+def _read_parts(parts: Sequence[ContentPart], path: str) -> ContentText:
     texts: list[str] = []
     images: list[Image] = []
     for i, part in enumerate(parts):
@@ -60,7 +60,7 @@ def _read_parts(parts: Sequence[ContentPart], path: str) -> Read:
             images.append(_image(part, len("\n".join(texts)), f"{path}[{i}]"))
         else:
             texts.append(_part_text(part, f"{path}[{i}]"))
-    return Read("\n".join(texts), tuple(images))
+    return ContentText("\n".join(texts), tuple(images))
 
 
 def _image(part: ContentPart, at: int, path: str) -> Image:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from api.durations import seconds_of
-from api.images import check_images
-from api.lineage import Caller
+from api.http.caller import Caller
+from api.http.durations import seconds_of
+from api.http.fields import stops_of
+from api.http.images import check_images
+from api.http.refusal import refuse
 from api.openai.content import read
 from api.openai.formats import constraint_of
 from api.openai.freeform import freeform_arguments
@@ -22,9 +24,7 @@ from api.openai.schemas import (
 from api.openai.templates import goes_on, template_kwargs
 from api.openai.thinking import Controls, all_said
 from api.openai.tools import chosen_tools
-from api.refusal import refuse
-from api.stops import stops_of
-from runtime.settings import Settings
+from runtime.config.settings import Settings
 from runtime.types import (
     ChatPrompt,
     GenerateRequest,
@@ -173,8 +173,8 @@ def _message(message: ChatMessage, path: str) -> Message:
         role=role,
         text=content.text,
         reasoning=message.reasoning_content or message.reasoning,
-        tool_calls=_called_tools(message, path),
-        tool_call_id=_answered_call(message),
+        tool_calls=_called_tools(message, path) if role == "assistant" else (),
+        tool_call_id=_answered_call(message) if role == "tool" else message.tool_call_id,
         name=message.name,
         images=content.images,
     )
@@ -188,8 +188,6 @@ def _answered_call(message: ChatMessage) -> str | None:
 
 
 def _called_tools(message: ChatMessage, path: str) -> tuple[ToolCall, ...]:
-    if message.role != "assistant":
-        return ()
     if message.function_call is not None and not message.tool_calls:
         call = message.function_call
         return (ToolCall(id=f"call_{call.name}", name=call.name, arguments=_arguments(call)),)

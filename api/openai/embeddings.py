@@ -13,14 +13,14 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 from msgspec import Meta
 
-from api.answer import Answer
-from api.body import HttpRequest
-from api.deps import Gate
-from api.errors import documented
+from api.http.answer import Answer
+from api.http.body import HttpRequest
+from api.http.errors import documented
+from api.http.gate import Gate
+from api.http.refusal import refuse
+from api.http.sse import whole
 from api.openai.fields import Body
 from api.openai.prompts import PromptField, listed_prompts
-from api.refusal import refuse
-from api.sse import whole
 from runtime.types import Chunk, Embedding, GenerateRequest
 
 MAX_INPUTS = 2048

@@ -29,7 +29,7 @@ class SamplingFields(Body, kw_only=True):
 
     `session_id`, `cache_mode`, `ttl` (seconds on disk; 0: none), `keep_alive` (how long the model
     stays loaded afterwards: seconds, `5m`, -1 for ever) and `priority` are Hearth's own; the other
-    ids name the conversation as well, see `api/lineage.py`.
+    ids name the conversation as well, see `api/http/caller.py`.
     """
 
     session_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None

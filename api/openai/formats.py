@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from api.http.refusal import refuse
 from api.openai.fields import JsonSchemaFormat, is_given
-from api.refusal import refuse
 from runtime.types import Constraint
 
 ANYTHING = "{}"

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from api.errors import envelope_of
-from api.hearth_info import hearth_of
+from api.http.errors import envelope_of
+from api.http.hearth_info import hearth_of
+from api.observe.record import Tally
 from api.openai.schemas import (
     AlternativeToken,
     ChatLogprobs,
@@ -18,10 +19,9 @@ from api.openai.schemas import (
     TokenEntry,
     Usage,
 )
-from api.record import Tally
-from api.version import VERSION
 from runtime.errors import HearthError
 from runtime.types import TokenLogprob, TokenLogprobs
+from runtime.version import VERSION
 
 FINGERPRINT = f"hearth-{VERSION}"
 DONE = b"data: [DONE]\n\n"
@@ -30,7 +30,7 @@ END = b"}\n\n"
 encode = msgspec.json.Encoder().encode
 
 
-class Frame:
+class CompletionEnvelope:
     """The envelope of one answer: the same id, time and model in every piece of it."""
 
     def __init__(self, kind: str, model: str) -> None:

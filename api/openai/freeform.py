@@ -6,9 +6,9 @@ import re
 
 import msgspec
 
+from api.http.refusal import refuse
 from api.openai.fields import Body
 from api.openai.response_schemas import CustomTool, GrammarFields
-from api.refusal import refuse
 from runtime.types import Tool
 
 INPUT = "input"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from api.openai.schemas import ModelCard, ModelList, RefusedModel
-from runtime.catalog import Refused
-from runtime.model_status import ModelStatus
+from runtime.models.catalog import Refused
+from runtime.supervisor.status import ModelStatus
 
 
 def model_list(statuses: Iterable[ModelStatus], refused: Mapping[str, Refused]) -> ModelList:

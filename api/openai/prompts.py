@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from api.refusal import refuse
+from api.http.refusal import refuse
 from runtime.types import Prompt, TextPrompt, TokenPrompt
 
 PromptField = str | list[str | int | list[int]]

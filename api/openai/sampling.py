@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from api.lineage import Caller
+from api.http.caller import Caller
+from api.http.refusal import refuse
 from api.openai.fields import SamplingFields
-from api.refusal import refuse
 from runtime.types import CacheParams, SamplingParams
 
 
@@ -23,7 +23,7 @@ def sampling_of(data: SamplingFields) -> SamplingParams:
         repetition_penalty=data.repetition_penalty,
         presence_penalty=data.presence_penalty,
         frequency_penalty=data.frequency_penalty,
-        logit_bias=_logit_bias(data.logit_bias or {}),
+        logit_bias=_logit_bias(data.logit_bias) if data.logit_bias else (),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.hearth_info import HearthInfo
+from api.http.hearth_info import HearthInfo
 from api.openai.content import Content
 from api.openai.fields import (
     Body,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from api.http.refusal import refuse
 from api.openai.fields import Raws
-from api.refusal import refuse
 
 # The worker gives these to the template itself; a client must not take their place.
 RESERVED = ("messages", "conversation", "tools", "tokenize", "chat_template")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
 import msgspec
 
+from api.http.refusal import refuse
 from api.openai.fields import Body, Budget, Raws, ReasoningFields, ThinkingFields
-from api.refusal import refuse
 from runtime.types import Thinking
-
-T = TypeVar("T")
 
 ThinkingField = bool | str | ThinkingFields
 
@@ -30,27 +27,32 @@ class Controls(Body):
     thinking_budget: Budget | None = None
 
 
-def decided(sources: Sequence[Thinking]) -> Thinking:
+def decided(sources: Iterable[Thinking]) -> Thinking:
     """What the sources say together: for each property the first that says anything."""
-    return Thinking(
-        is_enabled=_first([one.is_enabled for one in sources]),
-        effort=_first([one.effort for one in sources]),
-        budget_tokens=_first([one.budget_tokens for one in sources]),
-    )
+    is_enabled: bool | None = None
+    effort: str | None = None
+    budget_tokens: int | None = None
+    for one in sources:
+        is_enabled = one.is_enabled if is_enabled is None else is_enabled
+        effort = one.effort if effort is None else effort
+        budget_tokens = one.budget_tokens if budget_tokens is None else budget_tokens
+    return Thinking(is_enabled=is_enabled, effort=effort, budget_tokens=budget_tokens)
 
 
 def stated(controls: Controls) -> Thinking:
     """What one object says. `enable_thinking` counts before `thinking`, `reasoning`, effort."""
-    switch = controls.enable_thinking
-    return decided(
-        [
-            Thinking(is_enabled=switch) if not isinstance(switch, str) else in_words(switch),
-            _of_thinking(controls.thinking),
-            of_reasoning(controls.reasoning),
-            of_effort(controls.reasoning_effort),
-            of_budget(controls.thinking_budget),
-        ]
-    )
+    said: list[Thinking] = []
+    if (switch := controls.enable_thinking) is not None:
+        said.append(in_words(switch) if isinstance(switch, str) else Thinking(is_enabled=switch))
+    if controls.thinking is not None:
+        said.append(_of_thinking(controls.thinking))
+    if controls.reasoning is not None:
+        said.append(of_reasoning(controls.reasoning))
+    if controls.reasoning_effort is not None:
+        said.append(of_effort(controls.reasoning_effort))
+    if controls.thinking_budget is not None:
+        said.append(of_budget(controls.thinking_budget))
+    return decided(said)
 
 
 def in_words(word: str) -> Thinking:
@@ -79,18 +81,14 @@ def of_budget(budget: int | None) -> Thinking:
     return Thinking(is_enabled=budget > 0, budget_tokens=budget or None)
 
 
-def of_reasoning(fields: ReasoningFields | None) -> Thinking:
+def of_reasoning(fields: ReasoningFields) -> Thinking:
     """The object `reasoning`."""
-    if fields is None:
-        return Thinking()
     given = [of_effort(fields.effort), of_budget(fields.max_tokens)]
     return decided([Thinking(is_enabled=fields.enabled), *given])
 
 
-def _of_thinking(field: ThinkingField | None) -> Thinking:
+def _of_thinking(field: ThinkingField) -> Thinking:
     match field:
-        case None:
-            return Thinking()
         case bool():
             return Thinking(is_enabled=field)
         case str():
@@ -118,11 +116,12 @@ def all_said(own: Controls, template: Raws, *others: Raws | None) -> Thinking:
     Raises:
         InvalidRequest: `chat_template_kwargs.enable_thinking` is neither true nor false.
     """
-    switch = Controls(enable_thinking=own.enable_thinking)
-    of_template = _taken_from(template)
-    return decided(
-        [stated(switch), of_template, stated(own), *(nested(other or {}) for other in others)]
-    )
+    said = [stated(Controls(enable_thinking=own.enable_thinking))]
+    if template:
+        said.append(_taken_from(template))
+    said.append(stated(own))
+    said += map(nested, filter(None, others))
+    return decided(said)
 
 
 def _taken_from(kwargs: Raws) -> Thinking:
@@ -133,10 +132,6 @@ def _taken_from(kwargs: Raws) -> Thinking:
     for name in Controls.__struct_fields__:
         kwargs.pop(name, None)
     return thinking
-
-
-def _first(values: Sequence[T | None]) -> T | None:
-    return next((value for value in values if value is not None), None)
 
 
 def _lone(name: str, raw: msgspec.Raw) -> Thinking:

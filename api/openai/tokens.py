@@ -9,15 +9,15 @@ from litestar import post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from api.body import HttpRequest
-from api.deps import Gate
-from api.errors import documented
-from api.lineage import asker_of
+from api.http.body import HttpRequest
+from api.http.caller import asker_of
+from api.http.errors import documented
+from api.http.gate import Gate
+from api.http.refusal import refuse
+from api.http.sse import whole
 from api.openai.convert import chat_to_generate
 from api.openai.fields import Body
 from api.openai.schemas import ChatMessage, ChatRequest, ToolDefinition
-from api.refusal import refuse
-from api.sse import whole
 from runtime.types import (
     Chunk,
     GenerateRequest,
@@ -63,7 +63,10 @@ async def tokenize(
     spec = gate.spec(data.model)
     if data.messages is not None:
         asked = ChatRequest(messages=data.messages, tools=data.tools)
-        chat = chat_to_generate(asked, _new_id(), spec, gate.settings, asker_of(request))
+        caller = asker_of(request)
+        chat = await request.apart(
+            lambda: chat_to_generate(asked, _new_id(), spec, gate.settings, caller)
+        )
         generate = msgspec.structs.replace(chat, work="tokenize")
     elif data.prompt:
         generate = _work(spec, gate, TextPrompt(text=data.prompt), is_back=False)

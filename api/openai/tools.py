@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from api.openai.calls import CallForm
+from api.http.refusal import refuse
+from api.openai.calls import CallFormat
 from api.openai.fields import FunctionDefinition
 from api.openai.formats import schema_text
 from api.openai.freeform import freeform_tool, unheld
@@ -18,7 +19,6 @@ from api.openai.schemas import (
     NamedToolChoice,
     ToolDefinition,
 )
-from api.refusal import refuse
 from runtime.types import Tool, ToolChoice
 
 _MODES = ("auto", "none", "required")
@@ -48,11 +48,11 @@ def unserved_tools(data: ChatRequest) -> list[str]:
     return unserved
 
 
-def form_of(data: ChatRequest) -> CallForm:
+def form_of(data: ChatRequest) -> CallFormat:
     """How the calls of these tools are told."""
     customs = (one.custom for one in data.tools or () if one.type == "custom")
     names = frozenset(one.name for one in customs if one is not None)
-    return CallForm(names, is_older=is_older_form(data))
+    return CallFormat(names, is_older=is_older_form(data))
 
 
 def chosen_tools(data: ChatRequest) -> Chosen:

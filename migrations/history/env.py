@@ -7,7 +7,7 @@ from typing import cast
 from alembic import context
 from sqlalchemy import Connection
 
-from store.history_tables import HistoryTable
+from store.history.history_tables import HistoryTable
 
 connection = cast("Connection", context.config.attributes["connection"])
 context.configure(connection=connection, target_metadata=HistoryTable.metadata)

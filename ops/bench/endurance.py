@@ -17,6 +17,7 @@ import shutil
 import statistics
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,9 +39,11 @@ _SAMPLE_EVERY_S = 10.0
 _CHORE_EVERY_S = 30.0
 _PATIENCE_S = 120.0
 _SETTLE_S = 30.0
+_QUEUED = "hearth_kv_write_queue_bytes"
 _HOME_SETTINGS = {
     "cache_max_bytes": 300_000_000,
     "hot_bytes": 60_000_000,
+    "kv_write_queue_bytes": 67_108_864,
     "kv_ttl_s": 600,
     "history_max_bytes": 20_000_000,
     "history_ttl_s": 600,
@@ -78,12 +81,16 @@ class Figures(msgspec.Struct):
     workers_descriptors: Trend
     workers_threads: Trend
     num_processes: Trend
+    queued_mb: Trend
     kv_disk_mb: Trend
     samples: list[Sample]
 
 
 class Sample(msgspec.Struct):
-    """What the processes take at one moment. Workers' figures are the largest of any worker."""
+    """What the processes take at one moment. Workers' figures are the largest of any worker.
+
+    `queued_mb` is what waits in all of them to be written.
+    """
 
     at_s: float
     server_rss_mb: float
@@ -93,6 +100,7 @@ class Sample(msgspec.Struct):
     workers_descriptors: int
     workers_threads: int
     num_processes: int
+    queued_mb: float
     kv_disk_mb: float
 
 
@@ -315,8 +323,17 @@ def sample(server: Hearth, home: Path, since_s: float) -> Sample:
         workers_descriptors=int(largest(lambda one: one.num_fds())),
         workers_threads=int(largest(lambda one: one.num_threads())),
         num_processes=1 + len(workers),
+        queued_mb=round(_queued_bytes(server.port) / 1e6, 1),
         kv_disk_mb=round(sum(_size(path) for path in files) / 1e6, 1),
     )
+
+
+def _queued_bytes(port: int) -> float:
+    """What waits to be written, by the server's own metrics."""
+    url = f"http://127.0.0.1:{port}/metrics"
+    with urllib.request.urlopen(url, timeout=_PATIENCE_S) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(one.split()[-1]) for one in lines if one.startswith(_QUEUED))
 
 
 def _size(path: Path) -> int:

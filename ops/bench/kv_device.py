@@ -26,12 +26,12 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from ops.bench.files import forget_pages, read, write
 from runtime.kv.blocks import HashChain
-from runtime.kv.ground import Ground
+from runtime.kv.cursor import CacheCursor
 from runtime.kv.reader import SlotRead, SlotReader
+from runtime.kv.state import TierState
 from runtime.kv.tiers import Tiers
-from runtime.kv.trail import Trail
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
-from runtime.slot_news import KnownSlot
+from runtime.slot_events import KnownSlot
 from store.slots import StagedSlot, publish, slot_path
 
 SLICE = 2048
@@ -136,13 +136,13 @@ def measure(shape: Shape, num_tokens: int) -> Figures:
     token_ids = [choose.randrange(32768) for _ in range(num_tokens)]
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        prefill_s = _prefill(shape, None, _trail(token_ids))
+        prefill_s = _prefill(shape, None, _cursor(token_ids))
         writer = SlotWriter(store.root, 1 << 40, store.on_staged, store.inbox.put)
         tiers = _tiers(shape, store, writer)
         thread = threading.Thread(target=writer.run)
         thread.start()
         start = time.perf_counter()
-        with_writes_s = _prefill(shape, tiers, _trail(token_ids))
+        with_writes_s = _prefill(shape, tiers, _cursor(token_ids))
         writer.close()
         thread.join()
         written_s = time.perf_counter() - start
@@ -177,7 +177,7 @@ def _durable(shape: Shape, token_ids: list[int]) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         writer = SlotWriter(store.root, 1 << 40, store.on_staged, store.inbox.put)
-        _prefill(shape, _tiers(shape, store, writer), _trail(token_ids))
+        _prefill(shape, _tiers(shape, store, writer), _cursor(token_ids))
         start = time.perf_counter()
         writer.close()
         writer.run()
@@ -187,45 +187,45 @@ def _durable(shape: Shape, token_ids: list[int]) -> tuple[float, float]:
         return durable_s, write(Path(folder), sizes, buffer_bytes=8 << 20)
 
 
-def _trail(token_ids: list[int]) -> Trail:
-    return Trail(token_ids=token_ids)
+def _cursor(token_ids: list[int]) -> CacheCursor:
+    return CacheCursor(token_ids=token_ids)
 
 
 def _tiers(shape: Shape, store: Store, writer: SlotWriter | None) -> Tiers:
-    ground = Ground.of(shape, _CHAIN, b"m" * 32, 1 << 40)
-    tiers = Tiers(ground, writer, SlotReader(store.root, store.inbox.put), lambda _: None)
+    tier_state = TierState.of(shape, _CHAIN, b"m" * 32, 1 << 40)
+    tiers = Tiers(tier_state, writer, SlotReader(store.root, store.inbox.put), lambda _: None)
     tiers.learn(store.known)
     return tiers
 
 
-def _prefill(shape: Shape, tiers: Tiers | None, trail: Trail) -> float:
+def _prefill(shape: Shape, tiers: Tiers | None, cursor: CacheCursor) -> float:
     """Seconds to compute a whole prompt in slices, and to keep it."""
     start = time.perf_counter()
     kv = shape.new_kv()
     if tiers is not None:
-        tiers.begin(trail)
-        kv, _ = tiers.restore(trail)
-    last = len(trail.token_ids) - 1
+        tiers.begin(cursor)
+        kv, _ = tiers.restore(cursor)
+    last = len(cursor.token_ids) - 1
     for begin in range(0, last, SLICE):
         end = min(begin + SLICE, last)
-        seconds = shape.prefill(trail.token_ids[begin:end], kv)
+        seconds = shape.prefill(cursor.token_ids[begin:end], kv)
         if tiers is not None:
-            tiers.on_prefill(trail, kv, (begin, end), seconds)
+            tiers.on_prefill(cursor, kv, (begin, end), seconds)
     return time.perf_counter() - start
 
 
 def _restore(tiers: Tiers, store: Store, token_ids: list[int]) -> float:
     """Seconds from the prompt to layer caches that hold all of it but its last token."""
-    trail = _trail(token_ids)
+    cursor = _cursor(token_ids)
     start = time.perf_counter()
-    tiers.begin(trail)
-    trail.give_up_s = float("inf")
-    while trail.is_waiting:
+    tiers.begin(cursor)
+    cursor.give_up_s = float("inf")
+    while cursor.is_waiting:
         read = store.inbox.get()
         assert isinstance(read, SlotRead)
         tiers.hear(read)
-    _, num_tokens = tiers.restore(trail)
-    assert num_tokens == len(token_ids) - 1, trail.use
+    _, num_tokens = tiers.restore(cursor)
+    assert num_tokens == len(token_ids) - 1, cursor.use
     return time.perf_counter() - start
 
 

@@ -18,12 +18,17 @@ from pathlib import Path
 
 import psutil
 
-from runtime.blas import blas_environment
+from runtime.environment import blas_environment
 
 
 def worker_environment() -> dict[str, str]:
     """The environment that Hearth gives its workers, for the opponent too."""
     return dict(os.environ) | blas_environment("auto", os.environ)
+
+
+def give(variables: Mapping[str, str]) -> None:
+    """Put these into the environment of what is started from now on."""
+    os.environ.update(variables)
 
 
 class Bare:

@@ -19,10 +19,10 @@ def build(directory: Path, model_type: str) -> None:
     """A model of this type in `directory`, that says nothing but plain letters."""
     write_vlm(directory, model_type)
     config = json.loads((directory / "config.json").read_text())
-    width, tower = _WIDE["hidden_size"], config["vision_config"]
+    width, vision_encoder = _WIDE["hidden_size"], config["vision_config"]
     changes = {"text_config": config["text_config"] | _WIDE}
-    if "out_hidden_size" in tower:
-        changes["vision_config"] = tower | {"out_hidden_size": width}
+    if "out_hidden_size" in vision_encoder:
+        changes["vision_config"] = vision_encoder | {"out_hidden_size": width}
     if "hidden_size" in config:
         changes["hidden_size"] = width
     write_vlm(directory, model_type, **changes)

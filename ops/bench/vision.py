@@ -20,7 +20,7 @@ from typing import cast
 
 import msgspec
 
-from api.bench.ask import Answer, ask
+from api.bench.ask import TimedAnswer, ask
 from api.bench.machine import Environment, environment
 from api.bench.peers import Models, Peer
 from api.bench.recipes import Recipe, find
@@ -126,7 +126,7 @@ class _Talk:
         if self._peer.recipe.name == "hearth":
             self._num_encoded = _num_encoded(self._peer)
 
-    def _step(self, name: str, answer: Answer) -> Step:
+    def _step(self, name: str, answer: TimedAnswer) -> Step:
         # Upstream encodes all that a request holds before it looks into its cache.
         num_encoded = self._num_images
         if self._peer.recipe.name == "hearth":

@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import NODEFAULT, inspect
 
-from runtime.checked_tables import Location, form_of, kinds_of, quantity_of
-from runtime.limits import LimitSettings, RouteLimits
-from runtime.prompt.switches import PromptSwitches
-from runtime.settings import ModelDefaults, ModelSettings, SamplingSettings, Settings
-from runtime.settings_words import EVERY, GROUPS, LIMITED, LIMITS, MODEL, PROMPT_RULES, SETTINGS
-from runtime.units import SIZE, TIME, TOKENS, Quantity
+from runtime.config.limits import LimitSettings, RouteLimits
+from runtime.config.reference import EVERY, GROUPS, LIMITED, LIMITS, MODEL, PROMPT_RULES, SETTINGS
+from runtime.config.settings import (
+    ModelDefaults,
+    ModelSettings,
+    PromptSwitches,
+    SamplingSettings,
+    Settings,
+)
+from runtime.config.tables import Location, form_of, kinds_of, quantity_of
+from runtime.config.units import SIZE, TIME, TOKENS, Quantity
 
 _LARGE = 1e6
 _QUANTITIES = {SIZE.name: "size", TIME.name: "time", TOKENS.name: "tokens"}

@@ -28,9 +28,9 @@ BROAD_EXCEPT_FILES = frozenset(
     {
         "runtime/worker/__main__.py",
         "runtime/worker/engine.py",
-        "runtime/worker/sandbox.py",  # whatever a lane's work raises is its answer
-        "runtime/worker/detokenizer.py",  # the tokenizers library raises bare Exception
-        "api/errors.py",
+        "runtime/worker/input/sandbox.py",  # whatever a lane's work raises is its answer
+        "runtime/worker/output/detokenizer.py",  # the tokenizers library raises bare Exception
+        "api/http/errors.py",
         "api/jobs.py",
         "store/database.py",  # what a closure raised reaches whoever waits for its future
     }
@@ -41,8 +41,8 @@ ENVIRONMENT_FILES = frozenset(
     {
         "api/__main__.py",
         "api/bench/peers.py",
-        "runtime/newborn.py",
-        "runtime/worker/rank_start.py",  # mlx finds its rank there
+        "runtime/environment.py",
+        "runtime/worker/distributed/launch.py",  # mlx finds its rank there
         "ops/bench/processes.py",
     }
 )

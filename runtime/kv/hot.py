@@ -11,9 +11,9 @@ from typing import NamedTuple
 from runtime.kv import eviction
 from runtime.kv.blocks import HASH_BYTES, HashChain
 from runtime.kv.pack import RunKv
-from runtime.kv.prefix import PrefixTree, Run, path_to, renamed
+from runtime.kv.prefix_tree import PrefixTree, Run, path_to, renamed
 from store.keyed_names import NOBODY, Asker
-from store.types import DEFAULT_TTL_S, Candidate, Piece, Tier, TtlClass, decayed_hits
+from store.types import DEFAULT_TTL_S, Candidate, PrefixPiece, Tier, TtlClass, decayed_hits
 
 MAX_ASKERS = 32
 
@@ -25,7 +25,7 @@ class Ended(NamedTuple):
     ttl_s: float | None
 
 
-class Forgotten(NamedTuple):
+class ForgottenRuns(NamedTuple):
     """The runs that are forgotten, the ids of those that are not to be written any more, and the
     runs that are longer than what others have of them.
     """
@@ -59,7 +59,7 @@ class Held:
     last_used_s: float = 0.0
     hits: float = 0.0
     is_queued: bool = False
-    completes: tuple[Piece, ...] = ()
+    completes: tuple[PrefixPiece, ...] = ()
     num_readers: int = 0
     recompute_ms: float = 0.0
     ends_turn: bool = False
@@ -68,6 +68,18 @@ class Held:
     askers: dict[Asker, int] = field(default_factory=dict["Asker", int])
     ended: dict[Asker, Ended] = field(default_factory=dict["Asker", "Ended"])
     noted: dict[Asker, int] = field(default_factory=dict["Asker", "int"])
+
+    def part(self, share: float) -> Held:
+        """The same of so much of the run, which is another slot, and as yet not on disk."""
+        return Held(
+            id=os.urandom(16).hex(),
+            last_used_s=self.last_used_s,
+            hits=self.hits,
+            recompute_ms=self.recompute_ms * share,
+            ttl_class=self.ttl_class,
+            ttl_s=self.ttl_s,
+            askers=dict(self.askers),
+        )
 
     def reach(self, *, with_nameless: bool = False) -> int:
         """Up to which position conversations are known to have it; with a session id, or any."""
@@ -155,7 +167,7 @@ class HotTier:
         if held.is_queued and not held.is_saved:
             self.left.append(held.id)
 
-    def forget(self, is_meant: Callable[[Asker], bool]) -> Forgotten:
+    def forget(self, is_meant: Callable[[Asker], bool]) -> ForgottenRuns:
         """Forget what only these conversations used and is not published.
 
         What others continue stays.
@@ -166,7 +178,7 @@ class HotTier:
             run for run, held in self._held.items() if (held.askers | held.ended).keys() & meant
         ]
         used.sort(key=lambda run: -run.end)
-        told = Forgotten([], [], [])
+        told = ForgottenRuns([], [], [])
         for run in used:
             if (held := self._held.get(run)) is None:
                 continue
@@ -178,10 +190,11 @@ class HotTier:
                 told.longer.append(run)
             else:
                 self._drop_unused(run, told)
-        self.others += [run for run in used if run in self._held and run not in told.longer]
+        stayed = (run for run in used if run in self._held and run not in told.longer)
+        self.others += [run for run in stayed if self._held[run].is_queued]
         return told
 
-    def _drop_unused(self, run: Run, told: Forgotten) -> None:
+    def _drop_unused(self, run: Run, told: ForgottenRuns) -> None:
         """Forget it unless somebody is known to use it, then what stayed for its sake only."""
         above: Run | None = run
         while above is not None:

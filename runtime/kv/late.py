@@ -10,14 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from runtime.kv.blocks import HashChain
 from runtime.kv.commit import Committer
-from runtime.kv.ground import Ground
-from runtime.kv.merged import take_over
-from runtime.kv.prefix import Run, path_to
+from runtime.kv.cursor import CacheCursor
+from runtime.kv.prefix_tree import Run, path_to
+from runtime.kv.reshape import take_over
 from runtime.kv.restore import Restorer
-from runtime.kv.trail import Trail
+from runtime.kv.state import TierState
 from runtime.kv.writer import SlotWriter
-from runtime.slot_news import Attach
-from runtime.wire import PinWanted
+from runtime.slot_events import Attach, PinWanted
 
 
 class LateNames:
@@ -25,14 +24,14 @@ class LateNames:
 
     def __init__(
         self,
-        ground: Ground,
+        tier_state: TierState,
         committer: Committer,
         restorer: Restorer,
         writer: SlotWriter | None,
         report: Callable[[PinWanted], None],
     ) -> None:
-        self._ground = ground
-        self._hot = ground.hot
+        self._state = tier_state
+        self._hot = tier_state.hot
         self._committer = committer
         self._restorer = restorer
         self._writer = writer
@@ -41,19 +40,19 @@ class LateNames:
         self._pins: dict[Run, tuple[str, str]] = {}
         self._is_behind = False
 
-    def attach(self, names: Attach, trails: Iterable[Trail]) -> None:
+    def attach(self, names: Attach, cursors: Iterable[CacheCursor]) -> None:
         """The store is open, and this is what everything is called there; what it has follows."""
-        ground = self._ground
-        chain = HashChain(names.secret, names.model_hash, block_size=ground.chain.block_size)
-        if chain.root != ground.chain.root:
+        tier_state = self._state
+        chain = HashChain(names.secret, names.model_hash, block_size=tier_state.chain.block_size)
+        if chain.root != tier_state.chain.root:
             if self._writer is not None:
                 self._writer.drop_all()
-            for run in ground.rename(chain, names.model_hash):
+            for run in tier_state.rename(chain, names.model_hash):
                 self._restorer.on_lost(run)
-            for trail in trails:
-                trail.rename(chain)
+            for cursor in cursors:
+                cursor.rename(chain)
         self._untold = {run for run in self._hot.tree if self._hot[run].is_saved}
-        ground.is_apart = True
+        tier_state.is_apart = True
 
     def on_slots(self, ids: Collection[str]) -> None:
         """These are on disk."""
@@ -69,9 +68,9 @@ class LateNames:
 
         Not before it has a name: what is written without would be found by other models.
         """
-        if not self._ground.model_hash:
+        if not self._state.model_hash:
             return
-        self._ground.is_apart = False
+        self._state.is_apart = False
         self._join_twins()
         self._tell_pins()
         if self._writer is not None:
@@ -81,7 +80,7 @@ class LateNames:
 
     def persist(self) -> None:
         """Go on with writing what is in memory only, if there is any of that."""
-        if self._is_behind and not self._ground.is_apart:
+        if self._is_behind and not self._state.is_apart:
             self._is_behind = not self._committer.persist()
 
     def pin(self, run: Run, source: str, model: str) -> None:
@@ -90,7 +89,7 @@ class LateNames:
         self._tell_pins()
 
     def _tell_pins(self) -> None:
-        if self._ground.is_apart:
+        if self._state.is_apart:
             return
         for run, (source, model) in self._pins.items():
             if run in self._hot:
@@ -107,16 +106,18 @@ class LateNames:
         for run in hot.unwritten():
             twin = kept.get(_content(run))
             if twin is not None and not hot[run].is_state_hot:
-                stand_for(self._ground, self._restorer, [run], [twin])
+                stand_for(self._state, self._restorer, [run], [twin])
 
 
-def stand_for(ground: Ground, restorer: Restorer, old: Sequence[Run], new: Sequence[Run]) -> None:
+def stand_for(
+    tier_state: TierState, restorer: Restorer, old: Sequence[Run], new: Sequence[Run]
+) -> None:
     """Runs stand for others from now on; who waits for an old one is given the new one."""
     for run in new:
-        take_over(ground, old, run)
+        take_over(tier_state, old, run)
     for run in reversed(old):
-        if run in ground.hot:
-            ground.forget(run, "evicted")
+        if run in tier_state.hot:
+            tier_state.forget(run, "evicted")
             restorer.on_lost(run)
 
 

@@ -1,6 +1,6 @@
 """Layer caches of mlx-lm and mlx-vlm: how each class is cut into runs and put together again.
 
-The only file that knows cache classes; in batches `rows` knows them. A class is *sliceable* when
+The only file that knows cache classes, those of batches among them. A class is *sliceable* when
 the KV of any token range can be taken out of it, else it is *checkpointed*: its whole state is
 kept at boundaries. A class that is not in the registry is refused by name; its model is served,
 its KV is not kept.
@@ -11,6 +11,7 @@ its KV is not kept.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import cycle
@@ -18,8 +19,11 @@ from typing import Any, Literal, NamedTuple, cast
 
 import mlx.core as mx
 import msgspec
+from mlx_lm.models.cache import BatchKVCache, CacheList, KVCache
 
-from runtime.kv.streams import moving
+_MAX_THREADS = 4
+_CPU = [mx.new_thread_local_stream(mx.cpu) for _ in range(min(_MAX_THREADS, os.cpu_count() or 1))]
+
 
 Kind = Literal["sliceable", "checkpointed"]
 
@@ -97,10 +101,6 @@ class KvLayout(msgspec.Struct, frozen=True):
         """Some layers cannot be sliced: KV can be taken up at boundaries only."""
         return any(leaf.kind == "checkpointed" for leaf in self.leaves)
 
-    @property
-    def has_slices(self) -> bool:
-        return any(leaf.kind == "sliceable" for leaf in self.leaves)
-
 
 def layout_of(kv: Sequence[Any]) -> KvLayout:
     """The layout of a model's caches.
@@ -157,7 +157,7 @@ def assemble(
     columns = list(zip(*pieces, strict=True))
     num_tokens = sum(piece[0].shape[0] for piece in pieces if piece)
     taken = 0
-    for leaf, stream in zip(layout.leaves, cycle(moving()), strict=False):
+    for leaf, stream in zip(layout.leaves, cycle(_moving()), strict=False):
         if leaf.kind == "sliceable":
             with mx.stream(stream) if stream is not None else nullcontext():
                 taken += _fill(_at(kv, leaf.path), columns[taken:], num_tokens, num_room)
@@ -364,3 +364,55 @@ def _restored(skeleton: Any, arrays: Sequence[mx.array]) -> Any:
     if isinstance(skeleton, list):
         return [_restored(one, arrays) for one in cast("list[Any]", skeleton)]
     return skeleton
+
+
+def _moving() -> list[mx.ThreadLocalStream] | list[None]:
+    """What to spread moving KV over; None stands for the default stream.
+
+    On a CPU each has a thread: most of that work is touching memory for the first time.
+    """
+    return _CPU if mx.default_device() == mx.Device(mx.cpu) else [None]
+
+
+class _Rows(BatchKVCache):
+    """A batch that begins with one row, in that one's own arrays and the room behind its tokens."""
+
+    @classmethod
+    def of(cls, cache: KVCache) -> _Rows:
+        rows = cls([0])
+        rows.keys, rows.values = cache.keys, cache.values
+        rows.offset, rows._idx = rows.offset + cache.offset, cache.offset
+        return rows
+
+    def extract(self, idx: int) -> KVCache:
+        """One row as a view: whoever keeps its KV copies what is new in it."""
+        assert self.keys is not None
+        assert self.values is not None
+        row = KVCache()
+        padding = cast("list[int]", self.left_padding.tolist())[idx]
+        row.keys = self.keys[idx : idx + 1, :, padding : self._idx]
+        row.values = self.values[idx : idx + 1, :, padding : self._idx]
+        row.offset = self._idx - padding
+        return row
+
+
+def handed_over(kv: Sequence[Any]) -> list[Any]:
+    """The caches of one sequence as those of a batch, which writes behind their tokens.
+
+    Upstream's `merge` copies, and so does the first token after it, as it leaves no room.
+    """
+    return [_handed_over(cache) for cache in kv]
+
+
+def merged(kvs: Sequence[Sequence[Any]]) -> list[Any]:
+    """Copies of several sequences' caches as those of one batch."""
+    return [caches[0].merge(list(caches)) for caches in zip(*kvs, strict=True)]
+
+
+def _handed_over(cache: Any) -> Any:
+    if type(cache) is CacheList:
+        children = cast("Sequence[Any]", cache.caches)
+        return CacheList(*map(_handed_over, children))
+    if type(cache) is KVCache and cache.keys is not None:
+        return _Rows.of(cache)
+    return cache.merge([cache])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from runtime.kv.blocks import HashChain
-from runtime.kv.trail import Trail
+from runtime.kv.cursor import CacheCursor
 from store.keyed_names import Whom
-from store.types import LostRow, Piece
+from store.types import LostRow, PrefixPiece
 
 Owner = tuple[str, bytes]
 """The name that was asked, and the key of the conversation."""
@@ -18,7 +18,7 @@ class Losses:
 
     def __init__(self) -> None:
         self._owners: dict[bytes, set[Owner]] = {}
-        self._ends: dict[bytes, list[Piece]] = {}
+        self._ends: dict[bytes, list[PrefixPiece]] = {}
 
     def tell(self, rows: Iterable[LostRow]) -> None:
         """These are lost."""
@@ -51,28 +51,30 @@ class Losses:
             if len(self._owners) < num_known:
                 self._drop_ends()
 
-    def has(self, chain: HashChain, trail: Trail, position: int) -> bool:
+    def has(self, chain: HashChain, cursor: CacheCursor, position: int) -> bool:
         """Whether what comes at this position of a prompt was lost."""
         if not self._owners:
             return False
         number = position // chain.block_size
-        if trail.block_hashes[number : number + 1] and trail.block_hashes[number] in self._owners:
+        if cursor.block_hashes[number : number + 1] and cursor.block_hashes[number] in self._owners:
             return True
         size = chain.block_size
-        last = min((number + 1) * size, len(trail.token_ids))
-        return any(True for _ in self.ends_of(chain, trail, position, last))
+        last = min((number + 1) * size, len(cursor.token_ids))
+        return any(True for _ in self.ends_of(chain, cursor, position, last))
 
-    def ends_of(self, chain: HashChain, trail: Trail, start: int, end: int) -> Iterator[Piece]:
+    def ends_of(
+        self, chain: HashChain, cursor: CacheCursor, start: int, end: int
+    ) -> Iterator[PrefixPiece]:
         """The lost ends inside of blocks that a prompt goes through from `start` up to `end`."""
         size = chain.block_size
         for number in range(start // size, end // size + 1) if self._ends else ():
-            above = trail.block_hashes[number - 1] if number else trail.root or chain.root
+            above = cursor.block_hashes[number - 1] if number else cursor.root or chain.root
             for piece in self._ends.get(above, ()):
-                token_ids = trail.token_ids[number * size : piece.end]
+                token_ids = cursor.token_ids[number * size : piece.end]
                 if start < piece.end <= end and chain.end_hash(above, token_ids) == piece.hash:
                     yield piece
 
-    def ends_between(self, start: int, end: int) -> list[Piece]:
+    def ends_between(self, start: int, end: int) -> list[PrefixPiece]:
         """All that a slot of these positions may go through, whoever said it."""
         return [one for ends in self._ends.values() for one in ends if start < one.end <= end]
 

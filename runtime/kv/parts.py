@@ -8,7 +8,7 @@ Belongs to the mlx thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -16,8 +16,8 @@ import mlx.core as mx
 from runtime.kv import layers, pack
 from runtime.kv.layers import KvLayout, UnsupportedCache, layout_of
 from runtime.kv.pack import RunKv
-from runtime.kv.writer import Whole
-from store.types import SlotHeader, TensorData
+from runtime.kv.writer import Packed
+from store.types import SlotHeader
 
 
 class Caches(Protocol):
@@ -37,19 +37,6 @@ class Span(NamedTuple):
     start: int
     end: int
     has_state: bool
-
-
-class Packed(NamedTuple):
-    """A run on its way to disk, as host bytes.
-
-    Where this process has one of `num_parts` only, `whole` asks the others for theirs: it waits,
-    and may be called in any thread.
-    """
-
-    layout: str
-    tensors: list[TensorData]
-    num_parts: int = 1
-    whole: Callable[[], Whole] | None = None
 
 
 class Parts:

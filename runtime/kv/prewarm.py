@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 from itertools import accumulate
 
-from runtime.kv.ground import Ground
-from runtime.kv.prefix import Run, path_to
+from runtime.kv.cursor import CacheCursor
+from runtime.kv.prefix_tree import Run, path_to
 from runtime.kv.restore import Restorer
-from runtime.kv.trail import Trail
+from runtime.kv.state import TierState
 
 _MAX_CONVERSATIONS = 64
 
@@ -16,19 +16,19 @@ _MAX_CONVERSATIONS = 64
 class Prewarmer:
     """Brings back one conversation after the other, up to `budget_bytes` of KV in memory."""
 
-    def __init__(self, ground: Ground, restorer: Restorer, budget_bytes: int) -> None:
-        self._hot = ground.hot
+    def __init__(self, tier_state: TierState, restorer: Restorer, budget_bytes: int) -> None:
+        self._hot = tier_state.hot
         self._restorer = restorer
         self._budget_bytes = budget_bytes
         self._leaves: list[Run] = []
         self._wanted: list[Run] = []
         self._has_news = False
-        self._trail: Trail | None = None
+        self._cursor: CacheCursor | None = None
 
     @property
     def is_reading(self) -> bool:
         """It holds runs until they are here."""
-        return self._trail is not None
+        return self._cursor is not None
 
     def on_learned(self) -> None:
         """There is news of what is on disk."""
@@ -48,16 +48,16 @@ class Prewarmer:
 
     def step(self) -> None:
         """Nobody asks for anything: begin with the next conversation when the last one is here."""
-        if self._trail is not None:
-            if self._trail.is_waiting:
+        if self._cursor is not None:
+            if self._cursor.is_waiting:
                 return
-            self._restorer.release(self._trail)
-            self._trail = None
-        while self._wanted and self._trail is None:
+            self._restorer.release(self._cursor)
+            self._cursor = None
+        while self._wanted and self._cursor is None:
             self._begin(self._wanted.pop(0), self._hot.budget_bytes, is_cold_near=True)
         if self._has_news:
             self._choose()
-        while self._leaves and self._trail is None:
+        while self._leaves and self._cursor is None:
             self._begin(self._leaves.pop(), min(self._budget_bytes, self._hot.budget_bytes))
 
     def _begin(self, leaf: Run, budget_bytes: int, *, is_cold_near: bool = False) -> None:
@@ -74,4 +74,4 @@ class Prewarmer:
             run for (run, _), end in zip(missing, [*sizes][1:], strict=True) if end <= budget_bytes
         ]
         if fitting:
-            self._trail = self._restorer.bring(fitting)
+            self._cursor = self._restorer.bring(fitting)

@@ -19,22 +19,18 @@ from typing import NamedTuple, cast
 import mlx.core as mx
 
 from runtime.kv import pack
-from runtime.kv.prefix import Run
+from runtime.kv.prefix_tree import Run
 from runtime.kv.rates import NUM_READERS
 from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
-from store.slot_format import TOKENS, Checker, Damage, SlotContents
-from store.slots import check, read_front, read_token_ids, slot_path, verify
-from store.types import SlotHeader
+from store.slot_file import TOKENS, Checker, Damage, SlotContents
+from store.slots import CheckedSlot, check, read_front, read_token_ids, slot_path, verify
 
 
 class LoadedSlot(NamedTuple):
-    """A slot whose tensors are in memory; all but what is in `damage` was found as written."""
+    """A slot whose tensors are in memory; all but what is in its `damage` was found as written."""
 
-    header: SlotHeader
-    token_ids: array[int]
+    checked: CheckedSlot
     tensors: dict[str, mx.array]
-    num_bytes: int
-    damage: Damage
 
 
 class SlotRead(NamedTuple):
@@ -57,9 +53,7 @@ def load(path: Path) -> LoadedSlot:
         StoreFailed: reading failed, or gave something else than the file has.
     """
     if mx.cuda.is_available():
-        slot = check(path)
-        tensors = read_tensors(path)
-        return LoadedSlot(slot.header, slot.token_ids, tensors, slot.num_bytes, slot.damage)
+        return LoadedSlot(check(path), read_tensors(path))
     try:
         contents, token_ids = read_front(path, is_strict=False)
         tensors = read_tensors(path)
@@ -70,7 +64,8 @@ def load(path: Path) -> LoadedSlot:
     if damage and not check(path).damage:
         # The file is put aside only if it is what is wrong, not memory that ran out.
         raise StoreFailed(f"what was read is not what is there: {damage}")
-    return LoadedSlot(contents.header, token_ids, tensors, contents.file_bytes, damage)
+    checked = CheckedSlot(contents.header, token_ids, contents.file_bytes, damage)
+    return LoadedSlot(checked, tensors)
 
 
 def read_tensors(path: Path) -> dict[str, mx.array]:
@@ -155,4 +150,4 @@ class SlotReader:
             slot = load(path)
         except StoreError as error:
             return SlotRead(run, error=error)
-        return SlotRead(run, slot.token_ids, slot, time.perf_counter() - start)
+        return SlotRead(run, slot.checked.token_ids, slot, time.perf_counter() - start)

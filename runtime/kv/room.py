@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from runtime.wire import Command, RoomGiven, RoomLeft, RoomWanted
+from runtime.slot_events import RoomGiven, RoomLeft, RoomWanted
+from runtime.wire import Command
 from store.errors import OverCap
 
 
-class Room(Protocol):
+class WriteRoom(Protocol):
     """Who writes a file takes room before. What was staged the server gives back."""
 
     def take(self, key: str, num_bytes: int, *, parent: str | None = None) -> None:
@@ -32,7 +33,7 @@ class _Unbounded:
         pass
 
 
-UNBOUNDED: Room = _Unbounded()
+UNBOUNDED: WriteRoom = _Unbounded()
 
 
 class AskedRoom:
@@ -45,7 +46,7 @@ class AskedRoom:
         self._is_closed = False
 
     def take(self, key: str, num_bytes: int, *, parent: str | None = None) -> None:
-        """As `Room`."""
+        """As `WriteRoom`."""
         with self._told:
             self._answers[key] = None
             if not self._is_closed:
@@ -55,7 +56,7 @@ class AskedRoom:
                 raise OverCap(num_bytes)
 
     def leave(self, key: str) -> None:
-        """As `Room`."""
+        """As `WriteRoom`."""
         self._send(RoomLeft(key=key))
 
     def hear(self, given: RoomGiven) -> None:

@@ -8,28 +8,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 from weakref import WeakSet
 
 from msgspec import structs
 
-from runtime.kv import turn_ends
 from runtime.kv.blocks import HASH_BYTES
 from runtime.kv.commit import RUN_TOKENS, Committer
-from runtime.kv.ground import Counts, Ground
+from runtime.kv.cursor import CacheCursor
 from runtime.kv.hot import Held, HotTier
 from runtime.kv.late import LateNames, stand_for
 from runtime.kv.notes import Notes
-from runtime.kv.prefix import Run, run_of
+from runtime.kv.prefix_tree import Run, run_of
 from runtime.kv.prewarm import Prewarmer
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.restore import Restorer
-from runtime.kv.trail import Trail
+from runtime.kv.state import TierState
 from runtime.kv.writer import SlotWriter, WriteFailed
-from runtime.slot_news import (
+from runtime.slot_events import (
+    AllSlotsTold,
     Attach,
+    Bring,
+    Forget,
+    Forgotten,
+    HotAsked,
+    HotBudget,
+    HotNow,
     KnownSlot,
+    KvNews,
+    KvReport,
     Lost,
     Slots,
     SlotsAway,
@@ -38,45 +45,11 @@ from runtime.slot_news import (
     SlotsMerged,
     SlotsPromoted,
     SlotsSaved,
-    Told,
     WritesPaused,
 )
 from runtime.types import MissReason
-from runtime.wire import (
-    Bring,
-    Forget,
-    Forgotten,
-    HotAsked,
-    HotBudget,
-    HotNow,
-    KvCounts,
-    KvNews,
-    PinWanted,
-    SlotBad,
-    SlotQueued,
-    SlotsLeft,
-    SlotsUsed,
-    SlotsWanted,
-    TurnEnded,
-)
+from runtime.wire import KvCounts
 from store.keyed_names import Asker
-
-TierEvent = (
-    SlotQueued
-    | SlotsLeft
-    | SlotBad
-    | SlotsUsed
-    | TurnEnded
-    | SlotsWanted
-    | HotNow
-    | Forgotten
-    | PinWanted
-)
-"""What the tiers tell the server."""
-
-TierNews = SlotRead | WriteFailed | KvNews
-"""What the tiers are told from elsewhere, through the engine's inbox."""
-
 
 _WORTH_JOINING = 1
 """Blocks; copying the KV of a whole prompt is quicker than computing them."""
@@ -91,37 +64,37 @@ class Tiers:
 
     def __init__(
         self,
-        ground: Ground,
+        tier_state: TierState,
         writer: SlotWriter | None,
         reader: SlotReader | None,
-        report: Callable[[TierEvent], None],
+        report: Callable[[KvReport], None],
         *,
         prewarm_bytes: int = 0,
         checks: bool = False,
     ) -> None:
-        self._ground = ground
+        self._state = tier_state
         self._checks = checks
         self._writer = writer
         self._report = report
-        self._restorer = Restorer(ground, reader, report)
-        self._prewarmer = Prewarmer(ground, self._restorer, prewarm_bytes)
-        self._notes = Notes(ground, report, has_disk=writer is not None)
-        self._committer = Committer(ground, writer, self._notes)
-        self._trails: WeakSet[Trail] = WeakSet()
-        self._late = LateNames(ground, self._committer, self._restorer, writer, report)
+        self._restorer = Restorer(tier_state, reader, report)
+        self._prewarmer = Prewarmer(tier_state, self._restorer, prewarm_bytes)
+        self._notes = Notes(tier_state, report, has_disk=writer is not None)
+        self._committer = Committer(tier_state, writer, self._notes)
+        self._trails: WeakSet[CacheCursor] = WeakSet()
+        self._late = LateNames(tier_state, self._committer, self._restorer, writer, report)
 
     @property
     def hot(self) -> HotTier:
-        return self._ground.hot
+        return self._state.hot
 
     @property
-    def counts(self) -> Counts:
-        return self._ground.counts
+    def counts(self) -> KvCounts:
+        return self._state.counts
 
     @property
     def needs_state(self) -> bool:
         """KV of this model can be taken up at boundaries only."""
-        return self._ground.needs_state
+        return self._state.needs_state
 
     def set_idle(self, *, is_idle: bool) -> None:
         """Tell the writer whether requests are running. Raises AssertionError with `checks`."""
@@ -144,115 +117,117 @@ class Tiers:
     def wire_counts(self, num_encoded_images: int = 0) -> KvCounts:
         """The counters for the heartbeat."""
         hot = self.hot
-        return KvCounts(
+        return structs.replace(
+            self.counts,
             hot_bytes=hot.num_bytes,
             num_runs=len(hot.tree),
             num_evicted=hot.num_evicted,
             num_queued_bytes=self.num_queued_bytes,
             num_encoded_images=num_encoded_images,
-            **asdict(self.counts),
         )
 
     # A request's way
 
-    def begin(self, trail: Trail) -> None:
-        """A prompt arrived; `trail.is_waiting` says that something must be read first."""
-        is_kept = self._ground.keeps_pictures or not trail.media
-        if self._ground.unsupported is not None or not is_kept:
-            trail.mode, trail.reason = "off", "unsupported"
-        self._trails.add(trail)
-        self._ground.name(trail)
-        self._restorer.begin(trail)
+    def begin(self, cursor: CacheCursor) -> None:
+        """A prompt arrived; `cursor.is_waiting` says that something must be read first."""
+        is_kept = self._state.keeps_pictures or not cursor.media
+        if self._state.unsupported is not None or not is_kept:
+            cursor.mode, cursor.reason = "off", "unsupported"
+        self._trails.add(cursor)
+        self._state.name(cursor)
+        self._restorer.begin(cursor)
 
-    def is_overdue(self, trail: Trail) -> bool:
+    def is_overdue(self, cursor: CacheCursor) -> bool:
         """It waits longer for the disk than prefill would take."""
-        return trail.is_waiting and time.perf_counter() > trail.give_up_s
+        return cursor.is_waiting and time.perf_counter() > cursor.give_up_s
 
-    def give_up(self, trail: Trail) -> None:
+    def give_up(self, cursor: CacheCursor) -> None:
         """Do not wait for the disk any longer."""
-        self._restorer.give_up(trail)
+        self._restorer.give_up(cursor)
 
-    def restore(self, trail: Trail, *, num_had: int = 0) -> tuple[list[Any], int]:
+    def restore(self, cursor: CacheCursor, *, num_had: int = 0) -> tuple[list[Any], int]:
         """Fresh layer caches with the KV of the first n tokens in them, and n.
 
         The first `num_had` tokens the request has had before: only what it gains is reused.
         """
-        kv, num_tokens = self._restorer.restore(trail, num_had)
-        self._restorer.release(trail)
+        kv, num_tokens = self._restorer.restore(cursor, num_had)
+        self._restorer.release(cursor)
         return kv, num_tokens
 
     def on_prefill(
-        self, trail: Trail, kv: Sequence[Any], span: tuple[int, int], seconds: float
+        self, cursor: CacheCursor, kv: Sequence[Any], span: tuple[int, int], seconds: float
     ) -> None:
         """The slice `span` was computed in that time; the caches stand at its end."""
         start, end = span
-        self._ground.counts.num_computed_tokens += end - start
-        self._ground.rates.on_prefill(end - start, seconds)
-        if end == len(trail.token_ids) - 1 or end in trail.boundaries:
-            self._committer.commit(trail, kv, end)
-        elif end - trail.num_kept >= RUN_TOKENS:
-            whole = end if self.needs_state else end - (end - trail.num_kept) % RUN_TOKENS
-            self._committer.commit(trail, kv, whole)
+        self._state.counts.num_computed_tokens += end - start
+        self._state.rates.on_prefill(end - start, seconds)
+        if end == len(cursor.token_ids) - 1 or end in cursor.boundaries:
+            self._committer.commit(cursor, kv, end)
+        elif end - cursor.num_kept >= RUN_TOKENS:
+            whole = end if self.needs_state else end - (end - cursor.num_kept) % RUN_TOKENS
+            self._committer.commit(cursor, kv, whole)
 
-    def on_interrupted(self, trail: Trail, kv: Sequence[Any], end: int) -> None:
+    def on_interrupted(self, cursor: CacheCursor, kv: Sequence[Any], end: int) -> None:
         """The first `end` tokens of a prompt are computed, and others may go on from there."""
-        self._committer.commit_begun(trail, kv, end)
+        self._committer.commit_begun(cursor, kv, end)
 
-    def knows_more(self, trail: Trail, num_tokens: int) -> bool:
+    def knows_more(self, cursor: CacheCursor, num_tokens: int) -> bool:
         """Others computed so much more of a prompt than these tokens that it is worth a copy."""
-        if trail.mode == "off":
+        if cursor.mode == "off":
             return False
-        worth = num_tokens + _WORTH_JOINING * self._ground.chain.block_size
-        worth = min(worth, len(trail.token_ids) - 1)
-        return self._restorer.num_at_hand(trail) >= worth > num_tokens
+        worth = num_tokens + _WORTH_JOINING * self._state.chain.block_size
+        worth = min(worth, len(cursor.token_ids) - 1)
+        return self._restorer.num_at_hand(cursor) >= worth > num_tokens
 
-    def on_finished(self, trail: Trail, output_ids: Sequence[int], kv: Sequence[Any]) -> None:
+    def on_finished(
+        self, cursor: CacheCursor, output_ids: Sequence[int], kv: Sequence[Any]
+    ) -> None:
         """A sequence ended; its caches hold the prompt and the output."""
-        if trail.mode != "full":
+        if cursor.mode != "full":
             return
-        trail.token_ids = [*trail.token_ids, *output_ids]
-        self._committer.extend_hashes(trail)
-        self._committer.commit(trail, kv, len(trail.token_ids), ends_turn=True)
-        if trail.leaf is not None and trail.leaf in self.hot:
-            turn_ends.tell_reached(self._ground, trail, self._report)
-            turn_ends.tell_ended(self._ground, trail.leaf, self._report)
+        cursor.token_ids = [*cursor.token_ids, *output_ids]
+        self._committer.extend_hashes(cursor)
+        self._committer.commit(cursor, kv, len(cursor.token_ids), ends_turn=True)
+        if cursor.leaf is not None and cursor.leaf in self.hot:
+            self._notes.reached(cursor)
+            self._notes.ended(cursor.leaf)
 
-    def note_durable(self, trail: Trail) -> None:
-        """Say in `trail.use` how many of its tokens are on disk, from the first one on."""
-        num_durable = self.hot.num_saved(trail.leaf, trail.num_kept)
-        trail.use = structs.replace(trail.use, num_durable=num_durable)
+    def note_durable(self, cursor: CacheCursor) -> None:
+        """Say in `cursor.use` how many of its tokens are on disk, from the first one on."""
+        num_durable = self.hot.num_saved(cursor.leaf, cursor.num_kept)
+        cursor.use = structs.replace(cursor.use, num_durable=num_durable)
 
-    def pin(self, trail: Trail, kv: Sequence[Any], source: str) -> None:
+    def pin(self, cursor: CacheCursor, kv: Sequence[Any], source: str) -> None:
         """Have the KV of a prompt stay, or in `prefix` mode that of its prefix.
 
         `kv` holds all but the prompt's last token.
         """
-        end = len(trail.token_ids) - 1
-        if trail.mode == "prefix":
-            end = min(trail.prefix_end, end)
-        if trail.mode == "off" or not end:
+        end = len(cursor.token_ids) - 1
+        if cursor.mode == "prefix":
+            end = min(cursor.prefix_end, end)
+        if cursor.mode == "off" or not end:
             return
-        run = self._committer.keep_exactly(trail, kv, end)
+        run = self._committer.keep_exactly(cursor, kv, end)
         if run is not None:
             held = self.hot[run]
             held.ttl_class, held.ttl_s = "pinned", None
-            self._late.pin(run, source, trail.asker.model)
+            self._late.pin(run, source, cursor.asker.model)
 
-    def lengthened(self, trail: Trail, token_ids: list[int]) -> Trail:
-        """A trail for a longer sequence that begins like this one."""
-        longer = trail.fork()
+    def lengthened(self, cursor: CacheCursor, token_ids: list[int]) -> CacheCursor:
+        """A cursor for a longer sequence that begins like this one."""
+        longer = cursor.fork()
         longer.token_ids = token_ids
         self._trails.add(longer)
         self._committer.extend_hashes(longer)
         return longer
 
-    def release(self, trail: Trail) -> None:
+    def release(self, cursor: CacheCursor) -> None:
         """Nobody wants the answer any more."""
-        self._restorer.release(trail)
+        self._restorer.release(cursor)
 
     # What the server and the tiers' own threads tell
 
-    def hear(self, news: TierNews) -> None:
+    def hear(self, news: KvNews | SlotRead | WriteFailed) -> None:
         """Take in what happened elsewhere."""
         match news:
             case SlotRead():
@@ -264,12 +239,12 @@ class Tiers:
             case Slots(slots=slots):
                 self.learn(slots)
             case Lost(rows=rows):
-                self._ground.losses.tell(rows)
-            case Told():
+                self._state.losses.tell(rows)
+            case AllSlotsTold():
                 self.on_gone(self._late.untold(), "evicted")
                 self._late.on_told()
                 for run in self.hot.tree:
-                    turn_ends.tell_ended(self._ground, run, self._report)
+                    self._notes.ended(run)
             case SlotsSaved(ids=ids):
                 self.on_saved(ids)
             case SlotsPromoted(ids=ids):
@@ -286,7 +261,7 @@ class Tiers:
             case SlotsGone(ids=ids, reason=reason):
                 self.on_gone(ids, reason)
             case HotBudget(num_bytes=num_bytes):
-                self.set_budget(num_bytes)
+                self._state.set_budget(num_bytes)
             case Forget():
                 self._forget(news)
             case Bring(ids=ids):
@@ -295,17 +270,13 @@ class Tiers:
             case HotAsked(number=number, ids=ids):
                 self._report(HotNow(number=number, ids=tuple(filter(self.hot.is_whole, ids))))
 
-    def set_budget(self, num_bytes: int) -> None:
-        """The hot tier may be larger from now on, or has to be smaller at once."""
-        self._ground.set_budget(num_bytes)
-
     def leave_beside_rows(self, num_bytes: int | None) -> None:
         """So much is left beside running requests of the memory for both; None: enough."""
-        self._ground.leave_beside_rows(num_bytes)
+        self._state.leave_beside_rows(num_bytes)
 
     def learn(self, slots: Sequence[KnownSlot]) -> None:
         """Slots that are on disk, in any order."""
-        hot, chain = self.hot, self._ground.chain
+        hot, chain = self.hot, self._state.chain
         self._late.on_slots([slot.id for slot in slots])
         for slot in slots:
             parent = hot.find(slot.parent) if slot.parent is not None else None
@@ -317,7 +288,7 @@ class Tiers:
             run = run_of(chain, parent, slot.start, slot.end, hashes, root=slot.root)
             run.end_hash, run.has_state = slot.end_hash, slot.has_state
             hot.add(run, _on_disk(slot))
-            self._ground.losses.found((*slot.block_hashes, slot.end_hash))
+            self._state.losses.found((*slot.block_hashes, slot.end_hash))
         self._prewarmer.on_learned()
 
     def on_saved(self, slot_ids: Sequence[str]) -> None:
@@ -325,9 +296,9 @@ class Tiers:
         for slot_id in slot_ids:
             if (run := self.hot.find(slot_id)) is not None:
                 self._notes.saved(run)
-                turn_ends.tell_ended(self._ground, run, self._report)
+                self._notes.ended(run)
         self._late.persist()
-        self._ground.shrink()
+        self._state.shrink()
 
     def on_demoted(self, slot_ids: Sequence[str]) -> None:
         """These slots went to the cold store."""
@@ -340,14 +311,14 @@ class Tiers:
         old = [run for one in slot_ids if (run := self.hot.find(one)) is not None]
         self.learn(slots)
         new = [run for slot in slots if (run := self.hot.find(slot.id)) is not None]
-        stand_for(self._ground, self._restorer, old, new)
+        stand_for(self._state, self._restorer, old, new)
 
     def on_gone(self, slot_ids: Sequence[str], reason: MissReason) -> None:
         """These slots are no longer on disk; what was deleted leaves memory as well."""
         for slot_id in slot_ids:
             if (run := self.hot.find(slot_id)) is None:
                 continue
-            self._ground.lose_file(run, reason)
+            self._state.lose_file(run, reason)
             if run not in self.hot:
                 self._restorer.on_lost(run)
 
@@ -357,14 +328,14 @@ class Tiers:
         def is_meant(asker: Asker) -> bool:
             return news.whom.means(asker, news.secret)
 
-        self._ground.losses.forget(news.whom, news.secret)
-        forgotten, unwritten = self._ground.forget_askers(is_meant)
+        self._state.losses.forget(news.whom, news.secret)
+        forgotten, unwritten = self._state.forget_askers(is_meant)
         self._notes.settle()
         for run in forgotten:
             self._restorer.on_lost(run)
-        for trail in self._trails:
-            if is_meant(trail.asker):
-                trail.mode, trail.reason = "off", "deleted"
+        for cursor in self._trails:
+            if is_meant(cursor.asker):
+                cursor.mode, cursor.reason = "off", "deleted"
         answer = Forgotten(number=news.number, num_forgotten=len(forgotten))
         if self._writer is None:
             self._report(answer)

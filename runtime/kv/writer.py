@@ -13,14 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import structs
 
-from runtime.kv.room import UNBOUNDED, Room
+from runtime.kv.room import UNBOUNDED, WriteRoom
+from runtime.slot_events import SlotStaged
 from store.errors import OverCap, StoreError
 from store.keyed_names import NOBODY, Asker
 from store.slots import StagedSlot, remove, stage
@@ -30,37 +30,56 @@ PAUSE_AFTER_ERROR_S = 60.0
 NUM_THREADS = 2
 """That write at once while nothing else runs."""
 
-_BUSY_SHARE = 3.0
+_REST_SHARE = 3.0
+"""While requests run a writer rests so much longer than it works, with an empty queue."""
+
+_CALM_SHARE = 1 / 16
+"""With so much of the queue full it does not rest: what waits there is in memory until then."""
 
 
-class Whole(NamedTuple):
-    """All that a slot file has of a run."""
+class Packed(NamedTuple):
+    """A run on its way to disk, as host bytes.
+
+    Where these are one of `num_parts` parts, `whole` asks for the others and gives all of them: it
+    waits, and may be called in any thread.
+    """
 
     layout: str
     tensors: list[TensorData]
+    num_parts: int = 1
+    whole: Callable[[], Packed] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Those of all parts, which are about alike."""
+        return sum(tensor.data.nbytes for tensor in self.tensors) * self.num_parts
 
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
     """One slot to be written, who asked for it, and whether a turn ends.
 
-    `parent` is the slot that has the tokens before it. Where `tensors` are one of `num_parts`
-    parts, `whole` gives layout and tensors of all.
+    `parent` is the slot that has the tokens before it.
     """
 
     header: SlotHeader
     token_ids: array[int]
-    tensors: list[TensorData]
+    packed: Packed
     asker: Asker = NOBODY
     ends_turn: bool = False
     parent: str | None = None
-    num_parts: int = 1
-    whole: Callable[[], Whole] | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Those of all parts, which are about alike."""
-        return sum(tensor.data.nbytes for tensor in self.tensors) * self.num_parts
+    def staged(self, file: StagedSlot) -> SlotStaged:
+        """What the server is told once it is written."""
+        return SlotStaged(
+            header=self.header,
+            path=str(file.path),
+            num_bytes=file.num_bytes,
+            asker=self.asker,
+            ends_turn=self.ends_turn,
+            write_ms=file.took_s * 1000,
+            parent=self.parent,
+        )
 
 
 class WriteFailed(NamedTuple):
@@ -80,8 +99,9 @@ class _Forgetting(NamedTuple):
 class SlotWriter:
     """A bounded queue of slots to write: first those that `prefer` named, else in order.
 
-    While requests run one thread writes and takes turns off. Otherwise `num_threads` do: one that
-    computes checksums keeps no disk busy.
+    While requests run one thread writes and rests in between, the less the more is queued. All
+    `num_threads` do while nothing runs, one that computes checksums keeps no disk busy, and when
+    too much is queued.
     """
 
     def __init__(
@@ -90,7 +110,7 @@ class SlotWriter:
         max_bytes: int,
         on_staged: Callable[[WriteJob, StagedSlot], None],
         on_failed: Callable[[WriteFailed], None],
-        room: Room = UNBOUNDED,
+        room: WriteRoom = UNBOUNDED,
         *,
         num_threads: int = NUM_THREADS,
     ) -> None:
@@ -111,6 +131,7 @@ class SlotWriter:
         self._paused_until_s = 0.0
         self._resting_until_s = 0.0
         self.pause_s = PAUSE_AFTER_ERROR_S
+        self.clock: Callable[[], float] = time.monotonic
         self.num_queued_bytes = 0
         self.num_dropped = 0
 
@@ -124,7 +145,7 @@ class SlotWriter:
             else:
                 self._jobs[job.header.id] = job
                 self._ages[job.header.id] = next(self._counter)
-                self.num_queued_bytes += job.nbytes
+                self.num_queued_bytes += job.packed.nbytes
                 if self.num_queued_bytes > self._max_bytes:
                     dropped = self._make_room()
                 self._wake.notify_all()
@@ -210,8 +231,14 @@ class SlotWriter:
             helper.join()
 
     def _help(self) -> None:
-        while (job := self._next(self._idle.is_set)) is not None:
+        while (job := self._next(self._may_help)) is not None:
             self._write(job)
+
+    def _may_help(self) -> bool:
+        return self._idle.is_set() or not self._rest_share()
+
+    def _rest_share(self) -> float:
+        return rest_share(self.num_queued_bytes, self._max_bytes)
 
     def close(self) -> None:
         """Write what is queued without consideration for anybody, then end."""
@@ -233,7 +260,7 @@ class SlotWriter:
         """Take a job out of the queue."""
         job = self._jobs.pop(slot_id)
         del self._ages[slot_id]
-        self.num_queued_bytes -= job.nbytes
+        self.num_queued_bytes -= job.packed.nbytes
         return job
 
     def _clear(self) -> list[WriteJob]:
@@ -250,10 +277,14 @@ class SlotWriter:
 
     def _write(self, job: WriteJob) -> None:
         slot_id = job.header.id
-        pace = _Pace(self._idle, lambda: slot_id in self._given_up)
+        pace = _Pace(self._idle, lambda: slot_id in self._given_up, self._rest_share, self.clock)
+
+        def reserve(num_bytes: int) -> None:
+            self._room.take(slot_id, num_bytes, parent=job.parent)
+            pace.begin()
+
         try:
             header, tensors = _whole(job)
-            reserve = partial(self._room.take, slot_id, parent=job.parent)
             staged = stage(self._root, header, job.token_ids, tensors, pace.yield_, reserve)
         except _GivenUp:
             self._room.leave(slot_id)
@@ -306,28 +337,46 @@ class _GivenUp(Exception):
     """What is being written is not wanted any more."""
 
 
-class _Pace:
-    """While requests run, writing takes a quarter of the time at most."""
+def rest_share(num_queued_bytes: int, max_bytes: int) -> float:
+    """How much longer than it works a writer rests while requests run."""
+    calm_bytes = max_bytes * _CALM_SHARE
+    return _REST_SHARE * max(0.0, 1 - num_queued_bytes / calm_bytes) if calm_bytes else 0.0
 
-    def __init__(self, idle: threading.Event, is_given_up: Callable[[], bool]) -> None:
+
+class _Pace:
+    """While requests run, writing takes a part of the time only. Waiting for room is no work."""
+
+    def __init__(
+        self,
+        idle: threading.Event,
+        is_given_up: Callable[[], bool],
+        share: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
         self._idle = idle
         self._is_given_up = is_given_up
-        self._since_s = time.monotonic()
+        self._share = share
+        self._clock = clock
+        self._since_s = clock()
+
+    def begin(self) -> None:
+        """Work begins now."""
+        self._since_s = self._clock()
 
     def yield_(self, num_bytes: int) -> None:  # noqa: ARG002
         """Raises _GivenUp."""
         if self._is_given_up():
             raise _GivenUp
         if not self._idle.is_set():
-            self._idle.wait((time.monotonic() - self._since_s) * _BUSY_SHARE)
-        self._since_s = time.monotonic()
+            self._idle.wait((self._clock() - self._since_s) * self._share())
+        self.begin()
 
 
 def _whole(job: WriteJob) -> tuple[SlotHeader, list[TensorData]]:
-    if job.whole is None:
-        return job.header, job.tensors
-    layout, tensors = job.whole()
-    return structs.replace(job.header, layout=layout), tensors
+    if job.packed.whole is None:
+        return job.header, job.packed.tensors
+    whole = job.packed.whole()
+    return structs.replace(job.header, layout=whole.layout), whole.tensors
 
 
 def _anonymous(job: WriteJob, is_meant: Callable[[Asker], bool]) -> WriteJob:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.prompt.rewriting import Made, Step, each
+from runtime.prompt.rewriting import Made, RewriteStep, each
 from runtime.prompt.seal import sealed
 from runtime.types import Image, Message, Tool, ToolCall
 
@@ -45,21 +45,21 @@ def arranging_steps(
     codes: Codes,
     tools: Sequence[Tool] = (),
     definition: Callable[[Tool], str] | None = None,
-) -> list[Step]:
+) -> list[RewriteStep]:
     """Until the template takes the messages. `definition` gives a tool's text in its form."""
-    steps = [Step("result_order", _with_ordered_results)]
+    steps = [RewriteStep("result_order", _with_ordered_results)]
     if not abilities.images_in_results and abilities.user_after_tool:
-        steps.append(Step("result_images", _with_images_after_results))
-    steps.append(Step("failed_call", each(_saying_that_it_failed)))
+        steps.append(RewriteStep("result_images", _with_images_after_results))
+    steps.append(RewriteStep("failed_call", each(_saying_that_it_failed)))
     if definition is not None:
         by_name = {tool.name: tool for tool in tools}
-        steps.append(Step("loaded_tools", each(partial(_with_loaded, by_name, definition))))
-    steps.append(Step("joined", partial(_with_joined, _joint_of_one)))
+        steps.append(RewriteStep("loaded_tools", each(partial(_with_loaded, by_name, definition))))
+    steps.append(RewriteStep("joined", partial(_with_joined, _joint_of_one)))
     if not abilities.system:
-        steps.append(Step("system_as_user", partial(_as_users, codes, is_head=True)))
+        steps.append(RewriteStep("system_as_user", partial(_as_users, codes, is_head=True)))
     if not abilities.late_system:
-        steps.append(Step("late_system", partial(_as_users, codes, is_head=False)))
-    steps.append(Step("joined", partial(_with_joined, partial(_joint_of_users, abilities))))
+        steps.append(RewriteStep("late_system", partial(_as_users, codes, is_head=False)))
+    steps.append(RewriteStep("joined", partial(_with_joined, partial(_joint_of_users, abilities))))
     return steps
 
 

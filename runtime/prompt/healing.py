@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from runtime.prompt import canonical
-from runtime.prompt.rewriting import Written
+from runtime.prompt.rewriting import WrittenPrompt
 from runtime.types import (
     ChatPrompt,
     Chunk,
@@ -31,7 +31,7 @@ from store.turns import Turn
 SENTINEL = "hearth7c1e94d2splice"
 
 
-class Known(NamedTuple):
+class KnownPrefix(NamedTuple):
     """A conversation's beginning as the model knows it: its turns, and all their tokens.
 
     `thoughts` are those of its turns by their keys.
@@ -48,7 +48,7 @@ class Known(NamedTuple):
         return len(self.turns)
 
 
-class Talk(NamedTuple):
+class TurnScope(NamedTuple):
     """What its turns are kept by: who asks, and without a session's id how it began."""
 
     asker: Asker
@@ -63,7 +63,7 @@ class Lineage(NamedTuple):
     """
 
     key: bytes
-    talk: Talk
+    scope: TurnScope
     way: tuple[Turn, ...] = ()
     start: int = 0
     ends: tuple[int, ...] = ()
@@ -72,7 +72,7 @@ class Lineage(NamedTuple):
 
 
 @dataclass(slots=True)
-class Spoken:
+class AnswerRecord:
     """An answer as the client sees it, taken up chunk by chunk."""
 
     texts: list[str] = field(default_factory=list[str])
@@ -106,11 +106,11 @@ class Spoken:
         return canonical.thoughts_of(message) or b""
 
 
-class Renderer(Protocol):
+class TemplateRenderer(Protocol):
     """A template, as far as it is needed here."""
 
     def render(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> str: ...
-    def write(self, prompt: ChatPrompt) -> Written: ...
+    def write(self, prompt: ChatPrompt) -> WrittenPrompt: ...
 
 
 class Spliced(NamedTuple):
@@ -127,7 +127,7 @@ class Spliced(NamedTuple):
     changes: tuple[PromptChange, ...] = ()
 
 
-def splice(renderer: Renderer, prompt: ChatPrompt, index: int, end: str) -> Spliced | None:
+def splice(renderer: TemplateRenderer, prompt: ChatPrompt, index: int, end: str) -> Spliced | None:
     """Find where the text goes on after message `index`, a turn that ended with the marker `end`.
 
     None when the template does not show it beyond doubt.
@@ -172,7 +172,7 @@ def _up_to(prompt: ChatPrompt, index: int) -> ChatPrompt:
     return msgspec.structs.replace(prompt, messages=prompt.messages[:index])
 
 
-def _closing(renderer: Renderer, prompt: ChatPrompt, index: int) -> str | None:
+def _closing(renderer: TemplateRenderer, prompt: ChatPrompt, index: int) -> str | None:
     """What the template puts behind such a turn's last word."""
     question = Message(role="user", text="x")
     small = msgspec.structs.replace(prompt, messages=(question, prompt.messages[index]), tools=())

@@ -20,14 +20,14 @@ class Made(NamedTuple):
     of: tuple[int, ...]
 
 
-class Step(NamedTuple):
+class RewriteStep(NamedTuple):
     """One kind of change, and the rule by which it is told."""
 
     rule: str
     apply: Callable[[Sequence[Message]], Iterable[Made]]
 
 
-class Part(NamedTuple):
+class RenderedMessage(NamedTuple):
     """A message as it is rendered, the client's messages that it is made of, and by which rules."""
 
     message: Message
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 class Rewritten(NamedTuple):
     """Messages after all steps. A change counts the messages that a rule did not leave alone."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[RenderedMessage, ...]
     changes: tuple[PromptChange, ...] = ()
 
     @property
@@ -46,7 +46,7 @@ class Rewritten(NamedTuple):
         return tuple(part.message for part in self.parts)
 
 
-class Written(NamedTuple):
+class WrittenPrompt(NamedTuple):
     """A prompt as text, and what was done to it while it was written."""
 
     text: str
@@ -57,31 +57,41 @@ def each(change: Callable[[Message], Message | None]) -> Callable[[Sequence[Mess
     """A step that looks at one message at a time; None leaves it out."""
 
     def apply(messages: Sequence[Message]) -> list[Made]:
-        changed = ((change(message), number) for number, message in enumerate(messages))
-        return [Made(message, (number,)) for message, number in changed if message is not None]
+        made: list[Made] = []
+        for number, message in enumerate(messages):
+            if (changed := change(message)) is not None:
+                made.append(Made(changed, (number,)))
+        return made
 
     return apply
 
 
-def rewrite(messages: Sequence[Message], steps: Sequence[Step]) -> Rewritten:
+def rewrite(messages: Sequence[Message], steps: Sequence[RewriteStep]) -> Rewritten:
     """The messages after these steps, one after the other."""
-    parts = [Part(message, (number,)) for number, message in enumerate(messages)]
+    parts = [RenderedMessage(message, (number,)) for number, message in enumerate(messages)]
+    unchanged = [Made(message, (number,)) for number, message in enumerate(messages)]
     counts: Counter[str] = Counter()
     for step in steps:
-        parts, num_changed = _stepped(parts, step)
+        made = list(step.apply(messages))
+        if made == unchanged:
+            continue
+        parts, num_changed = _stepped(parts, made, step.rule)
+        messages = [part.message for part in parts]
+        unchanged = [Made(message, (number,)) for number, message in enumerate(messages)]
         if num_changed:
             counts[step.rule] += num_changed
     changes = tuple(PromptChange(rule=rule, num_places=num) for rule, num in counts.items())
     return Rewritten(tuple(parts), changes)
 
 
-def _stepped(parts: list[Part], step: Step) -> tuple[list[Part], int]:
-    """What a step makes of them, and how many of them it did not leave alone."""
-    made = list(step.apply([part.message for part in parts]))
+def _stepped(
+    parts: list[RenderedMessage], made: Sequence[Made], rule: str
+) -> tuple[list[RenderedMessage], int]:
+    """What a step made of them, and how many of them it did not leave alone."""
     uses = Counter(number for one in made for number in one.of)
     in_order = iter(sorted(one.of for one in made if len(one.of) == 1))
     num_alone = 0
-    after: list[Part] = []
+    after: list[RenderedMessage] = []
     for one in made:
         before = [parts[number] for number in one.of]
         is_in_place = len(before) == 1 and next(in_order) == one.of and uses[one.of[0]] == 1
@@ -89,7 +99,7 @@ def _stepped(parts: list[Part], step: Step) -> tuple[list[Part], int]:
             num_alone += 1
             after.append(before[0])
             continue
-        rules = dict.fromkeys([rule for part in before for rule in part.rules] + [step.rule])
+        rules = dict.fromkeys([known for part in before for known in part.rules] + [rule])
         sources = sorted({source for part in before for source in part.sources})
-        after.append(Part(one.message, tuple(sources), tuple(rules)))
+        after.append(RenderedMessage(one.message, tuple(sources), tuple(rules)))
     return after, len(parts) - num_alone

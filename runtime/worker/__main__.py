@@ -21,20 +21,19 @@ import mlx.core as mx
 
 from runtime.errors import InvalidRequest, RequestRejected
 from runtime.kv.blocks import HashChain
-from runtime.kv.ground import Ground
 from runtime.kv.layers import row_sizes
 from runtime.kv.reader import SlotReader
 from runtime.kv.room import AskedRoom
+from runtime.kv.state import TierState
 from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
-from runtime.model_folder import as_of
+from runtime.models.folder import as_of
 from runtime.prompt.seal import Seal
-from runtime.slot_news import Attach
+from runtime.slot_events import Attach, Forget, RoomGiven, StoreTrouble
 from runtime.types import GenerateRequest
 from runtime.wire import (
     Abort,
     Command,
-    Forget,
     Heartbeat,
     Hello,
     KvOptions,
@@ -42,37 +41,35 @@ from runtime.wire import (
     LoadError,
     LoadProgress,
     Ready,
-    RoomGiven,
-    SlotStaged,
     Stop,
-    StoreTrouble,
     Submit,
     Warming,
+    WorkerPhase,
 )
 from runtime.worker import model as models
 from runtime.worker.admission import intake_of, print_without_text, rejected
-from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
+from runtime.worker.arrivals import AbortRequest, Arrival, EngineChannel, Quit
 from runtime.worker.code_guard import run_only_installed_code
-from runtime.worker.compose import Composer
 from runtime.worker.connection import Sender, commands
 from runtime.worker.decode import warm_decode
+from runtime.worker.distributed.leader import DistributedGroup
 from runtime.worker.engine import Engine
-from runtime.worker.fetcher import Fetcher, names_pictures
-from runtime.worker.intake import Intake
-from runtime.worker.lead import Team
-from runtime.worker.leaving import Deadline, flush
+from runtime.worker.input.compose import Composer
+from runtime.worker.input.intake import Intake
+from runtime.worker.input.intake_pool import IntakePool, refusal_of
+from runtime.worker.input.preparer import OverBudget, PromptPreparer
+from runtime.worker.input.sandbox import Sandbox, SandboxGone
+from runtime.worker.input.template import Template, inner_tokenizer
+from runtime.worker.input.turns import TurnStore
 from runtime.worker.model import LoadedModel
-from runtime.worker.reception import Reception, refusal_of
-from runtime.worker.row_memory import Footprint, RowMemory
-from runtime.worker.sandbox import Sandbox, SandboxGone
+from runtime.worker.row_memory import RowFootprint, RowMemory
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import SequenceGroup
+from runtime.worker.shutdown import Deadline, flush
 from runtime.worker.stacks import print_stacks_when_asked
 from runtime.worker.taint import EngineTainted
-from runtime.worker.template import Template, inner_tokenizer
-from runtime.worker.turns import TurnStore
+from runtime.worker.vision.fetcher import Fetcher, names_pictures
 from runtime.worker.wired import set_wired
-from runtime.worker.workbench import OverBudget, Workbench
 from store.slots import StagedSlot
 from store.turns import turns_root
 
@@ -98,11 +95,11 @@ class Worker:
         self._seal = Seal()
         self._turning: threading.Thread | None = None
         self._root: Path | None = None
-        self._phase = "starting"
-        self._reception: Reception | None = None
+        self._phase: WorkerPhase = "starting"
+        self._reception: IntakePool | None = None
         self._is_quitting = False
         self._is_heard = True
-        self._team: Team | None = None
+        self._team: DistributedGroup | None = None
         self._sending: threading.Thread | None = None
         self._deadline = Deadline()
         self._fetcher = Fetcher(self._put, self._refuse)
@@ -150,7 +147,7 @@ class Worker:
         # While a file is opened or read nothing can be said: the interpreter is held.
         self._sender.flush(_EXIT_GRACE_S)
         start = time.perf_counter()
-        team = self._team = Team.of(command, self._on_rank_lost)
+        team = self._team = DistributedGroup.of(command, self._on_rank_lost)
         share = team.split if team is not None else None
         model = models.load(spec, self._on_load_progress, command.kv.kv_bits, share)
         load_s = time.perf_counter() - start
@@ -159,13 +156,10 @@ class Worker:
         memory, warm_s = _warmed(model, command.kv)
         if team is not None:
             model = team.model(model)
-        lens = model.eyes.lens if model.eyes is not None else None
         reception = self._reception = self._receiving(model)
-        template = Template(
-            model.tokenizer,
-            markup=lens.markup if lens is not None else None,
-            bench=reception,
-        )
+        processor = model.vision_model.image_processor if model.vision_model is not None else None
+        markup = processor.markup if processor is not None else None
+        template = Template(model.tokenizer, markup=markup, bench=reception)
         scheduler = Scheduler(
             max_batch=options.max_batch,
             max_slice=options.prefill_slice or models.best_slice(),
@@ -173,7 +167,7 @@ class Worker:
             memory=memory,
         )
         tiers = self._tiers(model, command)
-        link = Link(self._inbox, self._sender.send)
+        link = EngineChannel(self._inbox, self._sender.send)
         decoder = team.decoder(model, scheduler.max_running) if team is not None else None
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
         self._turning = _thread("turns", self._turns.run)
@@ -188,6 +182,7 @@ class Worker:
             seal=self._seal,
         )
         reception.open(intake_of(model, composer, reception))
+        reception.rehearse()
         self._sender.send(_ready(model, load_s, warm_s))
         return engine
 
@@ -196,12 +191,12 @@ class Worker:
         options = command.kv
         chain = HashChain(os.urandom(16), b"", block_size=options.block_size)
         parts = self._team.parts(model) if self._team is not None else None
-        ground = Ground.of(model, chain, b"", options.hot_bytes, parts)
-        ground.unsupported = ground.unsupported or model.unproven
-        ground.keeps_pictures = model.keeps_pictures
+        tier_state = TierState.of(model, chain, b"", options.hot_bytes, parts)
+        tier_state.unsupported = tier_state.unsupported or model.unproven
+        tier_state.keeps_pictures = model.keeps_pictures
         if options.root is None or (self._team is not None and not self._team.is_here):
-            return Tiers(ground, None, None, self._sender.send, checks=sys.flags.dev_mode)
-        ground.is_apart = True
+            return Tiers(tier_state, None, None, self._sender.send, checks=sys.flags.dev_mode)
+        tier_state.is_apart = True
         root = Path(options.root)
         writer = SlotWriter(
             root, options.queue_bytes, self._on_staged, self._on_unwritten, self._room
@@ -209,7 +204,7 @@ class Worker:
         self._writer = writer, _thread("writer", writer.run)
         reader = SlotReader(root, self._inbox.put)
         return Tiers(
-            ground,
+            tier_state,
             writer,
             reader,
             self._sender.send,
@@ -218,17 +213,7 @@ class Worker:
         )
 
     def _on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
-        self._sender.send(
-            SlotStaged(
-                header=job.header,
-                path=str(staged.path),
-                num_bytes=staged.num_bytes,
-                asker=job.asker,
-                ends_turn=job.ends_turn,
-                write_ms=staged.took_s * 1000,
-                parent=job.parent,
-            )
-        )
+        self._sender.send(job.staged(staged))
 
     def _on_unwritten(self, failure: WriteFailed) -> None:
         self._inbox.put(failure)
@@ -282,12 +267,12 @@ class Worker:
                     self._inbox.put(command)
         return False
 
-    def _receiving(self, model: LoadedModel) -> Reception:
+    def _receiving(self, model: LoadedModel) -> IntakePool:
         """Where requests are taken in, in processes that know the model's tokenizer only."""
         tokenizer = inner_tokenizer(model.tokenizer)
-        bench = Workbench(tokenizer, model.vocab_size, model.eos_token_ids)
+        bench = PromptPreparer(tokenizer, model.vocab_size, model.eos_token_ids)
         self._sandbox.equip(bench)
-        return Reception(self._sandbox, bench, self._take_in, self._inbox.put, self._sender.send)
+        return IntakePool(self._sandbox, bench, self._take_in, self._inbox.put, self._sender.send)
 
     def _put(self, request: GenerateRequest) -> None:
         assert self._reception is not None
@@ -301,8 +286,8 @@ class Worker:
         self._inbox.put(AbortRequest(request_id))
 
     def _take_in(self, intake: Intake, request: GenerateRequest) -> SequenceGroup | None:
-        """On a thread of the reception's."""
-        if intake.gallery is not None and names_pictures(request):
+        """On a thread of the intake pool."""
+        if intake.image_loader is not None and names_pictures(request):
             self._fetcher.take(request)
             return None
         try:
@@ -363,7 +348,8 @@ class Worker:
 
     def _heartbeat(self) -> Heartbeat:
         engine = self._engine
-        step, is_busy, phase, kv = 0, False, self._phase, None
+        step, is_busy, kv = 0, False, None
+        phase: WorkerPhase = self._phase
         if engine is not None:
             step, is_busy, kv = engine.num_steps, engine.is_busy, engine.kv_counts
             phase = phase if phase in _LEAVING else engine.phase
@@ -393,7 +379,7 @@ def _warmed(model: LoadedModel, options: KvOptions) -> tuple[RowMemory, float]:
     )
 
     def decode(token_ids: list[int], kv: list[Any]) -> None:
-        memory.footprint = Footprint(*row_sizes(kv))
+        memory.footprint = RowFootprint(*row_sizes(kv))
         warm_decode(model, token_ids, kv)
 
     return memory, models.warm(model, decode)

@@ -9,26 +9,26 @@ from dataclasses import replace
 
 from runtime.errors import ContextTooLong, MemoryTaken, NeedsTooMuchMemory, RequestRejected
 from runtime.wire import Rejected
-from runtime.worker.album import Gallery
-from runtime.worker.compose import Composer
-from runtime.worker.constraint import Constrainer
-from runtime.worker.grammars import Grammars
-from runtime.worker.intake import Intake
+from runtime.worker.input.compose import Composer
+from runtime.worker.input.intake import Intake
+from runtime.worker.input.preparer import Bench
 from runtime.worker.model import LoadedModel
-from runtime.worker.workbench import Bench
+from runtime.worker.output.constraint import Constrainer
+from runtime.worker.output.grammar import Grammars
+from runtime.worker.vision.images import ImageLoader
 
 
 def intake_of(model: LoadedModel, composer: Composer, bench: Bench) -> Intake:
-    """The intake of one model, with a gallery if it sees."""
+    """The intake of one model, with an image loader if it sees."""
     grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids, bench)
     constrainer = Constrainer(model.dialect, model.tokenizer, grammars)
     intake = Intake(composer, model.dialect, model.vocab_size, constrainer)
-    if model.eyes is None or model.eyes.lens is None:
+    if model.vision_model is None or model.vision_model.image_processor is None:
         return replace(intake, blindness=model.blindness)
     # Only here, so that workers of other models never import Pillow.
-    module = importlib.import_module("runtime.worker.gallery")
-    gallery: Gallery = module.PictureGallery(model.eyes.lens)
-    return replace(intake, gallery=gallery, is_whole=model.eyes.is_whole)
+    module = importlib.import_module("runtime.worker.vision.image_loader")
+    loader: ImageLoader = module.PillowImageLoader(model.vision_model.image_processor)
+    return replace(intake, image_loader=loader, is_whole=model.vision_model.is_whole)
 
 
 def rejected(request_id: str, error: RequestRejected) -> Rejected:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runtime.kv.tiers import TierNews
+from runtime.kv.reader import SlotRead
+from runtime.kv.writer import WriteFailed
+from runtime.slot_events import KvNews
 from runtime.wire import Event
 from runtime.worker.sequence import SequenceGroup
 
@@ -23,10 +25,10 @@ class Quit:
     """Leave the loop."""
 
 
-Arrival = SequenceGroup | AbortRequest | Quit | TierNews
+Arrival = SequenceGroup | AbortRequest | Quit | KvNews | SlotRead | WriteFailed
 
 
-class Link(NamedTuple):
+class EngineChannel(NamedTuple):
     """The engine's two ends: what arrives, from any thread, and where its events go."""
 
     inbox: queue.SimpleQueue[Arrival]

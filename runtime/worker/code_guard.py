@@ -1,6 +1,6 @@
 """Whatever upstream does with a model's files, only installed code runs in a worker.
 
-`runtime.model_folder` sees to it that nothing asks for other code. This holds where that fails.
+`runtime.models.folder` sees to it that nothing asks for other code. This holds where that fails.
 """
 
 from __future__ import annotations

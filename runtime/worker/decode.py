@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from runtime.kv.rows import handed_over, merged
+from runtime.kv.layers import handed_over, merged
 from runtime.types import SamplingParams
 from runtime.worker.model import LoadedModel, compiles_kernels
 from runtime.worker.row_memory import bucket_of
@@ -64,16 +64,16 @@ class Decoder:
     def __init__(self, model: LoadedModel, max_batch: int) -> None:
         self._model = model
         self._max_batch = max_batch
-        self._lanes: dict[tuple[str, int], _BatchLane | _SoloLane] = {}
+        self._batches: dict[tuple[str, int], _Batch | _Solo] = {}
         self._num_solo = 0
+        self.sequences: list[Sequence] = []
+        """Who decodes; another list each time that somebody comes or goes."""
+        self.request_ids: tuple[str, ...] = ()
+        """Whose they are."""
 
     @property
     def num_running(self) -> int:
-        return sum(len(lane.sequences) for lane in self._lanes.values())
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        return [sequence for lane in self._lanes.values() for sequence in lane.sequences]
+        return len(self.sequences)
 
     def insert(self, group: SequenceGroup, sequences: Iterable[Sequence], *, takes: bool) -> None:
         """Start decoding sequences of a group whose KV lacks only the last of `token_ids`.
@@ -85,8 +85,9 @@ class Decoder:
         if takes:
             group.kv = None
         for sequence in sequences:
-            lane = self._lane_for(sequence)
-            lane.insert(_Waiting(sequence, group.token_ids, kv, is_shared=not takes))
+            batch = self._batch_for(sequence)
+            batch.insert(_Waiting(sequence, group.token_ids, kv, is_shared=not takes))
+        self._note_change()
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, if it is here."""
@@ -94,49 +95,56 @@ class Decoder:
 
     def take(self, sequence: Sequence) -> list[Any] | None:
         """Forget a sequence, if it is here; its layer caches, not evaluated, if it has decoded."""
-        for key, lane in list(self._lanes.items()):
-            if sequence in lane.sequences:
-                kv = lane.take(sequence)
-                self._drop_if_empty(key)
+        for batch in self._batches.values():
+            if sequence in batch.sequences:
+                kv = batch.take(sequence)
+                self._note_change()
                 return kv
         return None
 
     def step(self) -> Iterator[DecodedToken]:
-        """One decode step of every lane.
+        """One decode step of every batch.
 
         Raises:
-            DecodeFailed: a lane broke; the others are whole and go on with the next step.
+            DecodeFailed: a batch broke; the others are whole and go on with the next step.
         """
-        for key, lane in list(self._lanes.items()):
-            if key not in self._lanes:  # emptied by what another lane's token ended
+        for key, batch in list(self._batches.items()):
+            if key not in self._batches:  # emptied by what another batch's token ended
                 continue
+            num_before = len(batch.sequences)
             try:
-                tokens = lane.step()
+                tokens = batch.step()
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                del self._lanes[key]
-                raise DecodeFailed(error, lane.sequences) from error
-            self._drop_if_empty(key)
+                del self._batches[key]
+                self._note_change()
+                raise DecodeFailed(error, batch.sequences) from error
+            if len(batch.sequences) < num_before:
+                self._note_change()
             yield from tokens
 
-    def _lane_for(self, sequence: Sequence) -> _BatchLane | _SoloLane:
+    def _batch_for(self, sequence: Sequence) -> _Batch | _Solo:
         # A sequence that failed before runs alone, so that it cannot fail others twice.
         if not self._model.is_batchable or sequence.num_failures:
             self._num_solo += 1
             key = ("solo", self._num_solo)
         else:
             key = ("batch", bucket_of(len(sequence.group.token_ids)))
-        if key not in self._lanes:
+        if key not in self._batches:
             batched = self._model.is_batchable
-            self._lanes[key] = (
-                _BatchLane(self._model, self._max_batch) if batched else _SoloLane(self._model)
+            self._batches[key] = (
+                _Batch(self._model, self._max_batch) if batched else _Solo(self._model)
             )
-        return self._lanes[key]
+        return self._batches[key]
 
-    def _drop_if_empty(self, key: tuple[str, int]) -> None:
-        lane = self._lanes.get(key)
-        if lane is not None and not lane.sequences:
-            lane.close()
-            del self._lanes[key]
+    def _note_change(self) -> None:
+        """Somebody came or went: close the batches in which nobody is, and list who is."""
+        for key, batch in list(self._batches.items()):
+            if not batch.sequences:
+                batch.close()
+                del self._batches[key]
+        self.sequences = [one for batch in self._batches.values() for one in batch.sequences]
+        ids = (one.group.request.request_id for one in self.sequences)
+        self.request_ids = tuple(dict.fromkeys(ids))
 
 
 class _Waiting(NamedTuple):
@@ -154,7 +162,7 @@ class _Waiting(NamedTuple):
         return self.sequence.group
 
 
-class _BatchLane:
+class _Batch:
     """Sequences of similar length in one BatchGenerator.
 
     They join its decoding rows at once: its own way in, made for prompts, copies KV four times.
@@ -174,15 +182,14 @@ class _BatchLane:
         self._max_batch = max_batch
         self._waiting: list[_Waiting] = []
         self._by_uid: dict[int, Sequence] = {}
+        self.sequences: list[Sequence] = []
+        """Those of `_by_uid`, then those that wait."""
         self._num_joined = 0
         self._num_steps = 0
 
-    @property
-    def sequences(self) -> list[Sequence]:
-        return [*self._by_uid.values(), *(one.sequence for one in self._waiting)]
-
     def insert(self, one: _Waiting) -> None:
         self._waiting.append(one)
+        self.sequences.append(one.sequence)
 
     def _join(self) -> None:
         """Have those who wait decode with the others, as far as there is room."""
@@ -196,7 +203,7 @@ class _BatchLane:
         is_own = is_own and all(other.kv is not one.kv for other in later)
         with mx.stream(self._stream):
             rows = [
-                self._model.to_decode(one.kv, one.group.album, len(one.token_ids))
+                self._model.to_decode(one.kv, one.group.image_batch, len(one.token_ids))
                 for one in joining
             ]
             batch = _upstream.GenerationBatch(
@@ -220,6 +227,7 @@ class _BatchLane:
         return self._eos if sequence.ends_at_eos else None
 
     def take(self, sequence: Sequence) -> list[Any] | None:
+        self.sequences.remove(sequence)
         for number, one in enumerate(self._waiting):
             if one.sequence is sequence:
                 # It lacks the KV of the last token, and what it has was kept after prefill.
@@ -232,16 +240,20 @@ class _BatchLane:
         return self._model.from_decode(kv)
 
     def step(self) -> list[DecodedToken]:
-        self._join()
+        if self._waiting:
+            self._join()
         _, responses = self._generator.next()
         self._num_steps += 1
         if self._num_steps % _METADATA_STEPS == 0:
             self._evaluate_cache_metadata()
         tokens: list[DecodedToken] = []
         for response in responses:
+            sequence, kv = self._by_uid[response.uid], None
             is_last = response.finish_reason is not None
-            sequence = self._by_uid.pop(response.uid) if is_last else self._by_uid[response.uid]
-            kv = self._model.from_decode(response.prompt_cache) if is_last else None
+            if is_last:
+                del self._by_uid[response.uid]
+                self.sequences.remove(sequence)
+                kv = self._model.from_decode(response.prompt_cache)
             tokens.append(DecodedToken(sequence, response.token, response.logprobs, is_last, kv))
         return tokens
 
@@ -258,27 +270,24 @@ class _BatchLane:
             mx.async_eval(arrays)
 
 
-class _SoloLane:
+class _Solo:
     """One sequence whose caches cannot be merged, one step ahead like the batch."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        self._sequence: Sequence | None = None
+        self.sequences: list[Sequence] = []
+        """None or one."""
         self._tokens: list[int] = []
         self._kv: list[Any] = []
         self._next: tuple[mx.array, mx.array] | None = None
 
-    @property
-    def sequences(self) -> list[Sequence]:
-        return [self._sequence] if self._sequence is not None else []
-
     def insert(self, one: _Waiting) -> None:
         sequence, token_ids, kv, is_shared = one
         others = [s for s in sequence.group.sequences if s is not sequence and not s.is_finished]
-        self._sequence = sequence
+        self.sequences = [sequence]
         self._tokens = list(token_ids)
         kv = self._model.copy_kv(kv) if others or is_shared else kv
-        self._kv = self._model.to_decode(kv, sequence.group.album, len(token_ids))
+        self._kv = self._model.to_decode(kv, sequence.group.image_batch, len(token_ids))
         self._sampler = _sampler(sequence, self._model)
         self._processors = _processors(sequence)
         self._stop: frozenset[int] = (
@@ -287,18 +296,17 @@ class _SoloLane:
         self._next = self._forward(mx.array([token_ids[-1]]))
 
     def take(self, sequence: Sequence) -> list[Any]:  # noqa: ARG002
-        self._sequence, self._next = None, None
+        self.sequences, self._next = [], None
         return self._model.from_decode(self._kv)
 
     def step(self) -> list[DecodedToken]:
-        assert self._sequence is not None
         assert self._next is not None
         token, logprobs = self._next
         if self._processors:
             self._tokens.append(_int(token))
         self._next = self._forward(token)
         token_id = _int(token)
-        sequence = self._sequence
+        sequence = self.sequences[0]
         is_last = (
             token_id in self._stop or sequence.num_output_tokens + 1 >= sequence.group.max_tokens
         )

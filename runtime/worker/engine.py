@@ -10,6 +10,7 @@ from typing import Any
 
 from runtime.errors import RequestRejected
 from runtime.kv.tiers import Tiers
+from runtime.slot_events import HotBudget
 from runtime.types import (
     Chunk,
     Failed,
@@ -19,18 +20,18 @@ from runtime.types import (
     PromptLogprobs,
     TokenLogprobs,
 )
-from runtime.wire import Accepted, Chunks, HotBudget, KvCounts, Working
+from runtime.wire import Accepted, Chunks, KvCounts, WorkerPhase, Working
 from runtime.worker.admission import rejected
-from runtime.worker.arrivals import AbortRequest, Arrival, Link, Quit
+from runtime.worker.arrivals import AbortRequest, Arrival, EngineChannel, Quit
+from runtime.worker.auxiliary import ERRANDS, AuxiliaryRequests
 from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
-from runtime.worker.errands import ERRANDS, Errands
+from runtime.worker.input.template import Template
 from runtime.worker.logprobs import token_logprobs
 from runtime.worker.model import LoadedModel
-from runtime.worker.rows import Rows
+from runtime.worker.rows import RowExecutor
 from runtime.worker.scheduler import PrefillSlice, Scheduler
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.taint import raise_if_tainted
-from runtime.worker.template import Template
 
 _MAX_FAILURES = 2
 _RESTORE_POLL_S = 0.05
@@ -49,7 +50,7 @@ class Engine:
         template: Template,
         scheduler: Scheduler,
         tiers: Tiers,
-        link: Link,
+        link: EngineChannel,
         decoder: Decoder | None = None,
     ) -> None:
         self._model = model
@@ -59,14 +60,14 @@ class Engine:
         self._emit = link.emit
         self._inbox = link.inbox
         self._decoder = decoder or Decoder(model, scheduler.max_running)
-        self._rows = Rows(scheduler, self._decoder, tiers)
-        self._errands = Errands(model, template)
+        self._rows = RowExecutor(scheduler, self._decoder, tiers)
+        self._auxiliary = AuxiliaryRequests(model, template)
         self._groups: dict[str, SequenceGroup] = {}
         self._items: list[tuple[str, Chunk]] = []
         self._is_running = True
         self._worked_on: tuple[str, ...] = ()
         self.num_steps = 0
-        self.phase = "idle"
+        self.phase: WorkerPhase = "idle"
 
     @property
     def kv_counts(self) -> KvCounts:
@@ -76,7 +77,7 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """There are requests to work for."""
-        return bool(self._groups or self._errands.is_waiting)
+        return bool(self._groups or self._auxiliary.waiting)
 
     def run(self) -> None:
         """Step until told to quit.
@@ -85,34 +86,37 @@ class Engine:
             EngineTainted: the device failed; the process must end.
         """
         while self._is_running:
-            if not self.is_busy:
-                self.phase = "idle"
-                self._work_on(())
-                self._rows.share_memory()
-                self._tiers.set_idle(is_idle=True)
-                self._receive(self._inbox.get())
-            elif not (
-                self._decoder.num_running or self._scheduler.has_work or self._errands.is_waiting
-            ):
-                self.phase = "restore"
-                with contextlib.suppress(queue.Empty):
-                    self._receive(self._inbox.get(timeout=_RESTORE_POLL_S))
+            if not self._decoder.sequences:
+                self._await_work()
             self.step()
+
+    def _await_work(self) -> None:
+        """Wait until there is something to do besides decoding, or until a read may be overdue."""
+        if not self.is_busy:
+            self.phase = "idle"
+            self._work_on(())
+            self._rows.share_memory()
+            self._tiers.set_idle(is_idle=True)
+            self._receive(self._inbox.get())
+        elif not (self._scheduler.has_work or self._auxiliary.waiting):
+            self.phase = "restore"
+            with contextlib.suppress(queue.Empty):
+                self._receive(self._inbox.get(timeout=_RESTORE_POLL_S))
 
     def step(self) -> None:
         """Take what arrived, compute one prefill slice and/or one decode step, send the chunks."""
-        self._drain()
+        if not self._inbox.empty():
+            self._drain()
         self._expire(time.monotonic())
         plan = self._rows.plan()
-        if plan.prefill is not None and self._restore(plan.prefill.group):
-            group = plan.prefill.group
-            self._prefill(self._scheduler.next_slice(group, self._decoder.num_running))
-        if self._decoder.num_running:
+        if plan.prefill is not None and self._restore(plan.prefill):
+            self._prefill(self._scheduler.next_slice(plan.prefill, plan.num_running))
+        if self._decoder.sequences:
             self._decode()
-        if self._errands.is_waiting:
+        if self._auxiliary.waiting:
             self.phase = "errand"
-            self._work_on(self._errands.next_ids)
-            self._items += self._errands.run_next()
+            self._work_on(self._auxiliary.next_ids)
+            self._items += self._auxiliary.run_next()
         self.num_steps += 1
         if self._items:
             self._emit(Chunks(items=tuple(self._items)))
@@ -127,9 +131,7 @@ class Engine:
     # Arrivals
 
     def _drain(self) -> None:
-        arrivals: list[Arrival] = []
-        while not self._inbox.empty():
-            arrivals.append(self._inbox.get())
+        arrivals = [self._inbox.get() for _ in range(self._inbox.qsize())]
         arrivals.sort(key=lambda arrival: isinstance(arrival, SequenceGroup))
         late = {a.request_id for a in arrivals if isinstance(a, AbortRequest)}
         for arrival in arrivals:
@@ -143,16 +145,16 @@ class Engine:
                 if request_id in self._groups:
                     _keep_begun(self._tiers, self._groups[request_id])
                     self._drop(self._groups[request_id])
-                self._errands.drop(request_id)
+                self._auxiliary.drop(request_id)
             case SequenceGroup() if arrival.request.work in ERRANDS:
                 self._emit(_accepted(arrival))
-                self._errands.add(arrival)
+                self._auxiliary.add(arrival)
             case SequenceGroup() if (refusal := self._rows.refusal_of(arrival)) is not None:
                 self._emit(rejected(arrival.request.request_id, refusal))
             case SequenceGroup():
                 self._tiers.set_idle(is_idle=False)
                 self._groups[arrival.request.request_id] = arrival
-                self._tiers.begin(arrival.trail)
+                self._tiers.begin(arrival.cursor)
                 self._scheduler.add(arrival)
                 self._emit(_accepted(arrival))
             case Quit():
@@ -165,13 +167,14 @@ class Engine:
                 self._tiers.hear(arrival)
 
     def _expire(self, now: float) -> None:
-        for group in [g for g in self._groups.values() if g.deadline_s <= now]:
-            _keep_begun(self._tiers, group)
-            for sequence in group.sequences:
-                self._finish(sequence, "length", self._decoder.take(sequence))
+        for group in list(self._groups.values()):
+            if group.deadline_s <= now:
+                _keep_begun(self._tiers, group)
+                for sequence in group.sequences:
+                    self._finish(sequence, "length", self._decoder.take(sequence))
         for group in self._scheduler.waiting:
-            if self._tiers.is_overdue(group.trail):
-                self._tiers.give_up(group.trail)
+            if self._tiers.is_overdue(group.cursor):
+                self._tiers.give_up(group.cursor)
 
     # Prefill
 
@@ -179,7 +182,7 @@ class Engine:
         """Take up what is known of a prompt before its first slice; False when that failed."""
         self._work_on((group.request.request_id,))
         if group.kv is not None and not self._tiers.knows_more(
-            group.trail, group.num_computed_tokens
+            group.cursor, group.num_computed_tokens
         ):
             return True
         self.phase = "restore"
@@ -188,7 +191,7 @@ class Engine:
                 _keep_begun(self._tiers, other)
         try:
             group.kv, group.num_computed_tokens = self._tiers.restore(
-                group.trail, num_had=group.num_computed_tokens
+                group.cursor, num_had=group.num_computed_tokens
             )
         except (RuntimeError, ValueError) as error:
             raise_if_tainted(error)
@@ -234,8 +237,7 @@ class Engine:
 
     def _decode(self) -> None:
         self.phase = "decode"
-        waiting = {group.request.request_id for group in self._scheduler.waiting}
-        self._work_on(tuple(key for key in self._groups if key not in waiting))
+        self._work_on(self._decoder.request_ids)
         start = time.perf_counter()
         try:
             for token in self._decoder.step():
@@ -280,7 +282,7 @@ class Engine:
         self._rows.remove(sequence)
         if kv is not None:
             self._keep(sequence, kv)
-        self._tiers.note_durable(group.trail)
+        self._tiers.note_durable(group.cursor)
         request_id = group.request.request_id
         output = sequence.output
         self._say(sequence, output.finish(sequence.detokenizer.finish(), is_cut=reason != "stop"))
@@ -303,14 +305,14 @@ class Engine:
         for chunk in chunks:
             self._items.append((request_id, chunk))
             if sequence.answer is not None:
-                sequence.answer.add(chunk)
+                sequence.answer.spoken.add(chunk)
 
     def _keep(self, sequence: Sequence, kv: list[Any]) -> None:
         group = sequence.group
-        trail = group.trail if len(group.sequences) == 1 else group.trail.fork()
+        cursor = group.cursor if len(group.sequences) == 1 else group.cursor.fork()
         already = len(group.token_ids) - group.num_prompt_tokens
         with _keeping():
-            self._tiers.on_finished(trail, sequence.output_token_ids[already:], kv)
+            self._tiers.on_finished(cursor, sequence.output_token_ids[already:], kv)
 
     # Leaving
 
@@ -321,9 +323,9 @@ class Engine:
             self._decoder.remove(sequence)
             if sequence.group is not group:
                 self._scheduler.remove(sequence.group)
-                self._tiers.release(sequence.group.trail)
+                self._tiers.release(sequence.group.cursor)
         self._scheduler.remove(group)
-        self._tiers.release(group.trail)
+        self._tiers.release(group.cursor)
         group.kv = None
         self._groups.pop(group.request.request_id, None)
 
@@ -361,7 +363,7 @@ def _accepted(group: SequenceGroup) -> Accepted:
     return Accepted(
         request_id=group.request.request_id,
         num_prompt_tokens=group.num_prompt_tokens,
-        cache=group.trail.use,
+        cache=group.cursor.use,
     )
 
 
@@ -381,9 +383,9 @@ def _compute(
         group.num_computed_tokens = end
         return True, [group.echo.next_slice(scores)]
     if token_ids:
-        if not model.look(group.album, start, end, budget_s):
+        if not model.look(group.image_batch, start, end, budget_s):
             return False, []
-        model.prefill(token_ids, group.kv, group.album, start)
+        model.prefill(token_ids, group.kv, group.image_batch, start)
         group.num_computed_tokens = end
     return True, []
 
@@ -392,18 +394,18 @@ def _keep_begun(tiers: Tiers, group: SequenceGroup) -> None:
     """Keep what was computed of a prompt so far: others may want it, if not its sender."""
     if group.kv is not None and group.num_remaining_tokens:
         with _keeping():
-            tiers.on_interrupted(group.trail, group.kv, group.num_computed_tokens)
+            tiers.on_interrupted(group.cursor, group.kv, group.num_computed_tokens)
 
 
 def _keep_prefill(tiers: Tiers, plan: PrefillSlice, seconds: float) -> None:
     group, span = plan.group, (plan.start, plan.end)
     assert group.kv is not None
     with _keeping():
-        tiers.on_prefill(group.trail, group.kv, span, seconds)
+        tiers.on_prefill(group.cursor, group.kv, span, seconds)
 
 
 def _pin(tiers: Tiers, group: SequenceGroup) -> None:
     source = group.request.cache.pin
     if source is not None and group.kv is not None:
         with _keeping():
-            tiers.pin(group.trail, group.kv, source)
+            tiers.pin(group.cursor, group.kv, source)

@@ -1,8 +1,8 @@
 """`python -m runtime.worker.interchange`: one export or import, told as a line of JSON on stdin.
 
-It answers with lines of JSON on stdout, of which the last is the result. After an import it waits
-for the end of stdin: as long as it lives nobody takes the files that it staged for those of a dead
-process.
+It answers with lines of JSON on stdout, of which the last is the result. An import asks for room
+before it writes, and afterwards waits for the end of stdin: as long as it lives nobody takes the
+files that it staged for those of a dead process.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -22,21 +22,24 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 
-from runtime.kv import layers, pack, stock_file
+from runtime.kv import layers, mlx_lm_file, pack
 from runtime.kv.blocks import HashChain
 from runtime.kv.commit import RUN_TOKENS
 from runtime.kv.layers import KvLayout, UnsupportedCache
+from runtime.kv.writer import Packed, WriteJob
+from runtime.mlx_lm_exchange import Export, Import, Job, Outcome, SpaceWanted
 from runtime.progress import Progress
-from runtime.stock_jobs import Export, Import, Job, Outcome
-from runtime.wire import SlotStaged
+from runtime.slot_events import SlotStaged
 from runtime.worker import model as models
 from runtime.worker.model import LoadedModel
-from store.errors import StoreError
-from store.slots import slot_path, stage
+from store.errors import OverCap, StoreError
+from store.slots import file_bytes, slot_path, stage
 from store.types import TTL_S, SlotHeader
 
 _CHECKED_TOKENS = 256
 _MAX_DEVIATION = 0.05
+_FILE_BYTES = 8192
+"""What a file may take on disk beyond its size."""
 
 
 def run(job: Job) -> Outcome:
@@ -46,7 +49,7 @@ def run(job: Job) -> Outcome:
             paths = [Path(path) for path in job.paths]
             file = Path(job.file)
             told = _reading(paths)
-            num_tokens = stock_file.write(file, paths, job.leaves, job.model, job.model_path, told)
+            num_tokens = mlx_lm_file.write(file, paths, job.leaves, job.model, job.model_path, told)
             return Outcome(num_tokens)
         return _import(job)
     except UnsupportedCache as error:
@@ -57,7 +60,7 @@ def run(job: Job) -> Outcome:
 
 def _import(job: Import) -> Outcome:
     _tell("read")
-    stock = stock_file.read(Path(job.file))
+    stock = mlx_lm_file.read(Path(job.file))
     if stock.model_hash is not None and stock.model_hash != job.model_hash.hex():
         raise ValueError(f"it was computed by another model than {job.spec.id} is now")
     model = models.load(
@@ -69,12 +72,12 @@ def _import(job: Import) -> Outcome:
     token_ids = _token_ids(job, model, stock)
     _tell("compute the beginning")
     _check(model, layout, stock.kv, token_ids)
-    return Outcome(len(token_ids), _stage(job, layout, stock.kv, token_ids))
+    return Outcome(len(token_ids), _stage(job, _new_slots(job, layout, stock.kv, token_ids)))
 
 
-def _token_ids(job: Import, model: LoadedModel, stock: stock_file.StockFile) -> list[int]:
+def _token_ids(job: Import, model: LoadedModel, stock: mlx_lm_file.StockFile) -> list[int]:
     """What was cached: as the file says, as was given, or as mlx-lm's `cache_prompt` makes it."""
-    held = stock_file.num_tokens(stock.kv)
+    held = mlx_lm_file.num_tokens(stock.kv)
     candidates: list[list[int]] = []
     if stock.token_ids is not None:
         candidates.append(stock.token_ids)
@@ -128,17 +131,17 @@ def _check(model: LoadedModel, layout: KvLayout, kv: Sequence[Any], token_ids: l
                 raise ValueError("it is not what this model computes for this prompt")
 
 
-def _stage(
+def _new_slots(
     job: Import, layout: KvLayout, kv: Sequence[Any], token_ids: list[int]
-) -> tuple[SlotStaged, ...]:
+) -> list[WriteJob]:
+    """What is not in the store yet."""
     chain = HashChain(job.secret, job.model_hash, block_size=job.block_size)
     hashes, root, now_s = chain.block_hashes(token_ids), Path(job.root), time.time()
-    staged: list[SlotStaged] = []
+    found: list[WriteJob] = []
     parent: str | None = None
     start_hash, start = b"", 0
-    for run in stock_file.cut_runs(kv, layout, len(token_ids), RUN_TOKENS):
+    for run in mlx_lm_file.cut_runs(kv, layout, len(token_ids), RUN_TOKENS):
         end = min(start + RUN_TOKENS, len(token_ids))
-        _tell("write", start, len(token_ids))
         size = job.block_size
         last = hashes[end // size - 1] if end >= size else chain.root
         end_hash = chain.end_hash(last, token_ids[end - end % size : end])
@@ -160,11 +163,28 @@ def _stage(
             ttl_s=TTL_S["extended"],
         )
         if not slot_path(root, header.id).exists():
-            slot = stage(root, header, array("I", token_ids[start:end]), pack.pack(run))
-            path = str(slot.path)
-            told = SlotStaged(header=header, path=path, num_bytes=slot.num_bytes, parent=parent)
-            staged.append(told)
+            said = array("I", token_ids[start:end])
+            found.append(
+                WriteJob(header, said, Packed(header.layout, pack.pack(run)), parent=parent)
+            )
         parent, start_hash, start = header.id, end_hash, end
+    return found
+
+
+def _stage(job: Import, slots: Sequence[WriteJob]) -> tuple[SlotStaged, ...]:
+    """Raises OverCap, StoreError."""
+    sizes = [
+        file_bytes(one.header, one.token_ids, one.packed.tensors) + _FILE_BYTES for one in slots
+    ]
+    if slots:
+        _say(SpaceWanted(num_bytes=sum(sizes)))
+        if not msgspec.json.decode(sys.stdin.readline(), type=bool):
+            raise OverCap(sum(sizes))
+    staged: list[SlotStaged] = []
+    for number, one in enumerate(slots):
+        _tell("write", number, len(slots))
+        file = stage(Path(job.root), one.header, one.token_ids, one.packed.tensors)
+        staged.append(one.staged(file))
     return tuple(staged)
 
 
@@ -173,8 +193,12 @@ def _reading(paths: Sequence[Path]) -> Callable[[int], None]:
 
 
 def _tell(step: str, num_done: int = 0, num_total: int = 0) -> None:
-    """How far it is, as a line of JSON."""
-    told = Progress(step=step, num_done=num_done, num_total=num_total)
+    """How far it is."""
+    _say(Progress(step=step, num_done=num_done, num_total=num_total))
+
+
+def _say(told: Progress | SpaceWanted | Outcome) -> None:
+    """A line of JSON."""
     sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
     sys.stdout.flush()
 
@@ -183,8 +207,7 @@ def main() -> None:
     """Read the job, do it, say what came of it, wait to be let go."""
     os.umask(0o077)  # the file tells as much as the prompt
     job = msgspec.json.decode(sys.stdin.readline(), type=Export | Import)
-    sys.stdout.write(msgspec.json.encode(run(job)).decode() + "\n")
-    sys.stdout.flush()
+    _say(run(job))
     sys.stdin.read()
 
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from runtime.types import TokenLogprobs
 from runtime.worker.decode import DecodedToken
-from runtime.worker.echo import TokenText, with_text
+from runtime.worker.prompt_logprobs import TokenText, with_text
 
 
 def token_logprobs(token: DecodedToken, num_top: int, token_text: TokenText) -> TokenLogprobs:

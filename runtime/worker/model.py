@@ -24,19 +24,19 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
 from runtime.kv.media import rope_delta
-from runtime.model_files import checked_folder
-from runtime.model_folder import copied
+from runtime.models.files import checked_folder
+from runtime.models.folder import copied
+from runtime.models.vision_files import reads_as_text
 from runtime.ranks import Split
 from runtime.types import ModelSpec
-from runtime.vision_files import reads_as_text
-from runtime.worker.album import Album
-from runtime.worker.dialects.dialect import Dialect
-from runtime.worker.dialects.upstream import dialect_of
+from runtime.worker.output.dialect import Dialect
+from runtime.worker.output.upstream import dialect_of
 from runtime.worker.sampler import Sampler
-from runtime.worker.scores import Score, scores_of
+from runtime.worker.scores import TokenScore, scores_of
+from runtime.worker.vision.images import ImageBatch
 
 if TYPE_CHECKING:
-    from runtime.worker.vision import Eyes
+    from runtime.worker.vision.model import VisionModel
 
 _LOAD_GROUP_BYTES = 256 * 1024 * 1024
 _WARM_TOKENS = 32
@@ -63,7 +63,7 @@ class LoadedModel:
     kv_bits: int | None = None
     agree: Callable[[Sampler], Sampler] | None = None
     """Makes a sampler draw the same on all ranks, where there are several."""
-    eyes: Eyes | None = None
+    vision_model: VisionModel | None = None
     """How it sees pictures, if it does."""
     why_text_only: str = ""
     """Why mlx-lm reads its text only, although its files promise more."""
@@ -80,46 +80,50 @@ class LoadedModel:
     @property
     def unproven(self) -> str | None:
         """The kind of a model that was never driven rightly, whose KV is not kept; or None."""
-        is_known = self.eyes is None or self.eyes.lens is not None
+        is_known = self.vision_model is None or self.vision_model.image_processor is not None
         return None if is_known else self.spec.model_type
 
     @property
     def blindness(self) -> str:
         """Why it cannot be shown pictures although its files promise that it sees, or nothing."""
-        return self.why_text_only if self.eyes is None else self.eyes.blindness
+        return self.why_text_only if self.vision_model is None else self.vision_model.blindness
 
     @property
     def keeps_pictures(self) -> bool:
         """Tests show for its kind that KV with pictures in it is taken up exactly."""
-        return self.eyes is None or self.eyes.is_proven
+        return self.vision_model is None or self.vision_model.is_proven
 
     @property
     def num_encoded_images(self) -> int:
         """Images that its tower saw since it was loaded."""
-        return self.eyes.num_encoded if self.eyes is not None else 0
+        return self.vision_model.num_encoded if self.vision_model is not None else 0
 
     @property
     def inner(self) -> Callable[..., mx.array] | None:
         """The model without its head: token ids [1, tokens] to hidden states [1, tokens, dim]."""
         return getattr(self.model, "model", None)
 
-    def look(self, album: Album, start: int, end: int, budget_s: float) -> bool:
+    def look(self, image_batch: ImageBatch, start: int, end: int, budget_s: float) -> bool:
         """Work for about so long on the pictures in `[start, end)`; whether all are seen."""
-        if self.eyes is None or not album.spans:
+        if self.vision_model is None or not image_batch.spans:
             return True
         with mx.stream(self.stream):
-            return self.eyes.look(album, start, end, budget_s)
+            return self.vision_model.look(image_batch, start, end, budget_s)
 
     def prefill(
-        self, token_ids: list[int], kv: list[Any], album: Album | None = None, start: int = 0
+        self,
+        token_ids: list[int],
+        kv: list[Any],
+        image_batch: ImageBatch | None = None,
+        start: int = 0,
     ) -> None:
         """Append the KV of `token_ids` to the layer caches and wait until it is there.
 
         They are those of a prompt with these pictures from position `start` on.
         """
         with mx.stream(self.stream):
-            if self.eyes is not None and album is not None:
-                self.eyes.compute(token_ids, kv, album, start)
+            if self.vision_model is not None and image_batch is not None:
+                self.vision_model.compute(token_ids, kv, image_batch, start)
             else:
                 self.model(mx.array(token_ids)[None], cache=kv)
             mx.eval([cache.state for cache in kv])
@@ -127,7 +131,7 @@ class LoadedModel:
 
     def score(
         self, token_ids: list[int], kv: list[Any], following: list[int], num_top: int
-    ) -> list[Score]:
+    ) -> list[TokenScore]:
         """As `prefill`, for text alone; how likely each of `following` was after its token."""
         with mx.stream(self.stream):
             logits = self.model(mx.array(token_ids)[None], cache=kv)[0]
@@ -144,15 +148,15 @@ class LoadedModel:
             self._since_clear = 0
             mx.clear_cache()
 
-    def to_decode(self, kv: list[Any], album: Album, num_tokens: int) -> list[Any]:
+    def to_decode(self, kv: list[Any], image_batch: ImageBatch, num_tokens: int) -> list[Any]:
         """The caches of a prompt of so many tokens, as the model wants them while it decodes."""
-        if self.eyes is None:
+        if self.vision_model is None:
             return kv
-        return self.eyes.to_decode(kv, rope_delta(album.spans, num_tokens))
+        return self.vision_model.to_decode(kv, rope_delta(image_batch.spans, num_tokens))
 
     def from_decode(self, kv: list[Any]) -> list[Any]:
         """The layer caches alone."""
-        return kv if self.eyes is None else self.eyes.from_decode(kv)
+        return kv if self.vision_model is None else self.vision_model.from_decode(kv)
 
 
 def load(
@@ -185,12 +189,12 @@ def _load_copy(
 ) -> LoadedModel:
     why_text_only = ""
     if spec.is_vision and split is None:
-        model, config, eyes = _load_seeing(path)
-        if eyes.lens is None and reads_as_text(spec.model_type):
-            why_text_only = eyes.blindness
-            (model, config), eyes = _load_reading(path), None
+        model, config, vision_model = _load_seeing(path)
+        if vision_model.image_processor is None and reads_as_text(spec.model_type):
+            why_text_only = vision_model.blindness
+            (model, config), vision_model = _load_reading(path), None
     else:
-        (model, config), eyes = _load_reading(path), None
+        (model, config), vision_model = _load_reading(path), None
     if split is not None:
         split(model)
     with ThreadPoolExecutor(1, "tokenizer") as beside:  # a large one takes as long as the weights
@@ -215,7 +219,7 @@ def _load_copy(
         weights_bytes=weights_bytes,
         dialect=dialect_of(tokenizer),
         kv_bits=kv_bits,
-        eyes=eyes,
+        vision_model=vision_model,
         why_text_only=why_text_only,
     )
 
@@ -224,9 +228,9 @@ def _load_reading(path: Path) -> tuple[Any, dict[str, object]]:
     return load_model(path, lazy=True, trust_remote_code=False)
 
 
-def _load_seeing(path: Path) -> tuple[Any, dict[str, object], Eyes]:
+def _load_seeing(path: Path) -> tuple[Any, dict[str, object], VisionModel]:
     # Only here, so that workers of other models never import mlx-vlm.
-    return importlib.import_module("runtime.worker.vision").load(path)
+    return importlib.import_module("runtime.worker.vision.model").load(path)
 
 
 def _template_of(path: Path) -> dict[str, object]:
@@ -294,8 +298,8 @@ def warm(model: LoadedModel, decode: Callable[[list[int], list[Any]], None]) -> 
     start = time.perf_counter()
     token_ids = [0] * (_WARM_TOKENS if compiles_kernels() else 2)
     kv = model.new_kv()
-    if model.eyes is not None:
-        model.eyes.open(model.stream)
+    if model.vision_model is not None:
+        model.vision_model.open(model.stream)
     model.prefill(token_ids[:-1], kv)
     decode(token_ids, kv)
     return time.perf_counter() - start

@@ -26,7 +26,7 @@ def bucket_of(num_tokens: int) -> int:
     return sum(num_tokens > bound for bound in _BUCKET_TOKENS)
 
 
-class Footprint(NamedTuple):
+class RowFootprint(NamedTuple):
     """Bytes of the KV of one row: for each token, for each of the last tokens in windows of some
     length, and whatever its length.
     """
@@ -42,7 +42,7 @@ class Footprint(NamedTuple):
         return self.per_token * num_tokens + windowed + self.fixed
 
 
-class Row(NamedTuple):
+class RowUse(NamedTuple):
     """One row and the tokens it is counted with; None as its batch is one of its own."""
 
     batch: int | None
@@ -57,13 +57,13 @@ class RowMemory:
     `most_bytes` is what the pool would be if no other model were loaded.
     """
 
-    footprint: Footprint = field(default_factory=Footprint)
+    footprint: RowFootprint = field(default_factory=RowFootprint)
     is_batched: bool = True
     """Rows share batches."""
     pool_bytes: int | None = None
     most_bytes: int | None = None
 
-    def held(self, rows: Iterable[Row]) -> int:
+    def held(self, rows: Iterable[RowUse]) -> int:
         """What these rows take together."""
         batches: defaultdict[int, list[int]] = defaultdict(list)
         num_bytes = 0
@@ -74,17 +74,17 @@ class RowMemory:
                 batches[row.batch].append(row.num_tokens)
         return num_bytes + sum(len(one) * self.footprint.of(max(one)) for one in batches.values())
 
-    def fits(self, rows: Iterable[Row], new: Iterable[Row]) -> bool:
+    def fits(self, rows: Iterable[RowUse], new: Iterable[RowUse]) -> bool:
         """Whether these may begin beside those. Alone everything may that was admitted."""
         rows = [*rows]
         is_free = self.pool_bytes is None or not rows
         return is_free or self.held([*rows, *new]) <= (self.pool_bytes or 0)
 
-    def is_over(self, rows: Iterable[Row]) -> bool:
+    def is_over(self, rows: Iterable[RowUse]) -> bool:
         """Whether they have grown to more than there is."""
         return self.pool_bytes is not None and self.held(rows) > self.pool_bytes
 
-    def left(self, rows: Iterable[Row]) -> int | None:
+    def left(self, rows: Iterable[RowUse]) -> int | None:
         """What these rows leave to the hot tier."""
         return None if self.pool_bytes is None else max(self.pool_bytes - self.held(rows), 0)
 
@@ -96,3 +96,10 @@ def reserved_tokens(num_tokens: int, num_said: int, max_said: int) -> int:
     """
     expected = min(max_said, ANSWER_RESERVE_TOKENS)
     return num_tokens + max(expected, min(num_said + GROWTH_TOKENS, max_said))
+
+
+def steps_to_growth(num_tokens: int, num_said: int, max_said: int) -> int:
+    """After so many more tokens such a row still takes what it takes now."""
+    expected = min(max_said, ANSWER_RESERVE_TOKENS)
+    counted = reserved_tokens(num_tokens, num_said, max_said)
+    return max(expected - GROWTH_TOKENS - num_said, 0) + -counted % GROWTH_TOKENS

@@ -7,24 +7,30 @@ from collections.abc import Iterable
 
 from runtime.errors import MemoryTaken, NeedsTooMuchMemory, RequestRejected
 from runtime.kv.tiers import Tiers
+from runtime.slot_events import HotBudget
 from runtime.types import ChatPrompt
-from runtime.wire import HotBudget
 from runtime.worker.decode import Decoder
 from runtime.worker.scheduler import Scheduler, StepPlan
 from runtime.worker.sequence import Sequence, SequenceGroup
 
 
-class Rows:
+class RowExecutor:
     """Carries out what the scheduler decides about rows. Belongs to the mlx thread."""
 
     def __init__(self, scheduler: Scheduler, decoder: Decoder, tiers: Tiers) -> None:
         self._scheduler = scheduler
         self._decoder = decoder
         self._tiers = tiers
+        self._planned: list[Sequence] = []
+        self._num_calm_steps = 0
+        """For how many more steps of the rows in `_planned` there is nothing to plan."""
 
     def plan(self) -> StepPlan:
         """What to do now; who leaves or joins has done so, and the hot tier has made room."""
         running = self._decoder.sequences
+        if self._num_calm_steps and running is self._planned and not self._scheduler.waiting:
+            self._num_calm_steps -= 1
+            return StepPlan(None, len(running))
         plan = self._scheduler.plan(len(running), running)
         for sequence in plan.leaving:
             self._decoder.remove(sequence)
@@ -34,13 +40,15 @@ class Rows:
             joining = [one for one in plan.joining if one.group is group]
             self._decoder.insert(group, joining, takes=not self._scheduler.has_more(group))
         self.share_memory()
+        self._planned = self._decoder.sequences
+        self._num_calm_steps = self._scheduler.num_calm_steps(self._planned)
         return plan
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
         """Have them computed again, first of all, with what they have said so far."""
         again = [one.regrouped(self._tiers.lengthened) for one in sequences]
         for group in again:
-            self._tiers.begin(group.trail)
+            self._tiers.begin(group.cursor)
         self._scheduler.add_first(again)
 
     def remove(self, sequence: Sequence) -> None:
@@ -67,6 +75,7 @@ class Rows:
         """There is more memory for rows from now on, or less; what waits in vain, and why."""
         memory = self._scheduler.memory
         memory.pool_bytes, memory.most_bytes = news.pool_bytes, news.most_bytes
+        self._num_calm_steps = 0
         self.share_memory()
         # Of whom something was said already the answer goes on, alone if need be.
         fresh = [

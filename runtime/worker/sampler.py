@@ -21,7 +21,7 @@ import mlx.core as mx
 from mlx_lm.sample_utils import apply_top_k
 
 from runtime.types import SamplingParams
-from runtime.worker.guide import Guide
+from runtime.worker.output.guide import Guide
 
 Sampler = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]

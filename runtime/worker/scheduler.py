@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from runtime.types import Priority
-from runtime.worker.row_memory import Row, RowMemory, bucket_of, reserved_tokens
+from runtime.worker.row_memory import RowMemory, RowUse, bucket_of, reserved_tokens, steps_to_growth
 from runtime.worker.sequence import Sequence as Choice
 from runtime.worker.sequence import SequenceGroup
 
@@ -46,11 +46,14 @@ class PrefillSlice:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """What to do, in this order: `leaving` give their rows back and are computed again later,
-    `joining` are given rows, then a prefill slice, then a decode step of all rows.
+    `joining` are given rows, then a slice of `prefill`, then a decode step of all rows, which are
+    `num_running` by then.
+
+    The slice is cut when what is known of the group's prompt is taken up: `Scheduler.next_slice`.
     """
 
-    prefill: PrefillSlice | None
-    decode: bool
+    prefill: SequenceGroup | None
+    num_running: int
     joining: tuple[Choice, ...] = ()
     leaving: tuple[Choice, ...] = ()
 
@@ -66,7 +69,8 @@ class Scheduler:
         self._max_slice = max(SLICE_GRID, max_slice // SLICE_GRID * SLICE_GRID)
         self.block_s = block_s
         """For how long decode may wait."""
-        self._waiting: list[SequenceGroup] = []
+        self.waiting: tuple[SequenceGroup, ...] = ()
+        """Groups not yet decoding, oldest first."""
         self._joining: dict[SequenceGroup, list[Choice]] = {}
         """The choices without a row yet of groups whose prompt is computed."""
         self._begun: set[SequenceGroup] = set()
@@ -80,14 +84,9 @@ class Scheduler:
         self._num_passes = 0
 
     @property
-    def waiting(self) -> tuple[SequenceGroup, ...]:
-        """Groups not yet decoding, oldest first."""
-        return tuple(self._waiting)
-
-    @property
     def has_work(self) -> bool:
         """Some group can be prefilled now, or decode."""
-        return bool(self._joining) or any(not group.is_waiting for group in self._waiting)
+        return bool(self._joining) or any(not group.is_waiting for group in self.waiting)
 
     @property
     def max_running(self) -> int:
@@ -95,16 +94,15 @@ class Scheduler:
         return self._max_batch
 
     def add(self, group: SequenceGroup) -> None:
-        self._waiting.append(group)
+        self.waiting = (*self.waiting, group)
 
     def add_first(self, groups: Iterable[SequenceGroup]) -> None:
         """Put back groups that lost their KV, before everybody else."""
-        self._waiting[:0] = groups
+        self.waiting = (*groups, *self.waiting)
 
     def remove(self, group: SequenceGroup) -> None:
         """Forget a group: nobody wants it any more, or nothing is to be said after its prompt."""
-        if group in self._waiting:
-            self._waiting.remove(group)
+        self.waiting = tuple(one for one in self.waiting if one is not group)
         self._joining.pop(group, None)
         self._begun.discard(group)
 
@@ -123,16 +121,27 @@ class Scheduler:
         if len(rows) > 1 and self.memory.is_over(rows):
             # Who said most goes on: it ends first, and so everybody gets there.
             least = min(reversed([*running]), key=lambda one: one.num_output_tokens)
-            return StepPlan(None, decode=True, leaving=(least,))
+            return StepPlan(None, num_running - 1, leaving=(least,))
         joining = self._give_rows(self._max_batch - num_running, rows)
         num_running += len(joining)
-        decode = num_running > 0
-        if decode and self._decode_credit_s > 0.0:
-            return StepPlan(None, decode, joining)
+        if num_running and self._decode_credit_s > 0.0:
+            return StepPlan(None, num_running, joining)
         group = self._next_group(num_running, [*rows, *self._claimed()])
-        if group is None:
-            return StepPlan(None, decode, joining)
-        return StepPlan(self.next_slice(group, num_running), decode, joining)
+        return StepPlan(group, num_running, joining)
+
+    def num_calm_steps(self, running: Iterable[Choice]) -> int:
+        """So many more decode steps of these rows change nothing of what is to do and of what is
+        left to the hot tier, unless somebody comes or goes.
+        """
+        if self.waiting or self._joining or self._decode_credit_s > 0.0:
+            return 0
+        steps = (
+            steps_to_growth(
+                one.group.num_prompt_tokens, one.num_output_tokens, one.group.max_tokens
+            )
+            for one in running
+        )
+        return min(steps, default=0)
 
     def give_up(self, choice: Choice) -> bool:
         """A choice needs no row any more; whether it was the last that its group waited for."""
@@ -169,33 +178,33 @@ class Scheduler:
         self._decode_step_s = _smooth(self._decode_step_s, seconds)
         self._decode_credit_s -= seconds
 
-    def row_of(self, choice: Choice) -> Row:
+    def row_of(self, choice: Choice) -> RowUse:
         """What a row takes once it decodes."""
         group = choice.group
         is_alone = not self.memory.is_batched or choice.num_failures > 0
         batch = None if is_alone else bucket_of(len(group.token_ids))
-        return Row(batch, _num_tokens(group, choice.num_output_tokens))
+        return RowUse(batch, _num_tokens(group, choice.num_output_tokens))
 
-    def _claims(self, group: SequenceGroup) -> list[Row]:
+    def _claims(self, group: SequenceGroup) -> list[RowUse]:
         """What a group takes before any of its choices decodes: a row, and where others are to
         follow, its prompt for them.
         """
-        first = Row(None, _num_tokens(group, len(group.token_ids) - group.num_prompt_tokens))
+        first = RowUse(None, _num_tokens(group, len(group.token_ids) - group.num_prompt_tokens))
         return [first, *self._shared(group)]
 
-    def _shared(self, group: SequenceGroup) -> list[Row]:
-        return [Row(None, len(group.token_ids))] if len(group.sequences) > 1 else []
+    def _shared(self, group: SequenceGroup) -> list[RowUse]:
+        return [RowUse(None, len(group.token_ids))] if len(group.sequences) > 1 else []
 
-    def _claimed(self) -> list[Row]:
+    def _claimed(self) -> list[RowUse]:
         """What is promised to groups that have begun to be computed, or wait for rows."""
         claimed = [
-            row for group in self._waiting if _is_started(group) for row in self._claims(group)
+            row for group in self.waiting if _is_started(group) for row in self._claims(group)
         ]
         for group in self._joining:
             claimed += self._shared(group) if group in self._begun else self._claims(group)
         return claimed
 
-    def _give_rows(self, room: int, rows: list[Row]) -> tuple[Choice, ...]:
+    def _give_rows(self, room: int, rows: list[RowUse]) -> tuple[Choice, ...]:
         """Who begins to decode now; their rows are added to `rows`."""
         given: list[Choice] = []
         while room > len(given) and (group := self._next_to_join(room - len(given), rows)):
@@ -207,7 +216,7 @@ class Scheduler:
                 self.remove(group)
         return tuple(given)
 
-    def _next_to_join(self, room: int, rows: list[Row]) -> SequenceGroup | None:
+    def _next_to_join(self, room: int, rows: list[RowUse]) -> SequenceGroup | None:
         """Whose next choice gets one of so many rows: of a group without any, or of one that has
         some; these leave a row to who is computed next, unless they were passed often.
         """
@@ -223,13 +232,17 @@ class Scheduler:
                 is_passed = further is not None and group is not further
                 self._num_rows_passed = self._num_rows_passed + 1 if is_passed else 0
                 return group
-        return None
+        if rows or not (further in order or self._num_groups_passed >= _MAX_PASSES):
+            return None
+        # Whoever began last had memory for a row beside the prompts that others hold.
+        latest = reversed(list(self._joining))
+        return next((group for group in latest if self._has_memory(group, rows)), None)
 
     def _further(self) -> SequenceGroup | None:
         """The oldest group that decodes, and has choices that do not yet."""
         return next((g for g in self._joining if g in self._begun), None)
 
-    def _has_memory(self, group: SequenceGroup, rows: list[Row]) -> bool:
+    def _has_memory(self, group: SequenceGroup, rows: list[RowUse]) -> bool:
         """The next choice of a group may decode beside these rows: its first one was promised."""
         held = [*rows, *self._claimed()]
         own = self._shared(group) if group in self._begun else self._claims(group)
@@ -237,14 +250,14 @@ class Scheduler:
             held.remove(one)
         return self.memory.fits(held, [self.row_of(self._joining[group][0]), *self._shared(group)])
 
-    def _is_wanted(self, rows: list[Row]) -> bool:
+    def _is_wanted(self, rows: list[RowUse]) -> bool:
         """Some group is about to be computed, and then needs a row."""
         held = [*rows, *self._claimed()]
-        able = (g for g in self._waiting if not g.is_waiting and _rank(g) != _WARMING)
+        able = (g for g in self.waiting if not g.is_waiting and _rank(g) != _WARMING)
         return any(_is_started(g) or self.memory.fits(held, self._claims(g)) for g in able)
 
-    def _next_group(self, num_running: int, held: list[Row]) -> SequenceGroup | None:
-        able = [g for g in self._waiting if not g.is_waiting]
+    def _next_group(self, num_running: int, held: list[RowUse]) -> SequenceGroup | None:
+        able = [g for g in self.waiting if not g.is_waiting]
         if num_running:
             able = [g for g in able if _rank(g) != _WARMING]
         if num_running >= self._max_batch:
@@ -261,7 +274,7 @@ class Scheduler:
         return chosen
 
     def _with_memory(
-        self, able: list[SequenceGroup], held: list[Row]
+        self, able: list[SequenceGroup], held: list[RowUse]
     ) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
         """Those that may begin, or have begun, and which of them pass somebody for whom there is
         not memory enough: after so many it is kept for the oldest of these.
@@ -300,8 +313,8 @@ class Scheduler:
             size = min(size, int(rate * allowed) if rate else _FIRST_SLICE)
         grid = self._max_slice if size >= self._max_slice else SLICE_GRID
         end = min((start + max(size, SLICE_GRID)) // grid * grid, last)
-        end = min((b for b in group.trail.boundaries if start < b < end), default=end)
-        return group.album.whole_around(start, end)
+        end = min((b for b in group.cursor.boundaries if start < b < end), default=end)
+        return group.image_batch.whole_around(start, end)
 
 
 def _is_started(group: SequenceGroup) -> bool:

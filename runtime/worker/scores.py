@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import mlx.core as mx
 
 
-class Score(NamedTuple):
+class TokenScore(NamedTuple):
     """Log probabilities (natural) of one token and, best first, of the likeliest possible ones."""
 
     logprob: float
@@ -24,13 +24,13 @@ class Scores(NamedTuple):
     top_ids: mx.array
     top: mx.array
 
-    def told(self) -> list[Score]:
+    def told(self) -> list[TokenScore]:
         """Token by token, on the host."""
         logprobs = cast("list[float]", self.logprobs.tolist())
         top_ids = cast("list[list[int]]", self.top_ids.tolist())
         top = cast("list[list[float]]", self.top.tolist())
         return [
-            Score(one, [pair for pair in zip(ids, values, strict=True) if pair[1] > -inf])
+            TokenScore(one, [pair for pair in zip(ids, values, strict=True) if pair[1] > -inf])
             for one, ids, values in zip(logprobs, top_ids, top, strict=True)
         ]
 

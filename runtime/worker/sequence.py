@@ -7,21 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from runtime.kv.trail import Trail
-from runtime.types import Chunk, Explained, GenerateRequest, PromptChange, Usage
-from runtime.worker.album import Album
-from runtime.worker.echo import Echo
+from runtime.kv.cursor import CacheCursor
+from runtime.prompt.healing import AnswerRecord
+from runtime.types import Explained, GenerateRequest, PromptChange, Usage
+from runtime.worker.prompt_logprobs import Echo
+from runtime.worker.vision.images import ImageBatch
 
 if TYPE_CHECKING:
-    from runtime.worker.detokenizer import Detokenizer
-    from runtime.worker.guide import Guide, GuidePlan
-    from runtime.worker.output import OutputParser
+    from runtime.worker.output.detokenizer import Detokenizer
+    from runtime.worker.output.guide import Guide, GuidePlan
+    from runtime.worker.output.parser import OutputParser
 
 
 class Noted(Protocol):
     """An answer that is written down, so that it is known when a client gives it back changed."""
 
-    def add(self, chunk: Chunk) -> None: ...
+    @property
+    def spoken(self) -> AnswerRecord: ...
 
     def end(self, output_ids: list[int], stop: str | None) -> None: ...
 
@@ -60,7 +62,7 @@ class Sequence:
             num_reasoning_tokens=self.num_reasoning_tokens,
             prefill_ms=group.prefill_s * 1000,
             decode_ms=(time.perf_counter() - started_s) * 1000 if started_s else 0.0,
-            cache=group.trail.use,
+            cache=group.cursor.use,
             prompt_changes=self.prompt_changes,
         )
 
@@ -72,7 +74,9 @@ class Sequence:
         decides = self.plan is not None and self.plan.decides_end
         return decides or not self.group.request.ignore_eos
 
-    def regrouped(self, lengthened: Callable[[Trail, list[int]], Trail]) -> SequenceGroup:
+    def regrouped(
+        self, lengthened: Callable[[CacheCursor, list[int]], CacheCursor]
+    ) -> SequenceGroup:
         """Put it into a group of its own that prefills its prompt and its output so far."""
         old = self.group
         prompt, said = slice(old.num_prompt_tokens), self.output_token_ids
@@ -83,8 +87,8 @@ class Sequence:
             num_prompt_tokens=old.num_prompt_tokens,
             max_tokens=old.max_tokens,
             deadline_s=old.deadline_s,
-            trail=lengthened(old.trail, [*old.trail.token_ids[prompt], *said]),
-            album=old.album,
+            cursor=lengthened(old.cursor, [*old.cursor.token_ids[prompt], *said]),
+            image_batch=old.image_batch,
             sequences=[self],
             prefill_s=old.prefill_s,
         )
@@ -105,8 +109,8 @@ class SequenceGroup:
     num_prompt_tokens: int
     max_tokens: int
     deadline_s: float
-    trail: Trail = field(default_factory=Trail)
-    album: Album = field(default_factory=Album)
+    cursor: CacheCursor = field(default_factory=CacheCursor)
+    image_batch: ImageBatch = field(default_factory=ImageBatch)
     sequences: list[Sequence] = field(default_factory=list[Sequence])
     kv: list[Any] | None = None
     num_computed_tokens: int = 0
@@ -129,7 +133,7 @@ class SequenceGroup:
     @property
     def is_waiting(self) -> bool:
         """Its KV is being read from disk."""
-        return self.trail.is_waiting
+        return self.cursor.is_waiting
 
     @property
     def is_finished(self) -> bool:

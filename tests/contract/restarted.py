@@ -15,7 +15,7 @@ import mlx.core as mx
 import msgspec
 from mlx_lm.models.cache import trim_prompt_cache
 
-from runtime.slot_news import KnownSlot
+from runtime.slot_events import KnownSlot
 from tests.contract.lives import live
 from tests.kv_sessions import Session, load
 from tests.tiny_models import FAMILIES, write_model
@@ -60,14 +60,14 @@ class Case(NamedTuple):
 
 def go_on(session: Session, position: int, kv: list[Any] | None = None, start: int = 0) -> Case:
     """Continue from the live caches given, which stand at `start`, or from what is restored."""
-    trail = session.trail(prompt_from(position))
+    cursor = session.cursor(prompt_from(position))
     if kv is None:
-        kv, start = session.take_up(trail)
-    computed = session.compute(trail, kv, start, keeps=False)
+        kv, start = session.take_up(cursor)
+    computed = session.compute(cursor, kv, start, keeps=False)
     logits = {f"{position}.{end}": one for end, one in computed.items()}
-    for number, token_id in enumerate([trail.token_ids[-1], *ids(9, SAID_TOKENS)]):
+    for number, token_id in enumerate([cursor.token_ids[-1], *ids(9, SAID_TOKENS)]):
         logits[f"{position}.said.{number}"] = session.forward([token_id], kv)
-    return Case(msgspec.to_builtins(trail.use) | {"start": start}, logits)
+    return Case(msgspec.to_builtins(cursor.use) | {"start": start}, logits)
 
 
 def before(folder: Path, family: str) -> dict[str, Any]:
@@ -77,13 +77,13 @@ def before(folder: Path, family: str) -> dict[str, Any]:
     session = Session(model, folder / "store")
     copies: dict[int, list[Any]] = {}
     needs_state = session.tiers.needs_state
-    trail = session.trail(SAID[:PROMPT_TOKENS], boundaries=BOUNDARIES if needs_state else ())
-    kv, _ = session.take_up(trail)
+    cursor = session.cursor(SAID[:PROMPT_TOKENS], boundaries=BOUNDARIES if needs_state else ())
+    kv, _ = session.take_up(cursor)
     for end in (*BOUNDARIES, PROMPT_TOKENS - 1):
-        part = session.trail(SAID[: end + 1], boundaries=trail.boundaries)
+        part = session.cursor(SAID[: end + 1], boundaries=cursor.boundaries)
         session.compute(part, kv, max(copies, default=0))
         copies[end] = model.copy_kv(kv)
-    session.answer(trail, kv, SAID[PROMPT_TOKENS:])
+    session.answer(cursor, kv, SAID[PROMPT_TOKENS:])
     copies[END] = model.copy_kv(kv)
     logits: dict[str, mx.array] = {}
     last = model.copy_kv(copies[BOUNDARIES[-1]])

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import msgspec
 
+from runtime.kv.cursor import CacheCursor
 from runtime.kv.media import Placed, model_ids, place_media
-from runtime.kv.trail import Trail
-from runtime.slot_news import KnownSlot
+from runtime.models.vision_files import KEPT_TYPES, SEEING_TYPES
+from runtime.slot_events import KnownSlot
 from runtime.types import ChatPrompt, Image, Message, ModelSpec
-from runtime.vision_files import KEPT_TYPES, SEEING_TYPES
 from runtime.worker import model as models
-from runtime.worker.album import Album, Shot
-from runtime.worker.gallery import PictureGallery
 from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import SequenceGroup
+from runtime.worker.vision.image_loader import PillowImageLoader
+from runtime.worker.vision.images import ImageBatch, PromptImage
 from tests.contract.lives import live
 from tests.kv_sessions import _REQUEST, SLICE_TOKENS, Session
 from tests.tiny_tried_vlms import write_tried
@@ -86,48 +86,54 @@ class SeeingSession(Session):
 
     def __init__(self, model: LoadedModel, root: Path | None) -> None:
         super().__init__(model, root)
-        assert model.eyes is not None
-        assert model.eyes.lens is not None
-        self.loaded, self.eyes, self.lens = model, model.eyes, model.eyes.lens
-        self.gallery = PictureGallery(self.lens)
+        assert model.vision_model is not None
+        assert model.vision_model.image_processor is not None
+        self.loaded, self.vision_model, self.image_processor = (
+            model,
+            model.vision_model,
+            model.vision_model.image_processor,
+        )
+        self.gallery = PillowImageLoader(self.image_processor)
         self._slices = Scheduler(max_batch=1, max_slice=SLICE_TOKENS, block_s=1.0)
 
     def group(self, parts: tuple[Any, ...]) -> SequenceGroup:
         """A prompt as intake makes it."""
-        placed, shots = self._placed(parts)
+        placed, prompt_images = self._placed(parts)
         spans = placed.spans
         return SequenceGroup(
             request=_REQUEST,
-            token_ids=model_ids(placed.token_ids, self.lens.markup.placeholder),
+            token_ids=model_ids(placed.token_ids, self.image_processor.markup.placeholder),
             num_prompt_tokens=len(placed.token_ids),
             max_tokens=1,
             deadline_s=0.0,
-            trail=Trail(
+            cursor=CacheCursor(
                 token_ids=placed.token_ids,
                 media=spans,
                 boundaries=(HEAD,) if self.tiers.needs_state else (),
             ),
-            album=Album(
-                spans, tuple(shots[span.digest] for span in spans), is_whole=self.eyes.is_whole
+            image_batch=ImageBatch(
+                spans,
+                tuple(prompt_images[span.digest] for span in spans),
+                is_whole=self.vision_model.is_whole,
             ),
         )
 
-    def _placed(self, parts: tuple[Any, ...]) -> tuple[Placed, dict[bytes, Shot]]:
-        pad = self.lens.markup.placeholder
+    def _placed(self, parts: tuple[Any, ...]) -> tuple[Placed, dict[bytes, PromptImage]]:
+        pad = self.image_processor.markup.placeholder
         images = [
             Image(at=0, field="image", data=encoded(picture(*part)))
             for part in parts
             if isinstance(part, tuple)
         ]
         prompt = ChatPrompt(messages=(Message(role="user", images=tuple(images)),))
-        hung, shots = self.gallery.hang(prompt)
-        media = [shots[image.data].medium for image in hung.messages[0].images]
+        hung, prompt_images = self.gallery.hang(prompt)
+        media = [prompt_images[image.data].medium for image in hung.messages[0].images]
         flat = [one for part in parts for one in ([pad] if isinstance(part, tuple) else part)]
-        return place_media(flat, pad, media, []), dict(shots)
+        return place_media(flat, pad, media, []), dict(prompt_images)
 
     def see(self, group: SequenceGroup) -> int:
         """Take up what is known of a prompt; how many tokens."""
-        group.kv, group.num_computed_tokens = self.take_up(group.trail)
+        group.kv, group.num_computed_tokens = self.take_up(group.cursor)
         return group.num_computed_tokens
 
     def prefill(self, group: SequenceGroup, *, keeps: bool = True) -> None:
@@ -135,16 +141,16 @@ class SeeingSession(Session):
         while group.num_remaining_tokens:
             plan = self._slices.next_slice(group, 0)
             ids = group.token_ids[plan.start : plan.end]
-            self.loaded.prefill(ids, group.kv, group.album, plan.start)
+            self.loaded.prefill(ids, group.kv, group.image_batch, plan.start)
             group.num_computed_tokens = plan.end
             if keeps:
-                self.tiers.on_prefill(group.trail, group.kv, (plan.start, plan.end), 0.001)
+                self.tiers.on_prefill(group.cursor, group.kv, (plan.start, plan.end), 0.001)
                 self.check()
 
     def say(self, group: SequenceGroup, token_ids: list[int]) -> tuple[list[Any], mx.array]:
         """Feed the prompt's last token and these; the layer caches, and logits [tokens, vocab]."""
         assert group.kv is not None
-        kv = self.loaded.to_decode(group.kv, group.album, len(group.token_ids))
+        kv = self.loaded.to_decode(group.kv, group.image_batch, len(group.token_ids))
         fed = [group.token_ids[-1], *token_ids]
         logits = mx.stack([self.forward([one], kv)[0, -1] for one in fed])
         return self.loaded.from_decode(kv), logits
@@ -159,11 +165,11 @@ def go_on(session: SeeingSession, way: str, kept: list[Any] | None = None) -> di
         start = group.num_computed_tokens
     else:
         start = session.see(group)
-    encoded_before = session.eyes.num_encoded
+    encoded_before = session.vision_model.num_encoded
     session.prefill(group, keeps=False)
-    num_encoded = session.eyes.num_encoded - encoded_before
+    num_encoded = session.vision_model.num_encoded - encoded_before
     _, logits = session.say(group, words(9, 3))
-    spans = [[span.start, span.end] for span in group.album.spans]
+    spans = [[span.start, span.end] for span in group.image_batch.spans]
     return {"start": start, "num_encoded": num_encoded, "spans": spans, "logits": logits}
 
 
@@ -184,12 +190,12 @@ def before(folder: Path, case: str) -> dict[str, Any]:
     assert session.see(group) == 0
     session.prefill(group)
     kv, _ = session.say(group, ANSWER)
-    session.tiers.on_finished(group.trail, ANSWER, kv)
+    session.tiers.on_finished(group.cursor, ANSWER, kv)
     logits = {way: go_on(session, way, model.copy_kv(kv))["logits"] for way in WAYS[:2]}
     logits |= {way: cold(model, way) for way in WAYS[2:]}
     mx.save_safetensors(str(folder / "before.safetensors"), logits)
     (folder / "slots.json").write_bytes(msgspec.json.encode(session.publish()))
-    return {"num_held": len(group.token_ids) + SAID, "is_whole": session.eyes.is_whole}
+    return {"num_held": len(group.token_ids) + SAID, "is_whole": session.vision_model.is_whole}
 
 
 def after(folder: Path, case: str) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.model_files import checked_folder
-from runtime.model_folder import NeedsOwnCode
-from runtime.vision_files import BLIND_TYPES, VLM_TYPES
+from runtime.models.files import checked_folder
+from runtime.models.folder import NeedsOwnCode
+from runtime.models.vision_files import BLIND_TYPES, VLM_TYPES
 from tests.canaries import KEYS, Change, Loader, asking, loader, names, plant, tables_in
 from tests.tiny_models import write_model
 from tests.tiny_tried_vlms import KINDS, write_tried

@@ -1,6 +1,6 @@
 """What changes KV is in the model hash: an upgrade that adds something to set fails here first.
 
-Each name below is either never passed by us, or is part of `runtime.identity.model_hash`.
+Each name below is either never passed by us, or is part of `runtime.models.identity.model_hash`.
 """
 
 from __future__ import annotations

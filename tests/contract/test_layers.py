@@ -20,11 +20,11 @@ from mlx_lm.models.cache import (
 
 from runtime.kv import layers, pack
 from runtime.kv.blocks import HashChain
-from runtime.kv.ground import Ground
+from runtime.kv.cursor import CacheCursor
 from runtime.kv.layers import State, UnsupportedCache
 from runtime.kv.pack import RunKv
+from runtime.kv.state import TierState
 from runtime.kv.tiers import Tiers
-from runtime.kv.trail import Trail
 from store.errors import SlotDamaged
 from tests.layer_samples import (
     DIM,
@@ -93,7 +93,8 @@ def test_a_sliceable_cache_is_taken_up_at_any_token(tmp_path: Path, name: str, d
     how: dict[str, Any] = {"dtype": dtype, "heads": 1 if name == "one head" else HEADS}
     kv = make()
     layout = layers.layout_of(kv)
-    assert (layout.needs_state, layout.has_slices) == (False, True)
+    assert not layout.needs_state
+    assert any(leaf.kind == "sliceable" for leaf in layout.leaves)
     for start, end in spans_to(70, 13):
         feed(kv, start, end, **how)
     runs = runs_of(kv, layout, (0, 32, 61, 70), has_state=False)
@@ -218,18 +219,18 @@ class NoSuchModel:
 def test_an_unknown_class_is_refused_by_name_and_its_model_is_served():
     with pytest.raises(UnsupportedCache, match=r"^NewKind$"):
         layers.layout_of([NewKind()])
-    ground = Ground.of(NoSuchModel(), HashChain(b"", b""), b"", 1 << 20)
-    assert ground.unsupported == "NewKind"
-    tiers = Tiers(ground, None, None, lambda _: None)
+    tier_state = TierState.of(NoSuchModel(), HashChain(b"", b""), b"", 1 << 20)
+    assert tier_state.unsupported == "NewKind"
+    tiers = Tiers(tier_state, None, None, lambda _: None)
     for _ in range(2):
-        trail = Trail(token_ids=list(range(9)))
-        tiers.begin(trail)
-        kv, num_tokens = tiers.restore(trail)
+        cursor = CacheCursor(token_ids=list(range(9)))
+        tiers.begin(cursor)
+        kv, num_tokens = tiers.restore(cursor)
         assert [type(one).__name__ for one in kv] == ["KVCache", "CacheList"]
-        assert (num_tokens, trail.use.reason, trail.use.tier) == (0, "unsupported", "none")
+        assert (num_tokens, cursor.use.reason, cursor.use.tier) == (0, "unsupported", "none")
         feed(kv, 0, 9)
-        tiers.on_prefill(trail, kv, (0, 8), 0.1)
-        tiers.on_finished(trail, [9], kv)
+        tiers.on_prefill(cursor, kv, (0, 8), 0.1)
+        tiers.on_finished(cursor, [9], kv)
     assert (tiers.hot.num_bytes, len(tiers.hot.tree)) == (0, 0)
 
 

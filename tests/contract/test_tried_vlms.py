@@ -14,14 +14,14 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from runtime.kv.media import place_media
+from runtime.models.vision_files import KEPT_TYPES
 from runtime.types import ChatPrompt, Image, Message
-from runtime.vision_files import KEPT_TYPES
-from runtime.worker.album import Album
-from runtime.worker.any_lens import AnyLens
-from runtime.worker.gallery import PictureGallery
+from runtime.worker.input.template import Template
 from runtime.worker.model import LoadedModel
-from runtime.worker.template import Template
-from runtime.worker.trial import MAX_DEVIATION, try_out
+from runtime.worker.vision.fallback_processor import FallbackProcessor
+from runtime.worker.vision.image_loader import PillowImageLoader
+from runtime.worker.vision.images import ImageBatch
+from runtime.worker.vision.self_test import MAX_DEVIATION, run_self_test
 from tests.contract.seen_again import load
 from tests.tiny_tried_vlms import KINDS, write_tried
 from tests.tiny_vlms import encoded, picture
@@ -43,8 +43,8 @@ PLACES = (14, 49)
 
 def tried(path: Path, kind: str) -> LoadedModel:
     model = load(path, kind)
-    assert model.eyes is not None
-    model.eyes.open(model.stream)
+    assert model.vision_model is not None
+    model.vision_model.open(model.stream)
     return model
 
 
@@ -53,22 +53,24 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return tried(write_tried(tmp_path_factory.mktemp("tried"), request.param), request.param)
 
 
-def lens_of(model: LoadedModel) -> AnyLens:
-    assert model.eyes is not None
-    assert isinstance(model.eyes.lens, AnyLens), model.eyes.blindness
-    return model.eyes.lens
+def image_processor_of(model: LoadedModel) -> FallbackProcessor:
+    assert model.vision_model is not None
+    assert isinstance(model.vision_model.image_processor, FallbackProcessor), (
+        model.vision_model.blindness
+    )
+    return model.vision_model.image_processor
 
 
 def as_upstream_says(model: LoadedModel, text: str) -> mx.array:
     """Logits after a prompt with both pictures, all of it by upstream."""
-    lens = lens_of(model)
+    image_processor = image_processor_of(model)
     pictures = [FIRST, SECOND]
     if model.spec.model_type in UNPADDED:
-        inputs = dict(lens.processor(text=[text], images=pictures, return_tensors="mlx"))
+        inputs = dict(image_processor.processor(text=[text], images=pictures, return_tensors="mlx"))
     else:
         utils: Any = importlib.import_module("mlx_vlm.utils")
         inputs = utils.prepare_inputs(
-            lens.processor, images=pictures, prompts=text, add_special_tokens=False
+            image_processor.processor, images=pictures, prompts=text, add_special_tokens=False
         )
     whole = model.model.whole
     ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask", None)
@@ -80,20 +82,24 @@ def as_upstream_says(model: LoadedModel, text: str) -> mx.array:
 
 def as_we_say(model: LoadedModel, text: str, prompt: ChatPrompt, cuts: list[float]) -> mx.array:
     """The same, as a request goes, in slices that end at these shares of the prompt."""
-    lens = lens_of(model)
-    assert model.eyes is not None
-    template = Template(model.tokenizer, markup=lens.markup)
-    hung, shots = PictureGallery(lens).hang(prompt)
-    media = [shots[image.data].medium for image in hung.messages[0].images]
-    assert template.render(hung) == text.replace(lens.markup.mark, lens.markup.spelled)
+    image_processor = image_processor_of(model)
+    assert model.vision_model is not None
+    template = Template(model.tokenizer, markup=image_processor.markup)
+    hung, prompt_images = PillowImageLoader(image_processor).hang(prompt)
+    media = [prompt_images[image.data].medium for image in hung.messages[0].images]
+    assert template.render(hung) == text.replace(
+        image_processor.markup.mark, image_processor.markup.spelled
+    )
     ids = template.encode(template.render(hung)).token_ids
-    placed = place_media(ids, lens.markup.placeholder, media, [])
-    album = Album(placed.spans, tuple(shots[span.digest] for span in placed.spans))
+    placed = place_media(ids, image_processor.markup.placeholder, media, [])
+    image_batch = ImageBatch(
+        placed.spans, tuple(prompt_images[span.digest] for span in placed.spans)
+    )
     kv, start, num_tokens = model.new_kv(), 0, len(placed.token_ids)
     for end in [*(int(cut * num_tokens) for cut in cuts), num_tokens - 1]:
-        model.prefill(placed.token_ids[start:end], kv, album, start)
+        model.prefill(placed.token_ids[start:end], kv, image_batch, start)
         start = end
-    caches = model.to_decode(kv, album, num_tokens)
+    caches = model.to_decode(kv, image_batch, num_tokens)
     return model.model(mx.array([placed.token_ids[-1:]]), caches)[0, -1]
 
 
@@ -110,7 +116,7 @@ def test_pictures_are_read_as_upstream_reads_them_wherever_slices_end(model: Loa
         {"type": "image"},
         {"type": "text", "text": TEXT[PLACES[1] :]},
     ]
-    text = lens_of(model).processor.tokenizer.apply_chat_template(
+    text = image_processor_of(model).processor.tokenizer.apply_chat_template(
         [{"role": "user", "content": turn}], tokenize=False, add_generation_prompt=True
     )
     theirs = as_upstream_says(model, text)
@@ -127,9 +133,9 @@ def test_what_such_a_model_saw_is_kept_where_its_kind_is_tested(model: LoadedMod
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_shown_pictures_says_why(tmp_path: Path, kind: str):
     model = tried(write_tried(tmp_path, kind), kind)
-    assert model.eyes is not None
-    assert model.eyes.lens is None
-    assert REFUSED[kind] in model.eyes.blindness
+    assert model.vision_model is not None
+    assert model.vision_model.image_processor is None
+    assert REFUSED[kind] in model.vision_model.blindness
     assert model.unproven == kind
 
 
@@ -140,18 +146,18 @@ def test_a_tokenizer_that_begins_every_text_by_a_token_is_no_reason(tmp_path: Pa
     bos = file.token_to_id("<bos>")
     file.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
     file.save(str(path / "tokenizer.json"))
-    lens = lens_of(tried(path, kind))
-    assert lens.opening == (bos,)
-    assert bos not in lens.prepare(np.asarray(FIRST)).token_ids
+    image_processor = image_processor_of(tried(path, kind))
+    assert image_processor.opening == (bos,)
+    assert bos not in image_processor.prepare(np.asarray(FIRST)).token_ids
 
 
 def test_a_template_that_shows_no_images_is_a_reason(tmp_path: Path):
     path = write_tried(tmp_path, "idefics3")
     template = path / "chat_template.jinja"
     template.write_text(template.read_text().replace("<image>", ""))
-    eyes = tried(path, "idefics3").eyes
-    assert eyes is not None
-    assert eyes.blindness == "its chat template does not show where an image is"
+    vision_model = tried(path, "idefics3").vision_model
+    assert vision_model is not None
+    assert vision_model.blindness == "its chat template does not show where an image is"
 
 
 def test_what_cannot_be_tried_is_read_by_mlx_lm_where_that_can(tmp_path: Path):
@@ -159,7 +165,7 @@ def test_what_cannot_be_tried_is_read_by_mlx_lm_where_that_can(tmp_path: Path):
     template = path / "chat_template.jinja"
     template.write_text(template.read_text().replace("[IMG]", ""))
     model = load(path, "mistral3")
-    assert model.eyes is None
+    assert model.vision_model is None
     assert model.blindness == "its chat template does not show where an image is"
     assert type(model.new_kv()[0]).__module__ == "mlx_lm.models.cache"
     assert model.unproven is None, "its KV is kept"
@@ -169,37 +175,39 @@ def test_a_processor_that_cannot_be_loaded_is_a_reason(tmp_path: Path):
     path = write_tried(tmp_path, "idefics3")
     settings = {"image_processor_type": "NoSuchImageProcessor"}
     (path / "preprocessor_config.json").write_text(json.dumps(settings))
-    eyes = tried(path, "idefics3").eyes
-    assert eyes is not None
-    assert eyes.blindness.startswith("its image processor cannot be loaded")
-    assert str(path) not in eyes.blindness
+    vision_model = tried(path, "idefics3").vision_model
+    assert vision_model is not None
+    assert vision_model.blindness.startswith("its image processor cannot be loaded")
+    assert str(path) not in vision_model.blindness
 
 
 def test_the_trial_finds_out_what_is_read_otherwise(tmp_path: Path):
     """A model that is driven in wrong ways."""
     model = tried(write_tried(tmp_path, "glm4v"), "glm4v")
-    assert model.eyes is not None
-    lens = lens_of(model)
-    assert try_out(model.eyes, lens) is None
+    assert model.vision_model is not None
+    image_processor = image_processor_of(model)
+    assert run_self_test(model.vision_model, image_processor) is None
     model.model.says_positions = False
-    assert try_out(model.eyes, lens) is not None, "this kind wants to be told in every call"
+    assert run_self_test(model.vision_model, image_processor) is not None, (
+        "this kind wants to be told in every call"
+    )
     model.model.says_positions = True
-    lens.has_grid = False
-    why = try_out(model.eyes, lens)
+    image_processor.has_grid = False
+    why = run_self_test(model.vision_model, image_processor)
     assert why == "mlx-vlm reads an image among words in a way that is not known here"
     assert MAX_DEVIATION < 0.1
 
 
 def test_pictures_of_the_same_size_are_told_apart(model: LoadedModel):
-    lens = lens_of(model)
-    gallery = PictureGallery(lens)
+    image_processor = image_processor_of(model)
+    gallery = PillowImageLoader(image_processor)
     images = tuple(
         Image(at=0, field="image", data=encoded(picture(seed, 64, 64))) for seed in (1, 2, 1)
     )
-    hung, shots = gallery.hang(ChatPrompt(messages=(Message(role="user", images=images),)))
+    hung, prompt_images = gallery.hang(ChatPrompt(messages=(Message(role="user", images=images),)))
     first, second, again = (image.data for image in hung.messages[0].images)
     assert first == again != second
-    one, other = (shots[digest].prepare() for digest in (first, second))
+    one, other = (prompt_images[digest].prepare() for digest in (first, second))
     assert one.token_ids == other.token_ids
-    seen, else_ = (np.asarray(shot.inputs["pixel_values"]) for shot in (one, other))
+    seen, else_ = (np.asarray(prompt_image.inputs["pixel_values"]) for prompt_image in (one, other))
     assert not np.array_equal(seen, else_)

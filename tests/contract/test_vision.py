@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from runtime.config.settings import ModelSettings
 from runtime.kv.media import identity_ids
-from runtime.model_files import read_spec
-from runtime.settings import ModelSettings
+from runtime.models.files import read_spec
 from runtime.types import ChatPrompt, GenerateRequest, Message, SamplingParams, TextPrompt
 from runtime.types import Image as Sent
 from runtime.worker.decode import Decoder
-from runtime.worker.gallery import PictureGallery
-from runtime.worker.lens import FAMILIES
+from runtime.worker.input.template import Template
 from runtime.worker.model import LoadedModel
-from runtime.worker.output import Dialect, OutputParser
+from runtime.worker.output.parser import Dialect, OutputParser
 from runtime.worker.sequence import Sequence, SequenceGroup
-from runtime.worker.template import Template
+from runtime.worker.vision.image_loader import PillowImageLoader
+from runtime.worker.vision.processors import FAMILIES
 from store.types import MediaSpan
 from tests.contract.seen_again import (
     ANSWER,
@@ -112,18 +112,18 @@ def last_logits(session: SeeingSession, group: SequenceGroup, cuts: list[int]) -
     group.kv = session.loaded.new_kv()
     start = 0
     for cut in [*cuts, len(group.token_ids) - 1]:
-        end = group.album.whole_around(start, cut)
+        end = group.image_batch.whole_around(start, cut)
         if end > start:
-            session.loaded.prefill(group.token_ids[start:end], group.kv, group.album, start)
+            session.loaded.prefill(group.token_ids[start:end], group.kv, group.image_batch, start)
             start = end
     return session.say(group, [])[1][0]
 
 
 def upstream_logits(session: SeeingSession, group: SequenceGroup) -> mx.array:
     """What upstream computes for the whole prompt at once."""
-    whole, pad = session.loaded.model.whole, session.lens.markup.placeholder
+    whole, pad = session.loaded.model.whole, session.image_processor.markup.placeholder
     ids = mx.array(group.token_ids)[None]
-    views = [shot.prepare().inputs for shot in group.album.shots]
+    views = [prompt_image.prepare().inputs for prompt_image in group.image_batch.prompt_images]
     joined = {
         name: mx.array(np.concatenate([np.asarray(view[name]) for view in views]))
         for name in views[0]
@@ -145,7 +145,7 @@ def test_slices_may_end_anywhere_and_give_what_upstream_gives_for_the_whole(mode
         for one in ("start", "end")
     ]
     parts = (words(1, 9), *marks[:1], FIRST, *marks[1:], words(2, 30))
-    first = session.group(parts).album.spans[0].start
+    first = session.group(parts).image_batch.spans[0].start
     whole = last_logits(session, session.group(parts), [])
     for cuts in ([first], [first + 1, first + 3], [5, first + 2, first + 20]):
         assert mx.abs(last_logits(session, session.group(parts), cuts) - whole).max() <= DEVIATION
@@ -255,11 +255,11 @@ def known_session(model: LoadedModel) -> SeeingSession:
 def test_a_match_that_ends_inside_a_picture_goes_back_to_its_start(model: LoadedModel):
     session = known_session(model)
     group = session.group(NEXT["another second picture"])
-    span = group.album.spans[1]
-    theirs = session.group(BEGINNING.parts).trail.token_ids
-    group.trail.token_ids[span.start] = theirs[span.start]
+    span = group.image_batch.spans[1]
+    theirs = session.group(BEGINNING.parts).cursor.token_ids
+    group.cursor.token_ids[span.start] = theirs[span.start]
     num_tokens = session.see(group)
-    expected = group.album.spans[0].start if session.tiers.needs_state else span.start
+    expected = group.image_batch.spans[0].start if session.tiers.needs_state else span.start
     assert num_tokens == expected
     assert session.tiers.counts.vlm_retreat == 1
     session.prefill(group, keeps=False)
@@ -276,8 +276,8 @@ def cold(model: LoadedModel, group: SequenceGroup) -> mx.array:
 def test_another_picture_with_the_same_ids_is_not_taken_for_it(qwen: LoadedModel):
     session = known_session(qwen)
     group = session.group(BEGINNING.parts)
-    first, second = group.trail.media
-    group.trail.media = (first, second._replace(digest=b"x" * 32))
+    first, second = group.cursor.media
+    group.cursor.media = (first, second._replace(digest=b"x" * 32))
     assert session.see(group) <= first.start
     assert session.tiers.counts.exact_key_rejected_by_model_lcp == 1
 
@@ -287,7 +287,7 @@ def test_no_slot_ends_inside_a_picture(qwen: LoadedModel, tmp_path: Path):
     group = session.group((words(1, 2040), FIRST, words(2, 30), FIRST, words(3, 9)))
     session.see(group)
     session.prefill(group)
-    spans: list[MediaSpan] = [*group.album.spans]
+    spans: list[MediaSpan] = [*group.image_batch.spans]
     known = session.publish()
     assert {slot.end for slot in known} >= {spans[0].start, len(group.token_ids) - 1}
     assert not any(span.start < slot.end < span.end for span in spans for slot in known)
@@ -297,13 +297,15 @@ def test_no_slot_ends_inside_a_picture(qwen: LoadedModel, tmp_path: Path):
 
 
 def digest_of(model: LoadedModel, data: bytes) -> bytes:
-    assert model.eyes is not None
-    assert model.eyes.lens is not None
+    assert model.vision_model is not None
+    assert model.vision_model.image_processor is not None
     image = Sent(at=0, field="image", data=data)
     prompt = ChatPrompt(messages=(Message(role="user", images=(image,)),))
-    hung, shots = PictureGallery(model.eyes.lens).hang(prompt)
+    hung, prompt_images = PillowImageLoader(model.vision_model.image_processor).hang(prompt)
     digest = hung.messages[0].images[0].data
-    assert len(identity_ids(shots[digest].medium)) == shots[digest].medium.num_tokens
+    assert (
+        len(identity_ids(prompt_images[digest].medium)) == prompt_images[digest].medium.num_tokens
+    )
     return digest
 
 
@@ -348,8 +350,8 @@ import sys
 from pathlib import Path
 import runtime.worker.__main__
 from tests.kv_sessions import load
-assert load(Path({str(path)!r})).eyes is None
-known = {{"mlx_vlm", "runtime.worker.gallery", "runtime.worker.pictures"}}
+assert load(Path({str(path)!r})).vision_model is None
+known = {{"mlx_vlm", "runtime.worker.vision.image_loader", "runtime.worker.vision.pictures"}}
 assert not known & set(sys.modules), known & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=TIMEOUT_S)

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from runtime import vision_files
-from runtime.model_files import read_spec
-from runtime.settings import ModelSettings
-from runtime.vision_files import BLIND_TYPES, KEPT_TYPES, SEEING_TYPES, VLM_TYPES
-from runtime.worker.lens import FAMILIES
+from runtime.config.settings import ModelSettings
+from runtime.models import vision_files
+from runtime.models.files import read_spec
+from runtime.models.vision_files import BLIND_TYPES, KEPT_TYPES, SEEING_TYPES, VLM_TYPES
+from runtime.worker.vision.processors import FAMILIES
 from tests.tiny_tried_vlms import KINDS
 from tests.tiny_vlms import VISION_FAMILIES
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import structlog
 
-from runtime.compaction import compact
-from runtime.housekeeping import Limits, expire, keep_within_caps, scrub, tidy, usage_of
-from runtime.open_store import INDEX, OpenStore
-from runtime.store_opening import open_store
-from runtime.wire import SlotStaged
+from runtime.cache.compaction import compact
+from runtime.cache.maintenance import StoreLimits, expire, keep_within_caps, scrub, tidy, usage_of
+from runtime.cache.owned import INDEX, OpenStore
+from runtime.cache.store_opening import open_store
+from runtime.slot_events import SlotStaged
 from store import slots
 from store.clock import Trusted, TrustedClock
 from store.conversations import Conversations
@@ -164,9 +164,9 @@ def _continue(store: OpenStore) -> None:
     assert store.publish([told]).saved
 
 
-def _tight(store: OpenStore) -> Limits:
+def _tight(store: OpenStore) -> StoreLimits:
     """A tenth of it has to go."""
-    return Limits(usage_of(store).fast_bytes - 1, 1 << 40, 1e9)
+    return StoreLimits(usage_of(store).fast_bytes - 1, 1 << 40, 1e9)
 
 
 def _evict(store: OpenStore) -> None:
@@ -182,11 +182,13 @@ def _demote(store: OpenStore) -> None:
 def _expire(store: OpenStore) -> None:
     """Everything is over: half of it was cold already and goes for good."""
     store.clock = TrustedClock(Trusted(store.clock.now_s() + 7200.0))
-    _done(expire(store, Limits(1 << 40, 1 << 40, 3600.0)))
+    _done(expire(store, StoreLimits(1 << 40, 1 << 40, 3600.0)))
 
 
 def _evict_cold(store: OpenStore) -> None:
-    _done(keep_within_caps(store, Limits(1 << 40, usage_of(store).cold_bytes - FEW_BYTES, 1e9)))
+    _done(
+        keep_within_caps(store, StoreLimits(1 << 40, usage_of(store).cold_bytes - FEW_BYTES, 1e9))
+    )
 
 
 def _promote(store: OpenStore) -> None:
@@ -201,7 +203,7 @@ def _rebuild(store: OpenStore) -> None:
 
 def _scrub(store: OpenStore) -> None:
     _done(scrub(store, 7 * 86_400.0, never_stop))
-    _done(tidy(store, Limits(None, 1 << 40, 1e9)))
+    _done(tidy(store, StoreLimits(None, 1 << 40, 1e9)))
 
 
 def _lose_index(root: Path) -> None:

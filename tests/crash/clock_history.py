@@ -7,9 +7,9 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from runtime.history import OpenHistory
-from store import agent_rows, expired_rows, history_room
-from store.history_room import Room
+from runtime.cache.history import OpenHistory
+from store.history import agent_rows, expired_rows, quota
+from store.history.quota import HistoryCapacity
 
 TTL_S, GRACE_S = 30 * 86_400.0, 7 * 86_400.0
 
@@ -24,7 +24,7 @@ def main() -> None:
         agent_rows.create(connection, new)
         expired_rows.expire_agents(connection, now_s, TTL_S)
         expired_rows.erase(connection, now_s - GRACE_S)
-        history_room.make_room(connection, Room(1 << 30), now_s)
+        quota.make_room(connection, HistoryCapacity(1 << 30), now_s)
         living = [row.id for row in agent_rows.listing(connection, None, 100)]
         return [*living, *(f"expired-{row.id}" for row in expired_rows.listing(connection))]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from store.slot_format import DTYPE_BYTES
+from store.slot_file import DTYPE_BYTES
 
 
 def unchecked_payload(path: Path) -> bytes | None:

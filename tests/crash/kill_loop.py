@@ -22,15 +22,17 @@ import httpx
 import psutil
 from tokenizers import Tokenizer
 
-from runtime.inventory import Inventory
-from runtime.kv.prefix import num_common
-from runtime.store_opening import open_store
+from runtime.cache.inventory import Inventory
+from runtime.cache.owned import INDEX
+from runtime.cache.store_opening import open_store
+from runtime.kv.prefix_tree import num_common
 from store.errors import StoreError
 from store.keyed_names import conversation_key
 from store.slots import read_header
 from store.upkeep import slot_files
 from tests.agents import AGENTS, Agent
 from tests.crash.server_store import check_store, kill, slot_names
+from tests.disk_observer import bytes_at_once
 from tests.duel import Compared, unmistakable
 from tests.integration.test_conversations_apart import Harm, harmed, holes, tokens_of
 from tests.random_asks import Ask
@@ -46,10 +48,12 @@ NUM_ALIKE = 100
 """Tokens that siblings begin with."""
 OPENING = [1, 2, 3, 4]
 """What every prompt begins with, as with a template."""
-WINDOW = 6
+WINDOW = 9
 """So many tokens in a row are never the same by chance."""
 TOLERANCE = 1e-4
 SLICE_S = 0.3
+INDEX_SHARE = 5
+"""What the index and the room for its growth take at the most, in sizes of it."""
 """A server is killed within so many seconds of what it is killed in."""
 ODDS = {
     "turns": 5,
@@ -114,11 +118,13 @@ class KillLoop:
         self.system = self.words(12)
         self.talks: dict[str, Talk] = {}
         self.deleted: set[bytes] = set()
+        self.whose: dict[bytes, str] = {}
+        """Of what is deleted, by its windows, who said it."""
         self.deleted_keys: set[str] = set()
         self.traceless: dict[str, bytes] = {}
         self.harms: dict[str, list[Harm]] = {}
         self.compared = Compared()
-        self.trail: list[str] = []
+        self.cursor: list[str] = []
         self.num_named = 0
         self.is_capped = False
         self.alone = threading.Lock()
@@ -129,7 +135,7 @@ class KillLoop:
         """Raises AssertionError with the seed and with all that was done."""
         try:
             for number in range(num_kills):
-                self.trail.append(f"server {number}")
+                self.cursor.append(f"server {number}")
                 self.round()
             with self.served() as server:
                 self.answer_all(server)
@@ -137,7 +143,7 @@ class KillLoop:
             self.look_at_files()
             self.check()
         except BaseException as error:
-            told = "\n".join(self.trail[-60:])
+            told = "\n".join(self.cursor[-60:])
             error.add_note(f"HEARTH_TEST_SEED={self.seed}, after {num_kills=}\n{told}")
             raise
 
@@ -151,12 +157,12 @@ class KillLoop:
         kind = self.chance.choices(list(ODDS), list(ODDS.values()))[0]
         if kind == "start":
             self.kill_at_start()
-        elif kind == "capped":
+        elif kind == "capped" and (self.root / INDEX).exists():
             self.kill_while_capped()
         else:
             with self.served() as server:
                 self.live(server)
-                self.kill_in(server, kind)
+                self.kill_in(server, kind if kind != "capped" else "turns")
         self.after_kill()
 
     def live(self, server: RunningServer) -> None:
@@ -212,7 +218,7 @@ class KillLoop:
                     lambda: server.request("POST", "/admin/cache/verify"),
                     self.answering(server, talk),
                 ]
-        self.trail.append(f"killed in {kind}")
+        self.cursor.append(f"killed in {kind}")
         self.killed(server, deeds)
 
     def killed(self, server: RunningServer, deeds: Iterable[Callable[[], Any]]) -> None:
@@ -240,7 +246,7 @@ class KillLoop:
             raise error
 
     def kill_at_start(self) -> None:
-        self.trail.append("killed at its start")
+        self.cursor.append("killed at its start")
         with started(self.home, config=self.config()) as server:
             killer = threading.Timer(self.chance.uniform(0, 4 * SLICE_S), kill, [server])
             killer.start()
@@ -250,17 +256,17 @@ class KillLoop:
     def kill_while_capped(self) -> None:
         """There is less room than before: what goes is known from the files that stay."""
         self.look_at_files()
-        cap = int(self.num_bytes() * 0.7)
-        self.trail.append(f"killed while capped to {cap} bytes")
+        cap = int(self.num_bytes() * 0.7) + INDEX_SHARE * (self.root / INDEX).stat().st_size
+        self.cursor.append(f"killed while capped to {cap} bytes")
         with self.served(f"cache_max_bytes = {cap}\n") as server:
-            asyncio.run(until(lambda: self.num_bytes() <= cap, "it keeps to its cap"))
+            asyncio.run(until(lambda: bytes_at_once(self.root) <= cap, "it keeps to its cap"))
             self.is_capped = True
             for talk in self.some(2):
                 self.answer(server, talk)
             deeds = [self.answering(server, one) for one in self.some(2)]
             self.killed(server, deeds)
         self.is_capped = False
-        assert self.num_bytes() <= cap, "more than the cap"
+        assert bytes_at_once(self.root) <= cap, "more than the cap"
         rows = slot_names(self.root)  # what is evicted loses its row before its file
         files = [one for one in self.files() if one.stem in rows and is_served(one)]
         there = [(read_header(one).start, tokens_of(one)) for one in files]
@@ -303,7 +309,7 @@ class KillLoop:
             kind = f"as {source[0].name}, to {cut}"
         else:
             talk = Talk(name, name, list(self.alike if kind == "sibling" else OPENING), [])
-        self.trail.append(f"{name} begins: {kind}")
+        self.cursor.append(f"{name} begins: {kind}")
         self.talks[name] = talk
         self.answer(server, talk)
 
@@ -321,7 +327,7 @@ class KillLoop:
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         with self.alone:
             of = f"{cached} of {usage['prompt_tokens']}"
-            self.trail.append(f"{talk.name}: {of}, {due} due, {cache['durable_tokens']} durable")
+            self.cursor.append(f"{talk.name}: {of}, {due} due, {cache['durable_tokens']} durable")
         told = (talk.name, talk.num_durable, sorted(talk.lost), usage, cache)
         assert cached >= due or self.is_capped, told
         with self.alone:
@@ -434,11 +440,13 @@ class KillLoop:
     def bury(self, talk: Talk, route: str) -> None:
         """It was answered: from now on nothing is left of what nobody else said."""
         with self.alone:
-            self.trail.append(f"{talk.name} is deleted: {route}")
+            self.cursor.append(f"{talk.name} is deleted: {route}")
             self.talks.pop(talk.name, None)
             others = [ids for one in self.talks.values() for _, ids in one.pieces]
             mine = [ids for _, ids in talk.pieces]
-            self.deleted |= windows(mine) - windows(others)
+            gone = windows(mine) - windows(others)
+            self.deleted |= gone
+            self.whose |= dict.fromkeys(gone, talk.name)
             self.deleted_keys.add(self.key_of(talk).hex())
 
     # What happens to them
@@ -456,7 +464,7 @@ class KillLoop:
             byte = os.pread(file.fileno(), 1, at)[0]
             os.pwrite(file.fileno(), bytes([byte ^ 1 << self.chance.randrange(8)]), at)
             harm = Harm(header.start, tokens, span)
-            self.trail.append(f"byte {at} of {path.stem}: {span} is lost")
+            self.cursor.append(f"byte {at} of {path.stem}: {span} is lost")
             self.harms.setdefault(path.stem, []).append(harm)
             for talk in self.talks.values():
                 lose(talk, harm)
@@ -483,7 +491,8 @@ class KillLoop:
             with suppress(StoreError, ValueError):
                 tokens = tokens_of(path)
                 shared = windows([tokens]) & self.deleted
-                return f"{len(shared)} of {len(tokens)} tokens" if shared else ""
+                whose = sorted({self.whose[one] for one in shared})
+                return f"{len(shared)} of {len(tokens)} tokens, of {whose}" if shared else ""
         data = path.read_bytes()
         names = [name for name, key in self.traceless.items() if key in data]
         size = 4 * WINDOW

@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from runtime.inventory import Inventory
-from runtime.inventory_views import ConversationView
-from runtime.open_store import OpenStore
-from runtime.store_opening import open_store
+from runtime.cache.inventory import Inventory
+from runtime.cache.inventory_views import ConversationView
+from runtime.cache.owned import OpenStore
+from runtime.cache.store_opening import open_store
 from store import upkeep
 from store.disk import disk_bytes
 from store.recovery import Recovery

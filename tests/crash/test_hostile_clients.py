@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from api.framing import MAX_HEAD_BYTES, MAX_LINE_BYTES
+from api.http.framing import MAX_HEAD_BYTES, MAX_LINE_BYTES
 from runtime.keys import digest_of
 from tests.running_server import CHAT, RunningServer, running
 from tests.waiting import until

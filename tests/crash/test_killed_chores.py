@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from runtime.open_store import OpenStore
+from runtime.cache.owned import OpenStore
 from store.conversations import Conversations
 from store.disk import opened
 from store.slots import read_contents, read_token_ids, slot_path
@@ -170,7 +170,9 @@ def held_by(store: OpenStore, told: Told) -> Held:
         check_bytes(store, told, row)
         if reaches_beginning(rows, row):
             tokens |= set(range(row.header.start, row.header.end))
-    talk = Conversations(store.database).get(chores.key_of(store, told), told.model)
+    mine = (chores.key_of(store, told), told.model)
+    talks = {(one.key, one.model): one for one in Conversations(store.database).listing()}
+    talk = talks.get(mine)
     leaf = rows.get(talk.leaf or "") if talk else None
     return Held(tokens, leaf.header.end if leaf else 0)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.crashes import Crashes, CrashRecord
+from runtime.supervisor.crashes import Crashes, CrashRecord
 from tests.conversation import CODE, Conversation
 from tests.crash.server_store import check_store, wait_until_durable
 from tests.running_server import CHAT, running

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store_opening import open_store
+from runtime.cache.store_opening import open_store
 from store import slots
 from store.disk import disk_bytes
 from store.types import SlotRow

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import pytest
 import pytest_asyncio
 
+from runtime.config.settings import ModelSettings
 from runtime.errors import Aborted
-from runtime.generation import Generation
-from runtime.settings import ModelSettings
-from runtime.supervisor import Supervisor
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import (
     GenerateRequest,
     PrefillProgress,
@@ -138,10 +138,10 @@ async def test_a_running_request_is_not_changed_by_who_joins_and_leaves(served: 
 
 async def settled(supervisor: Supervisor) -> None:
     """Wait until a heartbeat says that the worker has nothing to do."""
-    pulse = worker_of(supervisor).pulse
-    before = pulse.last
-    await until(lambda: pulse.last is not before, "a heartbeat")
-    await until(lambda: pulse.last is not None and not pulse.last.is_busy, "an idle worker")
+    watchdog = worker_of(supervisor).watchdog
+    before = watchdog.last
+    await until(lambda: watchdog.last is not before, "a heartbeat")
+    await until(lambda: watchdog.last is not None and not watchdog.last.is_busy, "an idle worker")
 
 
 async def expect_aborted(generation: Generation) -> None:

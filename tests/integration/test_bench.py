@@ -15,13 +15,13 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from api.bench.arguments import add_arguments
 from api.bench.command import measure, run
 from api.bench.figures import said
 from api.bench.recipes import RecipeError
 from api.bench.report import Report, markdown
+from api.cli.arguments import add_bench_arguments
 from ops.bench.peers import BEGIN, END, with_table
-from runtime.settings import Settings
+from runtime.config.settings import Settings
 from tests.running_server import running
 
 OVER_HTTP = {"cold", "retry", "follow-up", "sibling", "mid-edit", "1 stream", "2 streams"}
@@ -29,7 +29,7 @@ OVER_HTTP = {"cold", "retry", "follow-up", "sibling", "mid-edit", "1 stream", "2
 
 def arguments_of(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_bench_arguments(parser)
     few = ("--tokens", "600", "--streams", "2", "--rounds", "1")
     return parser.parse_args([*few, *words])
 

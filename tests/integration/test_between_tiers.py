@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from runtime.housekeeping import Limits, expire, keep_within_caps, usage_of
-from runtime.inventory import Inventory
-from runtime.open_store import Gone, Merged, OpenStore
-from runtime.store_opening import open_store
-from runtime.wire import SlotStaged
+from runtime.cache.inventory import Inventory
+from runtime.cache.maintenance import StoreLimits, expire, keep_within_caps, usage_of
+from runtime.cache.owned import Merged, OpenStore
+from runtime.cache.store_opening import open_store
+from runtime.slot_events import SlotsGone, SlotStaged
 from store import slots
 from store.clock import Trusted, TrustedClock
 from store.cold import ColdDirectory, ColdSlot
@@ -28,7 +28,7 @@ from store.types import DEFAULT_TTL_S, SlotPlace, SlotRow
 from tests.slot_samples import publish_sample, sample, slot_id
 
 ONE = slot_id(1)
-TIGHT = Limits(1, 10**9, 1e9)
+TIGHT = StoreLimits(1, 10**9, 1e9)
 
 
 class Interrupted(ColdDirectory):
@@ -112,7 +112,7 @@ def test_verifying_is_no_trouble_for_who_promotes(store: OpenStore):
 def test_what_a_later_release_wrote_is_not_said_to_be_damaged(store: OpenStore):
     [path] = files(store)
     path.write_bytes(path.read_bytes().replace(b"hearth-slot/2", b"hearth-slot/8", 1))
-    gone: list[Gone | Merged] = []
+    gone: list[SlotsGone | Merged] = []
     view = Inventory(store, gone.append).verify()
     assert (view.num_verified, view.num_damaged, view.num_unread) == (0, 0, 1)
     assert not gone
@@ -251,7 +251,7 @@ def test_the_cold_store_never_takes_more_than_it_may(store: OpenStore):
 
 def test_what_expires_and_has_no_room_in_the_cold_store_goes(store: OpenStore):
     store.clock = TrustedClock(Trusted(store.clock.now_s() + 2 * DEFAULT_TTL_S))
-    gone = list(expire(store, Limits(None, 1, 1e9)))
+    gone = list(expire(store, StoreLimits(None, 1, 1e9)))
     assert [one.ids for one in gone if one.ids] == [(ONE,)]
     assert not files(store)
 

@@ -19,16 +19,10 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from api.connection import (
-    LINGER_READS,
-    Bounded,
-    Connections,
-    HttpConnection,
-    most_connections,
-)
-from api.errors import status_of
-from api.framing import MAX_HEAD_BYTES, Malformed
-from api.patience import Patience
+from api.http.connection import SlowClientGuard
+from api.http.errors import status_of
+from api.http.framing import MAX_HEAD_BYTES, Malformed
+from api.http.http1 import LINGER_READS, Bounded, Connections, HttpConnection, most_connections
 from tests.unit.test_framing import BAD, CHUNKED, GET, NOT_SPOKEN, TOO_LARGE, head, split
 from tests.waiting import until
 
@@ -44,7 +38,7 @@ EITHER = pytest.mark.parametrize("parser", PARSERS)
 LAST = b"GET /last HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
-class House:
+class HearthServer:
     """An application that tells what it was asked, behind one of the parsers."""
 
     def __init__(self, parser: str, most: int = 1000, **bounds: float) -> None:
@@ -54,7 +48,7 @@ class House:
         self.most_at_work = 0
         self.may_answer = asyncio.Event()
         config = uvicorn.Config(
-            Patience(self._app, 30.0), ws="none", lifespan="off", log_config=None
+            SlowClientGuard(self._app, 30.0), ws="none", lifespan="off", log_config=None
         )
         config.load()
         kind = type("Connection", (PARSERS[parser],), {"registry": self.registry, **bounds})
@@ -129,7 +123,7 @@ async def read_all(connection: socket.socket) -> bytes:
 
 async def told_to(parser: str, pieces: list[bytes]) -> tuple[bytes, list[str]]:
     """All that is answered to these pieces, up to the end, and what the application was asked."""
-    house = House(parser)
+    house = HearthServer(parser)
     async with house.accepted() as (protocol, theirs):
         for piece in pieces:
             protocol.data_received(piece)
@@ -210,7 +204,7 @@ async def test_an_answer_before_the_end_of_a_request_ends_the_connection(
     parser: str, beginning: bytes, status: int
 ) -> None:
     """The client can read it, and what it goes on sending is neither kept nor read for long."""
-    house = House(parser)
+    house = HearthServer(parser)
     async with house.accepted() as (protocol, theirs):
         protocol.data_received(beginning)
         answer = await read_all(theirs)  # our side ends at once
@@ -228,7 +222,7 @@ async def test_an_answer_before_the_end_of_a_request_ends_the_connection(
 async def test_a_request_that_nobody_reads_is_not_waited_for(
     parser: str,
 ) -> None:
-    house = House(parser, linger_s=0.05)
+    house = HearthServer(parser, linger_s=0.05)
     async with house.accepted() as (protocol, theirs):
         protocol.data_received(head(b"Content-Length: 9", line=b"POST /refused HTTP/1.1"))
         assert statuses(await read_all(theirs)) == [401]
@@ -238,7 +232,7 @@ async def test_a_request_that_nobody_reads_is_not_waited_for(
 @EITHER
 async def test_a_head_that_does_not_arrive_in_time_is_not_waited_for(parser: str) -> None:
     """Nor the head of a second request, whose client had all the time before it."""
-    house = House(parser, head_timeout_s=0.05, linger_s=0.05)
+    house = HearthServer(parser, head_timeout_s=0.05, linger_s=0.05)
     for beginning in (b"", b"GET / HT", GET + b"GET / HT", b"\r\n\r\n"):
         async with house.accepted() as (protocol, theirs):
             protocol.data_received(beginning)
@@ -250,7 +244,7 @@ async def test_a_head_that_does_not_arrive_in_time_is_not_waited_for(parser: str
 
 @EITHER
 async def test_a_request_that_was_read_leaves_its_connection_to_the_next(parser: str) -> None:
-    house = House(parser)
+    house = HearthServer(parser)
     async with house.accepted() as (protocol, theirs):
         for _ in range(3):
             protocol.data_received(head(b"Content-Length: 5") + b"hello")
@@ -263,7 +257,7 @@ async def test_a_request_that_was_read_leaves_its_connection_to_the_next(parser:
 async def test_requests_behind_each_other_are_answered_in_turn_and_one_at_a_time(
     parser: str,
 ) -> None:
-    house = House(parser)
+    house = HearthServer(parser)
     async with house.accepted() as (protocol, theirs):
         slow = head(line=b"GET /slow HTTP/1.1")
         protocol.data_received(slow + GET * 1500 + LAST)
@@ -291,7 +285,7 @@ async def test_however_many_connect_what_they_hold_is_bounded_and_others_are_ser
     parser: str,
 ) -> None:
     """Unfinished heads as large as they may be, and connections that were answered and stay."""
-    house, most = House(parser, most=40), 40
+    house, most = HearthServer(parser, most=40), 40
     part = b"GET / HTTP/1.1\r\n" + (b"x: " + b"a" * 16_000 + b"\r\n") * 4
     bound = most * MAX_HEAD_BYTES
     async with house.listening() as port:
@@ -315,7 +309,7 @@ async def test_however_many_connect_what_they_hold_is_bounded_and_others_are_ser
 
 @EITHER
 async def test_when_all_are_being_answered_the_next_is_told_so(parser: str) -> None:
-    house = House(parser, most=4)
+    house = HearthServer(parser, most=4)
     async with house.listening() as port:
         slow = head(b"Connection: close", line=b"GET /slow HTTP/1.1")
         busy = [await connected(port, slow) for _ in range(4)]

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from runtime.cache.store_opening import open_store
 from runtime.embedded import HEARTH_TINY
-from runtime.store_opening import open_store
 from store import upkeep
+from store.keyed_names import conversation_key
 from store.ownership import take
 from tests.conversation import CODE, Conversation, wait_until_saved
 from tests.crash.server_store import sql_dump
@@ -131,7 +132,7 @@ def slots_of(server: RunningServer, session_id: str) -> set[bytes]:
 def key_of(home: Path, session_id: str) -> str:
     """What stands for a session id in listings."""
     with take(home / "kv") as owned:
-        return owned.keyed_hash("conversation", session_id.encode()).hex()
+        return conversation_key(owned.secret, session_id).hex()
 
 
 async def test_a_listing_says_what_there_is(home: Path, server: RunningServer):

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from api.errors import STATUSES
+from api.http.errors import STATUSES
 from runtime.errors import HearthError
-from runtime.generation import Generation
-from runtime.lifecycle import HAS_PROCESS
-from runtime.supervisor import Supervisor
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.lifecycle import HAS_PROCESS
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import (
     ChatPrompt,
     Failed,

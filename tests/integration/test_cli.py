@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from textual.widgets import DataTable, Static
 
+from api.cli.chat import ChatSession, summary
+from api.cli.client import ServerLink
 from api.cli.commands import COMMANDS, EXIT_CODES, parser
-from api.cli.connection import ServerLink
 from api.cli.progress import watching
-from api.cli.talk import Conversation, summary
 from api.cli.top import Top
+from runtime.config.settings import Settings
 from runtime.progress import Progress
-from runtime.settings import Settings
 from tests.running_server import (
     CHAT,
     ROOT,
@@ -126,7 +126,7 @@ class Impatient(io.StringIO):
 
 def test_an_answer_that_is_stopped_leaves_the_conversation_usable(server: RunningServer):
     settings = Settings(home=server.home, port=server.port)
-    talk = Conversation(ServerLink(settings), {"max_tokens": 200})
+    talk = ChatSession(ServerLink(settings), {"max_tokens": 200})
     stopped = talk.say("Hello!", Impatient())
     assert (stopped.is_stopped, summary(stopped)) == (True, "[stopped]")
     told_after = talk.say("And again?", io.StringIO())

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from api.cache_cli import text as cache_text
+from api.cli.cache import text as cache_text
+from api.cli.client import ServerLink
 from api.cli.commands import COMMANDS, parser
-from api.cli.connection import ServerLink
 from api.cli.views import ago, count, fact, show, size, took
-from api.version import VERSION
-from runtime.inventory_views import ConversationView
-from runtime.settings import Settings
-from runtime.store_opening import open_store
+from runtime.cache.inventory_views import ConversationView
+from runtime.cache.store_opening import open_store
+from runtime.config.settings import Settings
+from runtime.version import VERSION
 from tests.running_server import free_port
 from tests.running_server import hearth as command
 

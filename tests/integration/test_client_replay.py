@@ -13,11 +13,10 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
+from runtime.cache.service import KvStore
+from runtime.config.settings import ModelSettings, PromptSwitches
 from runtime.embedded import HEARTH_TINY
-from runtime.kv_store import KvStore
-from runtime.prompt.switches import PromptSwitches
-from runtime.settings import ModelSettings
-from runtime.supervisor import Supervisor
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, Message, Usage
 from tests.asking import Answer, ask, script, supervising, supervising_with_store
 from tests.client_shapes import NEEDLE, SHAPES, Conversation, Said, Shape, with_clock

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from api.kv_metrics import KvCollector
-from runtime.housekeeping import Limits, expire
-from runtime.kv_store import KvStore
-from runtime.open_store import OpenStore
-from runtime.store_opening import open_store
+from api.observe.store_metrics import KvCollector
+from runtime.cache.maintenance import StoreLimits, expire
+from runtime.cache.owned import OpenStore
+from runtime.cache.service import KvStore
+from runtime.cache.store_opening import open_store
 from runtime.types import TokenPrompt
 from store import slots
 from store.cold import ColdStore, open_cold
@@ -166,7 +166,7 @@ def stored(root: Path, bucket: str) -> tuple[OpenStore, SlotRow]:
 
 def expired(store: OpenStore) -> list[str]:
     """What goes to the cold store, or away, as its time is over."""
-    limits = Limits(None, 1 << 40, 1e12)
+    limits = StoreLimits(None, 1 << 40, 1e12)
     return [name for news in expire(store, limits) for name in news.ids]
 
 
@@ -241,7 +241,7 @@ async def test_nobody_waits_for_a_bucket_that_is_silent(tmp_path: Path, service:
         for tokens in (one.token_ids[:end] for one in said for end in (500, 1500)):
             await reused(supervisor, TokenPrompt(token_ids=tokens), ttl_s=0.1)
         store = await saved(kv, len(said) * 1500)
-        work = partial(expire, limits=Limits(None, 10**9, 1e6))
+        work = partial(expire, limits=StoreLimits(None, 10**9, 1e6))
         await repeat(kv, work, lambda: not stored_tokens(store))
         cold = set(store.index.places())
     async with serving(tmp_path, **settings) as (supervisor, kv):

@@ -8,6 +8,7 @@ the reason says so, and of no others.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -29,23 +30,36 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from runtime.compaction import compact
-from runtime.housekeeping import Limits, keep_within_caps, usage_of
-from runtime.inventory import Inventory
-from runtime.kv.prefix import num_common
-from runtime.kv.trail import Trail
-from runtime.kv_channel import known
-from runtime.open_store import Demoted, Gone, Merged, News, OpenStore, lost, note
-from runtime.repair import repair
-from runtime.slot_news import Lost, SlotsPromoted
-from runtime.store_opening import open_store
-from runtime.wire import Forget, SlotBad, SlotStaged, SlotsWanted, TurnEnded
+from runtime.cache.compaction import compact, cut_ends
+from runtime.cache.inventory import Inventory
+from runtime.cache.maintenance import StoreLimits, keep_within_caps, usage_of
+from runtime.cache.owned import Merged, News, OpenStore, lost, note
+from runtime.cache.repair import repair
+from runtime.cache.service import KvStore
+from runtime.cache.store_opening import open_store
+from runtime.config.settings import Settings
+from runtime.errors import UnknownConversation
+from runtime.kv.cursor import CacheCursor
+from runtime.kv.prefix_tree import num_common
+from runtime.slot_events import (
+    Forget,
+    KnownSlot,
+    Lost,
+    SlotBad,
+    SlotPart,
+    SlotsDemoted,
+    SlotsGone,
+    SlotsPromoted,
+    SlotsWanted,
+    TurnEnded,
+)
+from store.conversations import Conversations
 from store.disk import disk_bytes
 from store.keyed_names import Asker, Whom
 from store.recovery import Recovery
-from store.slot_format import bounds
-from store.slots import read_contents, read_header, slot_path
-from store.types import SlotRow
+from store.slot_file import bounds
+from store.slots import SLOTS, read_contents, read_header, slot_path
+from store.types import ConversationRow, SlotRow
 from store.upkeep import slot_files
 from tests.crash.server_store import check_bytes_add_up
 from tests.integration.test_kv_replay import Hashing
@@ -97,7 +111,7 @@ class ConversationsApart(RuleBasedStateMachine):
     def worker(self) -> Session:
         """One that knows what is on disk, and nothing else."""
         session = Session(self.model, self.store.root, block_size=BLOCK, secret=self.store.secret)
-        session.tiers.learn([known(row) for row in self.store.index.all_slots()])
+        session.tiers.learn(list(map(KnownSlot.of, self.store.index.all_slots())))
         session.tiers.hear(Lost(rows=tuple(lost(self.store, MODEL, is_alone=False))))
         return session
 
@@ -158,9 +172,9 @@ class ConversationsApart(RuleBasedStateMachine):
         cap = max(usage_of(self.store).fast_bytes * share // 10, 1)
         there = {path.stem: path for path in self.whole_files()}
         held = {name: (read_header(path), tokens_of(path)) for name, path in there.items()}
-        for news in keep_within_caps(self.store, Limits(cap, 1 << 40, 1e9)):
+        for news in keep_within_caps(self.store, StoreLimits(cap, 1 << 40, 1e9)):
             for header, tokens in (held[one] for one in news.ids if one in held):
-                if isinstance(news, Gone):
+                if isinstance(news, SlotsGone):
                     harm = Harm(header.start, tokens, range(header.start, header.end))
                     self.lose(harm, self.talks.values())
             self.tell(news)
@@ -175,7 +189,7 @@ class ConversationsApart(RuleBasedStateMachine):
     def demote(self, choice: int) -> None:
         path = self.whole_files()[choice % len(self.whole_files())]
         self.store.demote(path.stem)
-        self.tell(Demoted((path.stem,)))
+        self.tell(SlotsDemoted((path.stem,)))
 
     @rule()
     def restart(self) -> None:
@@ -189,12 +203,12 @@ class ConversationsApart(RuleBasedStateMachine):
         talk = self.chosen(choice)
         if talk is not None and len(talk.ids) + num_new + 2 <= MAX_TOKENS:
             start = len(talk.ids)
-            trail = self.turn(talk, num_new, 2)
+            cursor = self.turn(talk, num_new, 2)
             self.session.wait_until_written()
             self.serve(self.session)
             talk.lost |= set(range(start, len(talk.ids)))
-            self.session.tiers.note_durable(trail)
-            talk.lost -= set(range(trail.use.num_durable))
+            self.session.tiers.note_durable(cursor)
+            talk.lost -= set(range(cursor.use.num_durable))
             self.lose_unseen(talk)
             self.undurable |= {one for job, _ in self.session.written for one in job.token_ids}
             self.note()
@@ -236,14 +250,14 @@ class ConversationsApart(RuleBasedStateMachine):
     def look(self, talk: Talk) -> None:
         """A worker that has just started takes up all but what was lost, and about a block each."""
         worker = self.worker()
-        trail = worker.trail([*talk.ids, 1])
-        trail.ttl_s = 0.0
-        _, num_reused = self.computed(worker, trail)
+        cursor = worker.cursor([*talk.ids, 1])
+        cursor.ttl_s = 0.0
+        _, num_reused = self.computed(worker, cursor)
         worker.close()
         lost = {position - position % BLOCK for position in talk.lost}
         allowed = len(lost) * BLOCK + len(holes(talk.lost)) * BLOCK
         assert num_reused >= len(talk.ids) - allowed, f"{num_reused} of {talk}"
-        said, at = trail.use.reason, trail.use.at
+        said, at = cursor.use.reason, cursor.use.at
         is_undurable = at < len(talk.ids) and talk.ids[at] in self.undurable
         true = ("not_yet_durable", "damaged") if is_undurable else ("not_yet_durable",)
         assert (said in true) == is_undurable, f"{said} at {at} of {talk}"
@@ -261,42 +275,42 @@ class ConversationsApart(RuleBasedStateMachine):
         self.talks[talk.name] = talk
         return talk
 
-    def turn(self, talk: Talk, num_new: int, num_said: int) -> Trail:
+    def turn(self, talk: Talk, num_new: int, num_said: int) -> CacheCursor:
         prompt = [*talk.ids, *(next(self.fresh) for _ in range(num_new))]
         said = [next(self.fresh) for _ in range(num_said)]
-        trail = self.session.trail(prompt, asker=Asker("m", talk.name))
-        kv, _ = self.computed(self.session, trail)
+        cursor = self.session.cursor(prompt, asker=Asker("m", talk.name))
+        kv, _ = self.computed(self.session, cursor)
         whole = [*prompt, *said]
         for at in range(len(prompt) - 1, len(whole)):
             self.model.compute(kv, whole, at, at + 1)
-        self.session.tiers.on_finished(trail, said, kv)
+        self.session.tiers.on_finished(cursor, said, kv)
         talk.ids = whole
-        return trail
+        return cursor
 
-    def computed(self, session: Session, trail: Trail) -> tuple[list[Any], int]:
+    def computed(self, session: Session, cursor: CacheCursor) -> tuple[list[Any], int]:
         """As the engine: take up, compute what is missing, take up what is known behind it.
 
         Caches with all but the last token, and how many tokens were taken up.
         """
-        tiers, ids, last = session.tiers, trail.token_ids, len(trail.token_ids) - 1
-        tiers.begin(trail)
+        tiers, ids, last = session.tiers, cursor.token_ids, len(cursor.token_ids) - 1
+        tiers.begin(cursor)
         self.serve(session)
-        while trail.is_waiting:
+        while cursor.is_waiting:
             session.hear()
             self.serve(session)
-        kv, at = tiers.restore(trail)
+        kv, at = tiers.restore(cursor)
         num_reused = at
         self.model.check(kv, ids, at)
         while at < last:
-            if tiers.knows_more(trail, at):
+            if tiers.knows_more(cursor, at):
                 num_reused -= at
-                kv, at = tiers.restore(trail, num_had=at)
+                kv, at = tiers.restore(cursor, num_had=at)
                 num_reused += at
                 self.model.check(kv, ids, at)
                 continue
-            end = min([at + 32, last, *(one for one in trail.boundaries if one > at)])
+            end = min([at + 32, last, *(one for one in cursor.boundaries if one > at)])
             self.model.compute(kv, ids, at, end)
-            tiers.on_prefill(trail, kv, (at, end), 0.001)
+            tiers.on_prefill(cursor, kv, (at, end), 0.001)
             at = end
         return kv, num_reused
 
@@ -311,11 +325,11 @@ class ConversationsApart(RuleBasedStateMachine):
                     session.tiers.on_gone([one for one in ids if one not in there], "evicted")
                 case SlotBad(parts=parts) if session is self.session and parts:
                     news = repair(self.store, report.id, parts)
-                    saved = [row.header.id for row in news.rows] if isinstance(news, Merged) else []
+                    saved = [one.id for one in news.told.slots] if isinstance(news, Merged) else []
                     session.tiers.on_saved(saved)
                     session.tiers.on_gone([p.id for p in parts if p.id not in saved], "evicted")
                 case SlotBad() if session is self.session:
-                    self.tell(Gone(self.store.drop_bad(report.id), "damaged"))
+                    self.tell(SlotsGone(self.store.drop_bad(report.id), "damaged"))
                 case TurnEnded():
                     self.store.end_turn(MODEL, report)
                 case _:
@@ -325,17 +339,7 @@ class ConversationsApart(RuleBasedStateMachine):
         """All that a turn computed is on disk now, also what was lost before."""
         session = self.session
         session.wait_until_written()
-        staged = [
-            SlotStaged(
-                header=job.header,
-                path=str(one.path),
-                num_bytes=one.num_bytes,
-                asker=job.asker,
-                ends_turn=job.ends_turn,
-                parent=job.parent,
-            )
-            for job, one in session.written
-        ]
+        staged = [job.staged(file) for job, file in session.written]
         session.written.clear()
         self.note()
         published = self.store.publish(staged)
@@ -358,14 +362,7 @@ class ConversationsApart(RuleBasedStateMachine):
         return tokens_of(slot_path(self.store.root, row.header.id))
 
     def tell(self, news: News) -> None:
-        tiers = self.session.tiers
-        match news:
-            case Gone(ids, reason):
-                tiers.on_gone(ids, reason)
-            case Demoted(ids):
-                tiers.on_demoted(ids)
-            case Merged(_, ids, rows):
-                tiers.on_merged(ids, [known(row) for row in rows])
+        self.session.tiers.hear(news.told if isinstance(news, Merged) else news)
 
     def whole_files(self) -> list[Path]:
         return [path for path in self.files() if is_served(path)]
@@ -432,6 +429,150 @@ def test_what_others_wrote_of_a_conversation_stays_its_own_when_they_are_deleted
     assert list(machine.talks) == [talk.name]
     machine.look(talk)
     machine.own_and_shared_bytes_add_up()
+    machine.teardown()
+
+
+def test_turns_that_go_on_within_a_block_are_taken_up_though_the_index_was_lost():
+    machine = ConversationsApart()
+    machine.say(choice=0, num_new=13, num_said=4)
+    for number in range(5):
+        talk = [*machine.talks.values()][-1]
+        machine.branch(choice=number, at=len(talk.ids) - 1, num_new=9)
+    talk = [*machine.talks.values()][-1]
+    starts = {row.header.start for row in machine.store.index.all_slots()}
+    assert any(start % BLOCK for start in starts - {one.header.end for one in rows_of(machine)})
+    machine.session.close()
+    machine.store.close()
+    for path in (machine.folder / "kv").glob("index.db*"):
+        path.unlink()
+    machine.open()
+    Recovery(machine.store.root, machine.store.database, machine.store.cold, 2e9).run()
+    worker = machine.worker()
+    cursor = worker.cursor([*talk.ids, 1])
+    _, num_reused = machine.computed(worker, cursor)
+    worker.close()
+    assert num_reused == len(talk.ids)
+    machine.teardown()
+
+
+def test_a_repair_that_fails_in_its_midst_leaves_nothing_that_the_index_does_not_know():
+    """It was broken off when the slot was deleted, and left a part of what was deleted."""
+    machine = ConversationsApart()
+    machine.say(choice=0, num_new=30, num_said=2)
+    [row, *_] = rows_of(machine)
+    [path] = [one for one in machine.whole_files() if one.stem == row.header.id]
+    data = bytearray(path.read_bytes())
+    at = next(at for at in range(len(data)) if harmed(path, at) == range(12, 16))
+    data[at] ^= 1
+    path.write_bytes(data)
+    there = machine.store.root / SLOTS / "bb"
+    there.rmdir()
+    there.write_text("no folder")
+    parts = [SlotPart("aa" * 16, 0, 12), SlotPart("bb" * 16, 16, row.header.end)]
+    machine.tell(repair(machine.store, row.header.id, parts))
+    machine.files_are_what_the_index_says()
+    machine.session.close()
+    machine.store.close()
+    shutil.rmtree(machine.folder)
+
+
+def test_what_is_repaired_before_it_is_cut_has_nothing_of_what_was_deleted():
+    """A worker found the damage and called what is whole, before the deletion cut the file."""
+    machine = ConversationsApart()
+    machine.say(choice=0, num_new=30, num_said=2)
+    machine.branch(choice=0, at=16, num_new=5)
+    store = machine.store
+    [row] = [one for one in rows_of(machine) if one.header.start == 0 and one.header.end > 16]
+    [path] = [one for one in machine.whole_files() if one.stem == row.header.id]
+    data = bytearray(path.read_bytes())
+    at = next(at for at in range(len(data)) if harmed(path, at) == range(12, 16))
+    data[at] ^= 1
+    path.write_bytes(data)
+    gone = set(machine.talks.pop("talk 0").ids) - set(machine.talks["talk 1"].ids)
+    key = store.conversation_key("talk 0")
+    store.unlink(Conversations(store.database).drop(key).result())
+    parts = [SlotPart("aa" * 16, 0, 12), SlotPart("bb" * 16, 16, row.header.end)]
+    news = repair(store, row.header.id, parts)
+    assert isinstance(news, Merged)
+    assert [(one.start, one.end) for one in news.told.slots] == [(0, 12)]
+    assert not list(cut_ends(store))
+    assert not gone & {one for path in machine.files() for one in tokens_of(path)}
+    machine.session.close()
+    store.close()
+    shutil.rmtree(machine.folder)
+
+
+def test_what_is_needed_further_while_it_is_cut_is_cut_there():
+    machine = ConversationsApart()
+    for number in (0, 2):
+        machine.say(choice=len(machine.talks), num_new=30, num_said=2)
+        machine.branch(choice=number, at=12, num_new=5)
+    store, conversations = machine.store, Conversations(machine.store.database)
+    for name in ("talk 0", "talk 2"):
+        store.unlink(conversations.drop(store.conversation_key(name)).result())
+    (_, needed), (later, also) = store.index.to_cut()
+    assert (needed, also) == (12, 12)
+    cutting = cut_ends(store)
+    next(cutting)
+    key, leaf = store.conversation_key("another"), later.header.id
+    another = ConversationRow(key, later.header.model, leaf, 16, last_used_s=1.0, created_s=1.0)
+    conversations.advance(another).result()
+    assert [one.told.slots[0].end for one in cutting if isinstance(one, Merged)] == [16]
+    assert not store.index.to_cut()
+    machine.session.close()
+    store.close()
+    shutil.rmtree(machine.folder)
+
+
+@pytest.mark.parametrize("is_asked_again", [True, False])
+def test_a_deletion_that_was_broken_off_is_finished_when_the_store_opens_or_when_asked_again(
+    is_asked_again: bool,
+):
+    machine = ConversationsApart()
+    machine.say(choice=0, num_new=30, num_said=2)
+    machine.branch(choice=0, at=12, num_new=5)
+    gone = set(machine.talks.pop("talk 0").ids) - set(machine.talks["talk 1"].ids)
+    store = machine.store
+    key = store.conversation_key("talk 0")
+    store.unlink(Conversations(store.database).drop(key).result())
+    assert gone & {one for path in machine.files() for one in tokens_of(path)}
+    machine.session.close()
+    if is_asked_again:
+        with pytest.raises(UnknownConversation):
+            Inventory(store).remove_conversation("talk 0")
+        store.close()
+    else:
+        store.close()
+        asyncio.run(opened_and_closed(machine.folder))
+    machine.open()
+    assert not gone & {one for path in machine.files() for one in tokens_of(path)}
+    machine.each_has_what_it_must_have()
+    machine.teardown()
+
+
+async def opened_and_closed(home: Path) -> None:
+    """As a server does."""
+    store = KvStore(Settings(home=home))
+    store.start()
+    await store.settled()
+    await store.stop()
+
+
+def rows_of(machine: ConversationsApart) -> list[SlotRow]:
+    return machine.store.index.all_slots()
+
+
+def test_what_was_damaged_is_not_called_not_yet_durable_for_a_deletion_beside_it():
+    machine = ConversationsApart()
+    machine.say(choice=0, num_new=25, num_said=3)
+    machine.branch(choice=0, at=12, num_new=1)
+    [first] = (row.header.id for row in rows_of(machine) if row.header.start == 0)
+    files = [path.stem for path in machine.whole_files()]
+    machine.damage(choice=files.index(first), at=0, is_seen_by_server=True)
+    machine.delete(choice=0)
+    machine.say(choice=1, num_new=5, num_said=2)
+    machine.restart()
+    machine.each_has_what_it_must_have()
     machine.teardown()
 
 

@@ -18,8 +18,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.cli.service import unit_of
-from runtime.lifecycle import STATES
-from runtime.settings import Settings
+from runtime.config.settings import Settings
+from runtime.supervisor.lifecycle import STATES
 from tests.running_server import CHAT, ROOT, running
 
 DASHBOARD = ROOT / "ops" / "grafana" / "hearth.json"

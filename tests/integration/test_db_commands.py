@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from api import doctor_disk
+from api.cli import doctor_disk
 from migrations.run import downgrade, downgrade_history
-from runtime.history import FILE, OpenHistory
-from runtime.open_store import INDEX
-from runtime.settings import Settings
-from runtime.store_opening import open_store
-from store import agent_rows, expired_rows
-from store.agent_rows import AgentRow
+from runtime.cache.history import FILE, OpenHistory
+from runtime.cache.owned import INDEX
+from runtime.cache.store_opening import open_store
+from runtime.config.settings import Settings
 from store.file_kinds import HISTORY
 from store.file_kinds import INDEX as INDEX_KIND
+from store.history import agent_rows, expired_rows
+from store.history.agent_rows import AgentRow
 from tests.running_server import hearth
 
 

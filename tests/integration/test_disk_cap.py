@@ -7,22 +7,35 @@ import os
 import tempfile
 import threading
 from array import array
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from migrations.run import downgrade
+from runtime.cache.channel import KvChannel
+from runtime.cache.service import KvStore
+from runtime.cache.store_opening import open_store
+from runtime.config.settings import Settings
 from runtime.kv.room import UNBOUNDED, AskedRoom
-from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
-from runtime.kv_channel import KvChannel
-from runtime.kv_store import KvStore
-from runtime.prompt.healing import Talk
-from runtime.settings import Settings
-from runtime.slot_news import Attach, SlotsGone, SlotsSaved
+from runtime.kv.writer import Packed, SlotWriter, WriteFailed, WriteJob
+from runtime.prompt.healing import TurnScope
+from runtime.slot_events import (
+    Attach,
+    KvNews,
+    PinWanted,
+    RoomGiven,
+    RoomLeft,
+    RoomWanted,
+    SlotsGone,
+    SlotsSaved,
+    SlotStaged,
+)
 from runtime.types import ModelSpec
-from runtime.wire import KvNews, PinWanted, RoomGiven, RoomLeft, RoomWanted, SlotStaged
-from runtime.worker.turns import TurnStore
+from runtime.worker.input.turns import TurnStore
+from store.file_kinds import INDEX as INDEX_KIND
 from store.keyed_names import Asker
 from store.slots import StagedSlot
 from store.turns import Turn, turns_root
@@ -45,12 +58,14 @@ caps = st.sampled_from([1_000_000, 1_300_000, 2_000_000, 4_000_000])
 class OneWorker(KvStore):
     """A store with one worker, of which only the threads that write are there."""
 
-    def __init__(self, home: Path, cap_bytes: int, *, asks: bool = True) -> None:
+    def __init__(
+        self, home: Path, cap_bytes: int, *, asks: bool = True, num_before: int = 0
+    ) -> None:
         super().__init__(Settings(home=home, cache_max_bytes=cap_bytes))
         self.root = home / "kv"
         self.fates: dict[str, str] = {}
         self._headers: list[SlotHeader] = []
-        self.num_put = 0
+        self.num_put = self.num_before = num_before
         self._loop = asyncio.get_running_loop()
         self._room = AskedRoom(self._say)
         room = self._room if asks else UNBOUNDED
@@ -112,7 +127,7 @@ class OneWorker(KvStore):
         match kind:
             case "turn":
                 ids = array("I", range(number * 100 + 1)).tobytes()
-                talk = Talk(Asker(session_id=str(number % 3)))
+                talk = TurnScope(Asker(session_id=str(number % 3)))
                 self._turns.put(Turn(os.urandom(16), b"", 0, ids), talk, is_durable=True)
             case "delete" if chosen is not None:
                 await self.tend(lambda store, _: store.drop([chosen]))
@@ -132,7 +147,9 @@ class OneWorker(KvStore):
                 pass
 
     async def is_over(self) -> None:
-        await until(lambda: len(self.fates) == self.num_put, "all are saved or refused")
+        await until(
+            lambda: len(self.fates) == self.num_put - self.num_before, "all are saved or refused"
+        )
 
     def _parent(self) -> SlotHeader | None:
         return self._headers[-1] if self._headers else None
@@ -159,7 +176,8 @@ def job_of(number: int, num_kilobytes: int, parent: SlotHeader | None) -> WriteJ
     tensors = [TensorData("kv.0", "U8", (BLOCK_TOKENS, 1 + 4 * num_kilobytes), data)]
     asker = Asker("m", str(number % 3))
     before = parent.id if parent is not None else None
-    return WriteJob(header, array("I", range(BLOCK_TOKENS)), tensors, asker, parent=before)
+    packed = Packed(header.layout, tensors)
+    return WriteJob(header, array("I", range(BLOCK_TOKENS)), packed, asker, parent=before)
 
 
 async def lived(home: Path, cap_bytes: int, steps: list[Step], *, asks: bool = True) -> Observer:
@@ -216,3 +234,37 @@ async def test_what_is_continued_is_not_evicted_for_what_continues_it(tmp_path: 
         assert fates == sorted(fates, key=["saved", "cap", "gone"].index)
         assert "saved" in fates
         assert "cap" in fates
+
+
+@pytest.mark.parametrize("version", [6, INDEX_KIND.version - 1])
+async def test_an_index_is_copied_before_an_upgrade_within_the_cap(tmp_path: Path, version: int):
+    async with OneWorker(tmp_path, 1_000_000) as store:
+        while "cap" not in store.fates.values():
+            await store.do(("pin", 0))
+            await store.is_over()
+        num_put = store.num_put
+    with closing(open_store(tmp_path / "kv", None)) as older:
+        older.database.submit(lambda one: downgrade(one, version)).result()
+    with Observer(tmp_path / "kv") as observer:
+        async with OneWorker(tmp_path, 1_000_000, num_before=num_put) as store:
+            await store.do(("write", 0))
+            await store.is_over()
+    assert list((tmp_path / "kv").glob("*.aside-schema-*"))
+    assert observer.most_bytes <= 1_000_000
+
+
+async def test_under_a_lowered_cap_the_disk_holds_less_and_less_until_it_is_kept(tmp_path: Path):
+    async with OneWorker(tmp_path, 4_000_000) as store:
+        for _ in range(20):
+            await store.do(("write", 100))
+        await store.is_over()
+    before = bytes_at_once(tmp_path / "kv")
+    assert before > 2_000_000
+    with Observer(tmp_path / "kv") as observer:
+        async with OneWorker(tmp_path, 2_000_000, num_before=40) as store:
+            for _ in range(3):
+                await store.do(("write", 100))
+            await store.is_over()
+            await until(lambda: bytes_at_once(tmp_path / "kv") <= 2_000_000, "the cap")
+    log_bytes = 512 << 10
+    assert observer.most_bytes <= before + log_bytes

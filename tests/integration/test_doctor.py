@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from runtime.store_opening import open_store
+from runtime.cache.store_opening import open_store
 from store.errors import ColdAway
 from store.file_kinds import HISTORY
 from tests.running_server import ROOT, environment, free_port, hearth

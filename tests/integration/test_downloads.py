@@ -50,7 +50,7 @@ def downloads_of(server: RunningServer) -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for one in psutil.Process(server.process.pid).children():
         with suppress(psutil.Error):
-            found += [one] if "runtime.downloads" in one.cmdline() else []
+            found += [one] if "runtime.models.download" in one.cmdline() else []
     return found
 
 

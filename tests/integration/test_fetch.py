@@ -24,9 +24,9 @@ from typing_extensions import override
 
 from runtime.errors import InvalidRequest
 from runtime.types import CacheParams, ChatPrompt, GenerateRequest, Image, Message
-from runtime.worker.fetch import PUBLIC, FetchPolicy, fetch, is_public
-from runtime.worker.fetched import Fetched
-from runtime.worker.fetcher import Fetcher, names_pictures
+from runtime.worker.vision.fetch import PUBLIC, FetchPolicy, fetch, is_public
+from runtime.worker.vision.fetched import Fetched
+from runtime.worker.vision.fetcher import Fetcher, names_pictures
 
 FIELD = "messages[0].content[0].image_url.url"
 IMAGE = b"\x89PNG these are the bytes"

@@ -6,16 +6,16 @@ import time
 import jsonschema
 import pytest
 
-from runtime.kv.trail import Trail
+from runtime.kv.cursor import CacheCursor
 from runtime.types import Constraint, GenerateRequest, SamplingParams, TokenPrompt
-from runtime.worker.constraint import Constrainer
 from runtime.worker.decode import Decoder
-from runtime.worker.dialects.dialect import Dialect
-from runtime.worker.grammars import Grammars
+from runtime.worker.input.template import Template
 from runtime.worker.model import LoadedModel
-from runtime.worker.output import OutputParser
+from runtime.worker.output.constraint import Constrainer
+from runtime.worker.output.dialect import Dialect
+from runtime.worker.output.grammar import Grammars
+from runtime.worker.output.parser import OutputParser
 from runtime.worker.sequence import Sequence, SequenceGroup
-from runtime.worker.template import Template
 from tests.kv_sessions import load
 from tests.tiny_models import write_model
 
@@ -99,7 +99,7 @@ def test_a_guided_sequence_goes_on_where_it_was_interrupted(
     enter(model, decoder, broken)
     decode(decoder, num_steps)
     decoder.remove(broken)
-    broken.regrouped(lambda _, token_ids: Trail(token_ids=token_ids))
+    broken.regrouped(lambda _, token_ids: CacheCursor(token_ids=token_ids))
     enter(model, decoder, broken)
     decode(decoder)
     assert broken.output_token_ids == whole.output_token_ids

@@ -19,17 +19,18 @@ from sqlalchemy import Connection, create_engine
 from structlog.testing import capture_logs
 
 from migrations.run import downgrade_history, upgrade, upgrade_history
+from runtime.cache.history import FILE, LOCK, History
 from runtime.errors import StoreUnavailable
-from runtime.history import FILE, LOCK, History
-from store import agent_rows, ownership, response_rows
-from store.agent_rows import AgentRow, Page, TurnRow
+from store import ownership
 from store.clock import Trusted, TrustedClock
 from store.database import Database
 from store.errors import IndexDamaged, StoreTooNew
 from store.file_kinds import HISTORY
-from store.history_tables import HistoryTable
+from store.history import agent_rows, response_rows
+from store.history.agent_rows import AgentRow, Page, TurnRow
+from store.history.history_tables import HistoryTable
+from store.history.response_rows import ItemRow, ResponseRow
 from store.opening import open_database
-from store.response_rows import ItemRow, ResponseRow
 from store.types import Instant
 from tests.living_history import living
 from tests.waiting import until

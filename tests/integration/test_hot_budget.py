@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from runtime.errors import Aborted, MemoryShort
+from runtime.slot_events import HotBudget
 from runtime.types import CacheParams, ChatPrompt, Message
-from runtime.wire import HotBudget
 from store.keyed_names import Whom
 from tests.asking import (
     answer,
@@ -131,7 +131,7 @@ async def test_a_conversation_in_memory_only_is_forgotten_by_its_name(home: Path
         chat = ChatPrompt(messages=(Message(role="user", text=TEXT),))
         mine = CacheParams(session_id="mine", ttl_s=0)
         await ask(supervisor, chat, cache=mine, max_tokens=4)
-        assert await kv.forget(Whom(session_id="somebody else's")) == 0
-        assert await kv.forget(Whom(session_id="mine")) > 0
+        assert await kv.publisher.forget(Whom(session_id="somebody else's")) == 0
+        assert await kv.publisher.forget(Whom(session_id="mine")) > 0
         again = await ask(supervisor, chat, cache=mine, max_tokens=4)
         assert again.finished.usage.cache.num_tokens == 0

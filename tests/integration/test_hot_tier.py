@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from runtime.generation import Generation
-from runtime.supervisor import Supervisor
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import (
     CacheParams,
     CacheUse,
@@ -27,7 +27,7 @@ from runtime.types import (
     TokenPrompt,
 )
 from runtime.wire import KvCounts
-from runtime.worker.detokenizer import token_bytes
+from runtime.worker.output.detokenizer import token_bytes
 from tests.asking import (
     Answer,
     answer,
@@ -104,16 +104,16 @@ def spoken(served: Served, said: Answer) -> list[int]:
 
 async def counts(served: Served) -> KvCounts:
     """The tiers as the next heartbeat of an idle worker counts them."""
-    pulse = worker_of(served.supervisor).pulse
-    before = pulse.last
-    await until(lambda: pulse.last is not before and not is_busy(served), "an idle worker")
-    assert pulse.last is not None
-    assert pulse.last.kv is not None
-    return pulse.last.kv
+    watchdog = worker_of(served.supervisor).watchdog
+    before = watchdog.last
+    await until(lambda: watchdog.last is not before and not is_busy(served), "an idle worker")
+    assert watchdog.last is not None
+    assert watchdog.last.kv is not None
+    return watchdog.last.kv
 
 
 def is_busy(served: Served) -> bool:
-    last = worker_of(served.supervisor).pulse.last
+    last = worker_of(served.supervisor).watchdog.last
     return last is None or last.is_busy
 
 

@@ -14,12 +14,12 @@ import pytest
 from litestar.types import ASGIApp
 
 from api.app import create_app
-from api.guard import rules_of
-from runtime.catalog import Catalog
+from api.http.guard import rules_of
+from runtime.cache.service import KvStore
+from runtime.config.settings import load_settings
 from runtime.keys import digest_of, new_key
-from runtime.kv_store import KvStore
-from runtime.settings import load_settings
-from runtime.supervisor import Supervisor
+from runtime.models.catalog import Catalog
+from runtime.supervisor.supervisor import Supervisor
 from tests.asking import PATIENCE_S
 from tests.running_server import CHAT, COMPLETIONS, RunningServer, streaming
 from tests.waiting import until
@@ -152,7 +152,7 @@ async def test_a_client_that_reads_nothing_can_still_leave(server: RunningServer
 # The application itself, where a socket cannot show it: `send` that never returns
 
 
-class House:
+class HearthServer:
     """The application with a real worker behind it, driven without a server around it."""
 
     def __init__(self, app: ASGIApp, supervisor: Supervisor) -> None:
@@ -182,7 +182,7 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path, models_dir: Path) -> AsyncGenerator[House]:
+async def house(tmp_path: Path, models_dir: Path) -> AsyncGenerator[HearthServer]:
     flags = {"home": str(tmp_path), "models_dir": str(models_dir), "default_model": "tiny"}
     settings = load_settings(flags | {"max_batch": "1", "kv_disk": "false"}, {})
     catalog, kv = Catalog(settings), KvStore(settings)
@@ -191,12 +191,12 @@ async def house(tmp_path: Path, models_dir: Path) -> AsyncGenerator[House]:
     await supervisor.start()
     await until(lambda: supervisor.is_ready, "the model is loaded", 60)
     rules = rules_of(settings, digest_of(new_key()))
-    yield House(create_app(settings, catalog, supervisor, kv, rules), supervisor)
+    yield HearthServer(create_app(settings, catalog, supervisor, kv, rules), supervisor)
     await supervisor.stop()
     await kv.stop()
 
 
-async def test_a_send_that_never_returns_holds_no_place(house: House) -> None:
+async def test_a_send_that_never_returns_holds_no_place(house: HearthServer) -> None:
     for path, body in [
         (COMPLETIONS, LONG | {"stream": True}),
         (CHAT, LONG | {"stream": True, "messages": [{"role": "user", "content": "hi"}]}),
@@ -225,7 +225,9 @@ async def test_a_send_that_never_returns_holds_no_place(house: House) -> None:
     assert sent[0]["status"] == 200
 
 
-async def test_a_client_that_left_gets_no_whole_answer_and_holds_no_place(house: House) -> None:
+async def test_a_client_that_left_gets_no_whole_answer_and_holds_no_place(
+    house: HearthServer,
+) -> None:
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from api.address import listen
-from runtime.settings import Settings
-from runtime.stopping import stop_bound_s
-from runtime.supervision_rules import rules_of
+from runtime.config.settings import Settings
+from runtime.supervisor.supervision_rules import rules_of
+from runtime.timeouts import stop_bound_s
 from tests.gates import Gates
 from tests.running_server import (
     CHAT,

@@ -130,8 +130,9 @@ def test_the_dashboard_works_from_afar_with_the_admin_key_alone(server: RunningS
     page = ask(server, "/", accept="text/html", authorization=basic, **afar)
     assert page.status_code == 200
     headers = {"x-api-key": ADMIN, **afar}
-    refused = server.request("POST", "/admin/cache/publish", json={"slots": []}, headers=headers)
-    assert refused.status_code == 403, "whoever stages files has them on this machine"
+    wanted = {"file": "/tmp/a.safetensors", "model": "hearth-tiny"}
+    refused = server.request("POST", "/admin/cache/import", json=wanted, headers=headers)
+    assert refused.status_code == 403, "whoever imports files has them on this machine"
 
 
 def test_people_are_asked_for_their_key_and_programs_are_told(server: RunningServer):
@@ -416,7 +417,7 @@ def test_bodies_are_held_to_the_bytes_and_levels_of_their_route(server: RunningS
     for path, body, headers, status, code in (
         ("/v1/embeddings", long, keyed, 413, "request_too_large"),
         ("/tokenize", long, keyed, 413, "request_too_large"),
-        ("/admin/cache/publish", long, admin, 413, "request_too_large"),
+        ("/admin/cache/import", long, admin, 413, "request_too_large"),
         ("/v1/messages", '{"a": ' + "[" * 24 + "]" * 24 + "}", keyed, 400, "invalid_json"),
         (CHAT, '{"a": ' + "[" * 24 + "]" * 24 + "}", keyed, 400, "invalid_json"),
         ("/v1/embeddings", deep, keyed, 400, "invalid_json"),

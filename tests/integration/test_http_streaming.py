@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from api.http.sse import told
+from api.observe.record import Tally
 from api.openai.chat import ChatStream
-from api.openai.frame import Frame
-from api.record import Tally
-from api.sse import told
-from runtime.generation import Generation
+from api.openai.frame import CompletionEnvelope
+from runtime.supervisor.generation import Generation
 from tests.asking import PATIENCE_S, request
 from tests.lone_worker import Alone
 from tests.running_server import (
@@ -110,7 +110,7 @@ async def test_comments_keep_a_stream_open_while_its_model_loads(
 
 async def test_the_first_comment_comes_with_the_headers_not_a_period_later() -> None:
     waiting: Any = Generation(request("a"), Alone())
-    stream = ChatStream(Frame("chatcmpl", "tiny"), Tally(), has_usage=False)
+    stream = ChatStream(CompletionEnvelope("chatcmpl", "tiny"), Tally(), has_usage=False)
     async with asyncio.timeout(PATIENCE_S):
         told_first = await anext(told(waiting, stream, keep_alive_s=100 * PATIENCE_S))
     assert told_first.startswith(b": queued")

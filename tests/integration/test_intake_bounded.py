@@ -11,12 +11,16 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
+from typing_extensions import override
 
 from runtime.errors import InvalidRequest
-from runtime.generation import Generation
-from runtime.supervisor import Supervisor
-from runtime.types import ChatPrompt, Constraint, Message, Prompt, Tool
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.process import WorkerProcess
+from runtime.supervisor.supervisor import Supervisor
+from runtime.types import ChatPrompt, Constraint, GenerateRequest, Message, Prompt, Tool
+from runtime.wire import Accepted, Event, Ready, Working
 from tests.asking import answer, ask, request, status_of, supervising, worker_of
+from tests.lone_worker import lone_settings, lone_worker
 from tests.tiny_models import CHAT_TEMPLATE, write_model
 from tests.waiting import until
 
@@ -163,3 +167,37 @@ async def test_a_worker_that_is_killed_leaves_no_process_that_works_on(superviso
     generation.abort()
     worker.kill()
     await until(lambda: not any(one.is_running() for one in worked), "the work is ended")
+
+
+class Heard(WorkerProcess):
+    """A worker, and what it said."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.said: list[Event] = []
+
+    @override
+    def on_event(self, event: Event) -> None:
+        self.said.append(event)
+        super().on_event(event)
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, LOOPS.replace("qvloop", ".") + CHAT_TEMPLATE])
+async def test_a_worker_has_taken_in_a_first_prompt_before_it_is_ready(
+    tmp_path: Path, template: str
+):
+    write_model(tmp_path / "m")
+    (tmp_path / "m" / "chat_template.jinja").write_text(template)
+    settings = lone_settings(tmp_path)
+    async with lone_worker(settings, tmp_path / "m", kind=Heard) as worker:
+        process = worker.process
+        assert isinstance(process, Heard)
+        before = process.said[: [type(one) for one in process.said].index(Ready)]
+        parts = [one.request_ids for one in before if isinstance(one, Working)]
+        assert ("rehearsal",) in parts
+        assert parts[-1] == (), "it is over"
+        asked = GenerateRequest(request_id="a", model="m", prompt=chat("hello"), max_tokens=2)
+        assert len((await answer(worker.submit(asked))).pieces) > 0
+        assert not [
+            one for one in process.said if isinstance(one, Accepted) and one.request_id != "a"
+        ]

@@ -14,7 +14,8 @@ import pytest
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 from mlx_lm.utils import load
 
-from runtime.kv.stock_file import read
+from runtime.kv.mlx_lm_file import read
+from tests.disk_observer import Observer
 from tests.running_server import COMPLETIONS, RunningServer, hearth, running
 from tests.tiny_models import TEXT, write_model
 from tests.tiny_vlms import write_vlm
@@ -176,3 +177,42 @@ def test_kv_of_another_model_or_prompt_never_gets_in(models_dir: Path, home: Pat
     outcome = cache(home, "import", str(file), "--model", "lfm2", "--tokens", str(wrong))
     assert "layer caches are not those" in outcome.stderr
     assert done(home, "import", str(file), "--model", "qwen3", "--tokens", str(wrong))
+
+
+def test_an_import_makes_room_first_and_is_refused_where_there_is_none(
+    home: Path, models_dir: Path, tmp_path: Path
+):
+    """The disk never holds more than its cap, and nothing leaves for what has no room anyway."""
+    file, large, tokens = (tmp_path / name for name in ("a.safetensors", "b.safetensors", "c.json"))
+    done(home, "export", "of qwen3", str(file))
+    model, tokenizer, *_ = load(str(models_dir / "qwen3"))
+    token_ids = tokenizer.encode(PROMPT) * 9
+    tokens.write_text(json.dumps(token_ids))
+    kv = make_prompt_cache(model)
+    logits(model, token_ids, kv)
+    save_prompt_cache(str(large), kv)
+    other, cap_bytes = tmp_path / "other", 1_900_000
+    config = f'models_dir = "{models_dir}"\ndefault_model = "qwen3"\npreload = []\n'
+    config += f"cache_max_bytes = {cap_bytes}\n"
+    with running(other, config=config) as server, Observer(other / "kv") as observer:
+        port = {"HEARTH_PORT": str(server.port)}
+        for number in range(6):
+            complete(server, f"{number} {PROMPT}", "qwen3")
+        before = slots(other, **port)
+        into_qwen3 = ("--model", "qwen3", "--tokens", str(tokens))
+        refused = cache(other, "import", str(large), *into_qwen3, **port)
+        assert refused.returncode == 1
+        assert "exceed the cap" in refused.stderr
+        assert slots(other, **port) >= before
+        said = done(other, "import", str(file), "--model", "qwen3", **port)
+        assert said["num_new_slots"] == 1
+        token_ids = read(file).token_ids
+        assert token_ids is not None
+        answer = complete(server, [*token_ids, 7, 8, 9], "qwen3")["hearth"]["cache"]
+        assert answer["cached_tokens"] == len(token_ids)
+    assert observer.num_looks > 10
+    assert observer.most_bytes <= cap_bytes
+
+
+def slots(home: Path, **variables: str) -> int:
+    return sum(one["num_slots"] for one in done(home, "stats", **variables)["tiers"])

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from runtime.cache.inventory import Inventory
+from runtime.cache.service import KvStore
 from runtime.errors import UnknownConversation
-from runtime.inventory import Inventory
-from runtime.kv_store import KvStore
-from runtime.supervisor import Supervisor
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
 from store.keyed_names import Whom
 from tests.asking import (
@@ -61,7 +61,7 @@ class Home:
         return done.finished.usage.cache
 
     async def delete(self, session: str) -> None:
-        await self.kv.forget(Whom(session_id=session))
+        await self.kv.publisher.forget(Whom(session_id=session))
         with suppress(UnknownConversation):
             await self.kv.tend(
                 lambda store, on_gone: Inventory(store, on_gone).remove_conversation(session)
@@ -112,7 +112,7 @@ async def test_what_is_still_written_when_it_is_deleted_never_appears(home: Path
         await here.saved("mine")
 
         await here.say("last", prompt(4))
-        await here.kv.forget(Whom())
+        await here.kv.publisher.forget(Whom())
         await here.kv.tend(lambda store, on_gone: Inventory(store, on_gone).remove_all())
         await here.say("other", prompt(2))
         await here.saved("other")

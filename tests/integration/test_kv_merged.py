@@ -10,13 +10,12 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from runtime.compaction import MAX_STATES, compact, merge, plans
-from runtime.inventory import Inventory
-from runtime.kv.trail import Trail
-from runtime.kv_channel import known
-from runtime.open_store import Merged, OpenStore
-from runtime.store_opening import open_store
-from runtime.wire import SlotStaged
+from runtime.cache.compaction import MAX_STATES, compact, merge, plans
+from runtime.cache.inventory import Inventory
+from runtime.cache.owned import Merged, OpenStore
+from runtime.cache.store_opening import open_store
+from runtime.kv.cursor import CacheCursor
+from runtime.slot_events import KnownSlot, SlotStaged
 from runtime.worker.model import LoadedModel
 from store.clock import Trusted, TrustedClock
 from store.errors import SlotDamaged
@@ -54,7 +53,7 @@ class Talk:
     def new_session(self) -> Session:
         """A worker that knows what is on disk now."""
         session = Session(self.model, self.store.root)
-        session.tiers.learn([known(row) for row in self.store.index.all_slots()])
+        session.tiers.learn(list(map(KnownSlot.of, self.store.index.all_slots())))
         return session
 
     def say(self, num_turns: int) -> None:
@@ -95,30 +94,30 @@ class Talk:
 
     def tell(self, session: Session, news: list[Merged]) -> None:
         for one in news:
-            session.tiers.on_merged(one.ids, [known(row) for row in one.rows])
+            session.tiers.hear(one.told)
             session.check()
 
     def kv_at(self, session: Session, num_tokens: int) -> list[mx.array]:
         """Every array of the layer caches that are taken up for the first tokens."""
-        trail = session.trail([*self.token_ids[:num_tokens], 7])
-        kv, found = session.take_up(trail)
+        cursor = session.cursor([*self.token_ids[:num_tokens], 7])
+        kv, found = session.take_up(cursor)
         assert found == num_tokens
         arrays = [one for _, one in tree_flatten([cache.state for cache in kv])]
         return [one for one in arrays if isinstance(one, mx.array)]
 
-    def check(self, session: Session, num_tokens: int) -> Trail:
+    def check(self, session: Session, num_tokens: int) -> CacheCursor:
         """The first tokens are taken up as they were kept, and what follows is computed right."""
         prompt = [*self.token_ids[:num_tokens], 7, 8, 9]
-        trail = session.trail(prompt)
-        kv, start = session.take_up(trail)
-        session.compute(trail, kv, start)
+        cursor = session.cursor(prompt)
+        kv, start = session.take_up(cursor)
+        session.compute(cursor, kv, start)
         said = session.forward(prompt[-1:], kv)
         plain = Session(self.model)
-        off = plain.trail(prompt, mode="off")
+        off = plain.cursor(prompt, mode="off")
         kv, _ = plain.take_up(off)
         plain.compute(off, kv, 0)
         assert mx.allclose(said, plain.forward(prompt[-1:], kv), rtol=1e-4, atol=1e-5)
-        return trail
+        return cursor
 
 
 @pytest.fixture
@@ -143,16 +142,16 @@ def test_a_worker_goes_on_from_what_its_runs_became(talk: Talk):
 
 def test_who_is_restoring_a_chain_while_it_is_merged_gets_it(talk: Talk):
     late, early = talk.new_session(), talk.new_session()
-    trails = [one.trail([*talk.token_ids, 5]) for one in (late, early)]
-    late.tiers.begin(trails[0])
-    early.tiers.begin(trails[1])
+    cursors = [one.cursor([*talk.token_ids, 5]) for one in (late, early)]
+    late.tiers.begin(cursors[0])
+    early.tiers.begin(cursors[1])
     news = talk.merge()
     talk.tell(early, news)
-    for session, trail in zip((late, early), trails, strict=True):
-        while trail.is_waiting:
+    for session, cursor in zip((late, early), cursors, strict=True):
+        while cursor.is_waiting:
             session.hear()
-        _, num_tokens = session.tiers.restore(trail)
-        assert (num_tokens, trail.use.tier) == (talk.ends[-1], "warm")
+        _, num_tokens = session.tiers.restore(cursor)
+        assert (num_tokens, cursor.use.tier) == (talk.ends[-1], "warm")
     talk.tell(late, news)
     assert talk.check(late, talk.ends[-1]).use.num_tokens == talk.ends[-1]
     assert talk.merge() == []
@@ -200,7 +199,7 @@ def test_a_chain_that_is_continued_before_it_is_replaced_is_continued_after_it(t
     rows = {row.header.id: row for row in talk.store.index.all_slots()}
     assert not old & set(rows)
     assert {one.header.id for one in staged} < set(rows)
-    assert rows[staged[0].header.id].parent in {row.header.id for row in news.rows} | set(rows)
+    assert rows[staged[0].header.id].parent in {slot.id for slot in news.told.slots} | set(rows)
     assert talk.check(talk.new_session(), talk.ends[-1]).use.num_tokens == talk.ends[-1]
     check_agrees(talk.store)
 
@@ -266,5 +265,5 @@ def test_at_most_so_many_states_are_left_and_each_of_them_resumes(talk: Talk):
         after = talk.kv_at(talk.new_session(), end)
         assert all(map(mx.array_equal, before[end], after))
     between = next(end for end in talk.ends if end not in kept and end > kept[0])
-    trail = talk.check(talk.new_session(), between)
-    assert trail.use.num_tokens == max(end for end in kept if end <= between)
+    cursor = talk.check(talk.new_session(), between)
+    assert cursor.use.num_tokens == max(end for end in kept if end <= between)

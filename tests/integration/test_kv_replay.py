@@ -19,9 +19,8 @@ import msgspec
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
-from runtime.kv.trail import Trail
-from runtime.slot_news import KnownSlot
-from runtime.wire import SlotBad
+from runtime.kv.cursor import CacheCursor
+from runtime.slot_events import KnownSlot, SlotBad
 from store import slots
 from store.slots import slot_path
 from store.types import class_of
@@ -93,7 +92,7 @@ def rows(ids: list[int], start: int, end: int) -> mx.array:
 class Asked:
     """A request on its way: waiting, then computing."""
 
-    trail: Trail
+    cursor: CacheCursor
     output: list[int]
     kv: list[Any] | None = None
     num_computed: int = 0
@@ -137,39 +136,39 @@ class Replay:
         kept = len(old) if dice.random() < 0.6 else dice.randint(0, len(old))
         prompt = [*old[:kept][:250], *dice.choices(range(3), k=dice.randint(1, 30))]
         num = len(prompt)
-        trail = self.session.trail(
+        cursor = self.session.cursor(
             prompt,
             mode=dice.choices(["full", "prefix", "off"], weights=[8, 1, 1])[0],
             prefix_end=dice.randint(0, num - 1),
         )
-        trail.boundaries = (max(1, trail.prefix_end), *([num - 1] if num > 1 else []))
+        cursor.boundaries = (max(1, cursor.prefix_end), *([num - 1] if num > 1 else []))
         inner = dice.sample(range(1, num), k=min(num - 1, dice.randint(0, 10)))
-        trail.boundaries = tuple(sorted({*trail.boundaries, *inner}))
-        trail.passing = frozenset(dice.sample(inner, k=dice.randint(0, len(inner))))
+        cursor.boundaries = tuple(sorted({*cursor.boundaries, *inner}))
+        cursor.passing = frozenset(dice.sample(inner, k=dice.randint(0, len(inner))))
         if dice.random() < 0.1:
-            trail.ttl_s, trail.ttl_class = 0.0, class_of(0.0)
-        self.session.tiers.begin(trail)
-        self.asked.append(Asked(trail, dice.choices(range(3), k=dice.randint(1, 12))))
+            cursor.ttl_s, cursor.ttl_class = 0.0, class_of(0.0)
+        self.session.tiers.begin(cursor)
+        self.asked.append(Asked(cursor, dice.choices(range(3), k=dice.randint(1, 12))))
 
     def advance(self) -> None:
         if not self.asked:
             return
         one = self.dice.choice(self.asked)
-        if one.trail.is_waiting:
+        if one.cursor.is_waiting:
             self.wait(one)
         elif self.dice.random() < 0.03:
-            self.session.tiers.release(one.trail)
+            self.session.tiers.release(one.cursor)
             self.asked.remove(one)
         elif one.kv is None:
-            one.kv, one.num_computed = self.session.tiers.restore(one.trail)
-            self.model.check(one.kv, one.trail.token_ids, one.num_computed)
+            one.kv, one.num_computed = self.session.tiers.restore(one.cursor)
+            self.model.check(one.kv, one.cursor.token_ids, one.num_computed)
             self.num_reused += one.num_computed
         else:
             self.compute(one)
 
     def wait(self, one: Asked) -> None:
         if self.dice.random() < 0.1:
-            self.session.tiers.give_up(one.trail)
+            self.session.tiers.give_up(one.cursor)
         else:
             self.session.hear()
             self.answer()
@@ -183,19 +182,19 @@ class Replay:
         self.num_answered = len(reports)
 
     def compute(self, one: Asked) -> None:
-        ids, start = one.trail.token_ids, one.num_computed
+        ids, start = one.cursor.token_ids, one.num_computed
         assert one.kv is not None
         last = len(ids) - 1
-        end = min([start + 32, last, *(b for b in one.trail.boundaries if start < b < last)])
+        end = min([start + 32, last, *(b for b in one.cursor.boundaries if start < b < last)])
         if end > start:
             self.model.compute(one.kv, ids, start, end)
             one.num_computed = end
-        self.session.tiers.on_prefill(one.trail, one.kv, (start, end), 0.001)
+        self.session.tiers.on_prefill(one.cursor, one.kv, (start, end), 0.001)
         if end == last:
             whole = [*ids, *one.output]
             for at in range(last, len(whole)):
                 self.model.compute(one.kv, whole, at, at + 1)
-            self.session.tiers.on_finished(one.trail, one.output, one.kv)
+            self.session.tiers.on_finished(one.cursor, one.output, one.kv)
             self.said.append(whole)
             self.asked.remove(one)
 
@@ -222,7 +221,7 @@ class Replay:
 
     def spoil(self) -> None:
         """A bit of a file flips, but not between its verification and its loading."""
-        if self.published and not any(one.trail.is_waiting for one in self.asked):
+        if self.published and not any(one.cursor.is_waiting for one in self.asked):
             path = slot_path(self.root, self.dice.choice(list(self.published)))
             data = bytearray(path.read_bytes())
             data[self.dice.randrange(len(data))] ^= 1 << self.dice.randrange(8)

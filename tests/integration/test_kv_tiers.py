@@ -6,9 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.kv.trail import Trail
-from runtime.slot_news import SlotsPromoted
-from runtime.wire import SlotBad, SlotsUsed
+from runtime.kv.cursor import CacheCursor
+from runtime.slot_events import HotBudget, SlotBad, SlotsPromoted, SlotsUsed
 from runtime.worker.model import LoadedModel
 from store.keyed_names import Asker
 from store.slots import read_contents, slot_path
@@ -97,8 +96,8 @@ def test_a_slot_whose_header_is_damaged_is_a_miss_and_what_follows_it_is_used(
     stored = Long(model, tmp_path)
     spoil(slot_path(stored.root, stored.known[0].id), at)
     session = stored.session()
-    trail = check_right(session, stored.next_turn)
-    assert reused(trail)[0] == 2520 - 2048
+    cursor = check_right(session, stored.next_turn)
+    assert reused(cursor)[0] == 2520 - 2048
     (report, *_) = session.reports
     assert isinstance(report, SlotBad)
     assert (report.id, report.parts) == (stored.known[0].id, ())
@@ -117,8 +116,8 @@ def test_damage_costs_the_blocks_that_it_is_in(
         stored.spoil(0, position, tensor)
     blocks = {position // BLOCK_TOKENS for position in positions}
     session = stored.session()
-    trail = check_right(session, stored.next_turn)
-    assert reused(trail) == (2520 - len(blocks) * BLOCK_TOKENS, "warm", "damaged")
+    cursor = check_right(session, stored.next_turn)
+    assert reused(cursor) == (2520 - len(blocks) * BLOCK_TOKENS, "warm", "damaged")
     (report,) = [one for one in session.reports if isinstance(one, SlotBad)]
     whole = {one for part in report.parts for one in range(part.start, part.end)}
     damaged = {at for block in blocks for at in range(block * 16, block * 16 + 16)}
@@ -145,40 +144,40 @@ def test_what_precedes_a_damaged_slot_is_used(stored: Stored):
     assert reused(check_right(session, TURN_2)) == (whole, "warm", "damaged")
 
 
-def waiting_for_a_missing_file(stored: Stored) -> tuple[Session, Trail, Path]:
+def waiting_for_a_missing_file(stored: Stored) -> tuple[Session, CacheCursor, Path]:
     """The prompt's slot is not where it was, and the store was told; where it is now."""
     path = slot_path(stored.root, stored.prompt.id)
     elsewhere = path.rename(stored.root / "elsewhere")
     session = stored.session()
-    trail = session.trail(TURN_2)
-    session.tiers.begin(trail)
-    while trail.waiting and not session.reports:
+    cursor = session.cursor(TURN_2)
+    session.tiers.begin(cursor)
+    while cursor.waiting and not session.reports:
         session.hear()
     (report,) = session.reports
     assert isinstance(report, SlotBad)
     assert (report.id, report.reason) == (stored.prompt.id, "missing")
-    assert trail.is_waiting
-    return session, trail, elsewhere
+    assert cursor.is_waiting
+    return session, cursor, elsewhere
 
 
 def test_a_missing_file_is_a_miss_once_the_store_says_that_it_is_gone(stored: Stored):
-    session, trail, _ = waiting_for_a_missing_file(stored)
+    session, cursor, _ = waiting_for_a_missing_file(stored)
     session.tiers.on_gone([stored.prompt.id], "evicted")
-    while trail.is_waiting:
+    while cursor.is_waiting:
         session.hear()
-    session.tiers.restore(trail)
-    assert reused(trail) == (0, "none", "evicted")
+    session.tiers.restore(cursor)
+    assert reused(cursor) == (0, "none", "evicted")
     assert session.tiers.counts.num_damaged == 0
 
 
 def test_a_file_that_left_for_the_cold_store_is_read_when_it_is_back(stored: Stored):
-    session, trail, elsewhere = waiting_for_a_missing_file(stored)
+    session, cursor, elsewhere = waiting_for_a_missing_file(stored)
     elsewhere.rename(slot_path(stored.root, stored.prompt.id))
     session.tiers.hear(SlotsPromoted(ids=(stored.prompt.id,)))
-    while trail.is_waiting:
+    while cursor.is_waiting:
         session.hear()
-    session.tiers.restore(trail)
-    assert reused(trail)[0] == 120
+    session.tiers.restore(cursor)
+    assert reused(cursor)[0] == 120
 
 
 def test_a_whole_file_that_is_not_what_the_index_says_is_a_miss(stored: Stored, tmp_path: Path):
@@ -216,8 +215,8 @@ def test_an_index_that_makes_no_sense_is_not_believed(stored: Stored):
 
 def test_tokens_decide_when_hashes_agree(dense: LoadedModel):
     session = Session(dense)
-    trail = session.turn(FIRST, SAID)
-    assert trail.leaf is not None
+    cursor = session.turn(FIRST, SAID)
+    assert cursor.leaf is not None
     (run,) = [run for run in session.tiers.hot.tree if run.start == 0]
     assert run.token_ids is not None
     run.token_ids[40] += 1
@@ -227,8 +226,8 @@ def test_tokens_decide_when_hashes_agree(dense: LoadedModel):
 
 def test_reading_that_takes_longer_than_prefill_is_not_begun(stored: Stored):
     session = stored.session()
-    session.ground.rates.read_bytes_per_s = 10.0
-    session.ground.rates.prefill_s_per_token = 1e-6
+    session.tier_state.rates.read_bytes_per_s = 10.0
+    session.tier_state.rates.prefill_s_per_token = 1e-6
     assert reused(check_right(session, TURN_2)) == (0, "none", "slower_than_prefill")
 
 
@@ -246,12 +245,12 @@ def test_what_leaves_the_disk_stays_in_memory_and_is_written_again(stored: Store
 
 def test_two_that_want_the_same_slot_both_get_it(stored: Stored):
     session = stored.session()
-    trails = [session.trail(one) for one in (TURN_2, FIRST[:23], FIRST, TURN_2)]
-    for trail in trails:
-        session.tiers.begin(trail)
-    while any(trail.is_waiting for trail in trails):
+    cursors = [session.cursor(one) for one in (TURN_2, FIRST[:23], FIRST, TURN_2)]
+    for cursor in cursors:
+        session.tiers.begin(cursor)
+    while any(cursor.is_waiting for cursor in cursors):
         session.hear()
-    num_tokens = [session.tiers.restore(trail)[1] for trail in trails]
+    num_tokens = [session.tiers.restore(cursor)[1] for cursor in cursors]
     short = 0 if session.tiers.needs_state else 22
     assert num_tokens == [120, short, 99, 120]
     session.check()
@@ -260,13 +259,13 @@ def test_two_that_want_the_same_slot_both_get_it(stored: Stored):
 
 def test_who_leaves_while_others_wait_harms_nobody(stored: Stored):
     session = stored.session()
-    trails = [session.trail(TURN_2) for _ in range(2)]
-    for trail in trails:
-        session.tiers.begin(trail)
-    session.tiers.release(trails[0])
-    while trails[1].is_waiting:
+    cursors = [session.cursor(TURN_2) for _ in range(2)]
+    for cursor in cursors:
+        session.tiers.begin(cursor)
+    session.tiers.release(cursors[0])
+    while cursors[1].is_waiting:
         session.hear()
-    assert session.tiers.restore(trails[1])[1] == 120
+    assert session.tiers.restore(cursors[1])[1] == 120
     assert all(session.tiers.hot[run].num_readers == 0 for run in session.tiers.hot.tree)
 
 
@@ -278,7 +277,7 @@ def test_what_is_known_twice_is_kept_when_one_of_them_goes(stored: Stored):
     assert reused(check_right(session, TURN_2))[:2] == (120, "hot")
     for run in [run for run in session.tiers.hot.tree if run.parent is None]:
         if session.tiers.hot[run].kv is not None:
-            session.ground.forget(run, "evicted")
+            session.tier_state.forget(run, "evicted")
     assert reused(check_right(session, TURN_2))[:2] == (149, "warm")
 
 
@@ -367,7 +366,7 @@ def test_who_wants_it_for_longer_than_the_first_one_is_heard(dense: LoadedModel,
         (None, {prompt: DEFAULT_TTL_S, answer: DEFAULT_TTL_S}),
     ):
         wish = {} if ttl_s is None else {"ttl_s": ttl_s, "ttl_class": "short"}
-        again.take_up(again.trail(TURN_2, **wish))
+        again.take_up(again.cursor(TURN_2, **wish))
         assert again.reports.pop() == SlotsUsed(ids=(prompt, answer), longer=longer)
 
 
@@ -403,15 +402,15 @@ def test_a_slot_that_was_not_written_is_written_with_the_next_turn(
 def test_state_is_never_kept_for_another_position(hybrid: LoadedModel):
     """The run of a prefix is evicted between its commit and the end of its prompt."""
     session = Session(hybrid)
-    trail = session.trail(FIRST, mode="prefix", prefix_end=40, boundaries=(40,))
-    kv, _ = session.take_up(trail)
+    cursor = session.cursor(FIRST, mode="prefix", prefix_end=40, boundaries=(40,))
+    kv, _ = session.take_up(cursor)
     for start, end in ((0, 32), (32, 40)):
         session.forward(FIRST[start:end], kv)
-        session.tiers.on_prefill(trail, kv, (start, end), 0.001)
-    assert trail.leaf is not None
-    session.tiers.set_budget(1)
-    assert trail.leaf not in session.tiers.hot
-    session.compute(trail, kv, 40)
+        session.tiers.on_prefill(cursor, kv, (start, end), 0.001)
+    assert cursor.leaf is not None
+    session.tiers.hear(HotBudget(num_bytes=1))
+    assert cursor.leaf not in session.tiers.hot
+    session.compute(cursor, kv, 40)
     assert reused(check_right(session, FIRST))[0] == 0
 
 
@@ -420,7 +419,7 @@ def test_a_boundary_inside_a_known_run_gets_its_state(hybrid: LoadedModel):
     session.turn(FIRST, SAID)
     for end in (48, 77):
         prompt = [*FIRST[:end], *ids(end, 20)]
-        last_logits(session, prompt, session.trail(prompt, boundaries=(end,)))
+        last_logits(session, prompt, session.cursor(prompt, boundaries=(end,)))
         assert reused(check_right(session, [*FIRST[:end], 9, 8, 7]))[:2] == (end, "hot")
     num_runs = len(session.tiers.hot.tree)
     check_right(session, FIRST[:49])
@@ -430,8 +429,8 @@ def test_a_boundary_inside_a_known_run_gets_its_state(hybrid: LoadedModel):
 
 def test_a_recomputed_sequence_takes_up_what_its_trail_kept(model: LoadedModel):
     session = Session(model)
-    trail = session.turn(FIRST, [])
-    longer = session.tiers.lengthened(trail, [*FIRST, *SAID])
+    cursor = session.turn(FIRST, [])
+    longer = session.tiers.lengthened(cursor, [*FIRST, *SAID])
     kv, num_tokens = session.take_up(longer)
     assert num_tokens == 100
     assert longer.block_hashes == session.chain.block_hashes([*FIRST, *SAID])
@@ -448,11 +447,11 @@ def test_a_conversation_larger_than_memory_is_kept_by_parts_and_read_back_whole(
     session.turn([*TURN_2, *SAID, *ids(4, 60)], SAID)
     whole_bytes = session.tiers.wire_counts().hot_bytes
     session.tiers.on_saved([one.id for one in session.publish()])
-    session.tiers.set_budget(whole_bytes - 1)
+    session.tiers.hear(HotBudget(num_bytes=whole_bytes - 1))
     assert 0 < session.tiers.wire_counts().hot_bytes <= whole_bytes - 1
-    trail = check_right(session, [*TURN_2, *SAID, *ids(4, 60), *SAID, 5])
-    assert trail.use.tier == "warm"
-    session.tiers.release(trail)
+    cursor = check_right(session, [*TURN_2, *SAID, *ids(4, 60), *SAID, 5])
+    assert cursor.use.tier == "warm"
+    session.tiers.release(cursor)
     assert session.tiers.wire_counts().hot_bytes <= whole_bytes - 1
 
 
@@ -461,14 +460,14 @@ def test_what_no_disk_takes_is_cut_only_as_far_as_memory_holds_it(model: LoadedM
     session.turn(FIRST, SAID)
     half = session.tiers.wire_counts().hot_bytes // 2
     small = Session(model, hot_bytes=half)
-    trail = small.turn(FIRST, SAID)
+    cursor = small.turn(FIRST, SAID)
     assert small.tiers.wire_counts().hot_bytes <= half
-    assert trail.num_kept <= len(FIRST)
+    assert cursor.num_kept <= len(FIRST)
     check_right(small, [*FIRST, *SAID, 5])
 
 
 def test_one_slow_read_does_not_end_reading(stored: Stored):
     session = stored.session()
-    session.ground.rates.prefill_s_per_token = 1e-3
-    session.ground.rates.on_read(1 << 21, 600.0)
+    session.tier_state.rates.prefill_s_per_token = 1e-3
+    session.tier_state.rates.on_read(1 << 21, 600.0)
     assert reused(check_right(session, TURN_2))[1] == "warm"

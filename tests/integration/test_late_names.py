@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from runtime.identified import Identity
-from runtime.kv_store import KvStore
-from runtime.supervisor import Supervisor
+from runtime.cache.service import KvStore
+from runtime.models.identified import Identity
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheUse, GenerateRequest, TokenPrompt
 from tests.asking import (
     PATIENCE_S,

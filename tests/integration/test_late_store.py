@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
+from runtime.cache.owned import OpenStore
+from runtime.cache.service import KvStore
+from runtime.cache.store_opening import open_store
 from runtime.kv.blocks import HashChain
-from runtime.kv_store import KvStore
-from runtime.open_store import OpenStore
-from runtime.slot_news import Attach, Slots, Told
-from runtime.store_opening import open_store
-from runtime.supervisor import Supervisor
+from runtime.slot_events import AllSlotsTold, Attach, HotBudget, PinWanted, Slots
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheUse, GenerateRequest, TokenPrompt
-from runtime.wire import PinWanted
 from runtime.worker.model import LoadedModel
 from store.errors import StoreFailed
 from store.keyed_names import Asker
@@ -51,13 +50,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def apart(model: LoadedModel, root: Path) -> Session:
     """A worker whose store is not open yet."""
     session = Session(model, root)
-    session.ground.rename(HashChain(b"its own", b"", block_size=BLOCK_TOKENS), b"")
-    session.ground.is_apart = True
+    session.tier_state.rename(HashChain(b"its own", b"", block_size=BLOCK_TOKENS), b"")
+    session.tier_state.is_apart = True
     return session
 
 
 def attach(session: Session, names: Attach = NAMES, slots: tuple[Any, ...] = ()) -> None:
-    for news in (names, Slots(slots=slots), Told()):
+    for news in (names, Slots(slots=slots), AllSlotsTold()):
         session.tiers.hear(news)
         session.check()
 
@@ -73,16 +72,16 @@ def test_what_was_computed_before_the_store_opened_is_kept_under_its_names(
     assert reused(first) == (0, "none", "away")
     assert not [run for run in early.tiers.hot.tree if early.tiers.hot[run].is_written]
     attach(early)
-    again = early.trail(TURN_2, tenant="alice")
+    again = early.cursor(TURN_2, tenant="alice")
     assert early.take_up(again)[1] == 120
     assert reused(again) == (120, "hot", "first_seen")
     slots = early.publish()
     assert [(job.asker.session_id, job.ends_turn) for job, _ in early.written][-1] == ("s", True)
     later = Session(model, tmp_path / "store")
     later.tiers.learn(slots)
-    trail = later.trail(TURN_2, tenant="alice")
-    assert later.take_up(trail)[1] == 120
-    assert later.take_up(later.trail(TURN_2))[1] == 0
+    cursor = later.cursor(TURN_2, tenant="alice")
+    assert later.take_up(cursor)[1] == 120
+    assert later.take_up(later.cursor(TURN_2))[1] == 0
 
 
 def test_what_lies_on_disk_as_well_is_not_written_again(model: LoadedModel, tmp_path: Path):
@@ -91,9 +90,9 @@ def test_what_lies_on_disk_as_well_is_not_written_again(model: LoadedModel, tmp_
     early.turn(FIRST, ids(2, 20))
     attach(early, NAMES, tuple(stored.known))
     assert early.finish() == []
-    trail = early.trail(TURN_2)
-    assert early.take_up(trail)[1] == 120
-    assert trail.use.tier == "hot"
+    cursor = early.cursor(TURN_2)
+    assert early.take_up(cursor)[1] == 120
+    assert cursor.use.tier == "hot"
 
 
 def test_a_store_that_is_opened_again_is_believed_and_what_it_lost_is_written_again(
@@ -105,25 +104,25 @@ def test_a_store_that_is_opened_again_is_believed_and_what_it_lost_is_written_ag
     jobs = list(session.written)
     session.tiers.on_saved([job.header.id for job, _ in jobs])
     attach(session, NAMES, (known(jobs[0][0].header),))
-    assert session.take_up(session.trail(TURN_2))[1] == 120
+    assert session.take_up(session.cursor(TURN_2))[1] == 120
     written = [job.header.id for job, _ in session.finish()]
     assert written[len(jobs) :] == [job.header.id for job, _ in jobs[1:]]
 
 
 def test_a_pin_is_asked_for_by_the_stores_name(model: LoadedModel, tmp_path: Path):
     session = apart(model, tmp_path / "store")
-    trail = session.trail(FIRST)
-    kv, start = session.take_up(trail)
-    session.compute(trail, kv, start)
-    session.tiers.pin(trail, kv, "asked")
+    cursor = session.cursor(FIRST)
+    kv, start = session.take_up(cursor)
+    session.compute(cursor, kv, start)
+    session.tiers.pin(cursor, kv, "asked")
     assert not [one for one in session.reports if isinstance(one, PinWanted)]
     attach(session)
     [pin] = [one for one in session.reports if isinstance(one, PinWanted)]
     expected = Session(model, tmp_path / "other")
-    trail = expected.trail(FIRST)
-    kv, start = expected.take_up(trail)
-    expected.compute(trail, kv, start)
-    expected.tiers.pin(trail, kv, "asked")
+    cursor = expected.cursor(FIRST)
+    kv, start = expected.take_up(cursor)
+    expected.compute(cursor, kv, start)
+    expected.tiers.pin(cursor, kv, "asked")
     assert expected.reports == [pin]
     session.finish()
     expected.finish()
@@ -135,11 +134,11 @@ def test_why_something_is_missed_is_known_under_the_stores_names_as_well(
     session = apart(model, tmp_path / "store")
     session.turn(FIRST, ids(2, 20))
     session.turn(ids(7, 40), ids(8, 2))
-    session.tiers.set_budget(0)
+    session.tiers.hear(HotBudget(num_bytes=0))
     attach(session)
-    trail = session.trail(FIRST)
-    session.take_up(trail)
-    assert reused(trail) == (0, "none", "evicted")
+    cursor = session.cursor(FIRST)
+    session.take_up(cursor)
+    assert reused(cursor) == (0, "none", "evicted")
     session.finish()
 
 
@@ -159,11 +158,11 @@ def test_whatever_the_store_does_every_prompt_finds_what_it_would_have_found(
             cut = draw.randrange(1, len(before) + 1)
             prompt = [*before[: draw.choice([cut, len(before)])], *ids(100 + number, 30)]
             output = ids(200 + number, draw.randrange(1, 20))
-            trails = [one.turn(prompt, output, tenant=tenant) for one in (session, plain)]
-            assert len({trail.use.num_tokens for trail in trails}) == 1
+            cursors = [one.turn(prompt, output, tenant=tenant) for one in (session, plain)]
+            assert len({cursor.use.num_tokens for cursor in cursors}) == 1
             said.append((tenant, [*prompt, *output]))
         elif event == "told":
-            session.tiers.hear(Told())
+            session.tiers.hear(AllSlotsTold())
         else:
             attach(session, OTHERS if event == "other" else NAMES)
     attach(session)
@@ -174,9 +173,9 @@ def test_whatever_the_store_does_every_prompt_finds_what_it_would_have_found(
     later = Session(model, tmp_path / "store")
     later.tiers.learn([there[last[run].id] for run in last.tree])
     for tenant, ids_said in said[1:]:
-        found = [one.trail([*ids_said, 7], tenant=tenant) for one in (later, plain)]
+        found = [one.cursor([*ids_said, 7], tenant=tenant) for one in (later, plain)]
         assert (
-            len({one.take_up(trail)[1] for one, trail in zip((later, plain), found, strict=True)})
+            len({one.take_up(cursor)[1] for one, cursor in zip((later, plain), found, strict=True)})
             == 1
         )
 

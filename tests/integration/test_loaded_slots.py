@@ -10,7 +10,7 @@ import pytest
 
 from runtime.kv.reader import LoadedSlot, compare, load, read_tensors
 from store.errors import SlotDamaged, SlotMissing, StoreError
-from store.slot_format import TOKENS, Damage
+from store.slot_file import TOKENS, Damage
 from store.slots import read_front
 from tests.slot_samples import is_served, publish_sample, sample
 
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 def loaded(path: Path) -> LoadedSlot | None:
     try:
         slot = load(path)
-        return None if slot.damage else slot
+        return None if slot.checked.damage else slot
     except StoreError:
         return None
 
@@ -40,7 +40,7 @@ def is_exact(slot: LoadedSlot, number: int, **sizes: int) -> bool:
     header, ids, tensors = sample(number, **sizes)
     given = {one.name: bytes(one.data) for one in tensors}
     found = {name: bytes_of(one) for name, one in slot.tensors.items()}
-    return (slot.header, slot.token_ids, found) == (header, array("I", ids), given)
+    return (slot.checked.header, slot.checked.token_ids, found) == (header, array("I", ids), given)
 
 
 @pytest.mark.parametrize("num_tokens", [6, LONG])
@@ -48,7 +48,7 @@ def test_a_whole_slot_is_loaded_as_it_was_computed(tmp_path: Path, num_tokens: i
     path = publish_sample(tmp_path, 1, num_tokens=num_tokens)
     slot = load(path)
     assert is_exact(slot, 1, num_tokens=num_tokens)
-    assert slot.num_bytes == path.stat().st_size
+    assert slot.checked.num_bytes == path.stat().st_size
     assert TOKENS not in slot.tensors
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
+from runtime.cache.channel import KvChannel
+from runtime.cache.service import KvStore
+from runtime.config.settings import Settings
 from runtime.errors import LoadFailed, WorkerError, WorkerWedged
-from runtime.kv_channel import KvChannel
-from runtime.kv_store import KvStore
-from runtime.settings import Settings
+from runtime.supervisor.process import WorkerProcess
 from runtime.types import ModelSpec, SamplingParams, TokenPrompt
-from runtime.worker_process import WorkerProcess
 from tests.asking import ask, request, status_of, supervising
 from tests.tiny_models import FAMILIES, write_model
 from tests.waiting import until
@@ -78,7 +78,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path):
         async with gate:
             error, worker = await failure_of(path)
         assert worker.pid is not None
-        assert worker.state == "stopped"
+        assert worker.state == "crashed"
         return error.message
 
     damages = [(name, damage) for name, (damage, _) in DAMAGES.items()]
@@ -92,7 +92,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path):
 async def test_a_load_that_takes_too_long_is_ended(tmp_path: Path):
     error, worker = await failure_of(write_model(tmp_path / "m"), load_timeout_s=0.05)
     assert error.message == "The model m was not loaded within 0.05 s."
-    assert worker.state == "stopped"
+    assert worker.state == "crashed"
 
 
 @contextmanager

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.slot_news import Lost
-from runtime.wire import SlotQueued
-from store.types import LostRow, Piece
+from runtime.slot_events import HotBudget, Lost, SlotQueued
+from store.types import LostRow, PrefixPiece
 from tests.integration.test_kv_replay import Hashing
 from tests.kv_sessions import FIRST, TURN_2, Session, ids, reused
 
@@ -14,10 +13,10 @@ SHORT = ids(9, 10)
 LONGER = [*SHORT, *ids(10, 30)]
 
 
-def end_of(session: Session, token_ids: list[int]) -> Piece:
+def end_of(session: Session, token_ids: list[int]) -> PrefixPiece:
     """How the end of these tokens is known, inside the first block."""
     root = session.chain.root
-    return Piece(session.chain.end_hash(root, token_ids), root, len(token_ids))
+    return PrefixPiece(session.chain.end_hash(root, token_ids), root, len(token_ids))
 
 
 def told(root: Path, token_ids: list[int]) -> Session:
@@ -29,21 +28,21 @@ def told(root: Path, token_ids: list[int]) -> Session:
 
 
 def why(session: Session, token_ids: list[int]) -> object:
-    trail = session.trail(token_ids, ttl_s=0.0)
-    session.take_up(trail)
-    session.tiers.release(trail)
-    return reused(trail)[2]
+    cursor = session.cursor(token_ids, ttl_s=0.0)
+    session.take_up(cursor)
+    session.tiers.release(cursor)
+    return reused(cursor)[2]
 
 
 def computed(session: Session, token_ids: list[int]) -> None:
-    trail = session.trail(token_ids)
-    kv, at = session.take_up(trail)
+    cursor = session.cursor(token_ids)
+    kv, at = session.take_up(cursor)
     end = len(token_ids) - 1
     model = session.model
     assert isinstance(model, Hashing)
     model.compute(kv, token_ids, at, end)
-    session.tiers.on_prefill(trail, kv, (at, end), 0.001)
-    session.tiers.release(trail)
+    session.tiers.on_prefill(cursor, kv, (at, end), 0.001)
+    session.tiers.release(cursor)
 
 
 def test_only_who_says_the_same_tokens_misses_a_lost_end(tmp_path: Path):
@@ -64,7 +63,7 @@ def test_a_slot_that_goes_through_a_lost_end_takes_it_along(tmp_path: Path):
     [(job, _)] = session.written
     session.tiers.on_saved([job.header.id])
     session.tiers.on_gone([job.header.id], "evicted")
-    session.tiers.set_budget(0)
+    session.tiers.hear(HotBudget(num_bytes=0))
     assert why(session, [*SHORT, 5, 6]) == "first_seen", "it was on disk since"
     session.close()
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from runtime.compaction import compact
-from runtime.inventory import Inventory
+from runtime.cache.compaction import compact
+from runtime.cache.inventory import Inventory
+from runtime.cache.owned import Merged, OpenStore
+from runtime.cache.store_opening import open_store
 from runtime.kv.blocks import HashChain
-from runtime.open_store import Merged, OpenStore
-from runtime.store_opening import open_store
-from runtime.wire import SlotStaged, TurnEnded
+from runtime.slot_events import SlotStaged, TurnEnded
 from store.keyed_names import Asker
 from store.slots import read_token_ids, slot_path, stage, verify
 from store.types import SlotHeader, TensorData

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from api.version import VERSION
+from runtime.version import VERSION
 from tests.running_server import ROOT, START_S, environment, free_port
 
 OURS = ("api", "runtime", "store", "migrations")
@@ -99,8 +99,11 @@ def test_a_wheel_serves_without_the_repository_and_beside_our_namesakes(
 
 def test_a_wheel_brings_one_package_and_puts_nothing_beside_it(installed: Path) -> None:
     (record,) = installed.parent.glob("lib/python*/site-packages/hearth-*.dist-info/RECORD")
-    tops = {line.split("/")[0] for line in record.read_text().splitlines()}
+    files = [line.split(",")[0] for line in record.read_text().splitlines()]
+    tops = {file.split("/")[0] for file in files}
     assert tops == {"hearth", f"hearth-{VERSION}.dist-info", ".."}  # the last is bin/hearth
+    rooms = {file.split("/")[2] for file in files if file.startswith("hearth/app/")}
+    assert rooms == {"api", "runtime", "store", "migrations"}
     files = {line.split(",")[0] for line in record.read_text().splitlines()}
     assert "hearth/py.typed" in files
     assert f"hearth-{VERSION}.dist-info/licenses/LICENSE" in files

@@ -19,8 +19,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(session: Session, *, num_tokens: int = len(PROMPT)) -> int:
     """How much of the prompt's beginning is known."""
-    trail = session.trail([*PROMPT[:num_tokens], 7, 7])
-    _, known = session.take_up(trail)
+    cursor = session.cursor([*PROMPT[:num_tokens], 7, 7])
+    _, known = session.take_up(cursor)
     return known
 
 
@@ -57,8 +57,8 @@ def test_only_lasting_checkpoints_are_written(path: Path, tmp_path: Path):
 def test_what_passes_for_one_is_kept_for_another(path: Path, tmp_path: Path):
     session = Session(load(path), tmp_path)
     turn(session)
-    trail = session.trail(PROMPT[: INNER[-1] + 1])
-    kv, start = session.take_up(trail)
-    session.compute(trail, kv, start)
+    cursor = session.cursor(PROMPT[: INNER[-1] + 1])
+    kv, start = session.take_up(cursor)
+    session.compute(cursor, kv, start)
     known = session.publish()
     assert INNER[-1] in {slot.end for slot in known if slot.has_state}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.wire import PinWanted
+from runtime.slot_events import PinWanted
 from runtime.worker.model import LoadedModel
 from tests.kv_sessions import BLOCK_TOKENS, FIRST, SAID, Session, check_right, ids, load
 from tests.tiny_models import write_model
@@ -19,10 +19,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def pin(session: Session, token_ids: list[int]) -> None:
     """As a prewarmed prompt is pinned: all but its last token."""
-    trail = session.trail(token_ids)
-    kv, start = session.take_up(trail)
-    session.compute(trail, kv, start)
-    session.tiers.pin(trail, kv, "asked")
+    cursor = session.cursor(token_ids)
+    kv, start = session.take_up(cursor)
+    session.compute(cursor, kv, start)
+    session.tiers.pin(cursor, kv, "asked")
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 63, 64, 70, 98, 99])
@@ -50,8 +50,8 @@ def test_a_pinned_prompt_within_a_longer_run_has_its_last_tokens_of_its_own(
     later = Session(model, tmp_path / "store")
     later.tiers.learn(after)
     for token_ids in (FIRST[: num_tokens + 1], [*FIRST[:num_tokens], *ids(9, 40)]):
-        trail = check_right(later, token_ids)
-        assert trail.use.num_tokens >= num_tokens
+        cursor = check_right(later, token_ids)
+        assert cursor.use.num_tokens >= num_tokens
     assert check_right(later, [*FIRST, *SAID, *ids(3, 30)]).use.num_tokens == 120
     later.finish()
 

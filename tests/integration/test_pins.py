@@ -9,10 +9,16 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime import housekeeping
-from runtime.housekeeping import Limits, keep_within_caps, most_pinned, pinned_by, pinned_bytes
+from runtime.cache import maintenance
+from runtime.cache.maintenance import (
+    StoreLimits,
+    keep_within_caps,
+    most_pinned,
+    pinned_by,
+    pinned_bytes,
+)
+from runtime.cache.store_opening import open_store
 from runtime.keys import owned
-from runtime.store_opening import open_store
 from store import slots
 from store.disk import disk_bytes
 from store.types import SlotRow
@@ -35,10 +41,10 @@ asked = st.lists(
 def test_disk_and_pins_are_within_their_caps_whatever_is_pinned(
     asks: list[tuple[str, bool, int]], most: int | None
 ):
-    limits = Limits(CAP_BYTES, 0, 1e9, most, len(TENANTS))
+    limits = StoreLimits(CAP_BYTES, 0, 1e9, most, len(TENANTS))
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(Path(folder) / "kv", None)
-        list(housekeeping.tidy(store, limits))
+        list(maintenance.tidy(store, limits))
         try:
             for number, (tenant, is_pinned, num_tokens) in enumerate(asks, 1):
                 path = publish_sample(store.root, number, num_tokens=num_tokens)
@@ -48,7 +54,7 @@ def test_disk_and_pins_are_within_their_caps_whatever_is_pinned(
                     source = owned(tenant, f"prewarm-{number:03x}")
                     store.index.pin(row.header.model, row.header.end_hash, source).result()
                 list(keep_within_caps(store, limits))
-                assert housekeeping.usage_of(store).fast_bytes <= CAP_BYTES
+                assert maintenance.usage_of(store).fast_bytes <= CAP_BYTES
                 for one in TENANTS:
                     pinned = pinned_bytes(store, pinned_by(store, one))
                     assert pinned <= most_pinned(store, limits)

@@ -11,8 +11,8 @@ import pytest_asyncio
 from mlx_lm.utils import load_model
 from tokenizers import Tokenizer
 
-from runtime.settings import ModelSettings
-from runtime.supervisor import Supervisor
+from runtime.config.settings import ModelSettings
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import (
     CacheParams,
     PrefillProgress,

@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from runtime.kv_channel import KvChannel, KvEvent
-from runtime.kv_store import KvStore
-from runtime.publisher import Publisher
-from runtime.settings import Settings
-from runtime.slot_news import Attach, SlotsGone
-from runtime.store_life import StoreLife
+from runtime.cache.channel import KvChannel
+from runtime.cache.lifecycle import StoreLife
+from runtime.cache.publisher import Publisher
+from runtime.cache.service import KvStore
+from runtime.config.settings import Settings
+from runtime.slot_events import (
+    Attach,
+    Forget,
+    Forgotten,
+    KvNews,
+    KvReport,
+    RoomGiven,
+    SlotsGone,
+    SlotStaged,
+)
 from runtime.types import ModelSpec
-from runtime.wire import Forget, Forgotten, KvNews, RoomGiven, SlotStaged
 from store import slots
 from store.keyed_names import Asker, Whom
 from tests.slot_samples import sample, slot_id
@@ -44,9 +52,9 @@ class Desk(KvStore):
     def leave(self, channel: KvChannel) -> None:
         self.workers.discard(channel)
 
-    def hear(self, channel: KvChannel, event: KvEvent) -> None:
+    def hear(self, channel: KvChannel, event: KvReport) -> None:
         assert isinstance(event, SlotStaged)
-        self.publisher.hear(channel, event)
+        self.publisher.take(channel, event)
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from runtime.cache.service import KvStore
+from runtime.config.settings import ModelSettings
 from runtime.errors import LoadFailed, WorkerDied, WorkerWedged
-from runtime.kv_store import KvStore
-from runtime.placement import Profile, reservation
-from runtime.settings import ModelSettings
-from runtime.supervisor import Supervisor
+from runtime.supervisor.placement import Profile, reservation
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import Constraint, SamplingParams
 from store.slots import slot_path
 from store.upkeep import QUARANTINE
@@ -166,8 +166,8 @@ async def test_two_ranks_say_what_one_says(two: Supervisor, expected: Expected):
 
 async def test_the_ledger_counts_every_rank(two: Supervisor):
     least = min(one.memory_info().rss for one in processes(two))
-    obituary = worker_of(two).obituary
-    await until(lambda: obituary.footprint_bytes > 1.5 * least, "a look at every rank")
+    crash_reporter = worker_of(two).crash_reporter
+    await until(lambda: crash_reporter.footprint_bytes > 1.5 * least, "a look at every rank")
     spec = status_of(two).spec
     alone = reservation(Profile.of(spec, None))
     assert reservation(Profile.of(spec, None, ModelSettings(ranks=2))) == alone + (256 << 20)

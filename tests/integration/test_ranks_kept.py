@@ -7,17 +7,17 @@ import mlx.core as mx
 import pytest
 import pytest_asyncio
 
-from runtime.compaction import compact
+from runtime.cache.compaction import compact
+from runtime.config.settings import ModelSettings
 from runtime.kv.parts import Span
-from runtime.kv.writer import Whole
+from runtime.kv.writer import Packed
 from runtime.ranks import BACKENDS, LOOPBACK, Ranks, Split
-from runtime.settings import ModelSettings
 from runtime.types import CacheParams, TokenPrompt
-from runtime.worker.lead import Lead
+from runtime.worker.distributed.launch import Followers, RanksFailed
+from runtime.worker.distributed.leader import Leader
+from runtime.worker.distributed.records import Free, HasRead, Loaded, Read, Record
+from runtime.worker.distributed.shards import LeaderParts, Rank
 from runtime.worker.model import split
-from runtime.worker.rank_parts import LeadParts, Rank
-from runtime.worker.rank_records import Free, HasRead, Loaded, Read, Record
-from runtime.worker.rank_start import Followers, RanksFailed
 from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.slots import slot_path
 from store.types import SlotHeader
@@ -141,22 +141,22 @@ class OtherRank:
     def has_read(self) -> list[HasRead]:
         return [self.answer]
 
-    def given(self) -> list[Whole]:
-        return [Whole("{}", [])]
+    def given(self) -> list[Packed]:
+        return [Packed("{}", [])]
 
 
 @pytest.mark.parametrize("failure", [SlotDamaged, SlotMissing, StoreFailed])
 async def test_what_one_rank_cannot_take_up_no_rank_has(home: Path, failure: type[StoreError]):
     model = load(home / "models" / "m")
     other = OtherRank()
-    lead = Lead(other)
-    parts = LeadParts(model, Rank(0, 2, "tensor"), lead)
+    lead = Leader(other)
+    parts = LeaderParts(model, Rank(0, 2, "tensor"), lead)
     kv = lead.share(model.new_kv())
     model.prefill([1, 2, 3], kv)
     (run,) = parts.cut(kv, [Span(0, 3, has_state=False)])
     packed = parts.pack(run)
     assert packed.whole is not None
-    layout, tensors = packed.whole()
+    layout, tensors, *_ = packed.whole()
     header = SlotHeader(
         id="0" * 32,
         model=b"m" * 32,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from runtime.config.settings import ModelSettings
 from runtime.errors import MemoryTaken, NeedsTooMuchMemory
-from runtime.settings import ModelSettings
-from runtime.supervisor import Supervisor
+from runtime.slot_events import HotBudget
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, TokenPrompt
-from runtime.wire import HotBudget
 from tests.asking import Answer, ask, supervising, worker_of
 from tests.tiny_models import write_model
 from tests.waiting import until
@@ -45,9 +45,9 @@ async def say(supervisor: Supervisor, num_tokens: int, **fields: Any) -> Answer:
 async def peak_bytes(supervisor: Supervisor) -> int:
     """The most that the worker used up to now, beside its hot tier."""
     worker = worker_of(supervisor)
-    last = worker.pulse.last
-    await until(lambda: worker.pulse.last is not last, "another heartbeat")
-    return worker.obituary.working_bytes
+    last = worker.watchdog.last
+    await until(lambda: worker.watchdog.last is not last, "another heartbeat")
+    return worker.crash_reporter.working_bytes
 
 
 async def test_sixteen_choices_take_turns_in_the_memory_there_is_and_say_the_same(home: Path):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.kv.prefix import Run
+from runtime.kv.prefix_tree import Run
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.restore import Restorer
-from runtime.slot_news import SlotsPromoted
+from runtime.slot_events import SlotsPromoted
 from store.slots import slot_path
 from tests.kv_sessions import (
     FIRST,
@@ -50,13 +50,13 @@ def next_read(session: Session) -> SlotRead:
 def test_siblings_that_come_at_once_have_a_slot_read_once(stored: Stored):
     session = stored.session()
     reader = CountingReader(session, stored.root)
-    restorer = Restorer(session.ground, reader, session.reports.append)
-    trails = [session.trail(one) for one in (TURN_2, [*FIRST, *SAID, 9, 8], FIRST[:23], TURN_2)]
-    for trail in trails:
-        restorer.begin(trail)
-    while any(trail.is_waiting for trail in trails):
+    restorer = Restorer(session.tier_state, reader, session.reports.append)
+    cursors = [session.cursor(one) for one in (TURN_2, [*FIRST, *SAID, 9, 8], FIRST[:23], TURN_2)]
+    for cursor in cursors:
+        restorer.begin(cursor)
+    while any(cursor.is_waiting for cursor in cursors):
         restorer.on_read(next_read(session))
-    assert [restorer.restore(trail)[1] for trail in trails] == [120, 120, 22, 120]
+    assert [restorer.restore(cursor)[1] for cursor in cursors] == [120, 120, 22, 120]
     assert sorted(reader.asked) == sorted([stored.prompt.id, stored.answer.id])
 
 
@@ -65,14 +65,14 @@ def test_a_slot_that_is_back_before_it_is_found_missing_is_read(stored: Stored):
     path = slot_path(stored.root, stored.prompt.id)
     elsewhere = path.rename(stored.root / "elsewhere")
     session = stored.session()
-    trail = session.trail(TURN_2)
-    session.tiers.begin(trail)
+    cursor = session.cursor(TURN_2)
+    session.tiers.begin(cursor)
     reads = [next_read(session), next_read(session)]
     elsewhere.rename(path)
     session.tiers.hear(SlotsPromoted(ids=(stored.prompt.id,)))
     for read in reads:
         session.tiers.hear(read)
-    while trail.is_waiting:
+    while cursor.is_waiting:
         session.hear()
-    session.tiers.restore(trail)
-    assert reused(trail) == (120, "warm", "first_seen")
+    session.tiers.restore(cursor)
+    assert reused(cursor) == (120, "warm", "first_seen")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.open_store import OpenStore
-from runtime.store_opening import open_store
+from runtime.cache.owned import OpenStore
+from runtime.cache.store_opening import open_store
 from store import slots
 from store.disk import disk_bytes
 from store.types import SlotRow

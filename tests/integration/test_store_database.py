@@ -28,13 +28,18 @@ from store.index import SlotIndex
 from store.opening import open_database, open_read_only
 from store.records import Records
 from store.tables import APPLICATION_ID, SCHEMA_VERSION, Table
-from store.types import Run
+from store.types import RunFigures
 from tests.store_samples import MODEL, chain, opened
 
 
 def put_counter(database: Database, name: str):
     text = f"INSERT INTO counters VALUES ('2026-01-01', '{name}', 1.0)"
     return database.submit(lambda connection: connection.exec_driver_sql(text).rowcount)
+
+
+def asides(root: Path) -> list[str]:
+    """What was put aside, and a new one made in its place."""
+    return sorted(path.name for path in root.glob("*.aside-[0-9]"))
 
 
 def names(database: Database) -> set[str]:
@@ -48,7 +53,7 @@ def fill(root: Path, num_slots: int = 50) -> None:
     with opened(root) as database:
         rows = [one for first in range(0, num_slots, 5) for one in chain(*range(first, first + 5))]
         SlotIndex(database).insert(rows).result()
-        Records(database).measured(MODEL, Run(load_ms=1.0)).result()
+        Records(database).measured(MODEL, RunFigures(load_ms=1.0)).result()
         database.checkpoint().result()
 
 
@@ -266,12 +271,12 @@ def test_a_file_that_is_no_database_is_moved_aside(tmp_path: Path, content: byte
     path = tmp_path / "index.db"
     path.write_bytes(content)
     with opened(tmp_path) as database:
-        assert database.needs_rebuild
-        assert database.moved_aside == tmp_path / "index.db.aside-1"
+        assert asides(tmp_path) == ["index.db.aside-1"]
+        assert names(database) == set()
         put_counter(database, "a").result()
     assert (tmp_path / "index.db.aside-1").read_bytes() == content
     with opened(tmp_path) as database:
-        assert not database.needs_rebuild
+        assert asides(tmp_path) == ["index.db.aside-1"]
         assert names(database) == {"a"}
 
 
@@ -281,8 +286,8 @@ def test_another_programs_database_is_moved_aside(tmp_path: Path):
         other.execute("CREATE TABLE holidays (day)")
     for number in (1, 2):
         with opened(tmp_path) as database:
-            assert database.needs_rebuild
-            assert database.moved_aside == tmp_path / f"index.db.aside-{number}"
+            assert asides(tmp_path)[-1] == f"index.db.aside-{number}"
+            assert names(database) == set()
         (tmp_path / f"index.db.aside-{number}").replace(path)
         (tmp_path / f"index.db.aside-{number}").touch()
 
@@ -304,7 +309,7 @@ def test_after_an_unclean_stop_damage_is_found_at_the_start(tmp_path: Path):
     data[middle : middle + 4096] = bytes(4096)
     path.write_bytes(data)
     with opened(tmp_path) as database:
-        assert database.needs_rebuild
+        assert asides(tmp_path) == ["index.db.aside-1"]
         assert SlotIndex(database).slots_of(MODEL) == []
     assert (tmp_path / "index.db.aside-1").read_bytes()[4096:] == data[4096:]
 
@@ -319,12 +324,13 @@ def test_damage_that_is_met_later_is_named_and_found_at_the_next_start(tmp_path:
     data[start : start + 4096] = bytes(4096)
     path.write_bytes(data)
     with opened(tmp_path) as database:
-        assert not database.needs_rebuild
+        assert not asides(tmp_path)
         with pytest.raises(IndexDamaged):
             SlotIndex(database).all_slots()
         assert not database.check()
     with opened(tmp_path) as database:
-        assert database.needs_rebuild
+        assert asides(tmp_path) == ["index.db.aside-1"]
+        assert SlotIndex(database).all_slots() == []
 
 
 def test_without_its_log_or_at_all_the_index_is_still_sound(tmp_path: Path):
@@ -335,8 +341,8 @@ def test_without_its_log_or_at_all_the_index_is_still_sound(tmp_path: Path):
         assert database.check()
     (tmp_path / "index.db").unlink()
     with opened(tmp_path) as database:
-        assert database.needs_rebuild
-        assert database.moved_aside is None
+        assert not asides(tmp_path)
+        assert SlotIndex(database).all_slots() == []
 
 
 def test_a_reader_sees_what_the_owner_writes_and_cannot_write(tmp_path: Path):
@@ -370,4 +376,4 @@ def test_a_directory_that_is_taken_away_fails_calls_and_hangs_nothing(tmp_path: 
             names(database)
     root.mkdir()
     with opened(root) as database:
-        assert database.needs_rebuild
+        assert names(database) == set()

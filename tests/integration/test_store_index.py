@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from runtime.kv.eviction import choose
-from store import pins
+from store import listing, pins
 from store.conversations import Conversations
 from store.database import Database
 from store.errors import StoreError
@@ -24,7 +24,7 @@ from store.types import (
     FileStamp,
     ModelRow,
     RequestRow,
-    Run,
+    RunFigures,
     SlotPlace,
     SlotRow,
     TierTotal,
@@ -55,6 +55,16 @@ def left(index: SlotIndex) -> set[str]:
     return {place.id for place in index.places()}
 
 
+def num_children(index: SlotIndex) -> dict[str, int]:
+    return {one.id: one.num_children for one in index.candidates(with_pinned=True)}
+
+
+def parts_of(database: Database, key: bytes) -> list[tuple[str | None, int]]:
+    """Where a conversation ends, and how many slots it is part of."""
+    found = database.read(lambda connection: listing.named(connection, [key]))
+    return [(one.leaf, one.num_slots) for one in found]
+
+
 def layouts(database: Database) -> list[str]:
     texts = select(Layout.text)
     return list(database.read(lambda connection: connection.execute(texts).scalars()))
@@ -64,9 +74,9 @@ def test_what_is_inserted_comes_back_with_blocks_and_children_counted(index: Slo
     rows = chain(1, 2, 3)
     assert index.insert(rows).result() == 3
     assert index.insert(rows).result() == 0
-    expected = [msgspec.structs.replace(one, num_children=1) for one in rows[:2]] + rows[2:]
-    assert index.slots_of(MODEL) == expected
-    assert index.all_slots() == expected
+    assert index.slots_of(MODEL) == rows
+    assert index.all_slots() == rows
+    assert num_children(index) == {slot_id(1): 1, slot_id(2): 1, slot_id(3): 0}
     assert index.slots_of(b"other") == []
     assert index.totals() == [TierTotal(MODEL, "warm", 3, 1536, 3 * 4096)]
 
@@ -84,11 +94,8 @@ def test_a_slot_waits_for_the_one_before_it(index: SlotIndex):
     first, second, third = chain(1, 2, 3)
     index.insert([third]).result()
     index.insert([second, first]).result()
-    assert index.slots_of(MODEL) == [
-        msgspec.structs.replace(first, num_children=1),
-        msgspec.structs.replace(second, num_children=1),
-        third,
-    ]
+    assert index.slots_of(MODEL) == [first, second, third]
+    assert num_children(index) == {slot_id(1): 1, slot_id(2): 1, slot_id(3): 0}
 
 
 def test_what_does_not_come_before_a_slot_is_not_taken_for_it(index: SlotIndex):
@@ -131,7 +138,7 @@ def test_dropping_takes_the_subtree_children_first_and_condemns_the_files(index:
     places = index.drop(ids(2, 3, 77)).result()
     assert places == (SlotPlace(slot_id(3), "cold"), SlotPlace(slot_id(2), "warm"))
     assert set(index.condemned()) == set(places)
-    assert [one.num_children for one in index.all_slots()] == [1, 0, 0]
+    assert num_children(index) == {slot_id(1): 1, slot_id(4): 0, slot_id(5): 0}
     index.unlinked(places).result()
     assert index.condemned() == []
     assert set(index.drop(ids(1, 4)).result()) == {(name, "warm") for name in ids(1, 4)}
@@ -190,11 +197,10 @@ def test_a_conversation_ends_where_its_turn_does_in_whatever_order_its_slots_com
     for number in order:
         ends = msgspec.structs.replace(spoken(key, turn[number]), num_turns=int(number == 2))
         conversations.publish([turn[number]], [ends]).result()
-    found = conversations.get(key, MODEL)
-    assert found is not None
+    (found,) = conversations.listing()
     assert (found.leaf, found.num_tokens) == (turn[-1].header.id, turn[-1].header.end)
     assert found.num_turns == 1 + bool(before)
-    assert found.num_slots == len(before) + len(turn)
+    assert parts_of(database, key) == [(turn[-1].header.id, len(before) + len(turn))]
     assert {one.id for one in conversations.drop(key).result()} == {
         one.header.id for one in (*before, *turn)
     }
@@ -252,10 +258,10 @@ def test_a_conversation_owns_what_nobody_else_is_part_of(database: Database, ind
     conversations.advance(conversation(1, 3)).result()
     conversations.advance(conversation(1, 5, num_tokens=2000)).result()
     conversations.advance(conversation(2, 4)).result()
-    mine = conversations.get(bytes([1]) * 16, MODEL)
-    assert mine is not None
+    [mine] = [one for one in conversations.listing() if one.key == bytes([1]) * 16]
     assert (mine.leaf, mine.num_turns, mine.num_tokens) == (slot_id(5), 2, 2000)
-    assert (mine.num_slots, mine.disk_bytes) == (4, 4 * 4096)
+    [held] = database.read(lambda c: listing.named(c, [mine.key]))
+    assert (held.num_slots, held.disk_bytes) == (4, 4 * 4096)
     dropped = conversations.drop(bytes([1]) * 16).result()
     assert {place.id for place in dropped} == set(ids(2, 3, 5))
     assert left(index) == set(ids(1, 4))
@@ -268,11 +274,11 @@ def test_a_conversation_ends_where_its_slots_do(database: Database, index: SlotI
     conversations.advance(conversation(1, 3)).result()
     assert type(conversations.advance(conversation(1, 99)).exception()) is StoreError
     index.drop(ids(3)).result()
-    assert [(one.leaf, one.num_slots) for one in conversations.listing()] == [(slot_id(2), 2)]
+    assert parts_of(database, bytes([1]) * 16) == [(slot_id(2), 2)]
     index.drop(ids(2)).result()
-    assert [(one.leaf, one.num_slots) for one in conversations.listing()] == [(slot_id(1), 1)]
+    assert parts_of(database, bytes([1]) * 16) == [(slot_id(1), 1)]
     index.drop(ids(1)).result()
-    assert [(one.leaf, one.num_slots) for one in conversations.listing()] == [(None, 0)]
+    assert parts_of(database, bytes([1]) * 16) == [(None, 0)]
     assert conversations.forget_idle(NOW_S).result() == 0
     assert conversations.forget_idle(NOW_S + 1).result() == 1
     assert conversations.listing() == []
@@ -309,8 +315,8 @@ def test_compaction_replaces_a_chain_for_its_conversations(database: Database, i
     assert left(index) == set(ids(1, 2, 3, 4))
     index.drop(ids(4)).result()
     assert {place.id for place in index.replace([merged], ids(2, 3)).result()} == set(ids(2, 3))
-    assert [(one.leaf, one.num_slots) for one in conversations.listing()] == [(slot_id(9), 2)]
-    assert [one.num_children for one in index.all_slots()] == [1, 0]
+    assert parts_of(database, bytes([1]) * 16) == [(slot_id(9), 2)]
+    assert num_children(index) == {slot_id(1): 1, slot_id(9): 0}
 
 
 def test_of_many_requests_the_latest_are_remembered(database: Database):
@@ -328,22 +334,22 @@ def test_of_many_requests_the_latest_are_remembered(database: Database):
 
 def test_models_digests_requests_and_counters_are_remembered(database: Database):
     records = Records(database)
-    records.put_model(ModelRow(hash=MODEL, label="a", layout="{}", load_ms=5.0)).result()
+    records.put_model(ModelRow(hash=MODEL, label="a", weights_bytes=9, load_ms=5.0)).result()
     records.put_model(ModelRow(hash=MODEL, label="b", peak_bytes=7, last_used_s=NOW_S)).result()
     expected = ModelRow(
-        hash=MODEL, label="b", layout="{}", load_ms=5.0, peak_bytes=7, last_used_s=NOW_S
+        hash=MODEL, label="b", weights_bytes=9, load_ms=5.0, peak_bytes=7, last_used_s=NOW_S
     )
     assert records.models() == [expected]
 
-    assert records.measured(MODEL, Run(load_ms=15.0, peak_bytes=100)).result()
-    assert records.measured(MODEL, Run(peak_bytes=50, blindness="why")).result()
+    assert records.measured(MODEL, RunFigures(load_ms=15.0, peak_bytes=100)).result()
+    assert records.measured(MODEL, RunFigures(peak_bytes=50, blindness="why")).result()
     assert [(one.load_ms, one.peak_bytes) for one in records.models()] == [(8.0, 95)]
-    assert records.measured(MODEL, Run(load_ms=8.0, peak_bytes=200)).result()
+    assert records.measured(MODEL, RunFigures(load_ms=8.0, peak_bytes=200)).result()
     assert [(one.load_ms, one.peak_bytes) for one in records.models()] == [(8.0, 200)]
     assert [one.blindness for one in records.models()] == ["why"], "as it was found last"
-    assert records.measured(MODEL, Run(blindness="")).result()
+    assert records.measured(MODEL, RunFigures(blindness="")).result()
     assert [one.blindness for one in records.models()] == [""]
-    assert not records.measured(b"?" * 32, Run(load_ms=1.0)).result()
+    assert not records.measured(b"?" * 32, RunFigures(load_ms=1.0)).result()
     assert len(records.models()) == 1
 
     stamp = FileStamp(1, 2**63 - 1, 3, 4, 5)
@@ -369,8 +375,8 @@ def test_models_digests_requests_and_counters_are_remembered(database: Database)
         finish_reason="stop",
         prefill_ms=1.5,
     )
-    records.add_request(request, NOW_S).result()
-    records.add_request(request, NOW_S).result()
+    records.add_requests([request], NOW_S).result()
+    records.add_requests([request], NOW_S).result()
     assert records.requests() == [request]
 
     records.count({"hits": 1.0, "bytes": 100.0}, NOW_S).result()

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from runtime.config.home import Home
 from runtime.errors import HomeTaken
-from runtime.home import Home
 from runtime.keys import digest_of, read_admin_token
 from store.errors import StoreFailed
+from store.keyed_names import keyed_hash
 from store.ownership import Mount, take
 from tests.running_server import CHAT, RunningServer, hearth, running
 
@@ -105,13 +106,13 @@ def test_a_place_where_nothing_can_be_made_is_an_error_of_the_store(tmp_path: Pa
 
 def test_the_secret_is_made_once_and_its_hashes_depend_on_it(tmp_path: Path):
     with take(tmp_path / "one") as one:
-        secret, first = one.secret, one.keyed_hash("conversation", b"hello")
+        secret, first = one.secret, keyed_hash(one.secret, "conversation", b"hello")
         assert (len(secret), len(first)) == (32, 16)
-        assert one.keyed_hash("pin", b"hello") != first
+        assert keyed_hash(one.secret, "pin", b"hello") != first
     with take(tmp_path / "one") as again:
-        assert again.keyed_hash("conversation", b"hello") == first
+        assert keyed_hash(again.secret, "conversation", b"hello") == first
     with take(tmp_path / "two") as two:
-        assert two.keyed_hash("conversation", b"hello") != first
+        assert keyed_hash(two.secret, "conversation", b"hello") != first
 
 
 def test_a_secret_that_was_cut_off_is_replaced(tmp_path: Path):

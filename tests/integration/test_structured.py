@@ -13,7 +13,7 @@ import pytest_asyncio
 from tokenizers import Tokenizer
 
 from runtime.errors import InvalidRequest
-from runtime.supervisor import Supervisor
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import (
     ChatPrompt,
     Constraint,

@@ -8,10 +8,12 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import FrameType
 
 import psutil
 import pytest
 
+from runtime.config.settings import ModelSettings
 from runtime.errors import (
     HearthError,
     ModelUnavailable,
@@ -20,12 +22,11 @@ from runtime.errors import (
     WorkerDied,
     WorkerWedged,
 )
-from runtime.generation import Generation
-from runtime.settings import ModelSettings
-from runtime.stopping import stop_bound_s
-from runtime.supervisor import Supervisor
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.process import WorkerProcess
+from runtime.supervisor.supervisor import Supervisor
+from runtime.timeouts import stop_bound_s
 from runtime.types import PrefillProgress, TokenPrompt
-from runtime.worker_process import WorkerProcess
 from tests.asking import (
     PATIENCE_S,
     answer,
@@ -57,7 +58,7 @@ def submit_endless(supervisor: Supervisor) -> Generation:
 
 def phase_of(supervisor: Supervisor) -> str:
     worker = supervisor.worker("m")
-    return worker.pulse.phase if isinstance(worker, WorkerProcess) else ""
+    return worker.watchdog.phase if isinstance(worker, WorkerProcess) else ""
 
 
 def pid_of(supervisor: Supervisor, model: str = "m") -> int:
@@ -123,6 +124,25 @@ async def test_three_crashes_in_a_row_open_the_breaker_until_somebody_restarts(h
         assert status_of(supervisor).num_starts == 3
         await supervisor.restart("m").granted()
         assert (await ask(supervisor, "a", max_tokens=3)).finished
+
+
+async def test_a_request_has_everything_reconciled_when_it_comes_and_when_it_ends(home: Path):
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "_reconcile":
+            calls.append(frame.f_code.co_filename)
+
+    async with supervising(home) as supervisor:
+        await ask(supervisor, "a", max_tokens=3)
+        sys.setprofile(note)
+        try:
+            generation = supervisor.submit(request("b", max_tokens=3, ignore_eos=True))
+            num_at_first = len(calls)
+            await answer(generation)
+        finally:
+            sys.setprofile(None)
+    assert (num_at_first, len(calls)) == (1, 2)
 
 
 async def test_the_last_words_of_a_crashed_worker_are_kept(home: Path):

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from runtime.cache.channel import KvChannel
+from runtime.config.settings import ModelSettings
 from runtime.errors import (
     Aborted,
     LoadFailed,
@@ -19,13 +21,11 @@ from runtime.errors import (
     QueueTimeout,
     UnknownModel,
 )
-from runtime.generation import Generation
-from runtime.kv_channel import KvChannel
 from runtime.kv_sizes import MIN_HOT_BYTES
-from runtime.lifecycle import HAS_PROCESS
-from runtime.process_memory import Departure
-from runtime.settings import ModelSettings
-from runtime.supervisor import Supervisor
+from runtime.memory import Departure
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.lifecycle import HAS_PROCESS
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import TokenPrompt
 from tests.asking import answer, ask, first_chunks, request, status_of, supervising, worker_of
 from tests.forked_worker import own_workers
@@ -51,8 +51,8 @@ def loaded(supervisor: Supervisor) -> set[str]:
 
 def hot_share(channel: KvChannel, num_bytes: int) -> float:
     """What its hot tier may take beyond the least, in units of a model."""
-    assert channel.hot_budget_bytes is not None
-    return round((channel.hot_budget_bytes - MIN_HOT_BYTES) / num_bytes, 3)
+    assert channel.budget is not None
+    return round((channel.budget.num_bytes - MIN_HOT_BYTES) / num_bytes, 3)
 
 
 def endless(supervisor: Supervisor, model: str, **fields: Any) -> Generation:

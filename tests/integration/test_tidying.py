@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.housekeeping import Limits, tidy, usage_of
-from runtime.open_store import INDEX, OpenStore
-from runtime.store_opening import open_store
+from runtime.cache.maintenance import StoreLimits, tidy, usage_of
+from runtime.cache.owned import INDEX, OpenStore
+from runtime.cache.store_opening import open_store
 from store import slots, turns
 from store.clock import Trusted, TrustedClock
 from store.conversations import Conversations
@@ -22,7 +22,7 @@ DAY_S = 86_400.0
 MODEL = b"m" * 32
 GONE = b"g" * 32
 KEY, OTHER = b"\1" * 16, b"\2" * 16
-LIMITS = Limits(None, 10**9, 1e9)
+LIMITS = StoreLimits(None, 10**9, 1e9)
 
 
 @pytest.fixture
@@ -95,5 +95,5 @@ def test_databases_put_aside_count_and_only_the_newest_stay(store: OpenStore):
 
 def test_ballast_leaves_room_below_a_small_cap(store: OpenStore):
     cap = 20_000_000
-    list(tidy(store, Limits(cap, 10**9, 1e9)))
+    list(tidy(store, StoreLimits(cap, 10**9, 1e9)))
     assert usage_of(store).other_bytes < cap / 2

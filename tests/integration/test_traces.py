@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from api.traces import ToldOnce
+from api.observe.traces import ToldOnce
 from tests.running_server import CHAT, ROOT, RunningServer, running
 
 CANARY = "zebra harbour 7351"

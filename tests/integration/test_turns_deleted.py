@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from runtime.inventory import Inventory, whom
-from runtime.inventory_views import ConversationView
-from runtime.kv_store import KvStore
-from runtime.settings import ModelSettings
-from runtime.supervisor import Supervisor
+from runtime.cache.inventory import Inventory, whom
+from runtime.cache.inventory_views import ConversationView
+from runtime.cache.service import KvStore
+from runtime.config.settings import ModelSettings
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, ChatPrompt, Message, Thinking, Usage
 from tests.asking import ask, script, supervising_with_store
 from tests.tiny_models import write_model
@@ -74,7 +74,9 @@ class Home:
         return Inventory(self.kv.store).conversations() if self.kv.store is not None else []
 
     async def delete(self, name: str) -> None:
-        await self.kv.forget(await self.kv.tend(lambda store, _: whom(Inventory(store), name)))
+        await self.kv.publisher.forget(
+            await self.kv.tend(lambda store, _: whom(Inventory(store), name))
+        )
         await self.kv.tend(
             lambda store, on_gone: Inventory(store, on_gone).remove_conversation(name)
         )

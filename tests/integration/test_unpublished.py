@@ -11,7 +11,7 @@ from store.conversations import Conversations
 from store.database import Database
 from store.index import SlotIndex
 from store.removal import drop_chain, drop_name, forget
-from store.types import NAMELESS, Piece, UnpublishedRow
+from store.types import NAMELESS, PrefixPiece, UnpublishedRow
 from tests.slot_samples import slot_id
 from tests.store_samples import MODEL, NOW_S, opened, row
 
@@ -23,8 +23,8 @@ def noted(
 ) -> UnpublishedRow:
     """What the sample slot of this number is to hold."""
     header = row(number).header
-    ends = Piece(header.end_hash, b"above", header.end)
-    pieces = (*map(Piece, header.block_hashes), ends)
+    ends = PrefixPiece(header.end_hash, b"above", header.end)
+    pieces = (*map(PrefixPiece, header.block_hashes), ends)
     return UnpublishedRow(slot=header.id, key=key, name=name, pieces=pieces, ttl_s=ttl_s)
 
 
@@ -122,7 +122,9 @@ def test_it_is_kept_as_long_as_the_kv_would_have_been_and_two_weeks_at_most(tmp_
 def test_of_more_than_there_is_room_for_the_newest_are_kept(tmp_path: Path):
     with opened(tmp_path) as database:
         many = unpublished.MAX_ROWS // 2
-        pieces = tuple(Piece(number.to_bytes(8, "big") * 2) for number in range(99, 99 + many))
+        pieces = tuple(
+            PrefixPiece(number.to_bytes(8, "big") * 2) for number in range(99, 99 + many)
+        )
         big = UnpublishedRow(slot=slot_id(8), key=b"k", name="m", pieces=pieces)
         note(database, noted(1), big)
         assert hashes(1) < lost(database)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.child import Child
-from runtime.model_files import read_spec
-from runtime.settings import ModelSettings
+from runtime.config.settings import ModelSettings
+from runtime.models.files import read_spec
+from runtime.supervisor.spawn import Child
 from runtime.types import ChatPrompt, Constraint, Image, Message, TextDelta
 from runtime.wire import Accepted, Chunks, Event, Load, Ready, Submit, WorkerOptions
 from tests.asking import PATIENCE_S, request
@@ -59,8 +59,8 @@ async def test_a_stream_goes_on_between_the_layers_of_the_tower(tmp_path: Path):
     letters only, so that every token is told when it comes: a token that ends within a character
     is told with the one that ends it.
     """
-    tower = CONFIGS[FAMILY](0)["vision_config"] | {"depth": NUM_LAYERS}
-    path = write_vlm(tmp_path / "m", FAMILY, vision_config=tower)
+    vision_encoder = CONFIGS[FAMILY](0)["vision_config"] | {"depth": NUM_LAYERS}
+    path = write_vlm(tmp_path / "m", FAMILY, vision_config=vision_encoder)
     letters = Constraint(kind="regex", text="[a-z]{4000}")
     stream = request("tell me more", max_tokens=3000, constraint=letters, top_logprobs=0)
     seen = Image(at=0, field="image", data=encoded(picture(1, 112, 112)))

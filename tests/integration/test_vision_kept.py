@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from runtime.compaction import MAX_CHAIN, compact, plans
-from runtime.kv_store import KvStore
-from runtime.supervisor import Supervisor
+from runtime.cache.compaction import MAX_CHAIN, compact, plans
+from runtime.cache.service import KvStore
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import ChatPrompt, Image, Message
 from tests.asking import PATIENCE_S, ask, supervising_with_store
 from tests.image_requests import chat_part

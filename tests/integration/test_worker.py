@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
+from runtime.config.settings import ModelSettings
 from runtime.errors import ContextTooLong, InvalidRequest
-from runtime.settings import ModelSettings
-from runtime.supervisor import Supervisor
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import (
     CacheParams,
     ChatPrompt,
@@ -25,7 +25,7 @@ from runtime.types import (
     TokenPrompt,
     Tool,
 )
-from runtime.worker.detokenizer import token_bytes
+from runtime.worker.output.detokenizer import token_bytes
 from tests.asking import GREEDY, answer, ask, request, script, supervising, worker_of
 from tests.tiny_models import TOOL_CALL, write_model
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.crashes import Crashes, CrashRecord
+from runtime.cache.service import KvStore
 from runtime.errors import LoadFailed, WorkerDied, WorkerWedged
-from runtime.generation import Generation
-from runtime.kv_store import KvStore
+from runtime.supervisor.crashes import Crashes, CrashRecord
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.process import WorkerProcess
 from runtime.types import TokenPrompt
-from runtime.worker.leaving import EXIT_OVERDUE
-from runtime.worker_process import WorkerProcess
+from runtime.worker.shutdown import EXIT_OVERDUE
 from tests.asking import PATIENCE_S, answer, first_chunks, request
 from tests.lone_worker import LoneWorker, lone_settings, lone_worker
 from tests.tiny_models import write_model
@@ -44,7 +44,7 @@ async def decoding(worker: LoneWorker) -> Generation:
 def record_of(home: Path, process: WorkerProcess) -> CrashRecord:
     """The one record there is."""
     (record,) = Crashes(home / "crashes").records()
-    assert record.id == process.obituary.crash_id
+    assert record.id == process.crash_reporter.crash_id
     assert (record.model, record.pid) == ("m", process.pid)
     assert process.error is not None
     assert (record.code, record.message) == (process.error.code, process.error.message)
@@ -63,7 +63,9 @@ async def test_a_worker_that_is_killed_or_crashes_leaves_a_record(
     async with lone_worker(lone_settings(tmp_path), models / "m") as worker:
         running = await decoding(worker)
         process = worker.process
-        await until(lambda: process.pulse.last and process.pulse.last.phase == "decode", "a beat")
+        await until(
+            lambda: process.watchdog.last and process.watchdog.last.phase == "decode", "a beat"
+        )
         assert process.pid is not None
         os.kill(process.pid, number)
         assert (await answer(running)).failed.code == WorkerDied.code
@@ -73,12 +75,12 @@ async def test_a_worker_that_is_killed_or_crashes_leaves_a_record(
         assert (record.phase, record.num_running) == ("decode", 1)
         assert record.step > 0
         assert record.memory.footprint > 10_000_000
-        assert 0 < record.memory.active <= record.memory.peak <= process.obituary.peak_bytes
+        assert 0 < record.memory.active <= record.memory.peak <= process.crash_reporter.peak_bytes
         assert any("in run" in line for line in record.stacks) is (number is signal.SIGSEGV)
         (file,) = (tmp_path / "crashes").iterdir()
         assert SECRET not in file.read_text()
-        await until(lambda: process.obituary.departure, "a look at its memory")
-        departure = process.obituary.departure
+        await until(lambda: process.crash_reporter.departure, "a look at its memory")
+        departure = process.crash_reporter.departure
         assert departure is not None
         assert (departure.is_clean, departure.is_memory_suspect) == (False, False)
 
@@ -116,7 +118,7 @@ async def test_a_kill_reaches_a_worker_that_is_already_being_ended(tmp_path: Pat
     async with lone_worker(settings, models / "slow") as worker:
         process = worker.process
         running = worker.submit(request(SLOW))
-        await until(lambda: process.state == "stopped", "its wedge", timeout_s=30)
+        await until(lambda: process.state == "wedged", "its wedge", timeout_s=30)
         assert running.is_finished
         assert not process.is_gone
         process.kill()
@@ -130,9 +132,8 @@ async def test_a_worker_that_cannot_understand_the_server_ends(tmp_path: Path, m
         running = await decoding(worker)
         child = worker.process._child
         assert child is not None
-        assert child._link is not None
-        assert child._link._transport is not None
-        child._link._transport.write(b"\x01\0\0\0\xc1")  # a byte that MessagePack never uses
+        assert child._transport is not None
+        child._transport.write(b"\x01\0\0\0\xc1")  # a byte that MessagePack never uses
         assert (await answer(running)).failed.code == WorkerDied.code
         await gone(worker.process)
         assert any("DecodeError" in line for line in record_of(tmp_path, worker.process).stderr)
@@ -142,8 +143,8 @@ async def test_a_worker_without_memory_fails_its_requests_and_is_gone(tmp_path: 
     async with lone_worker(lone_settings(tmp_path), models / "m") as worker:
         process = psutil.Process(worker.process.pid)
         running = worker.submit(request(LONG))
-        pulse = worker.process.pulse
-        await until(lambda: pulse.phase == "prefill", "a beat from the prefill")
+        watchdog = worker.process.watchdog
+        await until(lambda: watchdog.phase == "prefill", "a beat from the prefill")
         limit = process.memory_info().vms + (64 << 20)
         process.rlimit(psutil.RLIMIT_AS, (limit, limit))
         failed = (await answer(running)).failed
@@ -181,16 +182,16 @@ async def test_a_worker_that_is_asked_leaves_phase_by_phase(tmp_path: Path, mode
         await process.stop()
         assert running.is_finished
         assert worker.states == [
-            *("starting", "loading", "warming", "ready"),
-            *("flushing", "stopping", "stopped"),
+            *("spawning", "loading", "warming", "ready"),
+            *("flushing", "stopping", "cold"),
         ]
         assert process.error is None
         assert Crashes(tmp_path / "crashes").records() == []
         start, leave = process.clock.start_cost, process.clock.leave_cost
         assert min(start.spawn_ms, start.load_ms, start.warm_ms) > 0
         assert min(leave.drain_ms, leave.flush_ms, leave.exit_ms) > 0
-        await until(lambda: process.obituary.departure, "a look at its memory")
-        departure = process.obituary.departure
+        await until(lambda: process.crash_reporter.departure, "a look at its memory")
+        departure = process.crash_reporter.departure
         assert departure is not None
         assert (departure.is_clean, departure.is_memory_suspect) == (True, False)
         assert departure.footprint_bytes > 10_000_000
@@ -210,7 +211,7 @@ async def test_a_worker_that_is_killed_while_it_leaves_leaves_a_record(
         os.kill(process.pid, signal.SIGKILL)
         await stopping
         (record,) = Crashes(tmp_path / "crashes").records()
-        assert record.id == process.obituary.crash_id
+        assert record.id == process.crash_reporter.crash_id
         assert (record.code, record.signal, record.pid) == (
             WorkerDied.code,
             "SIGKILL",
@@ -225,7 +226,7 @@ async def test_what_a_run_took_is_remembered_for_the_next_one(tmp_path: Path, mo
         await answer(worker.submit(request("a", max_tokens=3)))
         process = worker.process
         await process.stop()
-        working_bytes = process.obituary.working_bytes
+        working_bytes = process.crash_reporter.working_bytes
         start_ms = process.clock.start_cost.total_ms
         async with asyncio.timeout(PATIENCE_S):
             row = (await worker.kv.remembered())["m"]
@@ -233,7 +234,7 @@ async def test_what_a_run_took_is_remembered_for_the_next_one(tmp_path: Path, mo
                 row = (await worker.kv.remembered())["m"]
     assert row.load_ms == pytest.approx(start_ms)
     assert row.peak_bytes == working_bytes
-    assert 0 < working_bytes <= process.obituary.peak_bytes
+    assert 0 < working_bytes <= process.crash_reporter.peak_bytes
 
 
 async def test_a_worker_that_is_asked_to_leave_while_it_loads_leaves_cleanly(
@@ -248,7 +249,7 @@ async def test_a_worker_that_is_asked_to_leave_while_it_loads_leaves_cleanly(
     await process.stop()
     await asyncio.wait([starting])
     assert isinstance(starting.exception(), WorkerDied | None)
-    assert process.obituary.returncode == 0
+    assert process.crash_reporter.returncode == 0
     assert Crashes(tmp_path / "crashes").records() == []
     await kv.stop()
 
@@ -267,14 +268,14 @@ async def test_a_worker_that_cannot_leave_in_time_ends_anyway(tmp_path: Path, mo
         process = worker.process
         running = worker.submit(request(SLOW))
         await running.accepted()
-        await until(lambda: process.pulse.last and process.pulse.last.is_busy, "a slice")
+        await until(lambda: process.watchdog.last and process.watchdog.last.is_busy, "a slice")
         await process.stop()
         assert process.is_gone
-        await until(lambda: process.obituary.departure, "a look at its memory")
-        departure = process.obituary.departure
+        await until(lambda: process.crash_reporter.departure, "a look at its memory")
+        departure = process.crash_reporter.departure
         assert departure is not None
         assert not departure.is_clean
-        assert process.obituary.returncode in (EXIT_OVERDUE, -signal.SIGTERM)
+        assert process.crash_reporter.returncode in (EXIT_OVERDUE, -signal.SIGTERM)
 
 
 async def test_a_worker_that_dies_before_it_is_told_to_load_is_told_nothing(

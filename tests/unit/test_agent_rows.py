@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from store import agent_rows
-from store.agent_rows import AgentRow, Page, TurnRow
 from store.database import Database
+from store.history import agent_rows
+from store.history.agent_rows import AgentRow, Page, TurnRow
 
 
 def turn(number: int, request_id: str, *bodies: bytes) -> TurnRow:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from api.agents import convert
 from api.agents.convert import Sent
 from api.agents.schemas import AgentConfig, AgentGenerate
-from api.draft import Draft
+from api.http.draft import Draft
 from api.openai.schemas import CalledCustom, CalledTool
 from runtime.errors import InvalidRequest, StoreUnavailable
 from runtime.types import (
@@ -28,7 +28,7 @@ from runtime.types import (
     ToolCallDelta,
     Usage,
 )
-from store.agent_rows import TurnRow
+from store.history.agent_rows import TurnRow
 
 
 def sent(kind: type[msgspec.Struct] = AgentConfig, **fields: object) -> Sent:

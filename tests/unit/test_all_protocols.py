@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.types import ChatPrompt, GenerateRequest, Message, ToolCall
-from runtime.worker.compose import Composed
-from runtime.worker.turns import TurnStore
+from runtime.worker.input.compose import Composed
+from runtime.worker.input.turns import TurnStore
 from tests.protocols import PROTOCOLS
 from tests.unit.test_compose import END, Talk, chatml, num_healed
 

@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.anthropic.blocks import ImageBlock, Source, picture_at
 from api.anthropic.breakpoints import Breakpoints
-from api.anthropic.convert import Door, count_to_generate
-from api.anthropic.schemas import CountRequest, InputMessage
+from api.anthropic.convert import ConversionContext, count_to_generate
+from api.anthropic.schemas import CountRequest, ImageBlock, InputMessage, Source, picture_at
 from api.anthropic.signature import MAX_BYTES, reasoning_in, sign
 from api.anthropic.transcript import Transcript
-from runtime.settings import Settings
+from runtime.config.settings import Settings
 from runtime.types import (
     ChatPrompt,
     Image,
@@ -94,7 +93,9 @@ def test_a_tool_round_trip_keeps_ids_and_the_arguments_as_they_were_written() ->
         b'"content":"nothing","is_error":true},{"type":"text","text":"And?"}]}]}'
     )
     data = msgspec.json.decode(body, type=CountRequest)
-    prompt = count_to_generate(data, "c", Door(SPEC, Settings(home=Path("/n")))).request.prompt
+    prompt = count_to_generate(
+        data, "c", ConversionContext(SPEC, Settings(home=Path("/n")))
+    ).request.prompt
     assert isinstance(prompt, ChatPrompt)
     call = ToolCall(id="toolu_1", name="look", arguments='{"b" : 1.50, "a":"\\u00e4"}')
     assert prompt.messages == (

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.anthropic.convert import Door, count_to_generate
+from api.anthropic.convert import ConversionContext, count_to_generate
 from api.anthropic.schemas import CountRequest
-from api.lineage import Caller
-from runtime.settings import ModelSettings, Settings
+from api.http.caller import Caller
+from runtime.config.settings import ModelSettings, Settings
 from runtime.types import (
     CacheParams,
     ChatPrompt,
@@ -37,7 +37,9 @@ def test_tools_are_functions_with_their_schema_as_it_was_written() -> None:
     schema = b'{"type": "object",  "properties": {"b": {}, "a": {}}}'
     body = b'{"messages":[{"role":"user","content":"x"}],"tools":[{"name":"look","input_schema":'
     data = msgspec.json.decode(body + schema + b"}]}", type=CountRequest)
-    prompt = count_to_generate(data, "c", Door(SPEC, Settings(home=Path("/n")))).request.prompt
+    prompt = count_to_generate(
+        data, "c", ConversionContext(SPEC, Settings(home=Path("/n")))
+    ).request.prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.tools == (Tool(name="look", parameters=schema.decode()),)
 
@@ -109,7 +111,7 @@ def test_a_model_of_the_settings_may_think_unasked(given: str, own: bool, is_ena
     settings = Settings(home=Path("/n"), models={"m": ModelSettings(thinking=own)})
     body = f'{{"messages":[{{"role":"user","content":"Hi"}}],"thinking":{given}}}'
     data = msgspec.json.decode(body, type=CountRequest)
-    prompt = count_to_generate(data, "c", Door(SPEC, settings)).request.prompt
+    prompt = count_to_generate(data, "c", ConversionContext(SPEC, settings)).request.prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.thinking.is_enabled is is_enabled
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.anthropic.convert import Asked
+from api.anthropic.convert import ConvertedRequest
 from api.anthropic.signature import sign
 from api.anthropic.stream import Blocks, answered
 from runtime.types import (
@@ -38,7 +38,7 @@ def content(*chunks: Chunk, shows_thinking: bool = True) -> list[Any]:
     blocks = Blocks()
     for chunk in chunks:
         blocks.take(chunk)
-    asked = Asked(REQUEST, shows_thinking=shows_thinking)
+    asked = ConvertedRequest(REQUEST, shows_thinking=shows_thinking)
     return [json.loads(msgspec.json.encode(answered(block, asked))) for block in blocks.finish()]
 
 

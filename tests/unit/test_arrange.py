@@ -18,7 +18,7 @@ from runtime.prompt.rewriting import Rewritten, rewrite
 from runtime.prompt.seal import Seal, sealed
 from runtime.prompt.thinking import switches
 from runtime.types import ChatPrompt, Image, Message, Role, Thinking, Tool, ToolCall
-from runtime.worker.probe import definition_of
+from runtime.worker.input.probe import definition_of
 from tests.templates import TEMPLATES, template_of
 
 NOTHING = Abilities(system=False, late_system=False, users_in_a_row=False, user_after_tool=False)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from runtime.types import Message, Thinking
-from runtime.worker.dialects import harmony
-from runtime.worker.dialects.dialect import Dialect
-from runtime.worker.turns import TurnStore
+from runtime.worker.input.turns import TurnStore
+from runtime.worker.output import harmony
+from runtime.worker.output.dialect import Dialect
 from tests.templates import template_of
 from tests.unit.test_compose import END, SYSTEM, USER, Talk, echo, num_healed
 

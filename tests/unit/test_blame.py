@@ -5,9 +5,9 @@ from itertools import count
 
 import pytest
 
-from runtime.calls import Call
 from runtime.errors import HearthError, PoisonRequest, WorkerDied, WorkerError
-from runtime.generation import Generation
+from runtime.supervisor.calls import QueuedRequest
+from runtime.supervisor.generation import Generation
 from runtime.types import Failed, GenerateRequest, TextDelta, TextPrompt
 from tests.puppets import Puppet, World, spec_of
 
@@ -30,7 +30,7 @@ class Client:
         request = GenerateRequest(request_id=request_id, model="a", prompt=prompt)
         self.generation = Generation(request, self.world.dispatch)
         now_s = self.world.now_s
-        call = Call(
+        call = QueuedRequest(
             spec_of("a"),
             self.generation,
             request_id=request_id,

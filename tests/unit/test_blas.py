@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.blas import blas_environment, find_blas
+from runtime.environment import blas_environment, find_blas
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="mlx's BLAS is its own elsewhere")
 
@@ -71,7 +71,7 @@ def home(tmp_path: Path) -> Path:
 
 def packaged(home: Path) -> Path:
     """What a process of a user with this home gets."""
-    code = "from runtime.blas import packaged_blas; print(packaged_blas())"
+    code = "from runtime.environment import packaged_blas; print(packaged_blas())"
     environment = {"HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, check=True, text=True

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from runtime.catalog import Catalog
+from runtime.config.settings import ModelSettings, Settings
 from runtime.embedded import HEARTH_TINY
 from runtime.errors import UnknownModel
-from runtime.settings import ModelSettings, Settings
+from runtime.models.catalog import Catalog
 from runtime.types import ModelSpec
 from tests.model_folders import make_model
 

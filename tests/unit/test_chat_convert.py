@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.lineage import Caller, caller_of
+from api.http.caller import Caller, caller_of
 from api.openai.content import ContentPart, ImageUrl, read
 from api.openai.convert import chat_to_generate
 from api.openai.schemas import ChatRequest
+from runtime.config.settings import ModelSettings, Settings
 from runtime.errors import InvalidRequest
-from runtime.settings import ModelSettings, Settings
-from runtime.supervision_rules import with_settings
+from runtime.supervisor.supervision_rules import with_settings
 from runtime.types import (
     ChatPrompt,
     Constraint,

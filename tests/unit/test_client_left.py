@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from api.errors import ClientLeft
-from api.sse import unless_left
+from api.http.errors import ClientLeft
+from api.http.sse import unless_left
 from runtime.errors import AgentChanged
 
 

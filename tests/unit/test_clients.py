@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.clients import client_family
-from api.lineage import caller_of
+from api.http.caller import caller_of
+from api.http.clients import client_family
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,9 @@ def test_an_extension_of_another_place_is_not_even_opened(tmp_path: Path):
 
 def test_what_is_installed_is_imported_as_ever(tmp_path: Path):
     script = "from runtime.worker.code_guard import run_only_installed_code\n{guard}\n"
-    script += "import dataclasses, jinja2, xml.dom, runtime.settings, numpy.linalg as linalg\n"
+    script += (
+        "import dataclasses, jinja2, xml.dom, runtime.config.settings, numpy.linalg as linalg\n"
+    )
     script += "print(jinja2.Template('{{{{ 1 + 1 }}}}').render())"
     done = run(script, tmp_path, GUARD)
     assert (done.stdout, done.stderr) == ("2\n", "")

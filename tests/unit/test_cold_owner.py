@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from runtime.housekeeping import Limits, expire, sweep_orphans
-from runtime.open_store import OpenStore
-from runtime.store_opening import open_store
+from runtime.cache.maintenance import StoreLimits, expire, sweep_orphans
+from runtime.cache.owned import OpenStore
+from runtime.cache.store_opening import open_store
 from store import slots
 from store.cold import MARK, OWNER, ColdBucket, ColdDirectory, ColdStore
 from store.cold_gate import ColdGate
@@ -28,7 +28,7 @@ from store.errors import ColdAway, ColdForeign, StoreFull
 from store.types import DEFAULT_TTL_S, SlotRow
 from tests.slot_samples import holds, publish_sample, slot_id
 
-LIMITS = Limits(None, 10**9, 1e9)
+LIMITS = StoreLimits(None, 10**9, 1e9)
 
 
 @pytest.fixture(params=["directory", "bucket"])

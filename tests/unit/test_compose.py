@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.types import (
@@ -30,10 +31,12 @@ from runtime.types import (
     ToolCall,
     ToolCallDelta,
 )
-from runtime.worker.compose import MAX_BOUNDARIES, Composed, Composer
-from runtime.worker.template import Template
-from runtime.worker.turns import Answer, TurnStore
-from tests.templates import template_of
+from runtime.worker.input.compose import MAX_BOUNDARIES, Composed, Composer
+from runtime.worker.input.intake_pool import REHEARSAL
+from runtime.worker.input.preparer import PromptPreparer
+from runtime.worker.input.template import Template, inner_tokenizer
+from runtime.worker.input.turns import PendingTurn, TurnStore
+from tests.templates import TEMPLATES, template_of
 
 LOOK = Tool(name="look", description="Look.", parameters='{"type": "object"}')
 SYSTEM = Message(role="system", text="Be brief.")
@@ -99,14 +102,14 @@ class Talk:
         output = self.template.encode(raw).token_ids
         assert composed.lineage is not None
         known = self.store, composed.lineage, self.template
-        answer = Answer(*known, composed.token_ids, True)
-        answer.add(ReasoningDelta(index=0, text=thoughts))
+        answer = PendingTurn(*known, composed.token_ids, True)
+        answer.spoken.add(ReasoningDelta(index=0, text=thoughts))
         for number, call in enumerate(calls):
             delta = ToolCallDelta(
                 index=0, call_index=number, arguments=call.arguments, id=call.id, name=call.name
             )
-            answer.add(delta)
-        answer.add(TextDelta(index=0, text=text))
+            answer.spoken.add(delta)
+        answer.spoken.add(TextDelta(index=0, text=text))
         answer.end(output, stop)
         return [*composed.token_ids, *output]
 
@@ -511,3 +514,30 @@ def test_turned_tools_lose_no_text(tmp_path: Path):
     turned = template_of(tmp_path, "qwen3").render(prompt)
     assert sorted("".join(turned.split())) == sorted("".join(plain.split()))
     assert turned.index("# Tools") < turned.index("Be brief.") < turned.index("quick")
+
+
+class CountingBench(PromptPreparer):
+    num_rendered = 0
+
+    @override
+    def render(
+        self, messages: list[dict[str, object]], tools: object, kwargs: dict[str, object]
+    ) -> str:
+        self.num_rendered += 1
+        return super().render(messages, tools, kwargs)
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_a_rehearsal_finds_out_what_the_first_prompt_would_have_to_wait_for(
+    tmp_path: Path, name: str
+):
+    tokenizer = template_of(tmp_path, name)._tokenizer
+    bench = CountingBench(inner_tokenizer(tokenizer))
+    talk = Talk(Template(tokenizer, bench=bench), TurnStore())
+    assert isinstance(REHEARSAL.prompt, ChatPrompt)
+    talk.composer.compose(REHEARSAL, REHEARSAL.prompt)
+    at_rehearsal, bench.num_rendered = bench.num_rendered, 0
+    talk.compose(USER, tools=())
+    at_first, bench.num_rendered = bench.num_rendered, 0
+    talk.compose(Message(role="user", text="rain falls"), tools=())
+    assert at_first == bench.num_rendered < at_rehearsal

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.crashes import (
+from runtime.supervisor.crashes import (
     MAX_RECORDS,
     Crashes,
     CrashRecord,

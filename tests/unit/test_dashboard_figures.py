@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from api.dashboard.savings import Savings
-from api.dashboard.trend import MAX_SAMPLES, Trend
+from api.observe.savings import Savings
+from api.observe.trend import MAX_SAMPLES, Trend
 from runtime.types import CacheUse, Usage
 
 

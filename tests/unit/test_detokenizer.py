@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from runtime.worker.detokenizer import (
+from runtime.worker.output.detokenizer import (
     Detokenizer,
     PlainDetokenizer,
     StreamDetokenizer,

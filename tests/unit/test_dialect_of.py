@@ -10,10 +10,10 @@ from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer
 
 from runtime.types import ReasoningDelta, TextDelta, Tool, ToolCallDelta
-from runtime.worker.dialects.dialect import HEADER, START
-from runtime.worker.dialects.tools import RequestTools
-from runtime.worker.dialects.upstream import dialect_of
-from runtime.worker.output import OutputParser
+from runtime.worker.output.dialect import HEADER, START
+from runtime.worker.output.parser import OutputParser
+from runtime.worker.output.tools import RequestTools
+from runtime.worker.output.upstream import dialect_of
 from tests.tiny_models import write_tokenizer
 
 HARMONY = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|constrain|>"]

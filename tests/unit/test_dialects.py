@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from runtime.types import ANY_TOOL, Chunk, ReasoningDelta, TextDelta, Tool, ToolChoice
 from runtime.types import ToolCallDelta as Call
-from runtime.worker.dialects import harmony
-from runtime.worker.dialects.dialect import Dialect
-from runtime.worker.dialects.tools import RequestTools
-from runtime.worker.output import OutputParser
+from runtime.worker.output import harmony
+from runtime.worker.output.dialect import Dialect
+from runtime.worker.output.parser import OutputParser
+from runtime.worker.output.tools import RequestTools
 
 SCHEMA = {
     "type": "object",

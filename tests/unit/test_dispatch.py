@@ -22,8 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from api.errors import STATUSES
-from runtime.calls import Call, Wish
+from api.http.errors import STATUSES
 from runtime.errors import (
     HearthError,
     InvalidRequest,
@@ -34,8 +33,9 @@ from runtime.errors import (
     WorkerDied,
     WorkerWedged,
 )
-from runtime.generation import Generation
-from runtime.lifecycle import HAS_PROCESS, RESTING
+from runtime.supervisor.calls import LoadRequest, QueuedRequest
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.lifecycle import HAS_PROCESS, RESTING
 from runtime.types import (
     Failed,
     Finished,
@@ -68,7 +68,7 @@ class Supervision(RuleBasedStateMachine):
         self.world = World(max_loaded)
         self.dispatch = self.world.dispatch
         self.submitted: list[Generation] = []
-        self.wishes: list[Wish] = []
+        self.wishes: list[LoadRequest] = []
         self.numbers = count()
 
     def made(self, make: Callable[[], object]) -> object:
@@ -77,10 +77,12 @@ class Supervision(RuleBasedStateMachine):
 
         return self.loop.run_until_complete(inside())
 
-    def call(self, model: str, job: Generation | Wish, request_id: str, priority: Priority) -> None:
+    def call(
+        self, model: str, job: Generation | LoadRequest, request_id: str, priority: Priority
+    ) -> None:
         now_s = self.world.now_s
         self.dispatch.submit(
-            Call(
+            QueuedRequest(
                 spec_of(model),
                 job,
                 request_id=request_id,
@@ -126,8 +128,8 @@ class Supervision(RuleBasedStateMachine):
 
     @rule(model=st.sampled_from(MODELS))
     def wish(self, model: str) -> None:
-        wish = self.made(Wish)
-        assert isinstance(wish, Wish)
+        wish = self.made(LoadRequest)
+        assert isinstance(wish, LoadRequest)
         try:
             self.call(model, wish, f"load-{next(self.numbers)}", "background")
         except HearthError as error:
@@ -146,7 +148,7 @@ class Supervision(RuleBasedStateMachine):
     @rule(num_bytes=st.sampled_from([0, 0, 30, 70]))
     def ended_processes_keep_memory(self, num_bytes: int) -> None:
         self.world.missing_bytes = num_bytes
-        self.dispatch.settle()
+        self.dispatch.reconcile()
 
     @rule(pick=st.integers(0, 5))
     def a_process_goes_on(self, pick: int) -> None:
@@ -187,7 +189,7 @@ class Supervision(RuleBasedStateMachine):
                 actor.forgive(self.world.now_s)
             case _:
                 actor.pinned = {actor.model} if order == "pin" else set()
-        self.dispatch.settle()
+        self.dispatch.reconcile()
 
     @invariant()
     def every_request_is_in_exactly_one_place(self) -> None:
@@ -238,7 +240,7 @@ class Supervision(RuleBasedStateMachine):
         for actor in self.dispatch.actors.values():
             actor.pinned.clear()
         self.world.missing_bytes = 0
-        self.dispatch.settle()
+        self.dispatch.reconcile()
         for _ in range(400):
             if all(one.is_finished for one in self.submitted):
                 break
@@ -293,7 +295,7 @@ async def test_an_answer_that_nobody_was_told_of_begins_again_once(is_held: bool
     if is_held:
         generation.hold(lambda chunk: heard.append(type(chunk).__name__))
     world.dispatch.submit(
-        Call(
+        QueuedRequest(
             spec_of("a"), generation, request_id="r", priority="default", since_s=0.0, until_s=600.0
         )
     )
@@ -326,7 +328,7 @@ async def test_an_answer_does_not_begin_a_third_time() -> None:
     generation = Generation(request, world.dispatch)
     generation.hold(lambda _: None)
     world.dispatch.submit(
-        Call(
+        QueuedRequest(
             spec_of("a"), generation, request_id="r", priority="default", since_s=0.0, until_s=600.0
         )
     )
@@ -371,10 +373,10 @@ async def test_a_process_that_cannot_be_ended_keeps_its_memory_until_it_has_ende
     assert world.dispatch.fits(spec_of("b"))
 
 
-def call_for(world: World, model: str) -> Call:
-    return Call(
+def call_for(world: World, model: str) -> QueuedRequest:
+    return QueuedRequest(
         spec_of(model),
-        Wish(),
+        LoadRequest(),
         request_id=f"wish-{model}",
         priority="default",
         since_s=world.now_s,
@@ -382,8 +384,8 @@ def call_for(world: World, model: str) -> Call:
     )
 
 
-async def granted(call: Call) -> None:
-    assert isinstance(call.job, Wish)
+async def granted(call: QueuedRequest) -> None:
+    assert isinstance(call.job, LoadRequest)
     await call.job.granted()
 
 
@@ -397,7 +399,7 @@ async def test_a_request_that_is_refused_for_its_id_takes_nobody_out_of_the_queu
 
     def submit(generation: Generation) -> None:
         world.dispatch.submit(
-            Call(
+            QueuedRequest(
                 spec_of("a"),
                 generation,
                 request_id="same",
@@ -416,6 +418,49 @@ async def test_a_request_that_is_refused_for_its_id_takes_nobody_out_of_the_queu
             world.advance(puppet)
     assert first.is_finished
     assert isinstance((await _end_of(first))[0], Finished)
+
+
+@pytest.mark.parametrize("end", ["answered", "lost", "left", "stopped"])
+async def test_what_becomes_of_many_requests_in_one_event_is_reconciled_once(end: str) -> None:
+    world = World(None)
+    generations: list[Generation] = []
+    for number in range(4):
+        request = GenerateRequest(
+            request_id=f"r{number}", model="a", prompt=TextPrompt(text=f"{number}")
+        )
+        generations.append(Generation(request, world.dispatch))
+        before = world.num_reconciled
+        world.dispatch.submit(
+            QueuedRequest(
+                spec_of("a"),
+                generations[-1],
+                request_id=request.request_id,
+                priority="default",
+                since_s=0.0,
+                until_s=600.0,
+            )
+        )
+        assert world.num_reconciled == before + 1
+    brought_up(world)
+    (puppet,) = world.alive()
+    assert len(puppet.open) == 4
+    before = world.num_reconciled
+    match end:
+        case "answered":
+            with world.dispatch.reconcile:
+                for request_id in list(puppet.open):
+                    world.finish(puppet, request_id)
+        case "lost":
+            with world.dispatch.reconcile:
+                world.end(puppet, WorkerDied("It died."), is_gone=False)
+        case "left":
+            with world.dispatch.reconcile:
+                for generation in generations:
+                    generation.abort()
+        case _:
+            world.dispatch.close()
+    assert world.num_reconciled == before + 1
+    assert world.dispatch.num_open == (4 if end == "lost" else 0)
 
 
 TestSupervision = Supervision.TestCase

@@ -17,12 +17,11 @@ from api.cli.commands import COMMANDS, parser
 from ops.docs.pages import made
 from ops.docs.sizing import CONFIG, FAMILIES, Shape
 from runtime import errors
+from runtime.config.limits import GenerateLimits, LimitSettings
+from runtime.config.reference import GROUPS, LIMITED, LIMITS, MODEL, PROMPT_RULES, SETTINGS
+from runtime.config.settings import ModelSettings, PromptSwitches, Settings, load_settings
 from runtime.embedded import HEARTH_TINY
-from runtime.limits import GenerateLimits, LimitSettings
-from runtime.prompt.switches import PromptSwitches
-from runtime.settings import ModelSettings, Settings, load_settings
-from runtime.settings_words import GROUPS, LIMITED, LIMITS, MODEL, PROMPT_RULES, SETTINGS
-from store.slot_format import unpack_front
+from store.slot_file import unpack_front
 from tests.documents import PAGES, ROOT, anchors, blocks, inline_code, links
 
 OTHERS_VARIABLES = {"HEARTH_CONFIG", "HEARTH_API_KEY"}

@@ -6,12 +6,12 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from store import agent_rows, expired_rows, response_rows
-from store.agent_rows import AgentRow, Page, TurnRow
 from store.database import Database
-from store.expired_rows import ExpiredRow
-from store.history_room import Room, make_room, used_bytes
-from store.response_rows import ItemRow, ResponseRow
+from store.history import agent_rows, expired_rows, response_rows
+from store.history.agent_rows import AgentRow, Page, TurnRow
+from store.history.expired_rows import ExpiredRow
+from store.history.quota import HistoryCapacity, make_room, used_bytes
+from store.history.response_rows import ItemRow, ResponseRow
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ def test_for_want_of_room_it_goes_before_anything_that_lives(database: Database)
     database.submit(fill).result()
     database.submit(lambda c: response_rows.put(c, big, [], 0.5)).result()
     database.submit(lambda c: expired_rows.expire_agents(c, 17.0, 10.0)).result()
-    room = Room(database.read(used_bytes) - 1)
+    room = HistoryCapacity(database.read(used_bytes) - 1)
     assert database.submit(lambda c: make_room(c, room, 18.0)).result() == 1
     assert database.read(expired_rows.listing) == []
     assert database.read(lambda c: response_rows.get(c, "old")) is not None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.failures import CrashHistory, Quarantine, Verdict
+from runtime.supervisor.failures import CrashHistory, Quarantine, Verdict
 
 
 def test_pauses_grow_and_take_jitter():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.framing import (
+from api.http.framing import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
     MAX_LINE_BYTES,

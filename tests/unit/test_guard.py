@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from api.guard import Rules, canonical, judge, rules_of
+from api.http.guard import GuardRules, canonical, judge, rules_of
+from runtime.config.settings import Settings
 from runtime.errors import Forbidden, SettingsError, Unauthorized
-from runtime.keys import ANYONE, Caller, Keyring, digest_of, new_key
-from runtime.settings import Settings
+from runtime.keys import ANYONE, Keyring, Principal, digest_of, new_key
 
 ALICE, BOB, ADMIN, TOKEN = "alice-key", "bob-key", "admin-key", "token"
 KEYS = {"alice": digest_of(ALICE), "bob": digest_of(BOB)}
 
 
-def rules(**settings: Any) -> Rules:
+def rules(**settings: Any) -> GuardRules:
     return rules_of(Settings(home=Path("/nowhere"), **settings), digest_of(TOKEN))
 
 
@@ -80,7 +80,7 @@ def basic(key: str) -> str:
     ],
 )
 def test_a_key_names_its_tenant_however_it_is_sent(headers: dict[str, str]):
-    assert judge("/v1/models", headers, KEYED) == Caller("alice")
+    assert judge("/v1/models", headers, KEYED) == Principal("alice")
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_administration_takes_the_admin_key_or_the_token_of_this_machine():
         judge("/admin/cache", {"x-api-key": ALICE}, KEYED)
     assert caught.value.code == "admin_key_needed"
     for key in (ADMIN, TOKEN):
-        assert judge("/admin/cache", {"x-api-key": key}, KEYED) == Caller(is_admin=True)
-    assert judge("/administrators", {"x-api-key": BOB}, KEYED) == Caller("bob")
+        assert judge("/admin/cache", {"x-api-key": key}, KEYED) == Principal(is_admin=True)
+    assert judge("/administrators", {"x-api-key": BOB}, KEYED) == Principal("bob")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_no_key_is_compared_in_a_time_that_depends_on_it(key: str):
 
 def test_where_no_key_is_needed_any_key_will_do():
     assert judge("/v1/models", {"authorization": "Bearer sk-dummy"}, OPEN) == ANYONE
-    assert judge("/admin/cache", {"x-api-key": TOKEN}, OPEN) == Caller(is_admin=True)
+    assert judge("/admin/cache", {"x-api-key": TOKEN}, OPEN) == Principal(is_admin=True)
 
 
 def test_other_machines_are_let_in_only_on_purpose_and_with_a_key():
@@ -151,7 +151,7 @@ def test_other_machines_are_let_in_only_on_purpose_and_with_a_key():
             rules(host="0.0.0.0", **settings)
     remote = rules(host="0.0.0.0", allow_remote=True, api_keys=KEYS)
     keyed = {"x-api-key": BOB}
-    assert judge("/v1/models", {"host": "192.168.1.7:8420", **keyed}, remote) == Caller("bob")
+    assert judge("/v1/models", {"host": "192.168.1.7:8420", **keyed}, remote) == Principal("bob")
     with pytest.raises(Forbidden):
         judge("/v1/models", {"host": "evil.example", **keyed}, remote)
 

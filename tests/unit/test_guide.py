@@ -31,13 +31,13 @@ from runtime.types import (
     ToolCallDelta,
     ToolChoice,
 )
-from runtime.worker.constraint import Constrainer
-from runtime.worker.dialects import forcing, harmony
-from runtime.worker.dialects.dialect import Dialect, ReasoningBlock
-from runtime.worker.dialects.tools import RequestTools
-from runtime.worker.grammars import Grammars
-from runtime.worker.guide import Guide, GuidePlan
-from runtime.worker.output import OutputParser
+from runtime.worker.output import forced_calls, harmony
+from runtime.worker.output.constraint import Constrainer
+from runtime.worker.output.dialect import Dialect, ReasoningBlock
+from runtime.worker.output.grammar import Grammars
+from runtime.worker.output.guide import Guide, GuidePlan
+from runtime.worker.output.parser import OutputParser
+from runtime.worker.output.tools import RequestTools
 
 FORCED = """gemma4 glm47 harmony json_tools kimi_k2 kimi_k3 laguna longcat minicpm5 minimax_m2
 mistral pythonic qwen3_coder""".split()
@@ -222,7 +222,7 @@ def test_a_forced_call_can_say_any_text(name: str):
         is_strict=True,
     )
     value = 'a < b </x> {"c"} \\ d'
-    form = forcing.form_of(dialect(name))
+    form = forced_calls.form_of(dialect(name))
     assert form is not None
     wish = json.dumps({"text": value, "n": 7})
     if form.row is not None:
@@ -258,7 +258,7 @@ def test_a_dialect_that_cannot_be_forced_says_so(name: str):
 
 def test_every_dialect_that_can_be_forced_is_tried_here():
     known = {"harmony", *(one.name for one in pkgutil.iter_modules(mlx_lm.tool_parsers.__path__))}
-    assert {name for name in known if forcing.can_force(dialect(name), (LOOK,))} == {*FORCED}
+    assert {name for name in known if forced_calls.can_force(dialect(name), (LOOK,))} == {*FORCED}
 
 
 SCHEMAS: st.SearchStrategy[dict[str, Any]] = st.recursive(

@@ -12,7 +12,7 @@ from runtime.kv.blocks import HashChain
 from runtime.kv.hot import MAX_ASKERS, Held, HotTier
 from runtime.kv.layers import State
 from runtime.kv.pack import RunKv
-from runtime.kv.prefix import PrefixTree, Run, run_of
+from runtime.kv.prefix_tree import PrefixTree, Run, run_of
 from store.keyed_names import Asker
 
 CHAIN = HashChain(b"", b"", block_size=4)

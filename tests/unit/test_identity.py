@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime import identity
-from runtime.identity import Look, NoMemo, NotIdentified, Stopped, look, read_digests
-from runtime.model_files import fingerprint
+from runtime.models import identity
+from runtime.models.files import fingerprint
+from runtime.models.identity import ModelFiles, NoMemo, NotIdentified, Stopped, look, read_digests
 from runtime.ranks import KvForm
 from store.types import FileStamp
 from tests.model_folders import make_model
@@ -165,7 +165,7 @@ async def test_what_was_written_just_now_is_waited_for(model: Path):
     assert files.settles_in_s(now_s + 2.01) == 0
     assert files.settles_in_s(now_s - 2.01) == 0, "a clock that was wrong holds nobody up"
     coarse = FileStamp(1, 1, 1, 1, 1_000_000_000_000_000_000)
-    old = Look((files.weights[0]._replace(stamp=coarse),), (), ())
+    old = ModelFiles((files.weights[0]._replace(stamp=coarse),), (), ())
     assert old.settles_in_s(1e9 + 1.5) == pytest.approx(0.5)
 
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from api.agents.convert import with_history
-from api.images import LOW_DETAIL_SIDE, MAX_REMOTE, check_images, image_of
+from api.http.images import LOW_DETAIL_SIDE, MAX_REMOTE, check_images, image_of
+from runtime.config.settings import Settings
 from runtime.errors import InvalidRequest
-from runtime.settings import Settings
 from runtime.types import MAX_IMAGE_BYTES, ChatPrompt, GenerateRequest, Image, Message, ModelSpec
 from tests.tiny_vlms import encoded, picture
 

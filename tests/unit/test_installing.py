@@ -27,16 +27,31 @@ exit 2
 """
 
 
-def test_packages_are_not_listed_and_what_goes_wrong_is_told(tmp_path: Path):
-    uv = tmp_path / "uv"
-    uv.write_text(f"#!/bin/sh\n{SAID}")
+UNTRUSTED = """\
+[ "$1" = cache ] && { echo /nowhere; exit; }
+cat >&2 <<'END'
+error: Failed to fetch: https://example.org/simple/alembic/
+  cause: invalid peer certificate: UnknownIssuer
+
+hint: Consider enabling use of system TLS certificates with the `--system-certs` command-line flag
+END
+exit 2
+"""
+
+
+def installed(uv: Path, said: str) -> subprocess.CompletedProcess[str]:
+    uv.write_text(f"#!/bin/sh\n{said}")
     uv.chmod(0o700)
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, str(ROOT / "ops" / "installing.py"), "installing", str(uv), "pip", "sync"],
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_packages_are_not_listed_and_what_goes_wrong_is_told(tmp_path: Path):
+    done = installed(tmp_path / "uv", SAID)
     assert done.returncode == 2
     *lines, last = done.stderr.splitlines()
     assert lines == [
@@ -46,3 +61,13 @@ def test_packages_are_not_listed_and_what_goes_wrong_is_told(tmp_path: Path):
         "  Caused by: no network",
     ]
     assert last.startswith("Hearth: installing: failed after ")
+
+
+def test_a_flag_of_uv_is_told_as_what_can_be_typed_before_make(tmp_path: Path):
+    """Whoever runs make gives uv no flags."""
+    done = installed(tmp_path / "uv", UNTRUSTED)
+    assert done.returncode == 2
+    assert "--system-certs" not in done.stderr
+    assert "UnknownIssuer" in done.stderr
+    assert "UV_SYSTEM_CERTS=1 make" in done.stderr
+    assert "SSL_CERT_FILE" in done.stderr

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.worker.dialects.json_value import JsonObject
+from runtime.worker.output.json_value import JsonObject
 
 VALUES = st.recursive(
     st.none()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.last_words import kept, last_words
+from runtime.supervisor.last_words import kept, last_words
 
 CANARY = "zebra harbour 7351"
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.lifecycle import (
+from runtime.supervisor.lifecycle import (
     EVENTS,
     HAS_PROCESS,
+    MODEL_STATES,
     RESTING,
     STATES,
-    TRANSITIONS,
     Lifecycle,
     ModelEvent,
     ModelState,
@@ -27,35 +27,35 @@ def path(*events: ModelEvent) -> Lifecycle:
 
 
 def test_every_state_is_in_the_table_and_can_be_reached():
-    assert set(TRANSITIONS) == set(STATES)
+    assert set(MODEL_STATES) == set(STATES)
     reached: set[ModelState] = {"cold"}
     fresh: list[ModelState] = ["cold"]
     while fresh:
-        found: list[ModelState] = [to for one in fresh for to in TRANSITIONS[one].values()]
+        found: list[ModelState] = [to for one in fresh for to in MODEL_STATES[one].events.values()]
         fresh = [one for one in found if one not in reached]
         reached.update(fresh)
     assert reached == set(STATES)
 
 
 def test_every_event_means_something_somewhere():
-    assert {event for row in TRANSITIONS.values() for event in row} == set(EVENTS)
+    assert {event for row in MODEL_STATES.values() for event in row.events} == set(EVENTS)
 
 
 def test_every_state_that_does_not_rest_is_left_by_its_timeout():
-    assert {state for state in STATES if "overdue" not in TRANSITIONS[state]} == RESTING
+    assert {state for state in STATES if "overdue" not in MODEL_STATES[state].events} == RESTING
 
 
 def test_timeouts_alone_lead_from_every_state_to_rest():
     for state in STATES:
         walked: list[ModelState] = [state]
         while walked[-1] not in RESTING:
-            walked.append(TRANSITIONS[walked[-1]]["overdue"])
+            walked.append(MODEL_STATES[walked[-1]].events["overdue"])
             assert len(walked) == len(set(walked)), walked
 
 
 def paths_without_process() -> Iterator[tuple[ModelState, ModelEvent, ModelState]]:
-    for before, row in TRANSITIONS.items():
-        for event, after in row.items():
+    for before, row in MODEL_STATES.items():
+        for event, after in row.events.items():
             if before in HAS_PROCESS and after not in HAS_PROCESS:
                 yield before, event, after
 
@@ -72,7 +72,7 @@ def test_memory_is_given_back_only_when_the_process_is_gone_or_given_up():
 
 @pytest.mark.parametrize("state", ["backing_off", "failed"])
 def test_who_holds_back_does_so_until_its_time_or_somebody_forgives(state: ModelState):
-    assert TRANSITIONS[state] == {"over": "cold", "overdue": "cold"}
+    assert MODEL_STATES[state].events == {"over": "cold", "overdue": "cold"}
 
 
 def test_the_way_up_and_down():
@@ -88,9 +88,9 @@ def test_an_event_that_means_nothing_changes_nothing(state: ModelState):
         life = Lifecycle(LIMITS)
         life.state = state
         before = (life.state, life.since_s, life.due_s)
-        if event in TRANSITIONS[state]:
+        if event in MODEL_STATES[state].events:
             assert life.apply(event, 3.0) == state
-            assert life.state == TRANSITIONS[state][event]
+            assert life.state == MODEL_STATES[state].events[event]
         else:
             assert life.apply(event, 3.0) is None
             assert (life.state, life.since_s, life.due_s) == before

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.app import ROUTES
-from api.limits import MAX_CONTAINERS, BodyCheck, Bounds, narrowed
+from api.http.limits import MAX_CONTAINERS, BodyCheck, Bounds, narrowed
+from runtime.config.limits import GenerateLimits, LimitSettings, PromptLimits, ReadLimits
+from runtime.config.settings import Settings, load_settings
 from runtime.errors import SettingsError
-from runtime.limits import GenerateLimits, LimitSettings, PromptLimits, ReadLimits
-from runtime.settings import Settings, load_settings
 from runtime.types import GenerateRequest, TextPrompt
 from tests.unit.test_framing import split
 

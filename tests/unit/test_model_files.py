@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.model_files import read_spec
-from runtime.settings import ModelSettings, SamplingSettings
+from runtime.config.settings import ModelSettings, SamplingSettings
+from runtime.models.files import read_spec
 from runtime.types import SamplingParams
 from tests.model_folders import CONFIG, make_model
 

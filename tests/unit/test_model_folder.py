@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.model_files import checked_folder, read_spec
-from runtime.model_folder import BrokenModel, NeedsOwnCode, as_of, asked_code, copied, without_code
-from runtime.settings import ModelSettings
+from runtime.config.settings import ModelSettings
+from runtime.models.files import checked_folder, read_spec
+from runtime.models.folder import BrokenModel, NeedsOwnCode, as_of, asked_code, copied, without_code
 from tests.model_folders import CONFIG, make_model
 
 NO_SETTINGS = ModelSettings()

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from api.durations import seconds_of
-from api.lineage import Caller
+from api.http.caller import Caller
+from api.http.durations import seconds_of
 from api.ollama.convert import chat_request, generate_request
 from api.ollama.schemas import GenerateBody, OllamaChatRequest
+from runtime.config.settings import Settings
 from runtime.errors import InvalidRequest
-from runtime.settings import Settings
 from runtime.types import (
     ChatPrompt,
     Constraint,

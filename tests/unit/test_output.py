@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from runtime.types import Chunk, ReasoningDelta, TextDelta, TokenLogprob, TokenLogprobs, Tool
 from runtime.types import ToolCallDelta as Call
-from runtime.worker.dialects.dialect import Dialect
-from runtime.worker.dialects.tools import RequestTools
-from runtime.worker.output import OutputParser
+from runtime.worker.output.dialect import Dialect
+from runtime.worker.output.parser import OutputParser
+from runtime.worker.output.tools import RequestTools
 
 
 def parse_json(text: str, tools: Any) -> Any:

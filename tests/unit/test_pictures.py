@@ -13,7 +13,7 @@ import pytest
 from PIL import Image as Pillow
 
 from runtime.errors import InvalidRequest
-from runtime.worker.pictures import MAX_IMAGE_BYTES, MAX_SIDE, decode
+from runtime.worker.vision.pictures import MAX_IMAGE_BYTES, MAX_SIDE, decode
 
 FIELD = "messages[0].content[1]"
 

@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 
+from runtime.config.settings import ModelSettings
 from runtime.kv_sizes import MIN_HOT_BYTES
-from runtime.placement import (
+from runtime.supervisor.placement import (
+    LoadCapacity,
     Profile,
-    Room,
     Unreturned,
     hot_budgets,
     memory_budget,
@@ -15,7 +16,6 @@ from runtime.placement import (
     room_left,
     still_missing,
 )
-from runtime.settings import ModelSettings
 
 GB = 1_000_000_000
 FIXED = (256 << 20) + MIN_HOT_BYTES
@@ -77,21 +77,21 @@ def test_a_swap_costs_what_it_cost_before_or_what_reading_the_weights_will():
 
 
 def test_a_room_holds_bytes_and_a_number_of_models():
-    room = Room(num_bytes=10, num_models=2)
+    room = LoadCapacity(num_bytes=10, num_models=2)
     assert room.holds(10)
     assert not room.holds(11)
-    assert room.without([4]) == Room(num_bytes=6, num_models=1)
+    assert room.without([4]) == LoadCapacity(num_bytes=6, num_models=1)
     assert not room.without([1, 1]).holds(1)
     assert room.without([1, 12]).with_back([12]) == room.without([1])
-    assert Room(num_bytes=10).without([1] * 9).holds(1)
+    assert LoadCapacity(num_bytes=10).without([1] * 9).holds(1)
 
 
 def test_what_did_not_come_back_is_no_room_unless_it_is_there_after_all():
-    room = Room(num_bytes=40, num_models=2)
+    room = LoadCapacity(num_bytes=40, num_models=2)
     lost = Unreturned(model="m", num_bytes=20, free_bytes=10)
     assert room_left(room, [], 5) == room
-    assert room_left(room, [lost], 10) == Room(num_bytes=20, num_models=2)
-    assert room_left(room, [lost], 30) == Room(num_bytes=30, num_models=2)
+    assert room_left(room, [lost], 10) == LoadCapacity(num_bytes=20, num_models=2)
+    assert room_left(room, [lost], 30) == LoadCapacity(num_bytes=30, num_models=2)
     assert room_left(room, [lost], 90) == room
 
 

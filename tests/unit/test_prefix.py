@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from runtime.kv.blocks import HashChain
-from runtime.kv.prefix import PrefixTree, Run, num_common, part_of, path_to, run_of
+from runtime.kv.prefix_tree import PrefixTree, Run, num_common, part_of, path_to, run_of
 
 SIZE = 4
 CHAIN = HashChain(b"s", b"m", block_size=SIZE)
@@ -380,3 +380,20 @@ def is_prefix(one: list[int], other: list[int]) -> bool:
 
 
 TestAgainstLists = AgainstLists.TestCase
+
+
+def test_a_run_that_goes_on_within_a_block_is_joined_by_the_first_prompt_that_has_it(tree: Tree):
+    """Nobody is told what its end within a block is called in a longer run."""
+    loose = tree.insert(ids_to(21), 10)
+    further = tree.insert(ids_to(30), 21, loose)
+    trunk = tree.insert([*ids_to(10), 99])
+    assert loose.is_loose
+    assert further.is_loose
+    assert tree.match([*ids_to(9), 98, *ids_to(30)[10:]]) == (trunk, 9, ())
+    assert loose.is_loose
+    assert tree.match(ids_to(30)) == (further, 30, ())
+    assert path_to(further, 30) == [(trunk, 10), (loose, 21), (further, 30)]
+    tree.tree.remove(trunk)
+    assert tree.match(ids_to(30)) == (None, 0, ())
+    again = tree.insert(ids_to(10))
+    assert path_to(further, 30) == [(again, 10), (loose, 21), (further, 30)]

@@ -1,11 +1,15 @@
 """What is learned of prompts, what of it is worth being warm, and when it has to be touched."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from runtime.prefixes import Prefix, is_due, learned, prefix_of, warming_of
+from runtime.cache.service import KvStore
+from runtime.config.settings import Settings
+from runtime.prewarm.prefix_registry import PrefixRegistry
+from runtime.prewarm.prefixes import Prefix, is_due, learned, prefix_of, warming_of
 from runtime.types import CacheParams, ChatPrompt, GenerateRequest, Image, Message, TextPrompt, Tool
 
 SYSTEM = "Be kind to boats. " * 100
@@ -117,3 +121,24 @@ def test_warming_keeps_the_prefix_alone_and_yields():
     warming = warming_of(prefix("a", ttl_s=60.0, client="codex"), "w", "m")
     assert (warming.work, warming.priority, warming.client) == ("prefill", "background", "codex")
     assert warming.cache == CacheParams(mode="prefix", ttl_s=60.0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "whose", [{"session": "boats"}, {"models": ("m",)}, {"models": None}], ids=str
+)
+async def test_what_is_deleted_before_it_was_looked_at_is_not_learned(
+    tmp_path: Path, whose: dict[str, Any]
+):
+    settings = Settings(home=tmp_path)
+    registry = PrefixRegistry(settings, KvStore(settings))
+    one = request(system(), user("a"), cache=CacheParams(session_id="boats"))
+    other = request(system("another " + SYSTEM), user("a"), model="other")
+    named: list[str] = []
+    registry.note(one, 0.0, named.append)
+    registry.note(other, 0.0, named.append)
+    registry.forget(**whose)
+    await registry.save()
+    assert list(registry.names("m")) == []
+    assert list(registry.names("other")) == named
+    assert len(named) == (whose != {"models": None})

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from runtime.cache.service import KvStore
+from runtime.config.settings import Settings
 from runtime.errors import Overloaded
-from runtime.kv_store import KvStore
-from runtime.lifecycle import Transition
-from runtime.prewarm import Prewarm
-from runtime.settings import Settings
-from runtime.supervisor import Supervisor
+from runtime.prewarm.prewarm import Prewarm
+from runtime.supervisor.lifecycle import Transition
+from runtime.supervisor.supervisor import Supervisor
 from runtime.types import ChatPrompt, GenerateRequest, Message
 from tests.asking import supervising_with_store
 from tests.model_folders import make_model

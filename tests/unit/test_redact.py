@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import structlog
 
-from api.log import Format, configure_logging
-from api.redact import HIDDEN, hiding
+from api.observe.log import Format, configure_logging
+from api.observe.redact import HIDDEN, hiding
 from runtime.errors import InvalidRequest
 
 CANARY = "zebra harbour 7351"

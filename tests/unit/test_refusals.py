@@ -1,6 +1,6 @@
 """What a refusal tells a client: its status, whether and when to try again."""
 
-from api.errors import refusal_of
+from api.http.errors import refusal_of
 from runtime.errors import MemoryShort, ModelTooLarge
 
 

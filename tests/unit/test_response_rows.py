@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from store import response_rows
 from store.database import Database
-from store.expired_rows import expire_responses
-from store.history_room import FAMILIES, Room, make_room, used_bytes
-from store.response_rows import Chain, ItemRow, ResponseRow
+from store.history import response_rows
+from store.history.expired_rows import expire_responses
+from store.history.quota import FAMILIES, HistoryCapacity, make_room, used_bytes
+from store.history.response_rows import Chain, ItemRow, ResponseRow
 
 
 def item(name: str, *, is_output: bool = False) -> ItemRow:
@@ -86,7 +86,7 @@ def test_ends_make_room_before_beginnings(database: Database) -> None:
     database.submit(fill).result()
     before = database.read(used_bytes)
     num_removed = database.submit(
-        lambda c: make_room(c, Room(before - 50_000, keep="r0"), 2.0)
+        lambda c: make_room(c, HistoryCapacity(before - 50_000, keep="r0"), 2.0)
     ).result()
     assert num_removed == 2
     assert names(database.read(lambda c: response_rows.chain(c, "r3")))[-1] == "out_r3"

@@ -9,13 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.lineage import Caller, caller_of
-from api.openai.response_convert import Plan, check, items_of, plan_of
-from api.openai.response_items import Item, seal, transcript, unseal
+from api.http.caller import Caller, caller_of
 from api.openai.response_schemas import ResponseRequest
-from api.openai.response_tools import ToolNames
+from api.responses.convert import (
+    Item,
+    ResponsePlan,
+    check,
+    items_of,
+    plan_of,
+    seal,
+    transcript,
+    unseal,
+)
+from api.responses.tools import ToolNames
+from runtime.config.settings import Settings
 from runtime.errors import InvalidRequest
-from runtime.settings import Settings
 from runtime.types import (
     CacheParams,
     ChatPrompt,
@@ -41,7 +49,7 @@ SPACE: dict[str, Any] = {
 }
 
 
-def plan(caller: Caller = Caller(), **body: Any) -> Plan:  # noqa: B008
+def plan(caller: Caller = Caller(), **body: Any) -> ResponsePlan:  # noqa: B008
     data = msgspec.json.decode(json.dumps({"input": "hi"} | body), type=ResponseRequest)
     check(data)
     settings = Settings(home=Path("/nowhere"))

@@ -8,9 +8,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.openai.response_events import OutputWriter, Shape
-from api.openai.response_items import seal
-from api.openai.response_tools import ToolNames, ToolRef
+from api.responses.convert import seal
+from api.responses.events import OutputWriter, Shape
+from api.responses.tools import ToolNames, ToolRef
 from runtime.types import (
     Chunk,
     Finished,

@@ -4,26 +4,27 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.worker.row_memory import (
     ANSWER_RESERVE_TOKENS,
-    Footprint,
-    Row,
+    RowFootprint,
     RowMemory,
+    RowUse,
     bucket_of,
     reserved_tokens,
+    steps_to_growth,
 )
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import Sequence, SequenceGroup
 from tests.unit.test_scheduler import carry_out, new_group, new_scheduler, slice_of
 
-ONE = Footprint(per_token=1)
+ONE = RowFootprint(per_token=1)
 
 
 def test_a_row_takes_its_tokens_windows_and_state_in_whole_steps_of_growth():
-    footprint = Footprint(per_token=10, windows=((3, 500), (1, 100)), fixed=7)
+    footprint = RowFootprint(per_token=10, windows=((3, 500), (1, 100)), fixed=7)
     assert footprint.of(0) == 7
     assert footprint.of(1) == footprint.of(256) == 2560 + 768 + 100 + 7
     assert footprint.of(1000) == 10_240 + 1500 + 100 + 7
@@ -32,7 +33,7 @@ def test_a_row_takes_its_tokens_windows_and_state_in_whole_steps_of_growth():
 def test_rows_of_a_batch_take_as_much_as_the_longest():
     memory = RowMemory(footprint=ONE)
     assert memory.held([]) == 0
-    assert memory.held([Row(0, 256), Row(0, 1024), Row(1, 512), Row(None, 256)]) == 2816
+    assert memory.held([RowUse(0, 256), RowUse(0, 1024), RowUse(1, 512), RowUse(None, 256)]) == 2816
     assert [bucket_of(n) for n in (1, 4096, 4097, 16384, 16385, 65536, 65537)] == [
         0,
         0,
@@ -51,14 +52,32 @@ def test_an_answer_is_counted_with_what_it_may_say_up_to_a_reserve_and_then_as_i
     assert reserved_tokens(100, 4000, 4010) == 4110
 
 
+@given(st.integers(1, 5000), st.integers(0, 5000), st.integers(1, 5000))
+def test_a_row_takes_the_same_until_the_step_at_which_it_may_grow(
+    num_tokens: int, num_said: int, max_said: int
+):
+    footprint = RowFootprint(per_token=10, windows=((3, 500),), fixed=7)
+
+    def taken(said: int) -> int:
+        return footprint.of(reserved_tokens(num_tokens, said, max_said))
+
+    num_steps = steps_to_growth(num_tokens, num_said, max_said)
+    assert {taken(num_said + step) for step in range(num_steps + 1)} == {taken(num_said)}
+
+
+def test_a_row_that_grows_takes_more_after_at_most_one_growth():
+    assert steps_to_growth(100, 0, 100_000) == 768 + 156
+    assert steps_to_growth(100, 2000, 100_000) == 204
+
+
 def test_what_fits_beside_others_fits_to_the_byte_and_alone_everything_does():
     memory = RowMemory(footprint=ONE, pool_bytes=1024)
-    assert memory.fits([Row(None, 512)], [Row(None, 512)])
-    assert not memory.fits([Row(None, 512)], [Row(None, 513)])
-    assert memory.fits([], [Row(None, 5000)])
-    assert memory.left([Row(None, 512)]) == 512
-    assert memory.left([Row(None, 5000)]) == 0
-    assert RowMemory(footprint=ONE).left([Row(None, 5000)]) is None
+    assert memory.fits([RowUse(None, 512)], [RowUse(None, 512)])
+    assert not memory.fits([RowUse(None, 512)], [RowUse(None, 513)])
+    assert memory.fits([], [RowUse(None, 5000)])
+    assert memory.left([RowUse(None, 512)]) == 512
+    assert memory.left([RowUse(None, 5000)]) == 0
+    assert RowMemory(footprint=ONE).left([RowUse(None, 5000)]) is None
 
 
 def test_beside_17_rows_of_32_a_wide_request_leaves_a_row_to_a_small_one():
@@ -68,7 +87,7 @@ def test_beside_17_rows_of_32_a_wide_request_leaves_a_row_to_a_small_one():
     carry_out(scheduler, scheduler.plan(17))
     scheduler.add(small)
     plan = scheduler.plan(17)
-    assert slice_of(plan)[0] is small
+    assert slice_of(scheduler, plan)[0] is small
     assert plan.joining == tuple(wide.sequences[:14])
     carry_out(scheduler, plan)
     assert scheduler.plan(31).joining == (small.sequences[0],)
@@ -101,10 +120,10 @@ def test_what_needs_much_memory_is_passed_by_eight_and_then_waited_for():
         scheduler.add(new_group(10, name=str(number)))
         plan = scheduler.plan(len(running), running)
         if plan.prefill is not None:
-            begun.append(plan.prefill.group.request.request_id)
+            begun.append(plan.prefill.request.request_id)
             carry_out(scheduler, plan)
     assert begun == list("01234567")
-    assert slice_of(scheduler.plan(0))[0].request.request_id == "large"
+    assert slice_of(scheduler, scheduler.plan(0))[0].request.request_id == "large"
 
 
 def of_rows(group: SequenceGroup) -> list[Sequence]:
@@ -140,7 +159,7 @@ class Served:
         assert not plan.leaving
         self.running += plan.joining
         assert len(self.running) <= self.max_batch
-        assert plan.decode == bool(self.running)
+        assert plan.num_running == len(self.running)
         if plan.prefill is not None:
             carry_out(scheduler, plan, seconds=0.0, num_running=len(self.running))
         if pool is not None:
@@ -162,7 +181,16 @@ asked = st.lists(
 )
 
 
+# The prompts that several hold for their other choices leave no room for the oldest one's next.
+held_by_many = [
+    *[(512, 4, 2, True), (321, 1, 4, True), (146, 4, 10, True), (110, 1, 10, False)],
+    *[(28, 2, 7, False), (106, 3, 12, False), (512, 6, 10, True), (108, 1, 12, False)],
+    *[(186, 4, 12, False), (288, 2, 1, False), (1, 1, 1, False), (1, 1, 1, False)],
+]
+
+
 @settings(deadline=None)
+@example(asks=held_by_many, max_batch=1, pool=1755)
 @given(asks=asked, max_batch=st.integers(1, 5), pool=st.one_of(st.none(), st.integers(0, 6000)))
 def test_all_are_served_within_rows_and_memory_in_whatever_order_they_come(
     asks: list[tuple[int, int, int, bool]], max_batch: int, pool: int | None
@@ -215,7 +243,7 @@ def test_with_a_free_row_a_small_request_waits_for_one_slice_at_most(
         assert plan.joining
         assert len(served.running) + len(plan.joining) == max_batch
     else:
-        assert slice_of(plan)[0] is small
+        assert slice_of(scheduler, plan)[0] is small
 
 
 @pytest.mark.parametrize("width", [1, 16])

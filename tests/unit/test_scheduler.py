@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.types import GenerateRequest, Priority, TokenPrompt
-from runtime.worker.album import Album
-from runtime.worker.detokenizer import PlainDetokenizer
-from runtime.worker.echo import MAX_LOGITS, Echo
-from runtime.worker.output import Dialect, OutputParser
+from runtime.worker.output.detokenizer import PlainDetokenizer
+from runtime.worker.output.parser import Dialect, OutputParser
+from runtime.worker.prompt_logprobs import MAX_LOGITS, Echo
 from runtime.worker.scheduler import SLICE_GRID, Scheduler, StepPlan
 from runtime.worker.sequence import Sequence, SequenceGroup
+from runtime.worker.vision.images import ImageBatch
 from store.types import MediaSpan
 
 
@@ -59,15 +59,16 @@ def scored(num_tokens: int, vocab_size: int) -> SequenceGroup:
     return group
 
 
-def slice_of(plan: StepPlan) -> tuple[SequenceGroup, int, int]:
+def slice_of(scheduler: Scheduler, plan: StepPlan) -> tuple[SequenceGroup, int, int]:
     assert plan.prefill is not None
-    return plan.prefill.group, plan.prefill.start, plan.prefill.end
+    cut = scheduler.next_slice(plan.prefill, plan.num_running)
+    return cut.group, cut.start, cut.end
 
 
 def carry_out(
     scheduler: Scheduler, plan: StepPlan, *, seconds: float = 0.1, num_running: int = 0
 ) -> None:
-    group, start, end = slice_of(plan)
+    group, start, end = slice_of(scheduler, plan)
     group.num_computed_tokens = end
     scheduler.on_prefill(end - start, seconds, num_running)
     if not group.num_remaining_tokens:
@@ -76,23 +77,23 @@ def carry_out(
 
 def test_nothing_to_do():
     scheduler = new_scheduler()
-    assert scheduler.plan(0) == StepPlan(None, decode=False)
-    assert scheduler.plan(3) == StepPlan(None, decode=True)
+    assert scheduler.plan(0) == StepPlan(None, 0)
+    assert scheduler.plan(3) == StepPlan(None, 3)
 
 
 def test_a_short_prompt_is_one_slice_that_leaves_its_last_token():
     scheduler = new_scheduler()
     group = new_group(100)
     scheduler.add(group)
-    assert slice_of(scheduler.plan(0)) == (group, 0, 99)
-    assert not scheduler.plan(0).decode
+    assert slice_of(scheduler, scheduler.plan(0)) == (group, 0, 99)
+    assert scheduler.plan(0).num_running == 0
 
 
 def test_a_prompt_of_one_token_is_an_empty_slice():
     scheduler = new_scheduler()
     group = new_group(1)
     scheduler.add(group)
-    assert slice_of(scheduler.plan(0)) == (group, 0, 0)
+    assert slice_of(scheduler, scheduler.plan(0)) == (group, 0, 0)
 
 
 def test_a_long_prompt_alone_goes_in_slices_of_the_largest_size():
@@ -102,7 +103,7 @@ def test_a_long_prompt_alone_goes_in_slices_of_the_largest_size():
     slices: list[tuple[int, int]] = []
     while scheduler.waiting:
         plan = scheduler.plan(0)
-        slices.append(slice_of(plan)[1:])
+        slices.append(slice_of(scheduler, plan)[1:])
         carry_out(scheduler, plan)
     assert slices == [(0, 256), (256, 512), (512, 599)]
 
@@ -110,16 +111,16 @@ def test_a_long_prompt_alone_goes_in_slices_of_the_largest_size():
 def test_the_largest_slice_is_rounded_to_the_grid():
     scheduler = new_scheduler(max_slice=100)
     scheduler.add(new_group(200))
-    assert slice_of(scheduler.plan(0))[1:] == (0, 96)
+    assert slice_of(scheduler, scheduler.plan(0))[1:] == (0, 96)
     scheduler = new_scheduler(max_slice=1)
     scheduler.add(new_group(200))
-    assert slice_of(scheduler.plan(0))[1:] == (0, SLICE_GRID)
+    assert slice_of(scheduler, scheduler.plan(0))[1:] == (0, SLICE_GRID)
 
 
 def test_the_first_slice_beside_running_streams_is_careful():
     scheduler = new_scheduler()
     scheduler.add(new_group(5000))
-    assert slice_of(scheduler.plan(1))[1:] == (0, 256)
+    assert slice_of(scheduler, scheduler.plan(1))[1:] == (0, 256)
 
 
 def test_a_slice_beside_running_streams_takes_the_time_it_may():
@@ -131,7 +132,7 @@ def test_a_slice_beside_running_streams_takes_the_time_it_may():
     scheduler.on_decode(0.05)
     scheduler.on_decode(0.30)
     # The step time is now 0.05 · 0.8 + 0.3 · 0.2 = 0.1 s: 1000 · (0.25 + 2 · 0.1) = 450 tokens.
-    assert slice_of(scheduler.plan(1))[1:] == (256, 704)
+    assert slice_of(scheduler, scheduler.plan(1))[1:] == (256, 704)
 
 
 def test_a_slow_model_still_gets_one_grid_cell_per_slice():
@@ -142,7 +143,7 @@ def test_a_slow_model_still_gets_one_grid_cell_per_slice():
     scheduler.on_decode(0.001)
     for _ in range(100):
         scheduler.on_decode(0.001)
-    assert slice_of(scheduler.plan(1))[1:] == (256, 288)
+    assert slice_of(scheduler, scheduler.plan(1))[1:] == (256, 288)
 
 
 def test_after_a_slice_decode_gets_a_quarter_more_time_than_it_took():
@@ -150,10 +151,10 @@ def test_after_a_slice_decode_gets_a_quarter_more_time_than_it_took():
     scheduler.add(new_group(5000))
     carry_out(scheduler, scheduler.plan(2), seconds=0.25, num_running=2)
     for _ in range(5):
-        assert scheduler.plan(2) == StepPlan(None, decode=True)
+        assert scheduler.plan(2) == StepPlan(None, 2)
         scheduler.on_decode(0.0625)
     assert scheduler.plan(2).prefill
-    assert scheduler.plan(2).decode
+    assert scheduler.plan(2).num_running == 2
 
 
 def test_a_slice_while_nobody_decodes_owes_nothing():
@@ -177,9 +178,9 @@ def test_first_come_first_served_among_equals():
     scheduler.add(first)
     scheduler.add(second)
     assert scheduler.waiting == (first, second)
-    assert slice_of(scheduler.plan(0))[0] is first
+    assert slice_of(scheduler, scheduler.plan(0))[0] is first
     scheduler.remove(first)
-    assert slice_of(scheduler.plan(0))[0] is second
+    assert slice_of(scheduler, scheduler.plan(0))[0] is second
 
 
 def test_a_short_prompt_and_a_long_one_take_turns():
@@ -190,7 +191,7 @@ def test_a_short_prompt_and_a_long_one_take_turns():
     order: list[str] = []
     while scheduler.waiting:
         plan = scheduler.plan(0)
-        order.append(slice_of(plan)[0].request.request_id)
+        order.append(slice_of(scheduler, plan)[0].request.request_id)
         carry_out(scheduler, plan)
     assert order[:7] == ["0", "long", "1", "long", "2", "long", "long"]
     assert set(order[7:]) == {"long"}
@@ -200,15 +201,15 @@ def test_nobody_joins_a_full_batch():
     scheduler = new_scheduler(max_batch=4)
     group = new_group(10)
     scheduler.add(group)
-    assert scheduler.plan(4) == StepPlan(None, decode=True)
-    assert slice_of(scheduler.plan(3))[0] is group
+    assert scheduler.plan(4) == StepPlan(None, 4)
+    assert slice_of(scheduler, scheduler.plan(3))[0] is group
 
 
 def test_a_wide_group_begins_with_the_rows_there_are():
     scheduler = new_scheduler(max_batch=4)
     wide = new_group(10, num_choices=9)
     scheduler.add(wide)
-    assert slice_of(scheduler.plan(3))[0] is wide
+    assert slice_of(scheduler, scheduler.plan(3))[0] is wide
     scheduler.on_computed(wide)
     assert scheduler.plan(3).joining == tuple(wide.sequences[:1])
     assert scheduler.plan(4).joining == ()
@@ -248,10 +249,10 @@ def test_every_prompt_is_computed_once_on_the_grid_and_every_group_gets_its_turn
         plan = scheduler.plan(len(running), running)
         running += plan.joining
         assert len(running) <= max_batch
-        assert plan.decode == bool(running)
+        assert plan.num_running == len(running)
         num_running = len(running)
         if plan.prefill is not None:
-            group, start, end = slice_of(plan)
+            group, start, end = slice_of(scheduler, plan)
             assert start == group.num_computed_tokens
             assert start % SLICE_GRID == 0
             assert end % SLICE_GRID == 0 or end == group.num_prefill_tokens
@@ -282,17 +283,17 @@ def test_a_request_overtakes_what_warms_the_cache_after_one_slice():
     carry_out(scheduler, scheduler.plan(0))
     scheduler.add(request := new_group(50_000))
     while request.num_remaining_tokens:
-        assert slice_of(scheduler.plan(0))[0] is request
+        assert slice_of(scheduler, scheduler.plan(0))[0] is request
         carry_out(scheduler, scheduler.plan(0))
     scheduler.remove(request)
-    assert slice_of(scheduler.plan(0)) == (warming, 2048, 4096)
+    assert slice_of(scheduler, scheduler.plan(0)) == (warming, 2048, 4096)
 
 
 def test_nothing_is_warmed_while_somebody_decodes():
     scheduler = new_scheduler()
     scheduler.add(warming_group(10_000))
-    assert scheduler.plan(1) == StepPlan(None, decode=True)
-    assert slice_of(scheduler.plan(0))[1:] == (0, 2048)
+    assert scheduler.plan(1) == StepPlan(None, 1)
+    assert slice_of(scheduler, scheduler.plan(0))[1:] == (0, 2048)
 
 
 def test_background_requests_are_computed_beside_decode_but_after_others():
@@ -301,9 +302,9 @@ def test_background_requests_are_computed_beside_decode_but_after_others():
     background.request = msgspec.structs.replace(background.request, priority="background")
     scheduler.add(background)
     scheduler.add(other := new_group(500))
-    assert slice_of(scheduler.plan(1))[0] is other
+    assert slice_of(scheduler, scheduler.plan(1))[0] is other
     scheduler.remove(other)
-    assert slice_of(scheduler.plan(1))[0] is background
+    assert slice_of(scheduler, scheduler.plan(1))[0] is background
 
 
 def of_class(priority: Priority, num_tokens: int, name: str) -> SequenceGroup:
@@ -322,7 +323,7 @@ def test_an_interactive_request_overtakes_between_two_slices_and_starves_nobody(
 
     def take_turns(number: int) -> None:
         for _ in range(number):
-            turns.append(slice_of(plan := scheduler.plan(0))[0])
+            turns.append(slice_of(scheduler, plan := scheduler.plan(0))[0])
             carry_out(scheduler, plan)
 
     take_turns(18)
@@ -335,7 +336,7 @@ def test_an_interactive_request_overtakes_between_two_slices_and_starves_nobody(
 def test_pictures_that_may_not_be_divided_are_computed_in_one_slice():
     def ends(spans: tuple[tuple[int, int], ...], *, is_whole: bool) -> list[int]:
         group = new_group(300)
-        group.album = Album(
+        group.image_batch = ImageBatch(
             tuple(MediaSpan(start, end, b"") for start, end in spans), is_whole=is_whole
         )
         scheduler = new_scheduler(max_slice=64)
@@ -353,10 +354,10 @@ def test_pictures_that_may_not_be_divided_are_computed_in_one_slice():
 def test_a_prompt_that_is_scored_comes_in_slices_whose_logits_have_room():
     scheduler = new_scheduler()
     scheduler.add(scored(5000, MAX_LOGITS // 300))
-    assert slice_of(scheduler.plan(0))[1:] == (0, 288)
+    assert slice_of(scheduler, scheduler.plan(0))[1:] == (0, 288)
     wide = new_scheduler()
     wide.add(scored(5000, MAX_LOGITS // 4000))
-    assert slice_of(wide.plan(0))[1:] == (0, 2048)
+    assert slice_of(wide, wide.plan(0))[1:] == (0, 2048)
     narrow = new_scheduler()
     narrow.add(scored(5000, 10 * MAX_LOGITS))
-    assert slice_of(narrow.plan(0))[1:] == (0, SLICE_GRID)
+    assert slice_of(narrow, narrow.plan(0))[1:] == (0, SLICE_GRID)

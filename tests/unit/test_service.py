@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from api.cli.service import LEAST_STOP_S, unit_of
+from runtime.config.settings import Settings
 from runtime.errors import HearthError
-from runtime.settings import Settings
 
 HOME = Path("/home/ann")
 COMMAND = ("/opt/my python/bin/python", "-m", "hearth", "serve", "--home", "/data/50%")

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.dashboard.sign_in import place
-from api.sessions import (
+from api.http.sessions import (
     MAX_SESSIONS,
     MAX_WRONG,
     PAGE_TOKEN,
     SESSION_S,
     WRONG_EVERY_S,
-    KeyDesk,
+    KeyChecker,
     Sessions,
 )
 from runtime.errors import Forbidden, TooManyWrongKeys
-from runtime.keys import Caller, Keyring, digest_of
+from runtime.keys import Keyring, Principal, digest_of
 
 ALICE, ADMIN, OTHER = "alice-key", "admin-key", "another-admin-key"
 KEYS = {"alice": digest_of(ALICE)}
@@ -47,7 +47,7 @@ def sent(table: Sessions, token: str, **more: str) -> Mapping[str, str]:
 def test_a_cookie_is_who_signed_in_and_says_nothing_of_the_key():
     table = sessions()
     token = table.open(ADMIN)
-    assert table.caller("GET", sent(table, token)) == Caller(is_admin=True)
+    assert table.caller("GET", sent(table, token)) == Principal(is_admin=True)
     assert ADMIN not in token
     assert digest_of(ADMIN).removeprefix("sha256:") not in token
     assert table.caller("GET", sent(table, token[:-1])) is None
@@ -88,7 +88,7 @@ def test_what_changes_something_needs_the_token_of_the_page(method: str):
     assert session is not None
     assert foreign is not None
     right = {PAGE_TOKEN: session.page_token}
-    assert table.caller(method, sent(table, token, **right)) == Caller(is_admin=True)
+    assert table.caller(method, sent(table, token, **right)) == Principal(is_admin=True)
     for wrong in ({}, {PAGE_TOKEN: ""}, {PAGE_TOKEN: foreign.page_token}, {PAGE_TOKEN: token}):
         with pytest.raises(Forbidden) as caught:
             table.caller(method, sent(table, token, **wrong))
@@ -126,15 +126,15 @@ def test_a_link_that_is_followed_is_answered_and_a_form_of_nowhere_is_not():
     bare = {"host": "localhost:8420", "cookie": f"{table.cookie}={token}"}
     link = {"sec-fetch-site": "same-site", "sec-fetch-mode": "navigate"}
     for asked in (bare, bare | link, bare | {"sec-fetch-site": "none"}):
-        assert table.caller("GET", asked) == Caller(is_admin=True)
+        assert table.caller("GET", asked) == Principal(is_admin=True)
         with pytest.raises(Forbidden):
             table.caller("POST", asked | {PAGE_TOKEN: session.page_token})
 
 
 def test_many_wrong_keys_close_an_address_to_new_ones_and_to_nobody_else():
     clock, wrong = Clock(), count()
-    desk = KeyDesk(Keyring(KEYS, (digest_of(ADMIN),)), clock)
-    assert desk.find(ALICE, "a") == Caller("alice")
+    desk = KeyChecker(Keyring(KEYS, (digest_of(ADMIN),)), clock)
+    assert desk.find(ALICE, "a") == Principal("alice")
     for _ in range(10 * MAX_WRONG):  # a program that goes on with an old key
         assert desk.find("old", "a") is None
     for _ in range(MAX_WRONG - 1):
@@ -143,16 +143,16 @@ def test_many_wrong_keys_close_an_address_to_new_ones_and_to_nobody_else():
         with pytest.raises(TooManyWrongKeys) as caught:
             desk.find(key, "a")
         assert caught.value.retry_after_s >= 1
-    assert desk.find(ALICE, "a") == Caller("alice")
+    assert desk.find(ALICE, "a") == Principal("alice")
     assert desk.find("old", "a") is None
-    assert desk.find(ADMIN, "b") == Caller(is_admin=True)
+    assert desk.find(ADMIN, "b") == Principal(is_admin=True)
     clock.now_s += caught.value.retry_after_s
-    assert desk.find(ADMIN, "a") == Caller(is_admin=True)
+    assert desk.find(ADMIN, "a") == Principal(is_admin=True)
 
 
 def test_so_many_keys_can_be_guessed_in_an_hour():
     clock = Clock()
-    desk, num_looked_at = KeyDesk(Keyring(KEYS, ()), clock), 0
+    desk, num_looked_at = KeyChecker(Keyring(KEYS, ()), clock), 0
     for guess in range(36_000):
         clock.now_s += 0.1
         try:

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from runtime import placement
-from runtime.errors import SettingsError
-from runtime.limits import GenerateLimits
-from runtime.ranks import Ranks
-from runtime.settings import (
+from runtime.config.limits import GenerateLimits
+from runtime.config.settings import (
     ModelSettings,
     SamplingSettings,
     Settings,
     check_places,
     load_settings,
 )
-from runtime.worker_link import worker_options
+from runtime.errors import SettingsError
+from runtime.ranks import Ranks
+from runtime.supervisor import placement
+from runtime.supervisor.worker_link import worker_options
 
 Load = Callable[..., Settings]
 

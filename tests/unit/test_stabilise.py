@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.config.settings import PromptSwitches, load_settings
 from runtime.errors import SettingsError
-from runtime.prompt.rules import RULE_NAMES, RULES, Rule, rules_for
-from runtime.prompt.stabilise import stabilise
-from runtime.prompt.switches import PromptSwitches
-from runtime.settings import load_settings
+from runtime.prompt.stabilise import RULE_NAMES, RULES, Rule, rules_for, stabilise
 from runtime.types import Image, Message, PromptChange, Role
 
 CLAUDE_CODE = rules_for("claude-code", frozenset())

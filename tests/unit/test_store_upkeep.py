@@ -122,11 +122,11 @@ def test_ballast_takes_room_until_it_is_dropped(tmp_path: Path):
     assert not upkeep.drop_ballast(tmp_path)
 
 
-def test_room_is_what_is_free_above_the_floor():
+def test_the_floor_is_a_share_of_the_disk_and_not_less_than_some_bytes():
     room = upkeep.DiskRoom(total_bytes=400 << 30, free_bytes=25 << 30)
-    assert (room.floor_bytes, room.usable_bytes) == (20 << 30, 5 << 30)
+    assert room.floor_bytes == 20 << 30
     small = upkeep.DiskRoom(total_bytes=16 << 30, free_bytes=4 << 30)
-    assert (small.floor_bytes, small.usable_bytes) == (10 << 30, -(6 << 30))
+    assert small.floor_bytes == 10 << 30
 
 
 def test_removing_a_store_that_is_gone_sweeps_nothing(tmp_path: Path):

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.placement import Need, Room
-from runtime.swap import Plan, Resident, Scene, Terms, Waiting, plan
+from runtime.supervisor.placement import LoadCapacity, Need
+from runtime.supervisor.swap_policy import Resident, SwapPlan, SwapState, Terms, Waiting, plan
 from runtime.types import Priority
 from tests.examples import usual
 
 TERMS = Terms()
-ONE = Room(num_bytes=10)
+ONE = LoadCapacity(num_bytes=10)
 QUANTUM_S = 32.0
 LINGER_S = 4.0
 
@@ -33,25 +33,25 @@ def decide(
     waiting: list[Waiting],
     residents: list[Resident],
     now_s: float = 100.0,
-    room: Room = ONE,
+    room: LoadCapacity = ONE,
     **sizes: int,
-) -> Plan:
+) -> SwapPlan:
     """A plan for models of 10 bytes, or their `sizes`, and swaps of 8 s."""
     names = {one.model for one in waiting} | {one.model for one in residents}
     needs = {name: Need(num_bytes=sizes.get(name, 10), swap_s=8.0) for name in names}
-    scene = Scene(
+    swap_state = SwapState(
         waiting=tuple(waiting),
         residents=tuple(residents),
         needs=needs,
         room=room,
         now_s=now_s,
     )
-    return plan(scene, TERMS)
+    return plan(swap_state, TERMS)
 
 
 def test_nothing_follows_from_nothing():
-    assert decide([], []) == Plan()
-    assert decide([], [ready("a", last_finished_s=1.0)]) == Plan()
+    assert decide([], []) == SwapPlan()
+    assert decide([], [ready("a", last_finished_s=1.0)]) == SwapPlan()
 
 
 def test_a_model_that_fits_is_loaded_and_what_waits_is_granted_once_it_is_ready():
@@ -59,7 +59,7 @@ def test_a_model_that_fits_is_loaded_and_what_waits_is_granted_once_it_is_ready(
     loading = msgspec.structs.replace(ready("a"), state="loading", ready_since_s=None)
     assert decide([waits("a1", 99.0)], [loading]).grants == ()
     granted = decide([waits("a2", 98.0), waits("a1", 97.0)], [ready("a", num_running=5)])
-    assert granted == Plan(grants=("a1", "a2"))
+    assert granted == SwapPlan(grants=("a1", "a2"))
 
 
 def test_classes_go_first_and_inside_a_class_who_came_first():
@@ -124,14 +124,14 @@ def test_a_model_that_served_nobody_yet_does_not_linger():
 
 
 def test_two_that_fit_together_stay_together():
-    room = Room(num_bytes=20)
+    room = LoadCapacity(num_bytes=20)
     result = decide([waits("b1", 10.0), waits("a1", 99.0)], [ready("a")], room=room)
-    assert result == Plan(grants=("a1",), loads=("b",))
+    assert result == SwapPlan(grants=("a1",), loads=("b",))
 
 
 def test_the_number_of_models_is_a_limit_of_its_own():
-    room = Room(num_bytes=1000, num_models=1)
-    assert decide([waits("b1", 10.0)], [ready("a", last_finished_s=50.0)], room=room) == Plan(
+    room = LoadCapacity(num_bytes=1000, num_models=1)
+    assert decide([waits("b1", 10.0)], [ready("a", last_finished_s=50.0)], room=room) == SwapPlan(
         unloads=("a",), closed=frozenset({"a"}), wake_s=None
     )
 
@@ -139,8 +139,8 @@ def test_the_number_of_models_is_a_limit_of_its_own():
 def test_what_is_leaving_still_takes_its_room():
     leaving = msgspec.structs.replace(ready("a"), state="leaving")
     assert decide([waits("b1", 99.0)], [leaving]).loads == ()
-    assert decide([waits("a1", 99.0)], [leaving]) == Plan(wake_s=159.0)
-    assert decide([waits("b1", 99.0)], [leaving], room=Room(num_bytes=20)).loads == ("b",)
+    assert decide([waits("a1", 99.0)], [leaving]) == SwapPlan(wake_s=159.0)
+    assert decide([waits("b1", 99.0)], [leaving], room=LoadCapacity(num_bytes=20)).loads == ("b",)
 
 
 def test_the_pinned_never_leave_and_who_cannot_fit_beside_them_is_told():
@@ -148,13 +148,13 @@ def test_the_pinned_never_leave_and_who_cannot_fit_beside_them_is_told():
     result = decide([waits("b1", 0.0)], [pinned], now_s=1000.0)
     assert (result.unloads, result.blocked) == ((), {"b"})
     beside = [pinned, ready("c", last_finished_s=0.0)]
-    assert decide([waits("b1", 0.0)], beside, room=Room(num_bytes=20)).unloads == ("c",)
+    assert decide([waits("b1", 0.0)], beside, room=LoadCapacity(num_bytes=20)).unloads == ("c",)
 
 
 def test_what_nobody_can_load_holds_nobody_else_back():
     waiting = [waits("b1", 0.0), waits("c1", 90.0)]
     pinned = ready("a", is_pinned=True)
-    result = decide(waiting, [pinned], room=Room(num_bytes=15), c=5)
+    result = decide(waiting, [pinned], room=LoadCapacity(num_bytes=15), c=5)
     assert (result.loads, result.blocked) == (("c",), {"b"})
 
 
@@ -166,7 +166,7 @@ def test_the_cheapest_set_leaves():
 
 
 def test_who_was_used_longest_ago_leaves_and_the_idle_before_the_busy():
-    room = Room(num_bytes=20)
+    room = LoadCapacity(num_bytes=20)
     pair = [ready("a", last_finished_s=50.0), ready("c", last_finished_s=40.0)]
     assert decide([waits("b1", 99.0)], pair, room=room).unloads == ("c",)
     pair = [ready("a", last_finished_s=50.0), ready("c", last_finished_s=40.0, num_running=1)]
@@ -192,7 +192,7 @@ def test_a_load_that_nobody_awaits_is_given_up_for_one_that_is():
 
 def test_background_work_displaces_nobody_who_is_in_use_and_may_take_an_idle_ones_place():
     waiting = [waits("b1", 0.0, "background")]
-    assert decide(waiting, [ready("a", num_running=1)], now_s=1000.0) == Plan()
+    assert decide(waiting, [ready("a", num_running=1)], now_s=1000.0) == SwapPlan()
     idle = ready("a", last_finished_s=50.0)
     assert decide(waiting, [idle]).unloads == ("a",)
     assert decide([*waiting, waits("a1", 99.0)], [idle]).grants == ("a1",)
@@ -234,13 +234,15 @@ processes = st.lists(
     max_size=4,
     unique_by=lambda one: one.model,
 )
-rooms = st.builds(Room, num_bytes=st.integers(5, 30), num_models=st.none() | st.integers(1, 4))
+rooms = st.builds(
+    LoadCapacity, num_bytes=st.integers(5, 30), num_models=st.none() | st.integers(1, 4)
+)
 
 
 @settings(deadline=None, max_examples=usual(300))
 @given(waiting=requests, residents=processes, room=rooms, dice=st.randoms())
 def test_whatever_the_scene_no_move_is_against_the_rules(
-    waiting: list[Waiting], residents: list[Resident], room: Room, dice: random.Random
+    waiting: list[Waiting], residents: list[Resident], room: LoadCapacity, dice: random.Random
 ):
     result = decide(waiting, residents, now_s=300.0, room=room)
     by_model = {one.model: one for one in residents}

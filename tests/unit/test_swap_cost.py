@@ -1,8 +1,8 @@
 """What a swap took, part by part."""
 
-from runtime.lifecycle import ModelEvent, ModelState, Transition
-from runtime.swap_cost import LeaveCost, StartCost, SwapCost, SwapCosts
-from runtime.worker_clock import WorkerClock
+from runtime.supervisor.lifecycle import ModelEvent, ModelState, Transition
+from runtime.supervisor.swap_cost import LeaveCost, StartCost, SwapCost, SwapCosts
+from runtime.supervisor.worker_clock import WorkerClock
 
 
 def step(before: ModelState, event: ModelEvent, after: ModelState, at_s: float) -> Transition:

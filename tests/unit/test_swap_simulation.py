@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.bench.swap_policies import (
+from ops.studies.swap_policies import (
     TWO_MODELS,
     Case,
     Row,
@@ -20,9 +20,9 @@ from ops.bench.swap_policies import (
     ping_pong,
     row,
 )
-from ops.bench.swap_simulation import Agent, IllegalMove, Model, Workload, quantile, simulate
-from runtime.placement import Room
-from runtime.swap import Plan, Scene
+from ops.studies.swap_simulation import Agent, IllegalMove, Model, Workload, quantile, simulate
+from runtime.supervisor.placement import LoadCapacity
+from runtime.supervisor.swap_policy import SwapPlan, SwapState
 from tests.examples import usual
 
 HOUR_S = 3600.0
@@ -84,7 +84,7 @@ def test_classes_order_who_waits_and_none_of_them_starves():
 
 def test_a_flood_of_urgent_work_for_others_does_not_starve_a_patient_one():
     crowd = (*agents("A", 6, priority="interactive"), *agents("C", 6, priority="interactive"))
-    workload = Workload(models(8.0, "ABC"), (*crowd, *agents("B", 1)), Room(num_bytes=1))
+    workload = Workload(models(8.0, "ABC"), (*crowd, *agents("B", 1)), LoadCapacity(num_bytes=1))
     result = simulate(workload, ours, 2 * HOUR_S)
     patient = [turn for turn in result.turns if turn.agent.model == "B"]
     assert sum(turn.finished_s is not None for turn in patient) > 20
@@ -103,16 +103,16 @@ def test_a_run_is_repeatable():
     assert first != simulate(helper(), ours, HOUR_S, seed=4).turns
 
 
-def hasty(scene: Scene) -> Plan:
+def hasty(swap_state: SwapState) -> SwapPlan:
     """Unload whatever is there as soon as anything waits."""
-    ready = [one.model for one in scene.residents if one.state == "ready"]
-    plan = ours(scene)
-    return Plan(unloads=tuple(ready)) if scene.waiting and ready else plan
+    ready = [one.model for one in swap_state.residents if one.state == "ready"]
+    plan = ours(swap_state)
+    return SwapPlan(unloads=tuple(ready)) if swap_state.waiting and ready else plan
 
 
-def early(scene: Scene) -> Plan:
+def early(swap_state: SwapState) -> SwapPlan:
     """Grant what waits before its model is there."""
-    return Plan(grants=tuple(one.request_id for one in scene.waiting))
+    return SwapPlan(grants=tuple(one.request_id for one in swap_state.waiting))
 
 
 @pytest.mark.parametrize("policy", [hasty, early])
@@ -144,7 +144,7 @@ workloads = st.builds(
             for name, (size, load_s, batch) in zip("ABCD", shapes, strict=True)
         ),
         tuple(agent._replace(name=f"{agent.model}{i}") for i, agent in enumerate(crowd)),
-        Room(
+        LoadCapacity(
             num_bytes=max(size for size, _, _ in shapes) + has_pin * shapes[0][0] + extra,
             num_models=None if limit is None else limit + has_pin,
         ),

@@ -16,8 +16,8 @@ from runtime.types import (
     Tool,
     ToolCall,
 )
-from runtime.worker.template import Template
-from runtime.worker.template_input import defused
+from runtime.worker.input.template import Template
+from runtime.worker.input.template_input import defused
 from tests.tiny_models import write_tokenizer
 
 HELLO = Message(role="user", text="hello")

@@ -10,9 +10,9 @@ import pytest
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from ops.tiny_model import smalltalk, trials
-from ops.tiny_model.generate import Dialogue, DialogueMaker, Fill, Message, render
-from ops.tiny_model.values import Values, is_held_out
+from ops.studies.tiny_model import smalltalk, trials
+from ops.studies.tiny_model.generate import Dialogue, DialogueMaker, Fill, Message, render
+from ops.studies.tiny_model.values import Values, is_held_out
 from runtime.embedded import HEARTH_TINY
 
 SEEDS = range(60)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from runtime.errors import InvalidRequest
 from runtime.types import ChatPrompt, Tool, ToolChoice
-from runtime.worker.dialects import forcing
-from runtime.worker.dialects.dialect import ReasoningBlock
+from runtime.worker.output import forced_calls
+from runtime.worker.output.dialect import ReasoningBlock
 from tests.unit.test_guide import (
     EOS,
     FORCED,
@@ -110,7 +110,7 @@ NESTED = Tool(
 def test_arguments_in_a_row_are_held_to_their_schema(
     name: str, tool: Tool, row: str, arguments: dict[str, object]
 ):
-    spoken, form = dialect(name), forcing.form_of(dialect(name))
+    spoken, form = dialect(name), forced_calls.form_of(dialect(name))
     assert form is not None
     wish = spoken.tool_start + form.opening.format(name="look") + row + form.closing
     said = speak(plan_of(required(tool), name).start(), wish, RNG)
@@ -139,7 +139,7 @@ def test_a_list_in_a_row_is_as_long_as_its_schema_says():
 def test_what_a_row_cannot_hold_is_not_forced(name: str, parameters: dict[str, object]):
     schema = {"type": "object", "properties": parameters}
     tool = Tool(name="look", parameters=json.dumps(schema))
-    assert not forcing.can_force(dialect(name), (tool,))
+    assert not forced_calls.can_force(dialect(name), (tool,))
     with pytest.raises(InvalidRequest) as caught:
         plan_of(required(tool), name)
     assert caught.value.param == "tool_choice"

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from runtime.prompt.canonical import digest
-from runtime.prompt.healing import Talk
-from runtime.worker.turns import TurnStore
+from runtime.prompt.healing import TurnScope
+from runtime.worker.input.turns import TurnStore
 from store import turns as files
 from store.keyed_names import Asker, Whom, conversation_key, model_key
-from store.turns import Folders, Tokens, Turn, turns_root
+from store.turns import Folders, Turn, TurnTokens, turns_root
 
 SECRET = b"secret"
 MODEL = b"\1" * 32
@@ -40,9 +40,9 @@ class Client:
     way: Way = ()
 
     @property
-    def talk(self) -> Talk:
+    def talk(self) -> TurnScope:
         beginning = digest(self.said[0][0]) if self.session is None else b""
-        return Talk(Asker(self.name, self.session), beginning)
+        return TurnScope(Asker(self.name, self.session), beginning)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Owners(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(mkdtemp())
         self.store = TurnStore()
-        self.owned: dict[Talk, Owned] = {}
+        self.owned: dict[TurnScope, Owned] = {}
         self.open()
 
     def open(self) -> None:
@@ -150,7 +150,7 @@ class Owners(RuleBasedStateMachine):
             mine.turns[end], mine.parents[end] = one.key, known[: one.start]
         mine.turns[client.way], mine.parents[client.way] = turn.key, known
 
-    def check(self, found: object, links: list[bytes], talk: Talk) -> None:
+    def check(self, found: object, links: list[bytes], talk: TurnScope) -> None:
         """What is found is what some owner still has, the asking one's own first."""
         mine = self.owned.get(talk, Owned())
         everybodys = {way: key for one in self.owned.values() for way, key in one.turns.items()}
@@ -189,7 +189,7 @@ class Owners(RuleBasedStateMachine):
         if client.session is not None or mine is None or not mine.is_leaf(client.way):
             return
         self.written()
-        chain = Tokens(array("I", client.way[:-1]))
+        chain = TurnTokens(array("I", client.way[:-1]))
         files.drop_chain(self.root, MODEL, model_key(SECRET, client.name), chain)
         way = client.way
         while mine.is_leaf(way):

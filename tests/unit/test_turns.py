@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.prompt.healing import Talk
-from runtime.worker.turns import MAX_FORGOTTEN, TurnStore
+from runtime.prompt.healing import TurnScope
+from runtime.worker.input.turns import MAX_FORGOTTEN, TurnStore
 from store.keyed_names import Asker, Whom, conversation_key
 from store.turns import Turn
 
 KEY = b"k" * 16
-MINE = Talk(Asker(session_id="mine"))
+MINE = TurnScope(Asker(session_id="mine"))
 
 
 def turn() -> Turn:
@@ -57,7 +57,9 @@ def test_turns_of_before_the_store_was_open_are_kept_under_its_names(tmp_path: P
     turns = TurnStore()
     turns.put(turn(), MINE, is_durable=True)
     turns.put(
-        Turn(b"q" * 16, b"", 0, turn().token_ids), Talk(Asker(session_id="quiet")), is_durable=False
+        Turn(b"q" * 16, b"", 0, turn().token_ids),
+        TurnScope(Asker(session_id="quiet")),
+        is_durable=False,
     )
     turns.attach(tmp_path / "turns" / "m", b"secret")
     turns.close()

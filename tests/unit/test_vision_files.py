@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from api.images import check_images
-from runtime import placement
+from api.http.images import check_images
+from runtime.config.settings import ModelSettings, Settings
 from runtime.errors import InvalidRequest
-from runtime.model_files import read_spec
-from runtime.settings import ModelSettings, Settings
+from runtime.models.files import read_spec
+from runtime.models.vision_files import BLIND_TYPES, missing_package
+from runtime.supervisor import placement
 from runtime.types import Image, Message, ModelSpec
-from runtime.vision_files import BLIND_TYPES, missing_package
 from tests.model_folders import make_model
 
 pytest.importorskip("mlx_vlm")
@@ -47,10 +47,10 @@ def model(
 
 
 @pytest.mark.parametrize(
-    "tower", [TOWER, "visual.patch_embed.proj.weight", "model.visual.merger.mlp.0.weight"]
+    "vision_encoder", [TOWER, "visual.patch_embed.proj.weight", "model.visual.merger.mlp.0.weight"]
 )
-def test_a_model_with_its_vision_tower_and_processor_sees(tmp_path: Path, tower: str):
-    spec = model(tmp_path / "a", TEXT, tower)
+def test_a_model_with_its_vision_tower_and_processor_sees(tmp_path: Path, vision_encoder: str):
+    spec = model(tmp_path / "a", TEXT, vision_encoder)
     assert spec.is_vision
     assert spec.sees
     assert "vision" in spec.capabilities

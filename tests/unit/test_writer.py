@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
+from runtime.kv.writer import Packed, SlotWriter, WriteFailed, WriteJob, rest_share
 from store import slots
 from store.disk import CHUNK_BYTES
 from store.keyed_names import NOBODY, Asker
@@ -28,13 +28,13 @@ MINE = Asker("m", "mine")
 class Writing:
     """A writer over real files, and what it said."""
 
-    def __init__(self, root: Path, max_bytes: int, num_threads: int = 1) -> None:
+    def __init__(self, root: Path, max_bytes: int, num_threads: int = 1, **how: Any) -> None:
         self.root = root
         self.staged: queue.SimpleQueue[StagedSlot] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[WriteFailed] = queue.SimpleQueue()
         self.askers: list[Asker] = []
         self.writer = SlotWriter(
-            root, max_bytes, self._on_staged, self.failed.put, num_threads=num_threads
+            root, max_bytes, self._on_staged, self.failed.put, num_threads=num_threads, **how
         )
         self.thread = threading.Thread(target=self.writer.run)
         self.writer.set_idle(is_idle=True)
@@ -61,6 +61,18 @@ class Writing:
         return [(one.slot_id, one.reason) for one in drained(self.failed)]
 
 
+class Ticking:
+    """A clock that goes on by so many seconds whenever it is read."""
+
+    def __init__(self, tick_s: float) -> None:
+        self.now_s = 0.0
+        self._tick_s = tick_s
+
+    def __call__(self) -> float:
+        self.now_s += self._tick_s
+        return self.now_s
+
+
 def drained(source: "queue.SimpleQueue[Any]") -> list[Any]:
     found: list[Any] = []
     while not source.empty():
@@ -70,17 +82,18 @@ def drained(source: "queue.SimpleQueue[Any]") -> list[Any]:
 
 def job(number: int, num_layers: int = 2) -> WriteJob:
     header, ids, tensors = sample(number, num_layers=num_layers)
-    return WriteJob(header, array("I", ids), tensors)
+    return WriteJob(header, array("I", ids), Packed(header.layout, tensors))
 
 
 def large_job(number: int) -> WriteJob:
     """Writing it takes a while."""
     plain = job(number)
     big = TensorData("big", "U8", (LARGE_BYTES,), memoryview(bytes(LARGE_BYTES)))
-    return replace(plain, tensors=[*plain.tensors, big])
+    packed = plain.packed._replace(tensors=[*plain.packed.tensors, big])
+    return replace(plain, packed=packed)
 
 
-JOB_BYTES = job(0).nbytes
+JOB_BYTES = job(0).packed.nbytes
 
 
 @pytest.fixture
@@ -184,7 +197,7 @@ def test_after_the_pause_writing_goes_on(tmp_path: Path):
 
 def test_a_job_that_contradicts_itself_is_refused(writing: Writing):
     wrong = job(0)
-    writing.writer.put(WriteJob(wrong.header, wrong.token_ids[1:], wrong.tensors))
+    writing.writer.put(WriteJob(wrong.header, wrong.token_ids[1:], wrong.packed))
     writing.start()
     assert writing.failed.get(timeout=PATIENCE_S) == WriteFailed(slot_id(0), "refused")
 
@@ -214,10 +227,48 @@ def test_however_many_write_each_slot_is_written_once(tmp_path: Path, num_thread
 def test_a_long_slot_is_written_though_requests_never_stop(tmp_path: Path):
     writing = Writing(tmp_path / "store", 1 << 30)
     writing.writer.set_idle(is_idle=False)
-    large = 2 * CHUNK_BYTES // job(0).tensors[0].data.nbytes
+    large = 2 * CHUNK_BYTES // job(0).packed.tensors[0].data.nbytes
     writing.writer.put(job(0, num_layers=large))
     writing.start()
     assert writing.next_staged() == slot_id(0)
+    writing.finish()
+
+
+@pytest.mark.parametrize(
+    ("num_queued_bytes", "share"), [(0, 3.0), (16, 1.5), (32, 0.0), (512, 0.0)]
+)
+def test_the_more_is_queued_the_less_a_writer_rests(num_queued_bytes: int, share: float):
+    assert rest_share(num_queued_bytes, 512) == share
+
+
+def test_waiting_for_room_is_no_work_after_which_a_writer_rests(tmp_path: Path):
+    """It would rest for five minutes here."""
+    clock = Ticking(0.0)
+
+    class Slow:
+        def take(self, key: str, num_bytes: int, *, parent: str | None = None) -> None:
+            clock.now_s += 100.0
+
+        def leave(self, key: str) -> None:
+            pass
+
+    writing = Writing(tmp_path / "store", 1 << 30, room=Slow())
+    writing.writer.clock = clock
+    writing.writer.set_idle(is_idle=False)
+    writing.writer.put(job(0))
+    writing.start()
+    assert writing.next_staged() == slot_id(0)
+    writing.finish()
+
+
+def test_two_write_without_a_rest_while_much_is_queued(tmp_path: Path):
+    writing = Writing(tmp_path / "store", 16 * JOB_BYTES, 2)
+    writing.writer.clock = Ticking(100.0)
+    writing.writer.set_idle(is_idle=False)
+    for number in range(4):
+        writing.writer.put(job(number))
+    writing.start()
+    assert {writing.next_staged() for _ in range(2)} == {slot_id(0), slot_id(1)}
     writing.finish()
 
 

@@ -63,7 +63,7 @@ TABLES = (
     )""",
     "CREATE UNIQUE INDEX turn_messages_by_turn ON turn_messages (turn_id, position)",
 )
-"""Written out, not taken from `store.history_tables`: what was released never changes."""
+"""Written out, not taken from `store.history.history_tables`: what was released never changes."""
 
 NAMES = ("turn_messages", "turns", "store_state", "left_sessions", "agents")
 

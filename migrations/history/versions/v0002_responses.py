@@ -32,7 +32,7 @@ TABLES = (
     "CREATE INDEX response_items_by_id ON response_items (id)",
     "CREATE UNIQUE INDEX response_items_by_response ON response_items (response_number, position)",
 )
-"""Written out, not taken from `store.history_tables`: what was released never changes."""
+"""Written out, not taken from `store.history.history_tables`: what was released never changes."""
 
 NAMES = ("response_items", "responses")
 

@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from api.bench.arguments import add_arguments
 from api.bench.command import measure, write
 from api.bench.report import markdown, table
+from api.cli.arguments import add_bench_arguments
 
 _ROOT = Path(__file__).resolve().parents[3]
 REPORT = _ROOT / "docs" / "bench"
@@ -23,7 +23,7 @@ BEGIN, END = "<!-- bench: python -m ops.bench peers -->", "<!-- /bench -->"
 def main(words: Sequence[str]) -> None:
     """Measure as `hearth bench` does; by default in `docs/bench` and README."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench peers", description=__doc__)
-    add_arguments(parser)
+    add_bench_arguments(parser)
     parser.set_defaults(out=REPORT)
     arguments = parser.parse_args(words)
     report = measure(arguments, shlex.join(["python", "-m", "ops.bench", "peers", *words]))

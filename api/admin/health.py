@@ -1,0 +1,108 @@
+"""Whether the server lives, whether it is ready, and its figures."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from litestar import MediaType, Response, get, head
+from litestar.di import NamedDependency
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from api.http.body import HttpRequest
+from api.http.gate import Gate
+from api.http.kv_access import KvAccess
+from runtime.cache.history import History
+from runtime.cache.history_figures import HistoryFigures
+
+
+class Live(msgspec.Struct, gc=False):
+    """The server answers."""
+
+    status: Literal["live"] = "live"
+
+
+class ModelState(msgspec.Struct, gc=False):
+    """Where a model stands; `error` is why it failed last."""
+
+    id: str
+    state: str
+    error: str | None = None
+
+
+class Readiness(msgspec.Struct, gc=False):
+    """`ready` once every model to be loaded at boot was dealt with.
+
+    `cache` says whether KV is kept on disk: `degraded` for `cache_reason`, `off` when that was
+    asked for. `cold` is the cold store: what it has is computed anew while it is `away`, or
+    `foreign`, which is another Hearth's, and it takes nothing while it is `full`; `cold_reason`
+    says why. `history` says the same of what clients asked the server to remember, and is
+    `degraded` for `set_aside` after a damaged one was, until that is acknowledged. Requests
+    that need none of them are answered all the same.
+    """
+
+    status: Literal["ready", "loading"]
+    models: list[ModelState]
+    cache: Literal["ok", "opening", "degraded", "off"] = "ok"
+    cache_reason: str | None = None
+    cold: Literal["off", "ok", "away", "foreign", "full"] = "off"
+    cold_reason: str | None = None
+    history: Literal["ok", "opening", "degraded"] = "ok"
+    history_reason: str | None = None
+    history_message: str | None = None
+
+
+@get(["/health/live", "/health"], tags=["Health"], sync_to_thread=False)
+def live() -> Live:
+    """The server process runs; says nothing about models."""
+    return Live()
+
+
+@head(
+    ["/health/live", "/health", "/", "/api/hello"],
+    tags=["Health"],
+    media_type=MediaType.TEXT,
+    sync_to_thread=False,
+)
+def live_head() -> None:
+    """What clients probe before they talk."""
+
+
+@get("/health/ready", tags=["Health"], sync_to_thread=False)
+def ready(
+    request: HttpRequest,
+    gate: NamedDependency[Gate],
+    cache: NamedDependency[KvAccess],
+    history: NamedDependency[History],
+) -> Response[Readiness]:
+    """200 when requests need not wait for a model to load, else 503."""
+    status = gate.status_for(request.scope)
+    models = [ModelState(one.spec.id, one.state, one.last_error) for one in status]
+    is_ready = gate.supervisor.is_ready
+    stored, cold = cache.kv.status, cache.kv.cold
+    kept = history.health
+    readiness = Readiness(
+        status="ready" if is_ready else "loading",
+        models=models,
+        cache=stored.state,
+        cache_reason=stored.reason,
+        cold=cold.state,
+        cold_reason=cold.message,
+        history=kept.state,
+        history_reason=kept.reason,
+        history_message=kept.message,
+    )
+    return Response(readiness, status_code=200 if is_ready else 503)
+
+
+@get("/metrics", tags=["Health"], media_type=MediaType.TEXT)
+async def metrics(
+    gate: NamedDependency[Gate],
+    cache: NamedDependency[KvAccess],
+    history_figures: NamedDependency[HistoryFigures],
+) -> Response[bytes]:
+    """Figures for Prometheus."""
+    await cache.kv.refresh()
+    await history_figures.refresh()
+    headers = {"content-type": CONTENT_TYPE_LATEST}
+    return Response(gate.metrics.exposition(), headers=headers, media_type=MediaType.TEXT)

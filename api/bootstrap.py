@@ -1,0 +1,101 @@
+"""What answers first: liveness at once, everything else as soon as the house is built.
+
+Importing and building the application takes most of a second; a probe need not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from runtime.errors import HearthError
+
+if TYPE_CHECKING:
+    from api.app import HearthServer
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AnyApp = Callable[[Any, Any, Any], Awaitable[None]]
+
+_LIVE = b'{"status":"live"}'
+_HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_LIVE))]
+
+
+class BootstrapApp:
+    """An ASGI application in front of the one that `build` makes, in a thread, when it starts.
+
+    `on_end` is called when the house was closed or could not be built; `failure` then says why.
+    """
+
+    def __init__(self, build: Callable[[], HearthServer]) -> None:
+        self._build = build
+        self._server: HearthServer | None = None
+        self._is_settled = asyncio.Event()
+        self.on_end: Callable[[], None] = lambda: None
+        self.failure: HearthError | None = None
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request, or the lifespan of the house."""
+        if scope["type"] == "lifespan":
+            await self._live_in(scope, receive, send)
+        elif not self._is_settled.is_set() and _is_liveness_probe(scope):
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.body", "body": _LIVE, "more_body": False})
+        else:
+            app: AnyApp = (await self.house()).app
+            await app(scope, receive, send)
+
+    async def house(self) -> HearthServer:
+        """The house, once it is open; cancelled when it never will be."""
+        await self._is_settled.wait()
+        if self._server is None:
+            raise asyncio.CancelledError
+        return self._server
+
+    async def end_answers(self, after_s: float) -> None:
+        """In `after_s` seconds, end every answer that is not finished by then."""
+        await asyncio.sleep(after_s)
+        if self._server is not None:
+            await self._server.supervisor.stop()
+
+    def end_feeds(self) -> None:
+        """End the streams that have no end of their own."""
+        if self._server is not None:
+            self._server.supervisor.news.close()
+
+    def hurry(self) -> None:
+        """Do not wait for the workers any longer."""
+        if self._server is not None:
+            self._server.supervisor.kill()
+
+    async def _live_in(self, scope: Message, receive: Receive, send: Send) -> None:
+        startup = await receive()
+        await send({"type": "lifespan.startup.complete"})
+        pending = [startup]
+
+        async def inner_receive() -> Message:
+            return pending.pop() if pending else await receive()
+
+        async def inner_send(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                self._is_settled.set()
+            elif message["type"] != "lifespan.startup.failed":
+                await send(message)
+
+        try:
+            self._server = await asyncio.to_thread(self._build)
+            app: AnyApp = self._server.app
+            await app(scope, inner_receive, inner_send)
+        except HearthError as error:
+            self.failure = error
+        except asyncio.CancelledError:
+            pass  # told to hurry: the loop ends without waiting for the lifespan
+        finally:
+            self._is_settled.set()
+            self.on_end()
+
+
+def _is_liveness_probe(scope: Message) -> bool:
+    return scope["path"] in ("/health/live", "/health") and scope.get("method") == "GET"

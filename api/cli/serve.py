@@ -1,0 +1,72 @@
+"""`hearth serve`: first of all the socket and the worker's process, then what takes long to import.
+
+A worker's imports take about as long as the server's, and so they are made beside each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from api.address import listen, why_not
+from runtime.config.settings import Settings
+from runtime.errors import HearthError, SettingsError
+from runtime.supervisor.spawned import SpawnedProcess, why_no_mlx
+
+if TYPE_CHECKING:
+    from api.app import HearthServer
+
+
+def serve(settings: Settings, _: argparse.Namespace) -> int:
+    """Serve until a signal says stop; the exit code."""
+    if (trouble := why_no_mlx()) is not None:
+        sys.stderr.write(f"hearth: {trouble}\n")
+        return 1
+    try:
+        listener = listen(settings.host, settings.port)
+    except OSError as error:
+        sys.stderr.write(f"hearth: {why_not(settings, error)}\n")
+        return 1
+    gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the start
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        failure = runner.run(_serve(settings, listener))
+    if failure is not None:
+        sys.stderr.write(f"hearth: {failure.message}\n")
+        return 2 if isinstance(failure, SettingsError) else 1
+    return 0
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> HearthError | None:
+    first = await _first_worker(settings)
+    from api.serve import serve as serve_house  # noqa: PLC0415 - a quarter of a second
+
+    try:
+        return await serve_house(settings, listener, lambda: _build(settings, first))
+    finally:
+        if first is not None:
+            first.give_up()
+
+
+async def _first_worker(settings: Settings) -> SpawnedProcess | None:
+    """Its process, where one will be needed; if it cannot be had, the supervisor says so."""
+    if settings.preload == () and not settings.spare_worker:
+        return None
+    with contextlib.suppress(OSError):
+        return await SpawnedProcess.spawn(settings.cpu_blas)
+
+
+def _build(settings: Settings, first: SpawnedProcess | None) -> HearthServer:
+    """Imported in a thread, while liveness is already answered."""
+    from api.app import build_server  # noqa: PLC0415
+
+    house = build_server(settings, first)
+    gc.freeze()
+    gc.enable()
+    return house

@@ -1,0 +1,189 @@
+"""`Dashboard`: takes samples, keeps what was saved, and says how everything stands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from api.admin.models import RunningModel, running_models
+from api.dashboard.views import (
+    KeptListing,
+    KeptView,
+    MemoryUse,
+    OpenRequest,
+    Saved,
+    Snapshot,
+    TierUse,
+)
+from api.http.answer import Answer
+from api.http.gate import Gate
+from api.http.kv_access import KvAccess
+from api.observe.savings import PROMPT_TOKENS, SECONDS, TOKENS
+from api.observe.trend import Sample
+from runtime.cache.history import History
+from runtime.cache.inventory import Inventory
+from runtime.cache.inventory_pins import KeptConversation, kept
+from runtime.cache.maintenance import StoreLimits, cap_of
+from runtime.errors import StoreUnavailable, UnknownModel
+
+MAX_LISTED = 200
+
+
+class Dashboard:
+    """Belongs to the event loop. `tick` is to be called every few seconds, and once at the end."""
+
+    def __init__(self, gate: Gate, cache: KvAccess, history: History) -> None:
+        self._gate = gate
+        self._cache = cache
+        self._history = history
+        self._limits = StoreLimits.of(gate.settings)
+        self._moving = asyncio.Lock()
+        """Held while savings are neither waiting nor in the store, or both are added up."""
+
+    async def tick(self) -> None:
+        """Close an interval of the trend, and give the store what was saved in it."""
+        status = self._gate.supervisor.status()
+        self._gate.metrics.trend.sample(
+            time.time(),
+            num_running=sum(one.num_running for one in status),
+            num_waiting=sum(one.num_waiting for one in status),
+        )
+        await self.keep()
+
+    async def keep(self) -> None:
+        """Give the store what was saved; while there is none, it is kept here."""
+        savings = self._gate.metrics.savings
+        async with self._moving:
+            if not (taken := savings.take()):
+                return
+            try:
+                await self._cache.tend(lambda one: _count(one, taken))
+            except StoreUnavailable:
+                savings.put_back(taken)
+
+    def samples(self) -> list[Sample]:
+        """Speed lately, the oldest first."""
+        return self._gate.metrics.trend.samples
+
+    async def snapshot(self) -> Snapshot:
+        """How everything stands now."""
+        gate = self._gate
+        await self._cache.kv.refresh()
+        async with self._moving:
+            today, total, cap_bytes = await self._kept()
+            waiting = gate.metrics.savings.waiting()
+        samples = self.samples()
+        running = running_models(gate)
+        return Snapshot(
+            at_s=time.time(),
+            models=running,
+            known_models=[one.spec.id for one in gate.supervisor.status()],
+            default_model=self._default(),
+            memory=MemoryUse(
+                budget_bytes=gate.supervisor.budgets().reserved,
+                reserved_bytes=sum(_reserved(running)),
+            ),
+            tiers=self._tiers(cap_bytes),
+            cache=self._cache.kv.status.state,
+            history=self._history.health.state,
+            history_message=self._history.health.message,
+            saved_today=_saved(today, waiting),
+            saved_total=_saved(total, waiting),
+            requests=[_open_request(name, one) for name, one in gate.open_answers()],
+            sample=samples[-1] if samples else None,
+        )
+
+    def _default(self) -> str | None:
+        with contextlib.suppress(UnknownModel):
+            return self._gate.spec(None).id
+        return None
+
+    async def conversations(self, search: str) -> KeptListing:
+        """Those whose id or model has `search` in it. Raises StoreUnavailable."""
+        found = await self._cache.tend(kept)
+        wanted = search.lower()
+        fitting = [
+            one for one in found if wanted in one.view.id or wanted in one.view.model.lower()
+        ]
+        shown = fitting[:MAX_LISTED]
+        hot = await self._cache.hot_ends((one.model, one.leaf) for one in shown)
+        now_s = time.time()
+        return KeptListing(len(fitting), [_kept_view(one, hot, now_s) for one in shown])
+
+    async def _kept(self) -> tuple[dict[str, float], dict[str, float], int | None]:
+        """The counters of today and of all time, and the cap of the fast disk."""
+        with contextlib.suppress(StoreUnavailable):
+            return await self._cache.tend(lambda one: _look(one, self._limits))
+        return {}, {}, None
+
+    def _tiers(self, cap_bytes: int | None) -> list[TierUse]:
+        gate, figures = self._gate, self._cache.kv.figures()
+        by_tier = {"warm": 0, "cold": 0}
+        for one in figures.disk.tiers:
+            by_tier[one.tier] += one.disk_bytes
+        hot_bytes = sum(counts.hot_bytes for counts in figures.models.values())
+        hot_cap = gate.supervisor.budgets().hot
+        cold_cap = self._limits.cold_max_bytes if gate.settings.cold_store else None
+        return [
+            TierUse("hot", hot_bytes, hot_cap or None),
+            TierUse("warm", by_tier["warm"], cap_bytes),
+            TierUse("cold", by_tier["cold"], cold_cap),
+        ]
+
+
+def _count(inventory: Inventory, values: Mapping[str, float]) -> None:
+    store = inventory.store
+    store.records.count(values, time.time()).result()
+
+
+def _look(
+    inventory: Inventory, limits: StoreLimits
+) -> tuple[dict[str, float], dict[str, float], int | None]:
+    store = inventory.store
+    records = store.records
+    return records.counters(time.time()), records.counters(), cap_of(store, limits)
+
+
+def _saved(kept_values: Mapping[str, float], waiting: Mapping[str, float]) -> Saved:
+    prompt, saved, seconds = (
+        kept_values.get(name, 0.0) + waiting.get(name, 0.0)
+        for name in (PROMPT_TOKENS, TOKENS, SECONDS)
+    )
+    return Saved(int(prompt), int(saved), seconds, saved / prompt if prompt else None)
+
+
+def _reserved(running: Sequence[RunningModel]) -> Iterable[int]:
+    """What each process has reserved, whatever number of names it serves."""
+    return {min(one.id, *one.shares_with): one.reserved_bytes for one in running}.values()
+
+
+def _open_request(name: str, answer: Answer) -> OpenRequest:
+    return OpenRequest(
+        id=name,
+        model=answer.model,
+        phase="answering" if answer.num_pieces else answer.phase,
+        for_s=time.monotonic() - answer.since_s,
+        num_prompt_tokens=answer.num_prompt_tokens,
+        num_cached_tokens=answer.planned_cache.num_tokens,
+        num_pieces=answer.num_pieces,
+    )
+
+
+def _kept_view(one: KeptConversation, hot: set[str], now_s: float) -> KeptView:
+    view = one.view
+    is_kept = one.is_pinned or one.ttl_s is None
+    return KeptView(
+        id=view.id,
+        model=view.model,
+        num_tokens=view.num_tokens,
+        num_turns=view.num_turns,
+        disk_bytes=view.disk_bytes,
+        own_bytes=view.own_bytes,
+        tier="hot" if one.leaf in hot else view.tier,
+        last_used_s=view.last_used_s,
+        expires_in_s=None if is_kept else max(0.0, view.last_used_s + (one.ttl_s or 0.0) - now_s),
+        is_pinned=one.is_pinned,
+        is_named=view.is_named,
+    )

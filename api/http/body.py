@@ -1,0 +1,214 @@
+"""Requests whose JSON body is decoded straight into the struct that the handler asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable, Container
+from functools import lru_cache
+from typing import NoReturn, TypeVar, cast
+
+import msgspec
+from litestar import Request
+from litestar.datastructures import State
+from litestar.exceptions import InternalServerException
+from typing_extensions import override
+
+from api.http.errors import (
+    BodyTooLarge,
+    ClientLeft,
+    InvalidJson,
+    WrongContentEncoding,
+    WrongContentType,
+)
+from api.http.limits import MAX_CONTAINERS, BodyCheck, Bounds, bounds_of
+from api.observe.record import record_of
+from runtime.errors import InvalidRequest
+
+T = TypeVar("T")
+
+LARGE_BYTES = 1 << 16
+"""What is done to all of so much is done in a thread."""
+MAX_IGNORED = 32
+"""So many fields without an effect are named."""
+_NOTHING = (msgspec.Raw(b"null"), msgspec.Raw(b"false"))
+_SILENT = frozenset({"client_metadata", "safety_identifier", "service_tier"})
+"""They change nothing in an answer by themselves, so that nobody need be told."""
+
+_PATH = re.compile(r" - at `(?:key in )?\$(?P<path>.*)`$")
+_JSON_NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_PYTHON_NAME = re.compile(rf"\b(?:{'|'.join(_JSON_NAMES)})\b")
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
+
+
+class HttpRequest(Request[None, None, State]):
+    """A request whose `data` is validated while it is parsed, with one pass over its bytes."""
+
+    _check: BodyCheck | None = None
+    _checked: bytes = b""
+
+    @override
+    async def body(self) -> bytes:
+        """The bytes of the body, which Litestar asks for before it asks for `json()`.
+
+        Raises:
+            WrongContentType: it is not declared as JSON, which browsers' forms cannot be either.
+            WrongContentEncoding: it is compressed.
+            InvalidJson: it is empty, no UTF-8, or nested too deeply.
+            ClientLeft: the client went away while it sent them.
+        """
+        if self._checked:
+            return self._checked
+        try:
+            pieces = [piece async for piece in self.stream()]
+        except InternalServerException as error:
+            raise ClientLeft from error
+        num_bytes = sum(map(len, pieces))
+        if not num_bytes:
+            raise InvalidJson("it is empty")
+        self._check_form()
+        record_of(self.scope).num_body_bytes = num_bytes
+        self._refuse_odd()
+        self._checked = await apart(num_bytes, lambda: b"".join(pieces))
+        return self._checked
+
+    @override
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The body in pieces. While no model sees, nobody sends as much as images need.
+
+        Raises:
+            BodyTooLarge: there is more of it than any model may be sent there.
+        """
+        bounds = bounds_of(self.scope)
+        self._refuse_large(self.content_length or 0, bounds)
+        num_bytes = 0
+        self._check = BodyCheck(bounds.limits.depth)
+        async for piece in super().stream():
+            if piece:
+                num_bytes += len(piece)
+                self._refuse_large(num_bytes, bounds)
+                self._check.feed(piece)
+            yield piece
+        self._check.feed(b"", is_last=True)
+
+    def _refuse_large(self, num_bytes: int, bounds: Bounds) -> None:
+        if num_bytes <= bounds.body_bytes:
+            return
+        limit = bounds.body_bytes + (bounds.image_bytes if self.app.state.has_sight() else 0)
+        if num_bytes > limit:
+            raise BodyTooLarge(limit, bounds.body_setting)
+
+    @override
+    async def json(self) -> object:
+        """The body as the type of the handler's `data` parameter.
+
+        Raises:
+            InvalidJson: it is not JSON.
+            InvalidRequest: a field has the wrong type; `param` is its path.
+        """
+        field = self.route_handler.parsed_data_field
+        kind: type[object] = object if field is None else field.annotation
+        body = await self.body()
+        return await apart(len(body), lambda: decoded(body, kind))
+
+    async def unused_fields(self, known: Container[str]) -> list[str]:
+        """Those of the body, as the function of that name has them."""
+        body = await self.body()
+        return await apart(len(body), lambda: unused_fields(body, known))
+
+    async def apart(self, work: Callable[[], T]) -> T:
+        """What `work` makes of the body or of what was made of it; it knows nothing of the loop."""
+        return await apart(record_of(self.scope).num_body_bytes, work)
+
+    def _refuse_odd(self) -> None:
+        if (check := self._check) is None:
+            return
+        if check.bad_byte is not None:  # parts are given back as they are written
+            raise InvalidJson(f"it is not UTF-8 at byte {check.bad_byte}")
+        if check.is_too_nested:
+            bounds = bounds_of(self.scope)
+            most = f"{bounds.limits.depth} levels (limits.{bounds.kind}.depth)"
+            raise InvalidJson(
+                f"it is nested too much, at most {most} and {MAX_CONTAINERS} parts are read"
+            )
+
+    def _check_form(self) -> None:
+        media_type = self.content_type[0]
+        if media_type != "application/json" and not media_type.endswith("+json"):
+            raise WrongContentType(media_type)
+        encoding = self.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            raise WrongContentEncoding(encoding)
+
+
+async def apart(num_bytes: int, work: Callable[[], T]) -> T:
+    """What comes of work that takes as long as so many bytes; of many in a thread, so that the
+    event loop does other things meanwhile.
+    """
+    return work() if num_bytes < LARGE_BYTES else await asyncio.to_thread(work)
+
+
+@lru_cache(maxsize=64)
+def _decoder(body_type: type[object]) -> msgspec.json.Decoder[object]:
+    return msgspec.json.Decoder(body_type)
+
+
+def decoded_at(raw: msgspec.Raw, kind: type[T], path: str) -> T:
+    """A part of a body that was kept as it is written until its type was known.
+
+    Raises:
+        InvalidRequest: it is not of that type; `param` is the field's path in the whole body.
+        InvalidJson: it is not even JSON, which was not looked at so far.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        _refuse_field(str(error), path)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidJson(f"{path}: {error}") from None
+    except RecursionError:
+        raise InvalidJson(f"{path} is nested too deeply") from None
+
+
+def decoded(body: bytes, body_type: type[T]) -> T:
+    """A whole body as that type.
+
+    Raises:
+        InvalidJson: it is not JSON, or nested too deeply.
+        InvalidRequest: a field has the wrong type; `param` is its path.
+    """
+    try:
+        return cast("T", _decoder(body_type).decode(body))
+    except msgspec.ValidationError as error:
+        _refuse_field(str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidJson(str(error)) from None
+    except RecursionError:
+        raise InvalidJson(f"it is nested too deeply ({len(body)} bytes)") from None
+
+
+def unused_fields(body: bytes, known: Container[str]) -> list[str]:
+    """The names of fields that nobody here knows, as `hearth.ignored` has them; null and false
+    ask for nothing.
+
+    Raises:
+        InvalidJson: a name is no text.
+    """
+    given = decoded(body, dict[str, msgspec.Raw])
+    unknown = [name for name in given if name not in known and name not in _SILENT]
+    if not unknown:
+        return []
+    return sorted(name[:64] for name in unknown if given[name] not in _NOTHING)[:MAX_IGNORED]
+
+
+def _refuse_field(complaint: str, root: str = "") -> NoReturn:
+    """Turn a complaint such as "Expected `str`, got `int` - at `$.messages[2].role`" around."""
+    at = _PATH.search(complaint)
+    path = (root + (at["path"] if at else "")).removeprefix(".")
+    problem = complaint[: at.start()] if at else complaint
+    if missing := _MISSING.match(complaint):
+        field = f"{path}.{missing['field']}".removeprefix(".")
+        raise InvalidRequest(f"{field} is missing: it is required.", param=field)
+    problem = _PYTHON_NAME.sub(lambda match: _JSON_NAMES[match[0]], problem)
+    name = path or "The body"
+    raise InvalidRequest(f"{name}: {problem[0].lower()}{problem[1:]}.", param=path or None)

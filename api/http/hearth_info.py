@@ -1,0 +1,69 @@
+"""What Hearth says of an answer beyond the protocol it is given in: the object `hearth`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from api.observe.record import Tally
+from runtime.types import CacheTier, CacheUse, MissReason
+
+
+class CacheInfo(msgspec.Struct, gc=False):
+    """What was reused, from which tier, and why no more: `reason` is null when all was.
+
+    `at` is the position from which on tokens were computed. The first `durable_tokens` are on disk:
+    no crash loses them. Times are in ms.
+    """
+
+    tier: CacheTier
+    cached_tokens: int
+    durable_tokens: int
+    restore_ms: float
+    prefill_ms: float
+    reason: MissReason | None
+    at: int
+
+
+class PromptRewrite(msgspec.Struct, gc=False):
+    """A rule that changed the prompt before the model saw it, and in how many places."""
+
+    rule: str
+    num_places: int
+
+
+class HearthInfo(msgspec.Struct, gc=False, omit_defaults=True):
+    """`prompt` has the rewrites, `notes` machine-readable remarks, `ignored` the request's fields
+    that had no effect; each is left out when there are none.
+    """
+
+    cache: CacheInfo
+    prompt: list[PromptRewrite] | UnsetType = UNSET
+    notes: list[str] | UnsetType = UNSET
+    ignored: list[str] | UnsetType = UNSET
+
+
+def hearth_of(tally: Tally, ignored: Sequence[str] = ()) -> HearthInfo:
+    """What became of the prompt: of several, the one of which least was reused."""
+    usage = tally.least_cached
+    cache = usage.cache if usage is not None else CacheUse()
+    rewrites = [
+        PromptRewrite(change.rule, change.num_places)
+        for change in (usage.prompt_changes if usage is not None else ())
+    ]
+    return HearthInfo(
+        cache=CacheInfo(
+            tier=cache.tier,
+            cached_tokens=tally.num_cached_tokens,
+            durable_tokens=cache.num_durable,
+            restore_ms=round(cache.restore_ms, 3),
+            prefill_ms=round(usage.prefill_ms, 3) if usage is not None else 0.0,
+            reason=cache.reason,
+            at=cache.at,
+        ),
+        prompt=rewrites or UNSET,
+        notes=tally.notes or UNSET,
+        ignored=[*tally.ignored, *ignored] or UNSET,
+    )

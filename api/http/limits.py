@@ -1,0 +1,199 @@
+"""How much one request may hold, whoever's protocol it speaks."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import re
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import NamedTuple, cast
+
+import msgspec
+from litestar.types import AnyCallable, ASGIApp, Message, Receive, Scope, Send
+
+from runtime.config.limits import GenerateLimits, PromptLimits, RouteKind, RouteLimits
+from runtime.config.settings import Settings
+from runtime.errors import AnswerTooLate, InvalidRequest
+from runtime.types import ChatPrompt, GenerateRequest, ModelSpec
+
+MAX_MESSAGES = 16_384
+MAX_TOOLS = 1024
+"""What is done for each of them looks at others: hundreds of thousands took minutes to read."""
+
+MAX_CONTAINERS = 250_000
+"""Lists and objects of a body, each of which takes time to count and to read."""
+
+_TEXT = re.compile(rb'"[^"]*"')
+_NO_MARK = bytes(set(range(256)) - set(b'"[]{}'))
+_STEP = [0] * 256
+_STEP[ord("[")] = _STEP[ord("{")] = 1
+_STEP[ord("]")] = _STEP[ord("}")] = -1
+
+
+class Bounds(NamedTuple):
+    """What holds for the routes of a kind: its own limits within those for all routes.
+
+    `time_s` is until the answer begins; the time of an answer as a whole is in its request.
+    """
+
+    kind: RouteKind
+    limits: RouteLimits
+    body_bytes: int
+    image_bytes: int
+    time_s: float | None
+
+    @classmethod
+    def of(cls, kind: RouteKind, settings: Settings) -> Bounds:
+        """As the settings say."""
+        limits = settings.limits.of(kind)
+        is_answer = kind == "generate"
+        times_s = (limits.time_s, settings.request_deadline_s if kind == "embed" else None)
+        return cls(
+            kind=kind,
+            limits=limits,
+            body_bytes=min(limits.body_bytes or settings.max_body_bytes, settings.max_body_bytes),
+            image_bytes=settings.max_image_body_bytes - settings.max_body_bytes if is_answer else 0,
+            time_s=None if is_answer else min(filter(None, times_s), default=None),
+        )
+
+    @property
+    def body_setting(self) -> str:
+        """What to change so that larger bodies are read."""
+        is_own = self.limits.body_bytes == self.body_bytes
+        return f"limits.{self.kind}.body_bytes" if is_own else "max_body_bytes"
+
+
+BoundsByHandler = Mapping[AnyCallable, Bounds]
+
+
+def bounds_of(scope: Scope) -> Bounds:
+    """Those of the route that a request was sent to."""
+    found = scope["litestar_app"].state["bounds"].get(scope["route_handler"].fn)
+    assert found is not None, "handlers of the framework's own read no body"
+    return cast("Bounds", found)
+
+
+def context_of(spec: ModelSpec, scope: Scope) -> int:
+    """So many tokens may prompt and answer have where the request was sent, the answer at least 1.
+
+    A prompt that is cut to fit is cut to this.
+    """
+    limits = bounds_of(scope).limits
+    most = limits.prompt_tokens if isinstance(limits, PromptLimits) else None
+    return spec.context if most is None else min(spec.context, most + 1)
+
+
+class BodyCheck:
+    """Looks at a body piece by piece while it arrives, so that nobody waits for the whole of it.
+
+    `depth` is how deeply JSON may be nested. Brackets inside texts do not count.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.is_too_nested = False
+        """It is, or has more lists and objects than is sane."""
+        self.bad_byte: int | None = None
+        """Where it is no UTF-8."""
+        self._depth = depth
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._num_bytes = 0
+        self._is_in_text = False
+        self._level = 0
+        self._num_marks = 0
+        self._backslash = b""
+
+    def feed(self, piece: bytes, *, is_last: bool = False) -> None:
+        """The next bytes; after the last ones the verdict stands."""
+        if self.bad_byte is None:
+            self._check_text(piece, is_last=is_last)
+        if piece and not self.is_too_nested:
+            self._check_nesting(piece)
+
+    def _check_text(self, piece: bytes, *, is_last: bool) -> None:
+        before = len(self._decoder.getstate()[0])
+        try:
+            self._decoder.decode(piece, is_last)
+        except UnicodeDecodeError as error:
+            self.bad_byte = self._num_bytes - before + error.start
+        self._num_bytes += len(piece)
+
+    def _check_nesting(self, piece: bytes) -> None:
+        piece = self._backslash + piece
+        num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        self._backslash = b"\\" * (num_backslashes % 2)
+        piece = piece.removesuffix(self._backslash)
+        marks = piece.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_MARK)
+        if self._is_in_text:
+            _, end, marks = marks.partition(b'"')
+            self._is_in_text = not end
+        marks, begin, _ = _TEXT.sub(b"", marks).partition(b'"')
+        self._is_in_text |= bool(begin)
+        self._num_marks += len(marks)
+        levels = [*accumulate(map(_STEP.__getitem__, marks), initial=self._level)]
+        self._level = levels[-1]
+        is_deep = max(levels) > self._depth
+        self.is_too_nested = is_deep or self._num_marks > 2 * MAX_CONTAINERS
+
+
+def narrowed(request: GenerateRequest, limits: RouteLimits) -> GenerateRequest:
+    """The request, which wants no more than may be asked for where it was sent."""
+    if isinstance(limits, PromptLimits) and limits.prompt_tokens is not None:
+        request = msgspec.structs.replace(request, max_prompt_tokens=limits.prompt_tokens)
+    if not isinstance(limits, GenerateLimits):
+        return request
+    if (most := limits.output_tokens) is not None:
+        wanted = request.max_tokens
+        max_tokens = most if wanted is None else min(wanted, most)
+        request = msgspec.structs.replace(request, max_tokens=max_tokens)
+    if limits.time_s is not None:
+        deadline_s = min(request.deadline_s, limits.time_s)
+        request = msgspec.structs.replace(request, deadline_s=deadline_s)
+    return request
+
+
+def check_size(request: GenerateRequest) -> None:
+    """Raises InvalidRequest when a prompt has more parts than any conversation has."""
+    prompt = request.prompt
+    if not isinstance(prompt, ChatPrompt):
+        return
+    for name, parts, most in (
+        ("messages", prompt.messages, MAX_MESSAGES),
+        ("tools", prompt.tools, MAX_TOOLS),
+    ):
+        if len(parts) > most:
+            why = f"{name} has {len(parts)} entries, at most {most} are served."
+            raise InvalidRequest(why, name)
+
+
+class TimeLimit:
+    """The ASGI layer that ends a request whose answer does not begin in the time of its route."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request.
+
+        Raises:
+            AnswerTooLate: nothing of an answer was there in time.
+        """
+        known: BoundsByHandler = scope["litestar_app"].state["bounds"]
+        bounds = known.get(scope["route_handler"].fn)
+        if bounds is None or bounds.time_s is None:
+            await self._app(scope, receive, send)
+            return
+
+        limit = asyncio.timeout(bounds.time_s)
+
+        async def begin(message: Message) -> None:
+            limit.reschedule(None)
+            await send(message)
+
+        try:
+            async with limit:
+                await self._app(scope, receive, begin)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise AnswerTooLate(bounds.time_s, bounds.kind) from None

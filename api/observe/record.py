@@ -1,0 +1,137 @@
+"""What is known of one HTTP request while it is served, for its line in the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from litestar.types import Scope
+
+from runtime.supervisor.generation import Generation
+from runtime.types import Finished, Usage
+from store.types import RequestRow
+
+
+@dataclass(slots=True)
+class Tally:
+    """Token counts of one answer; a prompt counts once, however many choices it has."""
+
+    num_choices: int = 1
+    num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    first_token_s: float | None = None
+    """From the submission to the first piece of the answer; None before it."""
+    notes: list[str] = field(default_factory=list[str])
+    """Machine-readable remarks on the answer, each once."""
+    ignored: list[str] = field(default_factory=list[str])
+    """What of the request had no effect."""
+    finish_reason: str = ""
+    """Why the choice that ended last did."""
+    _prompts: dict[int, Usage] = field(default_factory=dict[int, Usage])
+
+    def add(self, finished: Finished) -> None:
+        """Count a finished choice, whose `index` counts over all prompts, choice by choice."""
+        index, usage = finished.index, finished.usage
+        self.finish_reason = finished.reason
+        self.notes += [note for note in finished.notes if note not in self.notes]
+        self.num_output_tokens += usage.num_output_tokens
+        self.num_reasoning_tokens += usage.num_reasoning_tokens
+        # Choices share one prefill, so the least any of them found in the cache was found there.
+        prompt = index // self.num_choices
+        known = self._prompts.get(prompt, usage)
+        self._prompts[prompt] = min(known, usage, key=lambda one: one.num_cached_tokens)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(usage.num_prompt_tokens for usage in self._prompts.values())
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(usage.num_cached_tokens for usage in self._prompts.values())
+
+    @property
+    def least_cached(self) -> Usage | None:
+        """The prompt of which the smallest part was reused, once one is finished."""
+        shares = [(u.num_cached_tokens / u.num_prompt_tokens, u) for u in self._prompts.values()]
+        return min(shares, key=lambda pair: pair[0])[1] if shares else None
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One HTTP request, filled in by whoever learns something about it."""
+
+    request_id: str
+    started_s: float = field(default_factory=time.perf_counter)
+    started_ns: int = field(default_factory=time.time_ns)
+    num_body_bytes: int = 0
+    status: int = 0
+    error_code: str | None = None
+    model: str | None = None
+    tally: Tally | None = None
+    generations: Sequence[Generation] = ()
+
+    def row(self) -> RequestRow | None:
+        """What is remembered of it, once it is answered."""
+        tally = self.tally
+        if tally is None or self.model is None or (usage := tally.least_cached) is None:
+            return None
+        sent_ns = [one.sent_ns - one.submitted_ns for one in self.generations if one.sent_ns]
+        return RequestRow(
+            id=self.request_id,
+            model=self.model,
+            finished_s=time.time(),
+            num_prompt_tokens=tally.num_prompt_tokens,
+            num_cached_tokens=tally.num_cached_tokens,
+            num_output_tokens=tally.num_output_tokens,
+            tier=usage.cache.tier,
+            reason=usage.cache.reason or "",
+            finish_reason=tally.finish_reason,
+            queue_ms=max(sent_ns, default=0) / 1e6,
+            restore_ms=usage.cache.restore_ms,
+            prefill_ms=usage.prefill_ms,
+            decode_ms=usage.decode_ms,
+            rewrites=rewrites_of(usage),
+        )
+
+    def facts(self) -> dict[str, object]:
+        """What its line in the log says beside status and time: counts once they are known."""
+        facts: dict[str, object] = {"error": self.error_code, "model": self.model}
+        if workers := {one.worker_pid for one in self.generations if one.worker_pid}:
+            facts["worker"] = ",".join(str(pid) for pid in sorted(workers))
+        if (tally := self.tally) is not None:
+            if tally.first_token_s is not None:
+                facts["first_token_ms"] = round(tally.first_token_s * 1000, 1)
+            facts |= self._counts(tally)
+            if (usage := tally.least_cached) is not None:
+                facts["rewrites"] = rewrites_of(usage) or None
+        return {name: value for name, value in facts.items() if value is not None}
+
+    def _counts(self, tally: Tally) -> dict[str, int]:
+        """Tokens; of an answer that was cut short those until then, none if it had not begun."""
+        if self.error_code is None:
+            return {
+                "prompt_tokens": tally.num_prompt_tokens,
+                "cached_tokens": tally.num_cached_tokens,
+                "output_tokens": tally.num_output_tokens,
+            }
+        taken = [one for one in self.generations if one.accepted_ns is not None]
+        if not taken:
+            return {}
+        return {
+            "prompt_tokens": sum(one.num_prompt_tokens for one in taken),
+            "cached_tokens": sum(one.cache.num_tokens for one in taken),
+            "computed_tokens": sum(one.num_computed_tokens for one in taken),
+            "output_tokens": sum(one.num_output_tokens for one in taken),
+        }
+
+
+def rewrites_of(usage: Usage) -> str:
+    """The rules that changed a prompt, each with how many places it changed."""
+    return ",".join(f"{one.rule}={one.num_places}" for one in usage.prompt_changes)
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record of the request that this scope belongs to."""
+    return cast(RequestRecord, scope["state"]["record"])

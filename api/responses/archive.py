@@ -1,0 +1,241 @@
+"""Stored responses as the protocol knows them: kept whole, found again, gone on from."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import structlog
+from sqlalchemy import Connection
+
+from api.http.body import LARGE_BYTES, apart, decoded_at
+from api.openai.fields import Raws
+from api.openai.response_schemas import ItemHead
+from api.responses.convert import Item, head_of
+from api.responses.output import ResponseResource
+from runtime.cache.history import History
+from runtime.config.settings import Settings
+from runtime.errors import InvalidRequest, StoreUnavailable, UnknownPrevious, UnknownResponse
+from runtime.keys import owned, plain
+from store.history import expired_rows, response_rows
+from store.history.quota import HistoryCapacity, make_room
+from store.history.response_rows import ItemRow, ResponseRow
+
+log = structlog.stdlib.get_logger("hearth.responses")
+
+_MANY = 64
+NULL = msgspec.Raw(b"null")
+ID_KINDS = {
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "function_call_output": "fco",
+    "custom_tool_call_output": "cto",
+    "reasoning": "rs",
+}
+
+
+class Stored(NamedTuple):
+    """A response with its own input."""
+
+    resource: ResponseResource
+    input: list[msgspec.Raw]
+
+
+class Archive:
+    """The stored responses of a server: `history_max_bytes` and `history_ttl_s` bound them.
+
+    Ids of responses are as `runtime.keys.owned` makes them: nobody finds another tenant's.
+    """
+
+    def __init__(self, history: History, settings: Settings) -> None:
+        self._history = history
+        self._max_bytes = settings.history_max_bytes
+        self._ttl_s = settings.history_ttl_s
+
+    async def past(self, previous_id: str | None) -> list[Item]:
+        """All items that went into and came out of the responses up to that one.
+
+        Raises:
+            UnknownPrevious: it, or one that it goes on from, is not stored.
+            StoreUnavailable: the history cannot be read.
+        """
+        if previous_id is None:
+            return []
+        chain = await self._history.read(lambda c: response_rows.chain(c, previous_id))
+        if chain.missing is not None:
+            raise UnknownPrevious(plain(chain.missing), self._history.note)
+        return [
+            Item(msgspec.Raw(row.body), f"previous_response_id: item {i}")
+            for i, row in enumerate(chain.items)
+        ]
+
+    async def resolved(self, items: Sequence[Item], tenant: str) -> list[Item]:
+        """The items, each reference replaced by what of the tenant it refers to.
+
+        Raises:
+            InvalidRequest: an item is malformed, or refers to nothing that is stored.
+            StoreUnavailable: the history cannot be read.
+        """
+        heads, wanted = await apart(_num_bytes(items), lambda: _heads(items))
+        if not wanted:
+            return list(items)
+        found = await self._history.read(
+            lambda c: response_rows.find_items(c, wanted, owned(tenant, ""))
+        )
+        resolved: list[Item] = []
+        for item, head in zip(items, heads, strict=True):
+            body = found.get(head.id or "")
+            if head.type != "item_reference":
+                resolved.append(item)
+            elif body is None:
+                raise InvalidRequest(
+                    f"{item.path} refers to the item {(head.id or '')[:80]!r}, which is not "
+                    "stored: send the item itself.",
+                    item.path,
+                )
+            else:
+                resolved.append(Item(msgspec.Raw(body), item.path))
+        return resolved
+
+    async def keep(
+        self, resource: ResponseResource, items: Sequence[Item], tenant: str, events: bytes = b""
+    ) -> None:
+        """Store a response of a tenant whole, with its own input and the events that told it.
+
+        Raises:
+            StoreUnavailable: it was not stored.
+        """
+        packed = await asyncio.to_thread(zlib.compress, events) if events else b""
+        row, rows = await apart(_num_bytes(items), lambda: _rows(resource, items, tenant))
+
+        def put(connection: Connection) -> None:
+            now_s = self._history.now_s()
+            size = len(row.body) + sum(len(one.body) for one in rows) + len(packed)
+            if row.previous_id is not None:
+                response_rows.touch(connection, row.previous_id, now_s)
+            make_room(
+                connection, HistoryCapacity(self._max_bytes, size, row.previous_id or ""), now_s
+            )
+            response_rows.put(connection, row, rows, now_s)
+            if packed:
+                response_rows.put_events(connection, row.id, packed)
+
+        await self._history.write(put)
+
+    async def find(self, response_id: str) -> Stored:
+        """A response and its own input.
+
+        Raises:
+            UnknownResponse: it is not stored.
+            StoreUnavailable: the history cannot be read.
+        """
+        found = await self._history.read(lambda c: response_rows.get(c, response_id))
+        if found is None:
+            raise UnknownResponse(plain(response_id), self._history.note)
+        row, items = found
+        resource = msgspec.json.decode(row.body, type=ResponseResource)
+        output = [msgspec.Raw(item.body) for item in items if item.is_output]
+        given = [msgspec.Raw(item.body) for item in items if not item.is_output]
+        return Stored(msgspec.structs.replace(resource, output=output), given)
+
+    async def events(self, response_id: str) -> bytes | None:
+        """The events of a response that was made in the background, as they were told.
+
+        Raises:
+            StoreUnavailable: the history cannot be read.
+        """
+        packed = await self._history.read(lambda c: response_rows.events(c, response_id))
+        return None if packed is None else await asyncio.to_thread(zlib.decompress, packed)
+
+    async def remove(self, response_id: str) -> None:
+        """Delete a response; no byte of it is left.
+
+        Raises:
+            UnknownResponse: it is not stored.
+            StoreUnavailable: it could not be deleted.
+        """
+
+        def work(connection: Connection) -> bool:
+            is_gone = response_rows.remove(connection, response_id, self._history.now_s())
+            return expired_rows.erase_id(connection, "response", response_id) or is_gone
+
+        if not await self._history.write(work):
+            raise UnknownResponse(plain(response_id), self._history.note)
+        await self._history.tidy()
+
+    async def expire(self) -> None:
+        """Put what was not used for too long where only `hearth history restore` finds it; where
+        the history fails, next time.
+        """
+
+        def work(connection: Connection) -> int:
+            return expired_rows.expire_responses(connection, self._history.now_s(), self._ttl_s)
+
+        try:
+            if num_expired := await self._history.write(work):
+                log.info("responses_expired", num=num_expired)
+                await self._history.tidy()
+        except StoreUnavailable as error:
+            log.debug("expiry_waits", why=error.message)
+
+
+def _heads(items: Sequence[Item]) -> tuple[list[ItemHead], list[str]]:
+    """What the items are, and the ids of those that they refer to."""
+    heads = list(map(head_of, items))
+    return heads, [head.id for head in heads if head.type == "item_reference" and head.id]
+
+
+def _num_bytes(items: Sequence[Item]) -> int:
+    return LARGE_BYTES if len(items) > _MANY else sum(len(item.raw) for item in items)
+
+
+def _rows(
+    resource: ResponseResource, items: Sequence[Item], tenant: str
+) -> tuple[ResponseRow, list[ItemRow]]:
+    body = msgspec.json.encode(msgspec.structs.replace(resource, output=[]))
+    previous_id = resource.previous_response_id
+    row = ResponseRow(
+        id=owned(tenant, resource.id),
+        previous_id=owned(tenant, previous_id) if previous_id is not None else None,
+        body=body,
+        created_s=float(resource.created_at),
+    )
+    made = [
+        ItemRow(msgspec.json.decode(raw, type=ItemHead).id or "", bytes(raw), is_output=True)
+        for raw in resource.output
+    ]
+    taken: set[str] = set()
+    return row, [*(_given(item, taken) for item in items), *made]
+
+
+def _given(item: Item, taken: set[str]) -> ItemRow:
+    """An item of the input in its full form: with an id and a type, a message's text as a part.
+
+    Whoever sends an item twice gets two: pages of them are asked for by their ids.
+    """
+    head = head_of(item)
+    kind = head.type or "message"
+    given_id = head.id if head.id not in taken else None
+    item_id = given_id or f"{ID_KINDS.get(kind, 'item')}_{secrets.token_hex(16)}"
+    taken.add(item_id)
+    fields = decoded_at(item.raw, Raws, item.path)
+    fields["type"], fields["id"] = _raw(kind), _raw(item_id)
+    if kind in ID_KINDS and kind != "reasoning":
+        fields.setdefault("status", _raw("completed"))
+    if kind == "message" and bytes(fields.get("content", NULL)).startswith(b'"'):
+        fields["content"] = _text_part(fields["content"], head.role)
+    return ItemRow(item_id, msgspec.json.encode(fields), is_output=False)
+
+
+def _text_part(text: msgspec.Raw, role: str | None) -> msgspec.Raw:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return _raw([{"type": kind, "text": text}])
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

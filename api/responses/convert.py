@@ -1,0 +1,351 @@
+"""A Responses request, checked and turned into the runtime's own. Every refusal names its field.
+
+Input items become messages: what belongs to one turn of the assistant becomes one. Their ids are
+never shown to the model, as they change from turn to turn; nor is anything but content.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from api.http.body import decoded_at
+from api.http.caller import Caller
+from api.http.durations import seconds_of
+from api.http.images import check_images
+from api.http.refusal import refuse
+from api.openai.content import ContentPart, read
+from api.openai.fields import JsonSchemaFormat, Raws, is_given
+from api.openai.formats import constraint_of
+from api.openai.freeform import freeform_arguments
+from api.openai.response_schemas import (
+    CallItem,
+    CallOutputItem,
+    CustomCallItem,
+    FormatFields,
+    ItemHead,
+    MessageItem,
+    ReasoningItem,
+    ResponseRequest,
+)
+from api.openai.sampling import cache_of, sampling_of
+from api.openai.templates import goes_on, template_kwargs
+from api.openai.thinking import Controls, all_said
+from api.responses.tools import Choice, Offer, ToolNames, chosen, offered
+from runtime.config.settings import Settings
+from runtime.prompt.continuation import begun
+from runtime.types import ChatPrompt, GenerateRequest, Image, Message, ModelSpec, Role, ToolCall
+
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+UNFINISHED = ("in_progress", "incomplete")
+"""What is said of a message that the next one of the assistant's goes on with."""
+
+SEAL = "hearth1:"
+"""Begins the `encrypted_content` that we can read; it is encoded and not secret."""
+
+_MAX_SEALED_BYTES = 64 * 1024 * 1024
+
+
+class Item(NamedTuple):
+    """An input item as it is written, and where it stands; one from the history says so."""
+
+    raw: msgspec.Raw
+    path: str
+
+
+class ItemTranscript(NamedTuple):
+    """The messages, which items had no effect, and whether the last turn says that it is over."""
+
+    messages: tuple[Message, ...]
+    ignored: tuple[str, ...]
+    is_over: bool
+
+
+def seal(reasoning: str) -> str:
+    """The reasoning as `encrypted_content`, which a client sends back without reading it."""
+    return SEAL + base64.b64encode(zlib.compress(reasoning.encode(errors="replace"))).decode()
+
+
+def unseal(sealed: str) -> str | None:
+    """The reasoning inside; None when it is not ours or damaged."""
+    if not sealed.startswith(SEAL):
+        return None
+    try:
+        packed = base64.b64decode(sealed.removeprefix(SEAL), validate=True)
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(packed, _MAX_SEALED_BYTES)
+        return text.decode() if unpacker.eof else None
+    except (binascii.Error, zlib.error, UnicodeDecodeError):
+        return None
+
+
+def head_of(item: Item) -> ItemHead:
+    """Type, role and id of an item; its type is told where the client left it out.
+
+    Raises:
+        InvalidRequest: it is no item.
+    """
+    head = decoded_at(item.raw, ItemHead, item.path)
+    if head.type is None:
+        head.type = "item_reference" if head.role is None and head.id is not None else "message"
+    return head
+
+
+def transcript(items: Iterable[Item], names: ToolNames) -> ItemTranscript:
+    """The items as messages.
+
+    Raises:
+        InvalidRequest: an item of a known type is malformed; `param` is its path.
+    """
+    writer = _Writer(names)
+    for item in items:
+        writer.add(item)
+    writer.end_turn()
+    return ItemTranscript(
+        tuple(writer.messages), tuple(writer.ignored), writer.status == "completed"
+    )
+
+
+def gone_on_with(items: Sequence[Item]) -> list[Item]:
+    """The items, of which the last message says that the answer belongs to the same turn."""
+    *earlier, last = items
+    if head_of(last).type != "message":
+        return [*items]
+    fields = decoded_at(last.raw, Raws, last.path)
+    fields["status"] = msgspec.Raw(b'"incomplete"')
+    return [*earlier, Item(msgspec.Raw(msgspec.json.encode(fields)), last.path)]
+
+
+class _Writer:
+    """Writes messages; the assistant's current turn is open until something else follows."""
+
+    def __init__(self, names: ToolNames) -> None:
+        self.messages: list[Message] = []
+        self.ignored: list[str] = []
+        self.status: str | None = None
+        """What the item before says of itself, if it is the assistant's."""
+        self._names = names
+        self._reasonings: list[str] = []
+        self._texts: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._images: tuple[Image, ...] = ()
+
+    def add(self, item: Item) -> None:
+        kind = head_of(item).type
+        match kind:
+            case "message":
+                self._add_message(decoded_at(item.raw, MessageItem, item.path), item.path)
+            case "function_call":
+                call = decoded_at(item.raw, CallItem, item.path)
+                arguments = call.arguments if call.arguments is not None else "{}"
+                self._add_call(call.call_id, call.name, call.namespace, arguments)
+            case "custom_tool_call":
+                custom = decoded_at(item.raw, CustomCallItem, item.path)
+                arguments = freeform_arguments(custom.input or "")
+                self._add_call(custom.call_id, custom.name, custom.namespace, arguments)
+            case "function_call_output" | "custom_tool_call_output":
+                self._add_output(decoded_at(item.raw, CallOutputItem, item.path), item.path)
+            case "reasoning":
+                self._add_reasoning(decoded_at(item.raw, ReasoningItem, item.path), item.path)
+            case _:
+                self.ignored.append(f"{item.path}: {(kind or '')[:64]}")
+
+    def end_turn(self) -> None:
+        """Close the assistant's turn, if one is open."""
+        if not (self._reasonings or self._texts or self._calls):
+            return
+        reasoning = "".join(self._reasonings) if self._reasonings else None
+        self.messages.append(
+            Message(
+                role="assistant",
+                text="".join(self._texts),
+                reasoning=reasoning,
+                tool_calls=tuple(self._calls),
+                images=self._images,
+            )
+        )
+        self._reasonings, self._texts, self._calls, self._images = [], [], [], ()
+
+    def _add_message(self, item: MessageItem, path: str) -> None:
+        role = ROLES.get(item.role)
+        if role is None:
+            refuse(
+                f"{path}.role",
+                f"is {item.role[:64]!r}, which is not a known role: use one of {', '.join(ROLES)}.",
+            )
+        content = read(item.content, f"{path}.content")
+        before, self.status = self.status, item.status
+        if role != "assistant":
+            self.end_turn()
+            self.messages.append(Message(role=role, text=content.text, images=content.images))
+            return
+        if self._texts and not self._calls and before not in UNFINISHED:
+            self.end_turn()
+        begun = len("".join(self._texts))
+        self._texts.append(content.text)
+        self._images += tuple(
+            msgspec.structs.replace(image, at=image.at + begun) for image in content.images
+        )
+
+    def _add_call(self, call_id: str, name: str, namespace: str | None, arguments: str) -> None:
+        flat = self._names.flat(name, namespace)
+        self._calls.append(ToolCall(id=call_id, name=flat, arguments=arguments))
+
+    def _add_output(self, item: CallOutputItem, path: str) -> None:
+        self.end_turn()
+        output = read(item.output, f"{path}.output")
+        self.messages.append(
+            Message(role="tool", text=output.text, tool_call_id=item.call_id, images=output.images)
+        )
+
+    def _add_reasoning(self, item: ReasoningItem, path: str) -> None:
+        if self._texts or self._calls:
+            self.end_turn()
+        self.status = item.status
+        sealed = item.encrypted_content
+        opened = unseal(sealed) if sealed is not None else None
+        if opened is None and sealed is not None and not (item.content or item.summary):
+            self.ignored.append(f"{path}.encrypted_content: not written by this server")
+            return
+        self._reasonings.append(opened if opened is not None else _readable(item, path))
+
+
+def _readable(item: ReasoningItem, path: str) -> str:
+    """The reasoning's content where it is there, else its summary."""
+    parts: list[ContentPart] = item.content or item.summary or []
+    field = "content" if item.content else "summary"
+    return read(parts, f"{path}.{field}").text
+
+
+ENCRYPTED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+TRUNCATIONS = ("auto", "disabled")
+
+
+class ResponsePlan(NamedTuple):
+    """What is to be done for a request: what the model is asked, and how the answer is shaped."""
+
+    request: GenerateRequest
+    offer: Offer
+    ignored: tuple[str, ...]
+    is_begun: bool
+    """The answer goes on with the last message."""
+
+
+def items_of(data: ResponseRequest) -> list[Item]:
+    """The items of the input; a string is one message of the user."""
+    match data.input:
+        case None:
+            return []
+        case str() as text:
+            message = {"type": "message", "role": "user", "content": text}
+            return [Item(msgspec.Raw(msgspec.json.encode(message)), "input")]
+        case raws:
+            return [Item(raw, f"input[{i}]") for i, raw in enumerate(raws)]
+
+
+def check(data: ResponseRequest) -> None:
+    """Refuse what cannot be served before anything is looked up.
+
+    Raises:
+        InvalidRequest: `param` names the field.
+    """
+    if is_given(data.conversation):
+        refuse("conversation", "is not supported: use previous_response_id.")
+    if is_given(data.prompt):
+        refuse("prompt", "templates are not supported: send instructions and input.")
+    if data.truncation is not None and data.truncation not in TRUNCATIONS:
+        refuse("truncation", f"must be one of {', '.join(TRUNCATIONS)}.")
+    if data.background and data.store is False:
+        refuse("background", "needs the response to be stored: leave `store` out or set it true.")
+
+
+def plan_of(
+    data: ResponseRequest,
+    items: Sequence[Item],
+    request_id: str,
+    spec: ModelSpec,
+    caller: Caller,
+    settings: Settings,
+) -> ResponsePlan:
+    """The request as the runtime understands it; `items` holds its whole history.
+
+    Raises:
+        InvalidRequest: a field cannot be served; `param` is its path.
+    """
+    offer = offered(data.tools or ())
+    choice = chosen(data.tool_choice, offer, is_parallel=data.parallel_tool_calls is not False)
+    form = (data.text.format if data.text is not None else None) or FormatFields()
+    schema = JsonSchemaFormat(form.name, form.description, form.schema, form.strict)
+    read = transcript(items, offer.names)
+    messages = _instructions(data.instructions) + read.messages
+    if not messages:
+        refuse("input", "must not be empty: send a text or at least one item.")
+    check_images(messages, spec, settings)
+    constraint = constraint_of(form.type, schema, "text.format", "text.format")
+    prompt = _prompt(data, messages, choice, is_over=read.is_over)
+    request = GenerateRequest(
+        request_id=request_id,
+        model=spec.id,
+        prompt=prompt,
+        client=caller.client,
+        priority=data.priority,
+        keep_alive_s=seconds_of(data.keep_alive),
+        sampling=sampling_of(data),
+        constraint=constraint,
+        max_tokens=data.max_output_tokens,
+        top_logprobs=_top_logprobs(data),
+        ignore_eos=bool(data.ignore_eos),
+        deadline_s=settings.request_deadline_s,
+        cache=cache_of(data, caller),
+    )
+    ignored = (*offer.ignored, *read.ignored, *_unknown_includes(data.include or ()))
+    return ResponsePlan(request, offer, ignored, begun(prompt) is not None)
+
+
+def _prompt(
+    data: ResponseRequest, messages: tuple[Message, ...], choice: Choice, *, is_over: bool
+) -> ChatPrompt:
+    kwargs = dict(data.chat_template_kwargs or {})
+    own = Controls(
+        enable_thinking=data.enable_thinking,
+        thinking=data.thinking,
+        reasoning=data.reasoning,
+        reasoning_effort=data.reasoning_effort,
+        thinking_budget=data.thinking_budget,
+    )
+    thinking = all_said(own, kwargs, data.extra_body, data.metadata)
+    return ChatPrompt(
+        messages=messages,
+        tools=choice.tools,
+        tool_choice=choice.choice,
+        thinking=thinking,
+        template_kwargs=template_kwargs(kwargs),
+        continues_last=goes_on(
+            data.continue_final_message, data.add_generation_prompt, is_over=is_over
+        ),
+    )
+
+
+def _instructions(text: str | None) -> tuple[Message, ...]:
+    return (Message(role="system", text=text),) if text else ()
+
+
+def _top_logprobs(data: ResponseRequest) -> int | None:
+    if LOGPROBS in (data.include or ()) or data.top_logprobs:
+        return data.top_logprobs or 0
+    return None
+
+
+def _unknown_includes(names: Iterable[str]) -> list[str]:
+    return [f"include: {name[:64]}" for name in names if name not in (ENCRYPTED, LOGPROBS)]

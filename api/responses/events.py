@@ -1,0 +1,316 @@
+"""The output of a response while it is made: chunks in, items and their stream events out.
+
+The same writer makes answers that are not streamed, so both say the same.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from typing_extensions import override
+
+from api.openai.fields import Body
+from api.openai.frame import token_entry
+from api.openai.freeform import freeform_input
+from api.openai.schemas import TokenEntry
+from api.responses.convert import seal
+from api.responses.output import (
+    ItemStatus,
+    OutputCall,
+    OutputCustomCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    ReasoningText,
+    SummaryText,
+)
+from api.responses.tools import ToolNames, ToolRef
+from runtime.types import Chunk, Finished, ReasoningDelta, TextDelta, ToolCallDelta
+
+
+class ItemEvent(Body):
+    type: str
+    output_index: int
+    item: OutputItem
+
+
+class PieceEvent(Body):
+    """An event inside an item; of the indices and values only those of its type are there."""
+
+    type: str
+    item_id: str
+    output_index: int
+    content_index: int | UnsetType = UNSET
+    summary_index: int | UnsetType = UNSET
+    part: OutputText | ReasoningText | SummaryText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+    logprobs: list[TokenEntry] | UnsetType = UNSET
+
+
+Event = ItemEvent | PieceEvent
+
+
+class Shape(NamedTuple):
+    """What the request wants of its output beside the text."""
+
+    names: ToolNames
+    has_summary: bool = False
+    is_sealed: bool = False
+
+
+class _OpenItem(Protocol):
+    """An item that is being written."""
+
+    def item(self, status: ItemStatus) -> OutputItem: ...
+    def opening(self, at: int) -> list[PieceEvent]: ...
+    def add(self, chunk: Chunk, at: int) -> list[PieceEvent]: ...
+    def closing(self, at: int) -> list[PieceEvent]: ...
+    def takes(self, chunk: Chunk) -> bool: ...
+
+
+class OutputWriter:
+    """Give it every chunk of the answer's one choice; `items` are those that are closed."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.items: list[OutputItem] = []
+        self.finished: Finished | None = None
+        self._shape = shape
+        self._open: _OpenItem | None = None
+
+    def add(self, chunk: Chunk) -> list[Event]:
+        """What is to be told of a chunk, in order."""
+        match chunk:
+            case Finished():
+                self.finished = chunk
+                return self._close("incomplete" if chunk.reason == "length" else "completed")
+            case TextDelta() | ReasoningDelta() if not chunk.text:
+                return []
+            case TextDelta() | ReasoningDelta() | ToolCallDelta():
+                return self._write(chunk)
+            case _:
+                return []
+
+    def raw_items(self) -> list[msgspec.Raw]:
+        """The closed items as they stand in the response."""
+        return [msgspec.Raw(msgspec.json.encode(item)) for item in self.items]
+
+    def _write(self, chunk: TextDelta | ReasoningDelta | ToolCallDelta) -> list[Event]:
+        events: list[Event] = []
+        if self._open is None or not self._open.takes(chunk):
+            events += self._close("completed")
+            self._open = self._opened(chunk)
+            at = len(self.items)
+            item = self._open.item("in_progress")
+            events.append(ItemEvent("response.output_item.added", at, item))
+            events += self._open.opening(at)
+        events += self._open.add(chunk, len(self.items))
+        return events
+
+    def _opened(self, chunk: TextDelta | ReasoningDelta | ToolCallDelta) -> _OpenItem:
+        match chunk:
+            case TextDelta():
+                return _Message()
+            case ReasoningDelta():
+                return _Summary(self._shape) if self._shape.has_summary else _Thoughts(self._shape)
+            case ToolCallDelta():
+                ref = self._shape.names.ref(chunk.name or "")
+                call_id = chunk.id or _new_id("call")
+                return _CustomCall(ref, call_id) if ref.is_custom else _Call(ref, call_id)
+
+    def _close(self, status: ItemStatus) -> list[Event]:
+        if self._open is None:
+            return []
+        at = len(self.items)
+        item = self._open.item(status)
+        events: list[Event] = [*self._open.closing(at)]
+        events.append(ItemEvent("response.output_item.done", at, item))
+        self.items.append(item)
+        self._open = None
+        return events
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(16)}"
+
+
+class _Message:
+    """The answer's text."""
+
+    def __init__(self) -> None:
+        self._id = _new_id("msg")
+        self._texts: list[str] = []
+        self._logprobs: list[TokenEntry] = []
+
+    def takes(self, chunk: Chunk) -> bool:
+        return isinstance(chunk, TextDelta)
+
+    def item(self, status: ItemStatus) -> OutputMessage:
+        return OutputMessage(self._id, status, [] if status == "in_progress" else [self._part()])
+
+    def opening(self, at: int) -> list[PieceEvent]:
+        kind = "response.content_part.added"
+        return [PieceEvent(kind, self._id, at, content_index=0, part=OutputText(""))]
+
+    def add(self, chunk: Chunk, at: int) -> list[PieceEvent]:
+        assert isinstance(chunk, TextDelta)
+        logprobs = [token_entry(entry) for entry in chunk.logprobs]
+        self._texts.append(chunk.text)
+        self._logprobs += logprobs
+        kind = "response.output_text.delta"
+        delta = PieceEvent(kind, self._id, at, content_index=0, delta=chunk.text, logprobs=logprobs)
+        return [delta]
+
+    def closing(self, at: int) -> list[PieceEvent]:
+        part = self._part()
+        kind, end = "response.output_text.done", "response.content_part.done"
+        done = PieceEvent(
+            kind, self._id, at, content_index=0, text=part.text, logprobs=part.logprobs
+        )
+        return [done, PieceEvent(end, self._id, at, content_index=0, part=part)]
+
+    def _part(self) -> OutputText:
+        return OutputText("".join(self._texts), list(self._logprobs))
+
+
+class _Thoughts:
+    """What the model thinks, as it is."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._id = _new_id("rs")
+        self._texts: list[str] = []
+        self._is_sealed = shape.is_sealed
+
+    def takes(self, chunk: Chunk) -> bool:
+        return isinstance(chunk, ReasoningDelta)
+
+    def item(self, status: ItemStatus) -> OutputReasoning:
+        is_open = status == "in_progress"
+        content = [] if is_open else [ReasoningText("".join(self._texts))]
+        return OutputReasoning(self._id, status, [], content, self._sealed(status))
+
+    def opening(self, at: int) -> list[PieceEvent]:
+        kind = "response.content_part.added"
+        return [PieceEvent(kind, self._id, at, content_index=0, part=ReasoningText(""))]
+
+    def add(self, chunk: Chunk, at: int) -> list[PieceEvent]:
+        assert isinstance(chunk, ReasoningDelta)
+        self._texts.append(chunk.text)
+        kind = "response.reasoning_text.delta"
+        return [PieceEvent(kind, self._id, at, content_index=0, delta=chunk.text)]
+
+    def closing(self, at: int) -> list[PieceEvent]:
+        text = "".join(self._texts)
+        kind, end = "response.reasoning_text.done", "response.content_part.done"
+        done = PieceEvent(kind, self._id, at, content_index=0, text=text)
+        return [done, PieceEvent(end, self._id, at, content_index=0, part=ReasoningText(text))]
+
+    def _sealed(self, status: ItemStatus) -> str | UnsetType:
+        is_told = self._is_sealed and status != "in_progress"
+        return seal("".join(self._texts)) if is_told else UNSET
+
+
+class _Summary(_Thoughts):
+    """The same for a client that asks for a summary. Nothing is summed up, it has every word; and
+    only it is streamed, as clients that know both show both.
+    """
+
+    @override
+    def item(self, status: ItemStatus) -> OutputReasoning:
+        item = super().item(status)
+        if status != "in_progress":
+            item.summary = [SummaryText("".join(self._texts))]
+        return item
+
+    @override
+    def opening(self, at: int) -> list[PieceEvent]:
+        kind = "response.reasoning_summary_part.added"
+        return [PieceEvent(kind, self._id, at, summary_index=0, part=SummaryText(""))]
+
+    @override
+    def add(self, chunk: Chunk, at: int) -> list[PieceEvent]:
+        assert isinstance(chunk, ReasoningDelta)
+        self._texts.append(chunk.text)
+        kind = "response.reasoning_summary_text.delta"
+        return [PieceEvent(kind, self._id, at, summary_index=0, delta=chunk.text)]
+
+    @override
+    def closing(self, at: int) -> list[PieceEvent]:
+        text = "".join(self._texts)
+        kind, end = "response.reasoning_summary_text.done", "response.reasoning_summary_part.done"
+        done = PieceEvent(kind, self._id, at, summary_index=0, text=text)
+        return [done, PieceEvent(end, self._id, at, summary_index=0, part=SummaryText(text))]
+
+
+class _Call(_OpenItem):
+    """The call of a function."""
+
+    id_kind = "fc"
+
+    def __init__(self, ref: ToolRef, call_id: str) -> None:
+        self._id = _new_id(self.id_kind)
+        self._ref = ref
+        self._call_id = call_id
+        self._pieces: list[str] = []
+
+    @override
+    def takes(self, chunk: Chunk) -> bool:
+        return isinstance(chunk, ToolCallDelta) and chunk.id is None
+
+    @override
+    def item(self, status: ItemStatus) -> OutputItem:
+        ref = self._ref
+        arguments = "" if status == "in_progress" else "".join(self._pieces)
+        space = ref.namespace or UNSET
+        return OutputCall(self._id, status, self._call_id, ref.name, arguments, space)
+
+    @override
+    def opening(self, at: int) -> list[PieceEvent]:
+        return []
+
+    @override
+    def add(self, chunk: Chunk, at: int) -> list[PieceEvent]:
+        assert isinstance(chunk, ToolCallDelta)
+        if not chunk.arguments:
+            return []
+        self._pieces.append(chunk.arguments)
+        kind = "response.function_call_arguments.delta"
+        return [PieceEvent(kind, self._id, at, delta=chunk.arguments)]
+
+    @override
+    def closing(self, at: int) -> list[PieceEvent]:
+        kind, arguments = "response.function_call_arguments.done", "".join(self._pieces)
+        return [PieceEvent(kind, self._id, at, arguments=arguments, name=self._ref.name)]
+
+
+class _CustomCall(_Call):
+    """The call of a custom tool, whose text is known when its arguments are complete."""
+
+    id_kind = "ctc"
+
+    @override
+    def item(self, status: ItemStatus) -> OutputItem:
+        ref = self._ref
+        text = "" if status == "in_progress" else freeform_input("".join(self._pieces))
+        space = ref.namespace or UNSET
+        return OutputCustomCall(self._id, status, self._call_id, ref.name, text, space)
+
+    @override
+    def add(self, chunk: Chunk, at: int) -> list[PieceEvent]:
+        assert isinstance(chunk, ToolCallDelta)
+        self._pieces.append(chunk.arguments)
+        return []
+
+    @override
+    def closing(self, at: int) -> list[PieceEvent]:
+        text = freeform_input("".join(self._pieces))
+        kind, end = "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"
+        delta = [PieceEvent(kind, self._id, at, delta=text)] if text else []
+        return [*delta, PieceEvent(end, self._id, at, input=text)]

@@ -1,0 +1,260 @@
+"""`/v1/responses` and what belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.exceptions import MethodNotAllowedException
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from api.http.body import HttpRequest
+from api.http.cache_header import cache_header
+from api.http.caller import asker_of, tenant_of
+from api.http.errors import ErrorBody, ErrorEnvelope, documented
+from api.http.gate import Gate
+from api.http.limits import context_of
+from api.http.refusal import refuse
+from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
+from api.openai.response_schemas import ItemHead, ResponseRequest
+from api.responses.convert import Item, ResponsePlan, check, gone_on_with, items_of, plan_of
+from api.responses.output import DeletedResponse, InputTokens, ItemList, ResponseResource
+from api.responses.service import EventLog, ResponseService, fitted
+from api.responses.stream import ResponseDraft, ResponsesStream, new_response_id, told_at_once
+from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.keys import owned
+from runtime.types import ModelSpec
+
+MAX_PATIENCE_S = 1.0
+"""A model that is loaded accepts within that; one that must be loaded shows signs of life."""
+
+MAX_KEEP_ALIVE_S = 15.0
+NO_WEBSOCKET = "Responses are not served over websockets here: send POST /v1/responses instead."
+
+
+@post(
+    ["/v1/responses", "/responses"],
+    status_code=200,
+    tags=["OpenAI"],
+    responses=documented(ResponseResource),
+)
+async def create_response(
+    data: JSONBody[ResponseRequest],
+    request: HttpRequest,
+    gate: NamedDependency[Gate],
+    responses: NamedDependency[ResponseService],
+) -> Response[ResponseResource] | EventStream:
+    """Answer some input; with `stream`, as server-sent events, with `background`, later."""
+    with _naming_input():
+        spec, new, plan = await _planned(data, request, gate, responses)
+        remarks: list[str] = []
+        if data.truncation == "auto":
+            work = fitted(plan, context_of(spec, request.scope), gate.count)
+            plan, num_dropped = await unless_left(request.receive, work)
+            remarks = [f"truncated_turns:{num_dropped}"] if num_dropped else []
+        answer = gate.submit(request.scope, [plan.request])
+        answer.tally.notes.extend(remarks)
+        reply = ResponseDraft(data, plan, spec, answer)
+        responses.begin(reply)
+        if data.background:
+            queued = await responses.start(reply, new, _keep_alive_s(gate))
+            if data.stream:
+                return _followed(await responses.events_of(reply.key), queued, None)
+            return Response(queued)
+        if data.stream:
+            return await _streamed(request, gate, responses, reply, new)
+        await whole(request, answer, reply.writer.add)
+        await responses.settle(reply, new)
+        return Response(reply.ended(), headers=cache_header(answer.tally.least_cached))
+
+
+@post(
+    ["/v1/responses/input_tokens", "/responses/input_tokens"],
+    status_code=200,
+    tags=["OpenAI"],
+    responses=documented(InputTokens),
+)
+async def count_input_tokens(
+    data: JSONBody[ResponseRequest],
+    request: HttpRequest,
+    gate: NamedDependency[Gate],
+    responses: NamedDependency[ResponseService],
+) -> InputTokens:
+    """The exact number of tokens that this request would have."""
+    with _naming_input():
+        _, _, plan = await _planned(data, request, gate, responses)
+        return InputTokens(await unless_left(request.receive, gate.count(plan.request)))
+
+
+@get(
+    ["/v1/responses/{response_id:str}", "/responses/{response_id:str}"],
+    tags=["OpenAI"],
+    responses=documented(ResponseResource),
+)
+async def get_response(
+    response_id: FromPath[str],
+    request: HttpRequest,
+    responses: NamedDependency[ResponseService],
+    stream: FromQuery[bool] = False,
+    starting_after: Annotated[int | None, QueryParameter(ge=0)] = None,
+) -> Response[ResponseResource] | EventStream:
+    """A stored response; with `stream`, its events, also while it is made in the background."""
+    mine = _mine(request, response_id)
+    events = await responses.events_of(mine) if stream else None
+    resource = (await responses.find(mine)).resource
+    if not stream:
+        return Response(resource)
+    return _followed(events, resource, starting_after)
+
+
+@delete(
+    ["/v1/responses/{response_id:str}", "/responses/{response_id:str}"],
+    status_code=200,
+    tags=["OpenAI"],
+    responses=documented(DeletedResponse),
+)
+async def delete_response(
+    response_id: FromPath[str], request: HttpRequest, responses: NamedDependency[ResponseService]
+) -> DeletedResponse:
+    """Delete a stored response with its items. Responses that go on from it cannot any more."""
+    await responses.remove(_mine(request, response_id))
+    return DeletedResponse(response_id)
+
+
+@post(
+    ["/v1/responses/{response_id:str}/cancel", "/responses/{response_id:str}/cancel"],
+    status_code=200,
+    tags=["OpenAI"],
+    responses=documented(ResponseResource),
+)
+async def cancel_response(
+    response_id: FromPath[str], request: HttpRequest, responses: NamedDependency[ResponseService]
+) -> ResponseResource:
+    """End a response that is being made, in the background or not."""
+    return await responses.cancel(_mine(request, response_id))
+
+
+@get(
+    ["/v1/responses/{response_id:str}/input_items", "/responses/{response_id:str}/input_items"],
+    tags=["OpenAI"],
+    responses=documented(ItemList),
+)
+async def list_input_items(
+    response_id: FromPath[str],
+    request: HttpRequest,
+    responses: NamedDependency[ResponseService],
+    limit: Annotated[int, QueryParameter(ge=1, le=100)] = 20,
+    order: FromQuery[Literal["asc", "desc"]] = "desc",
+    after: FromQuery[str | None] = None,
+) -> ItemList:
+    """The items of a stored response's own input, a page at a time."""
+    stored = await responses.find(_mine(request, response_id))
+    raws = stored.input if order == "asc" else stored.input[::-1]
+    ids = [msgspec.json.decode(raw, type=ItemHead).id for raw in raws]
+    if after is not None and after not in ids:
+        refuse("after", f"is {after[:64]!r}, and no item of this response has that id.")
+    start = ids.index(after) + 1 if after is not None else 0
+    page = ids[start : start + limit]
+    return ItemList(
+        data=raws[start : start + limit],
+        first_id=page[0] if page else None,
+        last_id=page[-1] if page else None,
+        has_more=start + limit < len(ids),
+    )
+
+
+@get(["/v1/responses", "/responses"], tags=["OpenAI"], sync_to_thread=False)
+def no_websocket(request: HttpRequest) -> Response[ErrorEnvelope]:
+    """426 for a client that tries a websocket, which then falls back to POST."""
+    if "x-upgrade" not in request.headers:  # as framing passes it on
+        raise MethodNotAllowedException(headers={"allow": "POST"})
+    body = ErrorBody(NO_WEBSOCKET, "invalid_request_error", None, "upgrade_not_supported")
+    return Response(ErrorEnvelope(body), status_code=426, headers={"allow": "POST"})
+
+
+async def _planned(
+    data: ResponseRequest, request: HttpRequest, gate: Gate, responses: ResponseService
+) -> tuple[ModelSpec, list[Item], ResponsePlan]:
+    """The model, the request's own items, and what is to be done with the whole conversation."""
+    check(data)
+    spec = gate.spec(data.model)
+    gate.check_body(request.scope, spec)
+    caller = asker_of(request)
+    given = data.previous_response_id
+    previous_id = owned(caller.tenant, given) if given is not None else None
+    if responses.is_underway(previous_id):
+        refuse("previous_response_id", "is still being made: wait until it is complete.")
+    items = await request.apart(lambda: items_of(data))
+    new = await responses.archive.resolved(items, caller.tenant)
+    past = await responses.archive.past(previous_id)
+    plan = await request.apart(
+        lambda: plan_of(data, [*past, *new], new_response_id(), spec, caller, gate.settings)
+    )
+    unused = await request.unused_fields(ResponseRequest.__struct_fields__)
+    plan = plan._replace(ignored=(*unused, *plan.ignored))
+    return spec, gone_on_with(new) if plan.is_begun and new else new, plan
+
+
+def _mine(request: HttpRequest, response_id: str) -> str:
+    return owned(tenant_of(request.scope), response_id)
+
+
+async def _streamed(
+    request: HttpRequest,
+    gate: Gate,
+    responses: ResponseService,
+    reply: ResponseDraft,
+    new: list[Item],
+) -> EventStream:
+    keep_alive_s = _keep_alive_s(gate)
+    pace = Pace(min(keep_alive_s, MAX_PATIENCE_S), keep_alive_s)
+    stream = ResponsesStream(reply)
+    return await open_stream(
+        request, reply.answer, stream, pace, lambda: responses.settle(reply, new)
+    )
+
+
+def _keep_alive_s(gate: Gate) -> float:
+    return min(gate.settings.keep_alive_s, MAX_KEEP_ALIVE_S)
+
+
+def _followed(log: EventLog | None, resource: ResponseResource, after: int | None) -> EventStream:
+    """The events behind that number. Whoever stops reading them ends nothing."""
+    if log is not None:
+        events = log.follow(-1 if after is None else after)
+    else:
+        events = _once(told_at_once(resource, after))
+    return EventStream(events, lambda: None, {})
+
+
+async def _once(events: bytes) -> AsyncIterator[bytes]:
+    yield events
+
+
+@contextmanager
+def _naming_input() -> Generator[None]:
+    """What the runtime says of messages is about the field `input`."""
+    try:
+        yield
+    except ContextTooLong as error:
+        raise ContextTooLong(
+            error.num_tokens, error.context, "input", is_least=error.is_least
+        ) from error
+    except InvalidRequest as error:
+        if error.param != "messages":
+            raise
+        raise InvalidRequest(error.message, "input") from error
+
+
+GENERATING = (create_response, count_input_tokens)
+KEEPING = (
+    get_response,
+    delete_response,
+    cancel_response,
+    list_input_items,
+    no_websocket,
+)

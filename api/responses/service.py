@@ -1,0 +1,262 @@
+"""Responses that are being made, and what becomes of them: made later, stored, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import msgspec
+import structlog
+
+from api.http.sse import told
+from api.responses.archive import Archive, Stored
+from api.responses.convert import Item, ResponsePlan
+from api.responses.output import ResponseErrorBody, ResponseResource
+from api.responses.stream import ResponseDraft, ResponsesStream
+from runtime.errors import Aborted, HearthError, StoreUnavailable
+from runtime.types import ChatPrompt, GenerateRequest, Message
+
+_END = b"\n\n"
+
+
+class EventLog:
+    """Events of a response that is made in the background; the number of each is its place."""
+
+    def __init__(self, events: bytes = b"", *, is_complete: bool = False) -> None:
+        self._events: list[bytes] = []
+        self._is_complete = is_complete
+        self._more = asyncio.Event()
+        self.add(events)
+
+    @property
+    def whole(self) -> bytes:
+        """All events so far."""
+        return b"".join(self._events)
+
+    def add(self, events: bytes) -> None:
+        """Some more events, each with its own end."""
+        self._events += [event + _END for event in events.split(_END) if event]
+        self._wake()
+
+    def complete(self) -> None:
+        """Nothing follows."""
+        self._is_complete = True
+        self._wake()
+
+    async def follow(self, after: int) -> AsyncIterator[bytes]:
+        """The events behind number `after`, to the end."""
+        place = after + 1
+        while True:
+            more = self._more
+            if place < len(self._events):
+                new, place = self._events[place:], len(self._events)
+                yield b"".join(new)
+            elif self._is_complete:
+                return
+            else:
+                await more.wait()
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()
+
+
+log = structlog.stdlib.get_logger("hearth.responses")
+
+UNDERWAY = ("queued", "in_progress")
+INTERRUPTED = ResponseErrorBody("interrupted", "The server was stopped while it was being made.")
+TURNS_AT_ONCE = 4
+
+
+class ResponseService:
+    """Knows every reply while somebody still works on it; ids are as `runtime.keys.owned` says."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        self._replies: weakref.WeakValueDictionary[str, ResponseDraft] = (
+            weakref.WeakValueDictionary()
+        )
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._logs: dict[str, EventLog] = {}
+
+    def begin(self, reply: ResponseDraft) -> None:
+        """A reply is being made; it can be cancelled for as long as somebody holds it."""
+        self._replies[reply.key] = reply
+
+    async def settle(self, reply: ResponseDraft, items: Sequence[Item]) -> None:
+        """Store a complete reply with its own input. One that cannot be stored says so itself."""
+        if not reply.is_to_be_stored:
+            return
+        try:
+            await self.archive.keep(reply.ended(), items, reply.tenant)
+        except StoreUnavailable as error:
+            log.warning("response_not_stored", reason=error.message)
+            reply.unstored(error.code)
+
+    async def start(
+        self, reply: ResponseDraft, items: Sequence[Item], keep_alive_s: float
+    ) -> ResponseResource:
+        """Make a reply in the background. Its events say at least so often that it lives.
+
+        Raises:
+            StoreUnavailable: it could not be found later, so it is not begun.
+        """
+        queued = reply.begun("queued")
+        try:
+            await self.archive.keep(queued, items, reply.tenant)
+        except StoreUnavailable:
+            reply.answer.close()
+            raise
+        self._logs[reply.key] = events = EventLog()
+        task = asyncio.create_task(self._make(reply, items, events, keep_alive_s))
+        self._tasks[reply.key] = task
+        task.add_done_callback(lambda _: self._forget(reply.key))
+        return queued
+
+    def _forget(self, response_id: str) -> None:
+        del self._tasks[response_id]
+        self._logs.pop(response_id).complete()
+
+    async def events_of(self, response_id: str) -> EventLog | None:
+        """The events of a response in the background, also while it is made.
+
+        Raises:
+            StoreUnavailable: the history cannot be read.
+        """
+        if (made := self._logs.get(response_id)) is not None:
+            return made
+        stored = await self.archive.events(response_id)
+        return None if stored is None else EventLog(stored, is_complete=True)
+
+    async def find(self, response_id: str) -> Stored:
+        """A stored response as it is now.
+
+        Raises:
+            UnknownResponse: it is not stored.
+            StoreUnavailable: the history cannot be read.
+        """
+        was_underway = self.is_underway(response_id)
+        stored = await self.archive.find(response_id)
+        if stored.resource.status not in UNDERWAY:
+            return stored
+        # It may have ended while the history was read, which then still says that it is queued.
+        if was_underway or self.is_underway(response_id):
+            now = msgspec.structs.replace(stored.resource, status="in_progress")
+        else:
+            now = msgspec.structs.replace(stored.resource, status="failed", error=INTERRUPTED)
+        return stored._replace(resource=now)
+
+    async def cancel(self, response_id: str) -> ResponseResource:
+        """End a response that is being made; one that is complete stays as it is.
+
+        Raises:
+            UnknownResponse: it is neither being made nor stored.
+            StoreUnavailable: the history cannot be read.
+        """
+        is_made_later = self.is_underway(response_id)
+        reply = await self._end(response_id)
+        if reply is not None and not is_made_later:
+            return reply.failed(Aborted("The response was cancelled."))
+        return (await self.find(response_id)).resource
+
+    async def remove(self, response_id: str) -> None:
+        """Delete a stored response, which is ended first if it is still being made.
+
+        Raises:
+            UnknownResponse: it is not stored.
+            StoreUnavailable: it could not be deleted.
+        """
+        await self._end(response_id)
+        await self.archive.remove(response_id)
+
+    def is_underway(self, response_id: str | None) -> bool:
+        """It is being made in the background."""
+        return response_id in self._tasks
+
+    async def _end(self, response_id: str) -> ResponseDraft | None:
+        """The reply that was ended before its time; what is made later has been stored by then."""
+        reply = self._replies.get(response_id)
+        task = self._tasks.get(response_id)
+        is_open = reply is not None and reply.writer.finished is None
+        if reply is not None and is_open:
+            reply.answer.close()
+        if task is not None:
+            await asyncio.wait((task,))
+        return reply if is_open else None
+
+    async def close(self) -> None:
+        """Wait for what is made in the background, which has been ended by now."""
+        while tasks := list(self._tasks.values()):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _make(
+        self, reply: ResponseDraft, items: Sequence[Item], events: EventLog, keep_alive_s: float
+    ) -> None:
+        stream = ResponsesStream(reply)
+        try:
+            async for one in told(reply.answer, stream, keep_alive_s):
+                events.add(one)
+            resource, last = reply.ended(), stream.closing()
+        except HearthError as error:
+            resource, last = reply.failed(error), stream.failure(error)
+        finally:
+            reply.answer.close()
+        try:
+            await self.archive.keep(resource, items, reply.tenant, events.whole + last)
+        except StoreUnavailable as error:
+            log.warning("response_not_stored", reason=error.message)
+        events.add(last)
+
+
+async def fitted(
+    plan: ResponsePlan, context: int, count: Callable[[GenerateRequest], Awaitable[int]]
+) -> tuple[ResponsePlan, int]:
+    """A plan whose prompt leaves room for an answer, and how many whole old turns that took.
+
+    What stands before the first turn stays, and so does the last turn: where these alone are too
+    long the plan is refused later. Turns go by several at once, so that the next request of the
+    same conversation still finds its prefix.
+    """
+    num_tokens = await count(plan.request)
+    if num_tokens < context:
+        return plan, 0
+    wanted = plan.request.max_tokens or context // 8
+    most = context - max(1, min(wanted, context // 2))
+    head, turns = _turns(_prompt(plan).messages)
+    low, high = 1, len(turns) - 1
+    while low < high:
+        middle = (low + high) // 2
+        is_enough = await count(_without(plan, head, turns[middle:]).request) <= most
+        low, high = (low, middle) if is_enough else (middle + 1, high)
+    num_dropped = max(0, min(-(-low // TURNS_AT_ONCE) * TURNS_AT_ONCE, len(turns) - 1))
+    return _without(plan, head, turns[num_dropped:]), num_dropped
+
+
+def _prompt(plan: ResponsePlan) -> ChatPrompt:
+    prompt = plan.request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def _turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
+    """What precedes the first message of the user, and then turn by turn."""
+    head: list[Message] = []
+    turns: list[list[Message]] = []
+    for message in messages:
+        if message.role == "user":
+            turns.append([message])
+        elif turns:
+            turns[-1].append(message)
+        else:
+            head.append(message)
+    return head, turns
+
+
+def _without(
+    plan: ResponsePlan, head: Sequence[Message], turns: Sequence[Sequence[Message]]
+) -> ResponsePlan:
+    """The plan with these turns only."""
+    messages = (*head, *(message for turn in turns for message in turn))
+    prompt = msgspec.structs.replace(_prompt(plan), messages=messages)
+    return plan._replace(request=msgspec.structs.replace(plan.request, prompt=prompt))

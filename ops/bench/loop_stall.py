@@ -1,0 +1,219 @@
+"""How long prompts of 128k tokens keep the server's event loop: `python -m ops.bench.loop_stall`.
+
+A server is started whose loop is to be woken every millisecond, and which notes when it was later.
+Its model has a template that shows the beginnings of a few messages, so that long prompts are
+answered at once: what is measured is the server, not the model. Writes `loop_stall.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from api.bench.machine import Environment, environment
+from ops.bench.processes import give, hearth
+from runtime.embedded import HEARTH_TINY
+
+NUM_TOKENS = 128_000
+PERIOD_MS = 1.0
+AIM_MS = 5.0
+_REPORT = Path(__file__).parent / "loop_stall.json"
+_AFTER_S = 0.25
+"""What follows an answer is the request's as well."""
+_TEMPLATE = """\
+{% for message in messages %}{% if loop.index < 5 or loop.revindex < 5 %}\
+{{ message.role }}: {{ message.content[:64] }}
+{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+_WATCH = """
+import asyncio, atexit, os, time
+
+beats = []
+
+def watch(loop, due_ns, cpu_ns):
+    now_ns, now_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+    if now_ns - due_ns > 500_000 or now_cpu_ns - cpu_ns > 500_000:
+        beats.append((now_ns, now_ns - due_ns, now_cpu_ns - cpu_ns))
+    due_ns = time.monotonic_ns() + 1_000_000
+    loop.call_later(0.001, watch, loop, due_ns, time.thread_time_ns())
+
+def dump():
+    if beats:
+        with open(os.environ["LOOP_STALL_FILE"], "w") as file:
+            file.writelines(f"{at} {late} {cpu}\\n" for at, late, cpu in beats)
+
+run = asyncio.Runner.run
+
+def watched(self, work, **options):
+    loop = self.get_loop()
+    loop.call_soon(watch, loop, time.monotonic_ns(), time.thread_time_ns())
+    atexit.register(dump)
+    return run(self, work, **options)
+
+asyncio.Runner.run = watched
+"""
+
+
+class Beat(NamedTuple):
+    """The loop was woken then, so much later than it was to be, and used so much in between."""
+
+    at_ns: int
+    late_ns: int
+    cpu_ns: int
+
+
+class Stall(msgspec.Struct):
+    """Milliseconds, of the requests of one shape: the longest of all, and the median over the
+    requests of the longest in each. `cpu` is what the loop's own thread computed for meanwhile.
+    """
+
+    shape: str
+    num_bytes: int
+    longest_ms: float
+    median_ms: float
+    longest_cpu_ms: float
+    median_cpu_ms: float
+
+
+class Figures(msgspec.Struct):
+    environment: Environment
+    rounds: int
+    aim_ms: float
+    stalls: list[Stall]
+
+
+class Ask(NamedTuple):
+    """A request of some shape."""
+
+    shape: str
+    path: str
+    body: bytes
+    agent: str = "curl/8"
+
+
+def asks(seed: str) -> list[Ask]:
+    """One of each shape, like no earlier one."""
+    words = f"{seed} a word and the next "
+    long = words * (NUM_TOKENS * 4 // len(words))
+    lines = [words * 20 for _ in range(NUM_TOKENS * 4 // (len(words) * 20))]
+    roles = ("user", "assistant")
+    said = [{"role": roles[i % 2], "content": line} for i, line in enumerate([*lines, "?"][-1001:])]
+    said = said if said[-1]["role"] == "user" else said[:-1]
+    parts = [{"role": one["role"], "content": [_text(one["content"])]} for one in said]
+    blocks = [_text("x-anthropic-billing-header: cc_version=2.1; cch=1;"), _text(long)]
+    chinese = seed + "請把這個房間裡的每一盞燈都點亮" * (NUM_TOKENS // 15)
+    claude: dict[str, object] = {"system": blocks, "messages": parts}
+    chat, messages = "/v1/chat/completions", "/v1/messages"
+    return [
+        Ask("a greeting", chat, _chat([{"role": "user", "content": f"Hello {seed}"}])),
+        Ask("one system prompt", chat, _chat([_system(long), *said[:1]])),
+        Ask("800,000 characters of system prompt", chat, _chat([_system(long + long[:288_000])])),
+        Ask("Chinese", chat, _chat([_system(chinese), *said[:1]])),
+        Ask("many messages", chat, _chat([_system(words), *said])),
+        Ask("Claude Code", messages, _packed(claude), "claude-cli/2"),
+    ]
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _system(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
+def _chat(messages: Sequence[Mapping[str, str]]) -> bytes:
+    if messages[-1]["role"] == "system":
+        messages = [*messages, {"role": "user", "content": "Hello"}]
+    return _packed({"messages": messages})
+
+
+def _packed(body: Mapping[str, object]) -> bytes:
+    return msgspec.json.encode({"model": "bench", "max_tokens": 4, **body})
+
+
+def answered(port: int, ask: Ask) -> None:
+    """Have it answered to the end."""
+    headers = {"content-type": "application/json", "user-agent": ask.agent}
+    url = f"http://127.0.0.1:{port}{ask.path}"
+    request = urllib.request.Request(url, ask.body, headers)
+    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
+        answer.read()
+
+
+def model_in(folder: Path) -> Path:
+    """hearth-tiny with a template that shows the beginnings of the first messages and the last."""
+    model = folder / "model"
+    model.mkdir()
+    for file in HEARTH_TINY.iterdir():
+        if file.name != "chat_template.jinja":
+            (model / file.name).symlink_to(file)
+    (model / "chat_template.jinja").write_text(_TEMPLATE)
+    return model
+
+
+async def measure(rounds: int) -> Figures:
+    """All shapes in turn, so many times."""
+    began = environment()
+    spans: dict[str, list[tuple[int, int]]] = {}
+    sizes: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "sitecustomize.py").write_text(_WATCH)
+        file = folder / "beats"
+        give({"PYTHONPATH": f"{folder}:{Path.cwd()}", "LOOP_STALL_FILE": str(file)})
+        async with hearth(model_in(folder), spare_worker=False) as server:
+            for number in range(rounds + 1):
+                for ask in asks(f"round {number}"):
+                    since_ns = time.monotonic_ns()
+                    await asyncio.to_thread(answered, server.port, ask)
+                    await asyncio.sleep(_AFTER_S)
+                    if number:  # everything was done once
+                        span = since_ns, time.monotonic_ns()
+                        spans.setdefault(ask.shape, []).append(span)
+                        sizes[ask.shape] = len(ask.body)
+        beats = [Beat(*map(int, line.split())) for line in file.read_text().splitlines()]
+    stalls = [stall(shape, sizes[shape], those, beats) for shape, those in spans.items()]
+    return Figures(began, rounds, AIM_MS, stalls)
+
+
+def stall(
+    shape: str, num_bytes: int, spans: Sequence[tuple[int, int]], beats: Sequence[Beat]
+) -> Stall:
+    """What became of the requests in these spans of time."""
+    late: list[float] = []
+    cpu: list[float] = []
+    for since_ns, until_ns in spans:
+        inside = [one for one in beats if since_ns <= one.at_ns <= until_ns]
+        late.append(max((one.late_ns for one in inside), default=0) / 1e6)
+        cpu.append(max((one.cpu_ns for one in inside), default=0) / 1e6)
+    longest, median = round(max(late), 2), round(statistics.median(late), 2)
+    of_cpu = round(max(cpu), 2), round(statistics.median(cpu), 2)
+    return Stall(shape, num_bytes, longest, median, *of_cpu)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--json", type=Path, default=_REPORT)
+    arguments = parser.parse_args()
+    figures = asyncio.run(measure(arguments.rounds))
+    print("longest and median stall, ms; of these computed on the loop's thread")
+    for one in figures.stalls:
+        late = f"{one.longest_ms:8.2f} {one.median_ms:8.2f}"
+        cpu = f"{one.longest_cpu_ms:8.2f} {one.median_cpu_ms:8.2f}"
+        print(f"{late}   {cpu}   {one.shape} ({one.num_bytes} bytes)")
+    arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Finished studies: each answered a question once; README.md says what it found."""

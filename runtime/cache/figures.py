@@ -1,0 +1,63 @@
+"""Figures of the KV hierarchy: counted by the workers, counted in the store."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from runtime.cache.maintenance import floor_of
+from runtime.cache.owned import OpenStore
+from runtime.wire import KvCounts
+from store.types import Tier
+from store.upkeep import disk_room
+
+GAUGES = {"hot_bytes": 0, "num_runs": 0, "num_queued_bytes": 0}
+"""What is no longer there once a worker has left."""
+
+
+class TierFigure(NamedTuple):
+    """What one model holds in one tier of the store."""
+
+    model: str
+    tier: Tier
+    num_slots: int
+    num_tokens: int
+    disk_bytes: int
+
+
+class DiskFigures(NamedTuple):
+    """What is on disk by tier, and what its filesystem has left of what it must have, in bytes."""
+
+    tiers: tuple[TierFigure, ...] = ()
+    free_bytes: int | None = None
+    floor_bytes: int = 0
+
+
+class KvFigures(NamedTuple):
+    """Everything that is counted: by model, since the server started, and by tier, as it is."""
+
+    models: dict[str, KvCounts]
+    store: dict[str, int]
+    disk: DiskFigures
+    is_cold_away: bool = False
+    is_up: bool | None = None
+    """Whether conversations are kept on disk; None where nobody wants that."""
+
+
+def added(one: KvCounts, other: KvCounts) -> KvCounts:
+    """The sum, counter by counter."""
+    ours, theirs = msgspec.structs.astuple(one), msgspec.structs.astuple(other)
+    sums = [a + b for a, b in zip(ours, theirs, strict=True)]
+    return KvCounts(**dict(zip(KvCounts.__struct_fields__, sums, strict=True)))
+
+
+def disk_figures(store: OpenStore) -> DiskFigures:
+    """What is on disk now. Raises StoreError."""
+    labels = {row.hash: row.label for row in store.records.models()}
+    tiers = tuple(
+        TierFigure(labels.get(total.model) or total.model.hex()[:16], *total[1:])
+        for total in store.index.totals()
+    )
+    room = disk_room(store.root)
+    return DiskFigures(tiers, room.free_bytes, floor_of(room))

@@ -1,0 +1,84 @@
+"""A prompt-cache file of stock mlx-lm becomes slots of the store, by whoever has the store."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+
+from runtime.cache.inventory import Inventory
+from runtime.cache.mlx_lm_exchange import done
+from runtime.config.settings import Settings
+from runtime.errors import InterchangeFailed
+from runtime.mlx_lm_exchange import NOT_STOCK, Import
+from runtime.progress import Watch
+from runtime.types import ModelSpec
+from store import upkeep
+
+
+class ImportRequest(msgspec.Struct, frozen=True):
+    """What is to be taken in: a file on this machine, by its absolute path, for a model.
+
+    Where the file does not say its tokens, they or the text they come from are given.
+    """
+
+    file: str
+    model: str
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+class Exchanged(msgspec.Struct, frozen=True):
+    """What went to a file or came from it; slots that were here already are not new."""
+
+    file: str
+    model: str
+    num_tokens: int
+    num_new_slots: int = 0
+
+
+def take_in(
+    inventory: Inventory, settings: Settings, spec: ModelSpec, wanted: ImportRequest, watch: Watch
+) -> Exchanged:
+    """Have the file as slots. Room for all of it is reserved before the first byte is written.
+
+    Raises:
+        InterchangeFailed: it cannot be read, does not belong to the model, or has no room.
+        StoreError: the store fails.
+    """
+    if spec.is_vision:
+        raise InterchangeFailed(
+            f"Nothing can be imported: {NOT_STOCK.format(model=spec.id)}.", "model"
+        )
+    form = settings.kv_form_of(spec.id)
+    if form.num_ranks > 1:
+        raise InterchangeFailed(
+            f"{spec.id} is split over ranks: its KV cannot be exchanged.", "model"
+        )
+    if not Path(wanted.file).is_absolute():
+        raise InterchangeFailed(f"Give the absolute path of {wanted.file!r}.", "file")
+    store, key = inventory.store, f"import-{uuid4().hex}"
+    job = Import(
+        file=wanted.file,
+        spec=spec,
+        model_hash=inventory.identify(spec, form),
+        secret=store.secret,
+        root=str(store.root),
+        block_size=settings.block_size,
+        kv_bits=form.kv_bits,
+        prompt=wanted.prompt,
+        token_ids=wanted.token_ids,
+    )
+    try:
+        with done(job, settings.cpu_blas, watch, partial(store.disk.reserve, key)) as outcome:
+            published = store.publish(outcome.slots)
+    finally:
+        upkeep.sweep_temp(store.root)
+        store.disk.release(key)
+    if published.error is not None:
+        raise published.error
+    if published.refused:
+        raise InterchangeFailed(f"The store refused {len(published.refused)} of its slots.")
+    return Exchanged(wanted.file, spec.id, outcome.num_tokens, len(published.saved))

@@ -1,0 +1,179 @@
+"""What workers staged gets its names and rows, group by group; they are told what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from runtime.cache.channel import KvChannel
+from runtime.cache.lifecycle import StoreLife
+from runtime.cache.owned import OpenStore, Published, note
+from runtime.slot_events import (
+    KnownSlot,
+    SlotQueued,
+    Slots,
+    SlotsGone,
+    SlotsLeft,
+    SlotsSaved,
+    SlotStaged,
+    TurnEnded,
+)
+from store.errors import StoreError
+from store.keyed_names import Whom
+from store.types import SlotRow
+
+_MAX_GROUP = 64
+
+
+class WrittenGroup(NamedTuple):
+    """A group of slots that was written and published, in ns of wall time."""
+
+    num_slots: int
+    num_bytes: int
+    start_ns: int
+    end_ns: int
+
+
+class Publisher:
+    """`on_published` is called after each group. It belongs to the event loop."""
+
+    def __init__(
+        self, life: StoreLife, channels: Collection[KvChannel], on_published: Callable[[], None]
+    ) -> None:
+        self._life = life
+        self._channels = channels
+        self._on_published = on_published
+        self._listeners: list[Callable[[WrittenGroup], None]] = []
+        self._staged: list[tuple[KvChannel, SlotStaged]] = []
+        self._running: asyncio.Task[None] | None = None
+        self._group: asyncio.Future[Published | None] | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._noting: Future[None] | None = None
+
+    def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
+        """Have `tell` called for every group of slots."""
+        self._listeners.append(tell)
+
+    def take(self, channel: KvChannel, staged: SlotStaged) -> None:
+        """A worker staged a slot: it is published soon, unless its conversation was deleted."""
+        if channel.is_forgotten(staged.asker):
+            self._turn_away(channel, staged)
+            return
+        self._staged.append((channel, staged))
+        if self._running is None or self._running.done():
+            self._running = self._life.spawn(self._publish())
+
+    def end_turn(self, channel: KvChannel, ended: TurnEnded) -> None:
+        """A turn ended in slots of others: they are its conversation's as well."""
+        if not channel.is_forgotten(ended.asker):
+            model = channel.model_hash
+            self._see_through(self._life.attempt(lambda store: store.end_turn(model, ended)))
+
+    def note(self, channel: KvChannel, told: SlotQueued | SlotsLeft) -> None:
+        """A slot is to be written, or is not any more: noted before anything of it is published.
+
+        Nobody waits for that. Where it fails a crash is not told apart from what was never said.
+        """
+        store = self._life.store
+        if store is None or (isinstance(told, SlotQueued) and channel.is_forgotten(told.asker)):
+            return
+        with suppress(StoreError):
+            self._noting = note(store, channel.model_hash, told)
+
+    async def noted(self) -> None:
+        """Wait until all that was heard so far is noted."""
+        if (noting := self._noting) is not None:
+            with suppress(StoreError):
+                await asyncio.wrap_future(noting)
+
+    async def forget(self, whom: Whom, models: Collection[bytes] | None = None) -> int:
+        """Have forgotten what of a conversation is not published; how many pieces of memory.
+
+        Only with these models, if any are named. Afterwards the index has all that is on disk of
+        it, and nothing more comes but what is said of it from now on.
+        """
+        channels = [one for one in self._channels if _may_be_of(one, models)]
+        secret = self._life.secret
+        told = await asyncio.gather(*(one.forget(whom, secret) for one in channels))
+        num_forgotten = sum(told)
+        # Also of workers that have left.
+        meant = [
+            (channel, one)
+            for channel, one in self._staged
+            if _may_be_of(channel, models) and whom.means(one.asker, secret)
+        ]
+        self._staged = [one for one in self._staged if one not in meant]
+        for channel, staged in meant:
+            self._turn_away(channel, staged)
+        under_way = [*self._under_way, *([self._group] if self._group is not None else [])]
+        if under_way:
+            await asyncio.wait(under_way)
+        return num_forgotten
+
+    async def _publish(self) -> None:
+        """One group after the other, for as long as something waits."""
+        while self._staged:
+            group, self._staged = self._staged[:_MAX_GROUP], self._staged[_MAX_GROUP:]
+            channels = {staged.header.id: channel for channel, staged in group}
+            slots = [staged for _, staged in group]
+            start_ns = time.time_ns() - int(max(one.write_ms for one in slots) * 1e6)
+            self._group = asyncio.ensure_future(
+                self._life.attempt(lambda store, s=slots: _published(store, s))
+            )
+            published = await self._group
+            self._announce(published or Published((), tuple(channels)), channels)
+            num_bytes = sum(one.num_bytes for one in slots)
+            for tell in self._listeners:
+                tell(WrittenGroup(len(slots), num_bytes, start_ns, time.time_ns()))
+            self._on_published()
+
+    def _announce(self, outcome: Published, channels: dict[str, KvChannel]) -> None:
+        saved: dict[KvChannel, list[SlotRow]] = {}
+        for row in outcome.saved:
+            saved.setdefault(channels[row.header.id], []).append(row)
+        for channel, rows in saved.items():
+            channel.tell(SlotsSaved(tuple(row.header.id for row in rows)))
+            for other in self._channels:
+                if other is not channel and other.model_hash == channel.model_hash:
+                    other.tell(Slots(tuple(map(KnownSlot.of, rows))))
+        for slot_id in outcome.refused:
+            channels[slot_id].tell(SlotsGone((slot_id,), "evicted"))
+        if outcome.error is not None:
+            self._life.fail(outcome.error.reason, str(outcome.error))
+
+    def _turn_away(self, channel: KvChannel, staged: SlotStaged) -> None:
+        """What it belongs to was deleted while it was written."""
+        self._see_through(self._discard(channel, staged))
+
+    def _see_through(self, work: Coroutine[Any, Any, None]) -> None:
+        """Who deletes waits for it."""
+        task = self._life.spawn(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _discard(self, channel: KvChannel, staged: SlotStaged) -> None:
+        await self._life.attempt(lambda store: _discarded(store, staged))
+        channel.tell(SlotsGone((staged.header.id,), "evicted"))
+
+
+def _published(store: OpenStore, group: Sequence[SlotStaged]) -> Published:
+    """From now on rows tell of what was reserved."""
+    try:
+        return store.publish(group)
+    finally:
+        for one in group:
+            store.disk.release(one.header.id)
+
+
+def _discarded(store: OpenStore, staged: SlotStaged) -> None:
+    store.discard(staged)
+    store.disk.release(staged.header.id)
+
+
+def _may_be_of(channel: KvChannel, models: Collection[bytes] | None) -> bool:
+    """One that has no name yet may be of any model."""
+    return models is None or not channel.has_disk or channel.model_hash in models

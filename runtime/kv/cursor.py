@@ -1,0 +1,84 @@
+"""A cursor: how one request's tokens hang in the prefix tree, and what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from runtime.kv.blocks import HashChain
+from runtime.kv.prefix_tree import Run
+from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
+from store.keyed_names import NOBODY, Asker
+from store.types import DEFAULT_TTL_S, MediaSpan, TtlClass, class_of
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class CacheCursor:
+    """Created by intake, owned by the tiers.
+
+    `prefix_end` is where the system prompt and tools end, `boundaries` are positions at which the
+    state of layers that cannot be sliced is worth keeping; at those of `passing` in memory only,
+    as a conversation that goes on leaves them behind. What is before a position of `keeps` is
+    worth that many seconds on disk, if that is longer than `ttl_s`. `leaf` holds the last of the
+    first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more, `asked`
+    says from where runs had to be read. Pictures, at `media`, have identity ids among `token_ids`.
+    The tiers give it its names, `root` of the `tenant` and `block_hashes`, and others when the
+    store turns out to be another one.
+    """
+
+    token_ids: list[int] = field(default_factory=list[int])
+    tenant: str = ""
+    block_hashes: list[bytes] = field(default_factory=list[bytes])
+    root: bytes = b""
+    mode: CacheMode = "full"
+    ttl_class: TtlClass = "long"
+    ttl_s: float | None = DEFAULT_TTL_S
+    asker: Asker = NOBODY
+    prefix_end: int = 0
+    boundaries: tuple[int, ...] = ()
+    passing: frozenset[int] = frozenset()
+    keeps: tuple[tuple[int, float], ...] = ()
+    media: tuple[MediaSpan, ...] = ()
+
+    leaf: Run | None = None
+    num_kept: int = 0
+    limit: int | None = None
+    reason: MissReason | None = None
+    started_s: float = 0.0
+    give_up_s: float = 0.0
+    asked: dict[Run, CacheTier] = field(default_factory=dict["Run", "CacheTier"])
+    waiting: set[Run] = field(default_factory=set["Run"])
+    pinned: list[Run] = field(default_factory=list["Run"])
+    use: CacheUse = field(default_factory=CacheUse)
+
+    @property
+    def is_waiting(self) -> bool:
+        """It waits for slots to be read."""
+        return bool(self.waiting)
+
+    def rename(self, chain: HashChain) -> None:
+        """Take the names that this chain gives."""
+        self.root = chain.root_of(self.tenant)
+        self.block_hashes = chain.block_hashes(self.token_ids, root=self.root)
+
+    def worth(self, end: int) -> tuple[TtlClass, float | None]:
+        """How long the tokens that end there are to be kept: longer where a client said so."""
+        wished = max((keep_s for at, keep_s in self.keeps if at >= end), default=0.0)
+        if not self.ttl_s or wished <= self.ttl_s:
+            return self.ttl_class, self.ttl_s
+        return class_of(wished), wished
+
+    def fork(self) -> CacheCursor:
+        """The same place in the tree, for another sequence that goes on from here."""
+        return replace(
+            self,
+            block_hashes=list(self.block_hashes),
+            boundaries=(),
+            passing=frozenset(),
+            limit=None,
+            reason=None,
+            started_s=0.0,
+            give_up_s=0.0,
+            asked={},
+            waiting=set(),
+            pinned=[],
+        )

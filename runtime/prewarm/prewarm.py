@@ -1,0 +1,374 @@
+"""Prewarm: what is going to be asked for is in memory before it is, whenever nothing else is done.
+
+Pinned prefixes come from the configuration or from clients, learned ones from what is asked. What
+fails here is counted and logged; it is never anybody's error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
+from typing import Literal
+
+import msgspec
+import structlog
+
+from runtime.cache.service import KvStore
+from runtime.config.settings import Settings
+from runtime.errors import Aborted, HearthError, Overloaded, QueueTimeout, UnknownModel
+from runtime.keys import owned
+from runtime.prewarm.prefix_registry import CONFIGURED, PrefixRegistry
+from runtime.prewarm.prefixes import KEEP_ALIVE_SHARE, warming_of
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.lifecycle import Transition
+from runtime.supervisor.supervisor import Supervisor
+from runtime.types import CacheTier, ChatPrompt, Failed, Finished, GenerateRequest, Usage
+
+Source = Literal["config", "request", "learned", "kept"]
+State = Literal["waiting", "queued", "running", "completed", "failed", "cancelled"]
+Outcome = Literal["hot", "restored", "computed", "preempted", "failed"]
+
+_PERIOD_S = 240.0
+"""80 % of the five minutes that clients call a short time."""
+
+_MIN_PERIOD_S = 1.0
+
+_MAX_REMEMBERED = 512
+_MAX_WAIT_S = 86_400.0
+"""So long a prompt waits for its model to be loaded."""
+
+_OPEN = frozenset({"waiting", "queued", "running"})
+_NO_PROMPT = ChatPrompt(())
+_log = structlog.stdlib.get_logger("hearth.prewarm")
+
+
+class PrewarmTask(msgspec.Struct, eq=False):
+    """One prompt that is to be warm. Token counts and times are known once it is."""
+
+    id: str
+    source: Source
+    request: GenerateRequest
+    since_s: float
+    state: State = "queued"
+    num_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    tier: CacheTier | None = None
+    elapsed_ms: float | None = None
+    error: str | None = None
+    is_pinned: bool = False
+    name: str | None = None
+    """The prefix it is, if it was learned."""
+
+    @property
+    def model(self) -> str:
+        return self.request.model
+
+    def end(self, state: State) -> None:
+        """It is remembered without its prompt, which may be long."""
+        self.state = state
+        self.request = msgspec.structs.replace(self.request, prompt=_NO_PROMPT)
+
+
+class Prewarm:
+    """Warms one prompt at a time. It belongs to the event loop.
+
+    `pinned` gives the requests that the configuration names for a model, or logs why it cannot.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        supervisor: Supervisor,
+        kv: KvStore,
+        pinned: Callable[[str], Sequence[GenerateRequest]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts: Counter[tuple[Outcome, Source]] = Counter()
+        self.tokens: Counter[Source] = Counter()
+        self.num_hits = 0
+        self._settings = settings
+        self._supervisor = supervisor
+        self._kv = kv
+        self._pinned = pinned
+        self._clock = clock
+        self._book = PrefixRegistry(settings, kv)
+        self._known: OrderedDict[str, PrewarmTask] = OrderedDict()
+        self._queue: deque[PrewarmTask] = deque()
+        self._generation: Generation | None = None
+        """Of the one that is being warmed."""
+        self._warm: dict[str, set[str]] = {}
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def period_s(self) -> float:
+        """How often to `sweep`: before the shortest of the usual times is over."""
+        lives_s = map(self._settings.kv_ttl_of, ["", *self._settings.models])
+        life_s = min(filter(None, lives_s), default=_PERIOD_S / KEEP_ALIVE_SHARE)
+        return max(min(_PERIOD_S, life_s * KEEP_ALIVE_SHARE), _MIN_PERIOD_S)
+
+    def start(self) -> None:
+        """Listen for models that come up."""
+        if self._settings.prewarm:
+            self._spawn(self._listen())
+        self._spawn(self._work())
+
+    async def stop(self) -> None:
+        """Warm nothing any more; remember what was learned."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._book.save()
+
+    # What clients may ask for
+
+    def ask(self, request: GenerateRequest, *, loads: bool) -> PrewarmTask:
+        """Warm a prompt when its model is loaded; with `loads` have it loaded.
+
+        Raises:
+            Overloaded: as many are open as may be.
+            RequestRejected: the model cannot be loaded now.
+        """
+        limit = self._settings.max_queue
+        asked = (one for one in self._known.values() if one.source == "request")
+        num_open = sum(one.state in _OPEN for one in asked)
+        if num_open >= limit:
+            raise Overloaded(
+                f"{num_open} prompts are to be warmed, the limit (max_queue) is {limit}."
+            )
+        is_loaded = self._is_loaded(request.model)
+        wish = self._supervisor.load(request.model) if loads and not is_loaded else None
+        warming = self._add(request, "request")
+        if wish is not None:
+            self._spawn(self._loaded(warming, wish.granted()))
+        elif not is_loaded:
+            warming.state = "waiting"
+        return warming
+
+    def find(self, warming_id: str) -> PrewarmTask | None:
+        """One that was asked for lately."""
+        warming = self._known.get(warming_id)
+        refusal = self._kv.memory.refused_pins.get(warming_id)
+        if warming is not None and refusal is not None:
+            warming.error, warming.is_pinned = refusal.message, False
+        return warming
+
+    async def check_pins(self, tenant: str, num_bytes: int) -> None:
+        """See that a tenant may pin so much more. Raises PinsFull."""
+        await self._kv.memory.check_pins(tenant, num_bytes)
+
+    async def cancel(self, warming_id: str) -> bool:
+        """Warm it no more and take its pin back; False when nothing is known of it."""
+        warming = self._known.get(warming_id)
+        if warming is not None and warming.state in _OPEN:
+            was_running = warming.state == "running"
+            warming.end("cancelled")
+            if was_running and self._generation is not None:
+                self._generation.abort()
+        num_pins = await self._kv.memory.take_back(warming_id)
+        return warming is not None or num_pins > 0
+
+    # What is learned
+
+    def watch(self, request: GenerateRequest) -> Callable[[Usage], None]:
+        """To be told what a request used, once it has finished."""
+
+        def finished(usage: Usage) -> None:
+            self._book.note(request, time.time(), lambda name: count(name, usage))
+
+        def count(name: str, usage: Usage) -> None:
+            if name in self._warm.get(request.model, ()) and usage.num_cached_tokens:
+                self.num_hits += 1
+
+        return finished
+
+    def forget(self, *, session: str | None = None, models: Sequence[str] | None = ()) -> None:
+        """What was deleted is not learned from any more, of models or (None) all of them."""
+        self._book.forget(session=session, models=models)
+
+    async def sweep(self) -> None:
+        """Touch what would expire, try again what had to make way, write down what was learned."""
+        await self._book.save()
+        for warming in self._known.values():
+            if warming.state == "waiting" and self._clock() - warming.since_s > _MAX_WAIT_S:
+                self._fail(warming, QueueTimeout(f"{warming.model} was not loaded in time."))
+        if not self._settings.prewarm:
+            return
+        for model, names in self._warm.items():
+            names.intersection_update(self._book.names(model))
+            if self._is_loaded(model):
+                for prefix in self._book.due(model, time.time(), self.period_s):
+                    self._learn(model, prefix.name, "kept")
+        self._release()
+
+    # Inside
+
+    async def _listen(self) -> None:
+        with closing(self._supervisor.news.listen()) as listener:
+            while not listener.is_closed:
+                batch = await listener.next()
+                for step in batch.items if batch is not None else ():
+                    await self._on_step(step)
+
+    async def _on_step(self, step: Transition) -> None:
+        if step.event != "up" or step.after != "ready":
+            return
+        wanted: set[tuple[str, str]] = set()
+        for model in self._supervisor.names_of(step.model):
+            wanted |= await self._want(model)
+        self._release()
+        stale = [
+            one
+            for one in await self._kv.memory.pins(step.model)
+            if one.source.startswith(CONFIGURED) and (one.source, one.name) not in wanted
+        ]
+        await self._kv.memory.unpin_all(stale)
+
+    async def _want(self, model: str) -> set[tuple[str, str]]:
+        """Queue what one name of a model that came up wants warm; its pins and itself."""
+        self._warm[model] = set()
+        self._take_back(model)
+        wanted: set[tuple[str, str]] = set()
+        found = await asyncio.to_thread(self._pinned, model)
+        pins = await asyncio.to_thread(lambda: list(map(self._book.source_of, found)))
+        for request, pin in zip(found, pins, strict=True):
+            wanted.add((pin, model))
+            cache = msgspec.structs.replace(request.cache, pin=pin)
+            self._add(msgspec.structs.replace(request, cache=cache), "config")
+        await self._book.open(model)
+        for prefix in self._book.learned(model, time.time()):
+            self._learn(model, prefix.name, "learned")
+        return wanted
+
+    def _take_back(self, model: str) -> None:
+        """What was not warmed while the model was loaded before is all wanted anew."""
+        for warming in [one for one in self._known.values() if one.model == model]:
+            if warming.source != "request" and warming.state in ("waiting", "queued"):
+                warming.end("cancelled")
+                del self._known[warming.id]
+
+    def _learn(self, model: str, name: str, source: Source) -> None:
+        prefix = self._book.get(model, name)
+        open_ones = (one for one in self._known.values() if one.state in _OPEN)
+        is_open = any((one.model, one.name) == (model, name) for one in open_ones)
+        if prefix is not None and not is_open:
+            self._add(warming_of(prefix, "", model), source).name = name
+
+    def _release(self) -> None:
+        """What waits for a model that is loaded now."""
+        for warming in self._known.values():
+            if warming.state == "waiting" and self._is_loaded(warming.model):
+                self._enqueue(warming)
+
+    def _add(self, request: GenerateRequest, source: Source) -> PrewarmTask:
+        cache = request.cache
+        number = owned(cache.tenant, f"prewarm-{time.time_ns():x}{len(self._known):03x}")
+        if cache.pin == "":
+            cache = msgspec.structs.replace(cache, pin=number)
+        request = msgspec.structs.replace(
+            request, request_id=number, work="prefill", priority="background", cache=cache
+        )
+        warming = PrewarmTask(number, source, request, since_s=self._clock())
+        warming.is_pinned = cache.pin is not None
+        self._known[number] = warming
+        while len(self._known) > _MAX_REMEMBERED:
+            self._known.popitem(last=False)
+        self._enqueue(warming)
+        return warming
+
+    def _enqueue(self, warming: PrewarmTask) -> None:
+        warming.state = "queued"
+        self._queue.append(warming)
+        self._wake.set()
+
+    async def _loaded(self, warming: PrewarmTask, granted: Coroutine[None, None, None]) -> None:
+        warming.state = "waiting"
+        try:
+            await granted
+        except HearthError as error:
+            self._fail(warming, error)
+        else:
+            self._release()
+
+    async def _work(self) -> None:
+        while True:
+            while self._queue:
+                warming = self._queue.popleft()
+                if warming.state == "queued":
+                    await self._warm_up(warming)
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _warm_up(self, warming: PrewarmTask) -> None:
+        try:
+            generation = self._supervisor.warm(warming.request)
+            if generation is None:
+                warming.state = "waiting"
+                return
+            warming.state = "running"
+            self._generation = generation
+            await self._follow(warming, generation)
+        except Aborted:
+            if warming.state == "running":
+                self.counts["preempted", warming.source] += 1
+                warming.state = "waiting"
+        except HearthError as error:
+            self._fail(warming, error)
+
+    async def _follow(self, warming: PrewarmTask, generation: Generation) -> None:
+        """Raises HearthError when it fails, Aborted when it had to make way."""
+        started_s = time.monotonic()
+        try:
+            await generation.accepted()
+            while chunks := await generation.next_chunks():
+                match chunks[-1]:
+                    case Failed(code=Aborted.code, message=message):
+                        raise Aborted(message)
+                    case Failed(code=code, message=message):
+                        error = HearthError(message)
+                        error.code = code
+                        raise error
+                    case Finished(usage=usage):
+                        elapsed_ms = (time.monotonic() - started_s) * 1000
+                        self._complete(warming, usage, elapsed_ms)
+                    case _:
+                        pass
+        finally:
+            self._generation = None
+            generation.abort()
+
+    def _complete(self, warming: PrewarmTask, usage: Usage, elapsed_ms: float) -> None:
+        cache = usage.cache
+        warming.end("completed")
+        warming.num_tokens, warming.num_cached_tokens = usage.num_prompt_tokens, cache.num_tokens
+        warming.tier, warming.elapsed_ms = cache.tier, elapsed_ms
+        outcome: Outcome = "computed"
+        if cache.reason is None or cache.num_tokens * 2 > usage.num_prompt_tokens:
+            outcome = "hot" if cache.tier == "hot" else "restored"
+        self.counts[outcome, warming.source] += 1
+        self.tokens[warming.source] += usage.num_prompt_tokens
+        if warming.name is not None:
+            self._warm.setdefault(warming.model, set()).add(warming.name)
+            self._book.touched(warming.model, warming.name, time.time())
+        _log.debug("prewarmed", model=warming.model, source=warming.source, outcome=outcome)
+
+    def _fail(self, warming: PrewarmTask, error: HearthError) -> None:
+        """Whoever asked is told why; the log has the code, as a message may quote the prompt."""
+        warming.end("failed")
+        warming.error = error.message
+        self.counts["failed", warming.source] += 1
+        _log.warning("not prewarmed", model=warming.model, source=warming.source, why=error.code)
+
+    def _is_loaded(self, model: str) -> bool:
+        try:
+            return self._supervisor.status_of(model).is_loaded
+        except UnknownModel:  # its files are gone; they may come back
+            return False
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,130 @@
+"""The health of a worker: decides, purely, from what it sends whether it still gets anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from runtime.config.settings import Settings
+from runtime.supervisor.lifecycle import MODEL_STATES
+from runtime.types import Struct
+from runtime.wire import Heartbeat, WorkerPhase
+
+LOADING = frozenset(row.phase for row in MODEL_STATES.values() if row.stage == "loading")
+_SMOOTHING = 0.2
+_DECODE_FLOOR_S = 15.0
+LOAD_STALL_S = 60.0
+_FLOOR_FACTORS: Mapping[str, float] = {"prefill": 10.0, "decode": 50.0}
+"""How many of its own average steps a phase may take before it is held to be stuck."""
+
+
+class HealthLimits(Struct, frozen=True):
+    """How long a worker may be silent, and be in one step of a phase, in seconds.
+
+    A slice of prefill and a step of decode may take longer when they usually do. While a model
+    loads neither silence nor a heartbeat counts, only progress: reading holds the interpreter.
+    """
+
+    silent_s: float
+    prefill_s: float
+    decode_s: float
+    restore_s: float
+    load_s: float
+    warm_s: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> HealthLimits:
+        """Decode steps are short, so little is waited for them.
+
+        A load that does not move for a fifth of its time is not going to end in time, nor one that
+        reads nothing for a minute. Compiling kernels tells no progress and may take that fifth.
+        """
+        share_s = settings.load_timeout_s / 5
+        return cls(
+            silent_s=settings.heartbeat_timeout_s,
+            prefill_s=settings.wedge_timeout_s,
+            decode_s=min(settings.wedge_timeout_s, _DECODE_FLOOR_S),
+            restore_s=settings.wedge_timeout_s,
+            load_s=min(share_s, LOAD_STALL_S),
+            warm_s=share_s,
+        )
+
+
+class HealthProblem(NamedTuple):
+    """What is wrong, as the rest of a sentence about the model.
+
+    A worker that is silent will not hear either.
+    """
+
+    text: str
+    is_silent: bool
+
+
+class Watchdog:
+    """Times are seconds of one monotonic clock.
+
+    A worker is in trouble when it has sent nothing for too long, or was busy all the time and
+    did not finish a step.
+    """
+
+    def __init__(self, limits: HealthLimits, now_s: float) -> None:
+        self._limits = limits
+        self._heard_s = now_s
+        self._moved_s = now_s
+        self._steps_s: dict[str, float] = {}
+        self.phase: WorkerPhase = "starting"
+        """What it does, as last heard."""
+        self.last: Heartbeat | None = None
+
+    @property
+    def step_s(self) -> Mapping[str, float]:
+        """The moving average of what a step takes, by phase; what was never seen is missing."""
+        return self._steps_s
+
+    def beat(self, heartbeat: Heartbeat, now_s: float) -> None:
+        """A heartbeat arrived."""
+        last, self.last = self.last, heartbeat
+        self._heard_s = now_s
+        if {self.phase, heartbeat.phase} <= LOADING:
+            return
+        num_steps = heartbeat.step - last.step if last is not None else 0
+        was_busy = last is not None and last.is_busy and heartbeat.is_busy
+        if last is not None and was_busy and num_steps > 0:
+            self._learn(last.phase, (now_s - self._moved_s) / num_steps)
+        is_at_rest = not was_busy and heartbeat.phase not in LOADING
+        if num_steps or is_at_rest or heartbeat.phase != self.phase:
+            self._moved_s = now_s
+        self.phase = heartbeat.phase
+
+    def moved(self, phase: WorkerPhase, now_s: float) -> None:
+        """Something else than a heartbeat shows progress: that of a load."""
+        self.phase = phase
+        self._heard_s = self._moved_s = now_s
+
+    def complaint(self, now_s: float) -> HealthProblem | None:
+        """What is wrong; None when nothing is."""
+        stuck_s = now_s - self._moved_s
+        if self.phase in LOADING:
+            limits = {"starting": LOAD_STALL_S, "warming": self._limits.warm_s}
+            if stuck_s <= limits.get(self.phase, self._limits.load_s):
+                return None
+            return HealthProblem(f"made no progress in {self.phase} for {stuck_s:.1f} s", False)
+        silent_s = now_s - self._heard_s
+        if silent_s > self._limits.silent_s:
+            return HealthProblem(f"gave no sign of life for {silent_s:.1f} s", True)
+        is_busy = self.last is not None and self.last.is_busy
+        if is_busy and stuck_s > self.limit_s(self.phase):
+            return HealthProblem(f"made no progress in {self.phase} for {stuck_s:.1f} s", False)
+        return None
+
+    def limit_s(self, phase: str) -> float:
+        """How long one step of this phase may take now."""
+        floor_s = {
+            "decode": self._limits.decode_s,
+            "restore": self._limits.restore_s,
+        }.get(phase, self._limits.prefill_s)
+        return max(floor_s, _FLOOR_FACTORS.get(phase, 0.0) * self._steps_s.get(phase, 0.0))
+
+    def _learn(self, phase: str, seconds: float) -> None:
+        average = self._steps_s.get(phase, seconds)
+        self._steps_s[phase] = average + _SMOOTHING * (seconds - average)

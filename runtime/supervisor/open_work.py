@@ -1,0 +1,86 @@
+"""`OpenWork`: the generations that one worker works for, to their last chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.errors import WorkerError, WorkerWedged
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.worker_link import rejection
+from runtime.types import GenerateRequest
+from runtime.wire import Accepted, Chunks, Rejected, WorkerPhase, Working
+
+MAX_LEFT = 64
+"""So many requests are known after their clients have left: the worker may still work on one."""
+
+
+class OpenWork:
+    """Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._generations: dict[str, Generation] = {}
+        self._left: dict[str, GenerateRequest] = {}
+        self._working: dict[str, tuple[str, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._generations)
+
+    def add(self, generation: Generation) -> None:
+        self._generations[generation.request.request_id] = generation
+
+    def remove(self, generation: Generation) -> bool:
+        """Forget it; False when it is not here."""
+        request_id = generation.request.request_id
+        is_here = request_id in self._generations
+        if is_here:
+            self._left[request_id] = generation.request
+            del self._generations[request_id]
+        return is_here
+
+    def lost_on(self, error: WorkerError, phase: WorkerPhase) -> list[GenerateRequest]:
+        """What the worker computed for when that became of it, whether or not anybody still wants
+        it: anywhere, or in the part of it that was in that phase where it got no further.
+        """
+        stuck = "intake" if phase == "intake" else "engine"
+        parts = {stuck} if isinstance(error, WorkerWedged) else self._working.keys()
+        said = [self._working.get(part, ()) for part in parts]
+        known = self._left | {key: one.request for key, one in self._generations.items()}
+        return [known[request_id] for ids in said for request_id in ids if request_id in known]
+
+    def on_event(self, event: Chunks | Accepted | Rejected | Working) -> None:
+        """What the worker says about requests; about those that left it is ignored."""
+        match event:
+            case Working(part=part, request_ids=request_ids):
+                self._working[part] = request_ids
+                # What was given up may come once more before the worker hears of it.
+                kept = list(self._left.items())[-MAX_LEFT:]
+                self._left = dict(kept) if len(self._left) > MAX_LEFT else self._left
+            case Chunks(items=items):
+                for request_id, chunk in items:
+                    if (generation := self._generations.get(request_id)) is not None:
+                        generation.push(chunk)
+                        if generation.is_finished:
+                            del self._generations[request_id]
+            case Accepted(request_id=request_id):
+                if (generation := self._generations.get(request_id)) is not None:
+                    generation.accept(event.num_prompt_tokens, event.cache)
+            case Rejected(request_id=request_id):
+                if (generation := self._generations.get(request_id)) is not None:
+                    generation.fail(rejection(event))
+                    del self._generations[request_id]
+
+    def take_all(self) -> list[Generation]:
+        """All that are open; none is here any more."""
+        generations, self._generations = self._generations, {}
+        return list(generations.values())
+
+
+def fail_all(
+    generations: list[Generation], error: WorkerError, lost_on: Iterable[GenerateRequest]
+) -> None:
+    """End them with this error, which the requests `lost_on` may have caused."""
+    blamed = {request.request_id for request in lost_on}
+    innocent = type(error)(f"{error.message} It worked for another request then.")
+    for generation in generations:
+        is_other = bool(blamed) and generation.request.request_id not in blamed
+        generation.fail(innocent if is_other else error)

@@ -1,0 +1,89 @@
+"""`WorkerShutdown`: how a worker process is brought to its end, softly first, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import structlog
+
+from runtime.supervisor.crashes import split_stacks
+from runtime.supervisor.spawn import Child
+from runtime.supervisor.worker_clock import WorkerClock
+from runtime.timeouts import MARGIN_S, flush_budget_s, term_grace_s
+from runtime.wire import Flushed, Flushing, Stop
+
+_log = structlog.get_logger("hearth.worker")
+_STACKS_S = 0.2
+_STACKS_LOOKS = 5
+"""The second signal may crash what only was slow to hear the first, as a process without CPU is."""
+_SOFT_S = 5.0
+
+
+class WorkerShutdown:
+    """Belongs to the event loop."""
+
+    def __init__(self, child: Child, clock: WorkerClock, stop_timeout_s: float) -> None:
+        self._child = child
+        self._clock = clock
+        self._stop_timeout_s = stop_timeout_s
+        self._due_s = 0.0
+
+    def ask(self, waited_s: float = 0.0) -> None:
+        """Ask it to leave; from now on each phase of its end has its time.
+
+        All together have no more than if nobody had waited for so long to ask.
+        """
+        now_s = time.monotonic()
+        self._stop_timeout_s = max(self._stop_timeout_s - waited_s, 0.0)
+        self._clock.asked_to_leave(now_s)
+        self._due_s = now_s + self._stop_timeout_s + MARGIN_S
+        self._child.send(Stop(exit_s=self._stop_timeout_s))
+
+    def on_event(self, event: Flushing | Flushed) -> None:
+        """It writes what is left, or has done so."""
+        now_s = time.monotonic()
+        if isinstance(event, Flushing):
+            if not self._clock.is_flushing:
+                self._due_s = now_s + flush_budget_s(event.num_bytes) + MARGIN_S
+                self._clock.began_flush(now_s)
+            return
+        self._clock.flushed(now_s)
+        self._due_s = now_s + self._stop_timeout_s + MARGIN_S
+        if event.num_unwritten_bytes:
+            child, lost = self._child, event.num_unwritten_bytes
+            _log.warning("KV left unwritten", model=child.model, pid=child.pid, num_bytes=lost)
+
+    async def leave(self) -> None:
+        """Wait for the exit as long as the phases may take, which it tells; then make it happen."""
+        while (left_s := self._due_s - time.monotonic()) > 0:
+            if await self._child.wait(min(left_s, 1.0)):
+                return
+        await self.finish()
+
+    async def put_down(self, *, is_silent: bool) -> None:
+        """Ask for its stacks, then end it: its socket is closed, which asks it to leave.
+
+        One that is silent is not waited for. While threads leave, their stacks cannot be told.
+        """
+        try:
+            await self._hear_stacks()
+        finally:
+            self._child.close()
+        if not await self._child.wait(0.0 if is_silent else min(_SOFT_S, self._stop_timeout_s)):
+            await self.finish()
+
+    async def _hear_stacks(self) -> None:
+        """By the second signal it tells them whatever it does; the first is safer."""
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            self._child.signal(number)
+            self._child.signal(signal.SIGCONT)
+            for _ in range(_STACKS_LOOKS):
+                await asyncio.sleep(_STACKS_S)
+                if split_stacks(self._child.output)[0]:
+                    return
+
+    async def finish(self) -> None:
+        """SIGTERM, and after its grace SIGKILL."""
+        await self._child.end(term_grace_s(self._stop_timeout_s))

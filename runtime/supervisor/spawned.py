@@ -1,0 +1,77 @@
+"""A worker process in its first moments, when it imports and nobody speaks to it yet.
+
+Nothing is imported here that takes time: the first worker is spawned before the server's imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+
+from runtime.environment import worker_environment
+
+MLX = "0.32.4"
+"""The release that this one is made for, as in pyproject.toml."""
+
+
+class SpawnedProcess:
+    """A process and the server's end of its socket. Whoever takes the socket owns both."""
+
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+        self.process = process
+        self._sock: socket.socket | None = sock
+
+    @classmethod
+    async def spawn(cls, cpu_blas: str) -> SpawnedProcess:
+        """Start a worker process on a socketpair. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "runtime.worker", "--fd", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                env=worker_environment(cpu_blas),
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        return cls(process, ours)
+
+    def take(self) -> socket.socket:
+        """The socket, once."""
+        assert self._sock is not None
+        sock, self._sock = self._sock, None
+        return sock
+
+    def give_up(self) -> None:
+        """End the process at once, unless it was taken: it has nothing to lose."""
+        if self._sock is not None:
+            self.take().close()
+            with contextlib.suppress(ProcessLookupError):  # it ends by itself when its socket does
+                self.process.kill()
+
+
+def why_no_mlx(find: Callable[[str], ModuleSpec | None] = find_spec) -> str | None:
+    """Why no worker could import mlx, and what to type; None where it is complete.
+
+    mlx's package for Linux comes without the library that computes, which is another package.
+    """
+    spec = find("mlx")
+    folders = [Path(one) for one in spec.submodule_search_locations or ()] if spec else []
+    if any(list(folder.glob("lib/libmlx.*")) for folder in folders):
+        return None
+    what = "mlx has no backend" if folders else "mlx is not installed"
+    extra = "" if sys.platform == "darwin" else "[cpu]"
+    return f"{what}: type {sys.executable} -m pip install --force-reinstall 'mlx{extra}=={MLX}'"

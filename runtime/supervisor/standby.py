@@ -1,0 +1,181 @@
+"""A spare worker: a process with its imports done and no model, so that a swap pays for weights.
+
+Importing mlx, mlx-lm and what they import costs seconds of CPU; the spare has that behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+import structlog
+
+from runtime.config.settings import Settings
+from runtime.memory import available_bytes
+from runtime.supervisor.spawn import Child
+from runtime.supervisor.spawned import SpawnedProcess
+from runtime.timeouts import term_grace_s
+
+_log = structlog.get_logger("hearth.spare")
+QUIET_S = 1.0
+_RETRY_S = 60.0
+_IMPORT_S = 60.0
+_TEND_S = 5.0
+_TIGHT_BYTES = 1 << 30
+_TIGHT_SHARE = 0.05
+
+
+def has_room() -> bool:
+    """Whether the machine can spare the memory of a process that only waits (about 150 MB)."""
+    total = psutil.virtual_memory().total
+    return available_bytes() >= max(_TIGHT_BYTES, total * _TIGHT_SHARE)
+
+
+class StandbyPool:
+    """At most one process that waits; belongs to the event loop.
+
+    `take()` before a start, `rest()` after it. A spare is started only when no start has been
+    going on for `quiet_s` seconds, so the first one comes after what is loaded at boot.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        quiet_s: float = QUIET_S,
+        has_room: Callable[[], bool] = has_room,
+    ) -> None:
+        self._settings = settings
+        self._quiet_s = quiet_s
+        self._has_room = has_room
+        self._child: Child | None = None
+        self._num_starting = 0
+        self._not_before_s = time.monotonic() + quiet_s
+        self._wake = asyncio.Event()
+        self._tending: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._is_over = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process that waits, if there is one."""
+        return self._child.pid if self._child is not None else None
+
+    @property
+    def is_waiting(self) -> bool:
+        """There is a process that has its imports done."""
+        return self._child is not None and self._child.hello is not None and self._is_fit()
+
+    async def adopt(self, spawned: SpawnedProcess) -> None:
+        """Have the next start take this process, which was spawned before anything else."""
+        self._keep(await Child.adopt(spawned))
+
+    async def take(self) -> tuple[Child, bool]:
+        """A process to load a model with, and whether it had been waiting. Raises OSError."""
+        self._num_starting += 1
+        child = self._child
+        if child is not None and self._fits(child):
+            self._child = None
+            self._not_before_s = time.monotonic()
+            return child, child.hello is not None
+        self._drop()
+        return await Child.start(self._settings.cpu_blas), False
+
+    def rest(self) -> None:
+        """A start that took a process is over, however it ended."""
+        self._num_starting -= 1
+        self.want()
+
+    def want(self) -> None:
+        """Have a spare soon; call it when nothing more is to be loaded at boot."""
+        self._not_before_s = max(self._not_before_s, time.monotonic() + self._quiet_s)
+        self._wake.set()
+        if not self._settings.spare_worker:
+            self._drop()
+        elif self._tending is None and not self._is_over:
+            self._tending = asyncio.create_task(self._tend())
+
+    async def stop(self) -> None:
+        """End it; none is started any more."""
+        self._is_over = True
+        self._wake.set()
+        if self._tending is not None:  # cancelled while it spawns a process it would lose that
+            await asyncio.wait([self._tending])
+        if self._child is not None:
+            self._end(self._child)
+            self._child = None
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def kill(self) -> None:
+        """End it at once; none is started any more."""
+        self._is_over = True
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
+
+    async def _tend(self) -> None:
+        """Look after it: replace one that died or went silent, give it up when memory is tight."""
+        while not self._is_over:
+            self._wake.clear()
+            if self._child is not None and not (self._is_fit() and self._has_room()):
+                self._drop()
+            now_s = time.monotonic()
+            is_quiet = self._num_starting == 0 and now_s >= self._not_before_s
+            if self._child is None and is_quiet and self._has_room():
+                await self._start()
+            pause_s = min(_TEND_S, self._settings.heartbeat_timeout_s)
+            due_s = self._not_before_s - now_s
+            if self._child is None and self._num_starting == 0 and due_s > 0:
+                pause_s = min(pause_s, due_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+
+    async def _start(self) -> None:
+        self._not_before_s = time.monotonic() + _RETRY_S  # should its imports fail
+        try:
+            child = await Child.start(self._settings.cpu_blas)
+        except OSError as error:
+            _log.warning("no spare worker", why=str(error))
+            return
+        if self._is_over or self._num_starting:
+            self._end(child)
+            return
+        self._keep(child)
+        _log.debug("spare worker started", pid=child.pid)
+
+    def _keep(self, child: Child) -> None:
+        self._child = child
+        child.listen(lambda _: None, self._wake.set)
+
+    def _drop(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        _log.debug("spare worker given up", pid=child.pid)
+        if child.hello is not None:
+            self._not_before_s = time.monotonic() + self._quiet_s
+        self._end(child)
+
+    def _is_fit(self) -> bool:
+        return self._child is not None and self._fits(self._child)
+
+    def _fits(self, child: Child) -> bool:
+        """Imports hold the interpreter, so until they are done silence means little."""
+        settings = self._settings
+        return child.is_fit(settings.heartbeat_timeout_s if child.hello else _IMPORT_S)
+
+    def _end(self, child: Child) -> None:
+        task = asyncio.create_task(self._reap(child))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _reap(self, child: Child) -> None:
+        """It has nothing to lose; its end of file is enough, if it hears it."""
+        child.close()
+        await child.end(term_grace_s(self._settings.stop_timeout_s))
+        await child.hear_out()

@@ -1,0 +1,370 @@
+"""The supervisor: every request gets its model or a clear error, whatever the workers do.
+
+It belongs to the event loop. `RequestScheduler` decides; here are the processes, the clock, the
+catalog, and what the operator may ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Coroutine
+from itertools import count
+
+import msgspec
+import structlog
+
+from runtime.cache.service import KvStore
+from runtime.config.settings import Settings
+from runtime.errors import HearthError, UnknownRequest, WorkerError
+from runtime.memory import Departure
+from runtime.models.catalog import Catalog
+from runtime.supervisor.calls import LoadRequest, QueuedRequest
+from runtime.supervisor.generation import Generation
+from runtime.supervisor.lifecycle import HELD_BACK, ModelState, Transition
+from runtime.supervisor.memory import Budgets, MemoryLedger
+from runtime.supervisor.model import WorkerHandle
+from runtime.supervisor.names import Names
+from runtime.supervisor.news import News
+from runtime.supervisor.process import WorkerProcess
+from runtime.supervisor.scheduler import RequestScheduler
+from runtime.supervisor.spawned import SpawnedProcess
+from runtime.supervisor.standby import StandbyPool
+from runtime.supervisor.status import ModelStatus, status_of
+from runtime.supervisor.supervision_rules import rules_of, with_settings
+from runtime.supervisor.swap_cost import SwapCosts
+from runtime.supervisor.timer import ResettableTimer
+from runtime.types import GenerateRequest, ModelSpec, Priority
+
+_log = structlog.get_logger("hearth.supervisor")
+
+
+class Supervisor:
+    """Takes requests for any model of the catalog and keeps the workers that serve them."""
+
+    def __init__(
+        self, settings: Settings, catalog: Catalog, kv: KvStore, first: SpawnedProcess | None = None
+    ) -> None:
+        self.news: News[Transition] = News()
+        self._entered: defaultdict[str, Counter[ModelState]] = defaultdict(Counter)
+        self._settings = settings
+        self._catalog = catalog
+        self._kv = kv
+        self._spares = StandbyPool(settings)
+        self._first = first
+        self._costs = SwapCosts()
+        self._workers: dict[WorkerProcess, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._preloading: set[str] = set()
+        self._numbers = count()
+        self._stop_bound_s = rules_of(settings).limits_s["flushing"]
+        self._memory = MemoryLedger(settings)
+        self._dispatch = RequestScheduler(
+            rules_of(settings), self, self._memory, settings.keep_alive_of, time.monotonic
+        )
+        self._timer = ResettableTimer(self._dispatch.reconcile)
+        pinned = (model for model, own in settings.named_models.items() if own.pinned)
+        self._names = Names(catalog, self._dispatch, pinned)
+
+    @property
+    def is_ready(self) -> bool:
+        """Every model to be preloaded is loaded, or has failed to."""
+        return not self._preloading and not self._dispatch.is_stopping
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is open."""
+        return self._dispatch.num_open == 0
+
+    def budgets(self) -> Budgets:
+        """What the models may reserve together, and what their hot tiers may take."""
+        return self._memory.budgets(self._dispatch.actors)
+
+    async def start(self) -> None:
+        """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
+        if self._first is not None:
+            await self._spares.adopt(self._first)
+        unique = {spec.engine: spec for spec in self._names.wanted_at_boot(self._settings.preload)}
+        self._preloading = set(unique)
+        self._spawn(self._preload(list(unique.values())))
+        self._names.await_arrivals(lambda spec: self._spawn(self._try_load(spec.id)))
+
+    async def stop(self) -> None:
+        """Refuse what is new and what waits, then let the workers leave.
+
+        It takes as long as the slowest of them may (`stopping.stop_bound_s`).
+        """
+        self._dispatch.close()
+        await self._names.stop()
+        await self._spares.stop()
+        if self._tasks:  # a process that the kernel does not let go of is left to it
+            await asyncio.wait(self._tasks, timeout=self._stop_bound_s)
+        self._timer.cancel()
+
+    def kill(self) -> None:
+        """End every worker at once."""
+        self._dispatch.close()
+        self._spares.kill()
+        for worker in self._workers:
+            worker.kill()
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        """Queue a request for its model.
+
+        Raises:
+            UnknownModel: there is no such model.
+            RequestRejected: too much is open, the server is stopping, the model is too large,
+                memory is short.
+            PoisonRequest: workers died of this request.
+        """
+        self._memory.check()
+        spec = self._names.resolve(request.model)
+        generation, call = _generation(request, spec, self._dispatch, self._settings)
+        self._dispatch.submit(call)
+        return generation
+
+    def warm(self, request: GenerateRequest) -> Generation | None:
+        """Have a background prefill done in a model that is loaded; None when this is no time.
+
+        It makes way for everything else, and its generation then ends as one that was cancelled.
+        Raises as `submit`.
+        """
+        if self._dispatch.is_stopping:
+            return None
+        spec = self._names.resolve(request.model)
+        generation, call = _generation(request, spec, self._dispatch, self._settings)
+        call.yields = True
+        return generation if self._dispatch.warm(call) else None
+
+    def status(self) -> tuple[ModelStatus, ...]:
+        """Every model that can be named, in the catalog's order, then what else is loaded."""
+        return tuple(map(self._status, self._names.all()))
+
+    def status_of(self, name: str) -> ModelStatus:
+        """One model, by its name or an alias. Raises UnknownModel."""
+        return self._status(self._names.resolve(name))
+
+    def names_of(self, engine: str) -> tuple[str, ...]:
+        """All names that the process serves that goes by this one."""
+        return self._names.of(engine)
+
+    def worker(self, model: str) -> WorkerHandle | None:
+        """The process of a model, if there is one."""
+        return self._names.actor(model).worker
+
+    def stderr_tail(self, model: str) -> str:
+        """The last lines that the model's latest process to end printed."""
+        worker = self._names.actor(model).last_worker
+        return worker.stderr_tail if isinstance(worker, WorkerProcess) else ""
+
+    # What the operator may ask for
+
+    def load(self, name: str) -> LoadRequest:
+        """Have a model loaded as if a request named it; wait for `LoadRequest.granted()`.
+
+        Raises:
+            UnknownModel: there is no such model.
+            RequestRejected: it cannot be waited for now.
+        """
+        return self._wish(self._names.resolve(name), "default")
+
+    def unload(self, name: str) -> ModelStatus:
+        """Have a model leave once its requests have ended, with all names that share its process.
+
+        Raises UnknownModel.
+        """
+        return self._take_away(name, "the operator unloads it")
+
+    def restart(self, name: str, reason: str = "the operator restarts it") -> LoadRequest:
+        """Forget its failures, replace its process if it has one, and load it.
+
+        Raises:
+            UnknownModel: there is no such model.
+            RequestRejected: it cannot be waited for now.
+        """
+        spec = self._names.resolve(name)
+        with self._dispatch.reconcile:
+            self._dispatch.actor(spec.engine).forgive(time.monotonic())
+            self._take_away(name, reason)
+            return self._wish(spec, "default")
+
+    def pin(self, name: str, *, is_pinned: bool) -> ModelStatus:
+        """Keep a model loaded once it is, whoever else wants room; or no longer.
+
+        It stays for as long as any name that shares its process is pinned.
+
+        Raises:
+            UnknownModel: there is no such model.
+        """
+        spec = self._names.resolve(name)
+        self._names.pin(spec, is_pinned=is_pinned)
+        self._dispatch.reconcile()
+        return self._status(spec)
+
+    def cancel(self, request_id: str) -> int:
+        """End a request, wherever it is; how many prompts of it were open.
+
+        Raises:
+            UnknownRequest: none is.
+        """
+        calls = self._dispatch.find(request_id)
+        with self._dispatch.reconcile:
+            for call in calls:
+                if call.generation is not None:
+                    call.generation.abort()
+        if not calls:
+            raise UnknownRequest(f"No request {request_id[:80]!r} is open.")
+        return len(calls)
+
+    async def relieve(self) -> None:
+        """See to it that the rest of the machine has memory; to be called now and then."""
+        if self._dispatch.is_stopping:
+            return
+        for news in self._memory.found_again(self._dispatch.actors):
+            self.news.publish(news)
+        self._memory.relieve(self._dispatch.actors, self._dispatch.awaited)
+        self._dispatch.reconcile()
+
+    # The crew of the dispatch
+
+    def start_worker(self, spec: ModelSpec) -> WorkerProcess:
+        """A process for this model, which begins to load it."""
+        actors = self._dispatch.actors
+        channel = self._kv.channel(spec, self._memory.kv_share(actors, spec.id))
+        worker = WorkerProcess(
+            self._settings, channel, self._on_change, self._spares, self._dispatch.reconcile
+        )
+        self._memory.share(actors)
+        self._workers[worker] = None
+        self._spawn(self._run(worker))
+        return worker
+
+    def stop_worker(self, worker: WorkerHandle) -> None:
+        """Have it write what is worth keeping and leave."""
+        if isinstance(worker, WorkerProcess):
+            self._spawn(worker.stop())
+
+    def publish(self, transition: Transition) -> None:
+        """Count it, tell who listens, and see to it that what is pinned comes back."""
+        self._entered[transition.model][transition.after] += 1
+        self._costs.observe(transition)
+        self.news.publish(transition)
+        if transition.after == "cold" and transition.before in HELD_BACK:
+            actor = self._dispatch.actor(transition.model)
+            if actor.is_pinned:
+                self._spawn(self._try_load(actor.model))
+
+    def wake_at(self, due_s: float | None) -> None:
+        """Reconcile again at that time."""
+        self._timer.set(due_s)
+
+    # Inside
+
+    def _on_change(self, worker: WorkerProcess) -> None:
+        with self._dispatch.reconcile:
+            self._dispatch.on_change(worker.spec.id, worker)
+            departure = worker.crash_reporter.departure
+            if departure is not None:  # which comes last of all changes, and once
+                self._departed(worker.spec.id, departure)
+
+    def _departed(self, model: str, departure: Departure) -> None:
+        news = self._memory.departed(model, departure, self._dispatch.actors)
+        if news is not None:
+            self.news.publish(news)
+            self._dispatch.reconcile()
+
+    async def _run(self, worker: WorkerProcess) -> None:
+        """One process from its start to its end."""
+        try:
+            await worker.start()
+            self._costs.started(worker.spec.id, worker.clock.start_cost)
+        except WorkerError as error:
+            log = _log.info if worker.error is None else _log.error
+            log("model not loaded", model=worker.spec.id, error=error.message)
+        await worker.gone()
+        if worker.error is None:
+            self._costs.left(worker.spec.id, worker.clock.leave_cost)
+        self._workers.pop(worker, None)
+        self._memory.share(self._dispatch.actors)
+        await self._remember()
+
+    async def _remember(self) -> None:
+        self._memory.learn(await self._kv.remembered())
+
+    async def _preload(self, specs: list[ModelSpec]) -> None:
+        """One after the other, as long as there is room."""
+        await self._remember()
+        for spec in specs:
+            if self._dispatch.fits(spec):
+                await self._try_load(spec.id)
+            else:
+                _log.warning("not preloaded: no room beside the others", model=spec.id)
+            self._preloading.discard(spec.engine)
+        self._spares.want()
+
+    async def _try_load(self, model: str) -> None:
+        try:
+            await self._wish(self._names.resolve(model), "background").granted()
+        except HearthError as error:
+            _log.warning("not loaded", model=model, why=error.message)
+
+    def _wish(self, spec: ModelSpec, priority: Priority) -> LoadRequest:
+        wish = LoadRequest()
+        self._dispatch.submit(
+            call_of(spec, wish, f"load-{next(self._numbers)}", priority, self._settings.max_wait_s)
+        )
+        return wish
+
+    def _take_away(self, name: str, reason: str) -> ModelStatus:
+        spec = self._names.resolve(name)
+        actor = self._dispatch.actor(spec.engine)
+        actor.leave(reason, time.monotonic(), self._settings.stop_timeout_s)
+        self._dispatch.reconcile()
+        return self._status(spec)
+
+    def _status(self, spec: ModelSpec) -> ModelStatus:
+        model = spec.engine
+        actor, row = self._dispatch.actor(model), self._memory.remembered(model)
+        num_waiting = self._dispatch.num_waiting(spec)
+        return msgspec.structs.replace(
+            status_of(spec, actor, num_waiting, time.monotonic(), row),
+            swap_cost=self._costs.of(model),
+            entered=tuple(self._entered[model].items()),
+            unreturned_bytes=self._memory.unreturned_bytes(model) + actor.abandoned_bytes,
+        )
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def call_of(
+    spec: ModelSpec,
+    job: Generation | LoadRequest,
+    request_id: str,
+    priority: Priority,
+    max_wait_s: float,
+) -> QueuedRequest:
+    """What waits for the model from now on, for `max_wait_s` at most."""
+    now_s = time.monotonic()
+    return QueuedRequest(
+        spec,
+        job,
+        request_id=request_id,
+        priority=priority,
+        since_s=now_s,
+        until_s=now_s + max_wait_s,
+    )
+
+
+def _generation(
+    request: GenerateRequest, spec: ModelSpec, dispatch: RequestScheduler, settings: Settings
+) -> tuple[Generation, QueuedRequest]:
+    """What a request becomes, with the settings of its model, and what waits for it."""
+    request = with_settings(request, spec, settings)
+    generation = Generation(request, dispatch)
+    priority = request.priority or "default"
+    call = call_of(spec, generation, request.request_id, priority, settings.max_wait_s)
+    return generation, call

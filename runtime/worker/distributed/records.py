@@ -1,0 +1,254 @@
+"""What rank 0 tells the other ranks of a model, and they answer: records in length-prefixed frames.
+
+Every call that computes with the model, or that changes which KV is kept, is one record; the
+others do the same with their shards, in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import msgspec
+
+from runtime.kv.parts import Span
+from runtime.types import GenerateRequest
+from runtime.wire import Load
+
+_LENGTH = struct.Struct("<I")
+MAX_FRAME_BYTES = 1 << 28
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """The first record: join the others and load your shard of this model."""
+
+    load: Load
+
+
+class NewKv(msgspec.Struct, frozen=True, tag=True):
+    """Empty layer caches, to be called `kv`."""
+
+    kv: int
+
+
+class Cut(msgspec.Struct, frozen=True, tag=True):
+    """Keep these spans of the layer caches `kv` as runs of these numbers."""
+
+    kv: int
+    spans: list[Span]
+    runs: list[int]
+
+
+class Bare(msgspec.Struct, frozen=True, tag=True):
+    """Forget the state at the end of a run."""
+
+    run: int
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """Make `run` of these runs, each up to its number of tokens."""
+
+    run: int
+    pieces: list[tuple[int, int]]
+
+
+class Assemble(msgspec.Struct, frozen=True, tag=True):
+    """Fill the layer caches `kv` with these runs, each up to its number of tokens."""
+
+    kv: int
+    pieces: list[tuple[int, int]]
+    num_room: int
+
+
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """Load your part of a slot as `run`; answer with `HasRead`."""
+
+    run: int
+    slot: str
+
+
+class Give(msgspec.Struct, frozen=True, tag=True):
+    """Send your part of a run; answer with a `Piece` for each tensor, then `Given`."""
+
+    run: int
+    has_state: bool
+
+
+class GiveBack(msgspec.Struct, frozen=True, tag=True):
+    """What was freed is not needed again soon."""
+
+
+class Prefill(msgspec.Struct, frozen=True, tag=True):
+    kv: int
+    token_ids: list[int]
+
+
+class Score(msgspec.Struct, frozen=True, tag=True):
+    """Prefill, and compute the logits as well, which takes all ranks."""
+
+    kv: int
+    token_ids: list[int]
+    following: list[int]
+    num_top: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence that begins to decode; `number` names it from now on."""
+
+    number: int
+    index: int
+    ends_at_eos: bool
+
+
+class Insert(msgspec.Struct, frozen=True, tag=True):
+    kv: int
+    request: GenerateRequest
+    token_ids: list[int]
+    num_prompt_tokens: int
+    max_tokens: int
+    rows: list[Row]
+    takes: bool
+
+
+class Take(msgspec.Struct, frozen=True, tag=True):
+    """The sequence `row` leaves its batch; its layer caches are called `kv`."""
+
+    row: int
+    kv: int
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """One decode step of every batch."""
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    """What rank 0 has after a step: rows with their tokens; caches of the rows that ended."""
+
+    tokens: list[tuple[int, int]]
+    ended: list[tuple[int, int]]
+
+
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """Nobody uses these layer caches and runs any more."""
+
+    numbers: list[int]
+
+
+Record = (
+    Begin
+    | NewKv
+    | Prefill
+    | Score
+    | Insert
+    | Take
+    | Step
+    | Said
+    | Cut
+    | Bare
+    | Join
+    | Assemble
+    | Read
+    | Give
+    | GiveBack
+    | Free
+)
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    """A follower's first words; the token proves whose it is."""
+
+    rank: int
+    token: str
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The shard is loaded; what its layer caches are like."""
+
+    needs_state: bool
+    unsupported: str | None
+
+
+class HasRead(msgspec.Struct, frozen=True, tag=True):
+    """A slot was loaded, or why not: a reason of `store.errors`, and words."""
+
+    failure: str | None = None
+    message: str = ""
+
+
+class Piece(msgspec.Struct, frozen=True, tag=True):
+    """One tensor on its way to disk, as `store.types.TensorData`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class Given(msgspec.Struct, frozen=True, tag=True):
+    """All tensors of a run were sent; its layout here."""
+
+    layout: str
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """This rank cannot go on."""
+
+    message: str
+
+
+Reply = Joined | Loaded | HasRead | Piece | Given | Broken
+
+_encode = msgspec.msgpack.Encoder().encode
+_record = msgspec.msgpack.Decoder(Record)
+_reply = msgspec.msgpack.Decoder(Reply)
+
+
+class Channel:
+    """One end of the connection between rank 0 and another rank. One thread reads."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, message: Record | Reply) -> None:
+        """Raises OSError when the other end is gone."""
+        payload = _encode(message)
+        with self._lock:
+            self._sock.sendall(_LENGTH.pack(len(payload)) + payload)
+
+    def records(self) -> Iterator[Record]:
+        """What rank 0 says, until it is gone. Raises msgspec.DecodeError."""
+        return map(_record.decode, self._frames())
+
+    def replies(self) -> Iterator[Reply]:
+        """What a follower says, until it is gone. Raises msgspec.DecodeError."""
+        return map(_reply.decode, self._frames())
+
+    def close(self) -> None:
+        """End it for both sides, also while another thread reads."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _frames(self) -> Iterator[bytes]:
+        while (head := self._read(_LENGTH.size)) is not None:
+            (size,) = _LENGTH.unpack(head)
+            if size > MAX_FRAME_BYTES or (payload := self._read(size)) is None:
+                return
+            yield payload
+
+    def _read(self, size: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                piece = self._sock.recv(min(size - len(data), 1 << 18))
+            except OSError:
+                return None
+            if not piece:
+                return None
+            data += piece
+        return bytes(data)

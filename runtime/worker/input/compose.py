@@ -1,0 +1,397 @@
+"""Compose: a chat request becomes token ids, with where they may be cut and taken up again.
+
+Stabilise, arrange, heal, render, tokenize, in this order. Belongs to the intake thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.kv.media import Medium, Placed, located, moved, place_media
+from runtime.prompt.arrange import arranging_steps
+from runtime.prompt.canonical import advance, answer, chain, digest, thoughts_of
+from runtime.prompt.healing import (
+    SENTINEL,
+    KnownPrefix,
+    Lineage,
+    Spliced,
+    TurnScope,
+    splice,
+    thinned,
+    worth_marking,
+)
+from runtime.prompt.rewriting import RenderedMessage, RewriteStep, rewrite
+from runtime.prompt.seal import Seal
+from runtime.prompt.stabilise import rules_for, telemetry_steps
+from runtime.types import ChatPrompt, GenerateRequest, Message, PromptChange, ToolCall
+from runtime.worker.input.beginning import Beginning, gone_on, taken_out
+from runtime.worker.input.template import TOOLS_FIRST, Marked, Template
+from runtime.worker.input.turns import TurnStore
+from runtime.worker.output.dialect import Dialect
+from store.keyed_names import Asker
+from store.types import MediaSpan
+
+MAX_BOUNDARIES = 8
+HEALED = "healed_turn"
+BEGUN = "begun_answer"
+_PROBE = (
+    Message(role="user", text="a"),
+    Message(
+        role="assistant",
+        text="b",
+        reasoning="c",
+        tool_calls=(ToolCall(id="call00001", name="d", arguments='{"e": 1}'),),
+    ),
+    Message(role="tool", text="f", tool_call_id="call00001", name="d"),
+    Message(role="assistant", text="g", reasoning="h"),
+    Message(role="user", text="i"),
+)
+
+
+class HealingCounts(Protocol):
+    """Where it is counted how many turns were put back."""
+
+    num_healed_turns: int
+
+
+class PromptInput(NamedTuple):
+    """A request, stabilised and arranged, with the digests of its conversation.
+
+    `sent` are its messages as they came, of which `parts` says what each is made of.
+    `begun_link` is the digest of the conversation with the beginning of the answer, if it has one.
+    `media` are its pictures by their digests.
+    """
+
+    prompt: ChatPrompt
+    sent: tuple[Message, ...]
+    parts: tuple[RenderedMessage, ...]
+    links: list[bytes]
+    changes: tuple[PromptChange, ...]
+    asker: Asker
+    beginning: Beginning | None = None
+    begun_link: bytes = b""
+    media: Mapping[bytes, Medium] = {}
+
+    def pictures(self, messages: Sequence[Message]) -> list[Medium]:
+        """Those of some messages, in their order."""
+        return [self.media[image.data] for message in messages for image in message.images]
+
+
+class Composed(NamedTuple):
+    """A prompt's tokens, with identity ids for the pictures at `media`.
+
+    Tools and system prompt end at `prefix_end`. `boundaries` are worth a checkpoint, those of
+    `passing` in memory only; what is before a position of `keeps` is worth so many seconds.
+    `lineage` is None when the answer is not to be recognised. `beginning` is what the answer has
+    said already, `asked` what it was composed of.
+    """
+
+    token_ids: list[int]
+    prefix_end: int = 0
+    boundaries: tuple[int, ...] = ()
+    passing: frozenset[int] = frozenset()
+    keeps: tuple[tuple[int, float], ...] = ()
+    changes: tuple[PromptChange, ...] = ()
+    lineage: Lineage | None = None
+    beginning: Beginning | None = None
+    media: tuple[MediaSpan, ...] = ()
+    asked: PromptInput | None = None
+
+
+@dataclass(slots=True)
+class Composer:
+    """Composes for one name. `context` is in tokens; with `needs_state` boundaries matter."""
+
+    template: Template
+    turns: TurnStore
+    counts: HealingCounts
+    context: int
+    needs_state: bool
+    eos_token_ids: frozenset[int] = frozenset()
+    rules_off: frozenset[str] = frozenset()
+    dialect: Dialect = field(default_factory=Dialect)
+    seal: Seal = field(default_factory=Seal)
+
+    def asked_by(self, request: GenerateRequest) -> Composer:
+        """The same with the context and the prompt rules of the name that a request asks."""
+        context, off = request.context or self.context, frozenset(request.rules_off)
+        if (context, off) == (self.context, self.rules_off):
+            return self
+        template = self.template.arranged(tools_first=TOOLS_FIRST not in off)
+        return replace(self, template=template, context=context, rules_off=off)
+
+    def compose(
+        self,
+        request: GenerateRequest,
+        prompt: ChatPrompt,
+        media: Mapping[bytes, Medium] | None = None,
+    ) -> Composed:
+        """The prompt of a request. Its images have digests in place of bytes, keys of `media`.
+
+        Raises:
+            InvalidRequest: the template refuses it.
+            ContextTooLong: it cannot fit, however it is tokenized.
+        """
+        asked = self._asked(request, prompt)._replace(media=media or {})
+        composed = self._composed(asked, request)
+        return composed._replace(beginning=asked.beginning, asked=asked)
+
+    def _composed(self, asked: PromptInput, request: GenerateRequest) -> Composed:
+        if asked.begun_link and (resumed := self._resumed(asked)) is not None:
+            return resumed
+        if (found := self._known(asked)) is not None:
+            healed = self._healed(asked, *found)
+            if healed is not None:
+                return healed
+        has_head = self.needs_state or request.cache.mode == "prefix"
+        fresh = self._fresh(asked, has_head=has_head)
+        lineage = self._lineage(asked, fresh) if asked.links else None
+        return fresh._replace(changes=(*asked.changes, *fresh.changes), lineage=lineage)
+
+    def _asked(self, request: GenerateRequest, prompt: ChatPrompt) -> PromptInput:
+        rewritten = rewrite(prompt.messages, self._steps(request, prompt))
+        changes = rewritten.changes
+        arranged = msgspec.structs.replace(prompt, messages=rewritten.messages)
+        arranged, beginning = taken_out(arranged, self.dialect)
+        if beginning is not None:
+            changes = (*changes, PromptChange(rule=BEGUN))
+        is_kept = HEALED not in self.rules_off  # whatever is kept of KV: the same tokens are read
+        links = self._links(arranged, request.cache.tenant) if is_kept else []
+        asker = Asker(request.model, request.cache.session_id)
+        sent, parts = prompt.messages, rewritten.parts
+        asked = PromptInput(arranged, sent, parts, links, changes, asker, beginning)
+        if links and beginning is not None:
+            return asked._replace(begun_link=advance(links[-1], answer(beginning.text)))
+        return asked
+
+    def _steps(self, request: GenerateRequest, prompt: ChatPrompt) -> list[RewriteStep]:
+        """All that is done to a request's messages before they are rendered."""
+        probe, tenant = self.template.probe, request.cache.tenant
+        telemetry = telemetry_steps(rules_for(request.client, self.rules_off))
+        arranging = arranging_steps(
+            probe.abilities,
+            lambda messages: self.seal.codes(messages, tenant),
+            prompt.tools,
+            probe.definition,
+        )
+        return [*telemetry, *arranging]
+
+    def _links(self, prompt: ChatPrompt, tenant: str) -> list[bytes]:
+        """The conversation's digests, message by message, under this template and these tools.
+
+        Those of two tenants are never the same: nobody is answered by what others were. Nor are
+        those of two names with other prompt rules.
+        """
+        try:
+            shown = self._shown(prompt, _PROBE)
+        except InvalidRequest:
+            shown = self._shown(prompt, _PROBE[:1])
+        whose = (tenant,) if tenant else ()
+        if self.rules_off:
+            whose = (tenant, sorted(self.rules_off))
+        root = digest(self.template.fingerprint, shown, *whose)
+        return chain(root, prompt.messages)
+
+    def _shown(self, prompt: ChatPrompt, messages: tuple[Message, ...]) -> str:
+        small = msgspec.structs.replace(prompt, messages=messages)
+        return self.template.render(small, opens_answer=False)
+
+    def _lineage(
+        self, asked: PromptInput, composed: Composed, known: KnownPrefix | None = None
+    ) -> Lineage:
+        start = len(known.token_ids) if known is not None else 0
+        return Lineage(
+            key=asked.links[-1],
+            scope=_scope(asked),
+            way=known.turns if known is not None else (),
+            start=start,
+            ends=tuple(end for end in composed.boundaries if end > start),
+            prefix_end=composed.prefix_end,
+            begun=asked.beginning.text if asked.beginning is not None else "",
+        )
+
+    # With turns of ours
+
+    def _known(self, asked: PromptInput) -> tuple[int, KnownPrefix] | None:
+        """The last message that is a turn of ours, and all tokens up to its end.
+
+        Whoever gives other thoughts back than the model had wants them to be read.
+        """
+        if not asked.links:
+            return None
+        links, scope = asked.links[:-1], _scope(asked)
+        while links and (found := self.turns.find(links, scope)) is not None:
+            number, answers = found
+            edits = [_edited(asked, known) for known in answers]
+            if None in edits:
+                return number, answers[edits.index(None)]
+            links = links[: max(edited for edited in edits if edited is not None)]
+        return None
+
+    def _resumed(self, asked: PromptInput) -> Composed | None:
+        """The very tokens of an answer that was cut off and is to go on, where they are known."""
+        found = self.turns.find([asked.begun_link], _scope(asked))
+        answers = found[1] if found is not None else []
+        known = next((one for one in answers if _edited(asked, one) is None), None)
+        if known is None:
+            return None
+        if known.token_ids[-1] in self.eos_token_ids or len(known.token_ids) >= self.context:
+            return None
+        media = located(known.token_ids, asked.pictures(asked.prompt.messages))
+        if media is None:
+            return None
+        ends = known.ends if self.needs_state else ()
+        cut = self._cut(asked.prompt, known.token_ids, known.prefix_end, {}, ends)
+        changes = self.template.write(asked.prompt).changes
+        return self._counted(asked, cut._replace(media=media, changes=changes), known)
+
+    def _healed(self, asked: PromptInput, number: int, known: KnownPrefix) -> Composed | None:
+        """The known tokens, and those of what follows message `number`; None when in doubt."""
+        if any(SENTINEL in message.text for message in asked.prompt.messages):
+            return None
+        composed = self._continued(asked, number, known)
+        return None if composed is None else self._counted(asked, composed, known)
+
+    def _counted(self, asked: PromptInput, composed: Composed, known: KnownPrefix) -> Composed:
+        self.counts.num_healed_turns += known.num_turns
+        change = PromptChange(rule=HEALED, num_places=known.num_turns)
+        lineage = self._lineage(asked, composed, known)
+        changes = (*asked.changes, *composed.changes, change)
+        return composed._replace(changes=changes, lineage=lineage)
+
+    def _continued(self, asked: PromptInput, number: int, known: KnownPrefix) -> Composed | None:
+        is_ended = known.token_ids[-1] in self.eos_token_ids
+        for end_id in known.token_ids[-1:] if is_ended else sorted(self.eos_token_ids):
+            seam, _ = self.template.token_text(end_id)
+            if (spliced := splice(self.template, asked.prompt, number, seam)) is not None:
+                text = gone_on(spliced.text, asked.beginning, self.dialect)
+                spliced = spliced._replace(text=text)
+                # A turn that we ended lacks the marker; it is part of what follows.
+                seen = known.token_ids[:-1] if is_ended else known.token_ids
+                known = known._replace(token_ids=seen)
+                return self._joined(asked, spliced, seam, end_id, known)
+        return None
+
+    def _joined(
+        self, asked: PromptInput, spliced: Spliced, seam: str, end_id: int, known: KnownPrefix
+    ) -> Composed | None:
+        """The known tokens, the end marker, and the rest of the text."""
+        # The marker is tokenized with what follows it, as some tokens swallow blanks beside them.
+        text = seam + spliced.text[spliced.rest_at :]
+        if self.template.num_tokens_at_least(text, self.context) > self.context:
+            return None
+        offset = spliced.rest_at - len(seam)
+        marks = self._marks(spliced.prompt, spliced.text, spliced.number + 1)
+        marked = self.template.encode(text, [max(at - offset, len(seam)) for at in marks.values()])
+        if marked.token_ids[:1] != [end_id]:
+            return None
+        earlier, later = (
+            asked.pictures(part)
+            for part in (
+                spliced.prompt.messages[: spliced.number + 1],
+                spliced.prompt.messages[spliced.number + 1 :],
+            )
+        )
+        seen, rest = located(known.token_ids, earlier), self._hung(marked, later)
+        shift = len(known.token_ids)
+        if seen is None or rest is None or shift + len(rest.token_ids) >= self.context:
+            return None
+        positions = {
+            message: position + shift
+            for message, position in zip(marks, rest.positions, strict=True)
+        }
+        ends = [*known.ends, *positions.values()] if self.needs_state else []
+        token_ids = [*known.token_ids, *rest.token_ids]
+        cut = self._cut(spliced.prompt, token_ids, known.prefix_end, positions, ends)
+        spans = (*seen, *(moved(span, shift) for span in rest.spans))
+        return cut._replace(media=spans, changes=spliced.changes)
+
+    # Without
+
+    def _fresh(self, asked: PromptInput, *, has_head: bool) -> Composed:
+        prompt = asked.prompt
+        written = self.template.write(prompt)
+        text = gone_on(written.text, asked.beginning, self.dialect)
+        if (least := self.template.num_tokens_at_least(text, self.context)) > self.context:
+            raise ContextTooLong(least, self.context, is_least=True)
+        marks = self._marks(prompt, text, 0)
+        has_head |= any(tool.keep_s is not None for tool in prompt.tools)
+        head = self.template.end_of_head(prompt, text) if has_head else 0
+        varying = self.template.varying_at(prompt, text) if self.needs_state else 0
+        at = [head, varying, *marks.values()] if has_head or marks else []
+        marked = self.template.encode(text, at)
+        hung = self._hung(marked, asked.pictures(prompt.messages))
+        if hung is None:
+            message = "The model's chat template does not show all images where they are."
+            raise InvalidRequest(message, "messages")
+        prefix_end, stable_end, *positions = hung.positions or [0, 0]
+        ends = positions if self.needs_state else []
+        by_message = dict(zip(marks, positions, strict=True))
+        cut = self._cut(prompt, hung.token_ids, prefix_end, by_message, ends)
+        if stable_end:
+            boundaries = tuple(sorted({*cut.boundaries, stable_end}))
+            cut = cut._replace(boundaries=boundaries, passing=cut.passing - {stable_end})
+        return cut._replace(media=hung.spans, changes=written.changes)
+
+    def _hung(self, marked: Marked, media: Sequence[Medium]) -> Placed | None:
+        """Tokens with pictures in their places; None where there are more or fewer places."""
+        markup = self.template.markup
+        if markup is None:
+            return None if media else Placed(marked.token_ids, (), marked.positions)
+        try:
+            return place_media(marked.token_ids, markup.placeholder, media, marked.positions)
+        except ValueError:
+            return None
+
+    def _marks(self, prompt: ChatPrompt, text: str, first: int) -> dict[int, int]:
+        """Messages from `first` on whose ends are wanted, and up to where the text is theirs."""
+        num_messages = len(prompt.messages)
+        wanted = {i for i in range(first, num_messages) if prompt.messages[i].keep_s is not None}
+        if self.needs_state:
+            wanted |= set(worth_marking(num_messages, first, MAX_BOUNDARIES - 1))
+        chosen = sorted(wanted)
+        return dict(zip(chosen, self.template.ends_of(prompt, text, chosen), strict=True))
+
+    def _cut(
+        self,
+        prompt: ChatPrompt,
+        token_ids: list[int],
+        prefix_end: int,
+        positions: dict[int, int],
+        ends: Sequence[int],
+    ) -> Composed:
+        keeps = [
+            (position, keep_s)
+            for message, position in positions.items()
+            if (keep_s := prompt.messages[message].keep_s) is not None
+        ]
+        tool_keeps = [tool.keep_s for tool in prompt.tools if tool.keep_s is not None]
+        if tool_keeps and prefix_end:
+            keeps.append((prefix_end, max(tool_keeps)))
+        pinned = sorted({position for position, _ in keeps} | {prefix_end} - {0})[:MAX_BOUNDARIES]
+        boundaries = thinned([end for end in ends if end], pinned, MAX_BOUNDARIES)
+        passing = frozenset(boundaries[:-1]) - set(pinned)
+        return Composed(token_ids, prefix_end, boundaries, passing, tuple(sorted(keeps)))
+
+
+def _scope(asked: PromptInput) -> TurnScope:
+    """By the session's id, or else by how the conversation began, up to the first answer."""
+    if asked.asker.session_id is not None:
+        return TurnScope(asked.asker)
+    roles = [message.role for message in asked.prompt.messages]
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    return TurnScope(asked.asker, asked.links[max(first - 1, 0)])
+
+
+def _edited(asked: PromptInput, known: KnownPrefix) -> int | None:
+    """The first message whose thoughts its client gives in other words than they were had."""
+    for number, link in enumerate(asked.links):
+        given = thoughts_of(asked.prompt.messages[number]) if link in known.thoughts else None
+        if given is not None and given != known.thoughts[link]:
+            return number
+    return None

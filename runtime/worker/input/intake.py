@@ -1,0 +1,236 @@
+"""Intake: a request becomes a `SequenceGroup`, or is refused, on a thread of its own.
+
+Rendering and tokenizing a long prompt takes long enough to be felt by running streams; here it
+does not. No mlx call may be made on this thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.kv.cursor import CacheCursor
+from runtime.kv.media import model_ids
+from runtime.prompt.thinking import EFFORT
+from runtime.types import ChatPrompt, GenerateRequest, Prompt, TextPrompt
+from runtime.worker.input.compose import Composed, Composer
+from runtime.worker.input.explain import explain
+from runtime.worker.input.turns import PendingTurn
+from runtime.worker.output.constraint import Constrainer, Demands, budget_of
+from runtime.worker.output.parser import NO_TOOLS, Dialect, OutputParser, ReasoningBlock
+from runtime.worker.output.tools import RequestTools
+from runtime.worker.prompt_logprobs import Echo
+from runtime.worker.sequence import Sequence, SequenceGroup
+from runtime.worker.vision.images import ImageBatch, ImageLoader, PromptImage
+from store.keyed_names import Asker
+from store.types import class_of
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What a request is checked against. `context` is in tokens.
+
+    Without an `image_loader` the model reads text only, and `blindness` may say why; with
+    `is_whole` no picture may be divided.
+    """
+
+    composer: Composer
+    dialect: Dialect
+    vocab_size: int
+    constrainer: Constrainer
+    image_loader: ImageLoader | None = None
+    is_whole: bool = False
+    blindness: str = ""
+
+    @property
+    def context(self) -> int:
+        return self.composer.context
+
+    def admit(self, request: GenerateRequest) -> SequenceGroup:
+        """The request, ready for prefill.
+
+        Raises:
+            ContextTooLong: the prompt leaves no room for an answer.
+            InvalidRequest: the prompt is empty, the template refuses it, or ids are out of range.
+        """
+        composer = self.composer.asked_by(request)
+        if composer is not self.composer:
+            return replace(self, composer=composer).admit(request)
+        composed, prompt_images = self._compose(request)
+        token_ids = self._model_ids(composed)
+        self._check(request, token_ids)
+        block = self._reasoning_block(request.prompt, composed)
+        demands = self._demands(request, composed, block)
+        room = self.context - len(token_ids)
+        group = SequenceGroup(
+            request=request,
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids),
+            max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
+            deadline_s=time.monotonic() + request.deadline_s,
+            cursor=self._cursor(request, composed),
+            image_batch=ImageBatch(
+                spans=composed.media,
+                prompt_images=tuple(prompt_images[span.digest] for span in composed.media),
+                is_whole=self.is_whole,
+            ),
+            echo=self._echo(request, token_ids),
+            explained=explain(self.composer, composed) if request.work == "explain" else None,
+        )
+        group.sequences = [
+            self._sequence(group, i, composed, block) for i in range(request.num_choices)
+        ]
+        for sequence in group.sequences:
+            sequence.plan = demands.plan
+            sequence.output.remark(demands.notes)
+        return group
+
+    def _demands(
+        self, request: GenerateRequest, composed: Composed, block: ReasoningBlock
+    ) -> Demands:
+        if request.work != "generate":
+            return Demands()
+        budget = None
+        if isinstance(request.prompt, ChatPrompt):
+            thinking = request.prompt.thinking
+            budget = thinking.budget_tokens
+            if budget is None and thinking.effort is not None:
+                has_switch = EFFORT in self.composer.template.probe.responds
+                budget = None if has_switch else budget_of(thinking.effort)
+        begun = composed.beginning.text if composed.beginning is not None else ""
+        return self.constrainer.demands(request, block, budget, begun)
+
+    def _compose(self, request: GenerateRequest) -> tuple[Composed, Mapping[bytes, PromptImage]]:
+        template, prompt = self.composer.template, request.prompt
+        if isinstance(prompt, ChatPrompt):
+            prompt_images: Mapping[bytes, PromptImage] = {}
+            if self.image_loader is not None:
+                prompt, prompt_images = self.image_loader.hang(prompt)
+            else:
+                _refuse_images(prompt, self.blindness)
+            media = {digest: prompt_image.medium for digest, prompt_image in prompt_images.items()}
+            return self.composer.compose(request, prompt, media), prompt_images
+        if isinstance(prompt, TextPrompt):
+            least = template.num_tokens_at_least(prompt.text, self.context)
+            if least > self.context:
+                raise ContextTooLong(least, self.context, "prompt", is_least=True)
+        return Composed(template.token_ids(prompt)), {}
+
+    def _model_ids(self, composed: Composed) -> list[int]:
+        """What the model is given: placeholders where pictures are."""
+        markup = self.composer.template.markup
+        if markup is None or not composed.media:
+            return composed.token_ids
+        if composed.media[-1].end == len(composed.token_ids):
+            raise InvalidRequest("The prompt ends with an image: let text follow it.", "messages")
+        return model_ids(composed.token_ids, markup.placeholder)
+
+    def _cursor(self, request: GenerateRequest, composed: Composed) -> CacheCursor:
+        wish = request.cache
+        cursor = CacheCursor(
+            token_ids=composed.token_ids,
+            tenant=wish.tenant,
+            mode=wish.mode,
+            asker=Asker(request.model, wish.session_id),
+            prefix_end=composed.prefix_end,
+            boundaries=composed.boundaries,
+            passing=composed.passing,
+            keeps=composed.keeps,
+            media=composed.media,
+        )
+        if wish.ttl_s is not None:
+            cursor.ttl_s, cursor.ttl_class = wish.ttl_s, class_of(wish.ttl_s)
+        if request.scores_prompt:
+            # KV that is taken up says nothing of how likely its tokens were.
+            cursor.limit, cursor.reason = 0, "scored"
+        return cursor
+
+    def _echo(self, request: GenerateRequest, token_ids: list[int]) -> Echo | None:
+        if not request.scores_prompt:
+            return None
+        prompt = request.prompt
+        return Echo(
+            self.composer.template,
+            token_ids,
+            prompt.text if isinstance(prompt, TextPrompt) else None,
+            num_top=request.top_logprobs or 0,
+            vocab_size=self.vocab_size,
+        )
+
+    def _check(self, request: GenerateRequest, token_ids: list[int]) -> None:
+        field = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
+        if not token_ids:
+            message = "The prompt is empty: it has no tokens."
+            raise InvalidRequest(message, field)
+        context = min(self.context, (request.max_prompt_tokens or self.context) + 1)
+        if len(token_ids) >= context:
+            raise ContextTooLong(len(token_ids), context, field)
+        if max(token_ids) >= self.vocab_size or min(token_ids) < 0:
+            raise InvalidRequest(f"Token ids must be in 0..{self.vocab_size - 1}.", field)
+        for token_id, _ in request.sampling.logit_bias:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequest(
+                    f"Token id {token_id} is not in 0..{self.vocab_size - 1}.", "logit_bias"
+                )
+
+    def _sequence(
+        self, group: SequenceGroup, index: int, composed: Composed, block: ReasoningBlock
+    ) -> Sequence:
+        template = self.composer.template
+        prompt = group.request.prompt
+        is_chat = isinstance(prompt, ChatPrompt)
+        output = OutputParser(
+            self.dialect if is_chat else Dialect(),
+            index=index,
+            stop=group.request.stop,
+            tools=_callable_tools(prompt),
+            reasoning=block,
+            is_constrained=group.request.constraint is not None,
+        )
+        return Sequence(
+            group=group,
+            index=index,
+            output=output,
+            detokenizer=template.detokenizer(group.token_ids),
+            answer=self._answer(group, composed),
+            prompt_changes=composed.changes,
+        )
+
+    def _answer(self, group: SequenceGroup, composed: Composed) -> PendingTurn | None:
+        """Where the answer is noted, unless it is not to be recognised."""
+        composer = self.composer
+        if composed.lineage is None or group.request.work != "generate":
+            return None
+        is_durable = group.request.cache.ttl_s != 0
+        ids = tuple(composed.token_ids)
+        known = composer.turns, composed.lineage, composer.template
+        return PendingTurn(*known, ids, is_durable)
+
+    def _reasoning_block(self, prompt: Prompt, composed: Composed) -> ReasoningBlock:
+        """How the prompt leaves its thinking block."""
+        template = self.composer.template
+        if not isinstance(prompt, ChatPrompt):
+            return "unsaid"
+        if composed.beginning is not None:
+            return "open" if composed.beginning.is_thinking else "begun"
+        if template.starts_in_reasoning(composed.token_ids):
+            return "open"
+        return "closed" if template.has_closed_reasoning(composed.token_ids) else "unsaid"
+
+
+def _refuse_images(prompt: ChatPrompt, why: str) -> None:
+    is_blind = f"cannot be shown one: {why}" if why else "reads text only: leave it out"
+    for message in prompt.messages:
+        for image in message.images:
+            raise InvalidRequest(
+                f"{image.field} is an image, and this model {is_blind}.", image.field
+            )
+
+
+def _callable_tools(prompt: Prompt) -> RequestTools:
+    """The tools whose calls are calls; deferred ones among them, a message may have loaded them."""
+    if not isinstance(prompt, ChatPrompt) or not prompt.tools:
+        return NO_TOOLS
+    return RequestTools.of(prompt.tools, prompt.tool_choice)

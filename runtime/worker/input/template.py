@@ -1,0 +1,336 @@
+"""Messages to token ids: the model's chat template and tokenizer, without mlx.
+
+Knows mlx-lm's `TokenizerWrapper` by the few attributes below.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from runtime.errors import InvalidRequest
+from runtime.prompt.healing import num_common_characters
+from runtime.prompt.rewriting import WrittenPrompt
+from runtime.prompt.stabilise import varying_from
+from runtime.prompt.thinking import switches
+from runtime.types import ChatPrompt, Prompt, PromptChange, TextPrompt, TokenPrompt
+from runtime.worker.input.preparer import TEMPLATE_ERRORS, Bench, Marked, PromptPreparer
+from runtime.worker.input.probe import Probe
+from runtime.worker.input.template_input import (
+    defused,
+    num_changed,
+    shown_tools,
+    template_kwargs,
+    template_message,
+    template_tool,
+)
+from runtime.worker.output.detokenizer import (
+    Detokenizer,
+    PlainDetokenizer,
+    StreamDetokenizer,
+    token_bytes,
+)
+from runtime.worker.vision.images import Markup
+
+DEFERRED = "deferred_tools"
+SPELLED_OUT = "picture_words"
+TOOLS_FIRST = "tools_first"
+_THINK_TAIL_TOKENS = 64
+_THINK_END_TAIL_TOKENS = 8
+_LONG_CHARACTERS = 8
+"""Characters per token of the context beyond which a text is looked at piece by piece."""
+_PIECE_CHARACTERS = 1 << 16
+_SEAM_TOKENS = 64
+"""By which cutting a piece out might have raised the count of its tokens, generously."""
+
+
+class ChatTokenizer(Protocol):
+    """What is used of `mlx_lm.tokenizer_utils.TokenizerWrapper`."""
+
+    has_chat_template: bool
+    has_thinking: bool
+    think_start_tokens: tuple[int, ...] | None
+    think_end_tokens: tuple[int, ...] | None
+
+    @property
+    def get_chat_template(self) -> Any: ...
+
+    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any: ...
+    def encode(self, text: str, **kwargs: Any) -> list[int]: ...
+    def decode(self, token_ids: list[int], **kwargs: Any) -> str: ...
+    def convert_ids_to_tokens(self, token_ids: list[int]) -> list[str]: ...
+    def rfind_think_start(self, tokens: Sequence[int], start: int | None = None) -> int: ...
+    def rfind_think_end(self, tokens: Sequence[int], start: int | None = None) -> int: ...
+
+
+class Template:
+    """Renders and tokenizes prompts for one model, and makes its detokenizers.
+
+    With `tools_first` tools that a template writes right after the system text are written before
+    it: they change less often than what names directories and dates. Without a `markup` the model
+    reads text only.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        tools_first: bool = True,
+        markup: Markup | None = None,
+        bench: Bench | None = None,
+    ) -> None:
+        self.markup = markup
+        self._tokenizer = tokenizer
+        self._bench = bench or PromptPreparer(inner_tokenizer(tokenizer))
+        self._tools_first = tools_first
+        self._other: Template | None = None
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend = backend
+        self._is_byte_level = backend is not None and _is_byte_level(backend)
+        self.probe = Probe(
+            lambda prompt, opens: self._rendered(
+                defused(prompt, self.picture_words), template_kwargs(prompt), opens_answer=opens
+            ),
+            markup.spelled if markup is not None else "",
+        )
+
+    def arranged(self, *, tools_first: bool) -> Template:
+        """The same with tools first or not; there is one of each."""
+        if tools_first == self._tools_first:
+            return self
+        if self._other is None:
+            self._other = Template(
+                self._tokenizer, tools_first=tools_first, markup=self.markup, bench=self._bench
+            )
+        return self._other
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Names tokenizer and template: with others the same messages are other tokens."""
+        vocabulary = self._backend.to_str() if self._backend is not None else repr(self._tokenizer)
+        template = str(getattr(self._tokenizer, "chat_template", None))
+        return blake2b(f"{vocabulary}\0{template}".encode(), digest_size=16).digest()
+
+    def num_tokens_at_least(self, text: str, limit: int) -> int:
+        """A count of tokens that this text exceeds or meets; soon known where it exceeds `limit`.
+
+        A text far too long need not be tokenized whole, which takes a second for each megabyte.
+        """
+        if self._backend is None or len(text) <= limit * _LONG_CHARACTERS:
+            return 0
+        normalizer = self._backend.normalizer
+        is_as_long = normalizer is None or (type(normalizer).__name__ == "NFC" and text.isascii())
+        if is_as_long and (least := len(text) // self._max_token_characters) > limit:
+            return least
+        num_tokens = start = 0
+        while start < len(text) and num_tokens <= limit:
+            end = text.rfind("\n", start, start + _PIECE_CHARACTERS) + 1
+            end = end if end > start else start + _PIECE_CHARACTERS
+            piece = self.encode(text[start:end]).token_ids
+            num_tokens += max(len(piece) - _SEAM_TOKENS, 0)
+            start = end
+        return num_tokens
+
+    @cached_property
+    def _max_token_characters(self) -> int:
+        """No token stands for more characters than this."""
+        assert self._backend is not None
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    def token_ids(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids.
+
+        Raises:
+            InvalidRequest: the model has no chat template, or it refuses these messages.
+        """
+        match prompt:
+            case TokenPrompt(token_ids=token_ids):
+                return list(token_ids)
+            case TextPrompt(text=text):
+                return self._bench.encode(text, (), adds_special=True).token_ids
+            case ChatPrompt():
+                return self.encode(self.render(prompt)).token_ids
+
+    def encode(self, text: str, at: Sequence[int] = ()) -> Marked:
+        """A rendered text, with marks at these characters.
+
+        Raises:
+            InvalidRequest: half a surrogate pair is in it.
+        """
+        if not _is_encodable(text):
+            message = "The messages contain half a surrogate pair, which is no character."
+            raise InvalidRequest(message, "messages")
+        return self._bench.encode(text, at, adds_special=False)
+
+    def render(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> str:
+        """The conversation as the text that the model reads, up to where it is to answer.
+
+        Raises:
+            InvalidRequest: the model has no chat template, or it refuses these messages.
+        """
+        return self.write(prompt, opens_answer=opens_answer).text
+
+    def write(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> WrittenPrompt:
+        """The same, and what was done to it that the template alone does not. Raises as well."""
+        kwargs = template_kwargs(prompt)
+        kwargs |= switches(prompt.thinking, self.probe.responds, frozenset(kwargs))
+        words = self.picture_words
+        harmless = defused(prompt, words) if words else prompt
+        plain = self._rendered(harmless, kwargs, opens_answer=opens_answer)
+        text = self._with_tools_first(plain, prompt) if self._tools_first else plain
+        counts = {
+            DEFERRED: len(prompt.tools) - len(shown_tools(prompt)),
+            SPELLED_OUT: num_changed(prompt, harmless) if words else 0,
+            TOOLS_FIRST: int(text != plain),
+        }
+        changes = [PromptChange(rule=rule, num_places=num) for rule, num in counts.items() if num]
+        return WrittenPrompt(text, tuple(changes))
+
+    def _rendered(
+        self, prompt: ChatPrompt, kwargs: Mapping[str, object], *, opens_answer: bool
+    ) -> str:
+        """As the template alone writes it."""
+        if not self._tokenizer.has_chat_template:
+            message = "This model has no chat template; use /v1/completions instead."
+            raise InvalidRequest(message, "messages")
+        try:
+            text = self._written(
+                [template_message(message) for message in prompt.messages],
+                [template_tool(tool) for tool in shown_tools(prompt)] or None,
+                {**kwargs, "tokenize": False, "add_generation_prompt": opens_answer},
+            )
+        except TEMPLATE_ERRORS as error:
+            raise InvalidRequest(
+                f"The model's chat template refuses these messages: {error}", "messages"
+            ) from error
+        return text.replace(self.markup.mark, self.markup.spelled) if self.markup else text
+
+    @cached_property
+    def picture_words(self) -> tuple[str, ...]:
+        """What no text may hold, as it would be taken for a picture's."""
+        if self.markup is None:
+            return ()
+        token, _ = self.token_text(self.markup.placeholder)
+        return tuple({self.markup.mark, token})
+
+    def _with_tools_first(self, text: str, prompt: ChatPrompt) -> str:
+        tools, first = shown_tools(prompt), next(iter(prompt.messages), None)
+        if not tools or first is None or first.role != "system":
+            return text
+        head = self.probe.tools_after_system(tools, prompt.template_kwargs)
+        if head is None or not text.startswith(head.before):
+            return text
+        start = len(head.before)
+        end = text.find(head.tools, start)
+        system = text[start:end]
+        if end < 0 or system.strip() != first.text.strip():
+            return text
+        after = text[end + len(head.tools) :]
+        return f"{head.before}{head.tools.strip()}\n\n{system}{after}"
+
+    def ends_of(self, prompt: ChatPrompt, text: str, messages: Sequence[int]) -> list[int]:
+        """Up to which character the text of this prompt is that of the messages up to each."""
+        return [self._num_shared(prompt, text, number + 1) for number in messages]
+
+    def end_of_head(self, prompt: ChatPrompt, text: str) -> int:
+        """Up to which character the text is that of tools and the system prompt alone."""
+        heads = (m.role == "system" for m in prompt.messages)
+        num_head = next((i for i, is_head in enumerate(heads) if not is_head), 0)
+        if not num_head and not shown_tools(prompt):
+            return 0
+        return self._num_shared(prompt, text, num_head)
+
+    def varying_at(self, prompt: ChatPrompt, text: str) -> int:
+        """Up to which character the text precedes what changes of the system prompt; 0 for all."""
+        for message in prompt.messages:
+            if message.role != "system":
+                return 0
+            if (at := varying_from(message.text)) is not None:
+                body = message.text.strip()
+                start = text.find(body)
+                return start + max(at - message.text.index(body), 0) if start >= 0 else 0
+        return 0
+
+    def _num_shared(self, prompt: ChatPrompt, text: str, num_messages: int) -> int:
+        shorter = ChatPrompt(
+            messages=prompt.messages[:num_messages],
+            tools=prompt.tools,
+            thinking=prompt.thinking,
+            template_kwargs=prompt.template_kwargs,
+        )
+        try:
+            return num_common_characters(self.render(shorter, opens_answer=False), text)
+        except InvalidRequest:
+            return 0
+
+    def _written(
+        self, messages: list[dict[str, object]], tools: object, kwargs: dict[str, object]
+    ) -> str:
+        wrapper = self._tokenizer
+        is_said = bool({"enable_thinking", "thinking"} & kwargs.keys())
+        if getattr(wrapper, "chat_template", None) is None or (is_said and is_own_code(wrapper)):
+            return wrapper.apply_chat_template(messages, tools=tools, **kwargs)
+        # Upstream's wrapper turns thinking on when nobody asked; the template's default is better.
+        if is_said:
+            kwargs = {"enable_thinking": wrapper.has_thinking, **kwargs}
+        return self._bench.render(messages, tools, kwargs)
+
+    def starts_in_reasoning(self, token_ids: list[int]) -> bool:
+        """The prompt ends inside an open thinking block."""
+        tokenizer = self._tokenizer
+        if not tokenizer.has_thinking:
+            return False
+        tail = token_ids[-_THINK_TAIL_TOKENS:]
+        return tokenizer.rfind_think_start(tail) > tokenizer.rfind_think_end(tail)
+
+    def has_closed_reasoning(self, token_ids: list[int]) -> bool:
+        """The prompt ends with a thinking block that is closed already."""
+        tokenizer = self._tokenizer
+        tail = token_ids[-_THINK_END_TAIL_TOKENS:]
+        return tokenizer.has_thinking and tokenizer.rfind_think_end(tail) >= 0
+
+    def detokenizer(self, context: Sequence[int]) -> Detokenizer:
+        """A fresh detokenizer for text that follows `context`."""
+        if self._backend is None:
+            return PlainDetokenizer(self._tokenizer)
+        return StreamDetokenizer(self._backend, context)
+
+    def text_of(self, token_ids: list[int]) -> str:
+        """What these tokens say, markers included."""
+        return self._tokenizer.decode(token_ids)
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """One vocabulary entry: its text, U+FFFD where it is no whole character, and its bytes."""
+        (piece,) = self._tokenizer.convert_ids_to_tokens([token_id])
+        text = self._tokenizer.decode([token_id])
+        return text, token_bytes(piece or "", is_byte_level=self._is_byte_level)
+
+
+def inner_tokenizer(wrapper: Any) -> Any:
+    """Hugging Face's tokenizer inside of mlx-lm's wrapper."""
+    return wrapper.get_chat_template.__self__
+
+
+def is_own_code(wrapper: Any) -> bool:
+    """A module of mlx-lm's writes the conversation, and no template."""
+    return getattr(wrapper, "_chat_template", None) is not None
+
+
+def _is_encodable(text: str) -> bool:
+    """Not so where JSON inside of JSON (a tool call's arguments) escapes half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_byte_level(backend: Any) -> bool:
+    decoder: Any = json.loads(backend.to_str())["decoder"]
+    if decoder is None:
+        return False
+    parts: list[Mapping[str, object]] = [decoder, *decoder.get("decoders", [])]
+    return any(part.get("type") == "ByteLevel" for part in parts)

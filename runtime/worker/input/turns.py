@@ -1,0 +1,600 @@
+"""Generated turns by the conversations they end, for healing: in memory, and in small files.
+
+A turn belongs to its content, and has owners: every conversation that it is part of. It is gone
+when the last of them is. A file holds token ids, so it is private like a slot, and is read when it
+is wanted. Losing one costs time only.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from runtime.kv.room import UNBOUNDED, WriteRoom
+from runtime.prompt.canonical import advance
+from runtime.prompt.healing import AnswerRecord, KnownPrefix, Lineage, TurnScope
+from runtime.worker.input.template import Template
+from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
+from store.errors import OverCap
+from store.keyed_names import Asker, Whom, conversation_key, keyed_hash, model_key
+from store.turns import (
+    EVERYBODYS,
+    UNNAMED,
+    Folders,
+    Named,
+    Turn,
+    folder_name,
+    link,
+    name_of_key,
+    name_of_turn,
+    named,
+    packed,
+    read_turn,
+)
+
+MAX_MEMORY_BYTES = 64 << 20
+MAX_DISK_BYTES = 256 << 20
+MAX_FILES = 50_000
+MAX_FORGOTTEN = 1024
+MAX_ANSWERS = 4
+"""So many answers to one question are tried, if they look the same."""
+_TEMPORARY = ".tmp-"
+_CONTEXT_TOKENS = 8
+
+
+@dataclass(slots=True)
+class _Held:
+    """A turn in memory, its owners there, and which of them may have it on disk."""
+
+    turn: Turn
+    owners: dict[TurnScope, bool] = field(default_factory=dict[TurnScope, bool])
+
+
+@dataclass(slots=True)
+class _File:
+    """A turn on disk: its links by the folders of its owners."""
+
+    name: Named
+    num_bytes: int
+    links: dict[str, Path] = field(default_factory=dict[str, Path])
+
+
+class _Job(NamedTuple):
+    """A turn that is to be on disk for an owner."""
+
+    turn: Turn
+    scope: TurnScope
+
+
+class TurnFiles:
+    """What is on disk of a model's turns, as it is known here. The lock is its user's."""
+
+    def __init__(self) -> None:
+        self.folders: OrderedDict[str, set[Named]] = OrderedDict()
+        """Those that were used last at the end."""
+        self._files: dict[str, _File] = {}
+        """By what stands for the turn itself."""
+        self._answers: dict[str, dict[str, None]] = {}
+        """By key, those that came last at the end."""
+        self._num_bytes = 0
+
+    def clear(self) -> None:
+        self.folders.clear()
+        self._files.clear()
+        self._answers.clear()
+        self._num_bytes = 0
+
+    def learn(self, root: Path) -> None:
+        """What is there from before."""
+        if not root.is_dir():
+            return
+        with suppress(OSError):
+            folders = [one for one in root.iterdir() if one.is_dir()]
+            folders.sort(key=lambda folder: folder.stat().st_mtime)
+            for folder in folders:
+                self.learn_folder(folder)
+
+    def learn_folder(self, folder: Path) -> None:
+        """The same of one conversation."""
+        with suppress(OSError):
+            for path in sorted(folder.iterdir(), key=lambda one: one.stat().st_mtime_ns):
+                if (name := named(path.name)) is not None:
+                    self.note(folder.name, name, path, path.stat().st_size)
+                else:  # unfinished, or of an earlier form
+                    path.unlink(missing_ok=True)
+
+    def note(self, folder: str, name: Named, path: Path, num_bytes: int) -> None:
+        """There is a link to this turn now."""
+        self.folders.setdefault(folder, set()).add(name)
+        self.folders.move_to_end(folder)
+        if name.turn not in self._files:
+            self._files[name.turn] = _File(name, num_bytes)
+            self._num_bytes += num_bytes
+            self._answers.setdefault(name.key, {})[name.turn] = None
+        self._files[name.turn].links[folder] = path
+
+    def name_of(self, turn: str) -> Named | None:
+        """What the files of a turn are called."""
+        file = self._files.get(turn)
+        return file.name if file is not None else None
+
+    def paths(self, name: Named) -> list[Path]:
+        """Where a turn is, in any of its owners' folders."""
+        file = self._files.get(name.turn)
+        return list(file.links.values()) if file is not None else []
+
+    def has(self, folder: str, name: Named) -> bool:
+        """Whether it is in this one; the server removes files as well."""
+        file = self._files.get(name.turn)
+        path = file.links.get(folder) if file is not None else None
+        return path is not None and path.exists()
+
+    def answers(self, key: str, folder: str) -> list[Named]:
+        """The turns with this key, those of the folder first, then those that came last."""
+        found = [Named(key, turn) for turn in reversed(self._answers.get(key, {}))]
+        mine = self.folders.get(folder, set())
+        return sorted(found, key=lambda name: name not in mine)
+
+    def lose(self, folder: str, name: Named) -> None:
+        """A link is there no more."""
+        file = self._files.get(name.turn)
+        self.folders.get(folder, set[Named]()).discard(name)
+        if file is None or file.links.pop(folder, None) is None or file.links:
+            return
+        del self._files[name.turn]
+        self._num_bytes -= file.num_bytes
+        self._answers[name.key].pop(name.turn, None)
+        if not self._answers[name.key]:
+            del self._answers[name.key]
+
+    def forget(self, folder: str) -> list[Path]:
+        """A folder's links, which are known no more."""
+        names = self.folders.pop(folder, set())
+        gone: list[Path] = []
+        for name in names:
+            gone.append(self._files[name.turn].links[folder])
+            self.lose(folder, name)
+        return gone
+
+    def excess(self, max_bytes: int) -> list[Path]:
+        """The links of the conversations that were idle longest, until the caps hold."""
+        gone: list[Path] = []
+        while len(self.folders) > 1 and (
+            self._num_bytes > max_bytes or len(self._files) > MAX_FILES
+        ):
+            gone += self.forget(next(iter(self.folders)))
+        return gone
+
+
+class TurnStore:
+    """In memory, and once there is a disk there. `run` belongs to a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        max_memory_bytes: int = MAX_MEMORY_BYTES,
+        max_disk_bytes: int = MAX_DISK_BYTES,
+        room: WriteRoom = UNBOUNDED,
+    ) -> None:
+        self._room = room
+        self._root: Path | None = None
+        self._secret = b""
+        self._max_memory_bytes = max_memory_bytes
+        self._max_disk_bytes = max_disk_bytes
+        self._lock = threading.Lock()
+        self._memory: OrderedDict[bytes, _Held] = OrderedDict()
+        self._keys: dict[bytes, dict[bytes, None]] = {}
+        """The turns in memory by their keys."""
+        self._memory_bytes = 0
+        self._num_forgotten = 0
+        self._forgotten: OrderedDict[Folders, int] = OrderedDict()
+        self._all_forgotten = 0
+        self._files = TurnFiles()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._placing = threading.Lock()
+        """Held from where it is known that a turn is wanted until its file is there."""
+
+    def attach(self, root: Path, secret: bytes) -> None:
+        """From now on turns are kept at `root` as well, those that came before among them.
+
+        Names there are keyed with the store's `secret`.
+        """
+        with self._lock:
+            if (root, secret) == (self._root, self._secret):
+                return
+            self._root, self._secret = root, secret
+            if self._num_forgotten:  # under other names
+                self._note_forgotten(EVERYBODYS)
+            self._files.clear()
+            self._files.learn(root)
+            for held in self._memory.values():
+                for scope, is_durable in held.owners.items():
+                    if is_durable:
+                        self._jobs.put(_Job(held.turn, scope))
+
+    def find(
+        self, links: Sequence[bytes], scope: TurnScope
+    ) -> tuple[int, list[KnownPrefix]] | None:
+        """The last of a conversation's digests that ends in a turn of ours, with all its tokens.
+
+        More than one where several answers look the same; those that `scope` was given come first.
+        """
+        self._look_at(scope)
+        for number in range(len(links) - 1, -1, -1):
+            ways = [self._way_to(turn) for turn in self._answers(links[number], scope)]
+            if found := [_known(way) for way in ways if way is not None]:
+                return number, found
+        return None
+
+    def put(self, turn: Turn, scope: TurnScope, *, is_durable: bool, age: int = 0) -> None:
+        """Take a turn in, unless its conversation was forgotten since it began."""
+        self.adopt([turn], scope, is_durable=is_durable, age=age)
+
+    def adopt(
+        self, turns: Sequence[Turn], scope: TurnScope, *, is_durable: bool, age: int = 0
+    ) -> None:
+        """These turns are part of a conversation, unless it was forgotten since it began."""
+        with self._lock:
+            folder = self._folder(scope)
+            if age < self._forgotten_at(folder):
+                return
+            new = [
+                turn
+                for turn in turns
+                if not self._is_remembered(turn, scope, is_durable=is_durable)
+                and not self._files.has(folder, self._named(turn))
+            ]
+            for turn in new:
+                self._remember(turn, scope, is_durable=is_durable)
+        if is_durable and self._root is not None:
+            for turn in new:
+                self._jobs.put(_Job(turn, scope))
+
+    def forget(self, whom: Whom, secret: bytes) -> None:
+        """A conversation, or all, are owners no more, in memory and on disk. From any thread.
+
+        `secret` is the store's, also before it was attached. Files of a chain the server removes.
+        """
+        if whom.chain is not None:
+            self._forget_chain(array("I", whom.chain), whom.model or "")
+            with self._placing:  # nothing of it is being written any more
+                return
+        with self._lock:
+            whose = _folders_of(whom, secret)
+            self._note_forgotten(whose if secret == self._secret else EVERYBODYS)
+            for turn_id, held in list(self._memory.items()):
+                for scope in [one for one in held.owners if whom.means(one.asker, secret)]:
+                    self._drop_owner(turn_id, scope)
+            paths: list[Path] = []
+            for name in [name for name in self._files.folders if name in whose]:
+                paths += self._files.forget(name)
+        with self._placing:  # what was being written has gone again
+            for path in paths:
+                _remove(path)
+
+    def _forget_chain(self, chain: array[int], model: str) -> None:
+        """Turns that only this chain without a session id is made of leave memory, from the end."""
+        with self._lock:
+            held = [(scope, one.turn) for one in self._memory.values() for scope in one.owners]
+        for scope in {scope for scope, _ in held if scope.asker == Asker(model)}:
+            turns = {turn.id: turn for owner, turn in held if owner == scope}
+            for turn in sorted(turns.values(), key=lambda one: one.end, reverse=True):
+                is_last = all(one.parent != turn.id for one in turns.values())
+                if is_last and self._is_made_of(turn, chain):
+                    del turns[turn.id]
+                    with self._lock:
+                        self._drop_owner(turn.id, scope)
+
+    def _is_made_of(self, turn: Turn, chain: array[int]) -> bool:
+        """As far as the chain goes: the KV of an answer may end before its last token."""
+        way = self._way_to(turn) or [turn]
+        return all(
+            array("I", one.token_ids)[: len(there)] == there
+            for one in way
+            if (there := chain[one.start : one.end]) or not one.start
+        )
+
+    @property
+    def age(self) -> int:
+        """How often anything was forgotten."""
+        return self._num_forgotten
+
+    def run(self) -> None:
+        """Write what comes until closed."""
+        while (job := self._jobs.get()) is not None:
+            self._write(job)
+
+    def close(self) -> None:
+        """Let `run` end when everything is written."""
+        self._jobs.put(None)
+
+    def _note_forgotten(self, whose: Folders) -> None:
+        """When a conversation was; those of long ago are taken for forgotten all together."""
+        self._num_forgotten += 1
+        if whose == EVERYBODYS:
+            self._forgotten.clear()
+            self._all_forgotten = self._num_forgotten
+            return
+        self._forgotten[whose] = self._num_forgotten
+        self._forgotten.move_to_end(whose)
+        if len(self._forgotten) > MAX_FORGOTTEN:
+            _, self._all_forgotten = self._forgotten.popitem(last=False)
+
+    def _forgotten_at(self, folder: str) -> int:
+        times = (at for whose, at in self._forgotten.items() if folder in whose)
+        return max(times, default=self._all_forgotten)
+
+    # Reading
+
+    def _look_at(self, scope: TurnScope) -> None:
+        """A conversation that was branched off has its folder from the server."""
+        with self._lock:
+            folder = self._folder(scope)
+            if self._root is not None and folder not in self._files.folders:
+                self._files.learn_folder(self._root / folder)
+
+    def _answers(self, key: bytes, scope: TurnScope) -> list[Turn]:
+        """The turns with this key: those of a conversation first, then those that came last."""
+        with self._lock:
+            held = [self._memory[turn_id] for turn_id in reversed(self._keys.get(key, {}))]
+            folder = self._folder(scope)
+            names = self._files.answers(name_of_key(self._secret, key), folder)
+            mine = self._files.folders.get(folder, set[Named]())
+        found = [(scope not in one.owners, one.turn) for one in held]
+        for name in names[:MAX_ANSWERS]:
+            turn = self._read(name)
+            if turn is not None and turn.key == key:
+                found.append((name not in mine, turn))
+        ordered = sorted(found, key=lambda one: one[0])
+        return list({turn.id: turn for _, turn in ordered}.values())[:MAX_ANSWERS]
+
+    def _way_to(self, turn: Turn) -> list[Turn] | None:
+        """A turn and all before it, the first one first; None when one of them is missing."""
+        turns = [turn]
+        while turns[-1].start:
+            last = turns[-1]
+            parent = self._get(last.parent)
+            if parent is None or parent.end != last.start or parent.start >= last.start:
+                return None
+            turns.append(parent)
+        return turns[::-1] if all(one.token_ids for one in turns) else None
+
+    def _get(self, turn_id: bytes) -> Turn | None:
+        with self._lock:
+            if (held := self._memory.get(turn_id)) is not None:
+                return held.turn
+            name = self._files.name_of(name_of_turn(self._secret, turn_id))
+        turn = self._read(name) if name is not None else None
+        return turn if turn is not None and turn.id == turn_id else None
+
+    def _read(self, name: Named) -> Turn | None:
+        with self._lock:
+            paths = self._files.paths(name)
+        for path in paths:
+            if (turn := read_turn(path)) is not None:
+                return turn
+            with self._lock:
+                self._files.lose(path.parent.name, name)
+        return None
+
+    def _named(self, turn: Turn) -> Named:
+        return Named(name_of_key(self._secret, turn.key), name_of_turn(self._secret, turn.id))
+
+    def _folder(self, scope: TurnScope) -> str:
+        """What stands for a conversation; one with a session's id as the store's rows have it."""
+        asker = scope.asker
+        if asker.session_id is not None:
+            conversation = conversation_key(self._secret, asker.session_id).hex()
+        else:
+            conversation = UNNAMED + keyed_hash(self._secret, "unnamed", scope.beginning).hex()
+        name = model_key(self._secret, asker.model) if asker.model else ""
+        return folder_name(conversation, name)
+
+    # Owning
+
+    def _is_remembered(self, turn: Turn, scope: TurnScope, *, is_durable: bool) -> bool:
+        held = self._memory.get(turn.id)
+        return held is not None and scope in held.owners and held.owners[scope] >= is_durable
+
+    def _remember(self, turn: Turn, scope: TurnScope, *, is_durable: bool) -> None:
+        turn_id = turn.id
+        held = self._memory.get(turn_id)
+        if held is None:
+            held = self._memory[turn_id] = _Held(turn)
+            self._memory_bytes += len(turn.token_ids)
+        answers = self._keys.setdefault(turn.key, {})
+        answers.pop(turn_id, None)
+        answers[turn_id] = None
+        self._memory.move_to_end(turn_id)
+        held.owners[scope] = is_durable
+        while self._memory_bytes > self._max_memory_bytes and len(self._memory) > 1:
+            oldest, held = next(iter(self._memory.items()))
+            for owner in list(held.owners):
+                self._drop_owner(oldest, owner)
+
+    def _drop_owner(self, turn_id: bytes, scope: TurnScope) -> None:
+        """It needs the turn no more, at least not in memory."""
+        held = self._memory.get(turn_id)
+        if held is None or held.owners.pop(scope, None) is None or held.owners:
+            return
+        del self._memory[turn_id]
+        self._memory_bytes -= len(held.turn.token_ids)
+        self._keys[held.turn.key].pop(turn_id)
+        if not self._keys[held.turn.key]:
+            del self._keys[held.turn.key]
+
+    # Writing
+
+    def _write(self, job: _Job) -> None:
+        turn, scope = job
+        with self._lock:
+            root, name, folder = self._root, self._named(turn), self._folder(scope)
+            if root is None or not self._is_wanted(job):
+                return  # it was forgotten meanwhile
+        path, data = root / folder / name.file, packed(turn)
+        key = f"{_TEMPORARY}{path.name}-{os.getpid()}"
+        try:
+            self._room.take(key, len(data))
+        except OverCap:
+            return  # it stays in memory
+        with self._placing:
+            for one in self._place(job, name, path, data):
+                _remove(one)
+        self._room.leave(key)
+
+    def _place(self, job: _Job, name: Named, path: Path, data: bytes) -> list[Path]:
+        """Have a turn at this path, unless it is forgotten; the files that have to go for it."""
+        with self._lock:
+            others = self._files.paths(name) if self._is_wanted(job) else None
+        if others is None:
+            return []
+        try:
+            if not _linked(path, others):
+                _write_file(path, data)
+            num_bytes = path.stat().st_size
+        except OSError:
+            return []  # it stays in memory; what ails the disk the slots' own writer reports
+        with self._lock:
+            if not self._is_wanted(job):
+                return [path]  # it was forgotten while it was written
+            if self._named(job.turn) != name:
+                return []  # another store came meanwhile, and it is to be written there
+            self._drop_owner(job.turn.id, job.scope)
+            self._files.note(self._folder(job.scope), name, path, num_bytes)
+            return self._files.excess(self._max_disk_bytes)
+
+    def _is_wanted(self, job: _Job) -> bool:
+        held = self._memory.get(job.turn.id)
+        return held is not None and held.owners.get(job.scope) is True
+
+
+def _linked(path: Path, others: Sequence[Path]) -> bool:
+    """Have a turn at this path as one more link to another's file, if one is there.
+
+    Raises OSError.
+    """
+    for directory in (path.parent.parent.parent, path.parent.parent, path.parent):
+        directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
+    for other in others:
+        with suppress(FileNotFoundError):  # its owner was deleted meanwhile
+            link(other, path)
+            return True
+    return False
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    """Have a turn at this path as a file of its own. Raises OSError."""
+    temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
+    try:
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
+            file.write(data)
+        temporary.rename(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _known(turns: Sequence[Turn]) -> KnownPrefix:
+    token_ids = array("I")
+    for turn in turns:
+        token_ids.frombytes(turn.token_ids)
+    return KnownPrefix(
+        turns=tuple(turns),
+        token_ids=token_ids.tolist(),
+        ends=tuple(end for turn in turns for end in turn.ends),
+        prefix_end=turns[0].prefix_end,
+        thoughts={turn.key: turn.thoughts for turn in turns},
+    )
+
+
+@dataclass(slots=True)
+class PendingTurn:
+    """An answer that is being given: once the model has ended it, it becomes a turn."""
+
+    turns: TurnStore
+    lineage: Lineage
+    template: Template
+    prompt_ids: Sequence[int]
+    is_durable: bool
+    spoken: AnswerRecord = field(default_factory=AnswerRecord)
+    age: int = 0
+
+    def __post_init__(self) -> None:
+        self.age = self.turns.age
+        self.turns.adopt(
+            self.lineage.way, self.lineage.scope, is_durable=self.is_durable, age=self.age
+        )
+
+    def end(self, output_ids: Sequence[int], stop: str | None = None) -> None:
+        """All of it was said, with these tokens, but for the stop string that ended it.
+
+        What says nothing, or no more than it began with, is no turn: it would be its own parent.
+        """
+        if self.spoken.is_empty:
+            return
+        self.spoken.texts.insert(0, self.lineage.begun)
+        if stop is not None:
+            kept = self._before(stop, output_ids)
+            if kept is None:
+                return
+            output_ids = kept
+        lineage = self.lineage
+        parent = lineage.way[-1].id if lineage.way else b""
+        token_ids = array("I", self.prompt_ids[lineage.start :])
+        token_ids.extend(output_ids)
+        end = len(self.prompt_ids) + len(output_ids)
+        turn = Turn(
+            key=advance(lineage.key, self.spoken.form()),
+            parent=parent,
+            start=lineage.start,
+            token_ids=token_ids.tobytes(),
+            ends=(*lineage.ends, end),
+            prefix_end=lineage.prefix_end,
+            thoughts=self.spoken.thought(),
+        )
+        self.turns.put(turn, lineage.scope, is_durable=self.is_durable, age=self.age)
+
+    def _before(self, stop: str, output_ids: Sequence[int]) -> list[int] | None:
+        """The tokens up to where the stop string began; None where that is in doubt."""
+        said = "".join("".join(self.spoken.texts).split())
+        last = len(output_ids) - 1
+        for number in range(last, max(last - len(stop.encode()) - _CONTEXT_TOKENS, -1), -1):
+            before = output_ids[max(number - _CONTEXT_TOKENS, 0) : number]
+            tail = self._text_of(output_ids[number:], before)
+            if stop not in tail:
+                continue
+            rest = tail[: tail.index(stop)]
+            shown = "".join((self._text_of(before, ()) + rest).split())
+            is_sure = bool(said) and (shown.endswith(said) or said.endswith(shown))
+            kept = [*output_ids[:number], *self.template.encode(rest).token_ids]
+            return kept if is_sure else None
+        return None
+
+    def _text_of(self, token_ids: Sequence[int], before: Sequence[int]) -> str:
+        detokenizer = self.template.detokenizer(before or self.prompt_ids)
+        return "".join(detokenizer.add(one) for one in token_ids) + detokenizer.finish()
+
+
+def _folders_of(whom: Whom, secret: bytes) -> Folders:
+    """Where the turns of those that somebody names lie."""
+    key = whom.key
+    if key is None and whom.session_id is not None:
+        key = conversation_key(secret, whom.session_id)
+    name = model_key(secret, whom.model) if whom.model is not None else None
+    return Folders(key.hex() if key is not None else None, name)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()

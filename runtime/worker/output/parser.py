@@ -1,0 +1,262 @@
+"""Generated text to chunks: answer, reasoning, tool calls, and where a stop string ends it all.
+
+Knows mlx-lm's `TextStateMachine`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+
+from runtime.types import Chunk, FinishReason, ReasoningDelta, TextDelta, TokenLogprobs
+from runtime.worker.output.calls import CallReader
+from runtime.worker.output.dialect import (
+    ANSWER,
+    HEADER,
+    NORMAL,
+    REASONING,
+    START,
+    STOP,
+    TOOL,
+    Dialect,
+    ReasoningBlock,
+    transitions,
+)
+from runtime.worker.output.tools import RequestTools
+
+__all__ = ["NO_TOOLS", "Dialect", "OutputParser", "ReasoningBlock"]
+
+# The package re-exports a function under the module's name.
+_TextStateMachine = importlib.import_module("mlx_lm.generate").TextStateMachine
+
+ORPHAN = "orphan_think_end"
+"""Text that was already said turned out to be reasoning: its block closed, but never opened."""
+
+NO_TOOLS = RequestTools.of(())
+
+
+class OutputParser:
+    """One sequence's text on its way out.
+
+    Stop strings end the answer, not the reasoning, and are not part of it. Blank lines around
+    reasoning and before a tool call belong to the template and are dropped. A tool call that
+    cannot be understood is given to the client as the text it was; `notes` say why. In a
+    constrained answer nothing but stop strings is a mark. `reasoning` says how the prompt left its
+    block; where it said nothing, one may close that was not opened. What goes on with an answer
+    that has begun is told to the letter.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        index: int,
+        stop: tuple[str, ...] = (),
+        tools: RequestTools = NO_TOOLS,
+        reasoning: ReasoningBlock = "unsaid",
+        is_constrained: bool = False,
+    ) -> None:
+        self._dialect = dialect
+        self._index = index
+        self._has_tools = not tools.is_empty
+        self._calls = CallReader(dialect, tools, index)
+        self._stop = stop
+        self.stopped_by: str | None = None
+        """The stop string that ended the answer."""
+        self.is_stopped = False
+        """The answer ended before the model ended it: by a stop string, or with its one call."""
+        self._is_broken = False
+        self._has_spoken = False
+        self._held = ""
+        self._header = ""
+        self._skips_blank = reasoning == "open" or (self._has_tools and reasoning != "begun")
+        self._may_be_orphan = reasoning == "unsaid"
+        self._is_constrained = is_constrained
+        self._logprobs: list[TokenLogprobs] = []
+        self._notes: list[str] = []
+        self._machine = _TextStateMachine(transitions(dialect, stop, has_tools=self._has_tools))
+        unstopped = transitions(dialect, (), has_tools=self._has_tools) if stop else {}
+        self._unstopped = _TextStateMachine(unstopped)
+        self._marks = {state: _marks_beside(stop, edges) for state, edges in unstopped.items()}
+        initial = NORMAL if reasoning == "begun" else dialect.initial
+        self._state = self._machine.make_state(REASONING if reasoning == "open" else initial)
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._state[0] == REASONING
+
+    @property
+    def is_broken_off(self) -> bool:
+        """It ended inside of thoughts or of a call: what was shown is no turn to go on from."""
+        return self._is_broken or self.is_reasoning
+
+    @property
+    def num_tool_calls(self) -> int:
+        return self._calls.num_calls
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Machine-readable remarks on what was odd."""
+        return (*self._notes, *self._calls.notes)
+
+    def remark(self, notes: Iterable[str]) -> None:
+        """Add remarks from elsewhere."""
+        self._notes += notes
+
+    def reason(self, given: FinishReason) -> FinishReason:
+        """Why the answer ended: a call that broke off is no clean end."""
+        if given != "stop" or not self.num_tool_calls:
+            return given
+        return "length" if self._is_broken else "tool_calls"
+
+    def feed(self, text: str, logprobs: TokenLogprobs | None = None) -> list[Chunk]:
+        """The chunks that one token's stable text completes."""
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        if not text or self.is_stopped:
+            return []
+        if text in self._marks.get(self._state[0], ()):
+            return self._read_mark(text)
+        if self._is_constrained and self._state[0] != ANSWER:
+            return self._by_character(text)
+        state, segments = _TextStateMachine.split(self._state, text)
+        if len(segments) == 1 and segments[0][0] != TOOL:
+            self._state = state
+            return self._say(*segments[0])
+        if self._has_tools and any(name == TOOL for name, _ in segments):
+            return self._by_character(text)
+        return self._advance(text)
+
+    def finish(self, text: str = "", *, is_cut: bool = False) -> list[Chunk]:
+        """The chunks of the held-back rest. `is_cut` says that the model did not end by itself."""
+        chunks = self.feed(text)
+        if self.is_stopped:
+            return chunks
+        state = self._state[0]
+        self._state, rest, _ = _TextStateMachine.flush(self._state)
+        chunks += self._say(state, rest)
+        if state == TOOL:
+            is_closed = self._dialect.calls_end_with_turn and not is_cut
+            chunks += self._finish_calls(is_closed=is_closed)
+        is_silent = not (self._has_spoken or self.num_tool_calls)
+        if state == HEADER and (self._dialect.shows_headers or is_silent):
+            chunks += self._say_header()
+        if self._logprobs or (state != REASONING and self._held):
+            chunks.append(self._delta(state, "" if state == REASONING else self._held))
+        return chunks
+
+    def _read_mark(self, mark: str) -> list[Chunk]:
+        """What a mark says that came as one token: no stop string is looked for inside it."""
+        self._state, before, state = _TextStateMachine.flush(self._state)
+        if before:
+            return self._say(state, before) + self.feed(mark)
+        self._state = self._unstopped.make_state(state)
+        chunks = self._advance(mark)
+        self._state = self._machine.make_state(self._state[0])
+        return chunks
+
+    def _by_character(self, text: str) -> list[Chunk]:
+        """For where what was read decides what the next mark means."""
+        chunks: list[Chunk] = []
+        for character in text:
+            chunks += self._advance(character)
+            if self.is_stopped:
+                break
+        return chunks
+
+    def _advance(self, piece: str) -> list[Chunk]:
+        before = self._state[0]
+        self._state, segments = _TextStateMachine.split(self._state, piece)
+        chunks: list[Chunk] = []
+        for state, segment in segments:
+            if state != before:
+                chunks += self._enter(before, state)
+                if self.is_stopped:
+                    break
+            before = state
+            chunks += self._say(state, segment)
+        return chunks
+
+    def _enter(self, old: str, new: str) -> list[Chunk]:
+        """What leaving state `old` for `new` says."""
+        if old == TOOL and self._calls.in_string:
+            self._state = self._machine.make_state(TOOL)
+            return list(self._calls.feed(self._dialect.tool_end))
+        if old == START and new == NORMAL and self._has_spoken:
+            if not self._may_be_orphan:
+                return self._say(NORMAL, self._dialect.think_end)
+            self._notes.append(ORPHAN)
+        held, self._held = self._held, ""
+        self._skips_blank = True
+        if new.startswith(STOP):
+            self.is_stopped = True
+            self.stopped_by = self._stop[int(new.removeprefix(STOP))]
+            return [self._delta(NORMAL, held)] if held else []
+        if old == TOOL:
+            return self._finish_calls(is_closed=True)
+        if old == HEADER:
+            header = self._say_header() if self._dialect.shows_headers else []
+            self._header = ""
+            return header
+        return []
+
+    def _say(self, state: str, text: str) -> list[Chunk]:
+        if not text:
+            return []
+        if state == TOOL:
+            deltas = self._calls.feed(text)
+            self.is_stopped = self._calls.has_extra
+            return list(deltas)
+        if state == HEADER:
+            self._header += text
+            return []
+        if self._skips_blank:
+            text = text.lstrip()
+            self._skips_blank = not text
+        if state == REASONING or (self._has_tools and state != ANSWER):
+            text = self._hold_blank_end(text)
+        if not text:
+            return []
+        if state != REASONING:
+            self._has_spoken |= not text.isspace()
+            if self._is_constrained and state != ANSWER:
+                self._begin_answer()
+        return [self._delta(state, text)]
+
+    def _begin_answer(self) -> None:
+        """From the first text of a constrained answer on, it is all answer."""
+        buffered = self._state[3]
+        self._state, _ = _TextStateMachine.split(self._machine.make_state(ANSWER), buffered)
+
+    def _hold_blank_end(self, text: str) -> str:
+        """Trailing blanks wait for what follows: text needs them, a marker does not."""
+        text = self._held + text
+        body = text.rstrip()
+        self._held = text[len(body) :]
+        return body
+
+    def _say_header(self) -> list[Chunk]:
+        text, self._header = self._header, ""
+        return [self._delta(NORMAL, text)] if text.strip() else []
+
+    def _delta(self, state: str, text: str) -> Chunk:
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        kind = ReasoningDelta if state == REASONING else TextDelta
+        return kind(index=self._index, text=text, logprobs=logprobs)
+
+    def _finish_calls(self, *, is_closed: bool) -> list[Chunk]:
+        section = self._calls.close(is_closed=is_closed)
+        self._is_broken |= section.is_broken
+        self.is_stopped = self._calls.is_full and is_closed
+        if not section.text and not section.is_raw:
+            return list(section.deltas)
+        self._skips_blank = False
+        text = section.text
+        if not section.deltas and section.is_raw:
+            text = self._dialect.tool_start + text + (self._dialect.tool_end if is_closed else "")
+        return [*section.deltas, self._delta(NORMAL, text)]
+
+
+def _marks_beside(stop: tuple[str, ...], edges: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """The marks of these edges that no stop string has in it: who names a mark wants to stop."""
+    return frozenset(mark for mark, _ in edges if not any(mark in word for word in stop))

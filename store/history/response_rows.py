@@ -1,0 +1,156 @@
+"""Stored responses in the history, in the transaction of the caller. Bodies are opaque.
+
+A response goes on from a previous one, so they form chains that share their beginnings. Whoever is
+used is younger than whatever it goes on from is old: what goes for want of room is a chain's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import CTE, Connection, delete, func, insert, literal, select, update
+from sqlalchemy.orm import aliased
+
+from store.history.history_tables import Response, ResponseEvents, ResponseItem
+
+MAX_CHAIN = 10_000
+"""Responses that one may go on from; more would be a loop or an attack."""
+
+
+class ItemRow(NamedTuple):
+    """An item: its id, its JSON, and whether the model made it."""
+
+    id: str
+    body: bytes
+    is_output: bool
+
+
+class ResponseRow(NamedTuple):
+    """A response without its items and events; `body` is JSON."""
+
+    id: str
+    previous_id: str | None
+    body: bytes
+    created_s: float
+
+
+class Chain(NamedTuple):
+    """All items up to the end of a response, in order; `missing` is the id of one that is gone."""
+
+    items: list[ItemRow]
+    missing: str | None = None
+
+
+def put(connection: Connection, row: ResponseRow, items: Iterable[ItemRow], now_s: float) -> None:
+    """Store a response whole, in the place of one of the same id."""
+    connection.execute(delete(Response).where(Response.id == row.id))
+    values = {**row._asdict(), "last_used_s": now_s}
+    number = connection.execute(
+        insert(Response).values(values).returning(Response.number)
+    ).scalar_one()
+    rows = [
+        {"response_number": number, "position": position, **item._asdict()}
+        for position, item in enumerate(items)
+    ]
+    if rows:
+        connection.execute(insert(ResponseItem), rows)
+
+
+def put_events(connection: Connection, response_id: str, events: bytes) -> None:
+    """Store the events of a response that has none yet."""
+    number = select(Response.number).where(Response.id == response_id).scalar_subquery()
+    connection.execute(insert(ResponseEvents).values(response_number=number, body=events))
+
+
+def events(connection: Connection, response_id: str) -> bytes | None:
+    """The stored events of a response."""
+    rows = (
+        select(ResponseEvents.body)
+        .join(Response, Response.number == ResponseEvents.response_number)
+        .where(Response.id == response_id)
+    )
+    return connection.execute(rows).scalar()
+
+
+def touch(connection: Connection, response_id: str, now_s: float) -> None:
+    """A response was used, and with it all that it goes on from."""
+    numbers = select(_links(response_id).c.number)
+    is_older = Response.last_used_s < now_s
+    connection.execute(
+        update(Response).where(Response.number.in_(numbers), is_older).values(last_used_s=now_s)
+    )
+
+
+def get(connection: Connection, response_id: str) -> tuple[ResponseRow, list[ItemRow]] | None:
+    """A response and its own items, in order."""
+    columns = (Response.id, Response.previous_id, Response.body, Response.created_s)
+    found = connection.execute(select(*columns).where(Response.id == response_id)).first()
+    if found is None:
+        return None
+    return ResponseRow(*found), _items(connection, response_id)
+
+
+def chain(connection: Connection, response_id: str) -> Chain:
+    """Everything that a response which goes on from this one remembers."""
+    links = _links(response_id).c
+    rows = connection.execute(select(links.id, links.previous_id).order_by(links.depth.desc()))
+    ids = [(one_id, previous_id) for one_id, previous_id in rows]
+    missing = ids[0][1] if ids else response_id
+    if missing is not None:
+        return Chain([], missing)
+    return Chain([item for one_id, _ in ids for item in _items(connection, one_id)])
+
+
+def find_items(
+    connection: Connection, item_ids: Sequence[str], owner: str = ""
+) -> dict[str, bytes]:
+    """The items of these ids in responses whose ids begin with `owner`; "": with no `@`."""
+    is_mine = func.substr(Response.id, 1, len(owner)) == owner
+    if not owner:
+        is_mine = func.substr(Response.id, 1, 1) != "@"
+    rows = (
+        select(ResponseItem.id, ResponseItem.body)
+        .join(Response, Response.number == ResponseItem.response_number)
+        .where(ResponseItem.id.in_(item_ids), is_mine)
+    )
+    return {row.id: row.body for row in connection.execute(rows)}
+
+
+def remove(connection: Connection, response_id: str, now_s: float) -> bool:
+    """Delete a response and its items; False when there was none. `now_s` is not needed here."""
+    del now_s
+    gone = connection.execute(delete(Response).where(Response.id == response_id))
+    return bool(gone.rowcount)
+
+
+def unused(connection: Connection, before_s: float) -> list[tuple[str, float]]:
+    """Ids and last uses of all that was not used since."""
+    rows = select(Response.id, Response.last_used_s).where(Response.last_used_s < before_s)
+    return [(one_id, last_used_s) for one_id, last_used_s in connection.execute(rows)]
+
+
+def _items(connection: Connection, response_id: str) -> list[ItemRow]:
+    rows = (
+        select(ResponseItem.id, ResponseItem.body, ResponseItem.is_output)
+        .join(Response, Response.number == ResponseItem.response_number)
+        .where(Response.id == response_id)
+        .order_by(ResponseItem.position)
+    )
+    return [ItemRow(*row) for row in connection.execute(rows)]
+
+
+def _links(response_id: str) -> CTE:
+    """A response and all that it goes on from; `depth` is 0 for itself."""
+    columns = (Response.number, Response.id, Response.previous_id)
+    links = (
+        select(*columns, literal(0).label("depth"))
+        .where(Response.id == response_id)
+        .cte(recursive=True)
+    )
+    older = aliased(Response)
+    return links.union_all(
+        select(older.number, older.id, older.previous_id, links.c.depth + 1)
+        .join(links, links.c.previous_id == older.id)
+        .where(links.c.depth < MAX_CHAIN)
+    )

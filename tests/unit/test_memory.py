@@ -1,0 +1,64 @@
+"""Whether the memory of a process that ended came back."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runtime.memory import available_bytes, footprint_bytes, has_returned, num_oom_kills
+from runtime.supervisor.crash_report import CrashReporter
+from runtime.wire import Heartbeat
+from tests.waiting import until
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("footprint", "freed", "returned"),
+    [
+        (0, 0, True),
+        (GIB // 4, -GIB, True),  # too small to be told from what other programs do
+        (10 * GIB, 10 * GIB, True),
+        (10 * GIB, 7 * GIB, True),
+        (10 * GIB, 6 * GIB, False),
+        (10 * GIB, 0, False),
+        (100 * GIB, 60 * GIB, False),
+    ],
+)
+def test_seven_tenths_of_what_it_took_must_be_available_again(
+    footprint: int, freed: int, returned: bool
+):
+    assert has_returned(footprint, freed) is returned
+
+
+def test_the_footprint_is_the_larger_of_resident_and_allocated():
+    resident = footprint_bytes(os.getpid(), 0)
+    assert resident > 1 << 20
+    assert footprint_bytes(os.getpid(), 1 << 50) == 1 << 50
+
+
+def test_a_process_that_is_gone_has_no_footprint():
+    assert footprint_bytes(2**22 + 1, 0) == 0
+
+
+def test_what_a_process_took_is_known_when_it_has_just_died(tmp_path: Path):
+    crash_reporter = CrashReporter(tmp_path, "m")
+    beat = Heartbeat(step=1, is_busy=True, phase="decode", active_bytes=1000)
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        crash_reporter.sample(process.pid, beat)
+        seen = crash_reporter.footprint_bytes
+        process.kill()
+        child = psutil.Process(process.pid)
+        asyncio.run(until(lambda: child.status() == psutil.STATUS_ZOMBIE, "its end"))
+        crash_reporter.sample(process.pid, beat)
+    assert crash_reporter.footprint_bytes == seen > beat.active_bytes
+
+
+def test_the_machine_has_memory_and_counts_its_kills():
+    assert available_bytes() > 0
+    assert num_oom_kills() >= 0
