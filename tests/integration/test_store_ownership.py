@@ -7,10 +7,11 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runtime.config.home import Home
@@ -20,6 +21,7 @@ from store.errors import StoreFailed
 from store.keyed_names import keyed_hash
 from store.ownership import Mount, take
 from tests.running_server import CHAT, RunningServer, hearth, running
+from tests.waiting import until
 
 HOLDER = """
 import sys
@@ -143,28 +145,39 @@ def snapshot(home: Path) -> dict[str, tuple[bytes, int, int]]:
     return found
 
 
-@contextmanager
-def frozen(server: RunningServer) -> Generator[None]:
+def stopped(process: psutil.Process) -> bool:
+    """No thread of it runs any more: each one stops when it comes back from what it asked for."""
+    if not Path("/proc/self/task").is_dir():
+        return process.status() == psutil.STATUS_STOPPED
+    threads = Path(f"/proc/{process.pid}/task").glob("*/stat")
+    return all(thread.read_text().rpartition(") ")[2].startswith("T") for thread in threads)
+
+
+@asynccontextmanager
+async def frozen(server: RunningServer) -> AsyncGenerator[None]:
     """The server does nothing meanwhile, so that every change to its home is somebody else's."""
-    running = server.request("GET", "/running", headers={"x-api-key": "alice-key"}).json()
-    pids = [server.process.pid, *(one["pid"] for one in running["models"] if one["pid"])]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+    own = psutil.Process(server.process.pid)
+    own.suspend()
+    await until(lambda: stopped(own), "the server's stop")
+    children = own.children(recursive=True)
+    for child in children:
+        child.suspend()
+    await until(lambda: all(map(stopped, children)), "the stop of its processes")
     try:
         yield
     finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        for process in (own, *children):
+            process.resume()
 
 
-def test_a_second_server_on_a_home_changes_nothing_in_it(tmp_path: Path):
+async def test_a_second_server_on_a_home_changes_nothing_in_it(tmp_path: Path):
     with running(tmp_path, config=KEYED) as first:
         place = {"HEARTH_HOME": str(tmp_path), "HEARTH_PORT": str(first.port)}
         body = {"model": "hearth-tiny", "messages": [{"role": "user", "content": "Hi"}]}
         answer = first.request("POST", CHAT, json=body, headers={"x-api-key": "alice-key"})
         assert answer.status_code == 200
         token = read_admin_token(tmp_path)
-        with frozen(first):
+        async with frozen(first):
             before = snapshot(tmp_path)
             assert {"admin.token", "history.sqlite3", "hearth.log", "kv"} <= before.keys()
             second = hearth("serve", **place | {"HEARTH_PORT": "0"})

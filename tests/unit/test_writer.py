@@ -262,7 +262,17 @@ def test_waiting_for_room_is_no_work_after_which_a_writer_rests(tmp_path: Path):
 
 
 def test_two_write_without_a_rest_while_much_is_queued(tmp_path: Path):
-    writing = Writing(tmp_path / "store", 16 * JOB_BYTES, 2)
+    """None of the slots is written unless two threads have one in hand."""
+    both = threading.Barrier(2, timeout=PATIENCE_S)
+
+    class Together:
+        def take(self, key: str, num_bytes: int, *, parent: str | None = None) -> None:
+            both.wait()
+
+        def leave(self, key: str) -> None:
+            pass
+
+    writing = Writing(tmp_path / "store", 4 * JOB_BYTES, 2, room=Together())
     writing.writer.clock = Ticking(100.0)
     writing.writer.set_idle(is_idle=False)
     for number in range(4):
