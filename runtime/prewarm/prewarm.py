@@ -24,6 +24,7 @@ from runtime.prewarm.prefix_registry import CONFIGURED, PrefixRegistry
 from runtime.prewarm.prefixes import KEEP_ALIVE_SHARE, warming_of
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.lifecycle import Transition
+from runtime.supervisor.news import Listener
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheTier, ChatPrompt, Failed, Finished, GenerateRequest, Usage
 
@@ -113,7 +114,7 @@ class Prewarm:
     def start(self) -> None:
         """Listen for models that come up."""
         if self._settings.prewarm:
-            self._spawn(self._listen())
+            self._spawn(self._listen(self._supervisor.news.listen()))
         self._spawn(self._work())
 
     async def stop(self) -> None:
@@ -206,8 +207,8 @@ class Prewarm:
 
     # Inside
 
-    async def _listen(self) -> None:
-        with closing(self._supervisor.news.listen()) as listener:
+    async def _listen(self, listener: Listener[Transition]) -> None:
+        with closing(listener):
             while not listener.is_closed:
                 batch = await listener.next()
                 for step in batch.items if batch is not None else ():

@@ -54,7 +54,6 @@ class CrashReporter:
         self._was_killed_for_memory = False
         self._lost: CrashRecord | None = None
         self.returncode: int | None = None
-        self.crash_id: str | None = None
         self.departure: Departure | None = None
 
     @property
@@ -128,9 +127,7 @@ class CrashReporter:
             self.lost(WorkerDied(f"The process of the model {self._model} {cause}."), watchdog, 0)
         if self._lost is None:
             return
-        record = self._record(self._lost, child)
-        await asyncio.to_thread(self._crashes.keep, record)
-        self.crash_id = record.id
+        await asyncio.to_thread(self._crashes.keep, self._record(self._lost, child))
 
     async def check_memory(self, *, was_asked: bool) -> bool:
         """Wait until the memory of the process is available again, or is not going to be.

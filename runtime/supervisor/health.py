@@ -76,11 +76,6 @@ class Watchdog:
         """What it does, as last heard."""
         self.last: Heartbeat | None = None
 
-    @property
-    def step_s(self) -> Mapping[str, float]:
-        """The moving average of what a step takes, by phase; what was never seen is missing."""
-        return self._steps_s
-
     def beat(self, heartbeat: Heartbeat, now_s: float) -> None:
         """A heartbeat arrived."""
         last, self.last = self.last, heartbeat

@@ -64,10 +64,6 @@ class News(Generic[T]):
     def __init__(self) -> None:
         self._listeners: set[Listener[T]] = set()
 
-    @property
-    def num_listeners(self) -> int:
-        return len(self._listeners)
-
     def publish(self, item: T) -> None:
         """Tell everybody; never waits for anybody."""
         for listener in self._listeners:

@@ -263,7 +263,7 @@ class WorkerProcess:
         kv = await self.kv.options()
         load = Load(spec=self.spec, options=worker_options(self._settings, self.spec.id), kv=kv)
         child.send(load)
-        self.clock.sent_load(time.monotonic(), was_spare=was_spare)
+        self.clock.sent_load(time.monotonic())
         self.kv.open(child.send)
 
     async def _reap(self) -> None:

@@ -39,7 +39,6 @@ class SchedulerLimits(Struct, frozen=True):
     limits_s: Mapping[ModelState, float]
     max_open: int = 256
     max_open_per_model: int = 256
-    max_loaded: int | None = None
     terms: Terms = Terms()
 
 

@@ -18,15 +18,11 @@ class LeaveCost(Struct, frozen=True):
 
 
 class StartCost(Struct, frozen=True):
-    """Until a model can be asked: a process that is ready to load, weights, compiled kernels.
-
-    `was_spare`: a process had been waiting.
-    """
+    """Until a model can be asked: a process that is ready to load, weights, compiled kernels."""
 
     spawn_ms: float = 0.0
     load_ms: float = 0.0
     warm_ms: float = 0.0
-    was_spare: bool = False
 
     @property
     def total_ms(self) -> float:

@@ -11,7 +11,6 @@ class WorkerClock:
     def __init__(self) -> None:
         self._began_s = self._hello_s = self._load_s = self._read_s = self._ready_s = 0.0
         self._asked_s = self._flush_s = self._flushed_s = self._exited_s = 0.0
-        self._was_spare = False
 
     @property
     def is_flushing(self) -> bool:
@@ -26,7 +25,6 @@ class WorkerClock:
             spawn_ms=_ms(self._began_s, spawned_s),
             load_ms=_ms(spawned_s, self._read_s),
             warm_ms=_ms(self._read_s, self._ready_s),
-            was_spare=self._was_spare,
         )
 
     @property
@@ -44,9 +42,8 @@ class WorkerClock:
     def said_hello(self, now_s: float) -> None:
         self._hello_s = now_s
 
-    def sent_load(self, now_s: float, *, was_spare: bool) -> None:
+    def sent_load(self, now_s: float) -> None:
         self._load_s = now_s
-        self._was_spare = was_spare
 
     def read_weights(self, now_s: float) -> None:
         self._read_s = now_s

@@ -12,7 +12,7 @@ def step(before: ModelState, event: ModelEvent, after: ModelState, at_s: float) 
 def test_a_start_is_split_where_the_process_is_up_and_knows_what_to_load():
     clock = WorkerClock()
     clock.began(10.0)
-    clock.sent_load(10.5, was_spare=False)
+    clock.sent_load(10.5)
     clock.said_hello(12.0)
     clock.read_weights(15.0)
     clock.became_ready(15.25)
@@ -24,9 +24,9 @@ def test_a_spare_costs_what_it_takes_to_tell_it_what_to_load():
     clock = WorkerClock()
     clock.began(10.0)
     clock.said_hello(10.0)
-    clock.sent_load(10.5, was_spare=True)
+    clock.sent_load(10.5)
     clock.read_weights(11.0)
-    assert clock.start_cost == StartCost(spawn_ms=500.0, load_ms=500.0, was_spare=True)
+    assert clock.start_cost == StartCost(spawn_ms=500.0, load_ms=500.0)
 
 
 def test_an_end_is_split_at_the_flush():
