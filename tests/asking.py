@@ -154,13 +154,13 @@ def request(prompt: str | Prompt, *, model: str = "m", **fields: Any) -> Generat
     return GenerateRequest(request_id=f"r{next(_numbers)}", model=model, prompt=prompt, **fields)
 
 
-async def answer(generation: Generation) -> Answer:
-    """Everything that it says, to the end.
+async def answer(generation: Generation, heard: Sequence[Chunk] = ()) -> Answer:
+    """Everything that it says, to the end, beginning with what was `heard` already.
 
     Raises:
         HearthError: it was refused or failed before the worker took it.
     """
-    chunks: list[Chunk] = []
+    chunks = list(heard)
     async with asyncio.timeout(PATIENCE_S):
         await generation.accepted()
         while arrived := await generation.next_chunks():

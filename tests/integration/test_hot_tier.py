@@ -20,6 +20,7 @@ from runtime.types import (
     CacheParams,
     CacheUse,
     ChatPrompt,
+    Chunk,
     Message,
     PrefillProgress,
     Prompt,
@@ -284,19 +285,23 @@ async def test_an_abort_while_decoding_keeps_the_prompt(served: Served):
 
 async def begun(
     served: Served, prompt: Sequence[int], num_tokens: int = 1
-) -> tuple[Generation, int]:
-    """A request of which so much of the prompt is computed, and how many tokens at least."""
+) -> tuple[Generation, list[Chunk], int]:
+    """A request of which so much of the prompt is computed, what was heard of it, and how many
+    tokens that is at least: on a busy machine it may have ended by then.
+    """
     generation = served.supervisor.submit(request(tokens(prompt), max_tokens=2, ignore_eos=True))
+    heard: list[Chunk] = []
     num_done = 0
     while num_done < num_tokens:
-        last = (await first_chunks(generation))[-1]
+        heard += await first_chunks(generation)
+        last = heard[-1]
         num_done = last.num_done if isinstance(last, PrefillProgress) else len(prompt) - 1
-    return generation, num_done
+    return generation, heard, num_done
 
 
 async def test_prefill_that_nobody_waits_for_any_more_is_gone_on_from(served: Served):
     prompt = new_ids(80, 900)
-    generation, num_done = await begun(served, prompt)
+    generation, _, num_done = await begun(served, prompt)
     generation.abort()
     use = use_of(await say(served, prompt, 1))
     assert use.num_tokens >= num_done - num_done % BLOCK > 0
@@ -308,12 +313,12 @@ async def test_what_is_computed_for_others_meanwhile_is_not_computed_again(
 ):
     shared = new_ids(seed, 3000)
     before = (await counts(served)).num_computed_tokens
-    first, num_done = await begun(served, [*shared, *new_ids(seed + 1, 600)], num_begun)
+    first, heard, num_done = await begun(served, [*shared, *new_ids(seed + 1, 600)], num_begun)
     urgent = await say(served, [*shared, *new_ids(seed + 2, 600)], 1, priority="interactive")
     # Where it cannot be cut, what is computed beyond the shared part shows a checkpoint before.
     num_had, most = use_of(urgent).num_tokens, 2048 if served.needs_state else 3000
     assert num_had >= min(num_done - num_done % BLOCK, most - most % BLOCK)
-    slow = await answer(first)
+    slow = await answer(first, heard)
     num_reused = use_of(slow).num_tokens + num_had
     num_computed = (await counts(served)).num_computed_tokens - before
     num_slices = -(-(3600 - num_had) // SLICE)
