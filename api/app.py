@@ -58,6 +58,7 @@ from runtime.config.limits import RouteKind
 from runtime.config.settings import Settings, check_places
 from runtime.errors import SettingsError, UnknownModel
 from runtime.keys import digest_of
+from runtime.memory import trim_heap
 from runtime.models.arrivals import Arrivals
 from runtime.models.catalog import Catalog
 from runtime.prewarm.prewarm import Prewarm
@@ -249,7 +250,12 @@ def _chores(
         Chore("prewarm", prewarm.period_s, prewarm.sweep),
         Chore("dashboard", SAMPLE_S, dashboard.tick),
         Chore("memory", 5.0, supervisor.relieve),
+        Chore("heap", 60.0, _trim_heap),
     ]
+
+
+async def _trim_heap() -> None:
+    await asyncio.to_thread(trim_heap)
 
 
 def _given(**parts: object) -> dict[str, Provide]:

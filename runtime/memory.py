@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
 from pathlib import Path
 
@@ -53,6 +54,20 @@ def footprint_bytes(pid: int, allocated_bytes: int, *, num_processes: int = 1) -
 def available_bytes() -> int:
     """What a program could take now without making others swap."""
     return psutil.virtual_memory().available
+
+
+def trim_heap() -> bool:
+    """Give the pages of this process that hold nothing any more back to the system.
+
+    glibc keeps what is freed between two blocks that live. False where its `malloc_trim` is not
+    to be had: other allocators give such pages back by themselves. It takes some milliseconds,
+    without the GIL; see malloc_trim(3).
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
+        return False
+    trim(ctypes.c_size_t(0))
+    return True
 
 
 def num_oom_kills() -> int:

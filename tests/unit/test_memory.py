@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.memory import available_bytes, footprint_bytes, has_returned, num_oom_kills
+from runtime.memory import available_bytes, footprint_bytes, has_returned, num_oom_kills, trim_heap
 from runtime.supervisor.crash_report import CrashReporter
 from runtime.wire import Heartbeat
 from tests.waiting import until
@@ -62,3 +62,23 @@ def test_what_a_process_took_is_known_when_it_has_just_died(tmp_path: Path):
 def test_the_machine_has_memory_and_counts_its_kills():
     assert available_bytes() > 0
     assert num_oom_kills() >= 0
+
+
+FRAGMENTED = """
+import psutil
+from runtime.memory import trim_heap
+blocks = [bytes(20_000) for _ in range(5_000)]
+last = bytes(20_000)
+del blocks
+before = psutil.Process().memory_info().rss
+trim_heap()
+print(before - psutil.Process().memory_info().rss)
+"""
+"""100 MB are freed below a block that lives: the bytes of them that come back."""
+
+
+@pytest.mark.skipif(not trim_heap(), reason="this allocator keeps no freed pages")
+def test_what_is_freed_below_what_lives_comes_back_too():
+    root = Path(__file__).parents[2]
+    said = subprocess.check_output([sys.executable, "-c", FRAGMENTED], cwd=root, text=True)
+    assert int(said) > 80e6
