@@ -1,4 +1,4 @@
-"""Processes that do whatever a test says, beside a dispatch with a clock of the test's own."""
+"""Processes that do whatever a test says, beside a scheduler with a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Puppet:
 
 
 class World:
-    """The crew, the memory and the clock of one dispatch."""
+    """The effects, the memory and the clock of one scheduler."""
 
     def __init__(self, max_loaded: int | None) -> None:
         self.now_s = 0.0
@@ -84,7 +84,7 @@ class World:
             max_open=MAX_OPEN,
             max_open_per_model=MAX_OPEN - 2,
         )
-        self.dispatch = RequestScheduler(
+        self.scheduler = RequestScheduler(
             rules, self, self, lambda _: KEEP_ALIVE_S, lambda: self.now_s
         )
 
@@ -124,14 +124,14 @@ class World:
             num_rings += 1
             assert num_rings < 1000, f"it rings for ever at {self.due_s}"
             self.now_s = max(self.now_s, self.due_s)
-            self.dispatch.reconcile()
+            self.scheduler.reconcile()
         self.now_s = end_s
 
     def alive(self) -> list[Puppet]:
         return [puppet for puppet in self.puppets if not puppet.is_gone]
 
     def tell(self, puppet: Puppet) -> None:
-        self.dispatch.on_change(puppet.spec.id, puppet)
+        self.scheduler.on_change(puppet.spec.id, puppet)
 
     # What processes do
 

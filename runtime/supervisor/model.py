@@ -1,6 +1,6 @@
 """`ModelActor`: the one owner of everything about one model: its state, its process, its requests.
 
-Nothing here awaits. What it decides it has done by the crew, and every transition is published.
+Nothing here awaits. What it decides it has done by its effects, and every transition is published.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class _Keeps:
 
 
 class ModelActor(Lifecycle):
-    """`now_s` is always the time of one monotonic clock. Requests are granted by the dispatch."""
+    """`now_s` is always the time of one monotonic clock. Requests are granted by the scheduler."""
 
-    def __init__(self, model: str, limits_s: Mapping[ModelState, float], crew: Effects) -> None:
+    def __init__(self, model: str, limits_s: Mapping[ModelState, float], effects: Effects) -> None:
         super().__init__(limits_s)
         self.model = model
         self.spec: ModelSpec | None = None
@@ -139,7 +139,7 @@ class ModelActor(Lifecycle):
         self.num_starts = 0
         self.num_crashes = 0
         self.is_explained = False
-        self._crew = crew
+        self._effects = effects
         self._history = CrashHistory()
         self._ready_since_s: float | None = None
         self._last_finished_s: float | None = None
@@ -199,7 +199,7 @@ class ModelActor(Lifecycle):
             cohort=self.cohort,
         )
 
-    # What the dispatch wants
+    # What the scheduler wants
 
     def want(self, now_s: float) -> None:
         """Somebody waits for it."""
@@ -221,7 +221,7 @@ class ModelActor(Lifecycle):
             self.num_starts += 1
             self._keeps = _Keeps({asked.id: (0.0, keep_alive_s)})
             self._files = fingerprint(spec.path)
-            self.worker = self._crew.start_worker(spec)
+            self.worker = self._effects.start_worker(spec)
 
     def grant(self, call: QueuedRequest, now_s: float) -> None:
         """Hand over a request, or tell that the model is there; its stage must be `ready`."""
@@ -266,7 +266,7 @@ class ModelActor(Lifecycle):
         else:
             self._apply("leave", now_s, reason, drain_s)
         if was_coming_up and self.worker is not None:
-            self._crew.stop_worker(self.worker)
+            self._effects.stop_worker(self.worker)
 
     def quit(self, now_s: float) -> None:
         """The server stops: end its requests at once and have it leave."""
@@ -386,7 +386,7 @@ class ModelActor(Lifecycle):
     def _flush(self, event: ModelEvent, now_s: float, reason: str = "") -> None:
         """Nothing runs any more, or may: have the process write what is worth keeping and end."""
         if self._apply(event, now_s, reason) and self.worker is not None:
-            self._crew.stop_worker(self.worker)
+            self._effects.stop_worker(self.worker)
 
     def _apply(
         self, event: ModelEvent, now_s: float, reason: str = "", limit_s: float | None = None
@@ -405,7 +405,7 @@ class ModelActor(Lifecycle):
         # An operator is told of failures; how a model comes and goes is for who debugs it.
         log = _log.info if self.state in FAILED else _log.debug
         log("model state", model=self.model, was=before, on=event, now=self.state, why=reason)
-        self._crew.publish(step)
+        self._effects.publish(step)
         return True
 
 

@@ -14,9 +14,11 @@ from runtime.types import ModelSpec
 class Names:
     """Belongs to the event loop. `pinned` are the names that are to stay loaded."""
 
-    def __init__(self, catalog: Catalog, dispatch: RequestScheduler, pinned: Iterable[str]) -> None:
+    def __init__(
+        self, catalog: Catalog, scheduler: RequestScheduler, pinned: Iterable[str]
+    ) -> None:
         self._catalog = catalog
-        self._dispatch = dispatch
+        self._scheduler = scheduler
         self._pinned = set(pinned)
         self._coming: set[str] = set()
         """What is to be loaded once it is downloaded."""
@@ -29,7 +31,7 @@ class Names:
         """Every model that can be named, in the catalog's order, then what else is loaded."""
         specs = {spec.id: spec for spec in self._catalog.models()}
         for spec in self._known.values():
-            if self._dispatch.actor(spec.engine).stage != "away":
+            if self._scheduler.actor(spec.engine).stage != "away":
                 specs.setdefault(spec.id, spec)
         return list(specs.values())
 
@@ -78,7 +80,7 @@ class Names:
     def actor(self, name: str) -> ModelActor:
         """The actor of the process that serves a name."""
         spec = self._known.get(name)
-        return self._dispatch.actor(spec.engine if spec is not None else name)
+        return self._scheduler.actor(spec.engine if spec is not None else name)
 
     def resolve(self, name: str) -> ModelSpec:
         """The catalog's word; what is loaded can be named even when it is gone from the disk.
@@ -90,7 +92,7 @@ class Names:
         except UnknownModel:
             for known in self._known.values():
                 is_meant = name in (known.id, *known.aliases)
-                if is_meant and self._dispatch.actor(known.engine).stage == "ready":
+                if is_meant and self._scheduler.actor(known.engine).stage == "ready":
                     return known
             raise
         self._note(spec)
@@ -104,7 +106,7 @@ class Names:
     def _note(self, spec: ModelSpec) -> None:
         before = self._known.get(spec.id)
         if before is not None and before.engine != spec.engine:
-            self._dispatch.actor(before.engine).pinned.discard(spec.id)
+            self._scheduler.actor(before.engine).pinned.discard(spec.id)
         self._known[spec.id] = spec
-        pinned = self._dispatch.actor(spec.engine).pinned
+        pinned = self._scheduler.actor(spec.engine).pinned
         (pinned.add if spec.id in self._pinned else pinned.discard)(spec.id)

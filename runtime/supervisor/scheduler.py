@@ -88,7 +88,7 @@ class RequestScheduler:
     def __init__(
         self,
         rules: SchedulerLimits,
-        crew: Effects,
+        effects: Effects,
         memory: MemoryView,
         keep_alive_s: Callable[[str], float],
         clock: Callable[[], float],
@@ -96,7 +96,7 @@ class RequestScheduler:
         self.actors: dict[str, ModelActor] = {}
         self.is_stopping = False
         self._rules = rules
-        self._crew = crew
+        self._effects = effects
         self._memory = memory
         self._keep_alive_s = keep_alive_s
         self._clock = clock
@@ -121,7 +121,7 @@ class RequestScheduler:
     def actor(self, model: str) -> ModelActor:
         """The actor of a model, which is cold when it was never asked for."""
         if model not in self.actors:
-            self.actors[model] = ModelActor(model, self._rules.limits_s, self._crew)
+            self.actors[model] = ModelActor(model, self._rules.limits_s, self._effects)
         return self.actors[model]
 
     def submit(self, call: QueuedRequest) -> None:
@@ -231,7 +231,7 @@ class RequestScheduler:
                 self._quarantine.acquit(call.digest)
         self.reconcile()
 
-    # What the crew reports
+    # What the effects report
 
     def on_change(self, model: str, worker: WorkerHandle) -> None:
         """A process is in another state, or gone."""
@@ -259,13 +259,13 @@ class RequestScheduler:
             elif actor.state in HELD_BACK:
                 self._turn_away(actor, now_s)
         if self.is_stopping:
-            self._crew.wake_at(self._next_due_s(None))
+            self._effects.wake_at(self._next_due_s(None))
             return
         self._tell_who_is_wanted(self._queue.models(), now_s)
         steps = self._plan(now_s)
         self._carry_out(steps, now_s)
         _tell_phases(self._queue.in_order(), self.actors)
-        self._crew.wake_at(self._next_due_s(steps.wake_s))
+        self._effects.wake_at(self._next_due_s(steps.wake_s))
 
     def _tell_who_is_wanted(self, awaited: frozenset[str], now_s: float) -> None:
         """Where another model is waited for, nothing that yields goes on."""

@@ -60,26 +60,26 @@ class Supervisor:
         self._numbers = count()
         self._stop_bound_s = rules_of(settings).limits_s["flushing"]
         self._memory = MemoryLedger(settings)
-        self._dispatch = RequestScheduler(
+        self._scheduler = RequestScheduler(
             rules_of(settings), self, self._memory, settings.keep_alive_of, time.monotonic
         )
-        self._timer = ResettableTimer(self._dispatch.reconcile)
+        self._timer = ResettableTimer(self._scheduler.reconcile)
         pinned = (model for model, own in settings.named_models.items() if own.pinned)
-        self._names = Names(catalog, self._dispatch, pinned)
+        self._names = Names(catalog, self._scheduler, pinned)
 
     @property
     def is_ready(self) -> bool:
         """Every model to be preloaded is loaded, or has failed to."""
-        return not self._preloading and not self._dispatch.is_stopping
+        return not self._preloading and not self._scheduler.is_stopping
 
     @property
     def is_idle(self) -> bool:
         """No request is open."""
-        return self._dispatch.num_open == 0
+        return self._scheduler.num_open == 0
 
     def budgets(self) -> Budgets:
         """What the models may reserve together, and what their hot tiers may take."""
-        return self._memory.budgets(self._dispatch.actors)
+        return self._memory.budgets(self._scheduler.actors)
 
     async def start(self) -> None:
         """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
@@ -95,7 +95,7 @@ class Supervisor:
 
         It takes as long as the slowest of them may (`stopping.stop_bound_s`).
         """
-        self._dispatch.close()
+        self._scheduler.close()
         await self._names.stop()
         await self._spares.stop()
         if self._tasks:  # a process that the kernel does not let go of is left to it
@@ -104,7 +104,7 @@ class Supervisor:
 
     def kill(self) -> None:
         """End every worker at once."""
-        self._dispatch.close()
+        self._scheduler.close()
         self._spares.kill()
         for worker in self._workers:
             worker.kill()
@@ -120,8 +120,8 @@ class Supervisor:
         """
         self._memory.check()
         spec = self._names.resolve(request.model)
-        generation, call = _generation(request, spec, self._dispatch, self._settings)
-        self._dispatch.submit(call)
+        generation, call = _generation(request, spec, self._scheduler, self._settings)
+        self._scheduler.submit(call)
         return generation
 
     def warm(self, request: GenerateRequest) -> Generation | None:
@@ -130,12 +130,12 @@ class Supervisor:
         It makes way for everything else, and its generation then ends as one that was cancelled.
         Raises as `submit`.
         """
-        if self._dispatch.is_stopping:
+        if self._scheduler.is_stopping:
             return None
         spec = self._names.resolve(request.model)
-        generation, call = _generation(request, spec, self._dispatch, self._settings)
+        generation, call = _generation(request, spec, self._scheduler, self._settings)
         call.yields = True
-        return generation if self._dispatch.warm(call) else None
+        return generation if self._scheduler.warm(call) else None
 
     def status(self) -> tuple[ModelStatus, ...]:
         """Every model that can be named, in the catalog's order, then what else is loaded."""
@@ -184,8 +184,8 @@ class Supervisor:
             RequestRejected: it cannot be waited for now.
         """
         spec = self._names.resolve(name)
-        with self._dispatch.reconcile:
-            self._dispatch.actor(spec.engine).forgive(time.monotonic())
+        with self._scheduler.reconcile:
+            self._scheduler.actor(spec.engine).forgive(time.monotonic())
             self._take_away(name, reason)
             return self._wish(spec, "default")
 
@@ -199,7 +199,7 @@ class Supervisor:
         """
         spec = self._names.resolve(name)
         self._names.pin(spec, is_pinned=is_pinned)
-        self._dispatch.reconcile()
+        self._scheduler.reconcile()
         return self._status(spec)
 
     def cancel(self, request_id: str) -> int:
@@ -208,8 +208,8 @@ class Supervisor:
         Raises:
             UnknownRequest: none is.
         """
-        calls = self._dispatch.find(request_id)
-        with self._dispatch.reconcile:
+        calls = self._scheduler.find(request_id)
+        with self._scheduler.reconcile:
             for call in calls:
                 if call.generation is not None:
                     call.generation.abort()
@@ -219,21 +219,21 @@ class Supervisor:
 
     async def relieve(self) -> None:
         """See to it that the rest of the machine has memory; to be called now and then."""
-        if self._dispatch.is_stopping:
+        if self._scheduler.is_stopping:
             return
-        for news in self._memory.found_again(self._dispatch.actors):
+        for news in self._memory.found_again(self._scheduler.actors):
             self.news.publish(news)
-        self._memory.relieve(self._dispatch.actors, self._dispatch.awaited)
-        self._dispatch.reconcile()
+        self._memory.relieve(self._scheduler.actors, self._scheduler.awaited)
+        self._scheduler.reconcile()
 
-    # The crew of the dispatch
+    # The effects of the scheduler
 
     def start_worker(self, spec: ModelSpec) -> WorkerProcess:
         """A process for this model, which begins to load it."""
-        actors = self._dispatch.actors
+        actors = self._scheduler.actors
         channel = self._kv.channel(spec, self._memory.kv_share(actors, spec.id))
         worker = WorkerProcess(
-            self._settings, channel, self._on_change, self._spares, self._dispatch.reconcile
+            self._settings, channel, self._on_change, self._spares, self._scheduler.reconcile
         )
         self._memory.share(actors)
         self._workers[worker] = None
@@ -251,7 +251,7 @@ class Supervisor:
         self._costs.observe(transition)
         self.news.publish(transition)
         if transition.after == "cold" and transition.before in HELD_BACK:
-            actor = self._dispatch.actor(transition.model)
+            actor = self._scheduler.actor(transition.model)
             if actor.is_pinned:
                 self._spawn(self._try_load(actor.model))
 
@@ -262,17 +262,17 @@ class Supervisor:
     # Inside
 
     def _on_change(self, worker: WorkerProcess) -> None:
-        with self._dispatch.reconcile:
-            self._dispatch.on_change(worker.spec.id, worker)
+        with self._scheduler.reconcile:
+            self._scheduler.on_change(worker.spec.id, worker)
             departure = worker.crash_reporter.departure
             if departure is not None:  # which comes last of all changes, and once
                 self._departed(worker.spec.id, departure)
 
     def _departed(self, model: str, departure: Departure) -> None:
-        news = self._memory.departed(model, departure, self._dispatch.actors)
+        news = self._memory.departed(model, departure, self._scheduler.actors)
         if news is not None:
             self.news.publish(news)
-            self._dispatch.reconcile()
+            self._scheduler.reconcile()
 
     async def _run(self, worker: WorkerProcess) -> None:
         """One process from its start to its end."""
@@ -286,7 +286,7 @@ class Supervisor:
         if worker.error is None:
             self._costs.left(worker.spec.id, worker.clock.leave_cost)
         self._workers.pop(worker, None)
-        self._memory.share(self._dispatch.actors)
+        self._memory.share(self._scheduler.actors)
         await self._remember()
 
     async def _remember(self) -> None:
@@ -296,7 +296,7 @@ class Supervisor:
         """One after the other, as long as there is room."""
         await self._remember()
         for spec in specs:
-            if self._dispatch.fits(spec):
+            if self._scheduler.fits(spec):
                 await self._try_load(spec.id)
             else:
                 _log.warning("not preloaded: no room beside the others", model=spec.id)
@@ -311,22 +311,22 @@ class Supervisor:
 
     def _wish(self, spec: ModelSpec, priority: Priority) -> LoadRequest:
         wish = LoadRequest()
-        self._dispatch.submit(
+        self._scheduler.submit(
             call_of(spec, wish, f"load-{next(self._numbers)}", priority, self._settings.max_wait_s)
         )
         return wish
 
     def _take_away(self, name: str, reason: str) -> ModelStatus:
         spec = self._names.resolve(name)
-        actor = self._dispatch.actor(spec.engine)
+        actor = self._scheduler.actor(spec.engine)
         actor.leave(reason, time.monotonic(), self._settings.stop_timeout_s)
-        self._dispatch.reconcile()
+        self._scheduler.reconcile()
         return self._status(spec)
 
     def _status(self, spec: ModelSpec) -> ModelStatus:
         model = spec.engine
-        actor, row = self._dispatch.actor(model), self._memory.remembered(model)
-        num_waiting = self._dispatch.num_waiting(spec)
+        actor, row = self._scheduler.actor(model), self._memory.remembered(model)
+        num_waiting = self._scheduler.num_waiting(spec)
         return msgspec.structs.replace(
             status_of(spec, actor, num_waiting, time.monotonic(), row),
             swap_cost=self._costs.of(model),
@@ -360,11 +360,11 @@ def call_of(
 
 
 def _generation(
-    request: GenerateRequest, spec: ModelSpec, dispatch: RequestScheduler, settings: Settings
+    request: GenerateRequest, spec: ModelSpec, scheduler: RequestScheduler, settings: Settings
 ) -> tuple[Generation, QueuedRequest]:
     """What a request becomes, with the settings of its model, and what waits for it."""
     request = with_settings(request, spec, settings)
-    generation = Generation(request, dispatch)
+    generation = Generation(request, scheduler)
     priority = request.priority or "default"
     call = call_of(spec, generation, request.request_id, priority, settings.max_wait_s)
     return generation, call

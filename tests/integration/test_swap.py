@@ -267,7 +267,7 @@ async def test_memory_that_an_ended_process_keeps_is_no_room_until_it_is_there_a
         await supervisor.relieve()
         spec = status_of(supervisor, "a").spec
         large = msgspec.structs.replace(spec, nbytes=pebibyte)
-        assert not supervisor._dispatch.fits(large)
+        assert not supervisor._scheduler.fits(large)
         assert (
             await ask(supervisor, "a", model="a", max_tokens=1)
         ).finished  # what is really free is room

@@ -28,7 +28,7 @@ class Client:
         request_id = f"r{next(self.numbers)}"
         prompt = TextPrompt(text=self.text)
         request = GenerateRequest(request_id=request_id, model="a", prompt=prompt)
-        self.generation = Generation(request, self.world.dispatch)
+        self.generation = Generation(request, self.world.scheduler)
         now_s = self.world.now_s
         call = QueuedRequest(
             spec_of("a"),
@@ -39,7 +39,7 @@ class Client:
             until_s=now_s + 600.0,
         )
         try:
-            self.world.dispatch.submit(call)
+            self.world.scheduler.submit(call)
         except HearthError as error:
             self.generation.fail(error)
         return self.generation
@@ -101,7 +101,7 @@ async def test_only_the_guilty_is_refused_and_everybody_else_is_answered(seed: i
         for puppet in world.alive():
             go_on(world, puppet, rng)
         world.pass_time(rng.choice([0.0, 0.1, 1.5]))
-        assert world.dispatch.actor("a").state != "failed"
+        assert world.scheduler.actor("a").state != "failed"
     said = [client.verdict for client in clients]
     assert said == [*[PoisonRequest.code] * 2, *["answered"] * NUM_INNOCENTS]
 

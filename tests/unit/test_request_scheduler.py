@@ -66,7 +66,7 @@ class Supervision(RuleBasedStateMachine):
     def begin(self, max_loaded: int | None) -> None:
         self.loop = asyncio.new_event_loop()
         self.world = World(max_loaded)
-        self.dispatch = self.world.dispatch
+        self.scheduler = self.world.scheduler
         self.submitted: list[Generation] = []
         self.wishes: list[LoadRequest] = []
         self.numbers = count()
@@ -81,7 +81,7 @@ class Supervision(RuleBasedStateMachine):
         self, model: str, job: Generation | LoadRequest, request_id: str, priority: Priority
     ) -> None:
         now_s = self.world.now_s
-        self.dispatch.submit(
+        self.scheduler.submit(
             QueuedRequest(
                 spec_of(model),
                 job,
@@ -115,7 +115,7 @@ class Supervision(RuleBasedStateMachine):
             priority=priority,
             keep_alive_s=keep_alive_s,
         )
-        generation = self.made(lambda: Generation(request, self.dispatch))
+        generation = self.made(lambda: Generation(request, self.scheduler))
         assert isinstance(generation, Generation)
         if is_held:
             generation.hold(lambda _: None)
@@ -148,7 +148,7 @@ class Supervision(RuleBasedStateMachine):
     @rule(num_bytes=st.sampled_from([0, 0, 30, 70]))
     def ended_processes_keep_memory(self, num_bytes: int) -> None:
         self.world.missing_bytes = num_bytes
-        self.dispatch.reconcile()
+        self.scheduler.reconcile()
 
     @rule(pick=st.integers(0, 5))
     def a_process_goes_on(self, pick: int) -> None:
@@ -181,7 +181,7 @@ class Supervision(RuleBasedStateMachine):
         model=st.sampled_from(MODELS), order=st.sampled_from(["leave", "pin", "unpin", "forgive"])
     )
     def the_operator_says(self, model: str, order: str) -> None:
-        actor = self.dispatch.actor(model)
+        actor = self.scheduler.actor(model)
         match order:
             case "leave":
                 actor.leave("the operator says so", self.world.now_s, 5.0)
@@ -189,7 +189,7 @@ class Supervision(RuleBasedStateMachine):
                 actor.forgive(self.world.now_s)
             case _:
                 actor.pinned = {actor.model} if order == "pin" else set()
-        self.dispatch.reconcile()
+        self.scheduler.reconcile()
 
     @invariant()
     def every_request_is_in_exactly_one_place(self) -> None:
@@ -197,9 +197,9 @@ class Supervision(RuleBasedStateMachine):
             return
         for generation in self.submitted:
             request_id = generation.request.request_id
-            waits = sum(call.job is generation for call in self.dispatch.find(request_id))
+            waits = sum(call.job is generation for call in self.scheduler.find(request_id))
             runs = sum(request_id in puppet.open for puppet in self.world.puppets)
-            granted = sum(request_id in one.running for one in self.dispatch.actors.values())
+            granted = sum(request_id in one.running for one in self.scheduler.actors.values())
             if generation.is_finished:
                 assert (waits, runs, granted) == (0, 0, 0), request_id
             else:
@@ -210,14 +210,14 @@ class Supervision(RuleBasedStateMachine):
     def what_is_loaded_fits(self) -> None:
         if not hasattr(self, "world"):
             return
-        held = [a for a in self.dispatch.actors.values() if a.state in HAS_PROCESS]
+        held = [a for a in self.scheduler.actors.values() if a.state in HAS_PROCESS]
         models = {actor.model for actor in held}
         assert {puppet.spec.id for puppet in self.world.alive()} >= models - self.given_up()
-        abandoned = sum(a.abandoned_bytes for a in self.dispatch.actors.values())
+        abandoned = sum(a.abandoned_bytes for a in self.scheduler.actors.values())
         assert sum(actor.reserved_bytes for actor in held) + abandoned <= ROOM
         limit = self.world.room().num_models
         assert limit is None or len(held) <= limit
-        assert all(a.reserved_bytes == 0 for a in self.dispatch.actors.values() if a not in held)
+        assert all(a.reserved_bytes == 0 for a in self.scheduler.actors.values() if a not in held)
 
     def given_up(self) -> set[str]:
         """Models whose process is gone, which has yet to be told."""
@@ -227,7 +227,7 @@ class Supervision(RuleBasedStateMachine):
     def nothing_sticks(self) -> None:
         if not hasattr(self, "world"):
             return
-        for actor in self.dispatch.actors.values():
+        for actor in self.scheduler.actors.values():
             if actor.state not in RESTING:
                 assert actor.due_s < math.inf, actor.state
                 assert self.world.due_s is not None
@@ -237,17 +237,17 @@ class Supervision(RuleBasedStateMachine):
         """When processes are healthy and nothing is pinned any more, everything ends."""
         if not hasattr(self, "world"):
             return
-        for actor in self.dispatch.actors.values():
+        for actor in self.scheduler.actors.values():
             actor.pinned.clear()
         self.world.missing_bytes = 0
-        self.dispatch.reconcile()
+        self.scheduler.reconcile()
         for _ in range(400):
             if all(one.is_finished for one in self.submitted):
                 break
             for puppet in self.world.alive():
                 self.world.advance(puppet)
             self.world.pass_time(1.0)
-        states = {actor.model: actor.state for actor in self.dispatch.actors.values()}
+        states = {actor.model: actor.state for actor in self.scheduler.actors.values()}
         assert all(one.is_finished for one in self.submitted), states
         self.assert_documented_ends()
         self.world.pass_time(100.0)
@@ -264,14 +264,14 @@ class Supervision(RuleBasedStateMachine):
             assert len(said_by) <= 1, "what two processes said is not one answer"
 
     def assert_all_gone_when_closed(self) -> None:
-        self.dispatch.close()
+        self.scheduler.close()
         for _ in range(10):
             for puppet in self.world.alive():
                 self.world.advance(puppet)
         assert self.world.alive() == []
-        assert all(a.state not in HAS_PROCESS for a in self.dispatch.actors.values())
-        assert all(a.reserved_bytes == 0 for a in self.dispatch.actors.values())
-        assert self.dispatch.num_open == 0
+        assert all(a.state not in HAS_PROCESS for a in self.scheduler.actors.values())
+        assert all(a.reserved_bytes == 0 for a in self.scheduler.actors.values())
+        assert self.scheduler.num_open == 0
 
 
 async def _end_of(generation: Generation) -> tuple[Finished | Failed | HearthError, set[str]]:
@@ -291,10 +291,10 @@ async def test_an_answer_that_nobody_was_told_of_begins_again_once(is_held: bool
     """Choices that were complete begin again as well, and nothing of the first time is told."""
     world = World(None)
     request = GenerateRequest(request_id="r", model="a", prompt=TextPrompt(text="x"), num_choices=2)
-    generation, heard = Generation(request, world.dispatch), list[str]()
+    generation, heard = Generation(request, world.scheduler), list[str]()
     if is_held:
         generation.hold(lambda chunk: heard.append(type(chunk).__name__))
-    world.dispatch.submit(
+    world.scheduler.submit(
         QueuedRequest(
             spec_of("a"), generation, request_id="r", priority="default", since_s=0.0, until_s=600.0
         )
@@ -325,9 +325,9 @@ async def test_an_answer_that_nobody_was_told_of_begins_again_once(is_held: bool
 async def test_an_answer_does_not_begin_a_third_time() -> None:
     world = World(None)
     request = GenerateRequest(request_id="r", model="a", prompt=TextPrompt(text="x"))
-    generation = Generation(request, world.dispatch)
+    generation = Generation(request, world.scheduler)
     generation.hold(lambda _: None)
-    world.dispatch.submit(
+    world.scheduler.submit(
         QueuedRequest(
             spec_of("a"), generation, request_id="r", priority="default", since_s=0.0, until_s=600.0
         )
@@ -359,18 +359,18 @@ def silence() -> Iterator[None]:
 
 async def test_a_process_that_cannot_be_ended_keeps_its_memory_until_it_has_ended() -> None:
     world = World(None)
-    world.dispatch.submit(call_for(world, "c"))
+    world.scheduler.submit(call_for(world, "c"))
     (stuck,) = world.alive()
     world.pass_time(200.0)  # it never comes up, and no signal ends it
     assert stuck.is_killed
-    assert world.dispatch.actor("c").state not in HAS_PROCESS
-    assert world.dispatch.actor("c").abandoned_bytes == NEEDS["c"]
+    assert world.scheduler.actor("c").state not in HAS_PROCESS
+    assert world.scheduler.actor("c").abandoned_bytes == NEEDS["c"]
     wish = call_for(world, "b")
-    world.dispatch.submit(wish)
+    world.scheduler.submit(wish)
     with pytest.raises(NoRoom, match="did not come back"):
         await granted(wish)
     world.end(stuck, None)
-    assert world.dispatch.fits(spec_of("b"))
+    assert world.scheduler.fits(spec_of("b"))
 
 
 def call_for(world: World, model: str) -> QueuedRequest:
@@ -395,10 +395,10 @@ async def test_a_request_that_is_refused_for_its_id_takes_nobody_out_of_the_queu
         GenerateRequest(request_id="same", model="a", prompt=TextPrompt(text=text))
         for text in ("first", "second")
     ]
-    first, second = (Generation(one, world.dispatch) for one in requests)
+    first, second = (Generation(one, world.scheduler) for one in requests)
 
     def submit(generation: Generation) -> None:
-        world.dispatch.submit(
+        world.scheduler.submit(
             QueuedRequest(
                 spec_of("a"),
                 generation,
@@ -428,9 +428,9 @@ async def test_what_becomes_of_many_requests_in_one_event_is_reconciled_once(end
         request = GenerateRequest(
             request_id=f"r{number}", model="a", prompt=TextPrompt(text=f"{number}")
         )
-        generations.append(Generation(request, world.dispatch))
+        generations.append(Generation(request, world.scheduler))
         before = world.num_reconciled
-        world.dispatch.submit(
+        world.scheduler.submit(
             QueuedRequest(
                 spec_of("a"),
                 generations[-1],
@@ -447,20 +447,20 @@ async def test_what_becomes_of_many_requests_in_one_event_is_reconciled_once(end
     before = world.num_reconciled
     match end:
         case "answered":
-            with world.dispatch.reconcile:
+            with world.scheduler.reconcile:
                 for request_id in list(puppet.open):
                     world.finish(puppet, request_id)
         case "lost":
-            with world.dispatch.reconcile:
+            with world.scheduler.reconcile:
                 world.end(puppet, WorkerDied("It died."), is_gone=False)
         case "left":
-            with world.dispatch.reconcile:
+            with world.scheduler.reconcile:
                 for generation in generations:
                     generation.abort()
         case _:
-            world.dispatch.close()
+            world.scheduler.close()
     assert world.num_reconciled == before + 1
-    assert world.dispatch.num_open == (4 if end == "lost" else 0)
+    assert world.scheduler.num_open == (4 if end == "lost" else 0)
 
 
 TestSupervision = Supervision.TestCase
