@@ -254,8 +254,12 @@ class KillLoop:
             assert "Traceback" not in server.stderr, server.stderr
 
     def kill_while_capped(self) -> None:
-        """There is less room than before: what goes is known from the files that stay."""
+        """There is less room than before: what goes is known from the files that stay.
+
+        Those that came meanwhile belong to who was answered: they go when these are deleted.
+        """
         self.look_at_files()
+        before = {path.stem for path in self.files()}
         cap = int(self.num_bytes() * 0.7) + INDEX_SHARE * (self.root / INDEX).stat().st_size
         self.cursor.append(f"killed while capped to {cap} bytes")
         with self.served(f"cache_max_bytes = {cap}\n") as server:
@@ -269,11 +273,13 @@ class KillLoop:
         assert bytes_at_once(self.root) <= cap, "more than the cap"
         rows = slot_names(self.root)  # what is evicted loses its row before its file
         files = [one for one in self.files() if one.stem in rows and is_served(one)]
-        there = [(read_header(one).start, tokens_of(one)) for one in files]
+        there = [(one.stem in before, read_header(one).start, tokens_of(one)) for one in files]
         for talk in self.talks.values():
             talk.num_durable, talk.was_damaged = len(talk.ids), True
             talk.lost = set(range(len(talk.ids)))
-            for start, tokens in there:
+            for was_there, start, tokens in there:
+                if not (was_there or talk.is_awake):
+                    continue
                 end = start + num_common(array("I", tokens), 0, talk.ids, start)
                 talk.lost -= set(range(start, end))
 
@@ -346,7 +352,9 @@ class KillLoop:
         answer = response.json()
         if isinstance(talk, Spoken):
             self.adopt(talk)
-            assert len(talk.ids) == answer["usage"]["prompt_tokens"] + 1
+            history = Agent(server, talk.name).turns()
+            told = (talk.name, len(talk.ids), answer["usage"], talk.asked, history)
+            assert len(talk.ids) == answer["usage"]["prompt_tokens"] + 1, told
             return answer["usage"], answer["hearth"]["cache"]
         if self.chance.random() < 0.5 or not talk.is_awake:
             plain = self.plain.post(path, body | {"cache_mode": "off"})
