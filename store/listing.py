@@ -16,8 +16,9 @@ SELECT lower(hex(c.key)), m.hash, l.name, max(c.num_tokens, coalesce(u.last, 0))
   coalesce(sum(s.disk_bytes * NOT EXISTS (SELECT 1 FROM conversation_slots o
     WHERE o.slot_id = s.id AND o.conversation_id <> c.id)), 0), coalesce(sum(s.tier = 'cold'), 0),
   coalesce(l.is_pinned, 0), max(c.last_used_s, coalesce(l.last_used_s, 0.0)),
-  coalesce(u.first, l."end", 0), 1, coalesce(nullif(c.name, ''), m.label)
+  coalesce(u.first, lr.reach, l."end", 0), 1, coalesce(nullif(c.name, ''), m.label)
 FROM conversations c JOIN models m ON m.id = c.model_id LEFT JOIN slots l ON l.id = c.leaf_id
+  LEFT JOIN conversation_slots lr ON lr.conversation_id = c.id AND lr.slot_id = c.leaf_id
   LEFT JOIN (SELECT key, model_id, name, min(start) AS first, max("end") AS last
     FROM unpublished WHERE NOT is_lost GROUP BY key, model_id, name) u
     ON u.key = c.key AND u.model_id = c.model_id AND u.name = c.name

@@ -319,6 +319,22 @@ def test_compaction_replaces_a_chain_for_its_conversations(database: Database, i
     assert num_children(index) == {slot_id(1): 1, slot_id(9): 0}
 
 
+def test_who_ends_within_a_compacted_slot_has_no_more_on_disk_than_its_own(
+    database: Database, index: SlotIndex
+):
+    conversations = Conversations(database)
+    rows = chain(1, 2, 3)
+    index.insert(rows).result()
+    middle, end = rows[1].header.end, rows[2].header.end
+    conversations.advance(conversation(1, 2, num_tokens=middle)).result()
+    conversations.advance(conversation(2, 3, num_tokens=end)).result()
+    index.replace([row(9, rows[0].header, end=end)], ids(2, 3)).result()
+    keys = [bytes([1]) * 16, bytes([2]) * 16]
+    found = database.read(lambda connection: listing.named(connection, keys))
+    assert {one.id: one.num_durable for one in found} == {keys[0].hex(): middle, keys[1].hex(): end}
+    assert {one.leaf for one in found} == {slot_id(9)}
+
+
 def test_of_many_requests_the_latest_are_remembered(database: Database):
     records = Records(database)
     rows = [
