@@ -428,8 +428,11 @@ class KillLoop:
         self.bury(talk, route)
 
     def delete_its_turn(self, server: RunningServer, talk: Talk) -> None:
-        """While it is answered."""
+        """While it is answered. An agent goes also when the kill comes before its deletion is asked
+        for: its history may have got an answer that nobody here knows.
+        """
         path, body = self.body(talk)
+        talk.is_going = isinstance(talk, Spoken)
         with server.stream("POST", path, json=body | {"max_tokens": 60, "stream": True}) as answer:
             lines = answer.iter_lines()
             next(lines)
