@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -32,6 +33,7 @@ class ForkedProcess:
         self.pid, self._connection = fork(_ready(), arguments, env, streams)
         self.stdout: IO[bytes] | None = None
         self.returncode: int | None = None
+        self._taking = threading.Lock()
 
     def poll(self) -> int | None:
         return self._take(0.0)
@@ -50,9 +52,17 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def _take(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._connection], [], [], timeout)[0]:
-            self.returncode = status_of(self._connection)
-            self._connection.close()
+        """The exit status, once it is there: one thread at a time hears of it."""
+        if self._taking.acquire(timeout=-1.0 if timeout is None else timeout):
+            try:
+                if (
+                    self.returncode is None
+                    and select.select([self._connection], [], [], timeout)[0]
+                ):
+                    self.returncode = status_of(self._connection)
+                    self._connection.close()
+            finally:
+                self._taking.release()
         return self.returncode
 
 
