@@ -84,8 +84,11 @@ class Home:
     def holders(self, tokens: TokenPrompt) -> list[str]:
         """The files below the store, finished or not, that hold a piece of this prompt."""
         needle = array("I", tokens.token_ids[400:432]).tobytes()
-        paths = [path for path in self.root.rglob("*") if path.is_file()]
-        return [path.name for path in paths if needle in path.read_bytes()]
+        while True:
+            # What got another name, or went, between the listing and the look is looked for again.
+            with suppress(FileNotFoundError):
+                paths = [path for path in self.root.rglob("*") if path.is_file()]
+                return [path.name for path in paths if needle in path.read_bytes()]
 
 
 @asynccontextmanager
