@@ -110,9 +110,10 @@ class PrefixTree:
         runs: list[Run | None] = [run for run in self._holding(last_block) if not run.is_loose]
         children = (child for run in runs if run is not None for child in run.children)
         runs += [child for child in children if _may_follow(child, position, token_ids)]
-        matches = [self._follow(run, position, token_ids, root) for run in runs or [None]]
+        roots = self._roots.get(root, [])
+        matches = [_follow(roots, run, position, token_ids) for run in runs or [None]]
         matches += [
-            self._follow(run, run.end, token_ids, root)
+            _follow(roots, run, run.end, token_ids)
             for run in self._ending(self._ends, last_block, token_ids, len(token_ids))
             if run.end > position
         ]
@@ -145,28 +146,46 @@ class PrefixTree:
     ) -> list[tuple[Run, int]]:
         """The runs that go on with a prompt once it is computed from `position` to their beginning.
 
-        Each with where it is left, the last one where a block of the prompt ends. Empty where the
-        prompt is not known any further; the first one starts after `position`.
+        Each with where it is left, the last one where it ends itself or a block of the prompt does.
+        Empty where the prompt is not known any further; the first one starts after `position`.
         """
+        if not self._loose:
+            return []
         top: Run | None = None
         last, end = None, position
-        for number in range(position // self._chain.block_size, len(block_hashes)):
-            tops = {_top(run): run for run in self._holding(block_hashes[number])}
+        for number in range(position // self._chain.block_size, len(block_hashes) + 1):
+            tops = self._reaching(number, token_ids, block_hashes, root)
             if top is None:
-                later = (run for run in tops if run.start > position)
+                later = sorted((run for run in tops if run.start > position), key=_start_of)
                 said = (run for run in later if self._says(token_ids, block_hashes, run, root))
                 top = next(said, None)
             elif top not in tops:
                 break
             if top is not None:
-                last, end = tops[top], (number + 1) * self._chain.block_size
+                last, end = tops[top]
         return path_to(last, end)
+
+    def _reaching(
+        self, number: int, token_ids: Sequence[int], block_hashes: Sequence[bytes], root: bytes
+    ) -> dict[Run, tuple[Run, int]]:
+        """The runs that hold the end of a block of a prompt, or end within it with its tokens.
+
+        Each with the position up to which it has them, by the first run that is there on the way
+        to it; of several that with the most tokens.
+        """
+        above = block_hashes[number - 1] if number else root or self._chain.root
+        ending = self._ending(self._ends, above, token_ids, len(token_ids), with_loose=True)
+        found = {_top(run): (run, run.end) for run in sorted(ending, key=lambda run: run.end)}
+        if number < len(block_hashes):
+            end = (number + 1) * self._chain.block_size
+            found |= {_top(run): (run, end) for run in self._holding(block_hashes[number])}
+        return found
 
     def match_visible(
         self, token_ids: Sequence[int], root: bytes, is_hidden: Callable[[Run], bool]
     ) -> Match:
         """The same token by token, past hidden runs of which the prompt does not say all."""
-        return self._follow(None, 0, token_ids, root, is_hidden)
+        return _follow(self._roots.get(root, []), None, 0, token_ids, is_hidden)
 
     def state(
         self,
@@ -316,54 +335,27 @@ class PrefixTree:
         return len(block_hashes)
 
     def _ending(
-        self, index: dict[bytes, list[Run]], last_block: bytes, token_ids: Sequence[int], limit: int
+        self,
+        index: dict[bytes, list[Run]],
+        last_block: bytes,
+        token_ids: Sequence[int],
+        limit: int,
+        *,
+        with_loose: bool = False,
     ) -> list[Run]:
         """The runs that end in the block after `last_block`, up to `limit`, with these tokens."""
         size = self._chain.block_size
         hashes: dict[int, bytes] = {}
         found: list[Run] = []
         for run in index.get(last_block, ()):
-            if run.end > limit or run.is_loose:
+            if run.end > limit:
                 continue
             if run.end not in hashes:
                 tail = token_ids[run.end - run.end % size : run.end]
                 hashes[run.end] = self._chain.end_hash(last_block, tail)
-            if hashes[run.end] == run.end_hash:
+            if hashes[run.end] == run.end_hash and (with_loose or not run.is_loose):
                 found.append(run)
         return found
-
-    def _follow(
-        self,
-        run: Run | None,
-        position: int,
-        token_ids: Sequence[int],
-        root: bytes,
-        is_hidden: Callable[[Run], bool] | None = None,
-    ) -> Match:
-        """Go on token by token, inside the run and into what hangs on it."""
-        unread: list[Run] = []
-        while True:
-            if run is not None and position < min(run.end, len(token_ids)):
-                if run.token_ids is None:
-                    unread.append(run)
-                else:
-                    position += num_common(run.token_ids, position - run.start, token_ids, position)
-            following = run.children if run is not None else self._roots.get(root, ())
-            best, num_best = None, 0
-            for child in following:
-                if not _may_follow(child, position, token_ids):
-                    continue
-                if child.token_ids is None:
-                    unread.append(child)
-                    continue
-                count = num_common(child.token_ids, 0, token_ids, position)
-                if is_hidden is not None and count < child.num_tokens and is_hidden(child):
-                    continue
-                if count > num_best:
-                    best, num_best = child, count
-            if best is None:
-                return Match(run, position, tuple(unread))
-            run = best
 
 
 def run_of(
@@ -483,6 +475,39 @@ def num_common(known: Sequence[int], known_start: int, token_ids: Sequence[int],
     return low
 
 
+def _follow(
+    roots: Sequence[Run],
+    run: Run | None,
+    position: int,
+    token_ids: Sequence[int],
+    is_hidden: Callable[[Run], bool] | None = None,
+) -> Match:
+    """Go on token by token, inside the run and into what hangs on it; without one from `roots`."""
+    unread: list[Run] = []
+    while True:
+        if run is not None and position < min(run.end, len(token_ids)):
+            if run.token_ids is None:
+                unread.append(run)
+            else:
+                position += num_common(run.token_ids, position - run.start, token_ids, position)
+        following = run.children if run is not None else roots
+        best, num_best = None, 0
+        for child in following:
+            if not _may_follow(child, position, token_ids):
+                continue
+            if child.token_ids is None:
+                unread.append(child)
+                continue
+            count = num_common(child.token_ids, 0, token_ids, position)
+            if is_hidden is not None and count < child.num_tokens and is_hidden(child):
+                continue
+            if count > num_best:
+                best, num_best = child, count
+        if best is None:
+            return Match(run, position, tuple(unread))
+        run = best
+
+
 def _may_follow(run: Run, position: int, token_ids: Sequence[int]) -> bool:
     """A run goes on there, with the same token if it is known: of thousands few do."""
     if run.start != position or position >= len(token_ids):
@@ -504,6 +529,10 @@ def path_to(run: Run | None, num_tokens: int) -> list[tuple[Run, int]]:
         run = run.parent
     path.reverse()
     return path
+
+
+def _start_of(run: Run) -> int:
+    return run.start
 
 
 def _top(run: Run) -> Run:

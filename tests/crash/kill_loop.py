@@ -329,12 +329,13 @@ class KillLoop:
         due = talk.num_due
         if isinstance(talk, Spoken):
             due = min(due, self.catch_up(server, talk))
+        pieces = self.pieces_of(talk)
         usage, cache = self.ask(server, talk)
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         with self.alone:
             of = f"{cached} of {usage['prompt_tokens']}"
             self.cursor.append(f"{talk.name}: {of}, {due} due, {cache['durable_tokens']} durable")
-        told = (talk.name, talk.num_durable, sorted(talk.lost), usage, cache)
+        told = (talk.name, talk.num_durable, sorted(talk.lost), usage, cache, pieces, server.stderr)
         assert cached >= due or self.is_capped, told
         with self.alone:
             talk.is_awake, talk.num_durable = True, 0
@@ -488,6 +489,16 @@ class KillLoop:
                 lose(talk, harm)
 
     # What must be so
+
+    def pieces_of(self, talk: Talk) -> list[tuple[str, int, int]]:
+        """What the files have of a conversation: name, first position and end."""
+        found: list[tuple[str, int, int]] = []
+        for path in self.files():
+            with suppress(StoreError, FileNotFoundError):
+                start, tokens = read_header(path).start, tokens_of(path)
+                if num := num_common(array("I", tokens), 0, talk.ids, start):
+                    found.append((path.stem, start, start + num))
+        return sorted(found, key=lambda one: one[1:])
 
     def look_at_files(self) -> None:
         """Nothing that was deleted is in any file, be it a slot or not."""

@@ -167,6 +167,20 @@ class ConversationsApart(RuleBasedStateMachine):
         if is_seen_by_server:
             self.tell(repair(self.store, path.stem))
 
+    def lose_a_byte_at(self, position: int) -> None:
+        """Of the KV at a position of the only conversation there is; the server sees it."""
+        [talk] = self.talks.values()
+        paths = {read_header(path).end: path for path in self.whole_files()}
+        path = paths[min(end for end in paths if end > position)]
+        with path.open("r+b") as file:
+            contents = read_contents(file.fileno())
+            entry, row = contents.tensors[1], position - contents.header.start
+            at = contents.payload_start + entry.start
+            at += row * (entry.num_bytes // contents.header.num_tokens)
+            self.lose(Harm(contents.header.start, tokens_of(path), harmed(path, at)), [talk])
+            os.pwrite(file.fileno(), bytes([os.pread(file.fileno(), 1, at)[0] ^ 1]), at)
+        self.tell(repair(self.store, path.stem))
+
     @rule(share=st.integers(1, 9))
     def evict(self, share: int) -> None:
         cap = max(usage_of(self.store).fast_bytes * share // 10, 1)
@@ -429,6 +443,20 @@ def test_what_others_wrote_of_a_conversation_stays_its_own_when_they_are_deleted
     assert list(machine.talks) == [talk.name]
     machine.look(talk)
     machine.own_and_shared_bytes_add_up()
+    machine.teardown()
+
+
+def test_a_slot_within_a_block_between_two_lost_ones_costs_nothing_of_what_follows():
+    machine = ConversationsApart()
+    for num_new, num_said in ((16, 4), (1, 1), (1, 1), (26, 4)):
+        machine.say(choice=0, num_new=num_new, num_said=num_said)
+    [talk] = machine.talks.values()
+    machine.lose_a_byte_at(15)
+    machine.lose_a_byte_at(22)
+    assert talk.lost == {15, 22, 23}, "from 20 to 22 is a slot"
+    machine.look(talk)
+    machine.restart()
+    machine.look(talk)
     machine.teardown()
 
 

@@ -152,7 +152,7 @@ def test_what_continues_a_lost_run_waits_until_it_is_computed_again(tree: Tree):
     tree.tree.remove(first)
     assert tree.match(ids_to(22)) == (trunk, 6, ())
     assert tree.match([*ids_to(6), 60]) == (other, 7, ())
-    assert tree.next_loose(ids_to(22), 6) == [(second, 15), (third, 20)]
+    assert tree.next_loose(ids_to(22), 6) == [(second, 15), (third, 22)]
     assert tree.next_loose(ids_to(14), 6) == [(second, 12)]
     assert tree.next_loose([*ids_to(8), 99, *ids_to(22)[9:]], 6) == []
     again = tree.insert(ids_to(9), 6, trunk)
@@ -161,6 +161,20 @@ def test_what_continues_a_lost_run_waits_until_it_is_computed_again(tree: Tree):
     for run in (trunk, other, again, second, third):
         tree.tree.remove(run)
     assert (len(tree.tree), list(tree.tree), tree.match(ids_to(15))) == (0, [], (None, 0, ()))
+
+
+def test_what_ends_within_a_block_between_two_gaps_is_known_as_well(tree: Tree):
+    """Nothing in it holds the end of a block."""
+    tree.insert(ids_to(4))
+    first = tree.insert(ids_to(12), 8)
+    short = tree.insert(ids_to(14), 12, first)
+    last = tree.insert(ids_to(22), 15)
+    assert tree.next_loose(ids_to(22), 4) == [(first, 12), (short, 14)]
+    assert tree.next_loose(ids_to(22), 14) == [(last, 22)]
+    assert tree.next_loose([*ids_to(13), 99, *ids_to(22)[14:]], 4) == [(first, 12)]
+    tree.tree.remove(first)
+    assert tree.next_loose(ids_to(22), 4) == [(short, 14)]
+    assert tree.next_loose(ids_to(22), 14) == [(last, 22)]
 
 
 def test_slots_may_be_told_of_in_any_order(tree: Tree):
@@ -187,7 +201,7 @@ def test_a_part_of_a_run_is_found_as_the_whole_was(tree: Tree):
     for part in parts:
         tree.tree.insert(part)
     assert tree.match(ids_to(22)) == (parts[0], 4, ())
-    assert tree.next_loose(ids_to(22), 4) == [(parts[1], 16), (parts[2], 19), (below, 20)]
+    assert tree.next_loose(ids_to(22), 4) == [(parts[1], 16), (parts[2], 19), (below, 22)]
     tree.insert(ids_to(8), 4, parts[0])
     assert tree.match(ids_to(22)) == (below, 22, ())
 
