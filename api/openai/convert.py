@@ -22,7 +22,7 @@ from api.openai.schemas import (
     HistoryToolCall,
 )
 from api.openai.templates import goes_on, template_kwargs
-from api.openai.thinking import Controls, all_said
+from api.openai.thinking import all_said
 from api.openai.tools import chosen_tools
 from runtime.config.settings import Settings
 from runtime.types import (
@@ -138,14 +138,7 @@ def completion_to_generate(
 
 def _chat_prompt(data: ChatRequest) -> ChatPrompt:
     kwargs = dict(data.chat_template_kwargs or {})
-    own = Controls(
-        enable_thinking=data.enable_thinking,
-        thinking=data.thinking,
-        reasoning=data.reasoning,
-        reasoning_effort=data.reasoning_effort,
-        thinking_budget=data.thinking_budget,
-    )
-    thinking = all_said(own, kwargs, data.extra_body, data.metadata)
+    thinking = all_said(data, kwargs)
     tools, choice = chosen_tools(data)
     return ChatPrompt(
         messages=_messages(data.messages),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -25,6 +26,25 @@ class Controls(Body):
     reasoning: ReasoningFields | None = None
     reasoning_effort: str | None = None
     thinking_budget: Budget | None = None
+
+
+class SaysThinking(Protocol):
+    """A request's body, with the controls at its top and objects that may hold them as well."""
+
+    @property
+    def enable_thinking(self) -> bool | str | None: ...
+    @property
+    def thinking(self) -> ThinkingField | None: ...
+    @property
+    def reasoning(self) -> ReasoningFields | None: ...
+    @property
+    def reasoning_effort(self) -> str | None: ...
+    @property
+    def thinking_budget(self) -> int | None: ...
+    @property
+    def extra_body(self) -> Raws | None: ...
+    @property
+    def metadata(self) -> Raws | None: ...
 
 
 def decided(sources: Iterable[Thinking]) -> Thinking:
@@ -109,18 +129,26 @@ def nested(raws: Raws) -> Thinking:
     return decided(found)
 
 
-def all_said(own: Controls, template: Raws, *others: Raws | None) -> Thinking:
+def all_said(body: SaysThinking, template: Raws) -> Thinking:
     """What a whole request says. `enable_thinking` counts first, then the template's arguments,
-    from which it is removed: templates have names of their own for it. `others` come last.
+    from which it is removed: templates have names of their own for it. Objects for anything come
+    last.
 
     Raises:
         InvalidRequest: `chat_template_kwargs.enable_thinking` is neither true nor false.
     """
+    own = Controls(
+        enable_thinking=body.enable_thinking,
+        thinking=body.thinking,
+        reasoning=body.reasoning,
+        reasoning_effort=body.reasoning_effort,
+        thinking_budget=body.thinking_budget,
+    )
     said = [stated(Controls(enable_thinking=own.enable_thinking))]
     if template:
         said.append(_taken_from(template))
     said.append(stated(own))
-    said += map(nested, filter(None, others))
+    said += map(nested, filter(None, (body.extra_body, body.metadata)))
     return decided(said)
 
 

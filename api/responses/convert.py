@@ -35,7 +35,7 @@ from api.openai.response_schemas import (
 )
 from api.openai.sampling import cache_of, sampling_of
 from api.openai.templates import goes_on, template_kwargs
-from api.openai.thinking import Controls, all_said
+from api.openai.thinking import all_said
 from api.responses.tools import Choice, Offer, ToolNames, chosen, offered
 from runtime.config.settings import Settings
 from runtime.prompt.continuation import begun
@@ -317,14 +317,7 @@ def _prompt(
     data: ResponseRequest, messages: tuple[Message, ...], choice: Choice, *, is_over: bool
 ) -> ChatPrompt:
     kwargs = dict(data.chat_template_kwargs or {})
-    own = Controls(
-        enable_thinking=data.enable_thinking,
-        thinking=data.thinking,
-        reasoning=data.reasoning,
-        reasoning_effort=data.reasoning_effort,
-        thinking_budget=data.thinking_budget,
-    )
-    thinking = all_said(own, kwargs, data.extra_body, data.metadata)
+    thinking = all_said(data, kwargs)
     return ChatPrompt(
         messages=messages,
         tools=choice.tools,
