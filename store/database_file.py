@@ -47,7 +47,7 @@ _BOTH = (
 _READER = (*_BOTH, Pragma("query_only", "ON", 1))
 _WRITER = (
     Pragma("journal_mode", "WAL", "wal"),
-    Pragma("cache_size", "-8192", -8192),
+    Pragma("cache_size", "-2048", -2048),
     Pragma("foreign_keys", "ON", 1),
     Pragma("wal_autocheckpoint", "500", 500),
     Pragma("journal_size_limit", str(JOURNAL_LIMIT_BYTES), JOURNAL_LIMIT_BYTES),
