@@ -277,6 +277,9 @@ class Restorer:
             self._assemble(kv, found, len(cursor.token_ids) - found.num_tokens)
             self._mark_used(found, cursor)
         reason, at = _why_no_more(self._state, cursor, found)
+        if num_had and cursor.use.reason == "damaged":
+            # What was taken up behind it does not make the damage undone.
+            reason, at = cursor.use.reason, cursor.use.at
         num_gained = found.num_tokens - num_had
         restore_s = time.perf_counter() - start_s if found.num_tokens else 0.0
         cursor.use = CacheUse(
