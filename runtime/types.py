@@ -25,6 +25,7 @@ MissReason = Literal[
     "away",
     "unsupported",
     "scored",
+    "tools_removed",
     "off",
 ]
 

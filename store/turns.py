@@ -2,7 +2,9 @@
 
 `turns/MODEL/CONVERSATION.NAME/KEY-TURN.turn`, all of them keyed hashes in hex: NAME stands for the
 name by which the model was asked, KEY for the conversation up to the turn and TURN for this one of
-its answers. A conversation without a session id has a folder that begins with `u-`.
+its answers. What was asked with tools is `KEY-TURN-BARE.turn`, where BARE stands for the same
+conversation whatever its tools are. A conversation without a session id has a folder that begins
+with `u-`.
 
 A file belongs to its content. Every conversation that a turn is part of has a hard link to it in
 its own folder, so the file system counts who needs it, also where a process is killed.
@@ -36,7 +38,8 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
 
     `key` names the conversation up to it, `parent` is its parent's `id`. `ends` are positions at
     which messages end, `prefix_end` where tools and system prompt do. `thoughts` names what was
-    thought before the answer.
+    thought before the answer. Asked with tools, it has these packed in `tools`, unless they are
+    its parent's, and `bare` names the conversation up to it whatever its tools are.
     """
 
     key: bytes
@@ -46,6 +49,8 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     ends: tuple[int, ...] = ()
     prefix_end: int = 0
     thoughts: bytes = b""
+    bare: bytes = b""
+    tools: bytes = b""
 
     @property
     def id(self) -> bytes:
@@ -80,14 +85,15 @@ def read_turn(path: Path) -> Turn | None:
 
 
 class Named(NamedTuple):
-    """What stands for a turn in the names of files: its key, and itself."""
+    """What stands for a turn in the names of files: its key, itself, and `bare` if it has that."""
 
     key: str
     turn: str
+    bare: str = ""
 
     @property
     def file(self) -> str:
-        return f"{self.key}-{self.turn}{SUFFIX}"
+        return "-".join(part for part in self if part) + SUFFIX
 
 
 def name_of_key(secret: bytes, key: bytes) -> str:
@@ -102,8 +108,8 @@ def name_of_turn(secret: bytes, turn_id: bytes) -> str:
 
 def named(file: str) -> Named | None:
     """What a file is called; None where that is no turn's name."""
-    key, dash, turn = file.removesuffix(SUFFIX).partition("-")
-    return Named(key, turn) if dash and file.endswith(SUFFIX) else None
+    parts = file.removesuffix(SUFFIX).split("-")
+    return Named(*parts) if len(parts) in (2, 3) and file.endswith(SUFFIX) else None
 
 
 class Folders(NamedTuple):

@@ -104,6 +104,9 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         "integration/test_store_ownership.py": (
             "test_a_second_server_on_a_home_changes_nothing_in_it",
         ),
+        "integration/test_kept_tools.py": (
+            "test_another_thread_that_says_the_same_has_no_tools_and_is_told_why",
+        ),
         "crash/test_hostile_machine.py": ALL,
         "browser/test_sign_in.py": (
             "test_signing_out_ends_the_session_for_whoever_has_its_cookie",

@@ -192,4 +192,5 @@ PROMPT_RULES: dict[str, str] = {
     "billing_header": "remove the billing line that Claude Code puts first",
     "tools_first": "put tools before the system prompt, where the template allows",
     "healed_turn": "use the generated tokens when a client sends an answer back reformatted",
+    "kept_tools": "show a conversation's tools also to a request that goes on without them",
 }

@@ -36,12 +36,14 @@ class PromptSwitches(Struct, frozen=True, forbid_unknown_fields=True):
 
     `billing_header` strips Claude Code's telemetry from its system prompt. `tools_first` writes
     tools before the system text where the template allows. `healed_turn` puts the tokens of
-    generated turns back.
+    generated turns back. `kept_tools` shows a conversation's tools to a request that goes on
+    without them, in the spelling that it began with.
     """
 
     billing_header: bool | None = None
     tools_first: bool | None = None
     healed_turn: bool | None = None
+    kept_tools: bool | None = None
 
 
 def switched_off(own: PromptSwitches, shared: PromptSwitches) -> tuple[str, ...]:

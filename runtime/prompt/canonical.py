@@ -28,22 +28,31 @@ def digest(*parts: object) -> bytes:
     return blake2b(_pack(parts), digest_size=DIGEST_BYTES).digest()
 
 
-def chain(root: bytes, messages: Sequence[Message]) -> list[bytes]:
-    """One digest for each message: of it and of everything before it, from `root` on."""
+Form = tuple[object, ...]
+"""A message without what clients change."""
+
+
+def forms(messages: Sequence[Message]) -> list[Form]:
+    """The canonical forms of a conversation's messages."""
+    return [canonical(message, messages[:number]) for number, message in enumerate(messages)]
+
+
+def chain(root: bytes, said: Sequence[Form]) -> list[bytes]:
+    """One digest for each of these forms: of it and of everything before it, from `root` on."""
     links: list[bytes] = []
     before = root
-    for number, message in enumerate(messages):
-        before = advance(before, canonical(message, messages[:number]))
+    for form in said:
+        before = advance(before, form)
         links.append(before)
     return links
 
 
-def advance(before: bytes, form: tuple[object, ...]) -> bytes:
+def advance(before: bytes, form: Form) -> bytes:
     """The digest of a conversation that `before` names and that goes on with this turn."""
     return digest(before, form)
 
 
-def canonical(message: Message, before: Sequence[Message] = ()) -> tuple[object, ...]:
+def canonical(message: Message, before: Sequence[Message] = ()) -> Form:
     """A message without what clients change; `before` are the messages that precede it."""
     pictures = [(image.at, image.data, image.url) for image in message.images]
     if message.role == "assistant":
@@ -60,7 +69,7 @@ def canonical(message: Message, before: Sequence[Message] = ()) -> tuple[object,
     )
 
 
-def answer(text: str, calls: Sequence[ToolCall] = ()) -> tuple[object, ...]:
+def answer(text: str, calls: Sequence[ToolCall] = ()) -> Form:
     """An assistant's turn as a client shows it."""
     visible = _THOUGHT.sub("", text, count=1)
     return (

@@ -59,7 +59,9 @@ class Lineage(NamedTuple):
     """Where a request stands: what its answer will be noted with.
 
     `key` names the conversation up to the question, `way` are the turns that it goes on from;
-    `begun` is what the client has the answer begin with; the rest is as in `Turn`.
+    `begun` is what the client has the answer begin with, `bare` names the conversation up to the
+    question whatever its tools are, if it has some, and `tools` are all of these, packed; the rest
+    is as in `Turn`.
     """
 
     key: bytes
@@ -69,6 +71,8 @@ class Lineage(NamedTuple):
     ends: tuple[int, ...] = ()
     prefix_end: int = 0
     begun: str = ""
+    bare: bytes = b""
+    tools: bytes = b""
 
 
 @dataclass(slots=True)
@@ -95,7 +99,7 @@ class AnswerRecord:
     def is_empty(self) -> bool:
         return not self.calls and not "".join(self.texts).strip()
 
-    def form(self) -> tuple[object, ...]:
+    def form(self) -> canonical.Form:
         """Its canonical form."""
         return canonical.answer("".join(self.texts), self.calls)
 

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from runtime.prompt.canonical import chain, digest
+from runtime.prompt.canonical import chain, digest, forms
 from runtime.types import Message
 from store.keyed_names import keyed_hash
 
@@ -44,6 +44,6 @@ class Seal:
 
     def codes(self, messages: Sequence[Message], tenant: str = "") -> list[str]:
         """One for each message of a conversation. What clients change in answers does not count."""
-        links = chain(digest(tenant), messages)
+        links = chain(digest(tenant), forms(messages))
         names = (keyed_hash(self._secret, _PURPOSE, link) for link in links)
         return [name[:_CODE_BYTES].hex() for name in names]

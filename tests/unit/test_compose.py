@@ -79,13 +79,17 @@ class Talk:
     def compose(self, *messages: Message, session: str | None = None, **fields: Any) -> Composed:
         tools = fields.pop("tools", (LOOK,))
         client, mode = fields.pop("client", ""), fields.pop("mode", "full")
+        model, tenant = fields.pop("model", "m"), fields.pop("tenant", "")
+        max_tokens, work = fields.pop("max_tokens", None), fields.pop("work", "generate")
         prompt = ChatPrompt(messages=messages, tools=tools, **fields)
         request = GenerateRequest(
             request_id="r",
-            model="m",
+            model=model,
             prompt=prompt,
+            work=work,
             client=client,
-            cache=CacheParams(session_id=session, mode=mode),
+            max_tokens=max_tokens,
+            cache=CacheParams(session_id=session, mode=mode, tenant=tenant),
         )
         return self.composer.compose(request, prompt)
 

@@ -80,7 +80,7 @@ def test_every_rule_has_a_switch(name: str):
 
 
 def test_the_switches_are_those_of_the_rules():
-    names = set(PromptSwitches.__struct_fields__) - {"tools_first", "healed_turn"}
+    names = set(PromptSwitches.__struct_fields__) - {"tools_first", "healed_turn", "kept_tools"}
     assert names == RULE_NAMES
 
 

@@ -14,7 +14,7 @@ import msgspec
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.media import Medium, Placed, located, moved, place_media
 from runtime.prompt.arrange import arranging_steps
-from runtime.prompt.canonical import advance, answer, chain, digest, thoughts_of
+from runtime.prompt.canonical import advance, answer, chain, digest, forms, thoughts_of
 from runtime.prompt.healing import (
     SENTINEL,
     KnownPrefix,
@@ -25,11 +25,20 @@ from runtime.prompt.healing import (
     thinned,
     worth_marking,
 )
+from runtime.prompt.kept_tools import KEPT_TOOLS, packed, with_tools_of
 from runtime.prompt.rewriting import RenderedMessage, RewriteStep, rewrite
 from runtime.prompt.seal import Seal
 from runtime.prompt.stabilise import rules_for, telemetry_steps
-from runtime.types import ChatPrompt, GenerateRequest, Message, PromptChange, ToolCall
+from runtime.types import (
+    ChatPrompt,
+    GenerateRequest,
+    Message,
+    MissReason,
+    PromptChange,
+    ToolCall,
+)
 from runtime.worker.input.beginning import Beginning, gone_on, taken_out
+from runtime.worker.input.kept import READ, Found, KeptTurn, kept_turns, leaves_room
 from runtime.worker.input.template import TOOLS_FIRST, Marked, Template
 from runtime.worker.input.turns import TurnStore
 from runtime.worker.output.dialect import Dialect
@@ -62,15 +71,16 @@ class HealingCounts(Protocol):
 class PromptInput(NamedTuple):
     """A request, stabilised and arranged, with the digests of its conversation.
 
-    `sent` are its messages as they came, of which `parts` says what each is made of.
-    `begun_link` is the digest of the conversation with the beginning of the answer, if it has one.
-    `media` are its pictures by their digests.
+    `sent` are its messages as they came, of which `parts` says what each is made of. `links` name
+    the conversation message by message, `bare` name it whatever its tools are. `begun_link`
+    names it with the beginning of the answer, if it has one. `media` are its pictures by digest.
     """
 
     prompt: ChatPrompt
     sent: tuple[Message, ...]
     parts: tuple[RenderedMessage, ...]
     links: list[bytes]
+    bare: list[bytes]
     changes: tuple[PromptChange, ...]
     asker: Asker
     beginning: Beginning | None = None
@@ -88,7 +98,7 @@ class Composed(NamedTuple):
     Tools and system prompt end at `prefix_end`. `boundaries` are worth a checkpoint, those of
     `passing` in memory only; what is before a position of `keeps` is worth so many seconds.
     `lineage` is None when the answer is not to be recognised. `beginning` is what the answer has
-    said already, `asked` what it was composed of.
+    said already, `asked` what it was composed of, `reason` why less of it is known than might be.
     """
 
     token_ids: list[int]
@@ -101,6 +111,7 @@ class Composed(NamedTuple):
     beginning: Beginning | None = None
     media: tuple[MediaSpan, ...] = ()
     asked: PromptInput | None = None
+    reason: MissReason | None = None
 
 
 @dataclass(slots=True)
@@ -138,13 +149,71 @@ class Composer:
             ContextTooLong: it cannot fit, however it is tokenized.
         """
         asked = self._asked(request, prompt)._replace(media=media or {})
-        composed = self._composed(asked, request)
+        found = self._known(asked)
+        kept = self._kept(asked, found, request)
+        for other in self._asked_with(kept, request, prompt):
+            pictured = other._replace(media=asked.media)
+            if (composed := self._fitting(pictured, request, prompt)) is not None:
+                return composed
+        known = found[0] if found is not None else -1
+        is_less = not prompt.tools and any(one.number > known for one in kept)
+        composed = self._composed(asked, found, request)
+        return composed._replace(reason="tools_removed" if is_less else None)
+
+    def _kept(
+        self, asked: PromptInput, found: Found | None, request: GenerateRequest
+    ) -> Sequence[KeptTurn]:
+        """Turns under other tools; a conversation of its own without any counts as known."""
+        if request.work not in READ or KEPT_TOOLS in self.rules_off:
+            return ()
+        is_known = found is not None and (
+            bool(asked.prompt.tools) or self.turns.is_of(found[1].turns[-1], _scope(asked))
+        )
+        return kept_turns(self.turns, asked.bare, found if is_known else None)
+
+    def _asked_with(
+        self, kept: Sequence[KeptTurn], request: GenerateRequest, prompt: ChatPrompt
+    ) -> list[PromptInput]:
+        """The same with the tools of turns that it goes on from, as far as that may be.
+
+        Tools that it lacks must have been this very conversation's, not those of one that only
+        reads the same: by its session, or else by all that it began with, if there is one only.
+        """
+        others: list[PromptInput] = []
+        for one in kept:
+            changed = with_tools_of(prompt, one.tools, can_forbid=bool(self.dialect.tool_start))
+            if changed is None:
+                continue
+            other = self._asked(request, changed.prompt)
+            is_same = one.turn.key in other.links
+            if is_same and (prompt.tools or self.turns.is_of(one.turn, _scope(other))):
+                others.append(other._replace(changes=(*other.changes, changed.change)))
+        is_named = bool(prompt.tools) or request.cache.session_id is not None
+        return others if is_named or len(others) == 1 else []
+
+    def _fitting(
+        self, asked: PromptInput, request: GenerateRequest, prompt: ChatPrompt
+    ) -> Composed | None:
+        """Composed with kept tools, unless tools that were not sent leave too little room."""
+        try:
+            composed = self._composed(asked, self._known(asked), request)
+        except (ContextTooLong, InvalidRequest):
+            return None
+        fits = leaves_room(len(composed.token_ids), self.context, request)
+        return composed if prompt.tools or fits else None
+
+    def _composed(
+        self, asked: PromptInput, found: Found | None, request: GenerateRequest
+    ) -> Composed:
+        composed = self._joined_or_fresh(asked, found, request)
         return composed._replace(beginning=asked.beginning, asked=asked)
 
-    def _composed(self, asked: PromptInput, request: GenerateRequest) -> Composed:
+    def _joined_or_fresh(
+        self, asked: PromptInput, found: Found | None, request: GenerateRequest
+    ) -> Composed:
         if asked.begun_link and (resumed := self._resumed(asked)) is not None:
             return resumed
-        if (found := self._known(asked)) is not None:
+        if found is not None:
             healed = self._healed(asked, *found)
             if healed is not None:
                 return healed
@@ -161,10 +230,13 @@ class Composer:
         if beginning is not None:
             changes = (*changes, PromptChange(rule=BEGUN))
         is_kept = HEALED not in self.rules_off  # whatever is kept of KV: the same tokens are read
-        links = self._links(arranged, request.cache.tenant) if is_kept else []
+        whose: tuple[object, ...] = (request.cache.tenant,) if request.cache.tenant else ()
+        if self.rules_off:
+            whose = (request.cache.tenant, sorted(self.rules_off))
+        links, bare = _links(self.template, arranged, whose) if is_kept else ([], [])
         asker = Asker(request.model, request.cache.session_id)
         sent, parts = prompt.messages, rewritten.parts
-        asked = PromptInput(arranged, sent, parts, links, changes, asker, beginning)
+        asked = PromptInput(arranged, sent, parts, links, bare, changes, asker, beginning)
         if links and beginning is not None:
             return asked._replace(begun_link=advance(links[-1], answer(beginning.text)))
         return asked
@@ -181,26 +253,6 @@ class Composer:
         )
         return [*telemetry, *arranging]
 
-    def _links(self, prompt: ChatPrompt, tenant: str) -> list[bytes]:
-        """The conversation's digests, message by message, under this template and these tools.
-
-        Those of two tenants are never the same: nobody is answered by what others were. Nor are
-        those of two names with other prompt rules.
-        """
-        try:
-            shown = self._shown(prompt, _PROBE)
-        except InvalidRequest:
-            shown = self._shown(prompt, _PROBE[:1])
-        whose = (tenant,) if tenant else ()
-        if self.rules_off:
-            whose = (tenant, sorted(self.rules_off))
-        root = digest(self.template.fingerprint, shown, *whose)
-        return chain(root, prompt.messages)
-
-    def _shown(self, prompt: ChatPrompt, messages: tuple[Message, ...]) -> str:
-        small = msgspec.structs.replace(prompt, messages=messages)
-        return self.template.render(small, opens_answer=False)
-
     def _lineage(
         self, asked: PromptInput, composed: Composed, known: KnownPrefix | None = None
     ) -> Lineage:
@@ -213,11 +265,13 @@ class Composer:
             ends=tuple(end for end in composed.boundaries if end > start),
             prefix_end=composed.prefix_end,
             begun=asked.beginning.text if asked.beginning is not None else "",
+            bare=asked.bare[-1] if asked.prompt.tools else b"",
+            tools=packed(asked.prompt.tools),
         )
 
     # With turns of ours
 
-    def _known(self, asked: PromptInput) -> tuple[int, KnownPrefix] | None:
+    def _known(self, asked: PromptInput) -> Found | None:
         """The last message that is a turn of ours, and all tokens up to its end.
 
         Whoever gives other thoughts back than the model had wants them to be read.
@@ -246,7 +300,7 @@ class Composer:
         if media is None:
             return None
         ends = known.ends if self.needs_state else ()
-        cut = self._cut(asked.prompt, known.token_ids, known.prefix_end, {}, ends)
+        cut = _cut(asked.prompt, known.token_ids, known.prefix_end, {}, ends)
         changes = self.template.write(asked.prompt).changes
         return self._counted(asked, cut._replace(media=media, changes=changes), known)
 
@@ -307,7 +361,7 @@ class Composer:
         }
         ends = [*known.ends, *positions.values()] if self.needs_state else []
         token_ids = [*known.token_ids, *rest.token_ids]
-        cut = self._cut(spliced.prompt, token_ids, known.prefix_end, positions, ends)
+        cut = _cut(spliced.prompt, token_ids, known.prefix_end, positions, ends)
         spans = (*seen, *(moved(span, shift) for span in rest.spans))
         return cut._replace(media=spans, changes=spliced.changes)
 
@@ -332,7 +386,7 @@ class Composer:
         prefix_end, stable_end, *positions = hung.positions or [0, 0]
         ends = positions if self.needs_state else []
         by_message = dict(zip(marks, positions, strict=True))
-        cut = self._cut(prompt, hung.token_ids, prefix_end, by_message, ends)
+        cut = _cut(prompt, hung.token_ids, prefix_end, by_message, ends)
         if stable_end:
             boundaries = tuple(sorted({*cut.boundaries, stable_end}))
             cut = cut._replace(boundaries=boundaries, passing=cut.passing - {stable_end})
@@ -357,26 +411,26 @@ class Composer:
         chosen = sorted(wanted)
         return dict(zip(chosen, self.template.ends_of(prompt, text, chosen), strict=True))
 
-    def _cut(
-        self,
-        prompt: ChatPrompt,
-        token_ids: list[int],
-        prefix_end: int,
-        positions: dict[int, int],
-        ends: Sequence[int],
-    ) -> Composed:
-        keeps = [
-            (position, keep_s)
-            for message, position in positions.items()
-            if (keep_s := prompt.messages[message].keep_s) is not None
-        ]
-        tool_keeps = [tool.keep_s for tool in prompt.tools if tool.keep_s is not None]
-        if tool_keeps and prefix_end:
-            keeps.append((prefix_end, max(tool_keeps)))
-        pinned = sorted({position for position, _ in keeps} | {prefix_end} - {0})[:MAX_BOUNDARIES]
-        boundaries = thinned([end for end in ends if end], pinned, MAX_BOUNDARIES)
-        passing = frozenset(boundaries[:-1]) - set(pinned)
-        return Composed(token_ids, prefix_end, boundaries, passing, tuple(sorted(keeps)))
+
+def _cut(
+    prompt: ChatPrompt,
+    token_ids: list[int],
+    prefix_end: int,
+    positions: dict[int, int],
+    ends: Sequence[int],
+) -> Composed:
+    keeps = [
+        (position, keep_s)
+        for message, position in positions.items()
+        if (keep_s := prompt.messages[message].keep_s) is not None
+    ]
+    tool_keeps = [tool.keep_s for tool in prompt.tools if tool.keep_s is not None]
+    if tool_keeps and prefix_end:
+        keeps.append((prefix_end, max(tool_keeps)))
+    pinned = sorted({position for position, _ in keeps} | {prefix_end} - {0})[:MAX_BOUNDARIES]
+    boundaries = thinned([end for end in ends if end], pinned, MAX_BOUNDARIES)
+    passing = frozenset(boundaries[:-1]) - set(pinned)
+    return Composed(token_ids, prefix_end, boundaries, passing, tuple(sorted(keeps)))
 
 
 def _scope(asked: PromptInput) -> TurnScope:
@@ -395,3 +449,26 @@ def _edited(asked: PromptInput, known: KnownPrefix) -> int | None:
         if given is not None and given != known.thoughts[link]:
             return number
     return None
+
+
+def _links(
+    template: Template, prompt: ChatPrompt, whose: Sequence[object]
+) -> tuple[list[bytes], list[bytes]]:
+    """The conversation's digests, message by message, under this template and these tools, and
+    under whatever tools.
+
+    Those of two tenants are never the same: nobody is answered by what others were. Nor are those
+    of two names with other prompt rules.
+    """
+
+    def shown(messages: tuple[Message, ...]) -> str:
+        small = msgspec.structs.replace(prompt, messages=messages)
+        return template.render(small, opens_answer=False)
+
+    try:
+        probe = shown(_PROBE)
+    except InvalidRequest:
+        probe = shown(_PROBE[:1])
+    fingerprint, said = template.fingerprint, forms(prompt.messages)
+    bare = chain(digest(fingerprint, *whose), said)
+    return chain(digest(fingerprint, probe, *whose), said), bare

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from runtime.kv.media import model_ids, place_media
-from runtime.types import Explained, PromptPart
+from runtime.prompt.kept_tools import KEPT_TOOLS, RESPELLED
+from runtime.types import Explained, PromptChange, PromptPart
 from runtime.worker.input.beginning import gone_on
 from runtime.worker.input.compose import BEGUN, HEALED, Composed, Composer, PromptInput
 from runtime.worker.input.template import DEFERRED, TOOLS_FIRST, Template
@@ -62,7 +63,7 @@ def _healed(template: Template, asked: PromptInput, way: Sequence[Turn]) -> list
         last = _number_of(asked, turn)
         ids = array("I", turn.token_ids).tolist()
         sources = _tools(asked) if not first else ()
-        rules: tuple[str, ...] = ()
+        rules = _rules_of_tools(asked.changes) if not first else ()
         for number in range(first, last + 1):
             sources += _sources(asked, number)
             rules += asked.parts[number].rules
@@ -84,7 +85,15 @@ def _number_of(asked: PromptInput, turn: Turn) -> int:
 
 
 def _tools(asked: PromptInput) -> tuple[str, ...]:
+    if _rules_of_tools(asked.changes) == (KEPT_TOOLS,):
+        return ("tools of the conversation",)
     return ("tools",) if asked.prompt.tools else ()
+
+
+def _rules_of_tools(changes: Sequence[PromptChange]) -> tuple[str, ...]:
+    """Those that touched all tools."""
+    told = {change.rule for change in changes}
+    return tuple(rule for rule in (KEPT_TOOLS, RESPELLED) if rule in told)
 
 
 def _sources(asked: PromptInput, number: int) -> tuple[str, ...]:
@@ -103,6 +112,7 @@ def _cuts(template: Template, asked: PromptInput, text: str, composed: Composed)
         if not number:
             sources = _tools(asked) + sources
             rules = tuple(rule for rule in (TOOLS_FIRST, DEFERRED) if rule in told) + rules
+            rules = _rules_of_tools(composed.changes) + rules
         cuts.append(_Cut(end, sources, rules))
     begun = (f"messages[{len(asked.sent) - 1}] (assistant)",)
     is_begun = asked.beginning is not None

@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.media import model_ids
@@ -59,6 +61,7 @@ class Intake:
         if composer is not self.composer:
             return replace(self, composer=composer).admit(request)
         composed, prompt_images = self._compose(request)
+        request = _as_read(request, composed)
         token_ids = self._model_ids(composed)
         self._check(request, token_ids)
         block = self._reasoning_block(request.prompt, composed)
@@ -145,6 +148,8 @@ class Intake:
         if request.scores_prompt:
             # KV that is taken up says nothing of how likely its tokens were.
             cursor.limit, cursor.reason = 0, "scored"
+        elif wish.mode != "off":
+            cursor.reason = composed.reason
         return cursor
 
     def _echo(self, request: GenerateRequest, token_ids: list[int]) -> Echo | None:
@@ -218,6 +223,16 @@ class Intake:
         if template.starts_in_reasoning(composed.token_ids):
             return "open"
         return "closed" if template.has_closed_reasoning(composed.token_ids) else "unsaid"
+
+
+def _as_read(request: GenerateRequest, composed: Composed) -> GenerateRequest:
+    """The request with the tools that its prompt was composed with, and what may be called."""
+    prompt, asked = request.prompt, composed.asked
+    if asked is None or not isinstance(prompt, ChatPrompt) or asked.prompt.tools is prompt.tools:
+        return request
+    read = asked.prompt
+    prompt = msgspec.structs.replace(prompt, tools=read.tools, tool_choice=read.tool_choice)
+    return msgspec.structs.replace(request, prompt=prompt)
 
 
 def _refuse_images(prompt: ChatPrompt, why: str) -> None:

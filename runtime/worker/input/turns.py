@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from runtime.kv.room import UNBOUNDED, WriteRoom
 from runtime.prompt.canonical import advance
@@ -48,6 +48,7 @@ MAX_ANSWERS = 4
 """So many answers to one question are tried, if they look the same."""
 _TEMPORARY = ".tmp-"
 _CONTEXT_TOKENS = 8
+Name = TypeVar("Name", str, bytes)
 
 
 @dataclass(slots=True)
@@ -74,6 +75,31 @@ class _Job(NamedTuple):
     scope: TurnScope
 
 
+class _Latest(Generic[Name]):
+    """Turns by what names their conversations, those that came last first."""
+
+    def __init__(self) -> None:
+        self._turns: dict[Name, dict[Name, None]] = {}
+
+    def clear(self) -> None:
+        self._turns.clear()
+
+    def of(self, key: Name) -> list[Name]:
+        return list(reversed(self._turns.get(key, {})))
+
+    def add(self, key: Name, turn: Name) -> None:
+        """It is the last that came."""
+        turns = self._turns.setdefault(key, {})
+        turns.pop(turn, None)
+        turns[turn] = None
+
+    def discard(self, key: Name, turn: Name) -> None:
+        turns = self._turns.get(key, {})
+        turns.pop(turn, None)
+        if not turns:
+            self._turns.pop(key, None)
+
+
 class TurnFiles:
     """What is on disk of a model's turns, as it is known here. The lock is its user's."""
 
@@ -82,14 +108,16 @@ class TurnFiles:
         """Those that were used last at the end."""
         self._files: dict[str, _File] = {}
         """By what stands for the turn itself."""
-        self._answers: dict[str, dict[str, None]] = {}
-        """By key, those that came last at the end."""
+        self._answers: _Latest[str] = _Latest()
+        """By key."""
+        self._bare: _Latest[str] = _Latest()
         self._num_bytes = 0
 
     def clear(self) -> None:
         self.folders.clear()
         self._files.clear()
         self._answers.clear()
+        self._bare.clear()
         self._num_bytes = 0
 
     def learn(self, root: Path) -> None:
@@ -118,7 +146,9 @@ class TurnFiles:
         if name.turn not in self._files:
             self._files[name.turn] = _File(name, num_bytes)
             self._num_bytes += num_bytes
-            self._answers.setdefault(name.key, {})[name.turn] = None
+            self._answers.add(name.key, name.turn)
+            if name.bare:
+                self._bare.add(name.bare, name.turn)
         self._files[name.turn].links[folder] = path
 
     def name_of(self, turn: str) -> Named | None:
@@ -139,9 +169,13 @@ class TurnFiles:
 
     def answers(self, key: str, folder: str) -> list[Named]:
         """The turns with this key, those of the folder first, then those that came last."""
-        found = [Named(key, turn) for turn in reversed(self._answers.get(key, {}))]
+        found = [self._files[turn].name for turn in self._answers.of(key)]
         mine = self.folders.get(folder, set())
         return sorted(found, key=lambda name: name not in mine)
+
+    def with_tools(self, bare: str) -> list[Named]:
+        """The turns that end this conversation with whatever tools, those that came last first."""
+        return [self._files[turn].name for turn in self._bare.of(bare)]
 
     def lose(self, folder: str, name: Named) -> None:
         """A link is there no more."""
@@ -151,9 +185,8 @@ class TurnFiles:
             return
         del self._files[name.turn]
         self._num_bytes -= file.num_bytes
-        self._answers[name.key].pop(name.turn, None)
-        if not self._answers[name.key]:
-            del self._answers[name.key]
+        self._answers.discard(file.name.key, name.turn)
+        self._bare.discard(file.name.bare, name.turn)
 
     def forget(self, folder: str) -> list[Path]:
         """A folder's links, which are known no more."""
@@ -174,6 +207,65 @@ class TurnFiles:
         return gone
 
 
+class TurnMemory:
+    """The turns in memory with their owners, within a cap. The lock is its user's."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.held: OrderedDict[bytes, _Held] = OrderedDict()
+        """By their ids, those that were taken in last at the end."""
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._keys: _Latest[bytes] = _Latest()
+        self._bare: _Latest[bytes] = _Latest()
+
+    def answers(self, key: bytes) -> list[_Held]:
+        """The turns with this key, those that came last first."""
+        return [self.held[turn_id] for turn_id in self._keys.of(key)]
+
+    def with_tools(self, bare: bytes) -> list[Turn]:
+        """The same of what names a conversation with whatever tools."""
+        return [self.held[turn_id].turn for turn_id in self._bare.of(bare)]
+
+    def has(self, turn: Turn, scope: TurnScope, *, is_durable: bool) -> bool:
+        """It is there for this owner, and as durable."""
+        held = self.held.get(turn.id)
+        return held is not None and scope in held.owners and held.owners[scope] >= is_durable
+
+    def remember(self, turn: Turn, scope: TurnScope, *, is_durable: bool) -> None:
+        """Take it in for an owner; the oldest ones go for it."""
+        turn_id = turn.id
+        held = self.held.get(turn_id)
+        if held is None:
+            held = self.held[turn_id] = _Held(turn)
+            self._num_bytes += _num_bytes(turn)
+        self._keys.add(turn.key, turn_id)
+        if turn.bare:
+            self._bare.add(turn.bare, turn_id)
+        self.held.move_to_end(turn_id)
+        held.owners[scope] = is_durable
+        while self._num_bytes > self._max_bytes and len(self.held) > 1:
+            oldest, held = next(iter(self.held.items()))
+            for owner in list(held.owners):
+                self.drop_owner(oldest, owner)
+
+    def drop_owner(self, turn_id: bytes, scope: TurnScope) -> None:
+        """It needs the turn no more, at least not in memory."""
+        held = self.held.get(turn_id)
+        if held is None or held.owners.pop(scope, None) is None or held.owners:
+            return
+        del self.held[turn_id]
+        self._num_bytes -= _num_bytes(held.turn)
+        self._keys.discard(held.turn.key, turn_id)
+        self._bare.discard(held.turn.bare, turn_id)
+
+
+class TurnWithTools(NamedTuple):
+    """A turn, and the tools that it was asked with, packed."""
+
+    turn: Turn
+    tools: bytes
+
+
 class TurnStore:
     """In memory, and once there is a disk there. `run` belongs to a thread of its own."""
 
@@ -187,13 +279,9 @@ class TurnStore:
         self._room = room
         self._root: Path | None = None
         self._secret = b""
-        self._max_memory_bytes = max_memory_bytes
         self._max_disk_bytes = max_disk_bytes
         self._lock = threading.Lock()
-        self._memory: OrderedDict[bytes, _Held] = OrderedDict()
-        self._keys: dict[bytes, dict[bytes, None]] = {}
-        """The turns in memory by their keys."""
-        self._memory_bytes = 0
+        self._memory = TurnMemory(max_memory_bytes)
         self._num_forgotten = 0
         self._forgotten: OrderedDict[Folders, int] = OrderedDict()
         self._all_forgotten = 0
@@ -215,7 +303,7 @@ class TurnStore:
                 self._note_forgotten(EVERYBODYS)
             self._files.clear()
             self._files.learn(root)
-            for held in self._memory.values():
+            for held in self._memory.held.values():
                 for scope, is_durable in held.owners.items():
                     if is_durable:
                         self._jobs.put(_Job(held.turn, scope))
@@ -234,6 +322,30 @@ class TurnStore:
                 return number, found
         return None
 
+    def with_tools(self, bare: bytes) -> list[TurnWithTools]:
+        """The turns that end a conversation, whatever its tools are, each with those it had.
+
+        `bare` is what names the conversation without them. Those that came last come first.
+        """
+        with self._lock:
+            turns = self._memory.with_tools(bare)
+            names = self._files.with_tools(name_of_key(self._secret, bare))
+        turns += [
+            turn
+            for name in names[:MAX_ANSWERS]
+            if (turn := self._read(name)) is not None and turn.bare == bare
+        ]
+        latest = list({turn.id: turn for turn in turns}.values())[:MAX_ANSWERS]
+        ways = [self._way_to(turn) for turn in latest]
+        return [TurnWithTools(way[-1], tools_of(way)) for way in ways if way is not None]
+
+    def is_of(self, turn: Turn, scope: TurnScope) -> bool:
+        """Whether a turn is part of this conversation."""
+        self._look_at(scope)
+        with self._lock:
+            is_held = self._memory.has(turn, scope, is_durable=False)
+            return is_held or self._files.has(self._folder(scope), self._named(turn))
+
     def put(self, turn: Turn, scope: TurnScope, *, is_durable: bool, age: int = 0) -> None:
         """Take a turn in, unless its conversation was forgotten since it began."""
         self.adopt([turn], scope, is_durable=is_durable, age=age)
@@ -249,11 +361,11 @@ class TurnStore:
             new = [
                 turn
                 for turn in turns
-                if not self._is_remembered(turn, scope, is_durable=is_durable)
+                if not self._memory.has(turn, scope, is_durable=is_durable)
                 and not self._files.has(folder, self._named(turn))
             ]
             for turn in new:
-                self._remember(turn, scope, is_durable=is_durable)
+                self._memory.remember(turn, scope, is_durable=is_durable)
         if is_durable and self._root is not None:
             for turn in new:
                 self._jobs.put(_Job(turn, scope))
@@ -270,9 +382,9 @@ class TurnStore:
         with self._lock:
             whose = _folders_of(whom, secret)
             self._note_forgotten(whose if secret == self._secret else EVERYBODYS)
-            for turn_id, held in list(self._memory.items()):
+            for turn_id, held in list(self._memory.held.items()):
                 for scope in [one for one in held.owners if whom.means(one.asker, secret)]:
-                    self._drop_owner(turn_id, scope)
+                    self._memory.drop_owner(turn_id, scope)
             paths: list[Path] = []
             for name in [name for name in self._files.folders if name in whose]:
                 paths += self._files.forget(name)
@@ -283,7 +395,7 @@ class TurnStore:
     def _forget_chain(self, chain: array[int], model: str) -> None:
         """Turns that only this chain without a session id is made of leave memory, from the end."""
         with self._lock:
-            held = [(scope, one.turn) for one in self._memory.values() for scope in one.owners]
+            held = [(scope, one.turn) for one in self._memory.held.values() for scope in one.owners]
         for scope in {scope for scope, _ in held if scope.asker == Asker(model)}:
             turns = {turn.id: turn for owner, turn in held if owner == scope}
             for turn in sorted(turns.values(), key=lambda one: one.end, reverse=True):
@@ -291,7 +403,7 @@ class TurnStore:
                 if is_last and self._is_made_of(turn, chain):
                     del turns[turn.id]
                     with self._lock:
-                        self._drop_owner(turn.id, scope)
+                        self._memory.drop_owner(turn.id, scope)
 
     def _is_made_of(self, turn: Turn, chain: array[int]) -> bool:
         """As far as the chain goes: the KV of an answer may end before its last token."""
@@ -344,7 +456,7 @@ class TurnStore:
     def _answers(self, key: bytes, scope: TurnScope) -> list[Turn]:
         """The turns with this key: those of a conversation first, then those that came last."""
         with self._lock:
-            held = [self._memory[turn_id] for turn_id in reversed(self._keys.get(key, {}))]
+            held = self._memory.answers(key)
             folder = self._folder(scope)
             names = self._files.answers(name_of_key(self._secret, key), folder)
             mine = self._files.folders.get(folder, set[Named]())
@@ -369,7 +481,7 @@ class TurnStore:
 
     def _get(self, turn_id: bytes) -> Turn | None:
         with self._lock:
-            if (held := self._memory.get(turn_id)) is not None:
+            if (held := self._memory.held.get(turn_id)) is not None:
                 return held.turn
             name = self._files.name_of(name_of_turn(self._secret, turn_id))
         turn = self._read(name) if name is not None else None
@@ -386,7 +498,9 @@ class TurnStore:
         return None
 
     def _named(self, turn: Turn) -> Named:
-        return Named(name_of_key(self._secret, turn.key), name_of_turn(self._secret, turn.id))
+        bare = name_of_key(self._secret, turn.bare) if turn.bare else ""
+        key, itself = name_of_key(self._secret, turn.key), name_of_turn(self._secret, turn.id)
+        return Named(key, itself, bare)
 
     def _folder(self, scope: TurnScope) -> str:
         """What stands for a conversation; one with a session's id as the store's rows have it."""
@@ -397,39 +511,6 @@ class TurnStore:
             conversation = UNNAMED + keyed_hash(self._secret, "unnamed", scope.beginning).hex()
         name = model_key(self._secret, asker.model) if asker.model else ""
         return folder_name(conversation, name)
-
-    # Owning
-
-    def _is_remembered(self, turn: Turn, scope: TurnScope, *, is_durable: bool) -> bool:
-        held = self._memory.get(turn.id)
-        return held is not None and scope in held.owners and held.owners[scope] >= is_durable
-
-    def _remember(self, turn: Turn, scope: TurnScope, *, is_durable: bool) -> None:
-        turn_id = turn.id
-        held = self._memory.get(turn_id)
-        if held is None:
-            held = self._memory[turn_id] = _Held(turn)
-            self._memory_bytes += len(turn.token_ids)
-        answers = self._keys.setdefault(turn.key, {})
-        answers.pop(turn_id, None)
-        answers[turn_id] = None
-        self._memory.move_to_end(turn_id)
-        held.owners[scope] = is_durable
-        while self._memory_bytes > self._max_memory_bytes and len(self._memory) > 1:
-            oldest, held = next(iter(self._memory.items()))
-            for owner in list(held.owners):
-                self._drop_owner(oldest, owner)
-
-    def _drop_owner(self, turn_id: bytes, scope: TurnScope) -> None:
-        """It needs the turn no more, at least not in memory."""
-        held = self._memory.get(turn_id)
-        if held is None or held.owners.pop(scope, None) is None or held.owners:
-            return
-        del self._memory[turn_id]
-        self._memory_bytes -= len(held.turn.token_ids)
-        self._keys[held.turn.key].pop(turn_id)
-        if not self._keys[held.turn.key]:
-            del self._keys[held.turn.key]
 
     # Writing
 
@@ -467,12 +548,12 @@ class TurnStore:
                 return [path]  # it was forgotten while it was written
             if self._named(job.turn) != name:
                 return []  # another store came meanwhile, and it is to be written there
-            self._drop_owner(job.turn.id, job.scope)
+            self._memory.drop_owner(job.turn.id, job.scope)
             self._files.note(self._folder(job.scope), name, path, num_bytes)
             return self._files.excess(self._max_disk_bytes)
 
     def _is_wanted(self, job: _Job) -> bool:
-        held = self._memory.get(job.turn.id)
+        held = self._memory.held.get(job.turn.id)
         return held is not None and held.owners.get(job.scope) is True
 
 
@@ -502,6 +583,15 @@ def _write_file(path: Path, data: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def tools_of(way: Sequence[Turn]) -> bytes:
+    """The tools that the last of these turns was asked with, packed."""
+    return next((turn.tools for turn in reversed(way) if turn.tools), b"")
+
+
+def _num_bytes(turn: Turn) -> int:
+    return len(turn.token_ids) + len(turn.tools)
 
 
 def _known(turns: Sequence[Turn]) -> KnownPrefix:
@@ -553,14 +643,17 @@ class PendingTurn:
         token_ids = array("I", self.prompt_ids[lineage.start :])
         token_ids.extend(output_ids)
         end = len(self.prompt_ids) + len(output_ids)
+        form = self.spoken.form()
         turn = Turn(
-            key=advance(lineage.key, self.spoken.form()),
+            key=advance(lineage.key, form),
             parent=parent,
             start=lineage.start,
             token_ids=token_ids.tobytes(),
             ends=(*lineage.ends, end),
             prefix_end=lineage.prefix_end,
             thoughts=self.spoken.thought(),
+            bare=advance(lineage.bare, form) if lineage.bare else b"",
+            tools=lineage.tools if lineage.tools != tools_of(lineage.way) else b"",
         )
         self.turns.put(turn, lineage.scope, is_durable=self.is_durable, age=self.age)
 

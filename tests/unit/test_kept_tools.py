@@ -1,0 +1,322 @@
+"""A request without tools goes on with those of its own conversation, and with nobody else's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.prompt.kept_tools import packed, with_tools_of
+from runtime.types import ChatPrompt, Message, Tool, ToolChoice
+from runtime.worker.input.compose import Composed
+from runtime.worker.input.explain import explain
+from runtime.worker.input.template import Template
+from runtime.worker.input.turns import TurnStore
+from runtime.worker.output.dialect import Dialect
+from store.keyed_names import Whom
+from store.turns import Turn, read_turn
+from store.turns import packed as packed_turn
+from tests.templates import template_of
+from tests.unit.test_compose import END, LOOK, SYSTEM, USER, Talk, kept_at
+
+CALLS = Dialect(tool_start="<tool_call>", tool_end="</tool_call>")
+SAID = Message(role="assistant", text="rain falls")
+RAW = f"<think>\nlet me\n</think>\n\nrain falls{END}"
+SUMMARISE = Message(role="user", text="Summarise all of this.")
+SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}, "why": {"type": "string"}}}
+TURNED = {"properties": {"why": {"type": "string"}, "at": {"type": "integer"}}, "type": "object"}
+READ = Tool(name="read", description="Read.", parameters=json.dumps(SCHEMA))
+READ_ANEW = msgspec.structs.replace(READ, parameters=json.dumps(TURNED))
+
+
+@pytest.fixture(params=["chatml", "qwen3"])
+def talk(request, tmp_path: Path) -> Talk:
+    return Talk(template_of(tmp_path, request.param), TurnStore(), dialect=CALLS)
+
+
+def rules(composed: Composed) -> dict[str, int]:
+    return {one.rule: one.num_places for one in composed.changes}
+
+
+def begun(
+    talk: Talk, session: str | None = "s", tools: tuple[Tool, ...] = (LOOK, READ)
+) -> list[int]:
+    """A turn of a conversation with tools: all of its tokens."""
+    return talk.says(talk.compose(SYSTEM, USER, session=session, tools=tools), RAW, "rain falls")
+
+
+def summary(talk: Talk, session: str | None = "s", **fields) -> Composed:
+    """What a client asks that sends its whole conversation and no tools."""
+    return talk.compose(SYSTEM, USER, SAID, SUMMARISE, session=session, tools=(), **fields)
+
+
+@pytest.mark.parametrize("session", ["s", None])
+def test_a_request_without_tools_goes_on_from_all_tokens_of_its_conversation(
+    talk: Talk, session: str | None
+):
+    before = begun(talk, session)
+    composed = summary(talk, session)
+    assert composed.token_ids[: len(before)] == before
+    assert rules(composed) == {"kept_tools": 2, "healed_turn": 1} | rules(composed)
+    assert composed.reason is None
+    assert composed.asked is not None
+    assert composed.asked.prompt.tools == (LOOK, READ)
+    assert composed.asked.prompt.tool_choice.mode == "none"
+
+
+def test_it_goes_on_without_and_again_with_tools(talk: Talk):
+    begun(talk)
+    first = talk.says(summary(talk), f"It rained.{END}", "It rained.")
+    answer = Message(role="assistant", text="It rained.")
+    asked = (SYSTEM, USER, SAID, SUMMARISE, answer, USER)
+    bare = talk.compose(*asked, session="s", tools=())
+    assert bare.token_ids[: len(first)] == first
+    assert "kept_tools" in rules(bare)
+    again = talk.compose(*asked, session="s", tools=(LOOK, READ))
+    assert again.token_ids == bare.token_ids
+    assert "kept_tools" not in rules(again)
+
+
+@pytest.mark.parametrize(
+    ("session", "model", "tenant", "reason"),
+    [
+        ("another", "m", "", "tools_removed"),
+        (None, "m", "", "tools_removed"),
+        ("s", "n", "", "tools_removed"),
+        ("s", "m", "bob", None),
+    ],
+)
+def test_nobody_is_shown_the_tools_of_another_conversation(
+    talk: Talk, session: str | None, model: str, tenant: str, reason: str | None
+):
+    begun(talk)
+    composed = summary(talk, session, model=model, tenant=tenant)
+    assert "look" not in talk.text_of(composed.token_ids)
+    assert not rules(composed).keys() & {"kept_tools", "healed_turn"}
+    assert composed.reason == reason
+
+
+def test_a_conversation_that_never_had_tools_gets_none_though_it_reads_the_same(talk: Talk):
+    begun(talk, None)
+    talk.says(talk.compose(SYSTEM, USER, tools=()), RAW, "rain falls")
+    composed = summary(talk, None)
+    assert rules(composed) == {"healed_turn": 1} | rules(composed)
+    assert "kept_tools" not in rules(composed)
+    assert composed.reason is None
+
+
+def test_whose_tools_they_would_be_is_not_guessed(talk: Talk):
+    begun(talk, None, (LOOK,))
+    begun(talk, None, (READ,))
+    composed = summary(talk, None)
+    assert "kept_tools" not in rules(composed)
+    assert composed.reason == "tools_removed"
+
+
+def test_of_a_session_that_changed_its_tools_the_last_ones_count(talk: Talk):
+    begun(talk, tools=(LOOK,))
+    after = talk.compose(SYSTEM, USER, SAID, USER, session="s", tools=(READ,))
+    before = talk.says(after, RAW, "rain falls")
+    messages = (SYSTEM, USER, SAID, USER, SAID, SUMMARISE)
+    composed = talk.compose(*messages, session="s", tools=())
+    assert composed.token_ids[: len(before)] == before
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        (Message(role="system", text="Be long."), USER, SAID),
+        (SYSTEM, Message(role="user", text="the slow brown fox"), SAID),
+        (SYSTEM, USER, Message(role="assistant", text="rain fell")),
+    ],
+)
+def test_what_does_not_go_on_from_the_conversation_gets_nothing_of_it(talk: Talk, edited):
+    begun(talk)
+    composed = talk.compose(*edited, SUMMARISE, session="s", tools=())
+    assert "kept_tools" not in rules(composed)
+    assert composed.reason is None
+
+
+def test_it_survives_a_restart_and_goes_with_its_conversation(tmp_path: Path):
+    template = template_of(tmp_path, "chatml")
+    talk = Talk(template, kept_at(tmp_path / "turns"), dialect=CALLS)
+    before = begun(talk)
+    more = talk.compose(SYSTEM, USER, SAID, USER, session="s", tools=(LOOK, READ))
+    before = talk.says(more, RAW, "rain falls")
+    talk.store.close()
+    talk.store.run()
+    later = Talk(template, kept_at(tmp_path / "turns"), dialect=CALLS)
+    messages = (SYSTEM, USER, SAID, USER, SAID, SUMMARISE)
+    composed = later.compose(*messages, session="s", tools=())
+    assert composed.token_ids[: len(before)] == before
+    assert rules(composed)["kept_tools"] == 2
+    later.store.forget(Whom(session_id="s"), b"secret")
+    assert "kept_tools" not in rules(later.compose(*messages, session="s", tools=()))
+    assert not list((tmp_path / "turns").rglob("*.turn"))
+
+
+def test_where_calls_cannot_be_forbidden_or_one_is_demanded_nothing_is_shown(talk: Talk):
+    begun(talk)
+    talk.composer.dialect = Dialect()
+    composed = summary(talk)
+    assert (rules(composed).get("kept_tools"), composed.reason) == (None, "tools_removed")
+    talk.composer.dialect = CALLS
+    demanding = summary(talk, tool_choice=ToolChoice(mode="required"))
+    assert "kept_tools" not in rules(demanding)
+
+
+def test_tools_that_were_not_sent_never_take_the_room_of_the_answer(talk: Talk):
+    begun(talk)
+    num_tokens = len(summary(talk).token_ids)
+    talk.composer.context = num_tokens + 9
+    assert talk.composer.context // 8 > 9
+    assert "kept_tools" in rules(summary(talk, max_tokens=9))
+    composed = summary(talk)
+    assert (rules(composed).get("kept_tools"), composed.reason) == (None, "tools_removed")
+    assert len(composed.token_ids) < num_tokens
+
+
+def test_who_only_counts_is_told_of_what_was_sent(talk: Talk):
+    begun(talk)
+    assert "kept_tools" not in rules(summary(talk, work="count"))
+
+
+def test_the_rule_can_be_switched_off(talk: Talk):
+    talk.composer.rules_off = frozenset({"kept_tools"})
+    begun(talk)
+    composed = summary(talk)
+    assert (rules(composed).get("kept_tools"), composed.reason) == (None, None)
+
+
+def test_the_explained_prompt_says_whose_the_tools_are(talk: Talk):
+    begun(talk)
+    composed = summary(talk)
+    explained = explain(talk.composer, composed)
+    assert explained.token_ids == tuple(composed.token_ids)
+    first = explained.parts[0]
+    assert first.sources[0] == "tools of the conversation"
+    assert "kept_tools" in first.rules
+
+
+def test_keys_in_another_order_are_read_in_that_of_the_conversation(talk: Talk):
+    before = begun(talk)
+    asked = (SYSTEM, USER, SAID, USER)
+    for session in ("s", None):
+        composed = talk.compose(*asked, session=session, tools=(LOOK, READ_ANEW))
+        assert composed.token_ids[: len(before)] == before
+        assert rules(composed)["tool_spelling"] == 1
+    as_sent = talk.compose(*asked, session="s", tools=(LOOK, READ))
+    assert "tool_spelling" not in rules(as_sent)
+
+
+def test_a_conversation_keeps_the_order_in_which_it_is_known_itself(talk: Talk):
+    begun(talk, "a", (READ_ANEW,))
+    mine = begun(talk, "b", (READ,))
+    composed = talk.compose(SYSTEM, USER, SAID, USER, session="b", tools=(READ,))
+    assert composed.token_ids[: len(mine)] == mine
+    assert "tool_spelling" not in rules(composed)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        '{"type": "object", "properties": {"at": {"type": "number"}, "why": {"type": "string"}}}',
+        '{"type": "object", "properties": {"at": {"type": "integer"}}}',
+        "not JSON",
+    ],
+)
+def test_tools_that_differ_in_more_are_read_as_they_were_sent(talk: Talk, parameters: str):
+    begun(talk)
+    other = msgspec.structs.replace(READ, parameters=parameters)
+    prompt = ChatPrompt(messages=(USER,), tools=(LOOK, other))
+    assert with_tools_of(prompt, packed((LOOK, READ)), can_forbid=True) is None
+    described = msgspec.structs.replace(READ_ANEW, description="Read it.")
+    prompt = ChatPrompt(messages=(USER,), tools=(LOOK, described))
+    assert with_tools_of(prompt, packed((LOOK, READ)), can_forbid=True) is None
+
+
+def test_a_spelling_changes_no_more_than_the_text_of_a_schema():
+    strict = msgspec.structs.replace(READ_ANEW, is_strict=True, keep_s=300.0)
+    prompt = ChatPrompt(messages=(USER,), tools=(LOOK, strict))
+    changed = with_tools_of(prompt, packed((LOOK, READ)), can_forbid=False)
+    assert changed is not None
+    spelled = msgspec.structs.replace(strict, parameters=READ.parameters)
+    assert changed.prompt == msgspec.structs.replace(prompt, tools=(LOOK, spelled))
+
+
+def test_turns_that_were_kept_before_there_were_tools_beside_them_are_read(tmp_path: Path):
+    turn = Turn(b"k" * 16, b"", 0, b"\1\0\0\0", (1,), 1, b"t")
+    data = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(turn))[:7])
+    path = tmp_path / "a-b.turn"
+    whole = packed_turn(turn)
+    check = blake2b(data, digest_size=16).digest()
+    path.write_bytes(check + data)
+    assert read_turn(path) == turn
+    assert len(data) < len(whole) - 16
+
+
+@cache
+def chatml() -> Template:
+    with TemporaryDirectory() as folder:
+        return template_of(Path(folder), "chatml")
+
+
+@dataclass
+class Client:
+    """A conversation as its client has it: session, model and tenant, and what was said."""
+
+    whose: tuple[str | None, str, str]
+    messages: list[Message] = field(default_factory=lambda: [SYSTEM])
+
+
+SESSIONS, MODELS, TENANTS = map(st.sampled_from, ((None, "a", "b"), ("m", "n"), ("", "t")))
+WHOSE = st.tuples(SESSIONS, MODELS, TENANTS)
+ASKED = st.tuples(
+    st.integers(0, 3),
+    st.sampled_from([(), ("hammer",), ("needle",), ("hammer", "needle")]),
+    st.sampled_from(["a", "b"]),
+    st.none() | st.integers(0, 3),
+)
+
+
+@given(whose=st.lists(WHOSE, min_size=4, max_size=4), asks=st.lists(ASKED, max_size=12))
+def test_tools_are_of_this_request_or_of_its_own_conversation(
+    whose: list[tuple[str | None, str, str]],
+    asks: list[tuple[int, tuple[str, ...], str, int | None]],
+):
+    """Conversations that read the same, asked with and without tools, by several askers, some of
+    which go on from what another one has.
+
+    The model of it: for whoever asks, all sets of tools that a conversation with these messages was
+    asked with by the same.
+    """
+    talk = Talk(chatml(), TurnStore(), needs_state=False, dialect=CALLS)
+    clients = [Client(one) for one in whose]
+    had: dict[tuple[object, ...], set[tuple[str, ...]]] = {}
+    for number, names, question, copied in asks:
+        client = clients[number]
+        if copied is not None:
+            client.messages = list(clients[copied].messages)
+        session, model, tenant = client.whose
+        client.messages.append(Message(role="user", text=question))
+        tools = tuple(Tool(name=name, description="x") for name in names)
+        composed = talk.compose(
+            *client.messages, session=session, model=model, tenant=tenant, tools=tools
+        )
+        text = talk.text_of(composed.token_ids)
+        shown = tuple(name for name in ("hammer", "needle") if name in text)
+        before = [client.messages[:end] for end in range(1, len(client.messages))]
+        known = [had.get((client.whose, *map(msgspec.json.encode, one)), set()) for one in before]
+        assert shown == names or (not names and shown in set().union(*known))
+        assert (shown != names) == ("kept_tools" in rules(composed))
+        talk.says(composed, f"Noted.{END}", "Noted.")
+        client.messages.append(Message(role="assistant", text="Noted."))
+        had.setdefault((client.whose, *map(msgspec.json.encode, client.messages)), set()).add(shown)
