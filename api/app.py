@@ -45,7 +45,7 @@ from api.ollama.handlers import ollama_error, speaks_ollama
 from api.openai.chat import chat_completions
 from api.openai.completions import completions
 from api.openai.embeddings import embeddings
-from api.openai.tokens import detokenize, tokenize
+from api.openai.tokens import detokenize, tokenize, tokenizer_info
 from api.prewarm import PinnedPrompts, PrewarmCollector
 from api.responses import handlers as responses_handlers
 from api.responses.archive import Archive
@@ -93,10 +93,12 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
     "read": (
         list_models,
         get_model,
+        tokenizer_info,
         health.live,
         health.live_head,
         health.ready,
         health.metrics,
+        health.metrics_head,
         *ollama_handlers.READING,
         *page.HANDLERS,
         *sign_in.HANDLERS,

@@ -95,6 +95,13 @@ def ready(
     return Response(readiness, status_code=200 if is_ready else 503)
 
 
+@head("/metrics", tags=["Health"], media_type=MediaType.TEXT, sync_to_thread=False)
+def metrics_head() -> Response[None]:
+    """That there are figures, for who probes before scraping; none is computed."""
+    headers = {"content-type": CONTENT_TYPE_LATEST}
+    return Response(None, headers=headers, media_type=MediaType.TEXT)
+
+
 @get("/metrics", tags=["Health"], media_type=MediaType.TEXT)
 async def metrics(
     gate: NamedDependency[Gate],

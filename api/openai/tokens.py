@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from pathlib import Path
+from typing import Any
 
 import msgspec
-from litestar import post
+from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
@@ -18,6 +21,9 @@ from api.http.sse import whole
 from api.openai.convert import chat_to_generate
 from api.openai.fields import Body
 from api.openai.schemas import ChatMessage, ChatRequest, ToolDefinition
+from runtime.errors import UnknownModel
+from runtime.models.files import tokenizer_info as info_of
+from runtime.models.folder import BrokenModel
 from runtime.types import (
     Chunk,
     GenerateRequest,
@@ -106,6 +112,16 @@ async def detokenize(
     generate = _work(spec, gate, TokenPrompt(token_ids=tuple(data.tokens)), is_back=True)
     await whole(request, gate.submit(request.scope, [generate]), take)
     return Detokenized(prompt="".join(pieces))
+
+
+@get(["/tokenizer_info", "/v1/tokenizer_info"], tags=["Tokens"])
+async def tokenizer_info(gate: NamedDependency[Gate], model: str | None = None) -> dict[str, Any]:
+    """The settings of a model's tokenizer as in its files, its chat template among them."""
+    spec = gate.spec(model)
+    try:
+        return dict(await asyncio.to_thread(info_of, Path(spec.path)))
+    except BrokenModel as error:
+        raise UnknownModel(spec.id, (), str(error), "its files cannot be read") from error
 
 
 def _work(

@@ -26,6 +26,7 @@ from runtime.models.folder import (
     open_regular,
     read_json,
     read_table,
+    without_code,
 )
 from runtime.models.vision_files import (
     BLIND_TYPES,
@@ -55,6 +56,10 @@ _PLUG_INS = {
 """What of a tokenizer's settings mlx-lm imports by name, and where it is."""
 
 _MAX_TEMPLATE_BYTES = 16 << 20
+_ANY_TOKENIZER = "PreTrainedTokenizerFast"
+_PLACES = frozenset({"name_or_path", "_name_or_path", "tokenizer_file", "vocab_file"})
+"""What names places on the disk of whoever saved it."""
+
 _VOCABULARY = re.compile(
     r"^(tokenizer|tekken)\.[\w.]*(json|model)|vocab|\.(model|tiktoken|spm|codes)$"
 )
@@ -317,15 +322,38 @@ def _kv_bytes_per_token(config: Json, kv_bits: int | None) -> int | None:
     return layers * values * bits // 8
 
 
+def tokenizer_info(path: Path) -> Json:
+    """The settings of a model's tokenizer as its files say them, with its chat template.
+
+    Where the files do not say the class, it is the one that reads any `tokenizer.json`.
+
+    Raises:
+        BrokenModel: its directory cannot be read any more.
+    """
+    folder = ModelFolder.read(path)
+    given = without_code(folder.table("tokenizer_config.json"))
+    assert isinstance(given, dict)
+    info = {key: value for key, value in cast("Json", given).items() if key not in _PLACES}
+    info.setdefault("tokenizer_class", _ANY_TOKENIZER)
+    template = _jinja_of(folder) or folder.table("chat_template.json").get("chat_template")
+    return {**info, "chat_template": template} if template else info
+
+
+def _jinja_of(folder: ModelFolder) -> str:
+    """The template that has a file of its own; empty where there is none."""
+    if (jinja := folder.texts.get("chat_template.jinja")) is not None:
+        with contextlib.suppress(OSError), open_regular(jinja) as opened:
+            return opened.read(_MAX_TEMPLATE_BYTES).decode("utf-8", errors="replace")
+    return ""
+
+
 def _capabilities(folder: ModelFolder, *, sees: bool) -> tuple[str, ...]:
     """What the files promise: a template can be talked to, one that knows tools can use them."""
     template = folder.table("tokenizer_config.json").get("chat_template")
     text = template if isinstance(template, str) else json.dumps(template or "")
     if "chat_template.json" in folder.tables:
         text += json.dumps(folder.table("chat_template.json"))
-    if (jinja := folder.texts.get("chat_template.jinja")) is not None:
-        with contextlib.suppress(OSError), open_regular(jinja) as opened:
-            text += opened.read(_MAX_TEMPLATE_BYTES).decode("utf-8", errors="replace")
+    text += _jinja_of(folder)
     promises = {
         "completion": True,
         "chat": len(text) > len('""'),

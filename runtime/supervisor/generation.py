@@ -75,6 +75,14 @@ class Prefilling(NamedTuple):
         return f"prefill {self.num_done}/{self.num_total}" if self.num_total else "prefill"
 
 
+class Decoding(NamedTuple):
+    """The worker writes the answer; what it wrote so far may be hidden from the client."""
+
+    @override
+    def __str__(self) -> str:
+        return "decoding"
+
+
 class Generation:
     """One request in flight. It belongs to the event loop; only the supervisor feeds it.
 
@@ -85,7 +93,7 @@ class Generation:
 
     def __init__(self, request: GenerateRequest, owner: Owner) -> None:
         self.request = request
-        self.waits_for: Queued | Loading | Prefilling = Queued()
+        self.waits_for: Queued | Loading | Prefilling | Decoding = Queued()
         self.cache = CacheUse()
         """What is going to be reused, as far as it is known when the worker takes the request."""
         self.worker_pid: int | None = None
@@ -115,7 +123,7 @@ class Generation:
 
     @property
     def phase(self) -> str:
-        """What it waits for, in words for people: `queued`, `loading 40 %`, `prefill 512/4096`."""
+        """What it waits for, in words: `queued`, `loading 40 %`, `prefill 512/4096`, `decoding`."""
         return str(self.waits_for)
 
     @property
@@ -230,6 +238,7 @@ class Generation:
                 self._num_open_choices = 0
             case TextDelta(index=index) | ReasoningDelta(index=index) | ToolCallDelta(index=index):
                 self._num_output_tokens[index] += 1
+                self.waits_for = Decoding()
             case _:
                 pass
         self._chunks.append(chunk)

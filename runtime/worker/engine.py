@@ -18,7 +18,6 @@ from runtime.types import (
     FinishReason,
     PrefillProgress,
     PromptLogprobs,
-    TokenLogprobs,
 )
 from runtime.wire import Accepted, Chunks, KvCounts, WorkerPhase, Working
 from runtime.worker.admission import rejected
@@ -35,6 +34,10 @@ from runtime.worker.taint import raise_if_tainted
 
 _MAX_FAILURES = 2
 _RESTORE_POLL_S = 0.05
+
+
+DEADLINE_EXCEEDED = "deadline_exceeded"
+"""The answer was cut by `request_deadline_s`, not by its own limit of tokens."""
 
 
 class ConstraintFailed(Exception):
@@ -171,6 +174,7 @@ class Engine:
             if group.deadline_s <= now:
                 _keep_begun(self._tiers, group)
                 for sequence in group.sequences:
+                    sequence.output.remark((DEADLINE_EXCEEDED,))
                     self._finish(sequence, "length", self._decoder.take(sequence))
         for group in self._scheduler.waiting:
             if self._tiers.is_overdue(group.cursor):
@@ -261,10 +265,9 @@ class Engine:
             return
         if sequence.output.is_reasoning:
             sequence.num_reasoning_tokens += 1
-        logprobs: TokenLogprobs | None = None
-        if request.top_logprobs is not None:
-            logprobs = token_logprobs(token, request.top_logprobs, self._template.token_text)
-        text = sequence.detokenizer.add(token.token_id)
+        num_top, text = request.top_logprobs, sequence.detokenizer.add(token.token_id)
+        of_token = self._template.token_text
+        logprobs = None if num_top is None else token_logprobs(token, num_top, of_token)
         self._say(sequence, sequence.output.feed(text, logprobs))
         if sequence.output.is_stopped:
             self._finish(sequence, "stop", token.kv or self._decoder.take(sequence))

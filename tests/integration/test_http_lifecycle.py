@@ -228,6 +228,12 @@ def test_metrics_count_requests_and_tokens_exactly(server: RunningServer) -> Non
     assert server.figure("hearth_model_state", model="tiny", state="ready") == 1
 
 
+def test_who_probes_for_metrics_before_scraping_is_told_their_type(server: RunningServer) -> None:
+    answer = httpx.head(f"{server.url}/metrics")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"] == server.get("/metrics").headers["content-type"]
+
+
 def test_metrics_keep_no_path_that_a_client_made_up(server: RunningServer) -> None:
     server.get("/made/up/by-a-client")
     text = server.get("/metrics").text

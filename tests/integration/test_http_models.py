@@ -309,3 +309,17 @@ def test_listeners_do_not_keep_a_server_from_leaving(tmp_path: Path, models_dir:
         next(events)
         assert server.stop(20) == 0
         assert list(events) == []
+
+
+def test_the_settings_of_a_tokenizer_are_those_of_its_files(
+    server: RunningServer, models_dir: Path
+) -> None:
+    told = server.get("/tokenizer_info?model=tiny").json()
+    files = json.loads((models_dir / "tiny" / "tokenizer_config.json").read_bytes())
+    assert told["tokenizer_class"] == files["tokenizer_class"]
+    assert told["eos_token"] == files["eos_token"]
+    jinja = models_dir / "tiny" / "chat_template.jinja"
+    template = jinja.read_text() if jinja.exists() else files["chat_template"]
+    assert told["chat_template"] == template
+    assert str(models_dir) not in json.dumps(told)
+    assert server.get("/tokenizer_info?model=nope").status_code == 404
