@@ -39,7 +39,8 @@ from runtime.config.settings import PrewarmSettings, Settings
 from runtime.errors import HearthError, RequestRejected, UnknownModel, UnknownPrewarm
 from runtime.keys import owned, plain
 from runtime.models.catalog import Catalog
-from runtime.prewarm.prewarm import Prewarm, PrewarmTask, State
+from runtime.prewarm.prewarm import Prewarm
+from runtime.prewarm.task import PrewarmTask, State
 from runtime.types import ChatPrompt, GenerateRequest, ModelSpec
 
 T = TypeVar("T")

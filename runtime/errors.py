@@ -478,6 +478,18 @@ class WorkerWedged(WorkerError):
     code = "model_wedged"
 
 
+class NoSummary(HearthError):
+    """A conversation was to be summed up, and the model wrote nothing that can stand for it."""
+
+    code = "no_summary"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The model wrote no summary, so nothing was compacted: ask again, with a larger limit "
+            "of output tokens if there is one, or another model."
+        )
+
+
 class Aborted(HearthError):
     """The request was cancelled, by its client or by the operator."""
 

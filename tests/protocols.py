@@ -20,7 +20,8 @@ from api.ollama.schemas import OllamaChatRequest
 from api.openai.convert import chat_to_generate
 from api.openai.response_schemas import ResponseRequest
 from api.openai.schemas import ChatRequest
-from api.responses.convert import check, items_of, plan_of, seal
+from api.responses.convert import check, items_of, plan_of
+from api.responses.items import seal
 from runtime.config.settings import Settings
 from runtime.types import GenerateRequest, Message, ModelSpec
 

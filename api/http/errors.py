@@ -36,6 +36,7 @@ from runtime.errors import (
     ModelUnavailable,
     NeedsTooMuchMemory,
     NoRoom,
+    NoSummary,
     NotLocal,
     Overloaded,
     PinsFull,
@@ -183,6 +184,7 @@ STATUSES: dict[type[HearthError], HttpStatus] = {
     WorkerDied: HttpStatus(503, "server_error"),
     WorkerWedged: HttpStatus(503, "server_error"),
     ModelUnavailable: HttpStatus(503, "server_error"),
+    NoSummary: HttpStatus(500, "server_error"),
     Aborted: HttpStatus(503, "server_error"),
     StoreUnavailable: HttpStatus(503, "server_error"),
 }

@@ -20,6 +20,7 @@ from api.observe.record import RequestRecord, record_of
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import ContextTooLong
+from runtime.keys import plain
 from runtime.models.catalog import Catalog, Refused
 from runtime.prewarm.prewarm import Prewarm
 from runtime.supervisor.generation import Generation
@@ -152,6 +153,13 @@ class Gate:
         record.model, record.tally, record.generations = model, answer.tally, generations
         self._answers[record.request_id] = answer
         return answer
+
+    def foresee(self, request: GenerateRequest) -> str | None:
+        """Have computed what a client is about to ask after a compaction, when nothing else is to
+        be done; its id at `/v1/prewarm`, None where it is not computed.
+        """
+        warming = self._prewarm.foresee(request)
+        return plain(warming.id) if warming is not None else None
 
     def _remember(self, record: RequestRecord) -> None:
         if (row := record.row()) is not None:

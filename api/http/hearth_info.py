@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.observe.record import Tally
+from api.observe.record import CompactionInfo, Tally
 from runtime.types import CacheTier, CacheUse, MissReason
 
 
@@ -36,13 +36,15 @@ class PromptRewrite(msgspec.Struct, gc=False):
 
 class HearthInfo(msgspec.Struct, gc=False, omit_defaults=True):
     """`prompt` has the rewrites, `notes` machine-readable remarks, `ignored` the request's fields
-    that had no effect; each is left out when there are none.
+    that had no effect; each is left out when there are none. `compaction` is there where a summary
+    took the place of the conversation.
     """
 
     cache: CacheInfo
     prompt: list[PromptRewrite] | UnsetType = UNSET
     notes: list[str] | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
+    compaction: CompactionInfo | UnsetType = UNSET
 
 
 def hearth_of(tally: Tally, ignored: Sequence[str] = ()) -> HearthInfo:
@@ -66,4 +68,5 @@ def hearth_of(tally: Tally, ignored: Sequence[str] = ()) -> HearthInfo:
         prompt=rewrites or UNSET,
         notes=tally.notes or UNSET,
         ignored=[*tally.ignored, *ignored] or UNSET,
+        compaction=UNSET if tally.compaction is None else tally.compaction,
     )

@@ -7,11 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+import msgspec
 from litestar.types import Scope
 
 from runtime.supervisor.generation import Generation
 from runtime.types import Finished, Usage
 from store.types import RequestRow
+
+
+class CompactionInfo(msgspec.Struct, gc=False):
+    """A summary that takes the place of a conversation. `prewarm` is the id at `/v1/prewarm` of
+    what is computed ahead of the next request; null where nothing is.
+    """
+
+    prewarm: str | None = None
 
 
 @dataclass(slots=True)
@@ -27,6 +36,7 @@ class Tally:
     """Machine-readable remarks on the answer, each once."""
     ignored: list[str] = field(default_factory=list[str])
     """What of the request had no effect."""
+    compaction: CompactionInfo | None = None
     finish_reason: str = ""
     """Why the choice that ended last did."""
     _prompts: dict[int, Usage] = field(default_factory=dict[int, Usage])

@@ -139,6 +139,14 @@ class ReasoningItem(Body):
     status: str | None = None
 
 
+class CompactionItem(Body, omit_defaults=True):
+    """A summary that stands for what was said before it, as `encrypted_content`."""
+
+    id: str | None = None
+    type: str | None = None
+    encrypted_content: str | None = None
+
+
 # Tools
 
 

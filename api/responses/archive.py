@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from api.http.body import LARGE_BYTES, apart, decoded_at
 from api.openai.fields import Raws
 from api.openai.response_schemas import ItemHead
-from api.responses.convert import Item, head_of
+from api.responses.items import Item, head_of
 from api.responses.output import ResponseResource
 from runtime.cache.history import History
 from runtime.config.settings import Settings
@@ -36,6 +36,7 @@ ID_KINDS = {
     "function_call_output": "fco",
     "custom_tool_call_output": "cto",
     "reasoning": "rs",
+    "compaction": "cmp",
 }
 
 
@@ -209,11 +210,20 @@ def _rows(
         ItemRow(msgspec.json.decode(raw, type=ItemHead).id or "", bytes(raw), is_output=True)
         for raw in resource.output
     ]
+    return row, [*_given(items), *made]
+
+
+def in_full(items: Sequence[Item]) -> list[msgspec.Raw]:
+    """Items in their full form, as they are stored: with ids and types, texts as parts."""
+    return [msgspec.Raw(row.body) for row in _given(items)]
+
+
+def _given(items: Sequence[Item]) -> list[ItemRow]:
     taken: set[str] = set()
-    return row, [*(_given(item, taken) for item in items), *made]
+    return [_row_of(item, taken) for item in items]
 
 
-def _given(item: Item, taken: set[str]) -> ItemRow:
+def _row_of(item: Item, taken: set[str]) -> ItemRow:
     """An item of the input in its full form: with an id and a type, a message's text as a part.
 
     Whoever sends an item twice gets two: pages of them are asked for by their ids.
@@ -225,7 +235,7 @@ def _given(item: Item, taken: set[str]) -> ItemRow:
     taken.add(item_id)
     fields = decoded_at(item.raw, Raws, item.path)
     fields["type"], fields["id"] = _raw(kind), _raw(item_id)
-    if kind in ID_KINDS and kind != "reasoning":
+    if kind in ID_KINDS and kind not in ("reasoning", "compaction"):
         fields.setdefault("status", _raw("completed"))
     if kind == "message" and bytes(fields.get("content", NULL)).startswith(b'"'):
         fields["content"] = _text_part(fields["content"], head.role)

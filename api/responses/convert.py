@@ -6,9 +6,6 @@ never shown to the model, as they change from turn to turn; nor is anything but 
 
 from __future__ import annotations
 
-import base64
-import binascii
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -28,7 +25,6 @@ from api.openai.response_schemas import (
     CallOutputItem,
     CustomCallItem,
     FormatFields,
-    ItemHead,
     MessageItem,
     ReasoningItem,
     ResponseRequest,
@@ -36,8 +32,11 @@ from api.openai.response_schemas import (
 from api.openai.sampling import cache_of, sampling_of
 from api.openai.templates import goes_on, template_kwargs
 from api.openai.thinking import all_said
+from api.responses.compaction import KINDS, live, summary_in
+from api.responses.items import Item, head_of, unseal
 from api.responses.tools import Choice, Offer, ToolNames, chosen, offered
 from runtime.config.settings import Settings
+from runtime.prompt.compaction import summary_message, summary_request
 from runtime.prompt.continuation import begun
 from runtime.types import ChatPrompt, GenerateRequest, Image, Message, ModelSpec, Role, ToolCall
 
@@ -50,18 +49,6 @@ ROLES: dict[str, Role] = {
 UNFINISHED = ("in_progress", "incomplete")
 """What is said of a message that the next one of the assistant's goes on with."""
 
-SEAL = "hearth1:"
-"""Begins the `encrypted_content` that we can read; it is encoded and not secret."""
-
-_MAX_SEALED_BYTES = 64 * 1024 * 1024
-
-
-class Item(NamedTuple):
-    """An input item as it is written, and where it stands; one from the history says so."""
-
-    raw: msgspec.Raw
-    path: str
-
 
 class ItemTranscript(NamedTuple):
     """The messages, which items had no effect, and whether the last turn says that it is over."""
@@ -69,36 +56,6 @@ class ItemTranscript(NamedTuple):
     messages: tuple[Message, ...]
     ignored: tuple[str, ...]
     is_over: bool
-
-
-def seal(reasoning: str) -> str:
-    """The reasoning as `encrypted_content`, which a client sends back without reading it."""
-    return SEAL + base64.b64encode(zlib.compress(reasoning.encode(errors="replace"))).decode()
-
-
-def unseal(sealed: str) -> str | None:
-    """The reasoning inside; None when it is not ours or damaged."""
-    if not sealed.startswith(SEAL):
-        return None
-    try:
-        packed = base64.b64decode(sealed.removeprefix(SEAL), validate=True)
-        unpacker = zlib.decompressobj()
-        text = unpacker.decompress(packed, _MAX_SEALED_BYTES)
-        return text.decode() if unpacker.eof else None
-    except (binascii.Error, zlib.error, UnicodeDecodeError):
-        return None
-
-
-def head_of(item: Item) -> ItemHead:
-    """Type, role and id of an item; its type is told where the client left it out.
-
-    Raises:
-        InvalidRequest: it is no item.
-    """
-    head = decoded_at(item.raw, ItemHead, item.path)
-    if head.type is None:
-        head.type = "item_reference" if head.role is None and head.id is not None else "message"
-    return head
 
 
 def transcript(items: Iterable[Item], names: ToolNames) -> ItemTranscript:
@@ -157,6 +114,9 @@ class _Writer:
                 self._add_output(decoded_at(item.raw, CallOutputItem, item.path), item.path)
             case "reasoning":
                 self._add_reasoning(decoded_at(item.raw, ReasoningItem, item.path), item.path)
+            case str() if kind in KINDS:
+                self.end_turn()
+                self.messages.append(summary_message(summary_in(item)))
             case _:
                 self.ignored.append(f"{item.path}: {(kind or '')[:64]}")
 
@@ -240,6 +200,10 @@ class ResponsePlan(NamedTuple):
     ignored: tuple[str, ...]
     is_begun: bool
     """The answer goes on with the last message."""
+    compacts: bool = False
+    """A summary is asked for, which takes the place of what was said."""
+    num_replaced: int = 0
+    """Items that are not read, as a summary stands for them."""
 
 
 def items_of(data: ResponseRequest) -> list[Item]:
@@ -287,7 +251,8 @@ def plan_of(
     choice = chosen(data.tool_choice, offer, is_parallel=data.parallel_tool_calls is not False)
     form = (data.text.format if data.text is not None else None) or FormatFields()
     schema = JsonSchemaFormat(form.name, form.description, form.schema, form.strict)
-    read = transcript(items, offer.names)
+    living = live(items)
+    read = transcript(living.items, offer.names)
     messages = _instructions(data.instructions) + read.messages
     if not messages:
         refuse("input", "must not be empty: send a text or at least one item.")
@@ -310,7 +275,12 @@ def plan_of(
         cache=cache_of(data, caller),
     )
     ignored = (*offer.ignored, *read.ignored, *_unknown_includes(data.include or ()))
-    return ResponsePlan(request, offer, ignored, begun(prompt) is not None)
+    plan = ResponsePlan(request, offer, ignored, begun(prompt) is not None)
+    if not living.is_to_be_compacted:
+        return plan._replace(num_replaced=len(items) - len(living.items))
+    return plan._replace(
+        request=summary_request(request, spec.context), is_begun=False, compacts=True
+    )
 
 
 def _prompt(

@@ -16,10 +16,12 @@ from api.openai.fields import Body
 from api.openai.frame import token_entry
 from api.openai.freeform import freeform_input
 from api.openai.schemas import TokenEntry
-from api.responses.convert import seal
+from api.responses.compaction import new_compaction_id, sealed_summary
+from api.responses.items import Item, seal
 from api.responses.output import (
     ItemStatus,
     OutputCall,
+    OutputCompaction,
     OutputCustomCall,
     OutputItem,
     OutputMessage,
@@ -29,6 +31,7 @@ from api.responses.output import (
     SummaryText,
 )
 from api.responses.tools import ToolNames, ToolRef
+from runtime.errors import NoSummary
 from runtime.types import Chunk, Finished, ReasoningDelta, TextDelta, ToolCallDelta
 
 
@@ -66,6 +69,15 @@ class Shape(NamedTuple):
     is_sealed: bool = False
 
 
+class ItemWriter(Protocol):
+    """Makes items and their events of the chunks of an answer's one choice."""
+
+    items: list[OutputItem]
+    finished: Finished | None
+
+    def add(self, chunk: Chunk) -> list[Event]: ...
+
+
 class _OpenItem(Protocol):
     """An item that is being written."""
 
@@ -97,10 +109,6 @@ class OutputWriter:
                 return self._write(chunk)
             case _:
                 return []
-
-    def raw_items(self) -> list[msgspec.Raw]:
-        """The closed items as they stand in the response."""
-        return [msgspec.Raw(msgspec.json.encode(item)) for item in self.items]
 
     def _write(self, chunk: TextDelta | ReasoningDelta | ToolCallDelta) -> list[Event]:
         events: list[Event] = []
@@ -135,6 +143,56 @@ class OutputWriter:
         self.items.append(item)
         self._open = None
         return events
+
+
+class SummaryWriter:
+    """The same for a summary: whatever is thought beside it, one compaction item is told."""
+
+    def __init__(self) -> None:
+        self.items: list[OutputItem] = []
+        self.finished: Finished | None = None
+        self._id = new_compaction_id()
+        self._texts: list[str] = []
+
+    @property
+    def summary(self) -> str:
+        return "".join(self._texts).strip()
+
+    def add(self, chunk: Chunk) -> list[Event]:
+        """What is to be told of a chunk, in order.
+
+        Raises:
+            NoSummary: the answer is over and says nothing.
+        """
+        match chunk:
+            case TextDelta(text=text) if text:
+                is_first = not self._texts
+                self._texts.append(text)
+                return self._opening() if is_first else []
+            case Finished():
+                self.finished = chunk
+                if not self.summary:
+                    raise NoSummary
+                item = OutputCompaction(self._id, sealed_summary(self.summary))
+                self.items.append(item)
+                return [ItemEvent("response.output_item.done", 0, item)]
+            case _:
+                return []
+
+    def _opening(self) -> list[Event]:
+        item = OutputCompaction(self._id, "")
+        added = ItemEvent("response.output_item.added", 0, item)
+        return [added, PieceEvent("response.compaction.compacting", self._id, 0)]
+
+
+def raw_items(writer: ItemWriter) -> list[msgspec.Raw]:
+    """The closed items as they stand in the response."""
+    return [written_item(item).raw for item in writer.items]
+
+
+def written_item(item: OutputItem) -> Item:
+    """An item of the answer as the next request brings it."""
+    return Item(msgspec.Raw(msgspec.json.encode(item)), "output")
 
 
 def _new_id(kind: str) -> str:

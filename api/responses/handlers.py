@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator
+import time
+from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from litestar import Response, delete, get, post
@@ -17,14 +18,33 @@ from api.http.cache_header import cache_header
 from api.http.caller import asker_of, tenant_of
 from api.http.errors import ErrorBody, ErrorEnvelope, documented
 from api.http.gate import Gate
+from api.http.hearth_info import hearth_of
 from api.http.limits import context_of
 from api.http.refusal import refuse
 from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
+from api.observe.record import CompactionInfo
 from api.openai.response_schemas import ItemHead, ResponseRequest
-from api.responses.convert import Item, ResponsePlan, check, gone_on_with, items_of, plan_of
-from api.responses.output import DeletedResponse, InputTokens, ItemList, ResponseResource
+from api.responses.archive import in_full
+from api.responses.compaction import TRIGGER_ITEM, compacted
+from api.responses.convert import ResponsePlan, check, gone_on_with, items_of, plan_of
+from api.responses.events import SummaryWriter, written_item
+from api.responses.items import Item
+from api.responses.output import (
+    CompactedResponse,
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseResource,
+)
 from api.responses.service import EventLog, ResponseService, fitted
-from api.responses.stream import ResponseDraft, ResponsesStream, new_response_id, told_at_once
+from api.responses.stream import (
+    Foresee,
+    ResponseDraft,
+    ResponsesStream,
+    new_response_id,
+    told_at_once,
+    usage_of,
+)
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.keys import owned
 from runtime.types import ModelSpec
@@ -50,15 +70,17 @@ async def create_response(
 ) -> Response[ResponseResource] | EventStream:
     """Answer some input; with `stream`, as server-sent events, with `background`, later."""
     with _naming_input():
-        spec, new, plan = await _planned(data, request, gate, responses)
-        remarks: list[str] = []
+        asked = await _planned(data, request, gate, responses)
+        spec, plan, new = asked.spec, asked.plan, asked.new
+        remarks = [f"compacted_items:{plan.num_replaced}"] if plan.num_replaced else []
         if data.truncation == "auto":
             work = fitted(plan, context_of(spec, request.scope), gate.count)
             plan, num_dropped = await unless_left(request.receive, work)
-            remarks = [f"truncated_turns:{num_dropped}"] if num_dropped else []
+            remarks += [f"truncated_turns:{num_dropped}"] if num_dropped else []
         answer = gate.submit(request.scope, [plan.request])
         answer.tally.notes.extend(remarks)
-        reply = ResponseDraft(data, plan, spec, answer)
+        foresee = _foresight(asked._replace(plan=plan), request, gate)
+        reply = ResponseDraft(data, plan, spec, answer, foresee)
         responses.begin(reply)
         if data.background:
             queued = await responses.start(reply, new, _keep_alive_s(gate))
@@ -70,6 +92,42 @@ async def create_response(
         await whole(request, answer, reply.writer.add)
         await responses.settle(reply, new)
         return Response(reply.ended(), headers=cache_header(answer.tally.least_cached))
+
+
+@post(
+    ["/v1/responses/compact", "/responses/compact"],
+    status_code=200,
+    tags=["OpenAI"],
+    responses=documented(CompactedResponse),
+)
+async def compact(
+    data: JSONBody[ResponseRequest],
+    request: HttpRequest,
+    gate: NamedDependency[Gate],
+    responses: NamedDependency[ResponseService],
+) -> Response[CompactedResponse]:
+    """Sum a conversation up: what its user said, and one item that stands for the rest of it."""
+    if data.stream or data.background:
+        field = "stream" if data.stream else "background"
+        refuse(field, "is not supported here: leave it out, or send a compaction_trigger item.")
+    with _naming_input():
+        asked = await _planned(data, request, gate, responses, [Item(TRIGGER_ITEM, "input")])
+        answer = gate.submit(request.scope, [asked.plan.request])
+        writer = SummaryWriter()
+        await whole(request, answer, writer.add)
+        (item,) = map(written_item, writer.items)
+        foreseen = await _foresight(asked, request, gate)(item)
+        answer.tally.compaction = CompactionInfo(foreseen)
+        kept = await request.apart(lambda: in_full(compacted(asked.history, item)))
+        keeps_kv = asked.plan.request.cache.mode == "full"
+        body = CompactedResponse(
+            id=asked.plan.request.request_id,
+            created_at=int(time.time()),
+            output=kept,
+            usage=usage_of(answer.tally, keeps_kv=keeps_kv),
+            hearth=hearth_of(answer.tally, asked.plan.ignored),
+        )
+        return Response(body, headers=cache_header(answer.tally.least_cached))
 
 
 @post(
@@ -86,7 +144,7 @@ async def count_input_tokens(
 ) -> InputTokens:
     """The exact number of tokens that this request would have."""
     with _naming_input():
-        _, _, plan = await _planned(data, request, gate, responses)
+        plan = (await _planned(data, request, gate, responses)).plan
         return InputTokens(await unless_left(request.receive, gate.count(plan.request)))
 
 
@@ -176,10 +234,38 @@ def no_websocket(request: HttpRequest) -> Response[ErrorEnvelope]:
     return Response(ErrorEnvelope(body), status_code=426, headers={"allow": "POST"})
 
 
+class _Asked(NamedTuple):
+    """What a request came to: its own items, those of the whole conversation, the plan for it."""
+
+    data: ResponseRequest
+    spec: ModelSpec
+    new: list[Item]
+    history: list[Item]
+    plan: ResponsePlan
+
+
+def _foresight(asked: _Asked, request: HttpRequest, gate: Gate) -> Foresee:
+    """What goes on from a compaction item of this conversation is computed ahead."""
+    caller = asker_of(request)
+
+    async def foresee(item: Item) -> str | None:
+        items = compacted(asked.history, item)
+        plan = await request.apart(
+            lambda: plan_of(asked.data, items, "", asked.spec, caller, gate.settings)
+        )
+        return gate.foresee(plan.request)
+
+    return foresee
+
+
 async def _planned(
-    data: ResponseRequest, request: HttpRequest, gate: Gate, responses: ResponseService
-) -> tuple[ModelSpec, list[Item], ResponsePlan]:
-    """The model, the request's own items, and what is to be done with the whole conversation."""
+    data: ResponseRequest,
+    request: HttpRequest,
+    gate: Gate,
+    responses: ResponseService,
+    more: Sequence[Item] = (),
+) -> _Asked:
+    """The model, the request's items and `more`, what is to be done with the conversation."""
     check(data)
     spec = gate.spec(data.model)
     gate.check_body(request.scope, spec)
@@ -191,12 +277,17 @@ async def _planned(
     items = await request.apart(lambda: items_of(data))
     new = await responses.archive.resolved(items, caller.tenant)
     past = await responses.archive.past(previous_id)
+    items = [*past, *new, *more]
     plan = await request.apart(
-        lambda: plan_of(data, [*past, *new], new_response_id(), spec, caller, gate.settings)
+        lambda: plan_of(data, items, new_response_id(), spec, caller, gate.settings)
     )
     unused = await request.unused_fields(ResponseRequest.__struct_fields__)
     plan = plan._replace(ignored=(*unused, *plan.ignored))
-    return spec, gone_on_with(new) if plan.is_begun and new else new, plan
+    history = items[:-1] if plan.compacts else items
+    if plan.compacts:
+        new = [item for item in new if item is not items[-1]]
+    own = gone_on_with(new) if plan.is_begun and new else new
+    return _Asked(data, spec, own, history, plan)
 
 
 def _mine(request: HttpRequest, response_id: str) -> str:
@@ -250,7 +341,7 @@ def _naming_input() -> Generator[None]:
         raise InvalidRequest(error.message, "input") from error
 
 
-GENERATING = (create_response, count_input_tokens)
+GENERATING = (create_response, compact, count_input_tokens)
 KEEPING = (
     get_response,
     delete_response,

@@ -75,7 +75,15 @@ class OutputCustomCall(Body):
     type: Literal["custom_tool_call"] = "custom_tool_call"
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
+class OutputCompaction(Body):
+    """A summary that takes the place of what was said, for the client to send back."""
+
+    id: str
+    encrypted_content: str
+    type: Literal["compaction"] = "compaction"
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputCompaction
 
 
 class InputTokensDetails(Body):
@@ -162,6 +170,17 @@ class ResponseResource(Body, kw_only=True):
     user: str | None
     metadata: msgspec.Raw
     hearth: HearthInfo | None = None
+
+
+class CompactedResponse(Body, kw_only=True):
+    """What takes the place of a conversation: what its user said, then one compaction item."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[msgspec.Raw]
+    usage: ResponseUsage
+    hearth: HearthInfo
 
 
 class InputTokens(Body):

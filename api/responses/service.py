@@ -11,7 +11,8 @@ import structlog
 
 from api.http.sse import told
 from api.responses.archive import Archive, Stored
-from api.responses.convert import Item, ResponsePlan
+from api.responses.convert import ResponsePlan
+from api.responses.items import Item
 from api.responses.output import ResponseErrorBody, ResponseResource
 from api.responses.stream import ResponseDraft, ResponsesStream
 from runtime.errors import Aborted, HearthError, StoreUnavailable
@@ -86,6 +87,7 @@ class ResponseService:
 
     async def settle(self, reply: ResponseDraft, items: Sequence[Item]) -> None:
         """Store a complete reply with its own input. One that cannot be stored says so itself."""
+        await reply.look_ahead()
         if not reply.is_to_be_stored:
             return
         try:
@@ -197,6 +199,7 @@ class ResponseService:
         try:
             async for one in told(reply.answer, stream, keep_alive_s):
                 events.add(one)
+            await reply.look_ahead()
             resource, last = reply.ended(), stream.closing()
         except HearthError as error:
             resource, last = reply.failed(error), stream.failure(error)

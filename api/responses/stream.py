@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET
 
 from api.http.answer import Answer
 from api.http.hearth_info import hearth_of
+from api.observe.record import CompactionInfo, Tally
 from api.openai.fields import is_given
 from api.openai.response_schemas import FormatFields, ResponseRequest, ToolChoiceFields
 from api.responses.convert import ENCRYPTED, ResponsePlan
-from api.responses.events import Event, OutputWriter, Shape
+from api.responses.events import (
+    Event,
+    ItemWriter,
+    OutputWriter,
+    Shape,
+    SummaryWriter,
+    raw_items,
+    written_item,
+)
+from api.responses.items import Item
 from api.responses.output import (
     FormatEcho,
     IncompleteDetails,
@@ -33,6 +43,9 @@ from runtime.types import Chunk, ModelSpec
 
 NOTHING = msgspec.Raw(b"{}")
 
+Foresee = Callable[[Item], Awaitable[str | None]]
+"""Has what goes on from a compaction item computed ahead; the id of that, if it is to be."""
+
 encode = msgspec.json.Encoder().encode
 
 
@@ -45,16 +58,24 @@ class ResponseDraft:
     """One response: what its request said, what is written so far, how it ends."""
 
     def __init__(
-        self, data: ResponseRequest, plan: ResponsePlan, spec: ModelSpec, answer: Answer
+        self,
+        data: ResponseRequest,
+        plan: ResponsePlan,
+        spec: ModelSpec,
+        answer: Answer,
+        foresee: Foresee | None = None,
     ) -> None:
         has_summary = data.reasoning is not None and bool(
             data.reasoning.summary or data.reasoning.generate_summary
         )
         is_sealed = ENCRYPTED in (data.include or ())
-        self.writer = OutputWriter(Shape(plan.offer.names, has_summary, is_sealed))
+        shape = Shape(plan.offer.names, has_summary, is_sealed)
+        self.writer: ItemWriter = SummaryWriter() if plan.compacts else OutputWriter(shape)
         self.remarks: list[str] = list(plan.ignored)
         """What had no effect, for `hearth.ignored`."""
         self.answer = answer
+        self._foresee = foresee
+        self._is_bounded_by_us = plan.compacts and data.max_output_tokens is None
         self._tally = answer.tally
         self.tenant = plan.request.cache.tenant
         self._keeps_kv = plan.request.cache.mode == "full"
@@ -78,6 +99,14 @@ class ResponseDraft:
         """The response before there is any of it."""
         return msgspec.structs.replace(self._begun, status=status)
 
+    async def look_ahead(self) -> None:
+        """After a compaction: have the next request foreseen, before its end is told."""
+        match self.writer:
+            case SummaryWriter(items=[item]) if self._foresee is not None:
+                self._tally.compaction = CompactionInfo(await self._foresee(written_item(item)))
+            case _:
+                pass
+
     def ended(self) -> ResponseResource:
         """The response when all chunks were written; the same one whenever it is asked for."""
         if self._ended is None:
@@ -87,13 +116,17 @@ class ResponseDraft:
     def _made(self) -> ResponseResource:
         finished = self.writer.finished
         is_cut = finished is not None and finished.reason == "length"
+        if is_cut and self._is_bounded_by_us:
+            # Clients do not go on from what is incomplete, and most of a summary is one.
+            self._tally.notes.append("summary_cut")
+            is_cut = False
         return msgspec.structs.replace(
             self._begun,
             status="incomplete" if is_cut else "completed",
             incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
             completed_at=None if is_cut else int(time.time()),
-            output=self.writer.raw_items(),
-            usage=self._usage(),
+            output=raw_items(self.writer),
+            usage=usage_of(self._tally, keeps_kv=self._keeps_kv),
             hearth=hearth_of(self._tally, self.remarks),
         )
 
@@ -104,7 +137,7 @@ class ResponseDraft:
             self._begun,
             status="cancelled" if is_cancelled else "failed",
             error=None if is_cancelled else ResponseErrorBody(error.code, error.message),
-            output=self.writer.raw_items(),
+            output=raw_items(self.writer),
             hearth=hearth_of(self._tally, self.remarks),
         )
 
@@ -113,17 +146,6 @@ class ResponseDraft:
         self._begun = msgspec.structs.replace(self._begun, store=False)
         self.remarks.append(f"store: {why}")
         self._ended = None
-
-    def _usage(self) -> ResponseUsage:
-        tally = self._tally
-        num_written = tally.num_prompt_tokens - tally.num_cached_tokens if self._keeps_kv else 0
-        return ResponseUsage(
-            input_tokens=tally.num_prompt_tokens,
-            input_tokens_details=InputTokensDetails(tally.num_cached_tokens, num_written),
-            output_tokens=tally.num_output_tokens,
-            output_tokens_details=OutputTokensDetails(tally.num_reasoning_tokens),
-            total_tokens=tally.num_prompt_tokens + tally.num_output_tokens,
-        )
 
 
 class ResponsesStream:
@@ -170,6 +192,18 @@ class ResponsesStream:
         number, self._number = self._number, self._number + 1
         body = encode(event)[:-1] + b',"sequence_number":%d}' % number
         return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
+
+
+def usage_of(tally: Tally, *, keeps_kv: bool) -> ResponseUsage:
+    """The counts of an answer; what was computed is written where KV is kept."""
+    num_written = tally.num_prompt_tokens - tally.num_cached_tokens if keeps_kv else 0
+    return ResponseUsage(
+        input_tokens=tally.num_prompt_tokens,
+        input_tokens_details=InputTokensDetails(tally.num_cached_tokens, num_written),
+        output_tokens=tally.num_output_tokens,
+        output_tokens_details=OutputTokensDetails(tally.num_reasoning_tokens),
+        total_tokens=tally.num_prompt_tokens + tally.num_output_tokens,
+    )
 
 
 def told_at_once(resource: ResponseResource, after: int | None) -> bytes:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import closing
 from typing import Literal
 
@@ -18,18 +18,16 @@ import structlog
 
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
-from runtime.errors import Aborted, HearthError, Overloaded, QueueTimeout, UnknownModel
-from runtime.keys import owned
+from runtime.errors import Aborted, HearthError, QueueTimeout, UnknownModel
 from runtime.prewarm.prefix_registry import CONFIGURED, PrefixRegistry
 from runtime.prewarm.prefixes import KEEP_ALIVE_SHARE, warming_of
+from runtime.prewarm.task import PrewarmTask, Source, TaskTable
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.lifecycle import Transition
 from runtime.supervisor.news import Listener
 from runtime.supervisor.supervisor import Supervisor
-from runtime.types import CacheTier, ChatPrompt, Failed, Finished, GenerateRequest, Usage
+from runtime.types import Failed, Finished, GenerateRequest, Usage
 
-Source = Literal["config", "request", "learned", "kept"]
-State = Literal["waiting", "queued", "running", "completed", "failed", "cancelled"]
 Outcome = Literal["hot", "restored", "computed", "preempted", "failed"]
 
 _PERIOD_S = 240.0
@@ -37,40 +35,11 @@ _PERIOD_S = 240.0
 
 _MIN_PERIOD_S = 1.0
 
-_MAX_REMEMBERED = 512
 _MAX_WAIT_S = 86_400.0
 """So long a prompt waits for its model to be loaded."""
 
-_OPEN = frozenset({"waiting", "queued", "running"})
-_NO_PROMPT = ChatPrompt(())
+_MAX_FORESEEN = 8
 _log = structlog.stdlib.get_logger("hearth.prewarm")
-
-
-class PrewarmTask(msgspec.Struct, eq=False):
-    """One prompt that is to be warm. Token counts and times are known once it is."""
-
-    id: str
-    source: Source
-    request: GenerateRequest
-    since_s: float
-    state: State = "queued"
-    num_tokens: int | None = None
-    num_cached_tokens: int | None = None
-    tier: CacheTier | None = None
-    elapsed_ms: float | None = None
-    error: str | None = None
-    is_pinned: bool = False
-    name: str | None = None
-    """The prefix it is, if it was learned."""
-
-    @property
-    def model(self) -> str:
-        return self.request.model
-
-    def end(self, state: State) -> None:
-        """It is remembered without its prompt, which may be long."""
-        self.state = state
-        self.request = msgspec.structs.replace(self.request, prompt=_NO_PROMPT)
 
 
 class Prewarm:
@@ -96,7 +65,7 @@ class Prewarm:
         self._pinned = pinned
         self._clock = clock
         self._book = PrefixRegistry(settings, kv)
-        self._known: OrderedDict[str, PrewarmTask] = OrderedDict()
+        self._known = TaskTable()
         self._queue: deque[PrewarmTask] = deque()
         self._generation: Generation | None = None
         """Of the one that is being warmed."""
@@ -133,13 +102,7 @@ class Prewarm:
             Overloaded: as many are open as may be.
             RequestRejected: the model cannot be loaded now.
         """
-        limit = self._settings.max_queue
-        asked = (one for one in self._known.values() if one.source == "request")
-        num_open = sum(one.state in _OPEN for one in asked)
-        if num_open >= limit:
-            raise Overloaded(
-                f"{num_open} prompts are to be warmed, the limit (max_queue) is {limit}."
-            )
+        self._known.check_room(self._settings.max_queue)
         is_loaded = self._is_loaded(request.model)
         wish = self._supervisor.load(request.model) if loads and not is_loaded else None
         warming = self._add(request, "request")
@@ -148,6 +111,27 @@ class Prewarm:
         elif not is_loaded:
             warming.state = "waiting"
         return warming
+
+    def foresee(self, request: GenerateRequest) -> PrewarmTask | None:
+        """Warm what its client is about to send after a compaction, when nothing else is to be
+        done; None where that is not wanted. One for each conversation, and it is not tried twice.
+        """
+        is_off = not self._settings.prewarm or request.cache.mode == "off"
+        if is_off or not self._is_loaded(request.model):
+            return None
+        self._end_all(self._known.foreseen_of(request.cache.session_id))
+        is_full = len(self._known.foreseen()) >= _MAX_FORESEEN
+        return None if is_full else self._add(request, "compaction")
+
+    def _end_all(self, tasks: Iterable[PrewarmTask]) -> None:
+        for warming in tasks:
+            self._end(warming)
+
+    def _end(self, warming: PrewarmTask) -> None:
+        was_running = warming.state == "running"
+        warming.end("cancelled")
+        if was_running and self._generation is not None:
+            self._generation.abort()
 
     def find(self, warming_id: str) -> PrewarmTask | None:
         """One that was asked for lately."""
@@ -164,11 +148,8 @@ class Prewarm:
     async def cancel(self, warming_id: str) -> bool:
         """Warm it no more and take its pin back; False when nothing is known of it."""
         warming = self._known.get(warming_id)
-        if warming is not None and warming.state in _OPEN:
-            was_running = warming.state == "running"
-            warming.end("cancelled")
-            if was_running and self._generation is not None:
-                self._generation.abort()
+        if warming is not None and warming.is_open:
+            self._end(warming)
         num_pins = await self._kv.memory.take_back(warming_id)
         return warming is not None or num_pins > 0
 
@@ -176,8 +157,12 @@ class Prewarm:
 
     def watch(self, request: GenerateRequest) -> Callable[[Usage], None]:
         """To be told what a request used, once it has finished."""
+        foreseen = self._known.foreseen_of(request.cache.session_id)
+        # What is being computed of it already is taken up by this request.
+        self._end_all(one for one in foreseen if one.state != "running")
 
         def finished(usage: Usage) -> None:
+            self._end_all(one for one in foreseen if one.is_open)
             self._book.note(request, time.time(), lambda name: count(name, usage))
 
         def count(name: str, usage: Usage) -> None:
@@ -189,11 +174,13 @@ class Prewarm:
     def forget(self, *, session: str | None = None, models: Sequence[str] | None = ()) -> None:
         """What was deleted is not learned from any more, of models or (None) all of them."""
         self._book.forget(session=session, models=models)
+        self._end_all(self._known.foreseen_of(session))
+        self._end_all(one for one in self._known.foreseen() if one.is_of(models))
 
     async def sweep(self) -> None:
         """Touch what would expire, try again what had to make way, write down what was learned."""
         await self._book.save()
-        for warming in self._known.values():
+        for warming in self._known:
             if warming.state == "waiting" and self._clock() - warming.since_s > _MAX_WAIT_S:
                 self._fail(warming, QueueTimeout(f"{warming.model} was not loaded in time."))
         if not self._settings.prewarm:
@@ -231,7 +218,7 @@ class Prewarm:
     async def _want(self, model: str) -> set[tuple[str, str]]:
         """Queue what one name of a model that came up wants warm; its pins and itself."""
         self._warm[model] = set()
-        self._take_back(model)
+        self._known.take_back(model)
         wanted: set[tuple[str, str]] = set()
         found = await asyncio.to_thread(self._pinned, model)
         pins = await asyncio.to_thread(lambda: list(map(self._book.source_of, found)))
@@ -244,39 +231,19 @@ class Prewarm:
             self._learn(model, prefix.name, "learned")
         return wanted
 
-    def _take_back(self, model: str) -> None:
-        """What was not warmed while the model was loaded before is all wanted anew."""
-        for warming in [one for one in self._known.values() if one.model == model]:
-            if warming.source != "request" and warming.state in ("waiting", "queued"):
-                warming.end("cancelled")
-                del self._known[warming.id]
-
     def _learn(self, model: str, name: str, source: Source) -> None:
         prefix = self._book.get(model, name)
-        open_ones = (one for one in self._known.values() if one.state in _OPEN)
-        is_open = any((one.model, one.name) == (model, name) for one in open_ones)
-        if prefix is not None and not is_open:
+        if prefix is not None and not self._known.is_open(model, name):
             self._add(warming_of(prefix, "", model), source).name = name
 
     def _release(self) -> None:
         """What waits for a model that is loaded now."""
-        for warming in self._known.values():
+        for warming in self._known:
             if warming.state == "waiting" and self._is_loaded(warming.model):
                 self._enqueue(warming)
 
     def _add(self, request: GenerateRequest, source: Source) -> PrewarmTask:
-        cache = request.cache
-        number = owned(cache.tenant, f"prewarm-{time.time_ns():x}{len(self._known):03x}")
-        if cache.pin == "":
-            cache = msgspec.structs.replace(cache, pin=number)
-        request = msgspec.structs.replace(
-            request, request_id=number, work="prefill", priority="background", cache=cache
-        )
-        warming = PrewarmTask(number, source, request, since_s=self._clock())
-        warming.is_pinned = cache.pin is not None
-        self._known[number] = warming
-        while len(self._known) > _MAX_REMEMBERED:
-            self._known.popitem(last=False)
+        warming = self._known.add(request, source, self._clock())
         self._enqueue(warming)
         return warming
 
@@ -298,6 +265,7 @@ class Prewarm:
         while True:
             while self._queue:
                 warming = self._queue.popleft()
+                warming.end_if_late(self._clock())
                 if warming.state == "queued":
                     await self._warm_up(warming)
             self._wake.clear()
@@ -307,7 +275,7 @@ class Prewarm:
         try:
             generation = self._supervisor.warm(warming.request)
             if generation is None:
-                warming.state = "waiting"
+                warming.put_off()
                 return
             warming.state = "running"
             self._generation = generation
@@ -315,7 +283,7 @@ class Prewarm:
         except Aborted:
             if warming.state == "running":
                 self.counts["preempted", warming.source] += 1
-                warming.state = "waiting"
+                warming.put_off()
         except HearthError as error:
             self._fail(warming, error)
 

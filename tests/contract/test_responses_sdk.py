@@ -14,6 +14,7 @@ from openai import OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel, TypeAdapter
 
+from runtime.prompt.compaction import INTRODUCTION
 from tests.calm_model import END, saying
 from tests.running_server import RunningServer
 from tests.tiny_models import TOOL_CALL
@@ -363,3 +364,51 @@ def test_logprobs_are_those_of_the_text(client: OpenAI, model: Path) -> None:
     assert part.logprobs is not None
     assert "".join(entry.token for entry in part.logprobs).startswith("let me see")
     assert {len(entry.top_logprobs) for entry in part.logprobs} == {3}
+
+
+def test_a_conversation_is_compacted_and_gone_on_with(client: OpenAI, model: Path) -> None:
+    history: Any = [
+        {"role": "user", "content": "Where is the kettle?"},
+        {"role": "assistant", "content": "on the hearth"},
+    ]
+    compact: Any = client.responses.compact
+    made = compact(model="calm", input=history, extra_body=saying(model, "let me see" + END))
+    assert made.object == "response.compaction"
+    assert made.usage.output_tokens > 0
+    assert [item.type for item in made.output] == ["message", "compaction"]
+    question: Any = {"role": "user", "content": "And now?"}
+    after = [*(item.to_dict() for item in made.output), question]
+    read = [history[0], {"role": "user", "content": INTRODUCTION + "let me see"}, question]
+    assert count(client, after) == count(client, read)
+    assert ask(client, model, "let me", input=after).output_text == "let me"
+    # The whole history may be sent as well: the item stands for what the model said before it.
+    whole = [*history, made.output[1].to_dict(), question]
+    assert count(client, whole) == count(client, read)
+
+
+def test_a_trigger_is_streamed_as_one_compaction_item(client: OpenAI, model: Path) -> None:
+    items: Any = [{"role": "user", "content": "hi"}, {"type": "compaction_trigger"}]
+    body = saying(model, "let me</think>see" + END) | {"enable_thinking": True}
+    create: Any = client.responses.create
+    events = list(create(model="calm", input=items, stream=True, extra_body=body))
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.compaction.compacting",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    (item,) = events[-1].response.output
+    assert item.type == "compaction"
+    assert events[-1].response.usage.output_tokens_details.reasoning_tokens > 0
+    question: Any = {"role": "user", "content": "And now?"}
+    read: Any = [items[0], {"role": "user", "content": INTRODUCTION + "see"}, question]
+    assert count(client, [items[0], item.to_dict(), question]) == count(client, read)
+
+
+def test_a_summary_that_the_client_cut_says_so(client: OpenAI, model: Path) -> None:
+    items: Any = [{"role": "user", "content": "hi"}, {"type": "compaction_trigger"}]
+    made = ask(client, model, "let me see", input=items, max_output_tokens=2)
+    assert made.status == "incomplete"
+    assert [item.type for item in made.output] == ["compaction"]

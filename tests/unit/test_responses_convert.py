@@ -12,15 +12,13 @@ import pytest
 from api.http.caller import Caller, caller_of
 from api.openai.response_schemas import ResponseRequest
 from api.responses.convert import (
-    Item,
     ResponsePlan,
     check,
     items_of,
     plan_of,
-    seal,
     transcript,
-    unseal,
 )
+from api.responses.items import Item, seal, unseal
 from api.responses.tools import ToolNames
 from runtime.config.settings import Settings
 from runtime.errors import InvalidRequest

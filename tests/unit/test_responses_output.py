@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.responses.convert import seal
 from api.responses.events import OutputWriter, Shape
+from api.responses.items import seal
 from api.responses.tools import ToolNames, ToolRef
 from runtime.types import (
     Chunk,

@@ -1,0 +1,55 @@
+"""Items of the Responses API as they are written, and texts that clients keep without reading."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from typing import NamedTuple
+
+import msgspec
+
+from api.http.body import decoded_at
+from api.openai.response_schemas import ItemHead
+
+SEAL = "hearth1:"
+"""Begins the `encrypted_content` that we can read; it is encoded and not secret."""
+
+_MAX_SEALED_BYTES = 64 * 1024 * 1024
+
+
+class Item(NamedTuple):
+    """An input item as it is written, and where it stands; one from the history says so."""
+
+    raw: msgspec.Raw
+    path: str
+
+
+def head_of(item: Item) -> ItemHead:
+    """Type, role and id of an item; its type is told where the client left it out.
+
+    Raises:
+        InvalidRequest: it is no item.
+    """
+    head = decoded_at(item.raw, ItemHead, item.path)
+    if head.type is None:
+        head.type = "item_reference" if head.role is None and head.id is not None else "message"
+    return head
+
+
+def seal(text: str, mark: str = SEAL) -> str:
+    """A text as `encrypted_content`, which a client sends back without reading it."""
+    return mark + base64.b64encode(zlib.compress(text.encode(errors="replace"))).decode()
+
+
+def unseal(sealed: str, mark: str = SEAL) -> str | None:
+    """The text inside; None when it is not ours or damaged."""
+    if not sealed.startswith(mark):
+        return None
+    try:
+        packed = base64.b64decode(sealed.removeprefix(mark), validate=True)
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(packed, _MAX_SEALED_BYTES)
+        return text.decode() if unpacker.eof else None
+    except (binascii.Error, ValueError, zlib.error):
+        return None
