@@ -40,10 +40,6 @@ DEADLINE_EXCEEDED = "deadline_exceeded"
 """The answer was cut by `request_deadline_s`, not by its own limit of tokens."""
 
 
-class ConstraintFailed(Exception):
-    """What a grammar allows could not be worked out; nothing unconstrained is said instead."""
-
-
 class Engine:
     """Prefill in slices, decode in batches, chunks out. The link's `emit` must not block."""
 
@@ -256,12 +252,11 @@ class Engine:
         if sequence.is_finished:
             return
         sequence.output_token_ids.append(token.token_id)
-        request = sequence.group.request
-        if sequence.guide is not None and sequence.guide.failure is not None:
-            self._fail(sequence.group, ConstraintFailed(sequence.guide.failure))
-            return
-        if token.token_id in self._model.eos_token_ids and sequence.ends_at_eos:
-            self._finish(sequence, "stop", token.kv)
+        request, gave_up = sequence.group.request, sequence.gave_up
+        if token.token_id in self._model.eos_token_ids and (sequence.ends_at_eos or gave_up):
+            sequence.output.remark(gave_up)
+            kv = token.kv or self._decoder.take(sequence)
+            self._finish(sequence, "length" if gave_up else "stop", kv)
             return
         if sequence.output.is_reasoning:
             sequence.num_reasoning_tokens += 1
@@ -349,8 +344,7 @@ class Engine:
 def _failed(error: Exception) -> Failed:
     if isinstance(error, RequestRejected):
         return Failed(code=error.code, message=error.message)
-    code = "constraint_failed" if isinstance(error, ConstraintFailed) else "model_error"
-    return Failed(code=code, message=f"The model failed on this request: {error}")
+    return Failed(code="model_error", message=f"The model failed on this request: {error}")
 
 
 @contextlib.contextmanager

@@ -74,6 +74,13 @@ class Sequence:
         decides = self.plan is not None and self.plan.decides_end
         return decides or not self.group.request.ignore_eos
 
+    @property
+    def gave_up(self) -> tuple[str, ...]:
+        """The remark that its grammar could not be followed any further; from then on only the end
+        token may come.
+        """
+        return (self.guide.gave_up,) if self.guide is not None and self.guide.gave_up else ()
+
     def regrouped(
         self, lengthened: Callable[[CacheCursor, list[int]], CacheCursor]
     ) -> SequenceGroup:

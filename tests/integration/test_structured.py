@@ -160,6 +160,27 @@ async def test_an_answer_that_is_cut_says_length(supervisor: Supervisor):
     assert said.text.startswith('{"name":')
 
 
+@pytest.mark.parametrize("model", ["m", "solo"])
+async def test_a_schema_that_becomes_too_heavy_ends_the_answer_with_what_was_said(
+    supervisor: Supervisor, model: str
+):
+    """Its heavy part is met only after more tokens than a grammar is tried with."""
+    many = {f"p{i}": {"const": "q"} for i in range(4000)}
+    heavy = {"type": "object", "properties": many, "required": ["p3999"]}
+    later = {
+        "type": "object",
+        "properties": {"said": {"const": "kettle"}, "then": heavy},
+        "required": ["said", "then"],
+    }
+    fields: dict[str, Any] = {"model": model, "max_tokens": 300}
+    prompt = chat(thinking=SILENT)
+    said = await ask(supervisor, prompt, constraint=schema(later), ignore_eos=True, **fields)
+    assert said.finished.reason == "length"
+    assert said.finished.notes == ("grammar_too_heavy",)
+    assert said.text.replace(" ", "").startswith('{"said":"kettle","then":{')
+    assert_follows(await ask(supervisor, prompt, constraint=schema(PERSON), **fields), PERSON)
+
+
 async def test_a_stop_string_ends_a_constrained_answer_too(supervisor: Supervisor):
     said = await ask(supervisor, chat(), constraint=schema(PERSON), stop=('"age"',), max_tokens=99)
     assert '"age"' not in said.text

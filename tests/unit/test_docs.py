@@ -104,7 +104,7 @@ def test_every_failure_that_is_not_the_clients_is_among_the_symptoms() -> None:
     ]
     own = {one.code for one in failures} - {"invalid_settings", "cancelled"}
     assert len(own) > 10
-    assert own | {"constraint_failed", "download_failed"} <= told
+    assert own | {"grammar_too_heavy", "grammar_failed", "download_failed"} <= told
 
 
 @pytest.mark.parametrize("block", list(blocks("sh")), ids=str)

@@ -7,7 +7,8 @@ import pytest
 
 from runtime.errors import InvalidRequest
 from runtime.types import ChatPrompt, Constraint
-from tests.unit.test_guide import EOS, RNG, USER, plan_of, speak, tokenizer
+from runtime.worker.output.dialect import ReasoningBlock
+from tests.unit.test_guide import EOS, RNG, USER, allowed, plan_of, speak, tokenizer
 
 
 def choices(count: int) -> Constraint:
@@ -58,3 +59,23 @@ def test_a_pattern_of_whatever_length_is_no_heavy_one(pattern: str):
 def test_what_nothing_satisfies_is_refused(kind: Literal["regex", "json_schema"], text: str):
     with pytest.raises(InvalidRequest, match=r"^f cannot be enforced: nothing satisfies it\.$"):
         plan_of(ChatPrompt(messages=USER), constraint=Constraint(kind=kind, text=text, field="f"))
+
+
+@pytest.mark.parametrize("may_think", [False, True])
+def test_after_a_grammar_gave_up_only_the_end_may_come(may_think: bool):
+    members = {"a": {"type": "integer"}, "b": json.loads(choices(2500).text)}
+    later = {"type": "object", "properties": members, "required": ["a", "b"]}
+    constraint = Constraint(kind="json_schema", text=json.dumps(later))
+    block: ReasoningBlock = "unsaid" if may_think else "closed"
+    guide = plan_of(ChatPrompt(messages=USER), constraint=constraint, block=block).start()
+    said = ""
+    while (ids := allowed(guide)) != [EOS]:
+        assert ids is not None
+        texts = {i: tokenizer().decode([i]) for i in ids}
+        wish = '{"a": 1, "b": {"'.removeprefix(said)
+        said += max((t for t in texts.values() if t and wish.startswith(t)), key=len)
+        guide.advance(next([i] for i, t in texts.items() if said.endswith(t) and t))
+    assert said == '{"a": 1, "b": {"'
+    assert guide.gave_up == "grammar_too_heavy"
+    guide.advance([EOS])
+    assert allowed(guide) == [EOS]

@@ -5,6 +5,7 @@ Pure bookkeeping over llguidance's matchers; masks are bits on the host, lowest 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,13 @@ from enum import Enum, auto
 
 from llguidance import LLMatcher
 
+GRAMMAR_TOO_HEAVY = "grammar_too_heavy"
+"""What the answer must be next takes more work than may be done for one token."""
+
+GRAMMAR_FAILED = "grammar_failed"
+"""The same for any other reason, such as that no token is possible."""
+
+_TOO_HEAVY = re.compile(r"max is|too (many|complex|large|big)|limit|fuel", re.IGNORECASE)
 _MAX_GAP_TOKENS = 2
 _MAX_MARK_TOKENS = 32
 
@@ -65,7 +73,7 @@ class GuidePlan:
 
 
 class Guide:
-    """One sequence's state. `failure` is what llguidance could not go on with."""
+    """One sequence's state. `failure` is what llguidance could not go on with: then it ends."""
 
     def __init__(self, plan: GuidePlan) -> None:
         self._plan = plan
@@ -93,6 +101,8 @@ class Guide:
     def mask(self) -> bytearray | None:
         """A bit for each token that may come next; None where every one may."""
         plan = self._plan
+        if self.failure is not None:
+            return self._only(plan.eos)
         if self._forced:
             return self._only([self._forced[0]])
         match self._phase:
@@ -210,6 +220,8 @@ class Guide:
 
     def _mask_of_beginning(self) -> bytearray | None:
         allowed = self._mask_of_matcher() if self._matcher is not None else self._only(())
+        if self.failure is not None:
+            return allowed
         for ids, _ in self._openings():
             _set(allowed, ids[len(self._said)])
         if self._phase is _Phase.GAP and self._num_gap < _MAX_GAP_TOKENS and not self._said:
@@ -263,6 +275,13 @@ class Guide:
         begun = mark[:-1]
         is_begun = not begun or _ends_with(self._recent, begun)
         return mark[-1:] if is_begun else ()
+
+    @property
+    def gave_up(self) -> str | None:
+        """What is told of a `failure`; None while there is none."""
+        if self.failure is None:
+            return None
+        return GRAMMAR_TOO_HEAVY if _TOO_HEAVY.search(self.failure) else GRAMMAR_FAILED
 
     # Masks
 
