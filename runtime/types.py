@@ -431,6 +431,10 @@ class SharedWeights(Struct, frozen=True):
     context: int
 
 
+CAPABILITIES = ("completion", "chat", "tools", "vision")
+"""All that can be said of a model, in this order."""
+
+
 class ModelSpec(Struct, frozen=True):
     """A model that can be named: where its weights are and how it is to be run.
 

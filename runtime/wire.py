@@ -98,7 +98,8 @@ class Warming(Struct, frozen=True, tag="warming"):
 class Ready(Struct, frozen=True, tag="ready"):
     """The model is loaded and warm. Times in ms, memory in bytes.
 
-    `blindness` says why it refuses images although its files promise that it sees.
+    `blindness` says why it refuses images although its files promise that it sees, `has_tool_form`
+    whether its template shows tools.
     """
 
     load_ms: float
@@ -106,6 +107,7 @@ class Ready(Struct, frozen=True, tag="ready"):
     weights_bytes: int
     is_batchable: bool
     blindness: str = ""
+    has_tool_form: bool = True
 
 
 class LoadError(Struct, frozen=True, tag="load_error"):

@@ -136,12 +136,50 @@ EFFORT = """\
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
 
+GEMMA = """\
+{%- if messages[0].role == 'system' %}
+    {%- set first_user_prefix = messages[0].content + '\n\n' %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set first_user_prefix = '' %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{%- for message in loop_messages %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant') }}
+    {%- endif %}
+    {{- '<|im_start|>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}
+    {{- (first_user_prefix if loop.first else '') + message.content | trim + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>model\n' }}{% endif %}"""
+"""The system text in the first user's turn, and nothing but user and model in turns."""
+
+SMOLLM2 = """\
+{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
+{{ '<|im_start|>system\nYou are a helpful AI assistant<|im_end|>\n' }}{% endif %}\
+{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}\
+{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""Any role as it is called, and of a turn nothing but its text."""
+
+NO_CALLS = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""Shows tools and results, and loses the calls."""
+
 TEMPLATES = {
     "chatml": CHAT_TEMPLATE,
     "qwen3": QWEN3,
     "alternating": ALTERNATING,
     "role_ends": ROLE_ENDS,
     "effort": EFFORT,
+    "gemma": GEMMA,
+    "smollm2": SMOLLM2,
+    "no_calls": NO_CALLS,
 }
 
 

@@ -89,7 +89,7 @@ def show(data: JSONBody[ShowRequest], gate: NamedDependency[Gate]) -> Shown:
         raise InvalidRequest(message, "model")
     status = gate.supervisor.status_of(_known_name(name))
     spec = status.spec
-    sees = "vision" in status.capabilities
+    can_do = [one for one in ("tools", "vision") if one in status.capabilities]
     return Shown(
         modelfile="",
         parameters="",
@@ -100,7 +100,8 @@ def show(data: JSONBody[ShowRequest], gate: NamedDependency[Gate]) -> Shown:
             "general.basename": spec.id,
             f"{spec.model_type}.context_length": spec.context,
         },
-        capabilities=["completion", "tools", "thinking", *(["vision"] if sees else [])],
+        capabilities=["completion", "thinking", *can_do],
+        tools=status.tool_use,
         modified_at=_modified(spec),
     )
 

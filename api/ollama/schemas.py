@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from api.http.hearth_info import HearthInfo
+from runtime.supervisor.status import ToolUse
 from runtime.types import FinishReason
 
 
@@ -178,7 +179,10 @@ class ModelTags(OllamaAnswer):
 
 
 class Shown(OllamaAnswer):
-    """One model. There is no modelfile here, so its fields are empty."""
+    """One model. There is no modelfile here, so its fields are empty.
+
+    `tools` is `generic` where they are given as text, as the chat template has no form for them.
+    """
 
     modelfile: str
     parameters: str
@@ -186,6 +190,7 @@ class Shown(OllamaAnswer):
     details: Details
     model_info: dict[str, str | int]
     capabilities: list[str]
+    tools: ToolUse
     modified_at: str
 
 

@@ -29,6 +29,7 @@ def model_card(status: ModelStatus) -> ModelCard:
         size_bytes=spec.nbytes,
         aliases=spec.aliases,
         capabilities=status.capabilities,
+        tools=status.tool_use,
         vision=status.sight.can_see,
         vision_reason=status.sight.why or None,
         pinned=status.is_pinned,

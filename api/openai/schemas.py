@@ -21,6 +21,7 @@ from api.openai.fields import (
 )
 from api.openai.response_schemas import GrammarFields
 from api.openai.thinking import Budget, ThinkingField
+from runtime.supervisor.status import ToolUse
 from runtime.types import FinishReason
 
 # Requests
@@ -325,6 +326,7 @@ class Completion(Body):
 class ModelCard(Body):
     """A model that requests can name; `context` and `max_model_len` are the same number.
 
+    `tools` is `generic` where the chat template has no form for tools and they are given as text.
     `vision` is `untried` where only loading shows whether it sees; `vision_reason` is why not.
     """
 
@@ -337,6 +339,7 @@ class ModelCard(Body):
     aliases: tuple[str, ...]
     capabilities: tuple[str, ...]
     pinned: bool
+    tools: ToolUse = "no"
     vision: Literal["yes", "no", "untried"] = "no"
     vision_reason: str | None = None
     object: Literal["model"] = "model"

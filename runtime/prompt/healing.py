@@ -55,6 +55,13 @@ class TurnScope(NamedTuple):
     beginning: bytes = b""
 
 
+class Cut(NamedTuple):
+    """What an answer was cut off before: a stop string, or a mark, which `is_last` of what came."""
+
+    mark: str
+    is_last: bool = False
+
+
 class Lineage(NamedTuple):
     """Where a request stands: what its answer will be noted with.
 

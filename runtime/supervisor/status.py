@@ -11,8 +11,11 @@ from runtime.models.vision_files import BLIND_TYPES, SEEING_TYPES
 from runtime.supervisor.lifecycle import HELD_BACK, LOADED, ModelState
 from runtime.supervisor.model import ModelActor
 from runtime.supervisor.swap_cost import SwapCost
-from runtime.types import ModelSpec, Struct
+from runtime.types import CAPABILITIES, ModelSpec, Struct
 from store.types import ModelRow
+
+ToolUse = Literal["native", "generic", "no"]
+"""How a model is shown tools: by its own template, as text, or not at all."""
 
 
 class VisionCapability(Struct, frozen=True):
@@ -45,6 +48,16 @@ def vision_fault(spec: ModelSpec, actor: ModelActor, row: ModelRow | None) -> st
     return row.blindness
 
 
+def _tool_use(spec: ModelSpec, actor: ModelActor) -> ToolUse:
+    """As its template does, once these files were loaded; before, as the text of it promises."""
+    if "chat" not in spec.capabilities:
+        return "no"
+    for worker in (actor.worker, actor.last_worker):
+        if worker is not None and worker.ready is not None and _files(worker.spec) == _files(spec):
+            return "native" if worker.ready.has_tool_form else "generic"
+    return "native" if "tools" in spec.capabilities else "generic"
+
+
 def _files(spec: ModelSpec) -> tuple[str, int, int, bool]:
     return spec.path, spec.nbytes, spec.created_s, spec.is_vision
 
@@ -61,6 +74,7 @@ class ModelStatus(Struct, frozen=True):
     spec: ModelSpec
     state: ModelState
     sight: VisionCapability = VisionCapability()
+    tool_use: ToolUse = "no"
     num_running: int = 0
     num_waiting: int = 0
     pid: int | None = None
@@ -95,9 +109,12 @@ class ModelStatus(Struct, frozen=True):
     @property
     def capabilities(self) -> tuple[str, ...]:
         """What it can do, as far as is known."""
-        promised = self.spec.capabilities
-        can_see = self.sight.can_see != "no"
-        return promised if can_see else tuple(one for one in promised if one != "vision")
+        promised = set(self.spec.capabilities)
+        if self.sight.can_see == "no":
+            promised.discard("vision")
+        if self.tool_use != "no":
+            promised.add("tools")
+        return tuple(one for one in CAPABILITIES if one in promised)
 
 
 def without_use(status: ModelStatus) -> ModelStatus:
@@ -106,6 +123,7 @@ def without_use(status: ModelStatus) -> ModelStatus:
         spec=status.spec,
         state="ready" if status.state == "busy" else status.state,
         sight=status.sight,
+        tool_use=status.tool_use,
         last_error=status.last_error,
         load_fraction=status.load_fraction,
         is_pinned=status.is_pinned,
@@ -123,6 +141,7 @@ def status_of(
         spec=spec,
         state=actor.state,
         sight=vision_capability_of(spec, vision_fault(spec, actor, row)),
+        tool_use=_tool_use(spec, actor),
         num_running=actor.num_running(spec.id),
         num_waiting=num_waiting,
         pid=worker.pid if worker is not None else None,

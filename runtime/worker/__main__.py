@@ -29,6 +29,7 @@ from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.models.folder import as_of
 from runtime.prompt.seal import Seal
+from runtime.prompt.tools_as_text import NATIVE
 from runtime.slot_events import Attach, Forget, RoomGiven, StoreTrouble
 from runtime.types import GenerateRequest
 from runtime.wire import (
@@ -183,7 +184,8 @@ class Worker:
         )
         reception.open(intake_of(model, composer, reception))
         reception.rehearse()
-        self._sender.send(_ready(model, load_s, warm_s))
+        forms = template.known_tool_forms or NATIVE
+        self._sender.send(_ready(model, load_s, warm_s, has_tool_form=forms.tools))
         return engine
 
     def _tiers(self, model: LoadedModel, command: Load) -> Tiers:
@@ -385,13 +387,14 @@ def _warmed(model: LoadedModel, options: KvOptions) -> tuple[RowMemory, float]:
     return memory, models.warm(model, decode)
 
 
-def _ready(model: LoadedModel, load_s: float, warm_s: float) -> Ready:
+def _ready(model: LoadedModel, load_s: float, warm_s: float, *, has_tool_form: bool) -> Ready:
     return Ready(
         load_ms=load_s * 1000,
         warm_ms=warm_s * 1000,
         weights_bytes=model.weights_bytes,
         is_batchable=model.is_batchable,
         blindness=model.blindness,
+        has_tool_form=has_tool_form,
     )
 
 

@@ -22,7 +22,7 @@ def intake_of(model: LoadedModel, composer: Composer, bench: Bench) -> Intake:
     """The intake of one model, with an image loader if it sees."""
     grammars = Grammars(model.tokenizer, model.vocab_size, model.eos_token_ids, bench)
     constrainer = Constrainer(model.dialect, model.tokenizer, grammars)
-    intake = Intake(composer, model.dialect, model.vocab_size, constrainer)
+    intake = Intake(composer, model.vocab_size, constrainer)
     if model.vision_model is None or model.vision_model.image_processor is None:
         return replace(intake, blindness=model.blindness)
     # Only here, so that workers of other models never import Pillow.

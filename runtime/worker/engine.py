@@ -285,7 +285,7 @@ class Engine:
         output = sequence.output
         self._say(sequence, output.finish(sequence.detokenizer.finish(), is_cut=reason != "stop"))
         if sequence.answer is not None and (reason == "stop" or not output.is_broken_off):
-            sequence.answer.end(sequence.output_token_ids, output.stopped_by)
+            sequence.answer.end(sequence.output_token_ids, output.cut)
         finished = Finished(
             index=sequence.index,
             reason=output.reason(reason),

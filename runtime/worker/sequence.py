@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.kv.cursor import CacheCursor
-from runtime.prompt.healing import AnswerRecord
+from runtime.prompt.healing import AnswerRecord, Cut
 from runtime.types import Explained, GenerateRequest, PromptChange, Usage
 from runtime.worker.prompt_logprobs import Echo
 from runtime.worker.vision.images import ImageBatch
@@ -25,7 +25,7 @@ class Noted(Protocol):
     @property
     def spoken(self) -> AnswerRecord: ...
 
-    def end(self, output_ids: list[int], stop: str | None) -> None: ...
+    def end(self, output_ids: list[int], cut: Cut | None) -> None: ...
 
 
 @dataclass(eq=False, slots=True)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.prompt.healing import Cut
 from runtime.types import (
     CacheParams,
     ChatPrompt,
@@ -101,6 +102,8 @@ class Talk:
         calls: tuple[ToolCall, ...] = (),
         stop: str | None = None,
         thoughts: str = "",
+        *,
+        is_last: bool = False,
     ) -> list[int]:
         """The model generates `raw`, the client is shown the rest; all tokens there are now."""
         output = self.template.encode(raw).token_ids
@@ -114,7 +117,7 @@ class Talk:
             )
             answer.spoken.add(delta)
         answer.spoken.add(TextDelta(index=0, text=text))
-        answer.end(output, stop)
+        answer.end(output, None if stop is None else Cut(stop, is_last))
         return [*composed.token_ids, *output]
 
     def text_of(self, token_ids: Sequence[int]) -> str:

@@ -181,7 +181,9 @@ class Composer:
         """
         others: list[PromptInput] = []
         for one in kept:
-            changed = with_tools_of(prompt, one.tools, can_forbid=bool(self.dialect.tool_start))
+            changed = with_tools_of(
+                prompt, one.tools, can_forbid=bool(self.template.spoken(self.dialect).tool_start)
+            )
             if changed is None:
                 continue
             other = self._asked(request, changed.prompt)

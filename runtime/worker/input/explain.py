@@ -14,6 +14,7 @@ import msgspec
 
 from runtime.kv.media import model_ids, place_media
 from runtime.prompt.kept_tools import KEPT_TOOLS, RESPELLED
+from runtime.prompt.tools_as_text import CALLS, DEFINITIONS, is_lost
 from runtime.types import Explained, PromptChange, PromptPart
 from runtime.worker.input.beginning import gone_on
 from runtime.worker.input.compose import BEGUN, HEALED, Composed, Composer, PromptInput
@@ -107,13 +108,17 @@ def _cuts(template: Template, asked: PromptInput, text: str, composed: Composed)
     ends = template.ends_of(prompt, text, range(len(prompt.messages)))
     told = {change.rule for change in composed.changes}
     cuts: list[_Cut] = []
+    first = tuple(rule for rule in (TOOLS_FIRST, DEFERRED, DEFINITIONS) if rule in told)
+    start, last = 0, _Cut(0, _tools(asked), _rules_of_tools(composed.changes) + first)
     for number, end in enumerate(accumulate(ends, max)):
         sources, rules = _sources(asked, number), asked.parts[number].rules
-        if not number:
-            sources = _tools(asked) + sources
-            rules = tuple(rule for rule in (TOOLS_FIRST, DEFERRED) if rule in told) + rules
-            rules = _rules_of_tools(composed.changes) + rules
-        cuts.append(_Cut(end, sources, rules))
+        if is_lost(prompt.messages[number], template.tool_forms):
+            rules = (*rules, CALLS)
+        if last.end == start:  # what has no text of its own is part of what follows
+            sources = last.sources + sources
+            rules = tuple(dict.fromkeys(last.rules + rules))
+        start, last = last.end, _Cut(end, sources, rules)
+        cuts.append(last)
     begun = (f"messages[{len(asked.sent) - 1}] (assistant)",)
     is_begun = asked.beginning is not None
     return [*cuts, _Cut(len(text), (ANSWER, *begun * is_begun), (BEGUN,) * is_begun)]

@@ -39,7 +39,6 @@ class Intake:
     """
 
     composer: Composer
-    dialect: Dialect
     vocab_size: int
     constrainer: Constrainer
     image_loader: ImageLoader | None = None
@@ -49,6 +48,11 @@ class Intake:
     @property
     def context(self) -> int:
         return self.composer.context
+
+    @property
+    def spoken(self) -> Dialect:
+        """How the model writes its answer to a chat."""
+        return self.composer.template.spoken(self.composer.dialect)
 
     def admit(self, request: GenerateRequest) -> SequenceGroup:
         """The request, ready for prefill.
@@ -103,7 +107,7 @@ class Intake:
                 has_switch = EFFORT in self.composer.template.probe.responds
                 budget = None if has_switch else budget_of(thinking.effort)
         begun = composed.beginning.text if composed.beginning is not None else ""
-        return self.constrainer.demands(request, block, budget, begun)
+        return self.constrainer.speaking(self.spoken).demands(request, block, budget, begun)
 
     def _compose(self, request: GenerateRequest) -> tuple[Composed, Mapping[bytes, PromptImage]]:
         template, prompt = self.composer.template, request.prompt
@@ -187,7 +191,7 @@ class Intake:
         prompt = group.request.prompt
         is_chat = isinstance(prompt, ChatPrompt)
         output = OutputParser(
-            self.dialect if is_chat else Dialect(),
+            self.spoken if is_chat else Dialect(),
             index=index,
             stop=group.request.stop,
             tools=_callable_tools(prompt),

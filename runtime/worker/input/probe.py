@@ -12,6 +12,7 @@ import msgspec
 from runtime.errors import InvalidRequest
 from runtime.prompt.arrange import Abilities
 from runtime.prompt.thinking import EFFORT, SWITCHES
+from runtime.prompt.tools_as_text import NATIVE, ToolForms
 from runtime.types import ChatPrompt, Image, Message, Role, Tool, ToolCall
 
 Render = Callable[[ChatPrompt, bool], str]
@@ -22,6 +23,8 @@ _SYSTEM, _USER = "qvsystem", "qvuser"
 _CALL = ToolCall(id="call00001", name="qvlook", arguments='{"at": 7}')
 _TOOL = Tool(name="qvlook", description="Look.", parameters='{"type": "object", "properties": {}}')
 _MAX_HEADS = 16
+_ARGUMENT = "qvargument"
+_MADE = ToolCall(id="call00001", name="qvlook", arguments=json.dumps({"at": _ARGUMENT}))
 
 
 class ToolsAfterSystem(NamedTuple):
@@ -47,13 +50,23 @@ class Probe:
         """What is rendered in its place, and not refused or lost."""
         late: list[tuple[Role, ...]] = [("user", "assistant", "system", "user"), ("user", "system")]
         return Abilities(
-            system=self._shows(("system", "user")),
+            system=self.system,
             late_system=all(self._shows(roles) for roles in late),
-            users_in_a_row=self._shows(("user", "user")),
+            users_in_a_row=self.users_in_a_row,
             user_after_tool=self._shows(("user", "assistant", "tool", "user"))
             or not self._shows(("user", "assistant", "tool")),
             images_in_results=self._shows_image_in_result(),
         )
+
+    @cached_property
+    def system(self) -> bool:
+        """A system message may be the first."""
+        return self._shows(("system", "user"))
+
+    @cached_property
+    def users_in_a_row(self) -> bool:
+        """A user's turn may follow another."""
+        return self._shows(("user", "user"))
 
     @cached_property
     def responds(self) -> frozenset[str]:
@@ -147,6 +160,37 @@ class Probe:
             return self._render(prompt, opens_answer)
         except InvalidRequest:
             return None
+
+
+def tool_forms_of(render: Render) -> ToolForms:
+    """What of tools a template itself shows; all of it where it cannot be asked."""
+
+    def text(*messages: Message, tools: tuple[Tool, ...] = ()) -> str | None:
+        try:
+            return render(ChatPrompt(messages=messages, tools=tools), False)
+        except InvalidRequest:
+            return None
+
+    system, user = Message(role="system", text=_SYSTEM), Message(role="user", text=_USER)
+    if text(user) is None:
+        return NATIVE
+    called = Message(role="assistant", tool_calls=(_MADE,))
+    result = Message(role="tool", text=_WORDS[0], tool_call_id=_MADE.id, name=_MADE.name)
+    answer = Message(role="assistant", text=_WORDS[1])
+    shown = [text(*head, user, tools=(_TOOL,)) for head in ((), (system,))]
+    # Some have a call only while its turn goes on, or only with the tools it is of.
+    talks = [
+        text(user, called, result, *rest, tools=tools)
+        for rest in ((), (answer, user))
+        for tools in ((), (_TOOL,))
+    ]
+    if not _any_has(_TOOL.name, shown):
+        return ToolForms(tools=False, calls=False, results=False)
+    return ToolForms(calls=_any_has(_ARGUMENT, talks), results=_any_has(_WORDS[0], talks))
+
+
+def _any_has(word: str, texts: Sequence[str | None]) -> bool:
+    return any(word in one for one in texts if one is not None)
 
 
 def definition_of(tool: Tool) -> str:

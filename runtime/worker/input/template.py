@@ -11,14 +11,23 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Protocol
 
+import msgspec
+
 from runtime.errors import InvalidRequest
 from runtime.prompt.healing import num_common_characters
 from runtime.prompt.rewriting import WrittenPrompt
 from runtime.prompt.stabilise import varying_from
 from runtime.prompt.thinking import switches
+from runtime.prompt.tools_as_text import (
+    CALLS,
+    DEFINITIONS,
+    ToolForms,
+    with_definitions,
+    written_out,
+)
 from runtime.types import ChatPrompt, Prompt, PromptChange, TextPrompt, TokenPrompt
 from runtime.worker.input.preparer import TEMPLATE_ERRORS, Bench, Marked, PromptPreparer
-from runtime.worker.input.probe import Probe
+from runtime.worker.input.probe import Probe, definition_of, tool_forms_of
 from runtime.worker.input.template_input import (
     defused,
     num_changed,
@@ -33,6 +42,7 @@ from runtime.worker.output.detokenizer import (
     StreamDetokenizer,
     token_bytes,
 )
+from runtime.worker.output.dialect import Dialect, with_generic_calls
 from runtime.worker.vision.images import Markup
 
 DEFERRED = "deferred_tools"
@@ -92,7 +102,9 @@ class Template:
         self._is_byte_level = backend is not None and _is_byte_level(backend)
         self.probe = Probe(
             lambda prompt, opens: self._rendered(
-                defused(prompt, self.picture_words), template_kwargs(prompt), opens_answer=opens
+                self._written_out(defused(prompt, self.picture_words))[0],
+                template_kwargs(prompt),
+                opens_answer=opens,
             ),
             markup.spelled if markup is not None else "",
         )
@@ -179,15 +191,48 @@ class Template:
         kwargs |= switches(prompt.thinking, self.probe.responds, frozenset(kwargs))
         words = self.picture_words
         harmless = defused(prompt, words) if words else prompt
-        plain = self._rendered(harmless, kwargs, opens_answer=opens_answer)
+        whole, as_text = self._written_out(harmless)
+        plain = self._rendered(whole, kwargs, opens_answer=opens_answer)
         text = self._with_tools_first(plain, prompt) if self._tools_first else plain
         counts = {
             DEFERRED: len(prompt.tools) - len(shown_tools(prompt)),
             SPELLED_OUT: num_changed(prompt, harmless) if words else 0,
+            **as_text,
             TOOLS_FIRST: int(text != plain),
         }
         changes = [PromptChange(rule=rule, num_places=num) for rule, num in counts.items() if num]
         return WrittenPrompt(text, tuple(changes))
+
+    @cached_property
+    def tool_forms(self) -> ToolForms:
+        """What of tools the template has a form for."""
+        return tool_forms_of(lambda prompt, opens: self._rendered(prompt, {}, opens_answer=opens))
+
+    def spoken(self, dialect: Dialect) -> Dialect:
+        """How a model of this dialect writes: calls as its prompt tells it, where that is ours."""
+        return dialect if self.tool_forms.tools else with_generic_calls(dialect)
+
+    @property
+    def known_tool_forms(self) -> ToolForms | None:
+        """The same, if it was found out already."""
+        return self.__dict__.get("tool_forms")
+
+    def _written_out(self, prompt: ChatPrompt) -> tuple[ChatPrompt, dict[str, int]]:
+        """The prompt with nothing of tools that the template would lose, and by which rules how
+        many tools or messages are in it as text for that.
+        """
+        if not (prompt.tools or any(m.tool_calls or m.role == "tool" for m in prompt.messages)):
+            return prompt, {}
+        forms, tools = self.tool_forms, prompt.tools
+        messages, num_changed = written_out(
+            prompt.messages, forms, lambda: self.probe.users_in_a_row
+        )
+        if tools and not forms.tools:
+            shown = [definition_of(tool) for tool in shown_tools(prompt)]
+            messages = with_definitions(messages, shown, has_system=self.probe.system)
+            tools = ()
+        counts = {DEFINITIONS: len(prompt.tools) - len(tools), CALLS: num_changed}
+        return msgspec.structs.replace(prompt, messages=messages, tools=tools), counts
 
     def _rendered(
         self, prompt: ChatPrompt, kwargs: Mapping[str, object], *, opens_answer: bool
@@ -218,7 +263,7 @@ class Template:
 
     def _with_tools_first(self, text: str, prompt: ChatPrompt) -> str:
         tools, first = shown_tools(prompt), next(iter(prompt.messages), None)
-        if not tools or first is None or first.role != "system":
+        if not tools or not self.tool_forms.tools or first is None or first.role != "system":
             return text
         head = self.probe.tools_after_system(tools, prompt.template_kwargs)
         if head is None or not text.startswith(head.before):

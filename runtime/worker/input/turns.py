@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from runtime.kv.room import UNBOUNDED, WriteRoom
 from runtime.prompt.canonical import advance
-from runtime.prompt.healing import AnswerRecord, KnownPrefix, Lineage, TurnScope
+from runtime.prompt.healing import AnswerRecord, Cut, KnownPrefix, Lineage, TurnScope
 from runtime.worker.input.template import Template
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
 from store.errors import OverCap
@@ -625,16 +625,16 @@ class PendingTurn:
             self.lineage.way, self.lineage.scope, is_durable=self.is_durable, age=self.age
         )
 
-    def end(self, output_ids: Sequence[int], stop: str | None = None) -> None:
-        """All of it was said, with these tokens, but for the stop string that ended it.
+    def end(self, output_ids: Sequence[int], cut: Cut | None = None) -> None:
+        """All of it was said, with these tokens, but for what ended it.
 
         What says nothing, or no more than it began with, is no turn: it would be its own parent.
         """
         if self.spoken.is_empty:
             return
         self.spoken.texts.insert(0, self.lineage.begun)
-        if stop is not None:
-            kept = self._before(stop, output_ids)
+        if cut is not None:
+            kept = self._before(cut, output_ids)
             if kept is None:
                 return
             output_ids = kept
@@ -657,8 +657,9 @@ class PendingTurn:
         )
         self.turns.put(turn, lineage.scope, is_durable=self.is_durable, age=self.age)
 
-    def _before(self, stop: str, output_ids: Sequence[int]) -> list[int] | None:
-        """The tokens up to where the stop string began; None where that is in doubt."""
+    def _before(self, cut: Cut, output_ids: Sequence[int]) -> list[int] | None:
+        """The tokens up to where the cut is; None where that is in doubt."""
+        stop = cut.mark
         said = "".join("".join(self.spoken.texts).split())
         last = len(output_ids) - 1
         for number in range(last, max(last - len(stop.encode()) - _CONTEXT_TOKENS, -1), -1):
@@ -670,7 +671,7 @@ class PendingTurn:
             shown = "".join((self._text_of(before, ()) + rest).split())
             is_sure = bool(said) and (shown.endswith(said) or said.endswith(shown))
             kept = [*output_ids[:number], *self.template.encode(rest).token_ids]
-            return kept if is_sure else None
+            return kept if is_sure or cut.is_last else None
         return None
 
     def _text_of(self, token_ids: Sequence[int], before: Sequence[int]) -> str:

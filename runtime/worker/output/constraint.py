@@ -76,6 +76,15 @@ class Constrainer:
         self._grammars = grammars
         self._tokenizer = tokenizer
         self._marks = Marks.of(dialect, tokenizer)
+        self._generic: Constrainer | None = None
+
+    def speaking(self, dialect: Dialect) -> Constrainer:
+        """The same for a model that speaks this dialect; there is one for its own, and one more."""
+        if dialect == self._dialect:
+            return self
+        if self._generic is None:
+            self._generic = Constrainer(dialect, self._tokenizer, self._grammars)
+        return self._generic
 
     def demands(
         self,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from runtime.prompt.tools_as_text import CALL_END, CALL_START, RESULT_START
 
 START = "start"
 NORMAL = "normal"
@@ -16,6 +19,8 @@ HEADER = "header"
 """Between two messages of a dialect that has several in one turn."""
 STOP = "stop "
 """Prefix of the states that a stop string leads to; its number follows."""
+INVENTED = f"{STOP}invented"
+"""A result begins, which is not the model's to write."""
 
 ReasoningBlock = Literal["open", "closed", "unsaid", "begun"]
 """How a prompt leaves the thinking block of the answer; `begun` says that its text has begun."""
@@ -30,7 +35,8 @@ class Dialect:
 
     `name` is upstream's name of the tool parser, or `harmony`. `parse_tool_call(text, tools)`
     returns one call or a list of them, as mlx-lm's parsers do. `dropped` are marks that say
-    nothing, `edges` the transitions of a dialect whose turn has several messages.
+    nothing, `edges` the transitions of a dialect whose turn has several messages. After a call
+    `result_start` ends the turn: what follows would be a result that the model invents.
     """
 
     think_start: str = ""
@@ -39,6 +45,7 @@ class Dialect:
     tool_end: str = ""
     parse_tool_call: ToolCallParser | None = None
     name: str = ""
+    result_start: str = ""
     dropped: tuple[str, ...] = ()
     edges: Edges = field(default_factory=dict[str, tuple[tuple[str, str], ...]])
     initial: str = START
@@ -54,6 +61,26 @@ class Dialect:
         return self.name == "harmony"
 
 
+def with_generic_calls(dialect: Dialect) -> Dialect:
+    """For a model whose template has no form for tools: its calls are those of `tools_as_text`."""
+    edges = dict(dialect.edges)
+    if edges:
+        edges[NORMAL] = (*edges.get(NORMAL, ()), (CALL_START, TOOL))
+    return replace(
+        dialect,
+        name="json_tools",
+        tool_start=CALL_START,
+        tool_end=CALL_END,
+        result_start=RESULT_START,
+        parse_tool_call=_parse_json_call,
+        edges=edges,
+    )
+
+
+def _parse_json_call(text: str, tools: Any) -> Any:  # noqa: ARG001
+    return json.loads(text.strip())
+
+
 def transitions(
     dialect: Dialect, stop: tuple[str, ...], *, has_tools: bool
 ) -> dict[str, list[tuple[str, str]]]:
@@ -66,6 +93,7 @@ def transitions(
         REASONING: [],
         TOOL: [],
         HEADER: [],
+        INVENTED: [],
     }
     edges |= {target: [] for _, target in stops}
     if dialect.edges:
@@ -80,6 +108,9 @@ def transitions(
     for mark in dialect.dropped:
         edges[START].append((mark, START))
         edges[NORMAL].append((mark, NORMAL))
+    if dialect.result_start and has_tools:
+        edges[START].append((dialect.result_start, INVENTED))
+        edges[NORMAL].append((dialect.result_start, INVENTED))
     if dialect.tool_start and has_tools:
         for state in (START, NORMAL, REASONING) if dialect.think_end else (START, NORMAL):
             edges[state].append((dialect.tool_start, TOOL))

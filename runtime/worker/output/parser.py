@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 
+from runtime.prompt.healing import Cut
 from runtime.types import Chunk, FinishReason, ReasoningDelta, TextDelta, TokenLogprobs
 from runtime.worker.output.calls import CallReader
 from runtime.worker.output.dialect import (
     ANSWER,
     HEADER,
+    INVENTED,
     NORMAL,
     REASONING,
     START,
@@ -31,6 +33,9 @@ _TextStateMachine = importlib.import_module("mlx_lm.generate").TextStateMachine
 
 ORPHAN = "orphan_think_end"
 """Text that was already said turned out to be reasoning: its block closed, but never opened."""
+
+INVENTED_RESULT = "invented_tool_result"
+"""After its call the model went on with a result of its own; the answer ends before it."""
 
 NO_TOOLS = RequestTools.of(())
 
@@ -63,6 +68,8 @@ class OutputParser:
         self._stop = stop
         self.stopped_by: str | None = None
         """The stop string that ended the answer."""
+        self.cut: Cut | None = None
+        """What ended the answer and is no part of it: a stop string, or a mark like one."""
         self.is_stopped = False
         """The answer ended before the model ended it: by a stop string, or with its one call."""
         self._is_broken = False
@@ -186,12 +193,13 @@ class OutputParser:
             if not self._may_be_orphan:
                 return self._say(NORMAL, self._dialect.think_end)
             self._notes.append(ORPHAN)
+        if new == INVENTED and not self.num_tool_calls:
+            self._state = self._machine.make_state(NORMAL)
+            return self._say(NORMAL, self._dialect.result_start)
         held, self._held = self._held, ""
         self._skips_blank = True
         if new.startswith(STOP):
-            self.is_stopped = True
-            self.stopped_by = self._stop[int(new.removeprefix(STOP))]
-            return [self._delta(NORMAL, held)] if held else []
+            return self._stop_at(new, held)
         if old == TOOL:
             return self._finish_calls(is_closed=True)
         if old == HEADER:
@@ -199,6 +207,17 @@ class OutputParser:
             self._header = ""
             return header
         return []
+
+    def _stop_at(self, mark: str, held: str) -> list[Chunk]:
+        """The answer ends with these blanks, before the mark of this state."""
+        self.is_stopped = True
+        if mark == INVENTED:
+            self.cut = Cut(self._dialect.result_start, is_last=True)
+            self._notes.append(INVENTED_RESULT)
+            return []
+        self.stopped_by = self._stop[int(mark.removeprefix(STOP))]
+        self.cut = Cut(self.stopped_by)
+        return [self._delta(NORMAL, held)] if held else []
 
     def _say(self, state: str, text: str) -> list[Chunk]:
         if not text:

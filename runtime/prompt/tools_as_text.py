@@ -1,0 +1,138 @@
+"""Tools, calls and results as text, for chat templates that have no form for them.
+
+There is one form (docs/tool-calls.md): definitions in the system prompt, a call in the assistant's
+turn as models of the Hermes and Qwen families write it, a result in a user's turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from runtime.types import Message, ToolCall
+
+DEFINITIONS = "generic_tools"
+CALLS = "generic_calls"
+"""The rules by which it is told that definitions, or calls and results, are given as text."""
+
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
+RESULT_START, RESULT_END = "<tool_response>", "</tool_response>"
+_JOINT = "\n\n"
+_OPENING = "You can use these tools:\n<tools>"
+_HOW = f"""\
+</tools>
+To use a tool, write this and nothing after it, with the tool's name and its arguments as JSON:
+{CALL_START}
+{{"name": "the tool's name", "arguments": {{}}}}
+{CALL_END}
+What it returns comes in the next message, inside {RESULT_START} and {RESULT_END}."""
+
+
+class ToolForms(NamedTuple):
+    """What a template has forms of its own for; without one for tools none of them is used."""
+
+    tools: bool = True
+    calls: bool = True
+    results: bool = True
+
+
+NATIVE = ToolForms()
+
+
+class WrittenOut(NamedTuple):
+    """Messages without what a template would lose, and how many of those given became others."""
+
+    messages: tuple[Message, ...]
+    num_changed: int = 0
+
+
+def with_definitions(
+    messages: Sequence[Message], definitions: Sequence[str], *, has_system: bool
+) -> tuple[Message, ...]:
+    """The messages with these tools before all that they say.
+
+    They are in the system message, or in the first one where the template takes no other.
+    """
+    text = "\n".join([_OPENING, *definitions, _HOW])
+    role = "system" if has_system else "user"
+    opening = Message(role=role, text=text)
+    if not messages or messages[0].role != role:
+        return (opening, *messages)
+    first, *rest = messages
+    is_empty = not (first.text or first.images)
+    return (opening if is_empty else _joined(opening, first, _JOINT), *rest)
+
+
+def is_lost(message: Message, forms: ToolForms) -> bool:
+    """A template with these forms would not show all of this message."""
+    if message.role == "tool":
+        return not forms.results
+    return bool(message.tool_calls) and not forms.calls
+
+
+def written_out(
+    messages: Sequence[Message], forms: ToolForms, may_follow: Callable[[], bool]
+) -> WrittenOut:
+    """The messages with their calls and results as text.
+
+    Results in a row are one user's turn. `may_follow` says whether a user's turn may follow
+    another; where it may not, what a user says beside a result is in its turn.
+    """
+    if not any(is_lost(message, forms) for message in messages):
+        return WrittenOut(tuple(messages))
+    made: list[Message] = []
+    num_changed = 0
+    was_result = False
+    for message in messages:
+        is_result = message.role == "tool" and not forms.results
+        turn = _turn(message) if is_lost(message, forms) else message
+        are_users = bool(made) and made[-1].role == turn.role == "user"
+        if are_users and is_result and was_result:
+            made[-1] = _joined(made[-1], turn, "\n")
+        elif are_users and (is_result or was_result) and not may_follow():
+            made[-1] = _joined(made[-1], turn, _JOINT)
+            num_changed += not is_result
+        else:
+            made.append(turn)
+        num_changed += turn is not message
+        was_result = is_result
+    return WrittenOut(tuple(made), num_changed)
+
+
+def _turn(message: Message) -> Message:
+    """The message as one that every template shows."""
+    if message.role == "tool":
+        opening = f"{RESULT_START}\n"
+        images = tuple(
+            msgspec.structs.replace(image, at=image.at + len(opening)) for image in message.images
+        )
+        text = f"{opening}{message.text}\n{RESULT_END}"
+        return Message(role="user", text=text, images=images, keep_s=message.keep_s)
+    said = [message.text] if message.text else []
+    text = "\n".join([*said, *map(_call, message.tool_calls)])
+    return msgspec.structs.replace(message, text=text, tool_calls=())
+
+
+def _call(call: ToolCall) -> str:
+    name = json.dumps(call.name, ensure_ascii=False)
+    return f'{CALL_START}\n{{"name": {name}, "arguments": {_arguments(call)}}}\n{CALL_END}'
+
+
+def _arguments(call: ToolCall) -> str:
+    """As JSON, in one spelling; what is none is given as a text."""
+    try:
+        value: object = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        value = call.arguments
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _joined(last: Message, one: Message, joint: str) -> Message:
+    shift = len(last.text) + len(joint)
+    images = tuple(msgspec.structs.replace(image, at=image.at + shift) for image in one.images)
+    return msgspec.structs.replace(
+        last, text=last.text + joint + one.text, images=(*last.images, *images)
+    )
