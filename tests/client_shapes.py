@@ -208,3 +208,50 @@ SHAPES = (
     Shape("opencode", _opencode_opening, _opencode_echo),
     Shape("pi", _pi_opening, _opencode_echo),
 )
+
+
+# Compaction: what a client asks for a summary with, and what it goes on with
+
+
+def _flattened(conversation: Conversation) -> ChatPrompt:
+    """The whole conversation as one text, under another system prompt and without tools."""
+    said = "\n\n".join(f"[{one.role}]: {one.text}" for one in conversation.messages)
+    return ChatPrompt(
+        messages=(
+            Message(role="system", text="You summarise conversations. Do not continue them."),
+            Message(role="user", text=f"<conversation>\n{said}\n</conversation>\nSummarise it."),
+        ),
+        thinking=Thinking(is_enabled=True),
+    )
+
+
+def summary_prompt(conversation: Conversation) -> ChatPrompt:
+    """The request for a summary, as the client was seen to make it."""
+    client = conversation.shape.client
+    if client == "pi":
+        return _flattened(conversation)
+    prompt = conversation.prompt()
+    asked = Message(role="user", text="Create a detailed summary of the conversation so far.")
+    tools = () if client == "codex" else prompt.tools
+    return msgspec.structs.replace(prompt, messages=(*prompt.messages, asked), tools=tools)
+
+
+def prompt_after_summary(conversation: Conversation, summary: str) -> ChatPrompt:
+    """The first request after it: what the client puts in place of the conversation."""
+    shape = conversation.shape
+    opening = shape.opening(conversation.directory, conversation.day)
+    told = Message(role="user", text=f"This session goes on from an earlier one:\n{summary}")
+    if shape.client == "opencode":
+        replaced = [
+            *opening[:1],
+            Message(role="user", text="What did we do so far?"),
+            Message(role="assistant", text=summary),
+            Message(role="user", text="Continue if you have next steps"),
+        ]
+    elif shape.client == "pi":
+        replaced = [*opening[:1], told, *conversation.later[-2:]]
+    else:
+        replaced = [*opening, told]
+    return ChatPrompt(
+        messages=tuple(replaced), tools=shape.tools, thinking=Thinking(is_enabled=True)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -26,6 +27,7 @@ from api.http.fields import stops_of
 from api.http.images import check_images
 from api.http.refusal import refuse
 from runtime.config.settings import Settings
+from runtime.prompt.compaction import summary_message, summary_request
 from runtime.types import (
     CacheParams,
     ChatPrompt,
@@ -61,6 +63,21 @@ class ConvertedRequest(NamedTuple):
     ignored: tuple[str, ...] = ()
     has_breakpoints: bool = False
     shows_thinking: bool = True
+    compacts: bool = False
+    """A summary is asked for, which takes the place of the conversation."""
+    num_compacted: int = 0
+    """Messages that are not read, as a summary stands for them."""
+
+
+def after_summary(asked: ConvertedRequest, summary: str) -> GenerateRequest:
+    """The request that a client is about to send: a summary in place of all that was said."""
+    prompt = asked.request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    head = takewhile(lambda message: message.role == "system", prompt.messages)
+    prompt = msgspec.structs.replace(
+        prompt, messages=(*head, summary_message(summary)), tool_choice=ToolChoice()
+    )
+    return msgspec.structs.replace(asked.request, request_id="", prompt=prompt)
 
 
 class ConversionContext(NamedTuple):
@@ -103,7 +120,12 @@ def messages_to_generate(
             tenant=door.caller.tenant,
         ),
     )
-    return asked._replace(request=request)
+    asked = asked._replace(request=request)
+    if data.compaction is None:
+        return asked
+    given = (data.compaction.instructions or "").strip()
+    summary = summary_request(request, door.spec.context, given or None)
+    return asked._replace(request=summary, compacts=True)
 
 
 def count_to_generate(
@@ -116,6 +138,8 @@ def count_to_generate(
     """
     if not data.messages:
         refuse("messages", "must not be empty: at least one message is required.")
+    if data.compaction is not None and data.compaction.type != "summarize":
+        refuse("compaction.type", f"is {data.compaction.type[:64]!r}: the only one is 'summarize'.")
     breakpoints = Breakpoints()
     tools = _tools(data.tools or (), breakpoints)
     transcript = Transcript(breakpoints)
@@ -151,6 +175,7 @@ def count_to_generate(
         ignored=tuple(ignored[:MAX_IGNORED]),
         has_breakpoints=breakpoints.count > 0,
         shows_thinking=data.thinking is None or data.thinking.display != "omitted",
+        num_compacted=transcript.num_compacted,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from litestar import Response, post
 from litestar.di import NamedDependency
@@ -10,6 +12,7 @@ from litestar.params import JSONBody
 from api.anthropic.convert import (
     ConversionContext,
     ConvertedRequest,
+    after_summary,
     count_to_generate,
     messages_to_generate,
 )
@@ -31,7 +34,7 @@ from api.http.errors import documented
 from api.http.gate import Gate
 from api.http.hearth_info import hearth_of
 from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
-from api.observe.record import Tally, record_of
+from api.observe.record import CompactionInfo, Tally, record_of
 from runtime.errors import ContextTooLong
 from runtime.types import Chunk, Finished, ModelSpec
 
@@ -54,14 +57,18 @@ async def messages(
     asked = await request.apart(lambda: messages_to_generate(data, frame.id, door))
     is_loaded = gate.is_loaded(spec)
     answer = gate.submit(request.scope, [asked.request])
+    if asked.num_compacted:
+        answer.tally.notes.append(f"compacted_messages:{asked.num_compacted}")
     if data.stream:
         stream = MessageStream(frame, answer, asked, record_of(request.scope).request_id)
         keep_alive_s = min(gate.settings.keep_alive_s, MAX_SILENCE_S)
         # Who waits for a model to load hears so at once; otherwise a refusal gets its status.
         patience_s = keep_alive_s if is_loaded else 0.0
-        return await open_stream(request, answer, stream, Pace(patience_s, keep_alive_s))
-    content = _Content()
+        ahead = partial(_look_ahead, request, gate, asked, answer.tally, stream.blocks)
+        return await open_stream(request, answer, stream, Pace(patience_s, keep_alive_s), ahead)
+    content = _Content(asked)
     await whole(request, answer, content.take)
+    await _look_ahead(request, gate, asked, answer.tally, content.blocks)
     return Response(
         content.message(frame, asked, answer.tally),
         headers=cache_header(answer.tally.least_cached),
@@ -98,19 +105,29 @@ async def _door(request: HttpRequest, gate: Gate, spec: ModelSpec) -> Conversion
     return ConversionContext(spec, gate.settings, asker_of(request), names)
 
 
+async def _look_ahead(
+    request: HttpRequest, gate: Gate, asked: ConvertedRequest, tally: Tally, blocks: Blocks
+) -> None:
+    """After a compaction: have the next request foreseen, before its end is told."""
+    if asked.compacts:
+        following = await request.apart(lambda: after_summary(asked, blocks.summary))
+        tally.compaction = CompactionInfo(gate.foresee(following))
+
+
 class _Content:
     """A whole answer while it is put together."""
 
-    def __init__(self) -> None:
-        self._blocks = Blocks()
+    def __init__(self, asked: ConvertedRequest) -> None:
+        self.blocks = Blocks(is_summary=asked.compacts)
         self._finished: Finished | None = None
 
     def take(self, chunk: Chunk) -> None:
         """Take up a chunk."""
         if isinstance(chunk, Finished):
             self._finished = chunk
+            self.blocks.end()
         else:
-            self._blocks.take(chunk)
+            self.blocks.take(chunk)
 
     def message(
         self, frame: MessageEnvelope, asked: ConvertedRequest, tally: Tally
@@ -120,7 +137,7 @@ class _Content:
         return MessageAnswer(
             id=frame.id,
             model=frame.model,
-            content=[answered(block, asked) for block in self._blocks.finish()],
+            content=[answered(block, asked) for block in self.blocks.finish()],
             usage=in_full(usage_of(tally, asked)),
             stop_reason=reason,
             stop_sequence=stop,

@@ -19,7 +19,7 @@ from runtime.types import CacheMode, Image, Priority
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Content = str | list[msgspec.Raw]
-StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"]
+StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence", "compaction"]
 
 EMPTY_OBJECT = msgspec.Raw(b"{}")
 
@@ -105,6 +105,13 @@ class ContextManagement(AnthropicBody):
     edits: list[ContextEdit] | None = None
 
 
+class CompactionConfig(AnthropicBody):
+    """With `summarize` the conversation is summed up, in the words of `instructions` if given."""
+
+    type: str
+    instructions: str | None = None
+
+
 class Metadata(AnthropicBody):
     """`user_id` is any text; Claude Code's is JSON and has the id of its session."""
 
@@ -124,6 +131,7 @@ class CountRequest(AnthropicBody, kw_only=True):
     output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
+    compaction: CompactionConfig | None = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -178,7 +186,13 @@ class ToolUseAnswer(AnthropicBody, tag="tool_use"):
     input: msgspec.Raw
 
 
-ContentAnswer = TextAnswer | ThinkingAnswer | ToolUseAnswer
+class CompactionAnswer(AnthropicBody, tag="compaction"):
+    """A summary, for the client to send back in place of what it stands for."""
+
+    content: str | None
+
+
+ContentAnswer = TextAnswer | ThinkingAnswer | ToolUseAnswer | CompactionAnswer
 
 
 class MessageAnswer(AnthropicBody, kw_only=True):
@@ -284,6 +298,13 @@ class ToolReferenceBlock(AnthropicBody):
     cache_control: CacheControl | None = None
 
 
+class CompactionBlock(AnthropicBody):
+    """A summary of all that stands before it; one without content stands for nothing."""
+
+    content: str | None = None
+    cache_control: CacheControl | None = None
+
+
 Block = (
     TextBlock
     | ThinkingBlock
@@ -293,6 +314,7 @@ Block = (
     | DocumentBlock
     | SearchResultBlock
     | ToolReferenceBlock
+    | CompactionBlock
 )
 
 KINDS: dict[str, type[Block]] = {
@@ -304,6 +326,7 @@ KINDS: dict[str, type[Block]] = {
     "document": DocumentBlock,
     "search_result": SearchResultBlock,
     "tool_reference": ToolReferenceBlock,
+    "compaction": CompactionBlock,
 }
 
 

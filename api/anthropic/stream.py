@@ -12,6 +12,7 @@ from api.anthropic.convert import ConvertedRequest
 from api.anthropic.errors import error_answer
 from api.anthropic.schemas import (
     EMPTY_OBJECT,
+    CompactionAnswer,
     ContentAnswer,
     MessageAnswer,
     StopReason,
@@ -25,7 +26,7 @@ from api.http.answer import Answer
 from api.http.errors import refusal_of
 from api.http.hearth_info import hearth_of
 from api.observe.record import Tally
-from runtime.errors import HearthError
+from runtime.errors import HearthError, NoSummary
 from runtime.types import Chunk, Finished, ReasoningDelta, TextDelta, ToolCallDelta
 
 encode = msgspec.json.Encoder().encode
@@ -82,11 +83,13 @@ def stop_of(finished: Finished | None, asked: ConvertedRequest) -> tuple[StopRea
             return "tool_use", None
         case Finished(reason="length"):
             return "max_tokens", None
+        case Finished() if asked.compacts:
+            return "compaction", None
         case _:
             return "end_turn", None
 
 
-Kind = Literal["thinking", "text", "tool_use"]
+Kind = Literal["thinking", "text", "tool_use", "compaction"]
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -107,11 +110,25 @@ class OpenBlock:
 
 
 class Blocks:
-    """Sorts chunks into blocks, in the order in which the model wrote them."""
+    """Sorts chunks into blocks, in the order in which the model wrote them.
 
-    def __init__(self) -> None:
+    Of a summary only its text is a block, whatever was thought beside it.
+    """
+
+    def __init__(self, *, is_summary: bool = False) -> None:
         self.done: list[OpenBlock] = []
         self.open: OpenBlock | None = None
+        self._is_summary = is_summary
+
+    @property
+    def summary(self) -> str:
+        """What stands for the conversation, once it is written."""
+        return self.open.content.strip() if self.open is not None else ""
+
+    def end(self) -> None:
+        """Nothing follows. Raises NoSummary where one was asked for and there is none."""
+        if self._is_summary and not self.summary:
+            raise NoSummary
 
     def take(self, chunk: Chunk) -> tuple[OpenBlock | None, str]:
         """The block that this chunk begins, None when it goes on with the open one, and its text.
@@ -119,6 +136,10 @@ class Blocks:
         What was open before is then the last one of `done`.
         """
         match chunk:
+            case ReasoningDelta() if self._is_summary:
+                return None, ""
+            case TextDelta(text=text) if self._is_summary and text:
+                return self._go_on("compaction"), self._add(text)
             case ReasoningDelta(text=text) if text:
                 return self._go_on("thinking"), self._add(text)
             case TextDelta(text=text) if text:
@@ -156,6 +177,8 @@ def answered(block: OpenBlock, asked: ConvertedRequest) -> ContentAnswer:
         case OpenBlock(kind="thinking"):
             thinking = block.content if asked.shows_thinking else ""
             return ThinkingAnswer(thinking, sign(block.content))
+        case OpenBlock(kind="compaction"):
+            return CompactionAnswer(block.content.strip())
         case OpenBlock(call=ToolCallDelta() as call):
             return ToolUseAnswer(call.id or "", call.name or "", _input(block.content))
         case _:
@@ -181,7 +204,7 @@ class MessageStream:
         self._answer = answer
         self._asked = asked
         self._request_id = request_id
-        self._blocks = Blocks()
+        self.blocks = Blocks(is_summary=asked.compacts)
         self._finished: Finished | None = None
 
     def opening(self) -> bytes:
@@ -211,7 +234,7 @@ class MessageStream:
         """The end of the last block, how the answer ended and what it cost."""
         tally = self._answer.tally
         reason, stop = stop_of(self._finished, self._asked)
-        last = self._blocks.open
+        last = self.blocks.open
         end = _event(
             "message_delta",
             delta={"stop_reason": reason, "stop_sequence": stop},
@@ -223,10 +246,11 @@ class MessageStream:
     def _written(self, chunk: Chunk) -> bytes:
         if isinstance(chunk, Finished):
             self._finished = chunk
+            self.blocks.end()
             return b""
-        before = self._blocks.open
-        new, text = self._blocks.take(chunk)
-        block = self._blocks.open
+        before = self.blocks.open
+        new, text = self.blocks.take(chunk)
+        block = self.blocks.open
         events = b""
         if new is not None:
             events = (self._closed(before) if before is not None else b"") + _opened(new)
@@ -234,6 +258,8 @@ class MessageStream:
 
     def _delta(self, block: OpenBlock, text: str) -> bytes:
         match block.kind:
+            case "compaction":
+                return b""  # it is told whole, at its end
             case "thinking" if not self._asked.shows_thinking:
                 return b""
             case "thinking":
@@ -245,6 +271,8 @@ class MessageStream:
 
     def _closed(self, block: OpenBlock) -> bytes:
         stop = _event("content_block_stop", index=block.index)
+        if block.kind == "compaction":
+            return _delta(block, b'"compaction_delta","content":', block.content.strip()) + stop
         if block.kind != "thinking":
             return stop
         return _delta(block, b'"signature_delta","signature":', sign(block.content)) + stop
@@ -255,6 +283,8 @@ def _opened(block: OpenBlock) -> bytes:
     match block:
         case OpenBlock(kind="thinking"):
             content: ContentAnswer = ThinkingAnswer("", "")
+        case OpenBlock(kind="compaction"):
+            content = CompactionAnswer(None)
         case OpenBlock(call=ToolCallDelta() as call):
             content = ToolUseAnswer(call.id or "", call.name or "", EMPTY_OBJECT)
         case _:

@@ -11,6 +11,7 @@ from api.anthropic.breakpoints import Breakpoints
 from api.anthropic.schemas import (
     KINDS,
     Block,
+    CompactionBlock,
     Content,
     DocumentBlock,
     ImageBlock,
@@ -28,6 +29,7 @@ from api.anthropic.schemas import (
 )
 from api.anthropic.signature import reasoning_in
 from api.http.refusal import refuse
+from runtime.prompt.compaction import summary_message
 from runtime.types import Image, Message, Role, ToolCall
 
 
@@ -68,6 +70,9 @@ class Transcript:
     def __init__(self, breakpoints: Breakpoints) -> None:
         self.messages: list[Message] = []
         self.ignored: list[str] = []
+        self.num_compacted = 0
+        """Messages that are not read, as a summary stands for them."""
+        self._num_system = 0
         self._breakpoints = breakpoints
 
     def add_system(self, content: Content | None, path: str) -> None:
@@ -82,6 +87,8 @@ class Transcript:
             message = said.message("system")
             if message.text or message.images:
                 self.messages.append(message)
+        if path == "system":
+            self._num_system = len(self.messages)
 
     def add(self, turn: InputMessage, path: str) -> None:
         """One turn.
@@ -107,7 +114,11 @@ class Transcript:
         said, is_said = _Said(), False
         results = 0
         for block, at in self._blocks(content, path):
-            if isinstance(block, ToolResultBlock):
+            if isinstance(block, CompactionBlock):
+                if self._compact(block, at):
+                    said, is_said = _Said(), False
+                results += 1
+            elif isinstance(block, ToolResultBlock):
                 if is_said:
                     self.messages.append(said.message("user"))
                 said, is_said = _Said(), False
@@ -130,9 +141,13 @@ class Transcript:
 
     def _add_assistant(self, content: Content | None, path: str) -> None:
         # What a model wrote in pieces is one text, as it was when it wrote it.
-        said = _Said(between="")
+        said, is_empty = _Said(between=""), False
         for block, at in self._blocks(content, path):
+            is_empty = isinstance(block, CompactionBlock)
             match block:
+                case CompactionBlock():
+                    if self._compact(block, at):
+                        said = _Said(between="")
                 case ThinkingBlock():
                     self._think(said, block, at)
                 case ToolUseBlock():
@@ -140,7 +155,21 @@ class Transcript:
                     self._breakpoints.meet(block.cache_control, at, said)
                 case _:
                     self._say(said, block, at)
-        self.messages.append(said.message("assistant"))
+        if not is_empty or said != _Said(between=""):
+            self.messages.append(said.message("assistant"))
+
+    def _compact(self, block: CompactionBlock, path: str) -> bool:
+        """A summary stands for all messages before it; whether there is one."""
+        if block.content is None:
+            self.ignored.append(f"{path} (a compaction without content)")
+            return False
+        if not block.content:
+            refuse(f"{path}.content", "must not be empty: send the block as it was given.")
+        self.num_compacted += len(self.messages) - self._num_system
+        keep_s = self._breakpoints.keep_s(block.cache_control, path)
+        summary = msgspec.structs.replace(summary_message(block.content), keep_s=keep_s)
+        self.messages[self._num_system :] = [summary]
+        return True
 
     def _think(self, said: _Said, block: ThinkingBlock, path: str) -> None:
         signed = reasoning_in(block.signature) if block.signature else None

@@ -189,7 +189,7 @@ STATUSES: dict[type[HearthError], HttpStatus] = {
     StoreUnavailable: HttpStatus(503, "server_error"),
 }
 _NOT_WORTH_A_RETRY = frozenset(
-    {PoisonRequest.code, ModelTooLarge.code, NeedsTooMuchMemory.code, Aborted.code}
+    {PoisonRequest.code, ModelTooLarge.code, NeedsTooMuchMemory.code, NoSummary.code, Aborted.code}
 )
 _WITH_RETRY_AFTER = (
     *(Overloaded, TooManyWrongKeys, WorkerError),

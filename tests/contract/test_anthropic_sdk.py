@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from pydantic import BaseModel
 
+from runtime.prompt.compaction import INTRODUCTION
 from tests.running_server import RunningServer, running
 
 CODE = "velvet-onyx-41"
@@ -376,3 +377,70 @@ def test_a_prompt_that_is_too_long_is_told_as_clients_compact_on(
     counted = client.messages.count_tokens(model="hearth-tiny", messages=[user("fox " * 20_000)])
     assert message == f"prompt is too long: {counted.input_tokens} tokens > 32767 maximum"
     assert caught.value.error_code == "context_length_exceeded"
+
+
+HISTORY: Any = [
+    user("The fox is in the box; let it out and say how that was done. " * 12),
+    {"role": "assistant", "content": "Noted."},
+    user("Go on with what is next."),
+]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_conversation_is_compacted_into_one_block_and_gone_on_with(
+    client: Anthropic, is_streamed: bool
+) -> None:
+    asked: Any = {
+        "model": "hearth-tiny",
+        "max_tokens": 64,
+        "system": f"{is_streamed} " + "Rule: be kind to every boat. " * 40,
+        "tools": [WEATHER],
+    }
+    client.beta.messages.create(messages=HISTORY, **asked)
+    summarise: Any = {"messages": HISTORY, "compaction": {"type": "summarize"}}
+    if is_streamed:
+        with client.beta.messages.stream(**summarise, **asked) as stream:
+            made = stream.get_final_message()
+    else:
+        made = client.beta.messages.create(**summarise, **asked)
+    assert made.stop_reason == "compaction"
+    (block,) = made.content
+    assert block.type == "compaction"
+    assert block.content
+    usage = made.usage
+    assert usage.cache_read_input_tokens is not None
+    assert usage.cache_read_input_tokens > 0.6 * (
+        usage.cache_read_input_tokens + usage.input_tokens
+    )
+    # The block comes first, in place of what it stands for.
+    block_back = {"role": "assistant", "content": [block.to_dict()]}
+    after: Any = [block_back, user("And now?")]
+    read: Any = [user(INTRODUCTION + block.content), user("And now?")]
+    counted = client.messages.count_tokens
+    known = {name: asked[name] for name in ("model", "system", "tools")}
+    assert counted(messages=after, **known) == counted(messages=read, **known)
+    whole = client.beta.messages.create(messages=[*HISTORY, *after], **asked).to_dict()
+    hearth: Any = whole["hearth"]
+    assert hearth["notes"] == ["compacted_messages:3"]
+
+
+def test_a_compaction_that_is_unknown_or_empty_is_refused_by_its_field(client: Anthropic) -> None:
+    body: Any = {"model": "hearth-tiny", "max_tokens": 4}
+    with pytest.raises(anthropic.BadRequestError) as kind:
+        client.beta.messages.create(
+            messages=[user("hi")], compaction=cast("Any", {"type": "other"}), **body
+        )
+    assert "compaction.type" in kind.value.message
+    empty: Any = {"role": "assistant", "content": [{"type": "compaction", "content": ""}]}
+    with pytest.raises(anthropic.BadRequestError) as content:
+        client.beta.messages.create(messages=[empty, user("hi")], **body)
+    assert "messages[0].content[0].content" in content.value.message
+
+
+def test_a_compaction_that_failed_stands_for_nothing_and_is_told(client: Anthropic) -> None:
+    failed: Any = {"role": "assistant", "content": [{"type": "compaction", "content": None}]}
+    made = client.beta.messages.create(
+        model="hearth-tiny", max_tokens=4, messages=[user("hi"), failed, user("so?")]
+    ).to_dict()
+    hearth: Any = made["hearth"]
+    assert hearth["ignored"] == ["messages[1].content[0] (a compaction without content)"]
