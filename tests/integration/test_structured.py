@@ -307,7 +307,7 @@ async def test_no_tool_may_be_called_when_none_is_chosen(
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
-    ({}, {"constraint": schema({"not": {"type": "string"}})}, "response_format", "not"),
+    ({}, {"constraint": schema({"not": {"pattern": "a"}})}, "response_format", "#/not"),
     ({}, {"constraint": schema({"type": "objekt"})}, "response_format", "objekt"),
     ({}, {"constraint": Constraint(kind="json_schema", text="{")}, "response_format", "JSON"),
     ({}, {"constraint": Constraint(kind="regex", text="(")}, "response_format", "regex"),
@@ -320,10 +320,10 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "other",
     ),
     (
-        {"tools": (LOOK, Tool(name="bad", parameters='{"not": {}}', is_strict=True))},
+        {"tools": (LOOK, Tool(name="bad", parameters='{"contains": {}}', is_strict=True))},
         {},
         "tools[1]",
-        "not",
+        "'contains' at #",
     ),
 ]
 

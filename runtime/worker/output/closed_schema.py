@@ -15,6 +15,7 @@ _FORMATS = frozenset(
 """Those that llguidance knows."""
 _ALONE = ("items", "additionalProperties")
 # A schema of several parts that each know some members only is left as it is.
+_SHARING = frozenset({"anyOf", "oneOf", "$ref", "if", "dependentSchemas"})
 _OPEN = frozenset({"additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"})
 
 
@@ -39,7 +40,10 @@ def _closed(schema: object) -> object:
     for key in (*_ALONE, "anyOf", "oneOf"):
         if key in known:
             known[key] = _closed(known[key])
-    if isinstance(known.get("properties"), dict) and not known.keys() & _OPEN:
+    named = known.get("properties")
+    members = list(cast("_Schema", named).values()) if isinstance(named, dict) else [False]
+    is_named = not members or any(one is not False for one in members)
+    if is_named and not known.keys() & _OPEN:
         known["additionalProperties"] = False
     return known
 
@@ -51,7 +55,7 @@ def _has_parts(schema: object) -> bool:
     if not isinstance(schema, dict):
         return False
     known = cast("_Schema", schema)
-    is_shared = "properties" in known and bool(known.keys() & {"anyOf", "oneOf", "$ref"})
+    is_shared = "properties" in known and bool(known.keys() & _SHARING)
     return "allOf" in known or is_shared or any(_has_parts(one) for one in known.values())
 
 

@@ -13,6 +13,7 @@ from runtime.worker.output import forced_calls, harmony
 from runtime.worker.output.dialect import Dialect, ReasoningBlock
 from runtime.worker.output.grammar import Grammars, json_rule
 from runtime.worker.output.guide import GuidePlan
+from runtime.worker.output.schema_algebra import Undecided
 from runtime.worker.output.tools import callable_tools
 
 NOT_ENFORCED = "strict_not_enforced"
@@ -201,7 +202,11 @@ class Constrainer:
         return held
 
     def _rest_of_call(self, tools: tuple[Tool, ...], field: str) -> LLMatcher:
-        rules = forced_calls.rest_of_call(self._dialect, tools, self._grammars.literal, json_rule)
+        literal = self._grammars.literal
+        try:
+            rules = forced_calls.rest_of_call(self._dialect, tools, literal, json_rule)
+        except Undecided as error:
+            raise InvalidRequest(f"{field} cannot be enforced: {error}.", field) from error
         return self._grammars.of_lark("\n".join(["start: call", *rules]), field)
 
     def _refuse_unforced(self, prompt: ChatPrompt, *, has_answer: bool) -> None:

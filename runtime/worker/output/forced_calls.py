@@ -87,6 +87,12 @@ _FORMS: Mapping[str, CallSyntax] = {
 }
 
 
+_OF_THE_WHOLE = frozenset(
+    "anyOf oneOf allOf $ref patternProperties not if dependentRequired dependentSchemas".split()
+)
+"""What a schema says of all arguments together, which a grammar of one after the other cannot."""
+
+
 def can_force(dialect: Dialect, tools: Sequence[Tool]) -> bool:
     """Calls of these tools can be held to a grammar in this dialect."""
     form = form_of(dialect)
@@ -105,8 +111,9 @@ def is_exact(dialect: Dialect, tool: Tool) -> bool:
         kinds = [as_schema(one).get("type") for one in properties_of(schema).values()]
         if not form.row.mark or "object" in kinds or "array" in kinds:
             return not form.row.mark
-    odd = {"anyOf", "oneOf", "allOf", "$ref", "patternProperties"} & schema.keys()
-    return not odd and all(_is_plain(one) for one in properties_of(schema).values())
+    return not schema.keys() & _OF_THE_WHOLE and all(
+        _is_plain(one) for one in properties_of(schema).values()
+    )
 
 
 def held(tool: Tool) -> Tool:

@@ -25,6 +25,8 @@ from runtime.worker.input.preparer import (
     PromptPreparer,
 )
 from runtime.worker.output.closed_schema import asserted, closed
+from runtime.worker.output.decided_schema import decided
+from runtime.worker.output.schema_algebra import Undecided
 
 _MAX_KEPT = 128
 _MAX_BYTES = 1 << 20
@@ -73,9 +75,7 @@ class Grammars:
             case "json_object":
                 return self.of_lark(f"start: {json_rule({'type': 'object'})}", field)
             case "json_schema":
-                return self.of_lark(
-                    f"start: {json_rule(closed(_schema(constraint.text, field)))}", field
-                )
+                return self.of_lark(f"start: {_answer_rule(constraint.text, field)}", field)
             case "regex":
                 return self._matcher(LLMatcher.grammar_from_regex(constraint.text), field)
             case "lark":
@@ -179,11 +179,22 @@ def _reason(error: str) -> str:
 
 
 def json_rule(schema: object) -> str:
-    """Lark for a JSON value of this schema, on one line."""
-    schema = asserted({} if schema is True else schema)
+    """Lark for a JSON value of this schema, on one line.
+
+    Raises:
+        Undecided: it says what no grammar can hold a value to; where, and why.
+    """
+    schema = decided(asserted({} if schema is True else schema))
     if not isinstance(schema, dict):
         return f"%json {json.dumps({'anyOf': [schema]})}"
     return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS}, ensure_ascii=False)
+
+
+def _answer_rule(text: str, field: str) -> str:
+    try:
+        return json_rule(closed(decided(asserted(_schema(text, field)))))
+    except Undecided as error:
+        raise InvalidRequest(f"{field} cannot be enforced: {error}.", field) from error
 
 
 def _schema(text: str, field: str) -> object:
