@@ -51,6 +51,13 @@ class ToolChoiceFields(Body, omit_defaults=True):
     tools: list[ChosenTool] | None = None
 
 
+class ContextManagementFields(Body):
+    """`compaction`: from so many tokens on the conversation is summed up before the answer."""
+
+    type: str
+    compact_threshold: Annotated[int, Meta(ge=1)] | None = None
+
+
 class ResponseRequest(SamplingFields, kw_only=True):
     """The body of `POST /v1/responses` and `/v1/responses/input_tokens`.
 
@@ -63,6 +70,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     previous_response_id: str | None = None
     store: bool | None = None
     include: list[str] | None = None
+    context_management: list[ContextManagementFields] | None = None
     tools: list[msgspec.Raw] | None = None
     tool_choice: str | ToolChoiceFields | None = None
     parallel_tool_calls: bool | None = None

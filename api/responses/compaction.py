@@ -78,6 +78,12 @@ def live(items: Sequence[Item]) -> Live:
     return Live([*kept, *items[last:end]], bool(triggers))
 
 
+def compaction_item(summary: str) -> Item:
+    """A summary as an item of the next request."""
+    fields = CompactionItem(type="compaction", encrypted_content=sealed_summary(summary))
+    return Item(msgspec.Raw(msgspec.json.encode(fields)), "compaction")
+
+
 def compacted(items: Sequence[Item], summary: Item) -> list[Item]:
     """The items that go on with a summary of these."""
     return live([*items, summary]).items

@@ -202,6 +202,8 @@ class ResponsePlan(NamedTuple):
     """The answer goes on with the last message."""
     compacts: bool = False
     """A summary is asked for, which takes the place of what was said."""
+    compacts_first: bool = False
+    """It is so long that it is summed up before it is answered."""
     num_replaced: int = 0
     """Items that are not read, as a summary stands for them."""
 
@@ -230,6 +232,12 @@ def check(data: ResponseRequest) -> None:
         refuse("prompt", "templates are not supported: send instructions and input.")
     if data.truncation is not None and data.truncation not in TRUNCATIONS:
         refuse("truncation", f"must be one of {', '.join(TRUNCATIONS)}.")
+    for i, one in enumerate(data.context_management or ()):
+        if one.type != "compaction":
+            refuse(
+                f"context_management[{i}].type",
+                f"is {one.type[:64]!r}: the only one is 'compaction'.",
+            )
     if data.background and data.store is False:
         refuse("background", "needs the response to be stored: leave `store` out or set it true.")
 

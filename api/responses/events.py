@@ -6,6 +6,7 @@ The same writer makes answers that are not streamed, so both say the same.
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -91,8 +92,8 @@ class _OpenItem(Protocol):
 class OutputWriter:
     """Give it every chunk of the answer's one choice; `items` are those that are closed."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.items: list[OutputItem] = []
+    def __init__(self, shape: Shape, items: list[OutputItem] | None = None) -> None:
+        self.items: list[OutputItem] = [] if items is None else items
         self.finished: Finished | None = None
         self._shape = shape
         self._open: _OpenItem | None = None
@@ -153,6 +154,7 @@ class SummaryWriter:
         self.finished: Finished | None = None
         self._id = new_compaction_id()
         self._texts: list[str] = []
+        self._is_open = False
 
     @property
     def summary(self) -> str:
@@ -166,9 +168,11 @@ class SummaryWriter:
         """
         match chunk:
             case TextDelta(text=text) if text:
-                is_first = not self._texts
                 self._texts.append(text)
-                return self._opening() if is_first else []
+                if self._is_open or not text.strip():
+                    return []
+                self._is_open = True
+                return self._opening()
             case Finished():
                 self.finished = chunk
                 if not self.summary:
@@ -183,6 +187,26 @@ class SummaryWriter:
         item = OutputCompaction(self._id, "")
         added = ItemEvent("response.output_item.added", 0, item)
         return [added, PieceEvent("response.compaction.compacting", self._id, 0)]
+
+
+class SummaryThenAnswerWriter:
+    """A summary, where there is one, and behind it the answer that goes on from it."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._summary = SummaryWriter()
+        self._answer = OutputWriter(shape, self._summary.items)
+        self.items = self._summary.items
+        self.finished: Finished | None = None
+
+    def add(self, chunk: Chunk) -> list[Event]:
+        """What is to be told of a chunk, in order."""
+        if self._summary.finished is None:
+            with suppress(NoSummary):  # then the answer goes on from the whole conversation
+                return self._summary.add(chunk)
+            return []
+        events = self._answer.add(chunk)
+        self.finished = self._answer.finished
+        return events
 
 
 def raw_items(writer: ItemWriter) -> list[msgspec.Raw]:

@@ -13,6 +13,7 @@ from litestar.di import NamedDependency
 from litestar.exceptions import MethodNotAllowedException
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from api.http.answer import Answer
 from api.http.body import HttpRequest
 from api.http.cache_header import cache_header
 from api.http.caller import asker_of, tenant_of
@@ -25,7 +26,7 @@ from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
 from api.observe.record import CompactionInfo
 from api.openai.response_schemas import ItemHead, ResponseRequest
 from api.responses.archive import in_full
-from api.responses.compaction import TRIGGER_ITEM, compacted
+from api.responses.compaction import TRIGGER_ITEM, compacted, compaction_item
 from api.responses.convert import ResponsePlan, check, gone_on_with, items_of, plan_of
 from api.responses.events import SummaryWriter, written_item
 from api.responses.items import Item
@@ -45,9 +46,11 @@ from api.responses.stream import (
     told_at_once,
     usage_of,
 )
+from api.responses.two_answers import TwoAnswers
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.keys import owned
-from runtime.types import ModelSpec
+from runtime.prompt.compaction import summary_request
+from runtime.types import ChatPrompt, ModelSpec
 
 MAX_PATIENCE_S = 1.0
 """A model that is loaded accepts within that; one that must be loaded shows signs of life."""
@@ -77,8 +80,12 @@ async def create_response(
             work = fitted(plan, context_of(spec, request.scope), gate.count)
             plan, num_dropped = await unless_left(request.receive, work)
             remarks += [f"truncated_turns:{num_dropped}"] if num_dropped else []
-        answer = gate.submit(request.scope, [plan.request])
-        answer.tally.notes.extend(remarks)
+        if await _is_too_long(asked, request, gate):
+            plan = plan._replace(compacts_first=True)
+            answer = _summed_up_first(asked, request, gate)
+        else:
+            answer = gate.submit(request.scope, [plan.request])
+            answer.tally.notes.extend(remarks)
         foresee = _foresight(asked._replace(plan=plan), request, gate)
         reply = ResponseDraft(data, plan, spec, answer, foresee)
         responses.begin(reply)
@@ -242,6 +249,43 @@ class _Asked(NamedTuple):
     new: list[Item]
     history: list[Item]
     plan: ResponsePlan
+
+
+async def _is_too_long(asked: _Asked, request: HttpRequest, gate: Gate) -> bool:
+    """It reached the length from which on its client wants it to be summed up, and can be."""
+    wanted, plan = asked.data.context_management, asked.plan
+    prompt = plan.request.prompt
+    if not wanted or plan.compacts or not isinstance(prompt, ChatPrompt):
+        return False
+    if all(message.role in ("system", "user") for message in prompt.messages):
+        return False
+    num_tokens = await unless_left(request.receive, gate.count(plan.request))
+    default = asked.spec.context * 3 // 4
+    return num_tokens >= min(one.compact_threshold or default for one in wanted)
+
+
+def _summed_up_first(asked: _Asked, request: HttpRequest, gate: Gate) -> TwoAnswers:
+    """A summary of the conversation, and the answer that goes on from it."""
+    caller = asker_of(request)
+    whole_request = asked.plan.request
+
+    async def follow(summary: str) -> Answer:
+        items = compacted(asked.history, compaction_item(summary)) if summary else asked.history
+        plan = await request.apart(
+            lambda: plan_of(
+                asked.data, items, whole_request.request_id, asked.spec, caller, gate.settings
+            )
+        )
+        answer = gate.submit(request.scope, [plan.request])
+        if summary:
+            answer.tally.compaction = CompactionInfo()
+        return answer
+
+    unbounded = msgspec.structs.replace(
+        whole_request, request_id=f"{whole_request.request_id}-summary", max_tokens=None
+    )
+    asks = summary_request(unbounded, asked.spec.context)
+    return TwoAnswers(gate.submit(request.scope, [asks]), follow)
 
 
 def _foresight(asked: _Asked, request: HttpRequest, gate: Gate) -> Foresee:

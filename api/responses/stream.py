@@ -20,6 +20,7 @@ from api.responses.events import (
     ItemWriter,
     OutputWriter,
     Shape,
+    SummaryThenAnswerWriter,
     SummaryWriter,
     raw_items,
     written_item,
@@ -37,6 +38,7 @@ from api.responses.output import (
     Status,
     TextEcho,
 )
+from api.responses.two_answers import TwoAnswers
 from runtime.errors import Aborted, HearthError
 from runtime.keys import owned
 from runtime.types import Chunk, ModelSpec
@@ -62,7 +64,7 @@ class ResponseDraft:
         data: ResponseRequest,
         plan: ResponsePlan,
         spec: ModelSpec,
-        answer: Answer,
+        answer: Answer | TwoAnswers,
         foresee: Foresee | None = None,
     ) -> None:
         has_summary = data.reasoning is not None and bool(
@@ -70,17 +72,20 @@ class ResponseDraft:
         )
         is_sealed = ENCRYPTED in (data.include or ())
         shape = Shape(plan.offer.names, has_summary, is_sealed)
-        self.writer: ItemWriter = SummaryWriter() if plan.compacts else OutputWriter(shape)
+        self.writer = _writer(plan, shape)
         self.remarks: list[str] = list(plan.ignored)
         """What had no effect, for `hearth.ignored`."""
         self.answer = answer
         self._foresee = foresee
         self._is_bounded_by_us = plan.compacts and data.max_output_tokens is None
-        self._tally = answer.tally
         self.tenant = plan.request.cache.tenant
         self._keeps_kv = plan.request.cache.mode == "full"
         self._begun = _begun(data, plan, spec)
         self._ended: ResponseResource | None = None
+
+    @property
+    def _tally(self) -> Tally:
+        return self.answer.tally
 
     @property
     def id(self) -> str:
@@ -146,6 +151,12 @@ class ResponseDraft:
         self._begun = msgspec.structs.replace(self._begun, store=False)
         self.remarks.append(f"store: {why}")
         self._ended = None
+
+
+def _writer(plan: ResponsePlan, shape: Shape) -> ItemWriter:
+    if plan.compacts:
+        return SummaryWriter()
+    return SummaryThenAnswerWriter(shape) if plan.compacts_first else OutputWriter(shape)
 
 
 class ResponsesStream:

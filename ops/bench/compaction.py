@@ -44,10 +44,7 @@ class Figures(msgspec.Struct):
     environment: Environment
     rounds: list[Round]
     medians_ms: dict[str, float]
-    first_over_hot: float
-    at_once_over_hot: float
-    unprepared_over_hot: float
-    cold_over_hot: float
+    over_hot: dict[str, float]
 
 
 def said(role: str, text: str) -> dict[str, str]:
@@ -80,7 +77,7 @@ class Session:
             "session_id": self._seed,
         } | fields
         start = time.perf_counter()
-        answer = await asyncio.to_thread(_posted, self._server.port, body)
+        answer = await asyncio.to_thread(_posted, self._server.port, json.dumps(body).encode())
         if name is not None:
             usage = answer["usage"]
             self.made.times_ms[name] = round((time.perf_counter() - start) * 1000, 2)
@@ -101,9 +98,9 @@ class Session:
         await asyncio.to_thread(_wait_for, self._server.port, path)
 
 
-def _posted(port: int, body: dict[str, Any]) -> Any:
+def _posted(port: int, body: bytes) -> Any:
     url, headers = f"http://127.0.0.1:{port}/v1/responses", {"content-type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    request = urllib.request.Request(url, body, headers)
     with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310
         return json.loads(answer.read())
 
@@ -168,15 +165,8 @@ async def measure(rounds: int) -> Figures:
         name: round(statistics.median(one.times_ms[name] for one in made), 2)
         for name in made[0].times_ms
     }
-    return Figures(
-        began,
-        made,
-        medians,
-        first_over_hot=over_hot("first"),
-        at_once_over_hot=over_hot("at_once"),
-        unprepared_over_hot=over_hot("unprepared"),
-        cold_over_hot=over_hot("cold"),
-    )
+    names = ("first", "at_once", "unprepared", "cold")
+    return Figures(began, made, medians, {name: over_hot(name) for name in names})
 
 
 def main() -> None:
@@ -189,8 +179,8 @@ def main() -> None:
     for name, ms in figures.medians_ms.items():
         cached, total = figures.rounds[-1].cached[name]
         print(f"{ms:9.1f} ms   {cached:6} of {total:6} cached   {name}")
-    for name in ("first", "at_once", "unprepared", "cold"):
-        print(f"{getattr(figures, f'{name}_over_hot'):6.2f} x hot   {name}")
+    for name, ratio in figures.over_hot.items():
+        print(f"{ratio:6.2f} x hot   {name}")
     arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
 
 

@@ -407,6 +407,64 @@ def test_a_trigger_is_streamed_as_one_compaction_item(client: OpenAI, model: Pat
     assert count(client, [items[0], item.to_dict(), question]) == count(client, read)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_conversation_that_became_too_long_is_summed_up_before_it_is_answered(
+    client: OpenAI, model: Path, is_streamed: bool
+) -> None:
+    history: Any = [
+        {"role": "user", "content": "Where is the kettle?"},
+        {"role": "assistant", "content": "It is on the hearth, where it hums. " * 30},
+        {"role": "user", "content": "And now?"},
+    ]
+    create: Any = client.responses.create
+    body = saying(model, "let me see" + END)
+    manage: Any = [{"type": "compaction", "compact_threshold": 100}]
+    asked: Any = {"model": "calm", "input": history, "extra_body": body}
+    if is_streamed:
+        events = list(create(**asked, context_management=manage, stream=True))
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        kinds = [event.type for event in events]
+        assert kinds[2:5] == [
+            "response.output_item.added",
+            "response.compaction.compacting",
+            "response.output_item.done",
+        ]
+        assert kinds[5:7] == ["response.output_item.added", "response.content_part.added"]
+        assert events[5].output_index == 1
+        made = events[-1].response
+    else:
+        made = create(**asked, context_management=manage)
+    assert made.status == "completed"
+    assert [item.type for item in made.output] == ["compaction", "message"]
+    assert made.output_text == "let me see"
+    read: Any = [history[0], history[2], {"role": "user", "content": INTRODUCTION + "let me see"}]
+    assert made.usage.input_tokens == count(client, read)
+    # A client sends all of it back, or goes on by its id: both are read from the summary on.
+    question: Any = {"role": "user", "content": "So?"}
+    answered: Any = {"role": "assistant", "content": "let me see"}
+    back = [*history, *(item.to_dict() for item in made.output), question]
+    assert count(client, back) == count(client, [*read, answered, question])
+    after = create(model="calm", input=[question], previous_response_id=made.id, extra_body=body)
+    assert after.usage.input_tokens == count(client, back)
+
+
+def test_a_conversation_that_is_short_or_has_nothing_to_sum_up_is_answered_as_it_is(
+    client: OpenAI, model: Path
+) -> None:
+    create: Any = client.responses.create
+    body = saying(model, "let me see" + END)
+    user: Any = {"role": "user", "content": "Where is the kettle? " * 30}
+    said: Any = [user, {"role": "assistant", "content": "Here."}, user]
+    for items, threshold in (([user], 10), (said, 100_000), (said, None)):
+        manage: Any = [{"type": "compaction", "compact_threshold": threshold}]
+        made = create(model="calm", input=items, context_management=manage, extra_body=body)
+        assert [item.type for item in made.output] == ["message"]
+    wrong: Any = [{"type": "other"}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(model="calm", input=said, context_management=wrong)
+    assert caught.value.param == "context_management[0].type"
+
+
 def test_a_summary_that_the_client_cut_says_so(client: OpenAI, model: Path) -> None:
     items: Any = [{"role": "user", "content": "hi"}, {"type": "compaction_trigger"}]
     made = ask(client, model, "let me see", input=items, max_output_tokens=2)
