@@ -12,6 +12,7 @@ FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^codex[_-]|^codex\b", "codex"),
         (r"\bopencode\b", "opencode"),
         (r"^qwen-?code\b", "qwen-code"),
+        (r"^openclaw\b", "openclaw"),
         (r"\bcline\b", "cline"),
         (r"\baider\b", "aider"),
         (r"^pi\b", "pi"),

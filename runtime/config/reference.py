@@ -190,6 +190,8 @@ EVERY = (
 
 PROMPT_RULES: dict[str, str] = {
     "billing_header": "remove the billing line that Claude Code puts first",
+    "system_first": "read Claude Code's system text after the first words of its user before them",
+    "moved_fields": "read the fields of OpenClaw's system prompt that change at each request last",
     "tools_first": "put tools before the system prompt, where the template allows",
     "healed_turn": "use the generated tokens when a client sends an answer back reformatted",
     "kept_tools": "show a conversation's tools also to a request that goes on without them",

@@ -34,13 +34,17 @@ from runtime.types import MAX_IMAGE_BYTES, Priority, SamplingParams, Struct
 class PromptSwitches(Struct, frozen=True, forbid_unknown_fields=True):
     """`[prompt_rules]`: what may be done to prompts so that they stay cacheable; all is on.
 
-    `billing_header` strips Claude Code's telemetry from its system prompt. `tools_first` writes
+    `billing_header` strips Claude Code's telemetry from its system prompt, `system_first` reads
+    what it tells every session before its user's first words, and `moved_fields` reads what
+    OpenClaw says anew at each request behind all else. `tools_first` writes
     tools before the system text where the template allows. `healed_turn` puts the tokens of
     generated turns back. `kept_tools` shows a conversation's tools to a request that goes on
     without them, in the spelling that it began with.
     """
 
     billing_header: bool | None = None
+    system_first: bool | None = None
+    moved_fields: bool | None = None
     tools_first: bool | None = None
     healed_turn: bool | None = None
     kept_tools: bool | None = None

@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from runtime.prompt.stabilise import rules_for, stabilise
+from runtime.prompt.stabilise import stabilise
 from runtime.types import CacheParams, ChatPrompt, GenerateRequest, Message, Struct
 from store.types import DEFAULT_TTL_S, decayed_hits
 
@@ -78,7 +78,7 @@ def prefix_of(request: GenerateRequest, rules_off: frozenset[str], key: bytes) -
         return None
     if not isinstance(prompt, ChatPrompt):
         return None
-    stable = stabilise(prompt.messages, rules_for(request.client, rules_off)).messages
+    stable = stabilise(prompt.messages, request.client, rules_off).messages
     roles = [message.role == "system" for message in stable]
     head = stable[: roles.index(False) if False in roles else len(roles)]
     if any(message.images for message in head):

@@ -89,12 +89,12 @@ def _stepped(
 ) -> tuple[list[RenderedMessage], int]:
     """What a step made of them, and how many of them it did not leave alone."""
     uses = Counter(number for one in made for number in one.of)
-    in_order = iter(sorted(one.of for one in made if len(one.of) == 1))
+    in_order = iter(sorted(one.of for one in made if len(one.of) == 1 and uses[one.of[0]] == 1))
     num_alone = 0
     after: list[RenderedMessage] = []
     for one in made:
         before = [parts[number] for number in one.of]
-        is_in_place = len(before) == 1 and next(in_order) == one.of and uses[one.of[0]] == 1
+        is_in_place = len(before) == 1 and uses[one.of[0]] == 1 and next(in_order) == one.of
         if is_in_place and one.message == before[0].message:
             num_alone += 1
             after.append(before[0])

@@ -1,10 +1,13 @@
 """Stabilise: what clients write anew into a system prompt shall not cost the KV of the rest.
 
 Telemetry is taken out, by rules that are data. A rule says what was observed. It removes whole
-lines at the beginning of a system message, and only for the client that sends them: what a user or
-a tool says is never touched, and everything done is told.
+lines at the beginning of a system message, and only for the client that sends them. Two clients
+have system texts in places where they cost the others: Claude Code says the same in every session
+after what its user said first, which is read before it, and OpenClaw's envelope has fields that are
+other ones at every request, which are read last. What a user or a tool says is never touched, and
+everything done is told.
 
-What carries meaning (a date, the state of a repository) stays where its client put it. What
+Other meaning that changes (a date, the state of a repository) stays where its client put it. What
 precedes such a line is worth a boundary: layers that cannot be sliced are taken up there when the
 line has changed. A boundary changes no text, so a shape that is not one of these costs nothing.
 """
@@ -18,7 +21,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.prompt.rewriting import RewriteStep, Rewritten, each, rewrite
+from runtime.prompt import openclaw
+from runtime.prompt.rewriting import Made, RewriteStep, Rewritten, each, rewrite
 from runtime.types import Image, Message
 
 
@@ -40,22 +44,60 @@ RULES = (
     ),
 )
 
-RULE_NAMES = frozenset(rule.name for rule in RULES)
+SYSTEM_FIRST = "system_first"
+MOVED_FIELDS = "moved_fields"
+RULE_NAMES = frozenset({SYSTEM_FIRST, MOVED_FIELDS, *(rule.name for rule in RULES)})
 
 
-def rules_for(client: str, switched_off: frozenset[str]) -> Sequence[Rule]:
-    """The rules that change a request of this client (its family; "" is unknown)."""
-    return tuple(rule for rule in RULES if rule.client == client and rule.name not in switched_off)
+def stabilising_steps(client: str, switched_off: frozenset[str]) -> list[RewriteStep]:
+    """What is done to a request of this client (its family; "" is unknown).
+
+    A message that only held telemetry disappears. OpenClaw is known by what it says.
+    """
+    steps = [
+        RewriteStep(rule.name, each(partial(_stripped, rule)))
+        for rule in RULES
+        if rule.client == client
+    ]
+    if client == "claude-code":
+        steps.append(RewriteStep(SYSTEM_FIRST, _with_system_first))
+    steps.append(RewriteStep(MOVED_FIELDS, _with_fields_last))
+    return [step for step in steps if step.rule not in switched_off]
 
 
-def telemetry_steps(rules: Sequence[Rule]) -> list[RewriteStep]:
-    """One step for each rule. A message that only held telemetry disappears."""
-    return [RewriteStep(rule.name, each(partial(_stripped, rule))) for rule in rules]
-
-
-def stabilise(messages: Sequence[Message], rules: Sequence[Rule]) -> Rewritten:
+def stabilise(
+    messages: Sequence[Message], client: str, switched_off: frozenset[str] = frozenset()
+) -> Rewritten:
     """Apply these rules and nothing else."""
-    return rewrite(messages, telemetry_steps(rules))
+    return rewrite(messages, stabilising_steps(client, switched_off))
+
+
+def _with_system_first(messages: Sequence[Message]) -> list[Made]:
+    """System messages right after what the user said first, before it."""
+    roles = [message.role for message in messages]
+    first = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+    order = list(range(len(roles)))
+    if first < len(roles) and roles[first] == "user":
+        end = next((i for i in order[first + 1 :] if roles[i] != "system"), len(roles))
+        order[first:end] = [*range(first + 1, end), first]
+    return [Made(messages[number], (number,)) for number in order]
+
+
+def _with_fields_last(messages: Sequence[Message]) -> list[Made]:
+    """The fields of OpenClaw's system prompt in a system message behind all others.
+
+    An answer that its client began stays the last. Pictures are none of OpenClaw's there.
+    """
+    made = [Made(message, (number,)) for number, message in enumerate(messages)]
+    if not messages or messages[0].role != "system" or messages[0].images:
+        return made
+    rest, fields = openclaw.parted(messages[0].text)
+    if not fields:
+        return made
+    made[0] = Made(msgspec.structs.replace(messages[0], text=rest), (0,))
+    moved = Made(Message(role="system", text="\n\n".join(fields)), (0,))
+    made.insert(len(made) - (messages[-1].role == "assistant"), moved)
+    return made
 
 
 def _stripped(rule: Rule, message: Message) -> Message | None:
@@ -78,14 +120,19 @@ def _without(message: Message, end: int) -> Message:
 
 _VARYING_LINES = (
     r"(?:current (?:date|time)|the current (?:date|time) is|today's date|today is|local time)\b",
+    r"now: \d{4}-\d\d-\d\d|\[message_id: |## inbound context \(trusted metadata\)",
     r"<(?:current_)?(?:date|time|datetime)>",
     r"gitStatus:|current branch:|git status:",
 )
 """Observed: opencode `Today's date: Sat Nov 21 2026`, pi `Current date: …`, openclaw `Current
 time: 11:23.`, Claude Code `gitStatus: This is the git status …`, Codex `<current_date>…`."""
 _VARYING = re.compile(
-    rf"^[ \t\-*]{{0,8}}(?:{'|'.join(_VARYING_LINES)})", re.IGNORECASE | re.MULTILINE
+    rf"^[ \t\-*]{{0,8}}(?:{'|'.join(_VARYING_LINES)})"
+    r"|(?<=[.!?] )(?:the )?current (?:date|time)\b[^\n]{0,30}\d",
+    re.IGNORECASE | re.MULTILINE,
 )
+"""At the beginning of a line, or of a sentence that has a figure in it (`You are X. Current date:
+2026-11-21.`)."""
 
 
 def varying_from(text: str) -> int | None:

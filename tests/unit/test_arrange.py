@@ -231,7 +231,7 @@ def test_a_wish_becomes_the_switches_the_template_knows(
 
 
 def chain(*messages: Message) -> bytes:
-    return canonical.chain(b"root", messages)[-1]
+    return canonical.chain(b"root", canonical.forms(messages))[-1]
 
 
 def test_what_clients_change_does_not_count():

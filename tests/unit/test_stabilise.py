@@ -8,10 +8,17 @@ from hypothesis import strategies as st
 
 from runtime.config.settings import PromptSwitches, load_settings
 from runtime.errors import SettingsError
-from runtime.prompt.stabilise import RULE_NAMES, RULES, Rule, rules_for, stabilise
+from runtime.prompt.stabilise import (
+    RULE_NAMES,
+    RULES,
+    Rule,
+    stabilise,
+    stabilising_steps,
+    varying_from,
+)
 from runtime.types import Image, Message, PromptChange, Role
 
-CLAUDE_CODE = rules_for("claude-code", frozenset())
+CLAUDE_CODE = "claude-code"
 USER = Message(role="user", text="Fix the bug in parse.py.")
 BILLING = "x-anthropic-billing-header: cc_version=2.1.329.{}; cc_entrypoint=sdk-cli;"
 HEADER = BILLING.format("ec4")
@@ -50,7 +57,7 @@ def test_a_block_that_was_only_telemetry_disappears():
 @pytest.mark.parametrize("client", ["", "openclaw", "codex"])
 def test_nobody_elses_prompt_is_touched(client: str):
     messages = (system(f"{HEADER}\nYou are an agent."), USER)
-    stable = stabilise(messages, rules_for(client, frozenset()))
+    stable = stabilise(messages, client)
     assert (stable.messages, stable.changes) == (messages, ())
 
 
@@ -76,7 +83,8 @@ def test_what_carries_meaning_stays_to_the_letter(text: str, role: Role):
 
 @pytest.mark.parametrize("name", sorted(RULE_NAMES))
 def test_every_rule_has_a_switch(name: str):
-    assert rules_for("claude-code", frozenset({name})) == ()
+    steps = stabilising_steps("claude-code", frozenset({name}))
+    assert {step.rule for step in steps} == RULE_NAMES - {name}
 
 
 def test_the_switches_are_those_of_the_rules():
@@ -125,7 +133,7 @@ MESSAGES = st.lists(
 def test_nothing_goes_but_telemetry_at_the_head_of_a_system_message(
     messages: list[Message], client: str
 ):
-    stable = stabilise(messages, rules_for(client, frozenset()))
+    stable = stabilise(messages, client, frozenset({"system_first"}))
     expected: list[Message] = []
     for message in messages:
         first, _, rest = message.text.partition("\n")
@@ -135,3 +143,78 @@ def test_nothing_goes_but_telemetry_at_the_head_of_a_system_message(
             expected.append(message)
     assert list(stable.messages) == expected
     assert bool(stable.changes) == (expected != messages)
+
+
+def user(text: str) -> Message:
+    return Message(role="user", text=text)
+
+
+SAME = system("The following skills can be used.\nToday's date is 2026-11-21.")
+
+
+def test_what_claude_code_tells_every_session_is_read_before_its_users_first_words():
+    head, later = system("You are an agent."), Message(role="assistant", text="Done.")
+    notice = system("A background task ended.")
+    one, two = (
+        stabilise([head, user(text), SAME, later, user("On."), notice], CLAUDE_CODE)
+        for text in ("Fix it.", "Break it.")
+    )
+    assert one.messages == (head, SAME, user("Fix it."), later, user("On."), notice)
+    assert two.messages[:2] == one.messages[:2]
+    assert one.changes == (PromptChange(rule="system_first", num_places=2),)
+    assert [part.sources for part in one.parts[:3]] == [(0,), (2,), (1,)]
+
+
+@pytest.mark.parametrize("client", ["", "codex", "openclaw"])
+def test_nobody_elses_late_system_text_is_moved(client: str):
+    messages = (system("You are an agent."), USER, SAME)
+    assert stabilise(messages, client).messages == messages
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (system("a"), USER, Message(role="assistant", text="b"), SAME),
+        (system("a"), SAME, USER),
+        (system("a"), Message(role="assistant", text="b"), SAME, USER),
+        (system("a"),),
+        (),
+    ],
+)
+def test_a_system_text_in_another_place_stays(messages: tuple[Message, ...]):
+    assert stabilise(messages, CLAUDE_CODE).messages == messages
+
+
+@settings(deadline=None)
+@given(MESSAGES, st.sampled_from(["", "claude-code", "openclaw"]))
+def test_what_users_and_tools_say_stays_in_its_order_and_to_the_letter(
+    messages: list[Message], client: str
+):
+    stable = stabilise(messages, client, frozenset({"billing_header"}))
+    others = [one for one in messages if one.role != "system"]
+    assert [one for one in stable.messages if one.role != "system"] == others
+    assert sorted(map(str, stable.messages)) == sorted(map(str, messages))
+
+
+@pytest.mark.parametrize(
+    ("text", "before"),
+    [
+        ("Be brief.\nCurrent date and time: Saturday, November 21", "Be brief.\n"),
+        ("Be brief.\nNow: 2026-11-21T10:23:45Z\nGo.", "Be brief.\n"),
+        ("You are Ada. Current date: 2026-11-21.", "You are Ada. "),
+        ("You are Ada. The current time is 11:23.", "You are Ada. "),
+        ("a\n## Inbound Context (trusted metadata)\nx", "a\n"),
+        ("a\n[message_id: 8c1f22d0]", "a\n"),
+    ],
+)
+def test_a_boundary_stands_right_before_what_changes(text: str, before: str):
+    at = varying_from(text)
+    assert at is not None
+    assert text[:at] == before
+
+
+@pytest.mark.parametrize(
+    "text", ["Say it now: go", "Ask for it. Current dates are in the calendar.", "Be brief."]
+)
+def test_what_does_not_change_is_no_boundary(text: str):
+    assert varying_from(text) is None

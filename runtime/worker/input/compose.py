@@ -28,7 +28,7 @@ from runtime.prompt.healing import (
 from runtime.prompt.kept_tools import KEPT_TOOLS, packed, with_tools_of
 from runtime.prompt.rewriting import RenderedMessage, RewriteStep, rewrite
 from runtime.prompt.seal import Seal
-from runtime.prompt.stabilise import rules_for, telemetry_steps
+from runtime.prompt.stabilise import stabilising_steps
 from runtime.types import (
     ChatPrompt,
     GenerateRequest,
@@ -246,14 +246,14 @@ class Composer:
     def _steps(self, request: GenerateRequest, prompt: ChatPrompt) -> list[RewriteStep]:
         """All that is done to a request's messages before they are rendered."""
         probe, tenant = self.template.probe, request.cache.tenant
-        telemetry = telemetry_steps(rules_for(request.client, self.rules_off))
+        stabilising = stabilising_steps(request.client, self.rules_off)
         arranging = arranging_steps(
             probe.abilities,
             lambda messages: self.seal.codes(messages, tenant),
             prompt.tools,
             probe.definition,
         )
-        return [*telemetry, *arranging]
+        return [*stabilising, *arranging]
 
     def _lineage(
         self, asked: PromptInput, composed: Composed, known: KnownPrefix | None = None
