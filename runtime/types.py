@@ -115,12 +115,18 @@ ANY_TOOL = ToolChoice()
 class Thinking(Struct, frozen=True):
     """How much the model is to think; None leaves it to its template.
 
-    After `budget_tokens` tokens the reasoning is closed and the answer begins.
+    After `budget_tokens` tokens the reasoning is closed and the answer begins. `fields` are the
+    places of the request that say it.
     """
 
     is_enabled: bool | None = None
     effort: str | None = None
     budget_tokens: int | None = None
+    fields: tuple[str, ...] = ()
+
+    @property
+    def is_unsaid(self) -> bool:
+        return (self.is_enabled, self.effort, self.budget_tokens) == (None, None, None)
 
 
 class Constraint(Struct, frozen=True):
@@ -283,7 +289,10 @@ class PromptChange(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Token counts of a choice and where its time went. Counts include special tokens."""
+    """Token counts of a choice and where its time went. Counts include special tokens.
+
+    `ignored` are fields of the request that have no effect with this model.
+    """
 
     num_prompt_tokens: int
     num_output_tokens: int = 0
@@ -292,6 +301,7 @@ class Usage(Struct, frozen=True):
     decode_ms: float = 0.0
     cache: CacheUse = CacheUse()
     prompt_changes: tuple[PromptChange, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @property
     def num_cached_tokens(self) -> int:

@@ -26,6 +26,7 @@ from api.openai.schemas import (
     ChatChoice,
     ChatRequest,
 )
+from api.openai.thinking import unread
 from runtime.errors import StoreUnavailable
 from runtime.prompt.continuation import begun
 from runtime.types import ChatPrompt, GenerateRequest, Image, Message
@@ -62,7 +63,7 @@ def sent_fields(body: bytes, kind: type[msgspec.Struct]) -> Sent:
     known = {name: found[name] for name in kind.__struct_fields__ if name in found}
     cleared = frozenset(name for name, raw in known.items() if bytes(raw) == b"null")
     given = {name: raw for name, raw in known.items() if name not in cleared}
-    return Sent(given, cleared, tuple(unused_fields(body, _effective(kind))))
+    return Sent(given, cleared, (*unused_fields(body, _effective(kind)), *unread(body)))
 
 
 def _effective(kind: type[msgspec.Struct]) -> frozenset[str]:

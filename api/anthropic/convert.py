@@ -247,17 +247,18 @@ def _chosen(given: ToolChoiceField, tools: Sequence[Tool]) -> str:
 def _thinking(data: CountRequest, door: ConversionContext) -> Thinking:
     """Without `thinking` there is none, as in Anthropic's API, unless the model's settings say."""
     effort = data.output_config.effort if data.output_config is not None else None
+    said = ("thinking",) if effort is None else ("thinking", "output_config.effort")
     match data.thinking:
         case None:
             return Thinking(is_enabled=bool(door.settings.model(door.spec.id).thinking))
         case ThinkingField(type="disabled"):
-            return Thinking(is_enabled=False)
+            return Thinking(is_enabled=False, fields=said)
         case ThinkingField(type="enabled", budget_tokens=budget):
-            return Thinking(is_enabled=True, effort=effort, budget_tokens=budget)
+            return Thinking(is_enabled=True, effort=effort, budget_tokens=budget, fields=said)
         case ThinkingField(type="adaptive"):
-            return Thinking(is_enabled=True, effort=effort)
+            return Thinking(is_enabled=True, effort=effort, fields=said)
         case _:
-            return Thinking(effort=effort)
+            return Thinking(effort=effort, fields=said)
 
 
 def _format(data: CountRequest) -> tuple[OutputFormat | None, str]:

@@ -45,6 +45,7 @@ class Tally:
         """Count a finished choice, whose `index` counts over all prompts, choice by choice."""
         index, usage = finished.index, finished.usage
         self.finish_reason = finished.reason
+        self.ignored += [name for name in usage.ignored if name not in self.ignored]
         self.notes += [note for note in finished.notes if note not in self.notes]
         self.num_output_tokens += usage.num_output_tokens
         self.num_reasoning_tokens += usage.num_reasoning_tokens

@@ -146,11 +146,11 @@ def _constraint(form: msgspec.Raw) -> Constraint | None:
 
 def _thinking(think: bool | str | None) -> Thinking:
     if think is None or isinstance(think, bool):
-        return Thinking(is_enabled=think)
+        return Thinking(is_enabled=think, fields=("think",) if think is not None else ())
     if think not in _EFFORTS:
         message = f"think is {think[:32]!r}: use true, false or one of {', '.join(_EFFORTS)}."
         raise InvalidRequest(message, "think")
-    return Thinking(is_enabled=True, effort=think)
+    return Thinking(is_enabled=True, effort=think, fields=("think",))
 
 
 def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:

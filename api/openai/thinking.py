@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
+from api.http.body import MAX_IGNORED
 from api.http.refusal import refuse
 from api.openai.fields import Body, Budget, Raws, ReasoningFields, ThinkingFields
 from runtime.types import Thinking
 
 ThinkingField = bool | str | ThinkingFields
 
+_PLACES = ("extra_body", "metadata", "chat_template_kwargs")
+_INNER = {
+    "reasoning": frozenset(ReasoningFields.__struct_fields__),
+    "thinking": frozenset(ThinkingFields.__struct_fields__),
+}
 _YES = frozenset({"enabled", "enable", "on", "true", "yes"})
 _NO = frozenset({"disabled", "disable", "off", "false", "no", "none"})
 _AS_IT_LIKES = frozenset({"adaptive", "auto", "default"})
@@ -47,7 +53,7 @@ class SaysThinking(Protocol):
     def metadata(self) -> Raws | None: ...
 
 
-def decided(sources: Iterable[Thinking]) -> Thinking:
+def decided(sources: Sequence[Thinking]) -> Thinking:
     """What the sources say together: for each property the first that says anything."""
     is_enabled: bool | None = None
     effort: str | None = None
@@ -56,22 +62,26 @@ def decided(sources: Iterable[Thinking]) -> Thinking:
         is_enabled = one.is_enabled if is_enabled is None else is_enabled
         effort = one.effort if effort is None else effort
         budget_tokens = one.budget_tokens if budget_tokens is None else budget_tokens
-    return Thinking(is_enabled=is_enabled, effort=effort, budget_tokens=budget_tokens)
+    fields = tuple(dict.fromkeys(field for one in sources for field in one.fields))
+    return Thinking(
+        is_enabled=is_enabled, effort=effort, budget_tokens=budget_tokens, fields=fields
+    )
 
 
 def stated(controls: Controls) -> Thinking:
     """What one object says. `enable_thinking` counts before `thinking`, `reasoning`, effort."""
     said: list[Thinking] = []
     if (switch := controls.enable_thinking) is not None:
-        said.append(in_words(switch) if isinstance(switch, str) else Thinking(is_enabled=switch))
+        wish = in_words(switch) if isinstance(switch, str) else Thinking(is_enabled=switch)
+        said.append(_told_by("enable_thinking", wish))
     if controls.thinking is not None:
-        said.append(_of_thinking(controls.thinking))
+        said.append(_told_by("thinking", _of_thinking(controls.thinking)))
     if controls.reasoning is not None:
-        said.append(of_reasoning(controls.reasoning))
+        said.append(_told_by("reasoning", of_reasoning(controls.reasoning)))
     if controls.reasoning_effort is not None:
-        said.append(of_effort(controls.reasoning_effort))
+        said.append(_told_by("reasoning_effort", of_effort(controls.reasoning_effort)))
     if controls.thinking_budget is not None:
-        said.append(of_budget(controls.thinking_budget))
+        said.append(_told_by("thinking_budget", of_budget(controls.thinking_budget)))
     return decided(said)
 
 
@@ -119,14 +129,46 @@ def _of_thinking(field: ThinkingField) -> Thinking:
             return decided([Thinking(is_enabled=field.enabled), *words, *given])
 
 
-def nested(raws: Raws) -> Thinking:
+def nested(raws: Raws, at: str) -> Thinking:
     """What an object for anything (`metadata`, `extra_body`) says of it; the rest is skipped."""
     found = [
-        _lone(name, raws[name])
+        _told_by(f"{at}.{name}", _lone(name, raws[name]))
         for name in Controls.__struct_fields__
         if name in raws and bytes(raws[name]) != b"null"
     ]
     return decided(found)
+
+
+def _told_by(field: str, said: Thinking) -> Thinking:
+    """What a field says, with its name if that is anything."""
+    return said if said.is_unsaid else msgspec.structs.replace(said, fields=(field,))
+
+
+def unread(body: bytes) -> list[str]:
+    """Parts of the objects `reasoning` and `thinking`, here or in an object for anything, that say
+    nothing to anybody: `metadata.reasoning.level`.
+    """
+    given = _object(body)
+    names: list[str] = []
+    for at in ("", *_PLACES):
+        place = given if not at else _object(given.get(at, b""))
+        for name, fields in _INNER.items():
+            inner = _object(place.get(name, b""))
+            where = f"{at}.{name}" if at else name
+            names += [
+                f"{where}.{key}"[:64]
+                for key, value in inner.items()
+                if key not in fields and bytes(value) != b"null"
+            ]
+    return names[:MAX_IGNORED]
+
+
+def _object(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
+    """The members of an object; of anything else none."""
+    try:
+        return msgspec.json.decode(raw, type=dict[str, msgspec.Raw]) if raw else {}
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
 
 
 def all_said(body: SaysThinking, template: Raws) -> Thinking:
@@ -148,7 +190,8 @@ def all_said(body: SaysThinking, template: Raws) -> Thinking:
     if template:
         said.append(_taken_from(template))
     said.append(stated(own))
-    said += map(nested, filter(None, (body.extra_body, body.metadata)))
+    places = {"extra_body": body.extra_body, "metadata": body.metadata}
+    said += [nested(raws, at) for at, raws in places.items() if raws]
     return decided(said)
 
 
@@ -156,7 +199,7 @@ def _taken_from(kwargs: Raws) -> Thinking:
     switch = kwargs.get("enable_thinking")
     if switch is not None and bytes(switch) not in (b"true", b"false", b"null"):
         refuse("chat_template_kwargs.enable_thinking", "must be true or false.")
-    thinking = nested(kwargs)
+    thinking = nested(kwargs, "chat_template_kwargs")
     for name in Controls.__struct_fields__:
         kwargs.pop(name, None)
     return thinking

@@ -25,6 +25,7 @@ from api.http.refusal import refuse
 from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
 from api.observe.record import CompactionInfo
 from api.openai.response_schemas import ItemHead, ResponseRequest
+from api.openai.thinking import unread
 from api.responses.archive import in_full
 from api.responses.compaction import TRIGGER_ITEM, compacted, compaction_item
 from api.responses.convert import ResponsePlan, check, gone_on_with, items_of, plan_of
@@ -325,7 +326,9 @@ async def _planned(
     plan = await request.apart(
         lambda: plan_of(data, items, new_response_id(), spec, caller, gate.settings)
     )
+    body = await request.body()
     unused = await request.unused_fields(ResponseRequest.__struct_fields__)
+    unused += await request.apart(lambda: unread(body))
     plan = plan._replace(ignored=(*unused, *plan.ignored))
     history = items[:-1] if plan.compacts else items
     if plan.compacts:

@@ -10,6 +10,28 @@ OFF = frozenset({"none", "off", "disabled"})
 _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 
 
+_BUDGETS = {"minimal": 256, "low": 1024, "medium": 8192}
+
+
+def budget_of(effort: str | None) -> int | None:
+    """How many tokens of thinking an effort is worth where the template has no switch for it."""
+    return None if effort is None else _BUDGETS.get(effort.lower())
+
+
+def is_heeded(wish: Thinking, responds: frozenset[str], *, has_block: bool, is_open: bool) -> bool:
+    """Whether a wish changes anything, or is what the model does anyway.
+
+    `has_block` says that its thoughts have marks, `is_open` that its prompt has it think.
+    """
+    is_off = wish.is_enabled is False or (wish.effort is not None and wish.effort.lower() in OFF)
+    if wish.is_unsaid or responds & {*SWITCHES, EFFORT}:
+        return True
+    if is_off:
+        return not has_block
+    is_bounded = wish.budget_tokens is not None or budget_of(wish.effort) is not None
+    return is_open or (has_block and is_bounded)
+
+
 def switches(
     wish: Thinking, responds: frozenset[str], given: frozenset[str] = frozenset()
 ) -> dict[str, object]:

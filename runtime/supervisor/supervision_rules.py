@@ -29,7 +29,7 @@ def with_settings(request: GenerateRequest, spec: ModelSpec, settings: Settings)
     priority = request.priority or own.priority or "default"
     sampling = request.sampling.over(spec.sampling)
     prompt = request.prompt
-    is_unsaid = isinstance(prompt, ChatPrompt) and prompt.thinking == Thinking()
+    is_unsaid = isinstance(prompt, ChatPrompt) and prompt.thinking.is_unsaid
     if is_unsaid and own.thinking is not None:
         thinking = Thinking(is_enabled=own.thinking)
         prompt = msgspec.structs.replace(prompt, thinking=thinking)

@@ -39,6 +39,7 @@ class Sequence:
     output_token_ids: list[int] = field(default_factory=list[int])
     answer: Noted | None = None
     prompt_changes: tuple[PromptChange, ...] = ()
+    ignored: tuple[str, ...] = ()
     plan: GuidePlan | None = None
     guide: Guide | None = None
     num_failures: int = 0
@@ -64,6 +65,7 @@ class Sequence:
             decode_ms=(time.perf_counter() - started_s) * 1000 if started_s else 0.0,
             cache=group.cursor.use,
             prompt_changes=self.prompt_changes,
+            ignored=self.ignored,
         )
 
     @property

@@ -182,3 +182,24 @@ def test_how_a_model_is_shown_tools_is_said(gemma: RunningServer) -> None:
     assert cards["gemma"]["capabilities"] == ["completion", "chat", "tools"]
     shown = gemma.post("/api/show", {"model": "gemma"}).json()
     assert (shown["tools"], "tools" in shown["capabilities"]) == ("generic", True)
+
+
+THINKS: list[tuple[str, dict[str, Any], list[str]]] = [
+    (CHAT, {"reasoning_effort": "high"}, ["reasoning_effort"]),
+    (CHAT, {"reasoning": {"level": "high"}}, ["reasoning.level"]),
+    (CHAT, {"metadata": {"reasoning": {"level": "high"}}}, ["metadata.reasoning.level"]),
+    (CHAT, {"enable_thinking": False}, []),
+    ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking"]),
+    ("/v1/messages", {}, []),
+    ("/api/chat", {"think": True, "stream": False}, ["think"]),
+]
+
+
+@pytest.mark.parametrize(("path", "changes", "ignored"), THINKS)
+def test_a_wish_for_thinking_that_a_model_cannot_have_is_named(
+    gemma: RunningServer, path: str, changes: dict[str, Any], ignored: list[str]
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hm?"}]} | changes
+    body |= {"options": {"num_predict": 2}} if path == "/api/chat" else {"max_tokens": 2000}
+    body |= {"max_tokens": 2} if path == CHAT else {}
+    assert asked(gemma, path, body)["hearth"].get("ignored", []) == ignored

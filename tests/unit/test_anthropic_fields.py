@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from api.anthropic.convert import ConversionContext, count_to_generate
 from api.anthropic.schemas import CountRequest
@@ -100,7 +101,7 @@ def test_tool_choices(given: Any, expected: ToolChoice) -> None:
     ],
 )
 def test_thinking_is_off_unless_it_is_asked_for(given: Any, expected: Thinking) -> None:
-    assert prompt_of(**given).thinking == expected
+    assert replace(prompt_of(**given).thinking, fields=()) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from api.http.caller import Caller, caller_of
 from api.openai.content import ContentPart, ImageUrl, read
 from api.openai.convert import chat_to_generate
 from api.openai.schemas import ChatRequest
+from api.openai.thinking import unread
 from runtime.config.settings import ModelSettings, Settings
 from runtime.errors import InvalidRequest
 from runtime.supervisor.supervision_rules import with_settings
@@ -105,7 +107,7 @@ def test_a_model_thinks_as_its_settings_say_when_a_request_does_not(
     settings = Settings(home=Path("/nowhere"), models={"*": ModelSettings(thinking=own)})
     prompt = with_settings(generate(**body), SPEC, settings).prompt
     assert isinstance(prompt, ChatPrompt)
-    assert prompt.thinking == used
+    assert replace(prompt.thinking, fields=()) == used
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_a_model_thinks_as_its_settings_say_when_a_request_does_not(
     ],
 )
 def test_every_way_to_control_thinking_is_one(body: dict[str, Any], thinking: Thinking) -> None:
-    assert prompt(**body).thinking == thinking
+    assert replace(prompt(**body).thinking, fields=()) == thinking
 
 
 def test_the_plainest_switch_counts_first() -> None:
@@ -156,7 +158,9 @@ def test_the_plainest_switch_counts_first() -> None:
         "metadata": {"thinking_budget": 9},
     }
     found = prompt(**everything)
-    assert found.thinking == Thinking(is_enabled=False, effort="high", budget_tokens=9)
+    assert replace(found.thinking, fields=()) == Thinking(
+        is_enabled=False, effort="high", budget_tokens=9
+    )
     assert found.template_kwargs == '{"custom":1}'
     del everything["enable_thinking"]
     everything["chat_template_kwargs"] = {"enable_thinking": False}
@@ -293,3 +297,20 @@ def test_a_picture_that_cannot_be_had_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read([ContentPart(type="image_url", image_url=url)], "messages[0].content")
     assert caught.value.param == "messages[0].content[0]"
+
+
+def test_the_fields_that_speak_of_thinking_are_known_by_name():
+    body = {"reasoning": {"effort": "high"}, "metadata": {"thinking_budget": 9}}
+    assert prompt(**body).thinking.fields == ("reasoning", "metadata.thinking_budget")
+    assert prompt(thinking="auto", reasoning={"summary": "auto"}).thinking.fields == ()
+
+
+def test_parts_of_controls_that_nobody_reads_are_named():
+    body = {
+        "reasoning": {"level": "high", "type": "on", "effort": "low", "other": None},
+        "metadata": {"reasoning": {"level": 3}, "thinking": "words"},
+        "thinking": True,
+    }
+    assert unread(json.dumps(body).encode()) == [
+        *("reasoning.level", "reasoning.type", "metadata.reasoning.level")
+    ]

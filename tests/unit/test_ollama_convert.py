@@ -108,7 +108,7 @@ def test_a_conversation_with_a_tool_reads_as_everywhere_else():
             Message(role="tool", text="a cat", tool_call_id=made.id, name="look"),
         ),
         tools=(Tool(name="look", parameters='{"type":"object"}'),),
-        thinking=Thinking(is_enabled=True),
+        thinking=Thinking(is_enabled=True, fields=("think",)),
         continues_last=True,
     )
 
@@ -172,7 +172,7 @@ def test_a_prompt_goes_through_the_template_unless_it_is_raw():
         Message(role="system", text="Be brief."),
         Message(role="user", text="Hi"),
     )
-    assert prompt_of(request).thinking == Thinking(is_enabled=False)
+    assert prompt_of(request).thinking == Thinking(is_enabled=False, fields=("think",))
     assert generate(prompt="Hi", raw=True).prompt == TextPrompt(text="Hi")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from api.http.caller import Caller, caller_of
 from api.openai.response_schemas import ResponseRequest
@@ -329,7 +330,7 @@ def test_formats_are_constraints() -> None:
     ],
 )
 def test_reasoning_is_thinking(body: dict[str, Any], thinking: Thinking) -> None:
-    assert prompt(**body).thinking == thinking
+    assert replace(prompt(**body).thinking, fields=()) == thinking
 
 
 def test_conversations_are_named_by_the_most_precise_id() -> None:

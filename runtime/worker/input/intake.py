@@ -15,12 +15,12 @@ import msgspec
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.media import model_ids
-from runtime.prompt.thinking import EFFORT
+from runtime.prompt.thinking import EFFORT, budget_of, is_heeded
 from runtime.types import ChatPrompt, GenerateRequest, Prompt, TextPrompt
 from runtime.worker.input.compose import Composed, Composer
 from runtime.worker.input.explain import explain
 from runtime.worker.input.turns import PendingTurn
-from runtime.worker.output.constraint import Constrainer, Demands, budget_of
+from runtime.worker.output.constraint import Constrainer, Demands
 from runtime.worker.output.parser import NO_TOOLS, Dialect, OutputParser, ReasoningBlock
 from runtime.worker.output.tools import RequestTools
 from runtime.worker.prompt_logprobs import Echo
@@ -89,10 +89,21 @@ class Intake:
         group.sequences = [
             self._sequence(group, i, composed, block) for i in range(request.num_choices)
         ]
+        ignored = self._ignored(request.prompt, block)
         for sequence in group.sequences:
+            sequence.ignored = ignored
             sequence.plan = demands.plan
             sequence.output.remark(demands.notes)
         return group
+
+    def _ignored(self, prompt: Prompt, block: ReasoningBlock) -> tuple[str, ...]:
+        """The fields of thinking, where nothing of it has an effect."""
+        if not isinstance(prompt, ChatPrompt):
+            return ()
+        responds, has_block = self.composer.template.probe.responds, bool(self.spoken.think_end)
+        wish, is_open = prompt.thinking, block == "open"
+        is_used = is_heeded(wish, responds, has_block=has_block, is_open=is_open)
+        return () if is_used else wish.fields
 
     def _demands(
         self, request: GenerateRequest, composed: Composed, block: ReasoningBlock

@@ -22,7 +22,6 @@ NOT_ENFORCED = "strict_not_enforced"
 SCHEMA_NOT_ENFORCED = "tool_schema_not_enforced"
 """A forced call of a tool that is not strict may have any arguments: its schema is no grammar."""
 
-_BUDGETS = {"minimal": 256, "low": 1024, "medium": 8192}
 _BLANK_LINES = ("\n", "\n\n")
 
 
@@ -62,11 +61,6 @@ class Marks:
             trigger=ids(dialect.tool_start),
             gap=frozenset(one[0] for one in blank if len(one) == 1),
         )
-
-
-def budget_of(effort: str | None) -> int | None:
-    """How many tokens of thinking an effort is worth where the template has no switch for it."""
-    return None if effort is None else _BUDGETS.get(effort.lower())
 
 
 class Constrainer:
