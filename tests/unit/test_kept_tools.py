@@ -72,6 +72,15 @@ def test_a_request_without_tools_goes_on_from_all_tokens_of_its_conversation(
     assert composed.asked.prompt.tool_choice.mode == "none"
 
 
+@pytest.mark.parametrize("name", ["gemma", "smollm2", "alternating"])
+def test_tools_that_are_given_as_text_are_kept_as_well(tmp_path: Path, name: str):
+    talk = Talk(template_of(tmp_path, name), TurnStore(), dialect=Dialect())
+    before = begun(talk)
+    composed = summary(talk)
+    assert composed.token_ids[: len(before)] == before
+    assert {"kept_tools", "generic_tools"} <= rules(composed).keys()
+
+
 def test_it_goes_on_without_and_again_with_tools(talk: Talk):
     begun(talk)
     first = talk.says(summary(talk), f"It rained.{END}", "It rained.")
