@@ -548,3 +548,15 @@ def test_a_rehearsal_finds_out_what_the_first_prompt_would_have_to_wait_for(
     at_first, bench.num_rendered = bench.num_rendered, 0
     talk.compose(Message(role="user", text="rain falls"), tools=())
     assert at_first == bench.num_rendered < at_rehearsal
+
+
+def test_a_turn_that_ended_with_another_end_token_than_the_templates_is_healed(talk: Talk):
+    ends = frozenset(talk.template.encode(f"{END}<|endoftext|>").token_ids)
+    talk.composer.eos_token_ids = ends
+    asked = talk.compose(SYSTEM, USER)
+    before = talk.says(asked, "rain falls<|endoftext|>", "rain falls")
+    said = Message(role="assistant", text="rain falls")
+    healed = talk.compose(SYSTEM, USER, said, USER)
+    assert healed.token_ids[: len(before) - 1] == before[:-1]
+    assert talk.text_of(healed.token_ids[len(before) - 1 :]).startswith(END)
+    assert num_healed(healed) == 1

@@ -321,8 +321,9 @@ class Composer:
         return composed._replace(changes=changes, lineage=lineage)
 
     def _continued(self, asked: PromptInput, number: int, known: KnownPrefix) -> Composed | None:
-        is_ended = known.token_ids[-1] in self.eos_token_ids
-        for end_id in known.token_ids[-1:] if is_ended else sorted(self.eos_token_ids):
+        last = known.token_ids[-1]
+        is_ended = last in self.eos_token_ids
+        for end_id in sorted(self.eos_token_ids, key=lambda one: (one != last, one)):
             seam, _ = self.template.token_text(end_id)
             if (spliced := splice(self.template, asked.prompt, number, seam)) is not None:
                 text = gone_on(spliced.text, asked.beginning, self.dialect)
