@@ -61,8 +61,8 @@ def test_a_model_without_tools_calls_them_turn_after_turn(config: Path, tmp_path
                     assert json.loads(call["function"]["arguments"]).keys() >= {"city"}
                     result = {"role": "tool", "tool_call_id": call["id"], "content": "sunny, 21 C"}
                     messages.append(result)
-                is_whole = answer["choices"][0]["finish_reason"] != "length"
-                known = usage["prompt_tokens"] + usage["completion_tokens"] * is_whole
+                # A base model ends turns with a token of its own, after which states are no use.
+                known = usage["prompt_tokens"] - 1
         card = server.get(f"/v1/models/{name}").json()
         assert card["tools"] == "generic"
     print(json.dumps(messages, indent=1))  # noqa: T201
