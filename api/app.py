@@ -12,7 +12,6 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
 from api import prewarm as prewarming
@@ -34,6 +33,7 @@ from api.http.gate import Gate
 from api.http.guard import Guard, GuardRules, rules_of
 from api.http.kv_access import KvAccess
 from api.http.limits import Bounds, BoundsByHandler, TimeLimit
+from api.http.openapi import SchemaPlugin
 from api.jobs import Chore, Jobs
 from api.models import get_model, list_models
 from api.observe.log import RequestLog, configure_logging
@@ -270,11 +270,10 @@ def _always(part: object) -> Provide:
 
 
 def _openapi() -> OpenAPIConfig:
-    """JSON only: the pages that render it would be fetched from somebody else's server."""
     return OpenAPIConfig(
         title="Hearth",
         version=VERSION,
         path="/schema",
-        render_plugins=[JsonRenderPlugin(path=["/openapi.json", "/"])],
+        render_plugins=[SchemaPlugin(path=["/openapi.json", "/"])],
         use_handler_docstrings=True,
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -76,3 +79,30 @@ def test_nothing_that_is_sent_breaks_the_server(server: RunningServer):
     assert min(statuses[2], statuses[4]) > len(asked) / 2, "both kinds of answers were given"
     assert server.get("/health").status_code == 200
     assert "unexpected error" not in server.stderr
+
+
+CHECKS = ("response_schema_conformance", "status_code_conformance", "content_type_conformance")
+PHASES = ("examples", "coverage", "fuzzing", "stateful")
+
+
+def test_every_answer_is_what_the_schema_says_of_it(server: RunningServer):
+    """In all phases of schemathesis; that too much is asked at once is one of the answers."""
+    options = {
+        "--exclude-path-regex": f"^{KEPT_OUT[0]}",
+        "--phases": ",".join(PHASES),
+        "--checks": ",".join(CHECKS),
+        "--max-examples": "3",
+        "--seed": "1",
+        "--request-timeout": "30",
+        "--generation-database": "none",
+        "--suppress-health-check": "all",
+    }
+    flags = [word for pair in options.items() for word in pair]
+    program = [str(Path(sys.executable).with_name("schemathesis")), "run"]
+    address = f"{server.url}/schema/openapi.json"
+    ended = subprocess.run(
+        [*program, address, *flags, "--no-color"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout[-4000:]
+    assert "Coverage" in ended.stdout
+    assert "Stateful" in ended.stdout
