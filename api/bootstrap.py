@@ -60,10 +60,11 @@ class BootstrapApp:
         if self._server is not None:
             await self._server.supervisor.stop()
 
-    def end_feeds(self) -> None:
-        """End the streams that have no end of their own."""
+    def refuse(self) -> None:
+        """End the streams that have no end of their own, and what waits for a model."""
         if self._server is not None:
             self._server.supervisor.news.close()
+            self._server.supervisor.refuse_waiting()
 
     def hurry(self) -> None:
         """Do not wait for the workers any longer."""

@@ -73,7 +73,8 @@ async def serve(
 class _Server(uvicorn.Server):
     """Uvicorn that leaves with its own exit code, and in a hurry when it is told twice.
 
-    Answers may take `grace_s` seconds to finish; then they end with an error that says why.
+    What waits for a model is refused at once. Answers that run may take `grace_s` seconds to
+    finish; then they end with an error that says why.
     """
 
     def __init__(self, config: uvicorn.Config, bootstrap: BootstrapApp, grace_s: float) -> None:
@@ -90,7 +91,7 @@ class _Server(uvicorn.Server):
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._doorway.end_feeds()
+        self._doorway.refuse()
         ending = asyncio.create_task(self._doorway.end_answers(self._grace_s))
         try:
             await super().shutdown(sockets)

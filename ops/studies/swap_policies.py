@@ -7,6 +7,7 @@ the figures are means over the seeds, waits are taken over all of them. Writes
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,6 +43,12 @@ Admission = Callable[[Waiting, Waiting, float], bool]
 def ours(swap_state: SwapState) -> SwapPlan:
     """The server's policy with the server's terms."""
     return swap_policy.plan(swap_state, Terms())
+
+
+def floor_of_20_s(swap_state: SwapState) -> SwapPlan:
+    """The same as it was: a stay of 20 s however cheap the swap, nothing early, no grace."""
+    terms = Terms(min_quantum_s=20.0, urgent_factor=math.inf, max_grace_s=0.0)
+    return swap_policy.plan(swap_state, terms)
 
 
 def drain(swap_state: SwapState) -> SwapPlan:
@@ -133,6 +140,33 @@ def classes(swap_s: float = 8.0) -> Workload:
     return Workload(models(swap_s, "ABC"), crowd, ONE_MODEL)
 
 
+def three_in_turn(swap_s: float = 0.5) -> Workload:
+    """Three models that are loaded within half a second, none of which is ever idle for long: three
+    agents on each, with short turns and quick tools.
+    """
+    quick = {"service_s": (1.0, 2.0), "tool_s": (0.1, 0.5)}
+    crowd = [agents(name, 3, **quick) for name in "ABC"]
+    return Workload(
+        models(swap_s, "ABC"), tuple(one for three in crowd for one in three), ONE_MODEL
+    )
+
+
+def urgent(swap_s: float = 8.0) -> Workload:
+    """Two default agents on A, an interactive one on B that asks now and then."""
+    rare = agents("B", 1, priority="interactive", tool_s=(30.0, 90.0), service_s=(1.0, 3.0))
+    return Workload(models(swap_s), (*agents("A", 2), *rare), ONE_MODEL)
+
+
+def common_start(swap_s: float = 0.5) -> Workload:
+    """An idle model is loaded when agents of three models ask within 200 ms, its own the last."""
+    earlier = agents("A", 1, num_turns=1, service_s=(1.0, 1.0))
+    once = [
+        Agent(f"{name}-late", name, start_s=100.0 + after_s, num_turns=1, service_s=(1.5, 1.5))
+        for name, after_s in (("B", 0.0), ("C", 0.1), ("A", 0.2))
+    ]
+    return Workload(models(swap_s, "ABC"), (*earlier, *once), ONE_MODEL)
+
+
 class Case(NamedTuple):
     """What is simulated."""
 
@@ -148,9 +182,14 @@ CASES = (
     Case("3 busy + 1 helper", 25.0, helper(25.0)),
     Case("bursts of 12", 8.0, bursts()),
     Case("three classes", 8.0, classes()),
+    Case("3 models in turn", 0.5, three_in_turn()),
+    Case("2 + 1 interactive", 8.0, urgent()),
+    Case("2 + 1 interactive", 0.5, urgent(0.5)),
+    Case("common start", 0.5, common_start()),
 )
 POLICIES: dict[str, Policy] = {
     "cohort + quantum + linger": ours,
+    "a floor of 20 s": floor_of_20_s,
     "drain": drain,
     "resident first": resident_first,
     "starve": starve,

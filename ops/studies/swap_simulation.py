@@ -107,10 +107,16 @@ class _Process:
             is_pinned=model.is_pinned,
         )
         self.queue: list[Turn] = []
+        self.running: list[Turn] = []
         self.num_serving = 0
 
     def change(self, **changes: object) -> None:
         self.seen = msgspec.structs.replace(self.seen, **changes)
+
+    def note_running(self, **changes: object) -> None:
+        """Who runs has changed."""
+        is_interactive = any(turn.agent.priority == "interactive" for turn in self.running)
+        self.change(num_running=len(self.running), is_interactive=is_interactive, **changes)
 
 
 class _Machine:
@@ -263,7 +269,8 @@ class _Machine:
         process = self._processes[turn.agent.model]
         turn.granted_s = self._now_s
         process.queue.append(turn)
-        process.change(num_running=process.seen.num_running + 1)
+        process.running.append(turn)
+        process.note_running()
         self._serve(process)
 
     def _serve(self, process: _Process) -> None:
@@ -276,8 +283,8 @@ class _Machine:
     def _finish(self, process: _Process, turn: Turn) -> None:
         turn.finished_s = self._now_s
         process.num_serving -= 1
-        running = process.seen.num_running - 1
-        process.change(num_running=running, last_finished_s=self._now_s)
+        process.running.remove(turn)
+        process.note_running(last_finished_s=self._now_s)
         self._serve(process)
         self._think(turn)
 

@@ -60,6 +60,12 @@ class CacheCursor:
         self.root = chain.root_of(self.tenant)
         self.block_hashes = chain.block_hashes(self.token_ids, root=self.root)
 
+    def shares_block(self, other: CacheCursor, number: int) -> bool:
+        """Both have a whole block of that number, and are the same up to its end."""
+        span = slice(number, number + 1)
+        own, theirs = self.block_hashes[span], other.block_hashes[span]
+        return own == theirs != [] and self.root == other.root
+
     def worth(self, end: int) -> tuple[TtlClass, float | None]:
         """How long the tokens that end there are to be kept: longer where a client said so."""
         wished = max((keep_s for at, keep_s in self.keeps if at >= end), default=0.0)

@@ -47,7 +47,7 @@ from runtime.slot_events import (
     SlotsSaved,
     WritesPaused,
 )
-from runtime.types import MissReason
+from runtime.types import CacheUse, MissReason
 from runtime.wire import KvCounts
 from store.keyed_names import Asker
 
@@ -178,6 +178,15 @@ class Tiers:
         worth = num_tokens + _WORTH_JOINING * self._state.chain.block_size
         worth = min(worth, len(cursor.token_ids) - 1)
         return self._restorer.num_at_hand(cursor) >= worth > num_tokens
+
+    def is_ahead(self, other: CacheCursor, cursor: CacheCursor, num_tokens: int) -> bool:
+        """Two prompts are the same in the whole block after so many tokens of them."""
+        return cursor.shares_block(other, num_tokens // self._state.chain.block_size)
+
+    def look_again(self, cursor: CacheCursor) -> None:
+        """Others may have computed more of a prompt that waits: `cursor.use` is to say so."""
+        if cursor.mode != "off":
+            cursor.use = _at_least(cursor.use, self._restorer.num_at_hand(cursor))
 
     def on_finished(
         self, cursor: CacheCursor, output_ids: Sequence[int], kv: Sequence[Any]
@@ -346,6 +355,13 @@ class Tiers:
         """A slot was not written; its run lives in memory only, until its turn comes again."""
         self.counts.num_unwritten += 1
         self.on_gone([failure.slot_id], "evicted")
+
+
+def _at_least(use: CacheUse, num_tokens: int) -> CacheUse:
+    if num_tokens <= use.num_tokens:
+        return use
+    tier = use.tier if use.num_tokens else "hot"
+    return structs.replace(use, tier=tier, num_tokens=num_tokens)
 
 
 def _fits(slot: KnownSlot, block_size: int) -> bool:

@@ -194,6 +194,7 @@ class ModelActor(Lifecycle):
             reserved_bytes=self.reserved_bytes,
             ready_since_s=self._ready_since_s,
             num_running=len(self.running),
+            is_interactive=any(call.priority == "interactive" for call in self.running.values()),
             last_finished_s=self._last_finished_s,
             is_pinned=bool(self.pinned),
             cohort=self.cohort,

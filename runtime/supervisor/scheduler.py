@@ -172,13 +172,19 @@ class RequestScheduler:
         room = room_for(self.actors.values(), self._memory)
         return room.without(held).holds(self._memory.need(spec.loaded).num_bytes)
 
-    def close(self) -> None:
-        """The server stops: nothing waits any more, nothing runs on, every model leaves."""
+    def refuse_waiting(self) -> None:
+        """The server is about to stop: nothing waits any more, what runs goes on."""
         self.is_stopping = True
         with self.reconcile:
             for call in self._queue:
                 self._queue.take(call.request_id)
                 call.fail(ShuttingDown())
+            self.reconcile()
+
+    def close(self) -> None:
+        """The server stops: nothing waits any more, nothing runs on, every model leaves."""
+        with self.reconcile:
+            self.refuse_waiting()
             for actor in self.actors.values():
                 actor.quit(self._clock())
             self.reconcile()

@@ -63,6 +63,8 @@ class Supervisor:
         self._scheduler = RequestScheduler(
             rules_of(settings), self, self._memory, settings.keep_alive_of, time.monotonic
         )
+        self.refuse_waiting = self._scheduler.refuse_waiting
+        """Refuse what is new and what waits for a model, at once; what runs may end."""
         self._timer = ResettableTimer(self._scheduler.reconcile)
         pinned = (model for model, own in settings.named_models.items() if own.pinned)
         self._names = Names(catalog, self._scheduler, pinned)

@@ -2,10 +2,13 @@
 
 Cohort, quantum, linger. While nobody else needs its room, a model's requests flow. When another
 model is awaited and needs the room, admission stays open for a quantum after that wish or after
-the model became ready, whichever is later; then it closes and the model drains. Whatever waited
-when it became ready, its cohort, is served all the same. A model that runs dry earlier lingers a
-moment, because the next turn of a tool loop is seconds away, and then leaves. Background work
-never displaces what is in use.
+the model became ready, whichever is later; then it closes and the model drains. The quantum is a
+multiple of what the swap takes, so that swaps that take half a second keep nobody waiting for
+long; for somebody interactive it is one swap, where the model serves nobody interactive. Whatever
+waited when it became ready, its cohort, is served all the same. A model that runs dry earlier
+lingers a moment, because the next turn of a tool loop is seconds away, and then leaves; and one
+that has been idle waits for an instant, because agents that are started together ask together.
+Background work never displaces what is in use.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ class Waiting(Struct, frozen=True):
 class Resident(Struct, frozen=True):
     """A model that has a process, from the decision to load it until the process is gone.
 
-    `num_running` counts the requests handed over and not finished, `cohort` holds the ids of
-    those that waited when it became ready. Times are None for what has not happened. Its state is
-    never `away`.
+    `num_running` counts the requests handed over and not finished, `is_interactive` says that one
+    of them is so; `cohort` holds the ids of those that waited when it became ready. Times are None
+    for what has not happened. Its state is never `away`.
     """
 
     model: str
@@ -45,6 +48,7 @@ class Resident(Struct, frozen=True):
     reserved_bytes: int
     ready_since_s: float | None = None
     num_running: int = 0
+    is_interactive: bool = False
     last_finished_s: float | None = None
     is_pinned: bool = False
     cohort: frozenset[str] = frozenset()
@@ -63,10 +67,12 @@ class Terms(Struct, frozen=True):
     """
 
     quantum_factor: float = 4.0
-    min_quantum_s: float = 20.0
+    min_quantum_s: float = 2.0
     max_quantum_s: float = 120.0
+    urgent_factor: float = 1.0
     linger_share: float = 0.5
     max_linger_s: float = 10.0
+    max_grace_s: float = 0.3
     raise_after_s: float = 60.0
     reuse_half_life_s: float = 600.0
 
@@ -74,9 +80,17 @@ class Terms(Struct, frozen=True):
         """How long a model may go on while another one waits."""
         return min(max(self.quantum_factor * swap_s, self.min_quantum_s), self.max_quantum_s)
 
+    def urgent_quantum_s(self, swap_s: float) -> float:
+        """The same while an interactive request waits for the other one."""
+        return min(self.urgent_factor * swap_s, self.quantum_s(swap_s))
+
     def linger_s(self, swap_s: float) -> float:
         """How long an idle model may wait for its next request while another one waits."""
         return min(self.linger_share * swap_s, self.max_linger_s)
+
+    def grace_s(self, swap_s: float) -> float:
+        """How long a model stays at the least once another one is waited for."""
+        return min(self.linger_share * swap_s, self.max_grace_s)
 
 
 class SwapState(Struct, frozen=True):
@@ -115,12 +129,25 @@ def plan(swap_state: SwapState, terms: Terms) -> SwapPlan:
 
 
 class _Target(NamedTuple):
-    """A model that waits for room; ordered by what goes first. `since_s` is of foreground work."""
+    """A model that waits for room; ordered by what goes first. `since_s` is of foreground work,
+    `urgent_s` of interactive requests.
+    """
 
     rank: int
     oldest_s: float
     model: str
     since_s: float | None
+    urgent_s: float | None
+
+
+class _Wish(NamedTuple):
+    """For whom others may have to leave: what its swap takes, since when foreground work waits for
+    any target, and interactive requests; background work is None and None.
+    """
+
+    swap_s: float
+    since_s: float | None
+    urgent_s: float | None
 
 
 class _Candidate(NamedTuple):
@@ -196,7 +223,8 @@ class _Planning:
         """
         staying = {one.model: one for one in _staying(self._residents.values())}
         is_free = self._scene.room.without(one.reserved_bytes for one in self._residents.values())
-        since_s = min((one.since_s for one in targets if one.since_s is not None), default=None)
+        since_s = _earliest(one.since_s for one in targets)
+        urgent_s = _earliest(one.urgent_s for one in targets)
         claims: list[int] = []
         for target in targets:
             need = self._need(target.model)
@@ -208,31 +236,35 @@ class _Planning:
                     self._loads.append(target.model)
                     is_free = is_free.without([need.num_bytes])
             else:
-                since = since_s if target.since_s is not None else None
-                candidates = self._candidates(staying.values(), need.swap_s, since)
+                is_foreground = target.since_s is not None
+                wish = _Wish(need.swap_s, *((since_s, urgent_s) if is_foreground else (None, None)))
+                candidates = self._candidates(staying.values(), wish)
                 leaving = _cheapest(candidates, rest, need.num_bytes, self._now_s)
-                self._displace(leaving, is_foreground=target.since_s is not None)
+                self._displace(leaving, is_foreground=is_foreground)
                 for candidate in leaving:
                     del staying[candidate.resident.model]
-                if not leaving and target.since_s is None:
+                if not leaving and not is_foreground:
                     continue
             claims.append(need.num_bytes)
 
-    def _candidates(
-        self, staying: Iterable[Resident], swap_s: float, since_s: float | None
-    ) -> list[_Candidate]:
-        """Who may have to leave for a target; `since_s` is None for background work."""
+    def _candidates(self, staying: Iterable[Resident], wish: _Wish) -> list[_Candidate]:
+        """Who may have to leave for a target."""
         found: list[_Candidate] = []
         for resident in staying:
             awaited = [one for one in self._waiting if one.model == resident.model]
             if resident.is_pinned:
                 continue
-            if resident.state == "loading" and (awaited or since_s is None):
+            is_background = wish.since_s is None
+            if resident.state == "loading" and (awaited or is_background):
                 continue
-            is_in_use = self._is_in_use(resident, awaited, is_background=since_s is None)
-            if since_s is None and is_in_use:
+            is_in_use = self._is_in_use(resident, awaited, is_background=is_background)
+            if is_background and is_in_use:
                 continue
-            free_s = self._free_s(resident, is_in_use, swap_s, since_s)
+            is_equal = resident.is_interactive or any(
+                one.priority == "interactive" for one in awaited
+            )
+            own = wish._replace(urgent_s=None) if is_equal else wish
+            free_s = self._free_s(resident, is_in_use, own)
             cost_s = self._need(resident.model).swap_s * self._reuse(resident, is_in_use)
             found.append(_Candidate(resident, is_in_use, free_s, cost_s))
         found.sort(key=lambda one: (one.is_in_use, one.free_s, one.cost_s, one.resident.model))
@@ -247,10 +279,9 @@ class _Planning:
             for one in awaited
         )
 
-    def _free_s(
-        self, resident: Resident, is_in_use: bool, swap_s: float, since_s: float | None
-    ) -> float:
+    def _free_s(self, resident: Resident, is_in_use: bool, wish: _Wish) -> float:
         """When a resident may be asked to leave."""
+        swap_s, since_s, urgent_s = wish
         if resident.state != "ready" or resident.ready_since_s is None:
             return self._now_s
         linger_s = self._now_s
@@ -258,8 +289,14 @@ class _Planning:
             linger_s = resident.last_finished_s + self._terms.linger_s(swap_s)
         if since_s is None:
             return linger_s
-        close_s = max(since_s, resident.ready_since_s) + self._terms.quantum_s(swap_s)
-        return close_s if is_in_use else min(linger_s, close_s)
+        begin_s = max(since_s, resident.ready_since_s)
+        close_s = begin_s + self._terms.quantum_s(swap_s)
+        if urgent_s is not None:
+            begin_urgent_s = max(urgent_s, resident.ready_since_s)
+            close_s = min(close_s, begin_urgent_s + self._terms.urgent_quantum_s(swap_s))
+        if is_in_use:
+            return close_s
+        return min(max(linger_s, begin_s + self._terms.grace_s(swap_s)), close_s)
 
     def _reuse(self, resident: Resident, is_in_use: bool) -> float:
         """The chance that a model is used again before long."""
@@ -316,8 +353,13 @@ def _staying(residents: Iterable[Resident]) -> list[Resident]:
 
 def _target(waiting: Sequence[Waiting], rank: int) -> _Target:
     foreground = [one.since_s for one in waiting if one.priority != "background"]
+    urgent = [one.since_s for one in waiting if one.priority == "interactive"]
     first = waiting[0]
-    return _Target(rank, first.since_s, first.model, min(foreground, default=None))
+    return _Target(rank, first.since_s, first.model, _earliest(foreground), _earliest(urgent))
+
+
+def _earliest(times: Iterable[float | None]) -> float | None:
+    return min((time_s for time_s in times if time_s is not None), default=None)
 
 
 def _cheapest(

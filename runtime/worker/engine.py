@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from runtime.errors import RequestRejected
@@ -181,14 +181,9 @@ class Engine:
     def _restore(self, group: SequenceGroup) -> bool:
         """Take up what is known of a prompt before its first slice; False when that failed."""
         self._work_on((group.request.request_id,))
-        if group.kv is not None and not self._tiers.knows_more(
-            group.cursor, group.num_computed_tokens
-        ):
+        if _is_to_go_on(self._tiers, group, self._scheduler.waiting):
             return True
         self.phase = "restore"
-        for other in self._scheduler.waiting:
-            if other is not group:
-                _keep_begun(self._tiers, other)
         try:
             group.kv, group.num_computed_tokens = self._tiers.restore(
                 group.cursor, num_had=group.num_computed_tokens
@@ -214,13 +209,13 @@ class Engine:
         group.prefill_s += seconds
         if not is_done:
             group.looked_s += seconds
-            self._scheduler.on_prefill(0, seconds, num_running)
+            self._scheduler.on_looked(seconds, num_running)
             return
         self._items += [(group.request.request_id, chunk) for chunk in told]
         _keep_prefill(self._tiers, plan, seconds + group.looked_s)
         group.looked_s = 0.0
         taken_s = time.perf_counter() - start
-        self._scheduler.on_prefill(plan.end - plan.start, taken_s, num_running)
+        self._scheduler.on_prefill(plan, taken_s, num_running)
         if group.num_remaining_tokens:
             progress = PrefillProgress(
                 num_done=group.num_computed_tokens, num_total=group.num_prefill_tokens
@@ -234,6 +229,9 @@ class Engine:
                 self._finish(sequence, "length" if group.request.work == "generate" else "stop")
             return
         self._scheduler.on_computed(group)
+        for other in self._scheduler.waiting:
+            if other.kv is None and not other.is_waiting:
+                self._tiers.look_again(other.cursor)
 
     def _decode(self) -> None:
         self.phase = "decode"
@@ -392,6 +390,19 @@ def _keep_begun(tiers: Tiers, group: SequenceGroup) -> None:
     if group.kv is not None and group.num_remaining_tokens:
         with _keeping():
             tiers.on_interrupted(group.cursor, group.kv, group.num_computed_tokens)
+
+
+def _is_to_go_on(tiers: Tiers, group: SequenceGroup, waiting: Iterable[SequenceGroup]) -> bool:
+    """Whether a prompt goes on with the KV it has: nobody else has computed more of it.
+
+    What others have computed on the same way is kept first, so that it can be taken up.
+    """
+    position = group.num_computed_tokens
+    for other in waiting:
+        is_new = group.kv is None
+        if other is not group and (is_new or tiers.is_ahead(other.cursor, group.cursor, position)):
+            _keep_begun(tiers, other)
+    return group.kv is not None and not tiers.knows_more(group.cursor, position)
 
 
 def _keep_prefill(tiers: Tiers, plan: PrefillSlice, seconds: float) -> None:

@@ -7,6 +7,12 @@ A request of a better class overtakes between two slices, and one slice in nine 
 keeps waiting; what warms the cache beforehand is computed while nothing else is to be done,
 decoding included.
 
+Within a class the prompt that lacks least is computed first, so that a short one never waits for
+a long one; and of the tokens computed past the oldest prompt it gets one for every three. So
+longer prompts take a quarter of the time of a shorter one at most, and no prompt takes more than
+four times as long as alone once it is the oldest, whoever arrives behind it. A prompt that was
+passed keeps what was computed of it.
+
 A request begins as soon as one of its choices has a row and the memory for it; the other choices
 follow row by row, after requests that have none yet. Nobody is passed for ever: every ninth row
 goes to whom others passed, and what needs much memory is passed by eight requests at most.
@@ -30,6 +36,8 @@ _FIRST_SLICE = 256
 _RANKS: dict[Priority, int] = {"interactive": 0, "default": 1, "background": 2}
 _WARMING = 3
 _MAX_PASSES = 8
+_TOKENS_PASSED = 3
+"""So many tokens are computed for others for each one of the oldest prompt that they pass."""
 _DECODE_SHARE = 1.25
 """Decode time per slice time: above 1, because what lies between two steps costs both."""
 
@@ -77,11 +85,16 @@ class Scheduler:
         """Those of them that have a row."""
         self._num_rows_passed = 0
         self._num_groups_passed = 0
+        self._awaited: SequenceGroup | None = None
+        """Others have passed it often enough: the memory for it is kept free until it begins."""
         self._decode_step_s = 0.0
         self._prefill_rate = 0.0
         self._decode_credit_s = 0.0
-        self._overtaken = False
         self._num_passes = 0
+        self._oldest: SequenceGroup | None = None
+        """Of those that the last plan chose from."""
+        self._num_tokens_owed = dict.fromkeys((*_RANKS.values(), _WARMING), 0)
+        """For each class what was computed past its oldest prompt since the last slice of that."""
 
     @property
     def has_work(self) -> bool:
@@ -166,12 +179,21 @@ class Scheduler:
         end = self._slice_end(group, num_running)
         return PrefillSlice(group, group.num_computed_tokens, end)
 
-    def on_prefill(self, num_tokens: int, seconds: float, num_running: int) -> None:
-        """A slice of `num_tokens` took `seconds` while `num_running` sequences waited for it."""
+    def on_looked(self, seconds: float, num_running: int) -> None:
+        """What precedes a slice took `seconds` while `num_running` sequences waited for it."""
         if num_running:
             self._decode_credit_s = seconds * _DECODE_SHARE
+
+    def on_prefill(self, done: PrefillSlice, seconds: float, num_running: int) -> None:
+        """A slice took `seconds` while `num_running` sequences waited for it."""
+        self.on_looked(seconds, num_running)
+        num_tokens = done.end - done.start
         if num_tokens >= SLICE_GRID and seconds > 0.0:
             self._prefill_rate = _smooth(self._prefill_rate, num_tokens / seconds)
+        rank = _rank(done.group)
+        owed = num_tokens if done.group is not self._oldest else -_TOKENS_PASSED * num_tokens
+        owed += self._num_tokens_owed[rank]
+        self._num_tokens_owed[rank] = max(0, min(owed, _TOKENS_PASSED * self._max_slice))
 
     def on_decode(self, seconds: float) -> None:
         """A decode step of all running sequences took `seconds`."""
@@ -265,13 +287,18 @@ class Scheduler:
         able, passing = self._with_memory(able, held)
         if not able:
             return None
-        able = self._whose_turn(able)
-        chosen = able[0]
-        short = [g for g in able if g.num_remaining_tokens <= self._max_slice]
-        self._overtaken = not self._overtaken and chosen not in short and bool(short)
-        chosen = short[0] if self._overtaken else chosen
+        chosen = self._least_or_oldest(self._whose_turn(able), num_running)
         self._num_groups_passed += chosen in passing
         return chosen
+
+    def _least_or_oldest(self, alike: list[SequenceGroup], num_running: int) -> SequenceGroup:
+        """Of one class that which lacks least, or the oldest once a slice of it is due."""
+        self._oldest = oldest = alike[0]
+        num_tokens = self._slice_end(oldest, num_running) - oldest.num_computed_tokens
+        num_due = max(1, min(num_tokens, self._max_slice))
+        if self._num_tokens_owed[_rank(oldest)] >= _TOKENS_PASSED * num_due:
+            return oldest
+        return min(alike, key=lambda group: group.num_lacking_tokens)
 
     def _with_memory(
         self, able: list[SequenceGroup], held: list[RowUse]
@@ -286,10 +313,14 @@ class Scheduler:
             passed.insert(0, further)
         before = able.index(passed[0]) if passed and passed[0] in able else 0
         older = [g for g in fitting if _is_started(g) or g in able[:before]]
+        if self._awaited in fitting and not _is_started(self._awaited):
+            return [self._awaited], []
+        self._awaited = None
         if not passed:
             self._num_groups_passed = 0
             return fitting, []
         if self._num_groups_passed >= _MAX_PASSES:
+            self._awaited = passed[0]
             return older, []
         return fitting, [g for g in fitting if g not in older]
 

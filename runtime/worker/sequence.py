@@ -140,6 +140,11 @@ class SequenceGroup:
         return self.num_prefill_tokens - self.num_computed_tokens
 
     @property
+    def num_lacking_tokens(self) -> int:
+        """Tokens to compute, as far as is known: what is kept of them is taken up first."""
+        return self.num_prefill_tokens - max(self.num_computed_tokens, self.cursor.use.num_tokens)
+
+    @property
     def is_waiting(self) -> bool:
         """Its KV is being read from disk."""
         return self.cursor.is_waiting

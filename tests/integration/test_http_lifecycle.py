@@ -367,9 +367,12 @@ async def reach_prefill(server: RunningServer) -> None:
     await until(lambda: state_of(server, "twin") == "busy", "it is prefilled", 30)
 
 
-@pytest.mark.parametrize("reach", [reach_load, reach_prefill])
-async def test_a_signal_in_any_phase_answers_what_was_let_in_and_leaves_nobody_behind(
-    tmp_path: Path, models_dir: Path, reach: Callable[[RunningServer], Awaitable[None]]
+@pytest.mark.parametrize(("reach", "expected"), [(reach_load, 503), (reach_prefill, 200)])
+async def test_a_signal_refuses_what_waits_answers_what_runs_and_leaves_nobody_behind(
+    tmp_path: Path,
+    models_dir: Path,
+    reach: Callable[[RunningServer], Awaitable[None]],
+    expected: int,
 ) -> None:
     more = "prefill_slice = 16\nmax_loaded_models = 1"
     prompt = "a kettle hums on the hearth " * 200
@@ -381,11 +384,39 @@ async def test_a_signal_in_any_phase_answers_what_was_let_in_and_leaves_nobody_b
             workers = workers_of(tmp_path)
             server.process.send_signal(signal.SIGTERM)
             answer = await asked
-            assert answer.status_code == 200, answer.text
-            assert answer.json()["usage"]["prompt_tokens"] > 500
+            assert answer.status_code == expected, answer.text
+            if expected == 200:
+                assert answer.json()["usage"]["prompt_tokens"] > 500
+            else:
+                assert_refused(answer)
         assert server.process.wait(60) == 0
         assert "Traceback" not in server.stderr
         assert [one for one in workers if one.is_running()] == []
+
+
+def assert_refused(answer: httpx.Response) -> None:
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["code"] == "shutting_down"
+    assert "stopping" in answer.json()["error"]["message"]
+
+
+async def test_a_signal_refuses_at_once_who_waits_behind_an_answer_of_another_model(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    more = "max_loaded_models = 1"
+    with running(tmp_path, config=config(models_dir, more)) as server:
+        async with streaming(server, COMPLETIONS, LONG) as stream, server.client() as client:
+            await stream.next_event()
+            asked = asyncio.create_task(client.post(COMPLETIONS, json=SHORT | {"model": "twin"}))
+            await until(lambda: server.figure("hearth_waiting", model="twin") == 1, "it waits")
+            server.process.send_signal(signal.SIGTERM)
+            assert_refused(await asked)
+            # The answer that runs is not at its end yet, and is not cut.
+            num_before = len(stream.events)
+            events = await stream.rest()
+        assert events[-1] == "[DONE]"
+        assert len(events) > num_before
+        assert server.process.wait(20) == 0
 
 
 async def test_a_signal_while_a_model_writes_its_kv_loses_none_of_it(
@@ -403,9 +434,8 @@ async def test_a_signal_while_a_model_writes_its_kv_loses_none_of_it(
             await until(lambda: state_of(server, "tiny") == "flushing", "it is asked to leave")
             server.process.send_signal(signal.SIGTERM)
             await until(lambda: status(server, "/health/live") == 0, "the signal is heeded")
+            assert_refused(await asked)
             worker.resume()
-            answer = await asked
-        assert answer.status_code == 200, answer.text
         assert server.process.wait(60) == 0
         assert "Traceback" not in server.stderr
         assert not worker.is_running()

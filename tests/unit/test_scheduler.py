@@ -1,10 +1,12 @@
 """What the next engine step does: whose slice, how long, and decode in between."""
 
+from dataclasses import dataclass
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.types import GenerateRequest, Priority, TokenPrompt
+from runtime.types import CacheUse, GenerateRequest, Priority, TokenPrompt
 from runtime.worker.output.detokenizer import PlainDetokenizer
 from runtime.worker.output.parser import Dialect, OutputParser
 from runtime.worker.prompt_logprobs import MAX_LOGITS, Echo
@@ -66,13 +68,23 @@ def slice_of(scheduler: Scheduler, plan: StepPlan) -> tuple[SequenceGroup, int, 
 
 
 def carry_out(
-    scheduler: Scheduler, plan: StepPlan, *, seconds: float = 0.1, num_running: int = 0
+    scheduler: Scheduler,
+    plan: StepPlan,
+    *,
+    seconds: float = 0.1,
+    num_running: int = 0,
+    joins: bool = True,
 ) -> None:
-    group, start, end = slice_of(scheduler, plan)
-    group.num_computed_tokens = end
-    scheduler.on_prefill(end - start, seconds, num_running)
-    if not group.num_remaining_tokens:
+    assert plan.prefill is not None
+    group, done = plan.prefill, scheduler.next_slice(plan.prefill, plan.num_running)
+    group.num_computed_tokens = done.end
+    scheduler.on_prefill(done, seconds, num_running)
+    if group.num_remaining_tokens:
+        return
+    if joins:
         scheduler.on_computed(group)
+    else:
+        scheduler.remove(group)
 
 
 def test_nothing_to_do():
@@ -183,18 +195,140 @@ def test_first_come_first_served_among_equals():
     assert slice_of(scheduler, scheduler.plan(0))[0] is second
 
 
-def test_a_short_prompt_and_a_long_one_take_turns():
-    scheduler = new_scheduler(max_slice=64)
-    long, shorts = new_group(1000, name="long"), [new_group(10, name=str(i)) for i in range(3)]
-    for group in [long, *shorts]:
-        scheduler.add(group)
+def served_in_order(scheduler: Scheduler) -> list[str]:
+    """Whose slices are computed while nobody arrives or decodes."""
     order: list[str] = []
     while scheduler.waiting:
         plan = scheduler.plan(0)
         order.append(slice_of(scheduler, plan)[0].request.request_id)
-        carry_out(scheduler, plan)
-    assert order[:7] == ["0", "long", "1", "long", "2", "long", "long"]
-    assert set(order[7:]) == {"long"}
+        carry_out(scheduler, plan, joins=False)
+    return order
+
+
+def test_short_prompts_go_before_a_long_one_that_was_there_first():
+    scheduler = new_scheduler(max_slice=64)
+    long, shorts = new_group(1000, name="long"), [new_group(10, name=str(i)) for i in range(3)]
+    for group in [long, *shorts]:
+        scheduler.add(group)
+    assert served_in_order(scheduler) == ["0", "1", "2"] + 16 * ["long"]
+
+
+def test_a_prompt_of_several_slices_overtakes_one_that_lacks_more():
+    scheduler = new_scheduler(max_slice=64)
+    scheduler.add(new_group(1281, name="20k"))
+    carry_out(scheduler, scheduler.plan(0))
+    scheduler.add(new_group(129, name="2k"))
+    assert served_in_order(scheduler) == 2 * ["2k"] + 19 * ["20k"]
+
+
+def test_what_lacks_less_goes_on_when_another_one_arrives():
+    scheduler = new_scheduler(max_slice=64)
+    scheduler.add(new_group(193, name="first"))
+    carry_out(scheduler, scheduler.plan(0))
+    scheduler.add(new_group(193, name="second"))
+    assert served_in_order(scheduler) == 2 * ["first"] + 3 * ["second"]
+
+
+def test_of_four_tokens_one_is_computed_of_the_oldest_prompt_that_is_passed():
+    scheduler = new_scheduler(max_slice=64)
+    scheduler.add(new_group(6401, name="old"))
+    scheduler.add(new_group(641, name="long"))
+    scheduler.add(new_group(257, name="short"))
+    order = served_in_order(scheduler)
+    assert order[:5] == 3 * ["short"] + ["old", "short"]
+    assert order[5:18] == 2 * ["long"] + ["old"] + 2 * [*3 * ["long"], "old"] + 2 * ["long"]
+
+
+def test_what_is_kept_of_a_prompt_does_not_count():
+    scheduler = new_scheduler(max_slice=64)
+    known = new_group(10_000, name="known")
+    known.cursor.use = CacheUse(tier="hot", num_tokens=9990)
+    assert known.num_lacking_tokens == 9
+    scheduler.add(new_group(200, name="new"))
+    scheduler.add(known)
+    assert slice_of(scheduler, scheduler.plan(0))[0] is known
+
+
+@dataclass
+class Passage:
+    """A prompt on its way, in tokens of work: since when, and what was computed meanwhile."""
+
+    group: SequenceGroup
+    size: int
+    since: int
+    own_or_shorter: int = 0
+    longer: int = 0
+    as_oldest: int = 0
+    """What was computed of others since it is the oldest."""
+
+
+def played(arrivals: list[tuple[int, int]], max_slice: int) -> list[Passage]:
+    """Prompts that arrive after so much work, with so many tokens to compute, until all are."""
+    scheduler = new_scheduler(max_slice=max_slice)
+    coming, there, gone, now = sorted(arrivals), list[Passage](), list[Passage](), 0
+    while coming or there:
+        if not there:
+            now = max(now, coming[0][0])
+        while coming and coming[0][0] <= now:
+            since, size = coming.pop(0)
+            there.append(Passage(new_group(size + 1), size, since))
+            scheduler.add(there[-1].group)
+        plan = scheduler.plan(0)
+        group, start, end = slice_of(scheduler, plan)
+        lacks = group.num_remaining_tokens
+        for one in there:
+            if lacks > one.group.num_remaining_tokens:
+                one.longer += end - start
+            else:
+                one.own_or_shorter += end - start
+            if one is there[0] and one.group is not group:
+                one.as_oldest += end - start
+        carry_out(scheduler, plan, joins=False)
+        now += end - start
+        gone += [one for one in there if not one.group.num_remaining_tokens]
+        there = [one for one in there if one.group.num_remaining_tokens]
+    return gone
+
+
+crowds = st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 6000)), min_size=1, max_size=25)
+
+
+@given(crowds, st.sampled_from([32, 256, 1024]))
+def test_longer_prompts_take_a_quarter_of_the_time_and_no_prompt_starves(
+    arrivals: list[tuple[int, int]], max_slice: int
+):
+    """The invariants by which nobody waits three times as long as alone because of longer ones."""
+    done = played(arrivals, max_slice)
+    assert sorted(one.size for one in done) == sorted(size for _, size in arrivals)
+    for one in done:
+        assert one.longer <= one.own_or_shorter / 3 + 2 * max_slice
+        assert one.as_oldest <= 3 * one.size + 4 * max_slice
+
+
+@given(
+    st.lists(st.integers(6000, 60_000), min_size=1, max_size=6),
+    st.integers(1, 5999),
+    st.integers(0, 20_000),
+)
+def test_a_prompt_behind_longer_ones_takes_at_most_three_times_as_long_as_alone(
+    longer: list[int], size: int, since: int
+):
+    max_slice = 512
+    done = played([*((0, one) for one in longer), (since, size)], max_slice)
+    mine = next(one for one in done if one.size == size)
+    # A slice that has begun is finished, and one of an older prompt may be due.
+    assert mine.own_or_shorter + mine.longer <= max(3 * size, size + 2 * max_slice)
+
+
+@given(crowds, st.sampled_from([256, 1024]))
+def test_prompts_are_cut_as_if_each_were_alone(arrivals: list[tuple[int, int]], max_slice: int):
+    """No order costs more work than another: taking turns adds no slice and no token."""
+    scheduler = new_scheduler(max_slice=max_slice)
+    groups = [new_group(size + 1) for _, size in arrivals]
+    for group in groups:
+        scheduler.add(group)
+    sizes = [size for _, size in arrivals]
+    assert len(served_in_order(scheduler)) == sum(-(-size // max_slice) for size in sizes)
 
 
 def test_nobody_joins_a_full_batch():
@@ -245,7 +379,7 @@ def test_every_prompt_is_computed_once_on_the_grid_and_every_group_gets_its_turn
     for group in groups:
         scheduler.add(group)
     running: list[Sequence] = []
-    for _ in range(2000):
+    for number in range(2000):
         plan = scheduler.plan(len(running), running)
         running += plan.joining
         assert len(running) <= max_batch
@@ -262,7 +396,8 @@ def test_every_prompt_is_computed_once_on_the_grid_and_every_group_gets_its_turn
             carry_out(scheduler, plan, seconds=seconds, num_running=num_running)
         if num_running:
             scheduler.on_decode(0.2)
-            if data.draw(st.booleans()):
+            # Rows end sooner or later: a full batch of endless ones begins nothing.
+            if number % 20 == 19 or data.draw(st.booleans()):
                 running.pop(0)
         if not scheduler.has_work:
             break

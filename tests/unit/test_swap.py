@@ -93,10 +93,47 @@ def test_the_quantum_begins_no_earlier_than_the_model_was_ready():
     assert decide(waiting, [busy], now_s=95.0 + QUANTUM_S).closed == {"a"}
 
 
-@pytest.mark.parametrize(("swap_s", "quantum_s"), [(1.0, 20.0), (10.0, 40.0), (60.0, 120.0)])
+@pytest.mark.parametrize(
+    ("swap_s", "quantum_s"), [(0.4, 2.0), (1.0, 4.0), (10.0, 40.0), (60.0, 120.0)]
+)
 def test_the_quantum_follows_the_swaps_cost_within_bounds(swap_s: float, quantum_s: float):
     assert TERMS.quantum_s(swap_s) == quantum_s
+    assert TERMS.urgent_quantum_s(swap_s) == swap_s
     assert TERMS.linger_s(swap_s) == min(swap_s / 2, 10.0)
+    assert TERMS.grace_s(swap_s) == min(swap_s / 2, 0.3)
+
+
+def test_an_interactive_waiter_closes_a_stay_after_one_swap():
+    busy = ready("a", num_running=1, ready_since_s=50.0)
+    waiting = [waits("b1", 90.0, "interactive"), waits("a1", 95.0)]
+    assert decide(waiting, [busy], now_s=97.5).grants == ("a1",)
+    assert decide(waiting, [busy], now_s=97.5).wake_s == 98.0
+    assert decide(waiting, [busy], now_s=98.0).closed == {"a"}
+    late = ready("a", num_running=1, ready_since_s=95.0)
+    assert decide(waiting, [late], now_s=98.0).wake_s == 103.0
+
+
+def test_among_interactive_requests_a_stay_lasts_as_long_as_among_others():
+    waiting = [waits("b1", 90.0, "interactive"), waits("a1", 95.0, "interactive")]
+    busy = ready("a", num_running=1, ready_since_s=50.0)
+    assert decide(waiting, [busy]).wake_s == 122.0
+    serving = msgspec.structs.replace(busy, is_interactive=True)
+    assert decide(waiting[:1], [serving]).wake_s == 122.0
+
+
+def test_an_interactive_waiter_takes_nothing_from_a_cohort():
+    closed = ready("a", ready_since_s=0.0, cohort=frozenset({"a1"}))
+    waiting = [waits("b1", 0.0, "interactive"), waits("a1", 0.0), waits("a9", 90.0)]
+    assert decide(waiting, [closed]).grants == ("a1",)
+
+
+def test_a_model_that_was_idle_stays_for_an_instant_for_who_asks_together_with_others():
+    idle = ready("a", last_finished_s=5.0)
+    together = [waits("b1", 99.9), waits("c1", 99.95)]
+    assert decide(together, [idle], now_s=100.0) == SwapPlan(wake_s=99.9 + 0.3)
+    assert decide([*together, waits("a1", 100.0)], [idle], now_s=100.0).grants == ("a1",)
+    assert decide(together, [idle], now_s=100.2).unloads == ("a",)
+    assert decide([waits("b1", 99.9, "background")], [idle], now_s=100.0).unloads == ("a",)
 
 
 def test_the_cohort_is_served_whatever_the_clock_says():
