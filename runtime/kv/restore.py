@@ -276,10 +276,7 @@ class Restorer:
         if found.num_tokens:
             self._assemble(kv, found, len(cursor.token_ids) - found.num_tokens)
             self._mark_used(found, cursor)
-        reason, at = _why_no_more(self._state, cursor, found)
-        if num_had and cursor.use.reason == "damaged":
-            # What was taken up behind it does not make the damage undone.
-            reason, at = cursor.use.reason, cursor.use.at
+        reason, at = _why_no_more(self._state, cursor, found, num_had)
         num_gained = found.num_tokens - num_had
         restore_s = time.perf_counter() - start_s if found.num_tokens else 0.0
         cursor.use = CacheUse(
@@ -371,8 +368,12 @@ def _is_worth_reading(tier_state: TierState, missing: list[Run], found: Found) -
 
 
 def _why_no_more(
-    tier_state: TierState, cursor: CacheCursor, found: Found
+    tier_state: TierState, cursor: CacheCursor, found: Found, num_had: int
 ) -> tuple[MissReason | None, int]:
+    """The first reason why a token had to be computed, and where that was."""
+    if cursor.use.reason is not None and cursor.use.num_tokens < num_had:
+        # It computed what it missed; what is taken up behind that does not make it undone.
+        return cursor.use.reason, cursor.use.at
     at = found.num_tokens
     if at >= len(cursor.token_ids) - 1:
         return None, at

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from runtime.slot_events import HotBudget, Lost, SlotQueued
 from store.types import LostRow, PrefixPiece
 from tests.integration.test_kv_replay import Hashing
@@ -76,4 +78,28 @@ def test_one_that_says_something_else_leaves_it(tmp_path: Path):
     assert end_of(session, SHORT) not in queued.pieces
     assert why(session, LONGER) == "not_yet_durable"
     assert why(session, TURN_2) != "not_yet_durable"
+    session.close()
+
+
+def test_what_is_taken_up_behind_a_lost_piece_does_not_hide_that_it_was_lost(tmp_path: Path):
+    model = Hashing(is_hybrid=False)
+    session = Session(model, tmp_path)
+    computed(session, FIRST)
+    computed(session, TURN_2)
+    first, second = session.publish()
+    session.close()
+    session = Session(model, tmp_path)
+    pieces = [PrefixPiece(one, b"", 0) for one in first.block_hashes]
+    session.tiers.hear(Lost(rows=(LostRow(key=b"k", name="m", pieces=tuple(pieces)),)))
+    session.tiers.learn([msgspec.structs.replace(second, parent=None)])
+    cursor = session.cursor(TURN_2)
+    kv, at = session.take_up(cursor)
+    assert (at, cursor.use.reason) == (0, "not_yet_durable")
+    model.compute(kv, TURN_2, 0, second.start)
+    session.tiers.on_prefill(cursor, kv, (0, second.start), 0.001)
+    assert session.tiers.knows_more(cursor, second.start)
+    _, at = session.tiers.restore(cursor, num_had=second.start)
+    assert at == len(TURN_2) - 1
+    assert reused(cursor) == (at - second.start, "warm", "not_yet_durable")
+    assert cursor.use.at == 0
     session.close()
