@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 from types import FrameType
+from typing import Any
 
 import psutil
 import pytest
