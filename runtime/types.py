@@ -143,7 +143,8 @@ class SamplingParams(Struct, frozen=True):
     """How the next token is chosen; None means not given, so that a later default may apply.
 
     `presence_penalty` and `frequency_penalty` look at generated tokens only, `repetition_penalty`
-    at the prompt too. `logit_bias` holds (token id, bias) pairs.
+    at the prompt too: at the last `repetition_context_size` tokens of both, as mlx-lm means
+    it (0: all of them, also the default here). `logit_bias` holds (token id, bias) pairs.
     """
 
     temperature: float | None = None
@@ -152,6 +153,7 @@ class SamplingParams(Struct, frozen=True):
     min_p: float | None = None
     seed: int | None = None
     repetition_penalty: float | None = None
+    repetition_context_size: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()

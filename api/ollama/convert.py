@@ -120,13 +120,16 @@ def _request(
 
 
 def _sampling(options: Options) -> SamplingParams:
+    last = options.repeat_last_n
     return SamplingParams(
         temperature=options.temperature,
         top_p=options.top_p or None,
         top_k=None if options.top_k is None else max(options.top_k, 0),
         min_p=options.min_p,
         seed=None if options.seed is None else options.seed & (2**63 - 1),
-        repetition_penalty=options.repeat_penalty,
+        # 0 is Ollama's word for no penalty, -1 that for all tokens.
+        repetition_penalty=1.0 if last == 0 else options.repeat_penalty,
+        repetition_context_size=None if last is None else max(last, 0),
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
     )

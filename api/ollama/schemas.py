@@ -67,6 +67,7 @@ class Options(OllamaBody):
     num_predict: int | None = None
     stop: str | list[str] | None = None
     repeat_penalty: Annotated[float, Meta(gt=0)] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 

@@ -51,6 +51,7 @@ class SamplingFields(Body, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_context_size: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = None
     model: str | None = None

@@ -21,6 +21,7 @@ def sampling_of(data: SamplingFields) -> SamplingParams:
         min_p=data.min_p,
         seed=None if data.seed is None else data.seed & (2**63 - 1),
         repetition_penalty=data.repetition_penalty,
+        repetition_context_size=data.repetition_context_size,
         presence_penalty=data.presence_penalty,
         frequency_penalty=data.frequency_penalty,
         logit_bias=_logit_bias(data.logit_bias) if data.logit_bias else (),

@@ -139,9 +139,10 @@ class ChatRequest(SharedFields, kw_only=True):
     """The body of `POST /v1/chat/completions`.
 
     `functions` and `function_call` are the older form of tools. The many ways to control thinking,
-    `chat_template_kwargs`, `top_k`, `min_p`, `repetition_penalty` and `ignore_eos` go beyond
-    OpenAI's API, and so do `continue_final_message: false` and `add_generation_prompt: true`, which
-    have a last message of the assistant's answered instead of gone on with.
+    `chat_template_kwargs`, `top_k`, `min_p`, `repetition_penalty`, `repetition_context_size` and
+    `ignore_eos` go beyond OpenAI's API, and so do `continue_final_message: false` and
+    `add_generation_prompt: true`, which have a last message of the assistant's answered instead of
+    gone on with.
     """
 
     messages: list[ChatMessage]

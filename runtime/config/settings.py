@@ -81,6 +81,7 @@ class SamplingSettings(SamplingParams, frozen=True, forbid_unknown_fields=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_context_size: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
 

@@ -69,7 +69,8 @@ def make_logits_processors(
     if sampling.logit_bias:
         processors.append(_bias(sampling.logit_bias))
     if sampling.repetition_penalty not in (None, 1.0):
-        processors.append(_repetition(sampling.repetition_penalty))
+        context = sampling.repetition_context_size or 0
+        processors.append(_repetition(sampling.repetition_penalty, context))
     presence, frequency = sampling.presence_penalty or 0.0, sampling.frequency_penalty or 0.0
     if presence or frequency:
         processors.append(_occurrence(presence, frequency, num_prompt_tokens))
@@ -167,10 +168,11 @@ def _bias(pairs: tuple[tuple[int, float], ...]) -> LogitsProcessor:
     return process
 
 
-def _repetition(penalty: float) -> LogitsProcessor:
+def _repetition(penalty: float, context: int) -> LogitsProcessor:
     def process(tokens: mx.array, logits: mx.array) -> mx.array:
-        seen = logits[:, tokens]
-        logits[:, tokens] = mx.where(seen < 0, seen * penalty, seen / penalty)
+        last = tokens[-context:] if context else tokens
+        seen = logits[:, last]
+        logits[:, last] = mx.where(seen < 0, seen * penalty, seen / penalty)
         return logits
 
     return process

@@ -26,6 +26,7 @@ from runtime.types import (
     Message,
     ModelSpec,
     Priority,
+    SamplingParams,
     Thinking,
     Tool,
     ToolCall,
@@ -59,6 +60,13 @@ def test_a_request_has_its_class_and_says_how_long_its_model_stays() -> None:
     with pytest.raises(InvalidRequest) as caught:
         generate(keep_alive="soon")
     assert caught.value.param == "keep_alive"
+
+
+def test_a_request_says_how_many_tokens_its_repetition_penalty_looks_at() -> None:
+    fields: dict[str, Any] = {"repetition_penalty": 1.5, "repetition_context_size": 20}
+    assert generate(**fields).sampling == SamplingParams(**fields)
+    with pytest.raises(msgspec.ValidationError, match="repetition_context_size"):
+        generate(repetition_context_size=-1)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,22 @@ def test_options_are_sampling():
     assert generate(prompt="x", options={"num_predict": -1}).max_tokens is None
 
 
+@pytest.mark.parametrize(
+    ("last", "sampling"),
+    [
+        (64, SamplingParams(repetition_penalty=2.0, repetition_context_size=64)),
+        (-1, SamplingParams(repetition_penalty=2.0, repetition_context_size=0)),
+        (0, SamplingParams(repetition_penalty=1.0, repetition_context_size=0)),
+    ],
+)
+def test_repeat_last_n_bounds_the_penalty_or_turns_it_off(last: int, sampling: SamplingParams):
+    options = {"repeat_penalty": 2.0, "repeat_last_n": last}
+    assert generate(prompt="x", options=options).sampling == sampling
+    # What is said wins over a model's own, also where it says that all tokens count.
+    own = SamplingParams(repetition_penalty=1.5, repetition_context_size=20)
+    assert sampling.over(own) == sampling
+
+
 @pytest.mark.parametrize("stop", ["", ["x", ""], ["x"] * 65, "x" * 8193])
 def test_stop_strings_that_cannot_be_looked_for_are_refused(stop: str | list[str]):
     with pytest.raises(InvalidRequest, match=r"^options\.stop "):

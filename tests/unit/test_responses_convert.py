@@ -29,6 +29,7 @@ from runtime.types import (
     Constraint,
     Message,
     ModelSpec,
+    SamplingParams,
     Thinking,
     Tool,
     ToolCall,
@@ -66,6 +67,13 @@ def messages(*items: dict[str, Any], **body: Any) -> tuple[Message, ...]:
 
 
 # Items
+
+
+def test_a_request_says_how_many_tokens_its_repetition_penalty_looks_at() -> None:
+    fields: dict[str, Any] = {"repetition_penalty": 1.5, "repetition_context_size": 20}
+    assert plan(**fields).request.sampling == SamplingParams(**fields)
+    with pytest.raises(msgspec.ValidationError, match="repetition_context_size"):
+        plan(repetition_context_size=-1)
 
 
 def test_a_text_is_one_message_of_the_user_after_the_instructions() -> None:

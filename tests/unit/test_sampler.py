@@ -7,6 +7,9 @@ from typing import cast
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm.sample_utils import make_repetition_penalty
 
 from runtime.types import SamplingParams
 from runtime.worker.sampler import draw_key, make_logits_processors, make_sampler
@@ -150,6 +153,33 @@ def test_the_repetition_penalty_looks_at_prompt_and_answer_once_per_token():
     sampling = SamplingParams(repetition_penalty=2.0)
     assert processed(sampling, [4.0, -4.0, 4.0, -4.0], [0, 1, 0, 0], 2) == [2.0, -8.0, 4.0, -4.0]
     assert make_logits_processors(SamplingParams(repetition_penalty=1.0), num_prompt_tokens=1) == []
+
+
+@given(
+    token_ids=st.lists(st.integers(0, 7), min_size=1, max_size=30),
+    context=st.integers(0, 40),
+    logits=st.lists(st.integers(-8, 8), min_size=8, max_size=8),
+)
+def test_the_repetition_penalty_looks_at_as_many_of_the_last_tokens_as_mlx_lm(
+    token_ids: list[int], context: int, logits: list[int]
+):
+    sampling = SamplingParams(repetition_penalty=2.0, repetition_context_size=context)
+    seen = set(token_ids[-context:] if context else token_ids)
+    wanted = [
+        (logit * 2 if logit < 0 else logit / 2) if token_id in seen else logit
+        for token_id, logit in enumerate(logits)
+    ]
+    row = [float(logit) for logit in logits]
+    assert processed(sampling, row, token_ids, len(token_ids) // 2) == wanted
+    theirs = make_repetition_penalty(2.0, context)(mx.array(token_ids), mx.array([row]))
+    assert theirs.tolist() == [wanted]
+
+
+def test_without_a_context_the_repetition_penalty_looks_at_all_tokens():
+    token_ids = [0, *[1] * 40]
+    for context in (None, 0):
+        sampling = SamplingParams(repetition_penalty=2.0, repetition_context_size=context)
+        assert processed(sampling, [4.0, 4.0, 4.0], token_ids, 41) == [2.0, 2.0, 4.0]
 
 
 def test_presence_and_frequency_look_at_the_answer_only():
