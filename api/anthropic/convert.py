@@ -25,6 +25,7 @@ from api.http.caller import Caller
 from api.http.durations import seconds_of
 from api.http.fields import stops_of
 from api.http.images import check_images
+from api.http.priorities import priority_of
 from api.http.refusal import refuse
 from runtime.config.settings import Settings
 from runtime.prompt.compaction import summary_message, summary_request
@@ -103,7 +104,7 @@ def messages_to_generate(
     request = msgspec.structs.replace(
         asked.request,
         work="prefill" if data.max_tokens == 0 else "generate",
-        priority=data.priority,
+        priority=priority_of(data.priority),
         keep_alive_s=seconds_of(data.keep_alive),
         sampling=SamplingParams(
             temperature=data.temperature,

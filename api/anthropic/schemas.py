@@ -14,8 +14,9 @@ from msgspec import UNSET, Meta, UnsetType
 from api.http.body import decoded_at
 from api.http.hearth_info import HearthInfo
 from api.http.images import image_of
+from api.http.priorities import AskedPriority
 from api.http.refusal import refuse
-from runtime.types import CacheMode, Image, Priority
+from runtime.types import CacheMode, Image
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Content = str | list[msgspec.Raw]
@@ -153,7 +154,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     cache_mode: CacheMode | None = None
     ttl: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
     keep_alive: float | str | None = None
-    priority: Priority | None = None
+    priority: AskedPriority | None = None
 
 
 # Answers

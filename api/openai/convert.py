@@ -8,6 +8,7 @@ from api.http.caller import Caller
 from api.http.durations import seconds_of
 from api.http.fields import stops_of
 from api.http.images import check_images
+from api.http.priorities import priority_of
 from api.http.refusal import refuse
 from api.openai.content import read
 from api.openai.formats import constraint_of
@@ -77,7 +78,7 @@ def chat_to_generate(
         model=spec.id,
         prompt=prompt,
         client=caller.client,
-        priority=data.priority,
+        priority=priority_of(data.priority),
         keep_alive_s=seconds_of(data.keep_alive),
         sampling=sampling_of(data),
         constraint=constraint,
@@ -120,7 +121,7 @@ def completion_to_generate(
             model=spec.id,
             prompt=prompt,
             client=caller.client,
-            priority=data.priority,
+            priority=priority_of(data.priority),
             keep_alive_s=seconds_of(data.keep_alive),
             sampling=sampling_of(data),
             max_tokens=DEFAULT_COMPLETION_TOKENS if data.max_tokens is None else data.max_tokens,

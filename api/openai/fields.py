@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from runtime.types import CacheMode, Priority
+from api.http.priorities import AskedPriority
+from runtime.types import CacheMode
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Budget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -41,7 +42,7 @@ class SamplingFields(Body, kw_only=True):
     cache_mode: CacheMode | None = None
     ttl: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
     keep_alive: float | str | None = None
-    priority: Priority | None = None
+    priority: AskedPriority | None = None
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None

@@ -15,6 +15,7 @@ from api.http.body import decoded_at
 from api.http.caller import Caller
 from api.http.durations import seconds_of
 from api.http.images import check_images
+from api.http.priorities import priority_of
 from api.http.refusal import refuse
 from api.openai.content import ContentPart, read
 from api.openai.fields import JsonSchemaFormat, Raws, is_given
@@ -272,7 +273,7 @@ def plan_of(
         model=spec.id,
         prompt=prompt,
         client=caller.client,
-        priority=data.priority,
+        priority=priority_of(data.priority),
         keep_alive_s=seconds_of(data.keep_alive),
         sampling=sampling_of(data),
         constraint=constraint,

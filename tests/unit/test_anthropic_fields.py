@@ -155,6 +155,14 @@ def test_limits_and_sampling_are_handed_on() -> None:
     assert (warming.work, warming.max_tokens) == ("prefill", None)
 
 
+def test_a_number_stands_for_a_class() -> None:
+    assert [asked(priority=one).request.priority for one in (-3, 0, 3)] == [
+        "interactive",
+        "default",
+        "background",
+    ]
+
+
 def test_context_edits_are_named_unless_they_keep_everything() -> None:
     keep_all = {"type": "clear_thinking_20251015", "keep": "all"}
     clear = {"type": "clear_tool_uses_20250919"}

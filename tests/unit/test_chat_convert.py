@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from api.http.caller import Caller, caller_of
 from api.openai.content import ContentPart, ImageUrl, read
-from api.openai.convert import chat_to_generate
-from api.openai.schemas import ChatRequest
+from api.openai.convert import chat_to_generate, completion_to_generate
+from api.openai.schemas import ChatRequest, CompletionRequest
 from api.openai.thinking import unread
 from runtime.config.settings import ModelSettings, Settings
 from runtime.errors import InvalidRequest
@@ -51,6 +51,25 @@ def prompt(**body: Any) -> ChatPrompt:
     found = generate(**body).prompt
     assert isinstance(found, ChatPrompt)
     return found
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"),
+    [(-(2**63), "interactive"), (-1, "interactive"), (0, "default"), (1, "background")],
+)
+def test_a_lower_number_is_an_earlier_class(asked: int, used: str) -> None:
+    assert generate(priority=asked).priority == used
+    body = {"prompt": "Hi", "priority": asked}
+    data = msgspec.json.decode(json.dumps(body), type=CompletionRequest)
+    settings = Settings(home=Path("/nowhere"))
+    (one,) = completion_to_generate(data, "cmpl-1", SPEC, settings)
+    assert one.priority == used
+
+
+@pytest.mark.parametrize("asked", [True, 0.5, "urgent", 2**63])
+def test_a_priority_that_is_no_class_and_no_whole_number_is_refused(asked: Any) -> None:
+    with pytest.raises(msgspec.ValidationError, match="priority"):
+        generate(priority=asked)
 
 
 def test_a_request_has_its_class_and_says_how_long_its_model_stays() -> None:

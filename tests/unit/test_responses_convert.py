@@ -76,6 +76,11 @@ def test_a_request_says_how_many_tokens_its_repetition_penalty_looks_at() -> Non
         plan(repetition_context_size=-1)
 
 
+def test_a_lower_number_is_an_earlier_class() -> None:
+    asked = [plan(input="Hi", priority=number).request.priority for number in (-1, 0, 7)]
+    assert asked == ["interactive", "default", "background"]
+
+
 def test_a_text_is_one_message_of_the_user_after_the_instructions() -> None:
     assert prompt(instructions="Be brief.").messages == (
         Message(role="system", text="Be brief."),
