@@ -216,6 +216,16 @@ class CacheParams(Struct, frozen=True):
     tenant: str = ""
 
 
+class LineRule(Struct, frozen=True):
+    """A rule of the owner's: lines of a system prompt that begin with `begins` are read first, or
+    last. It is told as `name`.
+    """
+
+    name: str
+    begins: str
+    to: Literal["first", "last"] = "last"
+
+
 class GenerateRequest(Struct, frozen=True):
     """What every protocol asks of the engine. `deadline_s` counts from the submission.
 
@@ -227,7 +237,8 @@ class GenerateRequest(Struct, frozen=True):
     `client` is the family of the program that asks, as its headers tell it, and `keep_alive_s` how
     long the model stays loaded afterwards (0: not at all, negative: for ever). Without `priority`
     it has its model's. `context` (0: that of the loaded model) and `rules_off`, names of prompt
-    rules that are off, are those of the name that is asked.
+    rules that are off, are those of the name that is asked; `own_rules` are the owner's for the
+    client.
     """
 
     request_id: str
@@ -250,6 +261,7 @@ class GenerateRequest(Struct, frozen=True):
     cache: CacheParams = CacheParams()
     context: int = 0
     rules_off: tuple[str, ...] = ()
+    own_rules: tuple[LineRule, ...] = ()
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

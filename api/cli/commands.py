@@ -17,7 +17,7 @@ from runtime.config.settings import Settings, belongs
 from runtime.version import VERSION
 
 Runner = Callable[[Settings, argparse.Namespace], int]
-TABLES = ("aliases", "api_keys", "limits", "models", "prompt_rules")
+TABLES = ("aliases", "api_keys", "limits", "models", "own_rules", "prompt_rules")
 
 
 class Command(NamedTuple):

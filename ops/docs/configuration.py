@@ -8,10 +8,20 @@ import msgspec
 from msgspec import NODEFAULT, inspect
 
 from runtime.config.limits import LimitSettings, RouteLimits
-from runtime.config.reference import EVERY, GROUPS, LIMITED, LIMITS, MODEL, PROMPT_RULES, SETTINGS
+from runtime.config.reference import (
+    EVERY,
+    GROUPS,
+    LIMITED,
+    LIMITS,
+    MODEL,
+    OWN_RULE,
+    PROMPT_RULES,
+    SETTINGS,
+)
 from runtime.config.settings import (
     ModelDefaults,
     ModelSettings,
+    OwnRule,
     PromptSwitches,
     SamplingSettings,
     Settings,
@@ -37,6 +47,9 @@ def tables() -> str:
         _table(SamplingSettings, _sampling(), {}, kinds_of(SamplingSettings)),
         "## `[prompt_rules]` and `[models.NAME.prompt_rules]`\n\nAll are on by default.\n",
         _table(PromptSwitches, tuple(PROMPT_RULES), PROMPT_RULES, kinds_of(PromptSwitches)),
+        "## `[own_rules.NAME]`\n",
+        "[Rules of your own](prompts.md#rules-of-your-own) for system prompts.\n",
+        _table(OwnRule, tuple(OWN_RULE), OWN_RULE, kinds_of(OwnRule)),
     ]
     return "\n".join(parts)
 
@@ -84,7 +97,7 @@ def _told(words: str) -> tuple[str, str]:
 
 
 def _default(value: object, quantity: Quantity | None) -> str:
-    if value is NODEFAULT or value is None or value == ():
+    if value is NODEFAULT or value is None or value in ((), ""):
         return ""
     match value:
         case msgspec.Struct():

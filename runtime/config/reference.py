@@ -29,7 +29,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             *("max_queue", "max_queue_per_model", "max_wait_s", "request_deadline_s"),
             *("max_batch", "max_choices", "keep_alive_s", "prefill_slice", "prefill_block_ms"),
-            *("limits", "prompt_rules"),
+            *("limits", "prompt_rules", "own_rules"),
         ),
     ),
     (
@@ -69,6 +69,8 @@ SETTINGS: dict[str, str] = {
     "aliases": "more names for models: `[aliases]`, name = model",
     "models": "models under a name you choose, with settings: `[models.NAME]`, see below",
     "prompt_rules": "how prompts may be changed so that more of them is reused, see below",
+    "own_rules": "lines of a system prompt that are read in another place: `[own_rules.NAME]`, "
+    "see below",
     "api_keys": "API keys: `[api_keys]`, tenant = digest, as `hearth key` prints them",
     "admin_key": "digest of the key for /admin and the dashboard",
     "allow_remote": "allow a host that other machines can reach; needs a key too",
@@ -187,6 +189,12 @@ EVERY = (
     "here: a model whose own is shorter keeps that. The quotes are needed, `[models.*]` is not "
     "valid TOML."
 )
+
+OWN_RULE: dict[str, str] = {
+    "client": "the program whose requests it is for, as its headers tell it; `*`: all",
+    "begins": "how the line begins, to the letter; the whole line is moved",
+    "to": "last: behind everything, first: before everything",
+}
 
 PROMPT_RULES: dict[str, str] = {
     "billing_header": "remove the billing line that Claude Code puts first",

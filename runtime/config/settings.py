@@ -28,7 +28,7 @@ from runtime.config.tables import (
 from runtime.config.units import MILLISECONDS, TIME, TOKENS
 from runtime.errors import SettingsError
 from runtime.ranks import LOOPBACK, KvForm, Ranks, Split, backend_problem
-from runtime.types import MAX_IMAGE_BYTES, Priority, SamplingParams, Struct
+from runtime.types import MAX_IMAGE_BYTES, LineRule, Priority, SamplingParams, Struct
 
 
 class PromptSwitches(Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +48,41 @@ class PromptSwitches(Struct, frozen=True, forbid_unknown_fields=True):
     tools_first: bool | None = None
     healed_turn: bool | None = None
     kept_tools: bool | None = None
+
+
+Family = Literal[
+    "*",
+    "ai-sdk",
+    "aider",
+    "anthropic-sdk",
+    "claude-code",
+    "cline",
+    "codex",
+    "litellm",
+    "ollama",
+    "open-webui",
+    "openai-sdk",
+    "openclaw",
+    "opencode",
+    "pi",
+    "qwen-code",
+]
+"""Programs as their headers tell them apart, or all of them."""
+
+
+class OwnRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[own_rules.NAME]`: whole lines of a client's system prompt that are read in another place.
+
+    They are those that begin with `begins`, to the letter.
+    """
+
+    client: Family = "*"
+    begins: Annotated[str, Meta(max_length=200)] = ""
+    to: Literal["first", "last"] = "last"
+
+    def __post_init__(self) -> None:
+        if "\n" in self.begins or not self.begins.strip():
+            raise ValueError("begins must be the beginning of one line, and not blank")
 
 
 def switched_off(own: PromptSwitches, shared: PromptSwitches) -> tuple[str, ...]:
@@ -215,6 +250,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     aliases: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     models: dict[str, ModelSettings] = msgspec.field(default_factory=dict[str, ModelSettings])
     prompt_rules: PromptSwitches = PromptSwitches()
+    own_rules: dict[str, OwnRule] = msgspec.field(default_factory=dict[str, OwnRule])
 
     api_keys: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     admin_key: str | None = None
@@ -304,6 +340,14 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     def prompt_rules_off(self, model: str) -> tuple[str, ...]:
         """What is not done to the prompts of this model."""
         return switched_off(self.model(model).prompt_rules, self.prompt_rules)
+
+    def own_rules_for(self, client: str) -> tuple[LineRule, ...]:
+        """The owner's rules for requests of this family of clients, in their order."""
+        return tuple(
+            LineRule(name=f"own_rules.{name}", begins=rule.begins, to=rule.to)
+            for name, rule in self.own_rules.items()
+            if rule.client in ("*", client)
+        )
 
     def keep_alive_of(self, model: str) -> float:
         """Seconds that this model stays loaded unused; negative is for ever."""

@@ -94,7 +94,8 @@ class PrefixRegistry:
             cache = msgspec.structs.replace(cache, ttl_s=self._settings.kv_ttl_of(request.model))
             request = msgspec.structs.replace(request, cache=cache)
         off = frozenset(self._settings.prompt_rules_off(request.model))
-        found = await asyncio.to_thread(prefixes.prefix_of, request, off, self._secret)
+        own = self._settings.own_rules_for(request.client)
+        found = await asyncio.to_thread(prefixes.prefix_of, request, off, self._secret, own)
         if found is not None:
             self._add(request.model, found, self._session(cache.session_id), now_s)
             then(found.name)

@@ -12,7 +12,7 @@ from hashlib import blake2b
 import msgspec
 
 from runtime.prompt.stabilise import stabilise
-from runtime.types import CacheParams, ChatPrompt, GenerateRequest, Message, Struct
+from runtime.types import CacheParams, ChatPrompt, GenerateRequest, LineRule, Message, Struct
 from store.types import DEFAULT_TTL_S, decayed_hits
 
 MIN_CHARS = 1000
@@ -71,14 +71,19 @@ class Prefix(Struct, frozen=True):
         )
 
 
-def prefix_of(request: GenerateRequest, rules_off: frozenset[str], key: bytes) -> Prefix | None:
+def prefix_of(
+    request: GenerateRequest,
+    rules_off: frozenset[str],
+    key: bytes,
+    own_rules: tuple[LineRule, ...] = (),
+) -> Prefix | None:
     """The head of a request's prompt; None where there is none that may and should be learned."""
     prompt, cache = request.prompt, request.cache
     if request.work != "generate" or cache.mode == "off" or cache.ttl_s == 0:
         return None
     if not isinstance(prompt, ChatPrompt):
         return None
-    stable = stabilise(prompt.messages, request.client, rules_off).messages
+    stable = stabilise(prompt.messages, request.client, rules_off, own_rules).messages
     roles = [message.role == "system" for message in stable]
     head = stable[: roles.index(False) if False in roles else len(roles)]
     if any(message.images for message in head):

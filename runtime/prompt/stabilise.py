@@ -23,7 +23,7 @@ import msgspec
 
 from runtime.prompt import openclaw
 from runtime.prompt.rewriting import Made, RewriteStep, Rewritten, each, rewrite
-from runtime.types import Image, Message
+from runtime.types import Image, LineRule, Message
 
 
 class Rule(NamedTuple):
@@ -49,10 +49,13 @@ MOVED_FIELDS = "moved_fields"
 RULE_NAMES = frozenset({SYSTEM_FIRST, MOVED_FIELDS, *(rule.name for rule in RULES)})
 
 
-def stabilising_steps(client: str, switched_off: frozenset[str]) -> list[RewriteStep]:
+def stabilising_steps(
+    client: str, switched_off: frozenset[str], own: Sequence[LineRule] = ()
+) -> list[RewriteStep]:
     """What is done to a request of this client (its family; "" is unknown).
 
-    A message that only held telemetry disappears. OpenClaw is known by what it says.
+    A message that only held telemetry disappears. OpenClaw is known by what it says. The owner's
+    own rules come last.
     """
     steps = [
         RewriteStep(rule.name, each(partial(_stripped, rule)))
@@ -62,14 +65,18 @@ def stabilising_steps(client: str, switched_off: frozenset[str]) -> list[Rewrite
     if client == "claude-code":
         steps.append(RewriteStep(SYSTEM_FIRST, _with_system_first))
     steps.append(RewriteStep(MOVED_FIELDS, _with_fields_last))
-    return [step for step in steps if step.rule not in switched_off]
+    owners = [RewriteStep(rule.name, partial(_with_lines_moved, rule)) for rule in own]
+    return [step for step in steps if step.rule not in switched_off] + owners
 
 
 def stabilise(
-    messages: Sequence[Message], client: str, switched_off: frozenset[str] = frozenset()
+    messages: Sequence[Message],
+    client: str,
+    switched_off: frozenset[str] = frozenset(),
+    own: Sequence[LineRule] = (),
 ) -> Rewritten:
     """Apply these rules and nothing else."""
-    return rewrite(messages, stabilising_steps(client, switched_off))
+    return rewrite(messages, stabilising_steps(client, switched_off, own))
 
 
 def _with_system_first(messages: Sequence[Message]) -> list[Made]:
@@ -97,6 +104,34 @@ def _with_fields_last(messages: Sequence[Message]) -> list[Made]:
     made[0] = Made(msgspec.structs.replace(messages[0], text=rest), (0,))
     moved = Made(Message(role="system", text="\n\n".join(fields)), (0,))
     made.insert(len(made) - (messages[-1].role == "assistant"), moved)
+    return made
+
+
+def _with_lines_moved(rule: LineRule, messages: Sequence[Message]) -> list[Made]:
+    """Lines of the first system messages in a system message before or behind all others.
+
+    A system message with pictures stays as it is; one that had no other lines is left out.
+    """
+    made: list[Made] = []
+    moved: list[str] = []
+    sources: list[int] = []
+    is_head = True
+    for number, message in enumerate(messages):
+        is_head = is_head and message.role == "system"
+        lines = message.text.split("\n") if is_head and not message.images else []
+        ours = [line for line in lines if line.startswith(rule.begins)]
+        if not ours:
+            made.append(Made(message, (number,)))
+            continue
+        moved += ours
+        sources.append(number)
+        rest = "\n".join(line for line in lines if not line.startswith(rule.begins))
+        if rest.strip():
+            made.append(Made(msgspec.structs.replace(message, text=rest), (number,)))
+    if moved:
+        last = len(made) - (messages[-1].role == "assistant")
+        lines_moved = Message(role="system", text="\n".join(moved))
+        made.insert(0 if rule.to == "first" else last, Made(lines_moved, tuple(sources)))
     return made
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
 from runtime.prompt.openclaw import FIRST_LINE
-from tests.running_server import CHAT, RunningServer, running
+from tests.running_server import CHAT, RunningServer, hearth, running
 
-CONFIG = 'default_model = "hearth-tiny"\nprewarm_share = 0\n'
+CONFIG = """
+default_model = "hearth-tiny"
+prewarm_share = 0
+
+[own_rules.build_stamp]
+client = "opencode"
+begins = "Build: "
+"""
+OPENCODE = {"user-agent": "opencode/1.0"}
 RULES = " ".join(f"Rule {n}: say what was done, then go on to what is next." for n in range(20))
 SKILLS = " ".join(f"Skill {n}: look into the workspace and say what was found." for n in range(40))
 CLAUDE_CODE = {"user-agent": "claude-cli/2.1.329 (external, sdk-cli)"}
@@ -77,3 +86,34 @@ def test_a_clock_in_openclaws_system_prompt_costs_the_last_answer_and_what_is_ne
             # All of the prompt before but the clock at its end and what opened the answer.
             assert told.num_cached >= before - 80
         before = told.num_prompt
+
+
+def test_a_rule_of_the_owners_has_a_line_read_last_for_its_client_alone(server: RunningServer):
+    rules = RULES.replace("Rule", "Item")
+    asked = [
+        [said("system", f"You write code.\nBuild: {number}\n{rules}"), said("user", "Go on.")]
+        for number in (7, 8)
+    ]
+    other = [ask(server, one) for one in asked]
+    assert all("own_rules.build_stamp" not in told.rules for told in other)
+    assert other[1].num_cached < 100
+    first, second = (ask(server, one, **OPENCODE) for one in asked)
+    assert "own_rules.build_stamp" in first.rules & second.rules
+    assert second.num_cached >= 0.9 * second.num_prompt
+
+
+def test_a_rule_of_the_owners_is_tried_on_a_recorded_request(server: RunningServer):
+    sent = [said("system", "You write code.\nBuild: 7\nBe brief."), said("user", "Go on.")]
+    done = hearth(
+        *("prompt", "explain", "-", "--client", "opencode", "--json"),
+        stdin=json.dumps({"model": "hearth-tiny", "messages": sent}),
+        HEARTH_HOME=str(server.home),
+        HEARTH_PORT=str(server.port),
+    )
+    assert done.returncode == 0, done.stderr
+    parts = json.loads(done.stdout)["parts"]
+    (moved,) = [part for part in parts if "Build: 7" in part["text"]]
+    assert "own_rules.build_stamp" in moved["rules"]
+    text = "".join(part["text"] for part in parts)
+    places = [text.index(one) for one in ("You write code.\nBe brief.", "Go on.", "Build: 7")]
+    assert places == sorted(places)

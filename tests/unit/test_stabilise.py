@@ -1,12 +1,15 @@
 """Only a known client's telemetry leaves its system prompt; every other word stays in its place."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.config.settings import PromptSwitches, load_settings
+from api.http.clients import FAMILIES
+from runtime.config.settings import Family, PromptSwitches, load_settings
 from runtime.errors import SettingsError
 from runtime.prompt.stabilise import (
     RULE_NAMES,
@@ -16,7 +19,7 @@ from runtime.prompt.stabilise import (
     stabilising_steps,
     varying_from,
 )
-from runtime.types import Image, Message, PromptChange, Role
+from runtime.types import Image, LineRule, Message, PromptChange, Role
 
 CLAUDE_CODE = "claude-code"
 USER = Message(role="user", text="Fix the bug in parse.py.")
@@ -218,3 +221,84 @@ def test_a_boundary_stands_right_before_what_changes(text: str, before: str):
 )
 def test_what_does_not_change_is_no_boundary(text: str):
     assert varying_from(text) is None
+
+
+OWN_LINES = st.sampled_from(
+    ["Build: 7", "Build: ", " Build: 8", "Be brief.", "", "Built: 9", "Now"]
+)
+OWN_TEXTS = st.lists(OWN_LINES, max_size=5).map("\n".join)
+OWN_SPOKEN = st.lists(
+    st.tuples(st.sampled_from(["system", "user", "tool", "assistant"]), OWN_TEXTS)
+)
+
+
+def lines_of(messages: Sequence[Message]) -> list[str]:
+    return sorted(
+        line for one in messages if one.role == "system" for line in one.text.split("\n") if line
+    )
+
+
+@given(spoken=OWN_SPOKEN, to=st.sampled_from(["first", "last"]))
+def test_an_owners_rule_moves_whole_lines_of_the_first_system_messages_alone(
+    spoken: list[tuple[Role, str]], to: Literal["first", "last"]
+):
+    messages = [Message(role=role, text=text) for role, text in spoken]
+    num_head = next((i for i, one in enumerate(messages) if one.role != "system"), len(messages))
+    rule = LineRule(name="own_rules.build", begins="Build: ", to=to)
+    moved = [
+        line
+        for one in messages[:num_head]
+        for line in one.text.split("\n")
+        if line.startswith("Build: ")
+    ]
+    stable = stabilise(messages, "", own=(rule,))
+    assert [change.rule for change in stable.changes] in ([], ["own_rules.build"])
+    if not moved:
+        assert list(stable.messages) == messages
+        return
+    place = 0 if to == "first" else len(stable.messages) - 1 - (messages[-1].role == "assistant")
+    assert stable.messages[place] == Message(role="system", text="\n".join(moved))
+    assert lines_of(stable.messages) == lines_of(messages)
+    rest = [*stable.messages[:place], *stable.messages[place + 1 :]]
+    assert [one for one in rest if one.role != "system"] == [
+        one for one in messages if one.role != "system"
+    ]
+    assert rest[len(rest) - len(messages[num_head:]) :] == messages[num_head:]
+    again = stabilise(stable.messages, "", own=(rule,))
+    assert again.messages == stable.messages
+
+
+def test_an_owners_rule_can_name_every_client_that_is_told_apart():
+    assert set(get_args(Family)) == {"*", *(family for _, family in FAMILIES)}
+
+
+def test_an_owners_rules_are_those_of_the_client(tmp_path: Path):
+    file = tmp_path / "hearth.toml"
+    file.write_text(
+        '[own_rules.build]\nclient = "opencode"\nbegins = "Build: "\n'
+        '[own_rules.skills]\nclient = "*"\nbegins = "Skill "\nto = "first"\n'
+    )
+    chosen = load_settings({"config": str(file)}, {"HOME": str(tmp_path)})
+    build = LineRule(name="own_rules.build", begins="Build: ", to="last")
+    skills = LineRule(name="own_rules.skills", begins="Skill ", to="first")
+    assert chosen.own_rules_for("opencode") == (build, skills)
+    assert chosen.own_rules_for("") == (skills,)
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        ('client = "pi"', "begins"),
+        ('client = "opencod"\nbegins = "a"', "client"),
+        ('client = "pi"\nbegins = ""', "begins"),
+        ('client = "pi"\nbegins = " "', "begins must be the beginning of one line"),
+        ('client = "pi"\nbegins = "a\\nb"', "begins must be the beginning of one line"),
+        ('client = "pi"\nbegins = "a"\nto = "away"', "to"),
+        ('client = "pi"\nbegins = "a"\npattern = "x"', "pattern"),
+    ],
+)
+def test_an_owners_rule_that_says_too_little_is_refused(tmp_path: Path, rule: str, problem: str):
+    file = tmp_path / "hearth.toml"
+    file.write_text(f"[own_rules.build]\n{rule}\n")
+    with pytest.raises(SettingsError, match=f"own_rules.build.*{problem}"):
+        load_settings({"config": str(file)}, {"HOME": str(tmp_path)})

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import msgspec
+from msgspec.structs import astuple
 
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.media import Medium, Placed, located, moved, place_media
@@ -32,6 +33,7 @@ from runtime.prompt.stabilise import stabilising_steps
 from runtime.types import (
     ChatPrompt,
     GenerateRequest,
+    LineRule,
     Message,
     MissReason,
     PromptChange,
@@ -125,16 +127,18 @@ class Composer:
     needs_state: bool
     eos_token_ids: frozenset[int] = frozenset()
     rules_off: frozenset[str] = frozenset()
+    own_rules: tuple[LineRule, ...] = ()
     dialect: Dialect = field(default_factory=Dialect)
     seal: Seal = field(default_factory=Seal)
 
     def asked_by(self, request: GenerateRequest) -> Composer:
         """The same with the context and the prompt rules of the name that a request asks."""
         context, off = request.context or self.context, frozenset(request.rules_off)
-        if (context, off) == (self.context, self.rules_off):
+        own = request.own_rules
+        if (context, off, own) == (self.context, self.rules_off, self.own_rules):
             return self
         template = self.template.arranged(tools_first=TOOLS_FIRST not in off)
-        return replace(self, template=template, context=context, rules_off=off)
+        return replace(self, template=template, context=context, rules_off=off, own_rules=own)
 
     def compose(
         self,
@@ -233,8 +237,8 @@ class Composer:
             changes = (*changes, PromptChange(rule=BEGUN))
         is_kept = HEALED not in self.rules_off  # whatever is kept of KV: the same tokens are read
         whose: tuple[object, ...] = (request.cache.tenant,) if request.cache.tenant else ()
-        if self.rules_off:
-            whose = (request.cache.tenant, sorted(self.rules_off))
+        if self.rules_off or self.own_rules:
+            whose = (request.cache.tenant, sorted(self.rules_off), *map(astuple, self.own_rules))
         links, bare = _links(self.template, arranged, whose) if is_kept else ([], [])
         asker = Asker(request.model, request.cache.session_id)
         sent, parts = prompt.messages, rewritten.parts
@@ -246,7 +250,7 @@ class Composer:
     def _steps(self, request: GenerateRequest, prompt: ChatPrompt) -> list[RewriteStep]:
         """All that is done to a request's messages before they are rendered."""
         probe, tenant = self.template.probe, request.cache.tenant
-        stabilising = stabilising_steps(request.client, self.rules_off)
+        stabilising = stabilising_steps(request.client, self.rules_off, self.own_rules)
         arranging = arranging_steps(
             probe.abilities,
             lambda messages: self.seal.codes(messages, tenant),
