@@ -88,7 +88,7 @@ def chat_to_generate(
         top_logprobs=(data.top_logprobs or 0) if data.logprobs else None,
         ignore_eos=bool(data.ignore_eos),
         deadline_s=settings.request_deadline_s,
-        cache=cache_of(data, caller),
+        cache=cache_of(data, caller, data.extra_body, data.metadata),
     )
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
+
 from api.http.caller import Caller
 from api.http.refusal import refuse
-from api.openai.fields import SamplingFields
+from api.openai.fields import Raws, SamplingFields
 from runtime.types import CacheParams, SamplingParams
+
+_SESSION_NAMES = ("session_id", "conversation_id", "thread_id", "chat_id")
 
 
 def sampling_of(data: SamplingFields) -> SamplingParams:
@@ -28,9 +34,13 @@ def sampling_of(data: SamplingFields) -> SamplingParams:
     )
 
 
-def cache_of(data: SamplingFields, caller: Caller) -> CacheParams:
-    """What the request wishes of the KV cache, and which conversation it belongs to."""
-    ids = (data.session_id, data.conversation_id, data.thread_id, data.chat_id)
+def cache_of(data: SamplingFields, caller: Caller, *places: Raws | None) -> CacheParams:
+    """What the request wishes of the KV cache, and which conversation it belongs to.
+
+    `places` are its objects for anything, which may name the conversation as well.
+    """
+    own = (data.session_id, data.conversation_id, data.thread_id, data.chat_id)
+    ids = (*own, *(name for place in places for name in _names_in(place or {})))
     session_id = caller.session_id(ids, (data.prompt_cache_key, data.user))
     return CacheParams(
         mode=data.cache_mode or "full",
@@ -49,6 +59,15 @@ def num_choices(n: int | None, limit: int) -> int:
     if n is not None and n > limit:
         refuse("n", f"is {n}, at most {limit} choices are served.")
     return n or 1
+
+
+def _names_in(place: Raws) -> Iterator[str]:
+    """The conversation's names in an object for anything; what is no text names none."""
+    for name in _SESSION_NAMES:
+        try:
+            yield msgspec.json.decode(place.get(name, b'""'), type=str)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
 
 
 def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:

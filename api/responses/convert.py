@@ -281,7 +281,7 @@ def plan_of(
         top_logprobs=_top_logprobs(data),
         ignore_eos=bool(data.ignore_eos),
         deadline_s=settings.request_deadline_s,
-        cache=cache_of(data, caller),
+        cache=cache_of(data, caller, data.extra_body, data.metadata),
     )
     ignored = (*offer.ignored, *read.ignored, *_unknown_includes(data.include or ()))
     plan = ResponsePlan(request, offer, ignored, begun(prompt) is not None)

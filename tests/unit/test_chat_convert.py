@@ -293,6 +293,16 @@ def test_conversations_are_named_by_body_then_headers_then_what_is_shared() -> N
     assert generate(pi).client == "pi"
 
 
+def test_a_conversations_name_is_read_in_objects_for_anything_too() -> None:
+    pi = caller_of({"session_id": "header", "user-agent": "pi/0.87"})
+    places = {"metadata": {"session_id": "m"}, "extra_body": {"chat_id": "e"}}
+    assert generate(pi, **places).cache.session_id == "e"
+    assert generate(pi, metadata={"thread_id": "m"}).cache.session_id == "m"
+    assert generate(pi, session_id="own", **places).cache.session_id == "own"
+    for odd in ({"session_id": 7}, {"session_id": None}, {"session_id": ""}, {"other": "x"}):
+        assert generate(pi, metadata=odd).cache.session_id == "header"
+
+
 def test_pictures_stand_where_the_text_before_them_ends() -> None:
     parts = [
         ContentPart(text="a"),
