@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +12,10 @@ from msgspec import UNSET
 
 from api.agents.schemas import (
     AgentConfig,
+    AgentCreate,
+    AgentFork,
+    AgentSummary,
+    AgentView,
     HistoryMessage,
     TurnUsage,
     TurnView,
@@ -33,7 +38,7 @@ from runtime.types import ChatPrompt, GenerateRequest, Image, Message
 from store.history.agent_rows import TurnRow
 
 _OF_A_TURN = frozenset({"messages", "stream", "stream_options", "n"})
-OF_A_GENERATE = _OF_A_TURN | {"id", "turn"}
+OF_A_GENERATE = _OF_A_TURN | {"id", "agent_id", "turn"}
 _OF_A_CONVERSATION = frozenset(
     {"session_id", "conversation_id", "thread_id", "chat_id", "prompt_cache_key"}
 )
@@ -58,8 +63,13 @@ def sent_fields(body: bytes, kind: type[msgspec.Struct]) -> Sent:
 
     Raises:
         InvalidJson: the name of another is no text.
+        InvalidRequest: a config has its system prompt under both names.
     """
     found = decoded(body, Raws)
+    if issubclass(kind, AgentConfig) and "system_prompt" in found:
+        if "system" in found:
+            refuse("system_prompt", "is another name of system: send one of them.")
+        found["system"] = found.pop("system_prompt")
     known = {name: found[name] for name in kind.__struct_fields__ if name in found}
     cleared = frozenset(name for name, raw in known.items() if bytes(raw) == b"null")
     given = {name: raw for name, raw in known.items() if name not in cleared}
@@ -70,6 +80,17 @@ def _effective(kind: type[msgspec.Struct]) -> frozenset[str]:
     """The fields that count in such a body."""
     fields = frozenset(kind.__struct_fields__) - _OF_A_CONVERSATION
     return fields - (_OF_A_TURN if issubclass(kind, AgentConfig) else {"ttl"})
+
+
+def wanted_id(data: AgentCreate | AgentFork) -> str | None:
+    """The id that a body asks for, under either name.
+
+    Raises:
+        InvalidRequest: the two differ.
+    """
+    if data.id is not None and data.agent_id not in (None, data.id):
+        refuse("agent_id", "differs from id, of which it is another name: send one of them.")
+    return data.id or data.agent_id
 
 
 # An agent's config
@@ -86,6 +107,17 @@ def config_of(sent: Sent, before: bytes = b"{}") -> bytes:
 def read_config(config: bytes) -> AgentConfig:
     """A stored config."""
     return msgspec.json.decode(config, type=AgentConfig)
+
+
+def in_brief(view: AgentView) -> AgentSummary:
+    """The agent as a line of a listing."""
+    return AgentSummary(
+        agent_id=view.id,
+        model=view.model,
+        status=view.status,
+        context_tokens=view.tokens,
+        last_accessed=datetime.fromtimestamp(int(view.last_used_at), UTC),
+    )
 
 
 def metadata_of(config: bytes) -> msgspec.Raw | None:

@@ -89,7 +89,7 @@ class Generates:
             new_messages = tuple(history[-len(cut.bodies) :])
         cache = CacheParams(
             mode=chat.cache_mode or "full",
-            ttl_s=PINNED_TTL_S if row.is_pinned else row.ttl_s,
+            ttl_s=_kv_ttl_s(row),
             session_id=row.session,
             tenant=wish.caller.tenant,
         )
@@ -180,6 +180,13 @@ def _converted(
     assert isinstance(request.prompt, ChatPrompt), "a chat request has a chat prompt"
     check_images(request.prompt.messages, spec, settings)
     return request, new_messages, history
+
+
+def _kv_ttl_s(row: AgentRow) -> float | None:
+    """How long the agent's KV stays on disk: 0.0 where it is to be in memory only."""
+    if convert.read_config(row.config).persist is False:
+        return 0.0
+    return PINNED_TTL_S if row.is_pinned else row.ttl_s
 
 
 def _check_rest(history: Sequence[Message]) -> None:

@@ -51,7 +51,9 @@ async def create_agent(
     """Make an agent."""
     body = await request.body()
     sent = await request.apart(lambda: sent_fields(body, AgentCreate))
-    return _told(await agents.desk.create(tenant_of(request.scope), data.id, sent), sent)
+    return _told(
+        await agents.desk.create(tenant_of(request.scope), convert.wanted_id(data), sent), sent
+    )
 
 
 @get("/v1/agents", tags=TAGS)
@@ -81,7 +83,7 @@ async def change_agent(
     agents: NamedDependency[Agents],
 ) -> AgentView:
     """Change the fields that are sent; null takes one away. What runs goes on as it began."""
-    if data.id not in (None, agent_id):
+    if convert.wanted_id(data) not in (None, agent_id):
         refuse("id", "cannot be changed: fork the agent, the copy has the id that is sent there.")
     body = await request.body()
     sent = await request.apart(lambda: sent_fields(body, AgentCreate))
@@ -114,7 +116,9 @@ async def fork_agent(
     """Make another agent with this one's turns, or its first `turn` of them."""
     body = await request.body()
     sent = await request.apart(lambda: sent_fields(body, AgentFork))
-    fork = await agents.desk.fork(_mine(request, agent_id), data.id, data.turn, sent)
+    fork = await agents.desk.fork(
+        _mine(request, agent_id), convert.wanted_id(data), data.turn, sent
+    )
     return _told(fork, sent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -19,21 +20,26 @@ class AgentConfig(ChatRequest, kw_only=True):
     """What an agent is: fields of a chat request that count wherever a generate does not say.
 
     `ttl` is how many seconds it is kept unused, history and KV; a pinned agent is kept for ever.
-    Messages, `stream` and `n` are of a generate and have no effect here.
+    `system_prompt` is another name of `system`. With `persist: false` the KV is kept in memory
+    only; the history is on disk all the same. Messages, `stream` and `n` are of a generate and have
+    no effect here.
     """
 
     messages: list[ChatMessage] = msgspec.field(default_factory=list[ChatMessage])
     name: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     system: str | None = None
+    system_prompt: str | None = None
+    persist: bool | None = None
     ttl: Annotated[float, Meta(gt=0, le=366 * 86_400)] | None = None
     pinned: bool | None = None
     metadata: Raws | None = None
 
 
 class AgentCreate(AgentConfig, kw_only=True):
-    """The body of `POST /v1/agents`. Without an `id` the server makes one."""
+    """The body of `POST /v1/agents`. Without an `id`, or `agent_id`, the server makes one."""
 
     id: AgentId | None = None
+    agent_id: AgentId | None = None
 
 
 class AgentGenerate(ChatRequest, kw_only=True):
@@ -51,6 +57,7 @@ class AgentFork(AgentConfig, kw_only=True):
     """The body of `POST /v1/agents/{id}/fork`: the copy's id, its first turns, what differs."""
 
     id: AgentId | None = None
+    agent_id: AgentId | None = None
     turn: Annotated[int, Meta(ge=0)] | None = None
 
 
@@ -103,10 +110,24 @@ class AgentView(Body):
     object: Literal["agent"] = "agent"
 
 
+class AgentSummary(Body):
+    """An agent in brief. `context_tokens` are what its KV holds, `last_accessed` is in UTC."""
+
+    agent_id: str
+    model: str
+    status: KvStatus
+    context_tokens: int
+    last_accessed: datetime
+
+
 class AgentList(Body):
-    """Agents, the newest first; the next page begins `after` the last id."""
+    """Agents, the newest first; the next page begins `after` the last id.
+
+    `agents` are those of `data`, in brief.
+    """
 
     data: list[AgentView]
+    agents: list[AgentSummary]
     has_more: bool
     object: Literal["list"] = "list"
 

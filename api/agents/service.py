@@ -76,7 +76,7 @@ class AgentService:
         shown = rows[:limit]
         kv = await self._kv.views([row.session for row in shown])
         views = [self._seen(row, kv[row.session]) for row in shown]
-        return AgentList(views, has_more=len(rows) > limit)
+        return AgentList(views, [*map(convert.in_brief, views)], has_more=len(rows) > limit)
 
     async def view(self, agent_id: str) -> AgentView:
         """One agent, with its config. Raises UnknownAgent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -216,6 +217,47 @@ def test_what_cannot_be_changed_is_refused_or_named(tiny: RunningServer):
     asked = turn | {"tools": [{"type": "web_search"}], "expected_turn": 0}
     ignored = agent.post("generate", asked).json()["hearth"]["ignored"]
     assert ignored == ["system", "tools[0]: web_search"]
+
+
+async def test_an_agents_fields_have_other_names_and_a_listing_is_in_brief_too(
+    tiny: RunningServer,
+):
+    sent = {"agent_id": "review-agent", "system_prompt": SYSTEM, "persist": False}
+    made = tiny.post(AGENTS, sent)
+    assert made.status_code == 201
+    assert made.json()["id"] == "review-agent"
+    assert "hearth" not in made.json()
+    assert made.json()["config"] == {"system": SYSTEM, "persist": False}
+    agent = Agent(tiny, "review-agent")
+    first = agent.say(temperature=0, max_tokens=60)
+    assert CODE in first.text
+    again = agent.say(temperature=0, max_tokens=60)
+    assert again.num_cached_tokens >= first.num_prompt_tokens
+    assert [one["disk_bytes"] for one in agent.view()["models"]] in ([], [0])
+    kept = Agent.made(tiny)
+    kept.say()
+    await until(lambda: kept.view()["status"] != "none", "the KV is found")
+
+    def are_listed_as_they_are() -> bool:
+        """What was just answered may be stored between the two."""
+        lines = {one["agent_id"]: one for one in tiny.get(AGENTS).json()["agents"]}
+        return all(
+            lines[view["id"]]
+            == {
+                "agent_id": view["id"],
+                "model": view["model"],
+                "status": view["status"],
+                "context_tokens": view["tokens"],
+                "last_accessed": datetime.fromtimestamp(int(view["last_used_at"]), UTC).strftime(
+                    "%Y-%m-%dT%H:%M:%SZ"
+                ),
+            }
+            for view in (agent.view(), kept.view())
+        )
+
+    await until(are_listed_as_they_are, "both are listed as they are")
+    twice = tiny.post(AGENTS, sent | {"agent_id": "a", "id": "b"})
+    assert refusal(twice, 400)["param"] == "agent_id"
 
 
 def test_the_listing_comes_in_pages(tiny: RunningServer):

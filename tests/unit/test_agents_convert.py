@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from api.agents import convert
 from api.agents.convert import Sent
-from api.agents.schemas import AgentConfig, AgentGenerate
+from api.agents.schemas import AgentConfig, AgentCreate, AgentFork, AgentGenerate
 from api.http.draft import Draft
 from api.openai.schemas import CalledCustom, CalledTool
 from runtime.errors import InvalidRequest, StoreUnavailable
@@ -39,6 +39,25 @@ def test_null_is_not_given_and_unknown_fields_are_left_out():
     fields = sent(system="s", temperature=None, colour="red", id="x")
     assert {name: bytes(raw) for name, raw in fields.given.items()} == {"system": b'"s"'}
     assert fields.cleared == {"temperature"}
+
+
+def test_a_system_prompt_has_two_names_of_which_one_is_sent():
+    config = convert.config_of(sent(system_prompt="s", persist=False))
+    assert json.loads(config) == {"system": "s", "persist": False}
+    assert json.loads(convert.config_of(sent(system_prompt=None), config)) == {"persist": False}
+    with pytest.raises(InvalidRequest) as caught:
+        sent(system="s", system_prompt="s")
+    assert caught.value.param == "system_prompt"
+
+
+def test_an_id_has_two_names_that_must_agree():
+    assert convert.wanted_id(AgentCreate(agent_id="a")) == "a"
+    assert convert.wanted_id(AgentFork(id="a", agent_id="a")) == "a"
+    assert convert.wanted_id(AgentCreate()) is None
+    with pytest.raises(InvalidRequest) as caught:
+        convert.wanted_id(AgentCreate(id="a", agent_id="b"))
+    assert caught.value.param == "agent_id"
+    assert convert.sent_fields(b'{"agent_id": "a"}', AgentCreate).unused == ()
 
 
 def test_a_change_adds_replaces_and_takes_away():
