@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from litestar import get, post
 from litestar.di import NamedDependency
-from litestar.params import JSONBody
+from litestar.params import FromQuery, JSONBody
 
 from api.http.body import HttpRequest
 from api.http.caller import asker_of
@@ -115,7 +115,9 @@ async def detokenize(
 
 
 @get(["/tokenizer_info", "/v1/tokenizer_info"], tags=["Tokens"])
-async def tokenizer_info(gate: NamedDependency[Gate], model: str | None = None) -> dict[str, Any]:
+async def tokenizer_info(
+    gate: NamedDependency[Gate], model: FromQuery[str | None] = None
+) -> dict[str, Any]:
     """The settings of a model's tokenizer as in its files, its chat template among them."""
     spec = gate.spec(model)
     try:

@@ -87,7 +87,7 @@ async def create_response(
         else:
             answer = gate.submit(request.scope, [plan.request])
             answer.tally.notes.extend(remarks)
-        foresee = _foresight(asked._replace(plan=plan), request, gate)
+        foresee = _foresight(asked, request, gate)
         reply = ResponseDraft(data, plan, spec, answer, foresee)
         responses.begin(reply)
         if data.background:
