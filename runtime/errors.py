@@ -52,8 +52,14 @@ class InvalidRequest(RequestRejected):
     """A field has a value that cannot be served."""
 
 
+MAX_CONTEXT = "max_context"
+"""The field with which a request, or an agent, has less than the model's context."""
+
+
 class ContextTooLong(RequestRejected):
-    """The prompt does not fit the model's context; with `is_least` it may have more tokens."""
+    """The prompt does not fit the model's context, or with `param` "max_context" what the request
+    has of it; with `is_least` it may have more tokens.
+    """
 
     code = "context_length_exceeded"
 
@@ -66,9 +72,15 @@ class ContextTooLong(RequestRejected):
         is_least: bool = False,
     ) -> None:
         number = f"at least {num_tokens}" if is_least else str(num_tokens)
+        whose, remedy = (
+            "This model's maximum context length",
+            "choose a model with a longer context",
+        )
+        if param == MAX_CONTEXT:
+            whose, remedy = MAX_CONTEXT, f"raise {MAX_CONTEXT}"
         super().__init__(
-            f"This model's maximum context length is {context} tokens, but the prompt has "
-            f"{number} tokens. Shorten the prompt or choose a model with a longer context.",
+            f"{whose} is {context} tokens, but the prompt has {number} tokens. "
+            f"Shorten the prompt or {remedy}.",
             param,
         )
         self.num_tokens = num_tokens

@@ -238,7 +238,7 @@ class GenerateRequest(Struct, frozen=True):
     long the model stays loaded afterwards (0: not at all, negative: for ever). Without `priority`
     it has its model's. `context` (0: that of the loaded model) and `rules_off`, names of prompt
     rules that are off, are those of the name that is asked; `own_rules` are the owner's for the
-    client.
+    client. Prompt and answer together have `max_context` tokens at most, if that is less.
     """
 
     request_id: str
@@ -252,6 +252,7 @@ class GenerateRequest(Struct, frozen=True):
     constraint: Constraint | None = None
     max_tokens: int | None = None
     max_prompt_tokens: int | None = None
+    max_context: int | None = None
     stop: tuple[str, ...] = ()
     num_choices: int = 1
     top_logprobs: int | None = None
@@ -262,6 +263,11 @@ class GenerateRequest(Struct, frozen=True):
     context: int = 0
     rules_off: tuple[str, ...] = ()
     own_rules: tuple[LineRule, ...] = ()
+
+    def context_within(self, loaded: int) -> int:
+        """How many tokens prompt and answer may have where the loaded model has so many."""
+        context = self.context or loaded
+        return min(context, self.max_context or context)
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

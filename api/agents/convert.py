@@ -127,7 +127,7 @@ def metadata_of(config: bytes) -> msgspec.Raw | None:
 
 def shown_config(config: bytes) -> Raws:
     """What of a config has no field of its own in an agent's view."""
-    own = {"name", "model", "ttl", "pinned", "metadata"}
+    own = {"name", "model", "ttl", "pinned", "max_context", "metadata"}
     return {name: raw for name, raw in _raws_decoder.decode(config).items() if name not in own}
 
 

@@ -85,8 +85,10 @@ class AgentView(Body):
     """An agent. `status` and `tokens` are of its KV with the model it would use next.
 
     `models` lists its KV with every model; `session` names it to `hearth cache`. `expires_at` is
-    null when it is pinned; `queued` counts generates that run or wait. `config` is what it was
-    made with and is not in listings. `hearth` is there when something that was sent was ignored.
+    null when it is pinned; `queued` counts generates that run or wait. `max_context` is how many
+    tokens it may have if that is less than the model's context, null where it was not given.
+    `config` is what it was made with and is not in listings. `hearth` is there when something that
+    was sent was ignored.
     """
 
     id: str
@@ -104,6 +106,7 @@ class AgentView(Body):
     queued: int
     session: str
     models: list[KvView]
+    max_context: int | None = None
     metadata: msgspec.Raw | None = None
     config: Raws | UnsetType = UNSET
     hearth: ChangeInfo | UnsetType = UNSET

@@ -222,6 +222,7 @@ class AgentService:
             queued=self._locks.num_places(row.id),
             session=row.session,
             models=kv,
+            max_context=config.max_context,
             metadata=convert.metadata_of(row.config),
         )
 

@@ -83,6 +83,7 @@ def chat_to_generate(
         sampling=sampling_of(data),
         constraint=constraint,
         max_tokens=data.max_completion_tokens or data.max_tokens,
+        max_context=data.max_context,
         stop=stops_of(data.stop, "stop", MAX_STOPS),
         num_choices=num_choices(data.n, settings.max_choices),
         top_logprobs=(data.top_logprobs or 0) if data.logprobs else None,

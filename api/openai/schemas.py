@@ -142,11 +142,13 @@ class ChatRequest(SharedFields, kw_only=True):
     `chat_template_kwargs`, `top_k`, `min_p`, `repetition_penalty`, `repetition_context_size` and
     `ignore_eos` go beyond OpenAI's API, and so do `continue_final_message: false` and
     `add_generation_prompt: true`, which have a last message of the assistant's answered instead of
-    gone on with.
+    gone on with. `max_context` is how many tokens prompt and answer may have together, where that
+    is less than the model's context.
     """
 
     messages: list[ChatMessage]
     max_completion_tokens: Count | None = None
+    max_context: Annotated[int, Meta(ge=2, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[ToolDefinition] | None = None

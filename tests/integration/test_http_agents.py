@@ -327,6 +327,43 @@ def test_a_prompt_that_no_longer_fits_is_refused_with_both_numbers(tiny: Running
     assert len(agent.turns()) == 1
 
 
+def test_prompt_and_answer_of_an_agent_have_max_context_at_most(tiny: RunningServer):
+    agent = Agent.made(tiny, max_context=4000)
+    first = agent.say("Hello!", max_tokens=4)
+    most = first.num_prompt_tokens + first.num_output_tokens + 30
+    changed = tiny.request("PATCH", agent.path, json={"max_context": most, "max_tokens": 400})
+    assert (changed.json()["max_context"], "hearth" in changed.json()) == (most, False)
+    (listed,) = [one for one in tiny.get(AGENTS).json()["data"] if one["id"] == agent.id]
+    assert listed["max_context"] == most
+
+    cut = agent.say("Hello!", ignore_eos=True)
+    assert cut.num_prompt_tokens + cut.num_output_tokens == most
+    assert cut.finish_reason == "length"
+    error = refusal(agent.post("generate", {"messages": [{"role": "user", "content": "?"}]}), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_context")
+    assert f"max_context is {most} tokens, but the prompt has " in error["message"]
+    assert "raise max_context" in error["message"]
+    assert len(agent.turns()) == 2
+
+    wider = agent.say("Hello!", max_context=10 * most, max_tokens=4)
+    assert wider.num_cached_tokens >= most - 1
+    assert (
+        tiny.request("PATCH", agent.path, json={"max_context": None}).json()["max_context"] is None
+    )
+    agent.say("Hello!", max_tokens=4)
+
+
+def test_a_max_context_beyond_the_models_gives_no_more_of_it(tiny: RunningServer):
+    model_has = tiny.get("/v1/models/hearth-tiny").json()["context"]
+    agent = Agent.made(tiny, max_context=2 * model_has)
+    body = {"messages": [{"role": "user", "content": "calm river " * 2 * model_has}]}
+    error = refusal(agent.post("generate", body), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert f"maximum context length is {model_has} tokens" in error["message"]
+    none = tiny.post(AGENTS, {"max_context": 1})
+    assert refusal(none, 400)["param"] == "max_context"
+
+
 def test_a_client_that_missed_a_turn_is_told_both_numbers(tiny: RunningServer):
     agent = Agent.made(tiny)
     agent.say("Hello!", expected_turn=0)

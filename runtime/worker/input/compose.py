@@ -132,8 +132,8 @@ class Composer:
     seal: Seal = field(default_factory=Seal)
 
     def asked_by(self, request: GenerateRequest) -> Composer:
-        """The same with the context and the prompt rules of the name that a request asks."""
-        context, off = request.context or self.context, frozenset(request.rules_off)
+        """The same with the context of a request, and the prompt rules of the name it asks."""
+        context, off = request.context_within(self.context), frozenset(request.rules_off)
         own = request.own_rules
         if (context, off, own) == (self.context, self.rules_off, self.own_rules):
             return self

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.errors import MAX_CONTEXT, ContextTooLong, InvalidRequest
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.media import model_ids
 from runtime.prompt.thinking import EFFORT, budget_of, is_heeded
@@ -63,7 +63,10 @@ class Intake:
         """
         composer = self.composer.asked_by(request)
         if composer is not self.composer:
-            return replace(self, composer=composer).admit(request)
+            try:
+                return replace(self, composer=composer).admit(request)
+            except ContextTooLong as error:
+                raise _naming_max_context(error, request) from error
         composed, prompt_images = self._compose(request)
         request = _as_read(request, composed)
         token_ids = self._model_ids(composed)
@@ -248,6 +251,13 @@ def _as_read(request: GenerateRequest, composed: Composed) -> GenerateRequest:
     read = asked.prompt
     prompt = msgspec.structs.replace(prompt, tools=read.tools, tool_choice=read.tool_choice)
     return msgspec.structs.replace(request, prompt=prompt)
+
+
+def _naming_max_context(error: ContextTooLong, request: GenerateRequest) -> ContextTooLong:
+    """The error as one of the field `max_context`, if it was that field's number."""
+    if error.context != request.max_context or error.context == request.context:
+        return error
+    return ContextTooLong(error.num_tokens, error.context, MAX_CONTEXT, is_least=error.is_least)
 
 
 def _refuse_images(prompt: ChatPrompt, why: str) -> None:
