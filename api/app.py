@@ -18,6 +18,7 @@ from api import prewarm as prewarming
 from api.admin import cache, crashes, explain, health
 from api.admin import history as history_admin
 from api.admin import models as model_admin
+from api.admin.pools import REFRESH_S
 from api.agents import handlers as agent_handlers
 from api.agents.expiry import ExpiryJob
 from api.agents.service import open_agents
@@ -165,7 +166,7 @@ def create_app(
     metrics.add(PrewarmCollector(prewarm), HistoryCollector(history_figures, settings))
     agents, janitor = open_agents(gate, cache, history)
     responses = ResponseService(Archive(history, settings))
-    chores = _chores(janitor, responses, prewarm, dashboard, supervisor)
+    chores = _chores(kv, janitor, responses, prewarm, dashboard, supervisor)
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
     traces = _open_traces(settings.otlp_endpoint, kv)
 
@@ -239,6 +240,7 @@ async def _close(traces: OtlpTraces | None) -> None:
 
 
 def _chores(
+    kv: KvStore,
     janitor: ExpiryJob,
     responses: ResponseService,
     prewarm: Prewarm,
@@ -251,6 +253,7 @@ def _chores(
         Chore("responses", 60.0, responses.archive.expire),
         Chore("prewarm", prewarm.period_s, prewarm.sweep),
         Chore("dashboard", SAMPLE_S, dashboard.tick),
+        Chore("figures", REFRESH_S, kv.refresh),
         Chore("memory", 5.0, supervisor.relieve),
         Chore("heap", 60.0, _trim_heap),
     ]

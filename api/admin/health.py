@@ -7,9 +7,13 @@ from typing import Literal
 import msgspec
 from litestar import MediaType, Response, get, head
 from litestar.di import NamedDependency
+from msgspec import UNSET, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from api.admin.pools import TierUse, pools_of
+from api.agents.service import Agents
 from api.http.body import HttpRequest
+from api.http.caller import tenant_of
 from api.http.gate import Gate
 from api.http.kv_access import KvAccess
 from runtime.cache.history import History
@@ -30,6 +34,13 @@ class ModelState(msgspec.Struct, gc=False):
     error: str | None = None
 
 
+class AgentsState(msgspec.Struct, gc=False):
+    """So many agents are being answered, and so many of their requests wait behind these."""
+
+    active: int
+    waiting: int
+
+
 class Readiness(msgspec.Struct, gc=False):
     """`ready` once every model to be loaded at boot was dealt with.
 
@@ -38,11 +49,14 @@ class Readiness(msgspec.Struct, gc=False):
     `foreign`, which is another Hearth's, and it takes nothing while it is `full`; `cold_reason`
     says why. `history` says the same of what clients asked the server to remember, and is
     `degraded` for `set_aside` after a damaged one was, until that is acknowledged. Requests
-    that need none of them are answered all the same.
+    that need none of them are answered all the same. `agents` are those of who asks, `pools` what
+    all conversations take; one of several tenants is not told the latter.
     """
 
     status: Literal["ready", "loading"]
     models: list[ModelState]
+    agents: AgentsState
+    pools: list[TierUse] | UnsetType = UNSET
     cache: Literal["ok", "opening", "degraded", "off"] = "ok"
     cache_reason: str | None = None
     cold: Literal["off", "ok", "away", "foreign", "full"] = "off"
@@ -74,9 +88,11 @@ def ready(
     gate: NamedDependency[Gate],
     cache: NamedDependency[KvAccess],
     history: NamedDependency[History],
+    agents: NamedDependency[Agents],
 ) -> Response[Readiness]:
-    """200 when requests need not wait for a model to load, else 503."""
+    """200 when requests need not wait for a model to load, else 503. Nothing is waited for."""
     status = gate.status_for(request.scope)
+    activity = agents.activity(tenant_of(request.scope))
     models = [ModelState(one.spec.id, one.state, one.last_error) for one in status]
     is_ready = gate.supervisor.is_ready
     stored, cold = cache.kv.status, cache.kv.cold
@@ -84,6 +100,8 @@ def ready(
     readiness = Readiness(
         status="ready" if is_ready else "loading",
         models=models,
+        agents=AgentsState(activity.num_active, activity.num_waiting),
+        pools=pools_of(gate, cache) if gate.may_see_sums(request.scope) else UNSET,
         cache=stored.state,
         cache_reason=stored.reason,
         cold=cold.state,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from runtime.errors import HearthError
+from runtime.keys import owner
 
 
 class LockWaiter(Protocol):
@@ -24,6 +25,13 @@ class LockPlace:
         self.is_first = asyncio.Event()
 
 
+class AgentActivity(NamedTuple):
+    """So many agents are being answered; so many generates wait behind these."""
+
+    num_active: int
+    num_waiting: int
+
+
 class AgentLocks:
     """One queue for each agent that has something to do. Belongs to the event loop."""
 
@@ -38,6 +46,11 @@ class AgentLocks:
     def num_places(self, agent_id: str) -> int:
         """How many run or wait."""
         return len(self._queues.get(agent_id, ()))
+
+    def activity(self, tenant: str = "") -> AgentActivity:
+        """What goes on with a tenant's agents, or with all agents."""
+        queues = [q for agent, q in self._queues.items() if not tenant or owner(agent) == tenant]
+        return AgentActivity(len(queues), sum(map(len, queues)) - len(queues))
 
     def num_before(self, agent_id: str, place: LockPlace) -> int:
         """How many must end before this one begins."""

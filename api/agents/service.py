@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -16,7 +17,7 @@ from api.agents.convert import Sent
 from api.agents.expiry import ExpiryJob
 from api.agents.generate import Generates
 from api.agents.kv import AgentKv
-from api.agents.locks import AgentLocks
+from api.agents.locks import AgentActivity, AgentLocks
 from api.agents.repository import AgentRepository, new_session
 from api.agents.schemas import AgentDeleted, AgentList, AgentView, HistoryPage, KvView
 from api.http.gate import Gate
@@ -235,10 +236,11 @@ class AgentService:
 
 
 class Agents(NamedTuple):
-    """What the handlers need."""
+    """What the handlers need. `activity` is of a tenant's agents, or of all."""
 
     desk: AgentService
     generates: Generates
+    activity: Callable[[str], AgentActivity]
 
 
 def open_agents(gate: Gate, cache: KvAccess, history: History) -> tuple[Agents, ExpiryJob]:
@@ -247,7 +249,8 @@ def open_agents(gate: Gate, cache: KvAccess, history: History) -> tuple[Agents, 
     book = AgentRepository(history, settings.history_max_bytes)
     locks = AgentLocks(settings.max_queue)
     kv = AgentKv(cache)
-    agents = Agents(AgentService(gate, book, locks, kv), Generates(gate, book, locks))
+    desk = AgentService(gate, book, locks, kv)
+    agents = Agents(desk, Generates(gate, book, locks), locks.activity)
     return agents, ExpiryJob(book, kv, settings)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from api.admin.models import RunningModel, running_models
+from api.admin.pools import pools_of
 from api.dashboard.views import (
     KeptListing,
     KeptView,
@@ -15,7 +16,6 @@ from api.dashboard.views import (
     OpenRequest,
     Saved,
     Snapshot,
-    TierUse,
 )
 from api.http.answer import Answer
 from api.http.gate import Gate
@@ -25,7 +25,6 @@ from api.observe.trend import Sample
 from runtime.cache.history import History
 from runtime.cache.inventory import Inventory
 from runtime.cache.inventory_pins import KeptConversation, kept
-from runtime.cache.maintenance import StoreLimits, cap_of
 from runtime.errors import StoreUnavailable, UnknownModel
 
 MAX_LISTED = 200
@@ -38,7 +37,6 @@ class Dashboard:
         self._gate = gate
         self._cache = cache
         self._history = history
-        self._limits = StoreLimits.of(gate.settings)
         self._moving = asyncio.Lock()
         """Held while savings are neither waiting nor in the store, or both are added up."""
 
@@ -72,7 +70,7 @@ class Dashboard:
         gate = self._gate
         await self._cache.kv.refresh()
         async with self._moving:
-            today, total, cap_bytes = await self._kept()
+            today, total = await self._kept()
             waiting = gate.metrics.savings.waiting()
         samples = self.samples()
         running = running_models(gate)
@@ -85,7 +83,7 @@ class Dashboard:
                 budget_bytes=gate.supervisor.budgets().reserved,
                 reserved_bytes=sum(_reserved(running)),
             ),
-            tiers=self._tiers(cap_bytes),
+            tiers=pools_of(gate, self._cache),
             cache=self._cache.kv.status.state,
             history=self._history.health.state,
             history_message=self._history.health.message,
@@ -112,25 +110,11 @@ class Dashboard:
         now_s = time.time()
         return KeptListing(len(fitting), [_kept_view(one, hot, now_s) for one in shown])
 
-    async def _kept(self) -> tuple[dict[str, float], dict[str, float], int | None]:
-        """The counters of today and of all time, and the cap of the fast disk."""
+    async def _kept(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The counters of today and of all time."""
         with contextlib.suppress(StoreUnavailable):
-            return await self._cache.tend(lambda one: _look(one, self._limits))
-        return {}, {}, None
-
-    def _tiers(self, cap_bytes: int | None) -> list[TierUse]:
-        gate, figures = self._gate, self._cache.kv.figures()
-        by_tier = {"warm": 0, "cold": 0}
-        for one in figures.disk.tiers:
-            by_tier[one.tier] += one.disk_bytes
-        hot_bytes = sum(counts.hot_bytes for counts in figures.models.values())
-        hot_cap = gate.supervisor.budgets().hot
-        cold_cap = self._limits.cold_max_bytes if gate.settings.cold_store else None
-        return [
-            TierUse("hot", hot_bytes, hot_cap or None),
-            TierUse("warm", by_tier["warm"], cap_bytes),
-            TierUse("cold", by_tier["cold"], cold_cap),
-        ]
+            return await self._cache.tend(_look)
+        return {}, {}
 
 
 def _count(inventory: Inventory, values: Mapping[str, float]) -> None:
@@ -138,12 +122,9 @@ def _count(inventory: Inventory, values: Mapping[str, float]) -> None:
     store.records.count(values, time.time()).result()
 
 
-def _look(
-    inventory: Inventory, limits: StoreLimits
-) -> tuple[dict[str, float], dict[str, float], int | None]:
-    store = inventory.store
-    records = store.records
-    return records.counters(time.time()), records.counters(), cap_of(store, limits)
+def _look(inventory: Inventory) -> tuple[dict[str, float], dict[str, float]]:
+    records = inventory.store.records
+    return records.counters(time.time()), records.counters()
 
 
 def _saved(kept_values: Mapping[str, float], waiting: Mapping[str, float]) -> Saved:

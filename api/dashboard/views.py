@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from api.admin.models import RunningModel
+from api.admin.pools import TierUse
 from api.observe.trend import Sample
 from runtime.cache.inventory_pins import SlotNode
 
@@ -14,14 +15,6 @@ class MemoryUse(msgspec.Struct, gc=False):
 
     budget_bytes: int
     reserved_bytes: int
-
-
-class TierUse(msgspec.Struct, gc=False):
-    """What a tier holds, over all models; `cap_bytes` is null where nothing bounds it now."""
-
-    tier: str
-    used_bytes: int
-    cap_bytes: int | None
 
 
 class Saved(msgspec.Struct, gc=False):

@@ -82,12 +82,14 @@ class Gate:
         """Whether a request need not wait for the model to be loaded."""
         return any(one.is_loaded for one in self.supervisor.status() if one.spec.id == spec.id)
 
+    def may_see_sums(self, scope: Scope) -> bool:
+        """Whether who asks may be told of all tenants together: not one of several."""
+        return not tenant_of(scope) or len(self.settings.api_keys) <= 1
+
     def status_for(self, scope: Scope) -> tuple[ModelStatus, ...]:
-        """The same for one of several tenants, who is not told what the others do."""
+        """The models; one of several tenants is not told what the others do."""
         status = self.supervisor.status()
-        if tenant_of(scope) and len(self.settings.api_keys) > 1:
-            return tuple(without_use(one) for one in status)
-        return status
+        return status if self.may_see_sums(scope) else tuple(map(without_use, status))
 
     async def count(self, request: GenerateRequest) -> int:
         """The number of tokens of the request's prompt, which is exact unless it is far too long.

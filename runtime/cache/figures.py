@@ -27,11 +27,14 @@ class TierFigure(NamedTuple):
 
 
 class DiskFigures(NamedTuple):
-    """What is on disk by tier, and what its filesystem has left of what it must have, in bytes."""
+    """What is on disk by tier, how much of the fast one may be taken, and what its filesystem has
+    left of what it must have, in bytes.
+    """
 
     tiers: tuple[TierFigure, ...] = ()
     free_bytes: int | None = None
     floor_bytes: int = 0
+    cap_bytes: int | None = None
 
 
 class KvFigures(NamedTuple):
@@ -60,4 +63,4 @@ def disk_figures(store: OpenStore) -> DiskFigures:
         for total in store.index.totals()
     )
     room = disk_room(store.root)
-    return DiskFigures(tiers, room.free_bytes, floor_of(room))
+    return DiskFigures(tiers, room.free_bytes, floor_of(room), store.disk.cap_bytes)

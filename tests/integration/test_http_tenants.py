@@ -245,6 +245,40 @@ def test_nobody_is_told_how_busy_others_keep_a_model(
     assert "expires_at" not in bob.ask("GET", "/api/ps")["models"][0]
 
 
+async def test_health_shows_pools_to_who_runs_the_server_and_agents_to_their_tenant(
+    server: RunningServer, alice: Tenant, bob: Tenant
+):
+    alice.chat(new_text(300))
+    agent = alice.ask("POST", AGENTS, {"model": "hearth-tiny"}, 201)["id"]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000, "stream": True}
+    body["ignore_eos"] = True
+
+    def shown(name: str) -> dict[str, Any]:
+        return Tenant(server, name).ask("GET", "/health/ready")
+
+    path = f"{AGENTS}/{agent}/generate"
+    with server.stream("POST", path, json=body, headers={"x-api-key": "alice-key"}) as response:
+        lines = response.iter_lines()
+        assert next(lines)
+        seen = {name: shown(name) for name in ("alice", "bob", "admin")}
+    assert [one["agents"]["active"] for one in seen.values()] == [1, 0, 1]
+    assert {one["agents"]["waiting"] for one in seen.values()} == {0}
+    assert "pools" not in seen["alice"] | seen["bob"]
+    headers = {"x-api-key": ADMIN}
+    assert server.request("GET", "/metrics", headers=headers).status_code == 200  # counts the disk
+
+    def pools() -> dict[str, Any]:
+        return {one["tier"]: one for one in shown("admin")["pools"]}
+
+    await until(lambda: pools()["hot"]["used_bytes"] > 0, "a heartbeat told of the memory")
+    full = pools()
+    assert 0 < full["hot"]["used_bytes"] <= full["hot"]["cap_bytes"]
+    assert 0 < full["hot"]["utilization"] <= 1
+    assert (full["warm"]["cap_bytes"] or 0) > 0
+    assert (full["cold"]["used_bytes"], full["cold"]["utilization"]) == (0, None)
+    assert server.request("GET", "/health/ready").status_code == 401
+
+
 def test_a_turn_of_one_is_not_put_back_for_another(alice: Tenant, bob: Tenant):
     question = [{"role": "user", "content": new_text(20)}]
 

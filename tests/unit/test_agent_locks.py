@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from api.agents.locks import AgentLocks
 from runtime.errors import AgentChanged, HearthError
+from runtime.keys import owned
 
 
 class Waiter:
@@ -56,3 +57,13 @@ def test_all_of_a_lane_end_together():
     locks.end_all("a", error)
     assert [one.error for one in passengers] == [error] * 3
     assert other.error is None
+
+
+def test_what_goes_on_is_counted_for_a_tenant_and_for_all():
+    locks = AgentLocks(10)
+    for agent in (owned("alice", "a"), owned("alice", "a"), owned("bob", "a"), "a"):
+        locks.join(agent, Waiter())
+    assert locks.activity("alice") == (1, 1)
+    assert locks.activity("bob") == (1, 0)
+    assert locks.activity("carol") == (0, 0)
+    assert locks.activity() == (3, 1)
