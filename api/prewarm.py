@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -14,6 +14,7 @@ import structlog
 from litestar import Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath
+from msgspec import UNSET, UnsetType
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -25,9 +26,11 @@ from api.http.body import HttpRequest, decoded, decoded_at
 from api.http.caller import Caller, asker_of, tenant_of
 from api.http.errors import documented
 from api.http.gate import Gate
+from api.http.hearth_info import IgnoredInfo, ignored_info
 from api.http.kv_access import KvAccess
 from api.http.limits import bounds_of, check_size, narrowed
 from api.http.refusal import refuse
+from api.http.unused import unused_fields
 from api.ollama.convert import chat_request
 from api.ollama.schemas import OllamaChatRequest
 from api.openai.convert import chat_to_generate
@@ -116,6 +119,7 @@ class PrewarmView(msgspec.Struct, omit_defaults=True):
     tier: str | None = None
     elapsed_ms: float | None = None
     error: str | None = None
+    hearth: IgnoredInfo | UnsetType = UNSET
 
 
 @post("/v1/prewarm", status_code=202, tags=["Hearth"], responses=documented(PrewarmView))
@@ -133,8 +137,11 @@ async def announce(
     caller = asker_of(request)
     if options.agent_id is not None:
         agent = await agents.desk.kept(owned(caller.tenant, options.agent_id))
-        return _answer(await _bring(cache, agent.session, gate.spec(options.model or agent.model)))
+        spec = gate.spec(options.model or agent.model)
+        unused = await request.unused_fields(PrewarmOptions)
+        return _answer(await _bring(cache, agent.session, spec), unused)
     spec, fields = gate.spec(options.model), await request.apart(lambda: spoken(fields))
+    unused = await request.apart(lambda: unused_of(fields))
     if fields.keys() & {"input", "previous_response_id"}:
         generate = await response_of(fields, spec, gate.settings, caller, responses)
     elif not fields.keys() & PROMPT_FIELDS:
@@ -142,7 +149,8 @@ async def announce(
             refuse(
                 "messages", "is missing: send messages, system, tools, a session_id or an agent_id."
             )
-        return _answer(await _bring(cache, owned(caller.tenant, options.session_id), spec))
+        session = owned(caller.tenant, options.session_id)
+        return _answer(await _bring(cache, session, spec), unused)
     else:
         generate = await request.apart(lambda: prompt_of(fields, spec, gate.settings, caller))
     if options.pinned and options.ttl is not None:
@@ -155,7 +163,7 @@ async def announce(
         num_tokens = len(body) // _MOST_TOKEN_BYTES
         least_bytes = num_tokens * (spec.kv_bytes_per_token or 0)
         await prewarm.check_pins(caller.tenant, least_bytes)
-    return _answer(view_of(prewarm.ask(generate, loads=bool(options.load))))
+    return _answer(view_of(prewarm.ask(generate, loads=bool(options.load))), unused)
 
 
 @get("/v1/prewarm/{prewarm_id:str}", tags=["Hearth"])
@@ -218,6 +226,20 @@ def spoken(fields: Fields) -> Fields:
     return fields
 
 
+_BODIES: dict[Shape, type[msgspec.Struct]] = {
+    "chat": ChatRequest,
+    "messages": MessagesRequest,
+    "responses": ResponseRequest,
+    "ollama": OllamaChatRequest,
+}
+
+
+def unused_of(fields: Fields) -> list[str]:
+    """The fields of an announced prompt that nobody knows, as its protocol has them."""
+    own = PrewarmOptions.__struct_fields__
+    return unused_fields(msgspec.json.encode(fields), _BODIES[shape_of(fields)], also=own)
+
+
 def shape_of(fields: Mapping[str, msgspec.Raw]) -> Shape:
     """Whose request it looks like."""
     if fields.keys() & {"input", "instructions", "previous_response_id"}:
@@ -266,9 +288,7 @@ def prompt_of(
     elif shape == "messages":
         fields |= {"max_tokens": msgspec.Raw(b"1")} | ({} if has_turns else {"messages": _OPENING})
         data = _decoded(fields, MessagesRequest)
-        generate = messages_to_generate(
-            data, "", ConversionContext(spec, settings, caller, fields)
-        ).request
+        generate = messages_to_generate(data, "", ConversionContext(spec, settings, caller)).request
     else:
         messages = decoded_at(msgspec.Raw(given), list[msgspec.Raw], "messages")
         roles = [decoded_at(one, _Spoken, "messages").role for one in messages]
@@ -462,5 +482,6 @@ async def _bring(cache: KvAccess, session_id: str, spec: ModelSpec) -> PrewarmVi
     )
 
 
-def _answer(view: PrewarmView) -> Response[PrewarmView]:
+def _answer(view: PrewarmView, unused: Sequence[str]) -> Response[PrewarmView]:
+    view.hearth = ignored_info(unused)
     return Response(view, status_code=202)

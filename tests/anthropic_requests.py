@@ -12,6 +12,7 @@ import pytest
 from api.anthropic.convert import ConversionContext, ConvertedRequest, messages_to_generate
 from api.anthropic.schemas import MessagesRequest
 from api.http.caller import Caller
+from api.http.unused import unused_fields
 from runtime.config.settings import Settings
 from runtime.errors import InvalidRequest
 from runtime.types import ChatPrompt, Message, ModelSpec
@@ -27,7 +28,8 @@ LOOK: dict[str, Any] = {"name": "look", "input_schema": {"type": "object"}}
 def asked(caller: Caller = NOBODY, **fields: Any) -> ConvertedRequest:
     body = {"messages": [USER], "max_tokens": 9} | fields
     data = msgspec.json.decode(json.dumps(body), type=MessagesRequest)
-    door = ConversionContext(SPEC, Settings(home=Path("/nowhere")), caller, body)
+    unused = unused_fields(json.dumps(body).encode(), MessagesRequest)
+    door = ConversionContext(SPEC, Settings(home=Path("/nowhere")), caller, unused)
     return messages_to_generate(data, "msg_1", door)
 
 

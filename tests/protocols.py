@@ -139,7 +139,7 @@ def anthropic(messages: Sequence[Message]) -> GenerateRequest:
     if messages[0].role == "system":
         body["system"] = [{"type": "text", "text": messages[0].text}]
     data = msgspec.json.decode(json.dumps(body), type=MessagesRequest)
-    return messages_to_generate(data, "r", ConversionContext(SPEC, SETTINGS, CALLER, body)).request
+    return messages_to_generate(data, "r", ConversionContext(SPEC, SETTINGS, CALLER)).request
 
 
 def _ollama_message(message: Message) -> Body:

@@ -11,6 +11,7 @@ import msgspec
 from litestar import post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
+from msgspec import UNSET, UnsetType
 
 from api.admin.cache import operator_only
 from api.agents.convert import sent_fields
@@ -20,9 +21,18 @@ from api.agents.service import Agents
 from api.http.body import HttpRequest, decoded, decoded_at
 from api.http.caller import Caller
 from api.http.gate import Gate
+from api.http.hearth_info import IgnoredInfo, ignored_info
 from api.http.refusal import refuse
 from api.http.sse import whole
-from api.prewarm import PROMPT_FIELDS, Fields, named_model, prompt_of, response_of
+from api.prewarm import (
+    PROMPT_FIELDS,
+    Fields,
+    named_model,
+    prompt_of,
+    response_of,
+    spoken,
+    unused_of,
+)
 from api.responses.service import ResponseService
 from runtime.keys import owned
 from runtime.types import Chunk, Explained, Finished, GenerateRequest
@@ -51,6 +61,7 @@ class ExplainedView(msgspec.Struct):
     parts: list[PartView]
     rewrites: list[RewriteView]
     tokens: list[int]
+    hearth: IgnoredInfo | UnsetType = UNSET
 
 
 @post("/admin/prompt/explain", tags=["Admin"], guards=[operator_only], status_code=200)
@@ -69,7 +80,9 @@ async def explain_prompt(
     caller = Caller(client, None, tenant)
     body = await request.body()
     fields = decoded(body, Fields)
+    unused: list[str] = []
     if "agent_id" in fields:
+        unused = await request.unused_fields(AgentGenerate, also={"agent_id"})
         asked = await _of_agent(
             body, decoded_at(fields["agent_id"], str, "agent_id"), caller, agents
         )
@@ -77,6 +90,7 @@ async def explain_prompt(
         refuse("messages", "is missing: send the body of a chat, in the shape of any API.")
     else:
         spec = gate.spec(named_model(fields))
+        unused = await request.apart(lambda: unused_of(spoken(fields)))
         if fields.keys() & {"input", "previous_response_id"}:
             asked = await response_of(fields, spec, gate.settings, caller, responses)
         else:
@@ -84,7 +98,9 @@ async def explain_prompt(
     asked = msgspec.structs.replace(
         asked, request_id=f"explain-{secrets.token_hex(12)}", work="explain", num_choices=1
     )
-    return await _explained(request, gate, asked)
+    view = await _explained(request, gate, asked)
+    view.hearth = ignored_info(unused)
+    return view
 
 
 async def _of_agent(body: bytes, agent: str, caller: Caller, agents: Agents) -> GenerateRequest:

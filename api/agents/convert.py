@@ -20,9 +20,10 @@ from api.agents.schemas import (
     TurnUsage,
     TurnView,
 )
-from api.http.body import decoded, unused_fields
+from api.http.body import decoded
 from api.http.draft import Draft
 from api.http.refusal import refuse
+from api.http.unused import unused_fields
 from api.openai.calls import called_tool
 from api.openai.fields import Raws
 from api.openai.frame import chat_logprobs
@@ -31,7 +32,6 @@ from api.openai.schemas import (
     ChatChoice,
     ChatRequest,
 )
-from api.openai.thinking import unread
 from runtime.errors import StoreUnavailable
 from runtime.prompt.continuation import begun
 from runtime.types import ChatPrompt, GenerateRequest, Image, Message
@@ -73,13 +73,12 @@ def sent_fields(body: bytes, kind: type[msgspec.Struct]) -> Sent:
     known = {name: found[name] for name in kind.__struct_fields__ if name in found}
     cleared = frozenset(name for name, raw in known.items() if bytes(raw) == b"null")
     given = {name: raw for name, raw in known.items() if name not in cleared}
-    return Sent(given, cleared, (*unused_fields(body, _effective(kind)), *unread(body)))
+    return Sent(given, cleared, tuple(unused_fields(body, kind, _without_effect(kind))))
 
 
-def _effective(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """The fields that count in such a body."""
-    fields = frozenset(kind.__struct_fields__) - _OF_A_CONVERSATION
-    return fields - (_OF_A_TURN if issubclass(kind, AgentConfig) else {"ttl"})
+def _without_effect(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The known fields that do not count in such a body."""
+    return _OF_A_CONVERSATION | (_OF_A_TURN if issubclass(kind, AgentConfig) else {"ttl"})
 
 
 def wanted_id(data: AgentCreate | AgentFork) -> str | None:

@@ -21,7 +21,6 @@ from api.agents.schemas import (
     AgentList,
     AgentMark,
     AgentView,
-    ChangeInfo,
     HistoryPage,
 )
 from api.agents.service import Agents
@@ -32,7 +31,7 @@ from api.http.cache_header import cache_header
 from api.http.caller import asker_of, tenant_of
 from api.http.errors import documented
 from api.http.gate import Gate
-from api.http.hearth_info import hearth_of
+from api.http.hearth_info import hearth_of, ignored_info
 from api.http.refusal import refuse
 from api.http.sse import EventStream, open_stream, whole
 from api.openai.frame import FINGERPRINT, CompletionEnvelope, usage_of
@@ -190,8 +189,7 @@ async def generate(
 
 def _told(view: AgentView, sent: Sent) -> AgentView:
     """The agent, and what had no effect on it."""
-    if sent.unused:
-        view.hearth = ChangeInfo(sent.unused)
+    view.hearth = ignored_info(sent.unused)
     return view
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from api.http.hearth_info import IgnoredInfo
 from api.openai.fields import Body, Raws
 from api.openai.schemas import CalledTool, ChatCompletion, ChatMessage, ChatRequest
 
@@ -75,12 +76,6 @@ class KvView(Body):
     last_used_at: float | None = None
 
 
-class ChangeInfo(Body):
-    """The names of what was sent and has no effect."""
-
-    ignored: tuple[str, ...]
-
-
 class AgentView(Body):
     """An agent. `status` and `tokens` are of its KV with the model it would use next.
 
@@ -109,7 +104,7 @@ class AgentView(Body):
     max_context: int | None = None
     metadata: msgspec.Raw | None = None
     config: Raws | UnsetType = UNSET
-    hearth: ChangeInfo | UnsetType = UNSET
+    hearth: IgnoredInfo | UnsetType = UNSET
     object: Literal["agent"] = "agent"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
@@ -27,6 +27,7 @@ from api.http.fields import stops_of
 from api.http.images import check_images
 from api.http.priorities import priority_of
 from api.http.refusal import refuse
+from api.http.unused import listed
 from runtime.config.settings import Settings
 from runtime.prompt.compaction import summary_message, summary_request
 from runtime.types import (
@@ -42,15 +43,12 @@ from runtime.types import (
     ToolChoice,
 )
 
-MAX_IGNORED = 32
 CHOICES: dict[str, Literal["auto", "none", "required"]] = {
     "auto": "auto",
     "any": "required",
     "tool": "required",
     "none": "none",
 }
-# They change nothing in an answer by themselves, so that nobody need be told.
-SILENT_FIELDS = frozenset({"anthropic_version", "betas", "diagnostics", "inference_geo", "speed"})
 
 
 class ConvertedRequest(NamedTuple):
@@ -87,8 +85,8 @@ class ConversionContext(NamedTuple):
     spec: ModelSpec
     settings: Settings
     caller: Caller = Caller()
-    field_names: Iterable[str] = ()
-    """All names in the body, unknown ones too."""
+    unused: Sequence[str] = ()
+    """The fields of the body that nobody knows."""
 
 
 def messages_to_generate(
@@ -165,15 +163,15 @@ def count_to_generate(
         ),
         deadline_s=door.settings.request_deadline_s,
     )
+    is_by_default = _thinks_by_default(door)
     ignored = [
-        *_unknown_fields(door.field_names),
-        *_unserved(data),
+        *_unserved(data, is_by_default=is_by_default),
         *_unfinished(transcript.messages),
         *transcript.ignored,
     ]
     return ConvertedRequest(
         request=request,
-        ignored=tuple(ignored[:MAX_IGNORED]),
+        ignored=(*door.unused, *listed(iter(ignored))),
         has_breakpoints=breakpoints.count > 0,
         shows_thinking=data.thinking is None or data.thinking.display != "omitted",
         num_compacted=transcript.num_compacted,
@@ -245,15 +243,21 @@ def _chosen(given: ToolChoiceField, tools: Sequence[Tool]) -> str:
     return given.name
 
 
+def _thinks_by_default(door: ConversionContext) -> bool:
+    return bool(door.settings.model(door.spec.id).thinking)
+
+
 def _thinking(data: CountRequest, door: ConversionContext) -> Thinking:
     """Without `thinking` there is none, as in Anthropic's API, unless the model's settings say."""
     effort = data.output_config.effort if data.output_config is not None else None
     said = ("thinking",) if effort is None else ("thinking", "output_config.effort")
     match data.thinking:
+        case None if _thinks_by_default(door):
+            return Thinking(is_enabled=True, effort=effort, fields=said[1:])
         case None:
-            return Thinking(is_enabled=bool(door.settings.model(door.spec.id).thinking))
+            return Thinking(is_enabled=False)
         case ThinkingField(type="disabled"):
-            return Thinking(is_enabled=False, fields=said)
+            return Thinking(is_enabled=False, fields=said[:1])
         case ThinkingField(type="enabled", budget_tokens=budget):
             return Thinking(is_enabled=True, effort=effort, budget_tokens=budget, fields=said)
         case ThinkingField(type="adaptive"):
@@ -293,13 +297,10 @@ def _session(metadata: Metadata | None) -> str | None:
         return user_id.rpartition("_session_")[2]
 
 
-def _unknown_fields(names: Iterable[str]) -> list[str]:
-    known = {*MessagesRequest.__struct_fields__, *SILENT_FIELDS}
-    return sorted(name[:64] for name in names if name not in known)
-
-
-def _unserved(data: CountRequest) -> list[str]:
-    """Known fields that have no effect here."""
+def _unserved(data: CountRequest, *, is_by_default: bool) -> list[str]:
+    """Known fields that have no effect here. An effort has none where nothing is thought, which
+    the model's settings may want by default.
+    """
     unserved = [
         f"context_management.edits[{i}] ({edit.type[:64]})"
         for i, edit in enumerate(_edits(data.context_management))
@@ -307,6 +308,9 @@ def _unserved(data: CountRequest) -> list[str]:
     ]
     if data.thinking is not None and data.thinking.type not in ("enabled", "adaptive", "disabled"):
         unserved.append(f"thinking ({data.thinking.type[:64]})")
+    is_thinking = data.thinking is not None and data.thinking.type != "disabled"
+    if not (is_thinking or is_by_default) and data.output_config is not None:
+        unserved += ["output_config.effort"] * (data.output_config.effort is not None)
     return unserved
 
 

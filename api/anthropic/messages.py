@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import msgspec
 from litestar import Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
@@ -27,12 +26,12 @@ from api.anthropic.stream import (
     stop_of,
     usage_of,
 )
-from api.http.body import HttpRequest, decoded
+from api.http.body import HttpRequest
 from api.http.cache_header import cache_header
 from api.http.caller import asker_of
 from api.http.errors import documented
 from api.http.gate import Gate
-from api.http.hearth_info import hearth_of
+from api.http.hearth_info import hearth_of, ignored_info
 from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
 from api.observe.record import CompactionInfo, Tally, record_of
 from runtime.errors import ContextTooLong
@@ -92,17 +91,17 @@ async def count_tokens(
     record_of(request.scope).tally = None  # no answer, whose tokens the log could name
     try:
         await unless_left(request.receive, answer.accepted())
+        num_tokens = answer.num_prompt_tokens
     except ContextTooLong as error:
-        return TokenCount(error.num_tokens)
+        num_tokens = error.num_tokens
     finally:
         answer.close()
-    return TokenCount(answer.num_prompt_tokens)
+    return TokenCount(num_tokens, ignored_info(asked.ignored))
 
 
 async def _door(request: HttpRequest, gate: Gate, spec: ModelSpec) -> ConversionContext:
-    body = await request.body()
-    names = await request.apart(lambda: decoded(body, dict[str, msgspec.Raw]))
-    return ConversionContext(spec, gate.settings, asker_of(request), names)
+    unused = await request.unused_fields(MessagesRequest)
+    return ConversionContext(spec, gate.settings, asker_of(request), unused)
 
 
 async def _look_ahead(

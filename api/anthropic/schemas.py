@@ -6,16 +6,17 @@ that is not here is skipped and reported.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http.body import decoded_at
-from api.http.hearth_info import HearthInfo
+from api.http.hearth_info import HearthInfo, IgnoredInfo
 from api.http.images import image_of
 from api.http.priorities import AskedPriority
 from api.http.refusal import refuse
+from api.http.unused import Kinds
 from runtime.types import CacheMode, Image
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -23,6 +24,11 @@ Content = str | list[msgspec.Raw]
 StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence", "compaction"]
 
 EMPTY_OBJECT = msgspec.Raw(b"{}")
+
+
+KINDS: dict[str, type[Block]] = {}
+"""The blocks by their type; filled below, as some have blocks inside."""
+BLOCKS = [Kinds(KINDS)]
 
 
 def empty_object() -> msgspec.Raw:
@@ -40,6 +46,9 @@ class AnthropicBody(msgspec.Struct, gc=False):
 class CacheControl(AnthropicBody):
     """A breakpoint: what is before it is to be kept for `ttl`, `5m` or `1h`."""
 
+    SILENT = frozenset({"scope"})
+    """Who shares it: here all requests of one tenant do, and nobody else."""
+
     type: str | None = None
     ttl: str | None = None
 
@@ -47,12 +56,17 @@ class CacheControl(AnthropicBody):
 class InputMessage(AnthropicBody):
     """One turn; `role` is `user`, `assistant` or, also in mid-conversation, `system`."""
 
+    INNER: ClassVar[dict[str, object]] = {"content": BLOCKS}
+
     role: str
     content: Content | None = None
 
 
 class ToolDefinition(AnthropicBody):
     """A tool. One with a `type` other than `custom` is Anthropic's own, not the client's."""
+
+    SILENT = frozenset({"eager_input_streaming"})
+    """What a call is given is streamed as it is written in any case."""
 
     name: str = ""
     type: str | None = None
@@ -121,6 +135,10 @@ class Metadata(AnthropicBody):
 
 class CountRequest(AnthropicBody, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: everything that makes up a prompt."""
+
+    INNER: ClassVar[dict[str, object]] = {"system": BLOCKS}
+    SILENT = frozenset({"anthropic_version", "betas", "diagnostics", "inference_geo", "speed"})
+    """They change nothing in an answer by themselves."""
 
     messages: list[InputMessage]
     model: str | None = None
@@ -214,6 +232,7 @@ class TokenCount(AnthropicBody):
     """How many tokens a prompt has, its cached ones included."""
 
     input_tokens: int
+    hearth: IgnoredInfo | UnsetType = UNSET
 
 
 class ModelInfo(AnthropicBody, kw_only=True):
@@ -242,6 +261,8 @@ class AnyBlock(AnthropicBody):
 
 
 class TextBlock(AnthropicBody):
+    SILENT = frozenset({"citations", "type"})
+
     text: str
     cache_control: CacheControl | None = None
 
@@ -259,6 +280,8 @@ class ToolUseBlock(AnthropicBody):
 
 
 class ToolResultBlock(AnthropicBody):
+    INNER: ClassVar[dict[str, object]] = {"content": BLOCKS}
+
     tool_use_id: str
     content: Content | None = None
     is_error: bool | None = None
@@ -267,6 +290,8 @@ class ToolResultBlock(AnthropicBody):
 
 class Source(AnthropicBody):
     """Where a picture or document is: `base64`, `url`, `text`, `content` or `file`."""
+
+    INNER: ClassVar[dict[str, object]] = {"content": BLOCKS}
 
     type: str
     media_type: str | None = None
@@ -318,7 +343,7 @@ Block = (
     | CompactionBlock
 )
 
-KINDS: dict[str, type[Block]] = {
+_KNOWN: dict[str, type[Block]] = {
     "text": TextBlock,
     "thinking": ThinkingBlock,
     "tool_use": ToolUseBlock,
@@ -329,6 +354,7 @@ KINDS: dict[str, type[Block]] = {
     "tool_reference": ToolReferenceBlock,
     "compaction": CompactionBlock,
 }
+KINDS.update(_KNOWN)
 
 
 def block_at(raw: msgspec.Raw, path: str) -> Block | str:

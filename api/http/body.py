@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Container
+from collections.abc import AsyncGenerator, Callable, Collection
 from functools import lru_cache
 from typing import NoReturn, TypeVar, cast
 
@@ -22,6 +22,7 @@ from api.http.errors import (
     WrongContentType,
 )
 from api.http.limits import MAX_CONTAINERS, BodyCheck, Bounds, bounds_of
+from api.http.unused import unused_fields
 from api.observe.record import record_of
 from runtime.errors import InvalidRequest
 
@@ -29,11 +30,6 @@ T = TypeVar("T")
 
 LARGE_BYTES = 1 << 16
 """What is done to all of so much is done in a thread."""
-MAX_IGNORED = 32
-"""So many fields without an effect are named."""
-_NOTHING = (msgspec.Raw(b"null"), msgspec.Raw(b"false"))
-_SILENT = frozenset({"client_metadata", "safety_identifier", "service_tier"})
-"""They change nothing in an answer by themselves, so that nobody need be told."""
 
 _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>.*)`$")
 _JSON_NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
@@ -111,10 +107,12 @@ class HttpRequest(Request[None, None, State]):
         body = await self.body()
         return await apart(len(body), lambda: decoded(body, kind))
 
-    async def unused_fields(self, known: Container[str]) -> list[str]:
+    async def unused_fields(
+        self, kind: type[msgspec.Struct], also: Collection[str] = ()
+    ) -> list[str]:
         """Those of the body, as the function of that name has them."""
         body = await self.body()
-        return await apart(len(body), lambda: unused_fields(body, known))
+        return await apart(len(body), lambda: unused_fields(body, kind, also=also))
 
     async def apart(self, work: Callable[[], T]) -> T:
         """What `work` makes of the body or of what was made of it; it knows nothing of the loop."""
@@ -185,20 +183,6 @@ def decoded(body: bytes, body_type: type[T]) -> T:
         raise InvalidJson(str(error)) from None
     except RecursionError:
         raise InvalidJson(f"it is nested too deeply ({len(body)} bytes)") from None
-
-
-def unused_fields(body: bytes, known: Container[str]) -> list[str]:
-    """The names of fields that nobody here knows, as `hearth.ignored` has them; null and false
-    ask for nothing.
-
-    Raises:
-        InvalidJson: a name is no text.
-    """
-    given = decoded(body, dict[str, msgspec.Raw])
-    unknown = [name for name in given if name not in known and name not in _SILENT]
-    if not unknown:
-        return []
-    return sorted(name[:64] for name in unknown if given[name] not in _NOTHING)[:MAX_IGNORED]
 
 
 def _refuse_field(complaint: str, root: str = "") -> NoReturn:

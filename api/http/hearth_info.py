@@ -34,6 +34,17 @@ class PromptRewrite(msgspec.Struct, gc=False):
     num_places: int
 
 
+class IgnoredInfo(msgspec.Struct, gc=False):
+    """`hearth` of an answer that has no more of it: what of the request had no effect."""
+
+    ignored: list[str]
+
+
+def ignored_info(names: Sequence[str]) -> IgnoredInfo | UnsetType:
+    """What had no effect; nothing where everything had."""
+    return IgnoredInfo([*names]) if names else UNSET
+
+
 class HearthInfo(msgspec.Struct, gc=False, omit_defaults=True):
     """`prompt` has the rewrites, `notes` machine-readable remarks, `ignored` the request's fields
     that had no effect; each is left out when there are none. `compaction` is there where a summary

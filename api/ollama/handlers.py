@@ -7,14 +7,13 @@ import secrets
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-import msgspec
 from litestar import MediaType, Response, get, head, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 from litestar.types import Scope
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
-from api.http.body import HttpRequest, decoded, unused_fields
+from api.http.body import HttpRequest
 from api.http.cache_header import cache_header
 from api.http.caller import asker_of
 from api.http.draft import Draft, collect
@@ -27,11 +26,9 @@ from api.ollama.schemas import (
     GenerateBody,
     ModelTag,
     ModelTags,
-    OllamaBody,
     OllamaChatRequest,
     OllamaShared,
     OllamaVersion,
-    Options,
     Shown,
     ShowRequest,
     Trouble,
@@ -117,12 +114,6 @@ def version_head() -> None:
     """That there is somebody."""
 
 
-class _GivenOptions(OllamaBody):
-    """The options as they were written."""
-
-    options: Raw = msgspec.field(default_factory=lambda: Raw(b"{}"))
-
-
 class _Manner(NamedTuple):
     """How an answer is given: to what, and in which form."""
 
@@ -141,7 +132,7 @@ async def _answer(
     if asked.work == "count":
         said = form(name, "", "", (), done=True)
         return Response(await _loaded_or_left(request, gate, asked, said))
-    unused = await _unused(request, manner.data)
+    unused = await request.unused_fields(type(manner.data))
     answer = gate.submit(request.scope, [asked])
     answer.tally.ignored += unused
     if manner.data.stream is not False:
@@ -161,15 +152,6 @@ async def _answer(
     said = form(name, draft.text, draft.reasoning, draft.calls, done=True)
     settled = clock.settle(said, draft.finished, answer.tally)
     return Response(settled, headers=cache_header(answer.tally.least_cached))
-
-
-async def _unused(request: HttpRequest, data: OllamaShared) -> list[str]:
-    """The fields that have no effect, those of `options` with their path."""
-    body = await request.body()
-    given = (await request.apart(lambda: decoded(body, _GivenOptions))).options
-    options = unused_fields(given, Options.__struct_fields__) if data.options is not None else []
-    fields = await request.unused_fields(type(data).__struct_fields__)
-    return [*fields, *(f"options.{name}" for name in options)]
 
 
 async def _loaded_or_left(

@@ -23,6 +23,8 @@ class OllamaAnswer(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True):
 class OllamaFunction(OllamaBody):
     """`arguments` is an object, not text."""
 
+    SILENT = frozenset({"index"})
+
     name: str
     arguments: Raw = msgspec.field(default_factory=lambda: Raw(b"{}"))
 

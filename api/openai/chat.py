@@ -43,7 +43,6 @@ from api.openai.schemas import (
     ChunkChoice,
     Delta,
 )
-from api.openai.thinking import unread
 from api.openai.tools import form_of, unserved_tools
 from runtime.errors import HearthError
 from runtime.types import (
@@ -71,9 +70,7 @@ async def chat_completions(
     generate = await request.apart(
         lambda: chat_to_generate(data, frame.id, spec, gate.settings, caller)
     )
-    body = await request.body()
-    unused = await request.unused_fields(ChatRequest.__struct_fields__)
-    unused += await request.apart(lambda: unread(body))
+    unused = await request.unused_fields(ChatRequest)
     answer = gate.submit(request.scope, [generate])
     answer.tally.ignored += [*unused, *unserved_tools(data)]
     form = form_of(data)

@@ -66,7 +66,7 @@ async def completions(
         lambda: completion_to_generate(data, frame.id, spec, gate.settings, caller)
     )
     drafts = _drafts_of(data, requests)
-    unused = await request.unused_fields(CompletionRequest.__struct_fields__)
+    unused = await request.unused_fields(CompletionRequest)
     answer = gate.submit(request.scope, requests)
     answer.tally.ignored += unused
     if data.stream:

@@ -24,6 +24,8 @@ class ImageUrl(Body):
 class ContentPart(Body):
     """One part of a message's content: text, a refusal or a picture."""
 
+    SILENT = frozenset({"annotations", "logprobs"})
+
     type: str = "text"
     text: str | None = None
     refusal: str | None = None

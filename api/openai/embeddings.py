@@ -11,12 +11,13 @@ from typing import Annotated, Literal
 from litestar import Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from api.http.answer import Answer
 from api.http.body import HttpRequest
 from api.http.errors import documented
 from api.http.gate import Gate
+from api.http.hearth_info import IgnoredInfo, ignored_info
 from api.http.refusal import refuse
 from api.http.sse import whole
 from api.openai.fields import Body
@@ -28,6 +29,8 @@ MAX_INPUTS = 2048
 
 class EmbeddingRequest(Body):
     """`dimensions` cuts vectors of models that were trained for it, and makes them length 1."""
+
+    SILENT = frozenset({"safety_identifier"})
 
     input: PromptField
     model: str | None = None
@@ -52,6 +55,7 @@ class EmbeddingList(Body):
     model: str
     usage: EmbeddingUsage
     object: Literal["list"] = "list"
+    hearth: IgnoredInfo | UnsetType = UNSET
 
 
 @post(
@@ -98,6 +102,7 @@ async def embeddings(
             ],
             model=data.model or spec.id,
             usage=EmbeddingUsage(num_tokens, num_tokens),
+            hearth=ignored_info(await request.unused_fields(EmbeddingRequest)),
         )
     )
 

@@ -33,6 +33,8 @@ class SamplingFields(Body, kw_only=True):
     ids name the conversation as well, see `api/http/caller.py`.
     """
 
+    SILENT = frozenset({"client_metadata", "safety_identifier", "service_tier"})
+
     session_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     conversation_id: str | None = None
     thread_id: str | None = None

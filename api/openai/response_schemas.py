@@ -6,14 +6,24 @@ types than are served, and a client may send any of them back.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
+from api.http.unused import JsonObject, Kinds
 from api.openai.content import Content, ContentPart
-from api.openai.fields import Body, Count, Name, Raws, ReasoningFields, SamplingFields, no_value
-from api.openai.thinking import Budget, ThinkingField
+from api.openai.fields import (
+    Body,
+    Count,
+    FunctionDefinition,
+    Name,
+    Raws,
+    ReasoningFields,
+    SamplingFields,
+    no_value,
+)
+from api.openai.thinking import PLACES, Budget, ThinkingField
 
 
 class FormatFields(Body):
@@ -56,44 +66,6 @@ class ContextManagementFields(Body):
 
     type: str
     compact_threshold: Annotated[int, Meta(ge=1)] | None = None
-
-
-class ResponseRequest(SamplingFields, kw_only=True):
-    """The body of `POST /v1/responses` and `/v1/responses/input_tokens`.
-
-    The thinking switches, `top_k`, `min_p`, `seed` and what belongs to the KV go beyond OpenAI's;
-    `continue_final_message` and `add_generation_prompt` are those of chat completions.
-    """
-
-    input: str | list[msgspec.Raw] | None = None
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    store: bool | None = None
-    include: list[str] | None = None
-    context_management: list[ContextManagementFields] | None = None
-    tools: list[msgspec.Raw] | None = None
-    tool_choice: str | ToolChoiceFields | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextFields | None = None
-    reasoning: ReasoningFields | None = None
-    truncation: str | None = None
-    max_output_tokens: Count | None = None
-    max_tool_calls: Count | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    metadata: Raws | None = None
-    background: bool | None = None
-    stream: bool | None = None
-    safety_identifier: str | None = None
-    conversation: msgspec.Raw = msgspec.field(default_factory=no_value)
-    prompt: msgspec.Raw = msgspec.field(default_factory=no_value)
-    enable_thinking: bool | None = None
-    thinking: ThinkingField | None = None
-    thinking_budget: Budget | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: Raws | None = None
-    extra_body: Raws | None = None
-    continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
 
 
 # Input items
@@ -155,12 +127,42 @@ class CompactionItem(Body, omit_defaults=True):
     encrypted_content: str | None = None
 
 
+def item_type(item: JsonObject) -> object:
+    """What kind of item it is, also where that is left out."""
+    is_reference = item.get("role") is None and item.get("id") is not None
+    return item.get("type") or ("item_reference" if is_reference else "message")
+
+
+ITEMS = Kinds(
+    {
+        "message": MessageItem,
+        "function_call": CallItem,
+        "custom_tool_call": CustomCallItem,
+        "function_call_output": CallOutputItem,
+        "custom_tool_call_output": CallOutputItem,
+        "reasoning": ReasoningItem,
+        "compaction": CompactionItem,
+        "compaction_summary": CompactionItem,
+        "context_compaction": CompactionItem,
+        "compaction_trigger": ItemHead,
+        "item_reference": ItemHead,
+    },
+    item_type,
+    frozenset({"type", "id", "status"}),
+)
+
+
 # Tools
 
 
 class ToolHead(Body):
     type: str = "function"
     name: str | None = None
+
+
+def tool_type(tool: JsonObject) -> object:
+    """What kind of tool it is."""
+    return tool.get("type", "function")
 
 
 class GrammarFields(Body):
@@ -180,6 +182,58 @@ class CustomTool(Body):
 class NamespaceTool(Body):
     """Tools that share a namespace; a call of one is given back with it."""
 
+    INNER: ClassVar[dict[str, object]] = {
+        "tools": [Kinds({"function": FunctionDefinition, "custom": CustomTool}, tool_type)]
+    }
+
     name: Name
     tools: list[msgspec.Raw]
     description: str | None = None
+
+
+TOOLS = Kinds(
+    {"function": FunctionDefinition, "custom": CustomTool, "namespace": NamespaceTool}, tool_type
+)
+
+
+# The request
+
+
+class ResponseRequest(SamplingFields, kw_only=True):
+    """The body of `POST /v1/responses` and `/v1/responses/input_tokens`.
+
+    The thinking switches, `top_k`, `min_p`, `seed` and what belongs to the KV go beyond OpenAI's;
+    `continue_final_message` and `add_generation_prompt` are those of chat completions.
+    """
+
+    INNER: ClassVar[dict[str, object]] = {**PLACES, "input": [ITEMS], "tools": [TOOLS]}
+
+    input: str | list[msgspec.Raw] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    include: list[str] | None = None
+    context_management: list[ContextManagementFields] | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: str | ToolChoiceFields | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextFields | None = None
+    reasoning: ReasoningFields | None = None
+    truncation: str | None = None
+    max_output_tokens: Count | None = None
+    max_tool_calls: Count | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    metadata: Raws | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    safety_identifier: str | None = None
+    conversation: msgspec.Raw = msgspec.field(default_factory=no_value)
+    prompt: msgspec.Raw = msgspec.field(default_factory=no_value)
+    enable_thinking: bool | None = None
+    thinking: ThinkingField | None = None
+    thinking_budget: Budget | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: Raws | None = None
+    extra_body: Raws | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None

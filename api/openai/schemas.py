@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -20,7 +20,7 @@ from api.openai.fields import (
     SamplingFields,
 )
 from api.openai.response_schemas import GrammarFields
-from api.openai.thinking import Budget, ThinkingField
+from api.openai.thinking import PLACES, Budget, ThinkingField
 from runtime.supervisor.status import ToolUse
 from runtime.types import FinishReason
 
@@ -44,6 +44,8 @@ class CustomCall(Body):
 class HistoryToolCall(Body):
     """A tool call in an earlier assistant message: of a function, or of a custom tool."""
 
+    SILENT = frozenset({"index"})
+
     function: FunctionCall | None = None
     custom: CustomCall | None = None
     id: str | None = None
@@ -56,6 +58,8 @@ class ChatMessage(Body):
     `reasoning` is another name that some clients use for `reasoning_content`; `function_call`
     and the role `function` are the older form of tool calls.
     """
+
+    SILENT = frozenset({"annotations", "audio", "refusal"})
 
     role: str
     content: Content = None
@@ -145,6 +149,8 @@ class ChatRequest(SharedFields, kw_only=True):
     gone on with. `max_context` is how many tokens prompt and answer may have together, where that
     is less than the model's context.
     """
+
+    INNER: ClassVar[dict[str, object]] = {**PLACES}
 
     messages: list[ChatMessage]
     max_completion_tokens: Count | None = None

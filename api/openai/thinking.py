@@ -7,18 +7,12 @@ from typing import Protocol
 
 import msgspec
 
-from api.http.body import MAX_IGNORED
 from api.http.refusal import refuse
 from api.openai.fields import Body, Budget, Raws, ReasoningFields, ThinkingFields
 from runtime.types import Thinking
 
 ThinkingField = bool | str | ThinkingFields
 
-_PLACES = ("extra_body", "metadata", "chat_template_kwargs")
-_INNER = {
-    "reasoning": frozenset(ReasoningFields.__struct_fields__),
-    "thinking": frozenset(ThinkingFields.__struct_fields__),
-}
 _YES = frozenset({"enabled", "enable", "on", "true", "yes"})
 _NO = frozenset({"disabled", "disable", "off", "false", "no", "none"})
 _AS_IT_LIKES = frozenset({"adaptive", "auto", "default"})
@@ -32,6 +26,25 @@ class Controls(Body):
     reasoning: ReasoningFields | None = None
     reasoning_effort: str | None = None
     thinking_budget: Budget | None = None
+
+
+class OpenPlace(Controls):
+    """An object for anything, which may hold the controls as well."""
+
+    IS_OPEN = True
+
+
+class ExtraBody(Controls):
+    """What is read of `extra_body`: the controls, and the conversation's names."""
+
+    session_id: str | None = None
+    conversation_id: str | None = None
+    thread_id: str | None = None
+    chat_id: str | None = None
+
+
+PLACES = {"extra_body": ExtraBody, "metadata": OpenPlace, "chat_template_kwargs": OpenPlace}
+"""What is known of them, for naming what is not."""
 
 
 class SaysThinking(Protocol):
@@ -142,33 +155,6 @@ def nested(raws: Raws, at: str) -> Thinking:
 def _told_by(field: str, said: Thinking) -> Thinking:
     """What a field says, with its name if that is anything."""
     return said if said.is_unsaid else msgspec.structs.replace(said, fields=(field,))
-
-
-def unread(body: bytes) -> list[str]:
-    """Parts of the objects `reasoning` and `thinking`, here or in an object for anything, that say
-    nothing to anybody: `metadata.reasoning.level`.
-    """
-    given = _object(body)
-    names: list[str] = []
-    for at in ("", *_PLACES):
-        place = given if not at else _object(given.get(at, b""))
-        for name, fields in _INNER.items():
-            inner = _object(place.get(name, b""))
-            where = f"{at}.{name}" if at else name
-            names += [
-                f"{where}.{key}"[:64]
-                for key, value in inner.items()
-                if key not in fields and bytes(value) != b"null"
-            ]
-    return names[:MAX_IGNORED]
-
-
-def _object(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
-    """The members of an object; of anything else none."""
-    try:
-        return msgspec.json.decode(raw, type=dict[str, msgspec.Raw]) if raw else {}
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
 
 
 def all_said(body: SaysThinking, template: Raws) -> Thinking:

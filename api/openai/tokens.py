@@ -11,11 +11,13 @@ import msgspec
 from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, JSONBody
+from msgspec import UNSET, UnsetType
 
 from api.http.body import HttpRequest
 from api.http.caller import asker_of
 from api.http.errors import documented
 from api.http.gate import Gate
+from api.http.hearth_info import IgnoredInfo, ignored_info
 from api.http.refusal import refuse
 from api.http.sse import whole
 from api.openai.convert import chat_to_generate
@@ -48,6 +50,7 @@ class Tokenized(Body):
     tokens: list[int]
     count: int
     max_model_len: int
+    hearth: IgnoredInfo | UnsetType = UNSET
 
 
 class DetokenizeRequest(Body):
@@ -57,6 +60,7 @@ class DetokenizeRequest(Body):
 
 class Detokenized(Body):
     prompt: str
+    hearth: IgnoredInfo | UnsetType = UNSET
 
 
 @post(
@@ -85,7 +89,8 @@ async def tokenize(
             found.extend(chunk.token_ids)
 
     await whole(request, gate.submit(request.scope, [generate]), take)
-    return Tokenized(tokens=found, count=len(found), max_model_len=spec.context)
+    ignored = ignored_info(await request.unused_fields(TokenizeRequest))
+    return Tokenized(tokens=found, count=len(found), max_model_len=spec.context, hearth=ignored)
 
 
 @post(
@@ -99,8 +104,9 @@ async def detokenize(
 ) -> Detokenized:
     """What these token ids say, markers included."""
     spec = gate.spec(data.model)
+    ignored = ignored_info(await request.unused_fields(DetokenizeRequest))
     if not data.tokens:
-        return Detokenized(prompt="")
+        return Detokenized(prompt="", hearth=ignored)
     if not all(0 <= token_id < 2**31 for token_id in data.tokens):
         refuse("tokens", "holds a number that is not a token id.")
     pieces: list[str] = []
@@ -111,7 +117,7 @@ async def detokenize(
 
     generate = _work(spec, gate, TokenPrompt(token_ids=tuple(data.tokens)), is_back=True)
     await whole(request, gate.submit(request.scope, [generate]), take)
-    return Detokenized(prompt="".join(pieces))
+    return Detokenized(prompt="".join(pieces), hearth=ignored)
 
 
 @get(["/tokenizer_info", "/v1/tokenizer_info"], tags=["Tokens"])

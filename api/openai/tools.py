@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from api.http.refusal import refuse
+from api.http.unused import listed
 from api.openai.calls import CallFormat
 from api.openai.fields import FunctionDefinition
 from api.openai.formats import schema_text
@@ -45,7 +46,7 @@ def unserved_tools(data: ChatRequest) -> list[str]:
             unserved.append(f"tools[{i}]: {one.type[:64]}")
         elif one.type == "custom" and one.custom is not None:
             unserved += unheld(_flat(one.custom), f"tools[{i}].custom")
-    return unserved
+    return listed(iter(unserved))
 
 
 def form_of(data: ChatRequest) -> CallFormat:

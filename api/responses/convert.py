@@ -17,6 +17,7 @@ from api.http.durations import seconds_of
 from api.http.images import check_images
 from api.http.priorities import priority_of
 from api.http.refusal import refuse
+from api.http.unused import listed
 from api.openai.content import ContentPart, read
 from api.openai.fields import JsonSchemaFormat, Raws, is_given
 from api.openai.formats import constraint_of
@@ -283,7 +284,8 @@ def plan_of(
         deadline_s=settings.request_deadline_s,
         cache=cache_of(data, caller, data.extra_body, data.metadata),
     )
-    ignored = (*offer.ignored, *read.ignored, *_unknown_includes(data.include or ()))
+    unserved = (*offer.ignored, *read.ignored, *_unknown_includes(data.include or ()))
+    ignored = tuple(listed(iter(unserved)))
     plan = ResponsePlan(request, offer, ignored, begun(prompt) is not None)
     if not living.is_to_be_compacted:
         return plan._replace(num_replaced=len(items) - len(living.items))

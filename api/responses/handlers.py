@@ -19,13 +19,12 @@ from api.http.cache_header import cache_header
 from api.http.caller import asker_of, tenant_of
 from api.http.errors import ErrorBody, ErrorEnvelope, documented
 from api.http.gate import Gate
-from api.http.hearth_info import hearth_of
+from api.http.hearth_info import hearth_of, ignored_info
 from api.http.limits import context_of
 from api.http.refusal import refuse
 from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
 from api.observe.record import CompactionInfo
 from api.openai.response_schemas import ItemHead, ResponseRequest
-from api.openai.thinking import unread
 from api.responses.archive import in_full
 from api.responses.compaction import TRIGGER_ITEM, compacted, compaction_item
 from api.responses.convert import ResponsePlan, check, gone_on_with, items_of, plan_of
@@ -153,7 +152,8 @@ async def count_input_tokens(
     """The exact number of tokens that this request would have."""
     with _naming_input():
         plan = (await _planned(data, request, gate, responses)).plan
-        return InputTokens(await unless_left(request.receive, gate.count(plan.request)))
+        num_tokens = await unless_left(request.receive, gate.count(plan.request))
+        return InputTokens(num_tokens, hearth=ignored_info(plan.ignored))
 
 
 @get(
@@ -326,9 +326,7 @@ async def _planned(
     plan = await request.apart(
         lambda: plan_of(data, items, new_response_id(), spec, caller, gate.settings)
     )
-    body = await request.body()
-    unused = await request.unused_fields(ResponseRequest.__struct_fields__)
-    unused += await request.apart(lambda: unread(body))
+    unused = await request.unused_fields(ResponseRequest)
     plan = plan._replace(ignored=(*unused, *plan.ignored))
     history = items[:-1] if plan.compacts else items
     if plan.compacts:

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.http.hearth_info import HearthInfo
+from api.http.hearth_info import HearthInfo, IgnoredInfo
 from api.openai.fields import Body
 from api.openai.schemas import TokenEntry
 
@@ -188,6 +188,7 @@ class InputTokens(Body):
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
+    hearth: IgnoredInfo | UnsetType = UNSET
 
 
 class DeletedResponse(Body):

@@ -295,6 +295,9 @@ def test_fields_and_blocks_of_tomorrow_are_ignored_and_named(server: RunningServ
     assert answer["hearth"]["ignored"] == [
         "mcp_servers",
         "safeguards",
+        "messages[0].mood",
+        "messages[0].content[1].glow",
+        "tools[0].allowed_callers",
         "messages[0].content[0] (hologram)",
     ]
 

@@ -196,3 +196,25 @@ def test_a_session_in_the_body_comes_before_one_in_the_headers_and_in_the_metada
     assert (by_header.client, by_header.cache.session_id) == ("claude-code", "s1/a7")
     by_body = asked(caller, session_id="mine", **fields).request
     assert by_body.cache.session_id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "ignored"),
+    [
+        ({}, ("output_config.effort",)),
+        ({"thinking": {"type": "disabled"}}, ("output_config.effort",)),
+        ({"thinking": {"type": "adaptive"}}, ()),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ()),
+    ],
+)
+def test_an_effort_without_thinking_is_named(given: Any, ignored: tuple[str, ...]) -> None:
+    assert asked(output_config={"effort": "low"}, **given).ignored == ignored
+
+
+def test_an_effort_counts_for_a_model_that_thinks_by_default() -> None:
+    settings = Settings(home=Path("/n"), models={"m": ModelSettings(thinking=True)})
+    body = '{"messages":[{"role":"user","content":"Hi"}],"output_config":{"effort":"low"}}'
+    data = msgspec.json.decode(body, type=CountRequest)
+    asked = count_to_generate(data, "c", ConversionContext(SPEC, settings))
+    assert isinstance(asked.request.prompt, ChatPrompt)
+    assert (asked.request.prompt.thinking.effort, asked.ignored) == ("low", ())

@@ -14,7 +14,6 @@ from api.http.caller import Caller, caller_of
 from api.openai.content import ContentPart, ImageUrl, read
 from api.openai.convert import chat_to_generate, completion_to_generate
 from api.openai.schemas import ChatRequest, CompletionRequest
-from api.openai.thinking import unread
 from runtime.config.settings import ModelSettings, Settings
 from runtime.errors import InvalidRequest
 from runtime.supervisor.supervision_rules import with_settings
@@ -340,14 +339,3 @@ def test_the_fields_that_speak_of_thinking_are_known_by_name():
     body = {"reasoning": {"effort": "high"}, "metadata": {"thinking_budget": 9}}
     assert prompt(**body).thinking.fields == ("reasoning", "metadata.thinking_budget")
     assert prompt(thinking="auto", reasoning={"summary": "auto"}).thinking.fields == ()
-
-
-def test_parts_of_controls_that_nobody_reads_are_named():
-    body = {
-        "reasoning": {"level": "high", "type": "on", "effort": "low", "other": None},
-        "metadata": {"reasoning": {"level": 3}, "thinking": "words"},
-        "thinking": True,
-    }
-    assert unread(json.dumps(body).encode()) == [
-        *("reasoning.level", "reasoning.type", "metadata.reasoning.level")
-    ]
