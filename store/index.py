@@ -5,7 +5,7 @@ What changes it returns a future of the writer; what only reads runs in the call
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -245,20 +245,28 @@ def _divide(connection: Connection, slot: str, parts: Sequence[SlotRow]) -> tupl
     if number is None:
         return ()
     before = aliased(Slot)
-    columns = select(Slot.start, Slot.end, before.name)
-    columns = columns.outerjoin(before, before.id == Slot.parent_id)
-    start, end, parent = connection.execute(columns.where(Slot.id == number)).one()
+    columns = select(Slot.start, before.name).outerjoin(before, before.id == Slot.parent_id)
+    start, parent = connection.execute(columns.where(Slot.id == number)).one()
     is_first = parts[0].header.start == start
     is_to_cut = _is_to_cut(connection, [number])
     first = msgspec.structs.replace(parts[0], parent=parent if is_first else None)
     new = _insert_for(connection, [first, *parts[1:]], [number])
-    if parts[-1].header.end == end:
-        ends = update(Conversation).where(Conversation.leaf_id == number)
-        connection.execute(ends.values(leaf_id=new[parts[-1].header.id]))
+    _end_in(connection, new.values(), number)
     places = slot_rows.delete_slots(connection, [slot])
     for part in parts:
         slot_rows.adopt(connection, part.header)
     return places + drop_unneeded(connection, new.values()) if is_to_cut else places
+
+
+def _end_in(connection: Connection, parts: Iterable[int], number: int) -> None:
+    """Conversations that end in a slot end in the last of its parts that they are part of."""
+    columns = select(ConversationSlot.slot_id).join(Slot, Slot.id == ConversationSlot.slot_id)
+    its = columns.where(
+        ConversationSlot.conversation_id == Conversation.id, Slot.id.in_(list(parts))
+    )
+    last = its.order_by(Slot.end.desc()).limit(1).scalar_subquery()
+    ended = update(Conversation).where(Conversation.leaf_id == number)
+    connection.execute(ended.values(leaf_id=func.coalesce(last, number)))
 
 
 def _is_to_cut(connection: Connection, numbers: Sequence[int]) -> bool:

@@ -622,6 +622,22 @@ def test_a_conversation_is_durable_up_to_what_it_has_lost(share: float):
     machine.teardown()
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.93, 0.97, 1.0])
+def test_a_conversation_is_durable_up_to_what_its_last_slot_has_lost(share: float):
+    """The beginning of that slot is kept, and counts."""
+    machine = ConversationsApart()
+    machine.say(choice=0, num_new=30, num_said=20)
+    [talk] = machine.talks.values()
+    files = machine.whole_files()
+    last = max(range(len(files)), key=lambda one: read_header(files[one]).end)
+    num_bytes = files[last].stat().st_size
+    machine.damage(choice=last, at=int(share * num_bytes) - 1, is_seen_by_server=True)
+    [view] = Inventory(machine.store).conversations()
+    assert view.num_durable == min(talk.lost)
+    assert not view.is_durable
+    machine.teardown()
+
+
 def test_no_conversation_is_needed_by_another():
     short = settings(
         max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=QUIET
