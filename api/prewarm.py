@@ -25,6 +25,7 @@ from api.anthropic.schemas import MessagesRequest
 from api.http.body import HttpRequest, decoded, decoded_at
 from api.http.caller import Caller, asker_of, tenant_of
 from api.http.errors import documented
+from api.http.expansion import Expansion
 from api.http.gate import Gate
 from api.http.hearth_info import IgnoredInfo, ignored_info
 from api.http.kv_access import KvAccess
@@ -37,6 +38,7 @@ from api.openai.convert import chat_to_generate
 from api.openai.response_schemas import ResponseRequest
 from api.openai.schemas import ChatRequest
 from api.responses.convert import check, items_of, plan_of
+from api.responses.items import stored_weight
 from api.responses.service import ResponseService
 from runtime.config.settings import PrewarmSettings, Settings
 from runtime.errors import HearthError, RequestRejected, UnknownModel, UnknownPrewarm
@@ -143,7 +145,7 @@ async def announce(
     spec, fields = gate.spec(options.model), await request.apart(lambda: spoken(fields))
     unused = await request.apart(lambda: unused_of(fields))
     if fields.keys() & {"input", "previous_response_id"}:
-        generate = await response_of(fields, spec, gate.settings, caller, responses)
+        generate = await response_of(request, fields, spec, gate.settings, caller, responses)
     elif not fields.keys() & PROMPT_FIELDS:
         if options.session_id is None:
             refuse(
@@ -455,17 +457,25 @@ def _decoded(fields: Fields, kind: type[T]) -> T:
 
 
 async def response_of(
-    fields: Fields, spec: ModelSpec, settings: Settings, caller: Caller, desk: ResponseService
+    request: HttpRequest,
+    fields: Fields,
+    spec: ModelSpec,
+    settings: Settings,
+    caller: Caller,
+    desk: ResponseService,
 ) -> GenerateRequest:
     """A request of OpenAI's Responses, with what went before it. Raises HearthError."""
     data = _decoded(fields, ResponseRequest)
     check(data)
-    new = await desk.archive.resolved(items_of(data), caller.tenant)
-    given = data.previous_response_id
-    past = await desk.archive.past(owned(caller.tenant, given) if given is not None else None)
-    request = plan_of(data, [*past, *new], "", spec, caller, settings).request
-    assert isinstance(request.prompt, ChatPrompt)
-    return request
+    stored = Expansion.allowed(spec, settings)
+    new = await desk.archive.resolved(items_of(data), caller.tenant, stored)
+    given = owned(caller.tenant, data.previous_response_id) if data.previous_response_id else None
+    items = [*await desk.archive.past(given, stored), *new]
+    plan = await request.apart(
+        lambda: plan_of(data, items, "", spec, caller, settings), stored_weight(items)
+    )
+    assert isinstance(plan.request.prompt, ChatPrompt)
+    return plan.request
 
 
 async def _bring(cache: KvAccess, session_id: str, spec: ModelSpec) -> PrewarmView:

@@ -92,9 +92,9 @@ async def explain_prompt(
         spec = gate.spec(named_model(fields))
         unused = await request.apart(lambda: unused_of(spoken(fields)))
         if fields.keys() & {"input", "previous_response_id"}:
-            asked = await response_of(fields, spec, gate.settings, caller, responses)
+            asked = await response_of(request, fields, spec, gate.settings, caller, responses)
         else:
-            asked = prompt_of(fields, spec, gate.settings, caller)
+            asked = await request.apart(lambda: prompt_of(fields, spec, gate.settings, caller))
     asked = msgspec.structs.replace(
         asked, request_id=f"explain-{secrets.token_hex(12)}", work="explain", num_choices=1
     )

@@ -23,6 +23,7 @@ from api.anthropic.schemas import (
 from api.anthropic.transcript import Transcript
 from api.http.caller import Caller
 from api.http.durations import seconds_of
+from api.http.expansion import Expansion
 from api.http.fields import stops_of
 from api.http.images import check_images
 from api.http.priorities import priority_of
@@ -141,7 +142,7 @@ def count_to_generate(
         refuse("compaction.type", f"is {data.compaction.type[:64]!r}: the only one is 'summarize'.")
     breakpoints = Breakpoints()
     tools = _tools(data.tools or (), breakpoints)
-    transcript = Transcript(breakpoints)
+    transcript = Transcript(breakpoints, Expansion.allowed(door.spec, door.settings))
     transcript.add_system(data.system, "system")
     for i, turn in enumerate(data.messages):
         transcript.add(turn, f"messages[{i}]")

@@ -7,8 +7,9 @@ nothing, and needs not: whoever could forge it writes the prompt anyway.
 from __future__ import annotations
 
 import base64
-import binascii
 import zlib
+
+from api.http.expansion import Expansion
 
 _PREFIX = "hearth1."
 MAX_BYTES = 1 << 22
@@ -20,14 +21,12 @@ def sign(reasoning: str) -> str:
     return _PREFIX + base64.b64encode(packed).decode()
 
 
-def reasoning_in(signature: str) -> str | None:
-    """The thoughts that were signed; None when the signature is not ours or damaged."""
+def reasoning_in(signature: str, expansion: Expansion, path: str) -> str | None:
+    """The thoughts that were signed; None when the signature is not ours or damaged.
+
+    Raises:
+        InvalidRequest: they are more than the request may still come to; `path` is where it stands.
+    """
     if not signature.startswith(_PREFIX):
         return None
-    unpacker = zlib.decompressobj()
-    try:
-        packed = base64.b64decode(signature.removeprefix(_PREFIX), validate=True)
-        reasoning = unpacker.decompress(packed, MAX_BYTES)
-        return reasoning.decode() if unpacker.eof else None
-    except (binascii.Error, zlib.error, UnicodeDecodeError, ValueError):
-        return None
+    return expansion.unpacked(signature.removeprefix(_PREFIX), path, MAX_BYTES)

@@ -28,6 +28,7 @@ from api.anthropic.schemas import (
     search_result_text,
 )
 from api.anthropic.signature import reasoning_in
+from api.http.expansion import Expansion
 from api.http.refusal import refuse
 from runtime.prompt.compaction import summary_message
 from runtime.types import Image, Message, Role, ToolCall
@@ -67,13 +68,14 @@ class Transcript:
     `ignored` names what was skipped because nobody here knows it.
     """
 
-    def __init__(self, breakpoints: Breakpoints) -> None:
+    def __init__(self, breakpoints: Breakpoints, expansion: Expansion) -> None:
         self.messages: list[Message] = []
         self.ignored: list[str] = []
         self.num_compacted = 0
         """Messages that are not read, as a summary stands for them."""
         self._num_system = 0
         self._breakpoints = breakpoints
+        self._expansion = expansion
 
     def add_system(self, content: Content | None, path: str) -> None:
         """A system prompt, a message for each of its blocks.
@@ -172,7 +174,9 @@ class Transcript:
         return True
 
     def _think(self, said: _Said, block: ThinkingBlock, path: str) -> None:
-        signed = reasoning_in(block.signature) if block.signature else None
+        signed = None
+        if block.signature:
+            signed = reasoning_in(block.signature, self._expansion, f"{path}.signature")
         if reasoning := signed or block.thinking:
             said.reasonings.append(reasoning)
         elif block.signature:

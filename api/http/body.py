@@ -21,6 +21,7 @@ from api.http.errors import (
     WrongContentEncoding,
     WrongContentType,
 )
+from api.http.expansion import may_expand
 from api.http.limits import MAX_CONTAINERS, BodyCheck, Bounds, bounds_of
 from api.http.unused import unused_fields
 from api.observe.record import record_of
@@ -42,6 +43,7 @@ class HttpRequest(Request[None, None, State]):
 
     _check: BodyCheck | None = None
     _checked: bytes = b""
+    _may_expand: bool = False
 
     @override
     async def body(self) -> bytes:
@@ -66,6 +68,7 @@ class HttpRequest(Request[None, None, State]):
         record_of(self.scope).num_body_bytes = num_bytes
         self._refuse_odd()
         self._checked = await apart(num_bytes, lambda: b"".join(pieces))
+        self._may_expand = await apart(num_bytes, lambda: may_expand(self._checked))
         return self._checked
 
     @override
@@ -114,9 +117,13 @@ class HttpRequest(Request[None, None, State]):
         body = await self.body()
         return await apart(len(body), lambda: unused_fields(body, kind, also=also))
 
-    async def apart(self, work: Callable[[], T]) -> T:
-        """What `work` makes of the body or of what was made of it; it knows nothing of the loop."""
-        return await apart(record_of(self.scope).num_body_bytes, work)
+    async def apart(self, work: Callable[[], T], num_more_bytes: int = 0) -> T:
+        """What `work` makes of the body or of what was made of it; it knows nothing of the loop.
+
+        `num_more_bytes` is what the body stands for besides.
+        """
+        num_bytes = record_of(self.scope).num_body_bytes + num_more_bytes
+        return await apart(max(num_bytes, LARGE_BYTES * self._may_expand), work)
 
     def _refuse_odd(self) -> None:
         if (check := self._check) is None:

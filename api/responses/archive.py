@@ -6,13 +6,14 @@ import asyncio
 import secrets
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import structlog
 from sqlalchemy import Connection
 
 from api.http.body import LARGE_BYTES, apart, decoded_at
+from api.http.expansion import Expansion
 from api.openai.fields import Raws
 from api.openai.response_schemas import ItemHead
 from api.responses.items import Item, head_of
@@ -23,7 +24,7 @@ from runtime.errors import InvalidRequest, StoreUnavailable, UnknownPrevious, Un
 from runtime.keys import owned, plain
 from store.history import expired_rows, response_rows
 from store.history.quota import HistoryCapacity, make_room
-from store.history.response_rows import ItemRow, ResponseRow
+from store.history.response_rows import Chain, ItemRow, ResponseRow
 
 log = structlog.stdlib.get_logger("hearth.responses")
 
@@ -58,50 +59,62 @@ class Archive:
         self._max_bytes = settings.history_max_bytes
         self._ttl_s = settings.history_ttl_s
 
-    async def past(self, previous_id: str | None) -> list[Item]:
+    async def past(self, previous_id: str | None, expansion: Expansion) -> list[Item]:
         """All items that went into and came out of the responses up to that one.
 
         Raises:
+            InvalidRequest: they are more than the request may still come to.
             UnknownPrevious: it, or one that it goes on from, is not stored.
             StoreUnavailable: the history cannot be read.
         """
         if previous_id is None:
             return []
-        chain = await self._history.read(lambda c: response_rows.chain(c, previous_id))
+
+        def read(connection: Connection) -> Chain:
+            num_bytes = response_rows.chain_bytes(connection, previous_id)
+            expansion.count(num_bytes, "previous_response_id")
+            return response_rows.chain(connection, previous_id)
+
+        chain = await self._history.read(read)
         if chain.missing is not None:
             raise UnknownPrevious(plain(chain.missing), self._history.note)
         return [
-            Item(msgspec.Raw(row.body), f"previous_response_id: item {i}")
+            Item(msgspec.Raw(row.body), f"previous_response_id: item {i}", is_stored=True)
             for i, row in enumerate(chain.items)
         ]
 
-    async def resolved(self, items: Sequence[Item], tenant: str) -> list[Item]:
+    async def resolved(
+        self, items: Sequence[Item], tenant: str, expansion: Expansion
+    ) -> list[Item]:
         """The items, each reference replaced by what of the tenant it refers to.
 
         Raises:
-            InvalidRequest: an item is malformed, or refers to nothing that is stored.
+            InvalidRequest: an item is malformed, refers to nothing that is stored, or to more than
+                the request may still come to.
             StoreUnavailable: the history cannot be read.
         """
-        heads, wanted = await apart(_num_bytes(items), lambda: _heads(items))
-        if not wanted:
+        references = await apart(_num_bytes(items), lambda: _references(items))
+        if not references:
             return list(items)
-        found = await self._history.read(
-            lambda c: response_rows.find_items(c, wanted, owned(tenant, ""))
-        )
-        resolved: list[Item] = []
-        for item, head in zip(items, heads, strict=True):
-            body = found.get(head.id or "")
-            if head.type != "item_reference":
-                resolved.append(item)
-            elif body is None:
-                raise InvalidRequest(
-                    f"{item.path} refers to the item {(head.id or '')[:80]!r}, which is not "
-                    "stored: send the item itself.",
-                    item.path,
-                )
-            else:
-                resolved.append(Item(msgspec.Raw(body), item.path))
-        return resolved
+
+        def read(connection: Connection) -> dict[str, bytes]:
+            mine = owned(tenant, "")
+            found = response_rows.find_items(connection, references.values(), mine)
+            for path, item_id in references.items():
+                if item_id not in found:
+                    _refuse_unknown(path, item_id)
+                expansion.count(found[item_id].num_bytes, path)
+            return {
+                one: response_rows.item_body(connection, row.number) for one, row in found.items()
+            }
+
+        bodies = await self._history.read(read)
+        return [
+            item._replace(raw=msgspec.Raw(bodies[references[item.path]]), is_stored=True)
+            if item.path in references
+            else item
+            for item in items
+        ]
 
     async def keep(
         self, resource: ResponseResource, items: Sequence[Item], tenant: str, events: bytes = b""
@@ -185,10 +198,15 @@ class Archive:
             log.debug("expiry_waits", why=error.message)
 
 
-def _heads(items: Sequence[Item]) -> tuple[list[ItemHead], list[str]]:
-    """What the items are, and the ids of those that they refer to."""
-    heads = list(map(head_of, items))
-    return heads, [head.id for head in heads if head.type == "item_reference" and head.id]
+def _references(items: Sequence[Item]) -> dict[str, str]:
+    """The ids that items refer to, by the paths of these."""
+    heads = zip(items, map(head_of, items), strict=True)
+    return {item.path: head.id or "" for item, head in heads if head.type == "item_reference"}
+
+
+def _refuse_unknown(path: str, item_id: str) -> NoReturn:
+    why = f"{path} refers to the item {item_id[:80]!r}, which is not stored: send the item itself."
+    raise InvalidRequest(why, path)
 
 
 def _num_bytes(items: Sequence[Item]) -> int:

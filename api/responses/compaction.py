@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from api.http.body import decoded_at
+from api.http.expansion import Expansion
 from api.http.refusal import refuse
 from api.openai.response_schemas import CompactionItem, ItemHead
 from api.responses.items import Item, head_of, seal, unseal
@@ -34,19 +35,20 @@ def sealed_summary(summary: str) -> str:
     return seal(summary, SUMMARY_SEAL)
 
 
-def summary_in(item: Item) -> str:
+def summary_in(item: Item, expansion: Expansion) -> str:
     """The summary that a compaction item holds.
 
     Raises:
-        InvalidRequest: it holds none that can be read here. Without it the model would go on as
-            if nothing had been said, so it is not left out.
+        InvalidRequest: it holds none that can be read here, or too long a one. Without it the
+            model would go on as if nothing had been said, so it is not left out.
     """
     sealed = decoded_at(item.raw, CompactionItem, item.path).encrypted_content
-    summary = unseal(sealed, SUMMARY_SEAL) if sealed else None
+    path = f"{item.path}.encrypted_content"
+    summary = unseal(sealed, expansion, path, SUMMARY_SEAL) if sealed else None
     if summary is None:
         why = "was not written by this server, or is damaged" if sealed else "is missing"
         refuse(
-            f"{item.path}.encrypted_content",
+            path,
             f"{why}: send a compaction item as this server gave it, or what it stands for.",
         )
     return summary

@@ -14,6 +14,7 @@ import msgspec
 from api.http.body import decoded_at
 from api.http.caller import Caller
 from api.http.durations import seconds_of
+from api.http.expansion import Expansion
 from api.http.images import check_images
 from api.http.priorities import priority_of
 from api.http.refusal import refuse
@@ -60,13 +61,14 @@ class ItemTranscript(NamedTuple):
     is_over: bool
 
 
-def transcript(items: Iterable[Item], names: ToolNames) -> ItemTranscript:
+def transcript(items: Iterable[Item], names: ToolNames, expansion: Expansion) -> ItemTranscript:
     """The items as messages.
 
     Raises:
-        InvalidRequest: an item of a known type is malformed; `param` is its path.
+        InvalidRequest: an item of a known type is malformed, or stands for more than `expansion`
+            has left; `param` is its path.
     """
-    writer = _Writer(names)
+    writer = _Writer(names, expansion)
     for item in items:
         writer.add(item)
     writer.end_turn()
@@ -88,12 +90,13 @@ def gone_on_with(items: Sequence[Item]) -> list[Item]:
 class _Writer:
     """Writes messages; the assistant's current turn is open until something else follows."""
 
-    def __init__(self, names: ToolNames) -> None:
+    def __init__(self, names: ToolNames, expansion: Expansion) -> None:
         self.messages: list[Message] = []
         self.ignored: list[str] = []
         self.status: str | None = None
         """What the item before says of itself, if it is the assistant's."""
         self._names = names
+        self._expansion = expansion
         self._reasonings: list[str] = []
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
@@ -118,7 +121,7 @@ class _Writer:
                 self._add_reasoning(decoded_at(item.raw, ReasoningItem, item.path), item.path)
             case str() if kind in KINDS:
                 self.end_turn()
-                self.messages.append(summary_message(summary_in(item)))
+                self.messages.append(summary_message(summary_in(item, self._expansion)))
             case _:
                 self.ignored.append(f"{item.path}: {(kind or '')[:64]}")
 
@@ -175,7 +178,9 @@ class _Writer:
             self.end_turn()
         self.status = item.status
         sealed = item.encrypted_content
-        opened = unseal(sealed) if sealed is not None else None
+        opened = None
+        if sealed is not None:
+            opened = unseal(sealed, self._expansion, f"{path}.encrypted_content")
         if opened is None and sealed is not None and not (item.content or item.summary):
             self.ignored.append(f"{path}.encrypted_content: not written by this server")
             return
@@ -261,8 +266,12 @@ def plan_of(
     choice = chosen(data.tool_choice, offer, is_parallel=data.parallel_tool_calls is not False)
     form = (data.text.format if data.text is not None else None) or FormatFields()
     schema = JsonSchemaFormat(form.name, form.description, form.schema, form.strict)
+    expansion = Expansion.allowed(spec, settings)
+    for item in items:
+        if item.is_stored:
+            expansion.count(len(item.raw), item.path)
     living = live(items)
-    read = transcript(living.items, offer.names)
+    read = transcript(living.items, offer.names, expansion)
     messages = _instructions(data.instructions) + read.messages
     if not messages:
         refuse("input", "must not be empty: send a text or at least one item.")

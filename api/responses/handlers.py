@@ -18,6 +18,7 @@ from api.http.body import HttpRequest
 from api.http.cache_header import cache_header
 from api.http.caller import asker_of, tenant_of
 from api.http.errors import ErrorBody, ErrorEnvelope, documented
+from api.http.expansion import Expansion
 from api.http.gate import Gate
 from api.http.hearth_info import hearth_of, ignored_info
 from api.http.limits import context_of
@@ -29,7 +30,7 @@ from api.responses.archive import in_full
 from api.responses.compaction import TRIGGER_ITEM, compacted, compaction_item
 from api.responses.convert import ResponsePlan, check, gone_on_with, items_of, plan_of
 from api.responses.events import SummaryWriter, written_item
-from api.responses.items import Item
+from api.responses.items import Item, stored_weight
 from api.responses.output import (
     CompactedResponse,
     DeletedResponse,
@@ -275,7 +276,8 @@ def _summed_up_first(asked: _Asked, request: HttpRequest, gate: Gate) -> TwoAnsw
         plan = await request.apart(
             lambda: plan_of(
                 asked.data, items, whole_request.request_id, asked.spec, caller, gate.settings
-            )
+            ),
+            stored_weight(items),
         )
         answer = gate.submit(request.scope, [plan.request])
         if summary:
@@ -296,7 +298,8 @@ def _foresight(asked: _Asked, request: HttpRequest, gate: Gate) -> Foresee:
     async def foresee(item: Item) -> str | None:
         items = compacted(asked.history, item)
         plan = await request.apart(
-            lambda: plan_of(asked.data, items, "", asked.spec, caller, gate.settings)
+            lambda: plan_of(asked.data, items, "", asked.spec, caller, gate.settings),
+            stored_weight(items),
         )
         return gate.foresee(plan.request)
 
@@ -320,11 +323,13 @@ async def _planned(
     if responses.is_underway(previous_id):
         refuse("previous_response_id", "is still being made: wait until it is complete.")
     items = await request.apart(lambda: items_of(data))
-    new = await responses.archive.resolved(items, caller.tenant)
-    past = await responses.archive.past(previous_id)
+    stored = Expansion.allowed(spec, gate.settings)
+    new = await responses.archive.resolved(items, caller.tenant, stored)
+    past = await responses.archive.past(previous_id, stored)
     items = [*past, *new, *more]
     plan = await request.apart(
-        lambda: plan_of(data, items, new_response_id(), spec, caller, gate.settings)
+        lambda: plan_of(data, items, new_response_id(), spec, caller, gate.settings),
+        stored_weight(items),
     )
     unused = await request.unused_fields(ResponseRequest)
     plan = plan._replace(ignored=(*unused, *plan.ignored))

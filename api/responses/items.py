@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import zlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
-from api.http.body import decoded_at
+from api.http.body import LARGE_BYTES, decoded_at
+from api.http.expansion import Expansion, may_expand
 from api.openai.response_schemas import ItemHead
 
 SEAL = "hearth1:"
@@ -23,6 +24,8 @@ class Item(NamedTuple):
 
     raw: msgspec.Raw
     path: str
+    is_stored: bool = False
+    """It was not sent with the request."""
 
 
 def head_of(item: Item) -> ItemHead:
@@ -37,19 +40,24 @@ def head_of(item: Item) -> ItemHead:
     return head
 
 
+def stored_weight(items: Iterable[Item]) -> int:
+    """Bytes that take as long to read as those of the items that were not sent."""
+    return sum(
+        LARGE_BYTES if may_expand(item.raw) else len(item.raw) for item in items if item.is_stored
+    )
+
+
 def seal(text: str, mark: str = SEAL) -> str:
     """A text as `encrypted_content`, which a client sends back without reading it."""
     return mark + base64.b64encode(zlib.compress(text.encode(errors="replace"))).decode()
 
 
-def unseal(sealed: str, mark: str = SEAL) -> str | None:
-    """The text inside; None when it is not ours or damaged."""
+def unseal(sealed: str, expansion: Expansion, path: str, mark: str = SEAL) -> str | None:
+    """The text inside; None when it is not ours or damaged.
+
+    Raises:
+        InvalidRequest: it is more than the request may still come to; `path` is where it stands.
+    """
     if not sealed.startswith(mark):
         return None
-    try:
-        packed = base64.b64decode(sealed.removeprefix(mark), validate=True)
-        unpacker = zlib.decompressobj()
-        text = unpacker.decompress(packed, _MAX_SEALED_BYTES)
-        return text.decode() if unpacker.eof else None
-    except (binascii.Error, ValueError, zlib.error):
-        return None
+    return expansion.unpacked(sealed.removeprefix(mark), path, _MAX_SEALED_BYTES)

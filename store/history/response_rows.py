@@ -6,7 +6,7 @@ used is younger than whatever it goes on from is old: what goes for want of room
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from sqlalchemy import CTE, Connection, delete, func, insert, literal, select, update
@@ -17,6 +17,9 @@ from store.history.history_tables import Response, ResponseEvents, ResponseItem
 MAX_CHAIN = 10_000
 """Responses that one may go on from; more would be a loop or an attack."""
 
+_MANY_IDS = 10_000
+"""So many are looked for in one statement; SQLite may allow 32,766 variables."""
+
 
 class ItemRow(NamedTuple):
     """An item: its id, its JSON, and whether the model made it."""
@@ -24,6 +27,13 @@ class ItemRow(NamedTuple):
     id: str
     body: bytes
     is_output: bool
+
+
+class FoundItem(NamedTuple):
+    """An item by the number of its row, which is not read yet."""
+
+    number: int
+    num_bytes: int
 
 
 class ResponseRow(NamedTuple):
@@ -102,19 +112,42 @@ def chain(connection: Connection, response_id: str) -> Chain:
     return Chain([item for one_id, _ in ids for item in _items(connection, one_id)])
 
 
+def chain_bytes(connection: Connection, response_id: str) -> int:
+    """What the items of that chain have, without reading them."""
+    numbers = select(_links(response_id).c.number)
+    total = select(func.coalesce(func.sum(func.length(ResponseItem.body)), 0))
+    return connection.execute(total.where(ResponseItem.response_number.in_(numbers))).scalar_one()
+
+
 def find_items(
-    connection: Connection, item_ids: Sequence[str], owner: str = ""
-) -> dict[str, bytes]:
-    """The items of these ids in responses whose ids begin with `owner`; "": with no `@`."""
+    connection: Connection, item_ids: Iterable[str], owner: str = ""
+) -> dict[str, FoundItem]:
+    """The items of these ids in responses whose ids begin with `owner`; "": with no `@`.
+
+    Of several with one id, which are sent again with every turn, the newest is found.
+    """
     is_mine = func.substr(Response.id, 1, len(owner)) == owner
     if not owner:
         is_mine = func.substr(Response.id, 1, 1) != "@"
-    rows = (
-        select(ResponseItem.id, ResponseItem.body)
-        .join(Response, Response.number == ResponseItem.response_number)
-        .where(ResponseItem.id.in_(item_ids), is_mine)
-    )
-    return {row.id: row.body for row in connection.execute(rows)}
+    found: dict[str, FoundItem] = {}
+    wanted = [*dict.fromkeys(item_ids)]
+    for start in range(0, len(wanted), _MANY_IDS):
+        newest = (
+            select(func.max(ResponseItem.number))
+            .join(Response, Response.number == ResponseItem.response_number)
+            .where(ResponseItem.id.in_(wanted[start : start + _MANY_IDS]), is_mine)
+            .group_by(ResponseItem.id)
+        )
+        columns = (ResponseItem.id, ResponseItem.number, func.length(ResponseItem.body))
+        rows = select(*columns).where(ResponseItem.number.in_(newest))
+        found |= {row[0]: FoundItem(row[1], row[2]) for row in connection.execute(rows)}
+    return found
+
+
+def item_body(connection: Connection, number: int) -> bytes:
+    """The JSON of an item that was found."""
+    body = select(ResponseItem.body).where(ResponseItem.number == number)
+    return connection.execute(body).scalar_one()
 
 
 def remove(connection: Connection, response_id: str, now_s: float) -> bool:

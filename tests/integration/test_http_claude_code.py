@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.anthropic.signature import reasoning_in
+from api.http.expansion import Expansion
 from tests.messages_stream import (
     MESSAGES,
     TOOLS,
@@ -75,7 +76,7 @@ def test_an_agents_tool_turns_build_on_one_another(server: RunningServer) -> Non
     assert "ignored" not in events[-2].data["hearth"]
     thoughts, *said = content_of(events)
     assert (thoughts["type"], thoughts["thinking"]) == ("thinking", "")
-    assert reasoning_in(thoughts["signature"])
+    assert reasoning_in(thoughts["signature"], Expansion(1 << 20), "p")
     call = {
         "type": "tool_use",
         "id": "toolu_1",

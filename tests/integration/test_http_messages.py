@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from api.anthropic.signature import reasoning_in
+from api.http.expansion import Expansion
 from tests.messages_stream import (
     COUNT,
     MESSAGES,
@@ -95,7 +96,8 @@ def test_thoughts_that_are_not_to_be_shown_come_back_by_their_signature(
     events = stream(server, **CALL, thinking=hidden)
     for block in (whole["content"][0], content_of(events)[0]):
         assert block["thinking"] == ""
-        assert reasoning_in(block["signature"]) == shown["thinking"]
+        signed = reasoning_in(block["signature"], Expansion(1 << 20), "p")
+        assert signed == shown["thinking"]
     names = [event.name for event in events if event.data.get("index") == 0]
     assert names == ["content_block_start", "content_block_delta", "content_block_stop"]
     counts = {

@@ -13,16 +13,18 @@ from typing_extensions import override
 
 from api.http.answer import Answer
 from api.http.caller import Caller
+from api.http.expansion import Expansion
 from api.observe.metrics import Meter, Metrics
-from api.openai.response_schemas import ResponseRequest
+from api.openai.response_schemas import ItemHead, ResponseRequest
 from api.responses.archive import Archive, Stored
 from api.responses.convert import items_of, plan_of
+from api.responses.items import Item
 from api.responses.service import ResponseService
 from api.responses.stream import ResponseDraft, new_response_id
 from runtime.cache.figures import DiskFigures, KvFigures
 from runtime.cache.history import History
 from runtime.config.settings import Settings
-from runtime.errors import UnknownResponse, WorkerError
+from runtime.errors import InvalidRequest, UnknownResponse, WorkerError
 from runtime.supervisor.generation import Generation
 from runtime.types import CacheUse, Chunk, Finished, ModelSpec, TextDelta, Usage
 from tests.living_history import living
@@ -130,6 +132,33 @@ async def test_events_are_the_same_after_a_restart_and_go_with_the_response(tmp_
         assert await desk.events_of(made.id) is None
         with pytest.raises(UnknownResponse):
             await desk.find(made.id)
+
+
+async def test_what_is_stored_is_not_read_when_it_is_more_than_a_request_may_have(
+    tmp_path: Path,
+) -> None:
+    made = Made(tmp_path)
+    async with living(tmp_path) as history:
+        archive = Archive(history, Settings(home=tmp_path))
+        desk = ResponseService(archive)
+        await made.begin(desk)
+        await made.finish(desk)
+        past = await archive.past(made.id, Expansion(1000))
+        size = sum(len(item.raw) for item in past)
+        assert await archive.past(made.id, Expansion(size)) == past
+        assert all(item.is_stored for item in past)
+        with pytest.raises(InvalidRequest) as refused:
+            await archive.past(made.id, Expansion(size - 1))
+        assert refused.value.param == "previous_response_id"
+        said = msgspec.json.decode(past[0].raw, type=ItemHead).id
+        reference = msgspec.Raw(json.dumps({"type": "item_reference", "id": said}).encode())
+        many = [Item(reference, f"input[{i}]") for i in range(200)]
+        length = len(past[0].raw)
+        found = await archive.resolved(many, "", Expansion(200 * length))
+        assert [item.raw for item in found] == [past[0].raw] * 200
+        with pytest.raises(InvalidRequest) as refused:
+            await archive.resolved(many, "", Expansion(150 * length))
+        assert refused.value.param == "input[150]"
 
 
 async def test_a_response_that_waits_says_so_in_its_events(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from api.anthropic.convert import ConversionContext, count_to_generate
 from api.anthropic.schemas import CountRequest, ImageBlock, InputMessage, Source, picture_at
 from api.anthropic.signature import MAX_BYTES, reasoning_in, sign
 from api.anthropic.transcript import Transcript
+from api.http.expansion import Expansion
 from runtime.config.settings import Settings
 from runtime.types import (
     ChatPrompt,
@@ -141,12 +142,13 @@ def test_thoughts_come_back_from_their_signature_though_they_were_not_shown() ->
     "damaged", ["", "hearth1.", "hearth1.!", "hearth1.aGVq", sign("thought")[:-6], "x" + sign("t")]
 )
 def test_a_damaged_signature_has_no_thoughts(damaged: str) -> None:
-    assert reasoning_in(damaged) is None
+    assert reasoning_in(damaged, Expansion(MAX_BYTES), "p") is None
 
 
 def test_a_signature_cannot_swell_without_bound() -> None:
-    assert reasoning_in(sign("x" * MAX_BYTES)) == "x" * MAX_BYTES
-    assert reasoning_in(sign("x" * (MAX_BYTES + 1))) is None
+    whole = Expansion(2 * MAX_BYTES)
+    assert reasoning_in(sign("x" * MAX_BYTES), whole, "p") == "x" * MAX_BYTES
+    assert reasoning_in(sign("x" * (MAX_BYTES + 1)), Expansion(2 * MAX_BYTES), "p") is None
 
 
 def test_what_nobody_knows_is_skipped_and_named() -> None:
@@ -218,7 +220,7 @@ def test_a_picture_is_refused_by_name_for_a_model_that_reads_text_only() -> None
 
 
 def test_a_picture_stays_among_the_words_of_an_assistant() -> None:
-    transcript = Transcript(Breakpoints())
+    transcript = Transcript(Breakpoints(), Expansion(0))
     source = {"type": "base64", "media_type": "image/png", "data": "eA=="}
     turn = assistant(text("ab"), text("cd"), {"type": "image", "source": source}, text("ef"))
     read = msgspec.json.decode(msgspec.json.encode(turn), type=InputMessage)

@@ -35,7 +35,8 @@ def seen(connection: Connection) -> object:
     found = [agent_rows.get(connection, one) for one in ("a", "pinned")]
     turns = agent_rows.turns(connection, "session", Page(limit=1000))
     told = response_rows.get(connection, "r"), response_rows.events(connection, "r")
-    named = response_rows.find_items(connection, ["in", "out"])
+    items = response_rows.find_items(connection, ["in", "out"]).items()
+    named = {one: response_rows.item_body(connection, row.number) for one, row in items}
     listed = agent_rows.listing(connection, None, 10)
     return [row and row._replace(last_used_s=0.0) for row in found], turns, told, named, len(listed)
 

@@ -35,6 +35,16 @@ def names(chain: Chain) -> list[str]:
     return [row.id for row in chain.items]
 
 
+def found(connection: Connection, *item_ids: str) -> dict[str, bytes]:
+    """What is found of these."""
+    rows = response_rows.find_items(connection, item_ids)
+    bodies = {one: response_rows.item_body(connection, row.number) for one, row in rows.items()}
+    assert {one: len(body) for one, body in bodies.items()} == {
+        one: row.num_bytes for one, row in rows.items()
+    }
+    return bodies
+
+
 def test_a_chain_has_all_items_from_its_beginning(database: Database) -> None:
     database.submit(put_family).result()
     chains = {
@@ -46,14 +56,33 @@ def test_a_chain_has_all_items_from_its_beginning(database: Database) -> None:
     }
 
 
+def test_the_bytes_of_a_chain_are_known_before_it_is_read(database: Database) -> None:
+    database.submit(put_family).result()
+    for end in "abcd":
+        chain = database.read(lambda c, end=end: response_rows.chain(c, end))
+        num_bytes = database.read(lambda c, end=end: response_rows.chain_bytes(c, end))
+        assert num_bytes == sum(len(row.body) for row in chain.items)
+    assert database.read(lambda c: response_rows.chain_bytes(c, "z")) == 0
+
+
+def test_of_items_with_one_id_the_newest_is_found_among_any_number(database: Database) -> None:
+    for number in range(3):
+        row = ResponseRow(f"r{number}", None, b"", created_s=0.0)
+        items = [ItemRow("same", str(number).encode(), is_output=False)]
+        database.submit(
+            lambda c, row=row, items=items: response_rows.put(c, row, items, 0)
+        ).result()
+    many = [f"none{number}" for number in range(40_000)]
+    assert database.read(lambda c: found(c, *many, "same")) == {"same": b"2"}
+
+
 def test_a_chain_with_a_gap_is_none_and_names_what_is_gone(database: Database) -> None:
     database.submit(put_family).result()
     assert database.submit(lambda c: response_rows.remove(c, "a", 9.0)).result()
     assert not database.submit(lambda c: response_rows.remove(c, "a", 9.0)).result()
     assert database.read(lambda c: response_rows.chain(c, "c")) == Chain([], missing="a")
     assert database.read(lambda c: response_rows.chain(c, "z")) == Chain([], missing="z")
-    found = database.read(lambda c: response_rows.find_items(c, ["in_a", "out_b", "x"]))
-    assert found == {"out_b": b'"out_b"'}
+    assert database.read(lambda c: found(c, "in_a", "out_b", "x")) == {"out_b": b'"out_b"'}
 
 
 def test_a_response_is_stored_in_the_place_of_what_was_known_of_it(database: Database) -> None:
@@ -62,7 +91,7 @@ def test_a_response_is_stored_in_the_place_of_what_was_known_of_it(database: Dat
     items = [item("in"), item("out", is_output=True)]
     database.submit(lambda c: response_rows.put(c, row, items, 1.0)).result()
     assert database.read(lambda c: response_rows.get(c, "a")) == (row, items)
-    assert database.read(lambda c: response_rows.find_items(c, ["in_a"])) == {}
+    assert database.read(lambda c: found(c, "in_a")) == {}
 
 
 def test_a_circle_is_a_gap_and_no_endless_chain(database: Database) -> None:

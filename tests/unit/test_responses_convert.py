@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from api.http.caller import Caller, caller_of
+from api.http.expansion import Expansion
 from api.openai.response_schemas import ResponseRequest
 from api.responses.convert import (
     ResponsePlan,
@@ -146,7 +147,7 @@ def test_pictures_stay_among_the_words_of_a_turn_in_pieces() -> None:
     first = {"role": "assistant", "status": "incomplete", "content": "ab"}
     second = {"role": "assistant", "content": [words, part, words | {"text": "ef"}]}
     items = [Item(msgspec.Raw(json.dumps(one).encode()), "input[0]") for one in (first, second)]
-    (said,) = transcript(items, ToolNames({})).messages
+    (said,) = transcript(items, ToolNames({}), Expansion(0)).messages
     assert (said.text[: said.images[0].at], said.text) == ("abcd", "abcd\nef")
 
 
@@ -212,13 +213,13 @@ def test_reasoning_is_read_where_it_is_most_exact(item: dict[str, Any], reasonin
 
 @pytest.mark.parametrize("text", ["", "hm", "a\x00b", "😀" * 1000])
 def test_what_is_sealed_is_read_again(text: str) -> None:
-    assert unseal(seal(text)) == text
+    assert unseal(seal(text), Expansion(1 << 20), "p") == text
 
 
 @pytest.mark.parametrize("sealed", ["", "gAAAA", "hearth1:", "hearth1:?", "hearth1:AAAA"])
 def test_what_we_did_not_seal_is_not_read(sealed: str) -> None:
-    assert unseal(sealed) is None
-    assert unseal(seal("hm")[:-6]) is None
+    assert unseal(sealed, Expansion(1 << 20), "p") is None
+    assert unseal(seal("hm")[:-6], Expansion(1 << 20), "p") is None
 
 
 def test_unknown_items_have_no_effect_and_are_told() -> None:
