@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from store import clock as clocks
@@ -75,7 +76,7 @@ class Database:
         self._log_bytes = 0
         self._writer = writer
         self._make_room = make_room
-        self._readers = engine_of(lambda: connect_reader(path), "BEGIN", QueuePool)
+        self._readers = engine_of(lambda: connect_reader(path), "BEGIN")
         self._queue: queue.Queue[_Work] = queue.Queue(MAX_WAITING)
         self._is_closed = writer is None
         self._thread = threading.Thread(target=self._write, name="store-writer", daemon=True)
@@ -286,12 +287,16 @@ def _finish(work: _Work, outcome: object) -> None:
 
 
 def engine_of(
-    connect: Callable[[], sqlite3.Connection],
-    begin: str,
-    pool: type[QueuePool | StaticPool],
+    connect: Callable[[], sqlite3.Connection], begin: str, *, is_one: bool = False
 ) -> Engine:
-    """An engine over connections of our own making, whose transactions start with `begin`."""
-    engine = create_engine("sqlite://", creator=connect, poolclass=pool)
+    """An engine over connections of our own making, whose transactions start with `begin`.
+
+    With `is_one` there is a single connection for everybody.
+    """
+    creator = cast("Callable[[], DBAPIConnection]", connect)
+    # The last that came back goes first: only as many keep pages as read at a time.
+    pool = StaticPool(creator) if is_one else QueuePool(creator, use_lifo=True)
+    engine = create_engine("sqlite://", pool=pool)
 
     def emit_begin(connection: Connection) -> None:
         connection.exec_driver_sql(begin)

@@ -39,7 +39,10 @@ class Pragma(NamedTuple):
 
 
 _ON_DARWIN = int(sys.platform == "darwin")
+# Every connection keeps so many KiB of pages, which the system's cache has as well.
+_CACHE_KIB = 512
 _BOTH = (
+    Pragma("cache_size", str(-_CACHE_KIB), -_CACHE_KIB),
     Pragma("mmap_size", "0", 0),
     Pragma("trusted_schema", "OFF", 0),
     Pragma("cell_size_check", "ON", 1),
@@ -47,7 +50,6 @@ _BOTH = (
 _READER = (*_BOTH, Pragma("query_only", "ON", 1))
 _WRITER = (
     Pragma("journal_mode", "WAL", "wal"),
-    Pragma("cache_size", "-2048", -2048),
     Pragma("foreign_keys", "ON", 1),
     Pragma("wal_autocheckpoint", "500", 500),
     Pragma("journal_size_limit", str(JOURNAL_LIMIT_BYTES), JOURNAL_LIMIT_BYTES),

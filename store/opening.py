@@ -7,7 +7,6 @@ from pathlib import Path
 
 import structlog
 from sqlalchemy import Connection
-from sqlalchemy.pool import StaticPool
 
 from store import clock as clocks
 from store.clock import Clock, TrustedClock
@@ -70,7 +69,7 @@ def _open_writer(path: Path, migrate: Migrate, busy_timeout_ms: int, kind: FileK
     if (copy := back_up_before_upgrade(path, kind)) is not None:
         log.info("database_copied_before_upgrade", path=str(path), copy=copy.name)
     engine = engine_of(
-        lambda: connect_writer(path, busy_timeout_ms, kind), "BEGIN IMMEDIATE", StaticPool
+        lambda: connect_writer(path, busy_timeout_ms, kind), "BEGIN IMMEDIATE", is_one=True
     )
     with reported():
         writer = engine.connect()
