@@ -58,7 +58,8 @@ MAX_CONTEXT = "max_context"
 
 class ContextTooLong(RequestRejected):
     """The prompt does not fit the model's context, or with `param` "max_context" what the request
-    has of it; with `is_least` it may have more tokens.
+    has of it; with `is_least` it may have more tokens. With `is_rest` they are those of what is
+    left when all turns but the last one are dropped.
     """
 
     code = "context_length_exceeded"
@@ -70,6 +71,7 @@ class ContextTooLong(RequestRejected):
         param: str | None = "messages",
         *,
         is_least: bool = False,
+        is_rest: bool = False,
     ) -> None:
         number = f"at least {num_tokens}" if is_least else str(num_tokens)
         whose, remedy = (
@@ -78,14 +80,17 @@ class ContextTooLong(RequestRejected):
         )
         if param == MAX_CONTEXT:
             whose, remedy = MAX_CONTEXT, f"raise {MAX_CONTEXT}"
+        rest = ", the oldest turns left out," if is_rest else ""
+        what = "what the user says last" if is_rest else "the prompt"
         super().__init__(
-            f"{whose} is {context} tokens, but the prompt has {number} tokens. "
-            f"Shorten the prompt or {remedy}.",
+            f"{whose} is {context} tokens, but the prompt{rest} has {number} tokens. "
+            f"Shorten {what} or {remedy}.",
             param,
         )
         self.num_tokens = num_tokens
         self.context = context
         self.is_least = is_least
+        self.is_rest = is_rest
 
 
 class UnknownModel(RequestRejected):

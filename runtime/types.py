@@ -11,6 +11,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 Priority = Literal["interactive", "default", "background"]
 Work = Literal["generate", "count", "prefill", "tokenize", "detokenize", "embed", "explain"]
 CacheMode = Literal["full", "prefix", "off"]
+Overflow = Literal["refuse", "drop_oldest_turns"]
 CacheTier = Literal["none", "hot", "warm", "cold"]
 MissReason = Literal[
     "first_seen",
@@ -239,6 +240,8 @@ class GenerateRequest(Struct, frozen=True):
     it has its model's. `context` (0: that of the loaded model) and `rules_off`, names of prompt
     rules that are off, are those of the name that is asked; `own_rules` are the owner's for the
     client. Prompt and answer together have `max_context` tokens at most, if that is less.
+    `overflow` is what is done with a conversation that does not fit, None what its model's
+    settings say.
     """
 
     request_id: str
@@ -263,6 +266,7 @@ class GenerateRequest(Struct, frozen=True):
     context: int = 0
     rules_off: tuple[str, ...] = ()
     own_rules: tuple[LineRule, ...] = ()
+    overflow: Overflow | None = None
 
     def context_within(self, loaded: int) -> int:
         """How many tokens prompt and answer may have where the loaded model has so many."""
@@ -302,10 +306,15 @@ class CacheUse(Struct, frozen=True):
 
 
 class PromptChange(Struct, frozen=True):
-    """A rule that changed a prompt before the model saw it, and how many places it changed."""
+    """A rule that changed a prompt before the model saw it, and how many places it changed.
+
+    Where it left turns of the conversation out: how many turns, and their tokens.
+    """
 
     rule: str
     num_places: int = 1
+    num_turns: int = 0
+    num_tokens: int = 0
 
 
 class Usage(Struct, frozen=True):

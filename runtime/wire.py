@@ -131,6 +131,7 @@ class Rejected(Struct, frozen=True, tag="rejected"):
     param: str | None = None
     num_tokens: int = 0
     is_least: bool = False
+    is_rest: bool = False
     context: int = 0
     num_bytes: int = 0
     limit_bytes: int = 0

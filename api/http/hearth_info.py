@@ -28,10 +28,15 @@ class CacheInfo(msgspec.Struct, gc=False):
 
 
 class PromptRewrite(msgspec.Struct, gc=False):
-    """A rule that changed the prompt before the model saw it, and in how many places."""
+    """A rule that changed the prompt before the model saw it, and in how many places.
+
+    Where it left turns of the conversation out: how many turns, and their tokens.
+    """
 
     rule: str
     num_places: int
+    num_turns: int | UnsetType = UNSET
+    num_tokens: int | UnsetType = UNSET
 
 
 class IgnoredInfo(msgspec.Struct, gc=False):
@@ -63,7 +68,9 @@ def hearth_of(tally: Tally, ignored: Sequence[str] = ()) -> HearthInfo:
     usage = tally.least_cached
     cache = usage.cache if usage is not None else CacheUse()
     rewrites = [
-        PromptRewrite(change.rule, change.num_places)
+        PromptRewrite(
+            change.rule, change.num_places, change.num_turns or UNSET, change.num_tokens or UNSET
+        )
         for change in (usage.prompt_changes if usage is not None else ())
     ]
     return HearthInfo(

@@ -15,7 +15,7 @@ from litestar.types import AnyCallable, ASGIApp, Message, Receive, Scope, Send
 from runtime.config.limits import GenerateLimits, PromptLimits, RouteKind, RouteLimits
 from runtime.config.settings import Settings
 from runtime.errors import AnswerTooLate, InvalidRequest
-from runtime.types import ChatPrompt, GenerateRequest, ModelSpec
+from runtime.types import ChatPrompt, GenerateRequest
 
 MAX_MESSAGES = 16_384
 MAX_TOOLS = 1024
@@ -72,16 +72,6 @@ def bounds_of(scope: Scope) -> Bounds:
     found = scope["litestar_app"].state["bounds"].get(scope["route_handler"].fn)
     assert found is not None, "handlers of the framework's own read no body"
     return cast("Bounds", found)
-
-
-def context_of(spec: ModelSpec, scope: Scope) -> int:
-    """So many tokens may prompt and answer have where the request was sent, the answer at least 1.
-
-    A prompt that is cut to fit is cut to this.
-    """
-    limits = bounds_of(scope).limits
-    most = limits.prompt_tokens if isinstance(limits, PromptLimits) else None
-    return spec.context if most is None else min(spec.context, most + 1)
 
 
 class BodyCheck:

@@ -84,6 +84,7 @@ def chat_to_generate(
         constraint=constraint,
         max_tokens=data.max_completion_tokens or data.max_tokens,
         max_context=data.max_context,
+        overflow=data.overflow,
         stop=stops_of(data.stop, "stop", MAX_STOPS),
         num_choices=num_choices(data.n, settings.max_choices),
         top_logprobs=(data.top_logprobs or 0) if data.logprobs else None,

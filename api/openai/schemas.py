@@ -22,7 +22,7 @@ from api.openai.fields import (
 from api.openai.response_schemas import GrammarFields
 from api.openai.thinking import PLACES, Budget, ThinkingField
 from runtime.supervisor.status import ToolUse
-from runtime.types import FinishReason
+from runtime.types import FinishReason, Overflow
 
 # Requests
 
@@ -147,7 +147,7 @@ class ChatRequest(SharedFields, kw_only=True):
     `ignore_eos` go beyond OpenAI's API, and so do `continue_final_message: false` and
     `add_generation_prompt: true`, which have a last message of the assistant's answered instead of
     gone on with. `max_context` is how many tokens prompt and answer may have together, where that
-    is less than the model's context.
+    is less than the model's context, and `overflow` what is done with a conversation that has more.
     """
 
     INNER: ClassVar[dict[str, object]] = {**PLACES}
@@ -155,6 +155,7 @@ class ChatRequest(SharedFields, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: Count | None = None
     max_context: Annotated[int, Meta(ge=2, le=2**31 - 1)] | None = None
+    overflow: Overflow | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[ToolDefinition] | None = None

@@ -6,7 +6,7 @@ never shown to the model, as they change from turn to turn; nor is anything but 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -41,7 +41,16 @@ from api.responses.tools import Choice, Offer, ToolNames, chosen, offered
 from runtime.config.settings import Settings
 from runtime.prompt.compaction import summary_message, summary_request
 from runtime.prompt.continuation import begun
-from runtime.types import ChatPrompt, GenerateRequest, Image, Message, ModelSpec, Role, ToolCall
+from runtime.types import (
+    ChatPrompt,
+    GenerateRequest,
+    Image,
+    Message,
+    ModelSpec,
+    Overflow,
+    Role,
+    ToolCall,
+)
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -196,7 +205,8 @@ def _readable(item: ReasoningItem, path: str) -> str:
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
-TRUNCATIONS = ("auto", "disabled")
+OVERFLOWS: Mapping[str, Overflow] = {"auto": "drop_oldest_turns", "disabled": "refuse"}
+"""What `truncation` means; without it the model's settings say."""
 
 
 class ResponsePlan(NamedTuple):
@@ -237,8 +247,8 @@ def check(data: ResponseRequest) -> None:
         refuse("conversation", "is not supported: use previous_response_id.")
     if is_given(data.prompt):
         refuse("prompt", "templates are not supported: send instructions and input.")
-    if data.truncation is not None and data.truncation not in TRUNCATIONS:
-        refuse("truncation", f"must be one of {', '.join(TRUNCATIONS)}.")
+    if data.truncation is not None and data.truncation not in OVERFLOWS:
+        refuse("truncation", f"must be one of {', '.join(OVERFLOWS)}.")
     for i, one in enumerate(data.context_management or ()):
         if one.type != "compaction":
             refuse(
@@ -292,6 +302,7 @@ def plan_of(
         ignore_eos=bool(data.ignore_eos),
         deadline_s=settings.request_deadline_s,
         cache=cache_of(data, caller, data.extra_body, data.metadata),
+        overflow=OVERFLOWS.get(data.truncation) if data.truncation else None,
     )
     unserved = (*offer.ignored, *read.ignored, *_unknown_includes(data.include or ()))
     ignored = tuple(listed(iter(unserved)))

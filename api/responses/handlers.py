@@ -21,7 +21,6 @@ from api.http.errors import ErrorBody, ErrorEnvelope, documented
 from api.http.expansion import Expansion
 from api.http.gate import Gate
 from api.http.hearth_info import hearth_of, ignored_info
-from api.http.limits import context_of
 from api.http.refusal import refuse
 from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
 from api.observe.record import CompactionInfo
@@ -38,7 +37,7 @@ from api.responses.output import (
     ItemList,
     ResponseResource,
 )
-from api.responses.service import EventLog, ResponseService, fitted
+from api.responses.service import EventLog, ResponseService
 from api.responses.stream import (
     Foresee,
     ResponseDraft,
@@ -77,10 +76,6 @@ async def create_response(
         asked = await _planned(data, request, gate, responses)
         spec, plan, new = asked.spec, asked.plan, asked.new
         remarks = [f"compacted_items:{plan.num_replaced}"] if plan.num_replaced else []
-        if data.truncation == "auto":
-            work = fitted(plan, context_of(spec, request.scope), gate.count)
-            plan, num_dropped = await unless_left(request.receive, work)
-            remarks += [f"truncated_turns:{num_dropped}"] if num_dropped else []
         if await _is_too_long(asked, request, gate):
             plan = plan._replace(compacts_first=True)
             answer = _summed_up_first(asked, request, gate)
@@ -383,7 +378,11 @@ def _naming_input() -> Generator[None]:
         yield
     except ContextTooLong as error:
         raise ContextTooLong(
-            error.num_tokens, error.context, "input", is_least=error.is_least
+            error.num_tokens,
+            error.context,
+            "input",
+            is_least=error.is_least,
+            is_rest=error.is_rest,
         ) from error
     except InvalidRequest as error:
         if error.param != "messages":

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import structlog
 
 from api.http.sse import told
 from api.responses.archive import Archive, Stored
-from api.responses.convert import ResponsePlan
 from api.responses.items import Item
 from api.responses.output import ResponseErrorBody, ResponseResource
 from api.responses.stream import ResponseDraft, ResponsesStream
 from runtime.errors import Aborted, HearthError, StoreUnavailable
-from runtime.types import ChatPrompt, GenerateRequest, Message
 
 _END = b"\n\n"
 
@@ -67,7 +65,6 @@ log = structlog.stdlib.get_logger("hearth.responses")
 
 UNDERWAY = ("queued", "in_progress")
 INTERRUPTED = ResponseErrorBody("interrupted", "The server was stopped while it was being made.")
-TURNS_AT_ONCE = 4
 
 
 class ResponseService:
@@ -210,56 +207,3 @@ class ResponseService:
         except StoreUnavailable as error:
             log.warning("response_not_stored", reason=error.message)
         events.add(last)
-
-
-async def fitted(
-    plan: ResponsePlan, context: int, count: Callable[[GenerateRequest], Awaitable[int]]
-) -> tuple[ResponsePlan, int]:
-    """A plan whose prompt leaves room for an answer, and how many whole old turns that took.
-
-    What stands before the first turn stays, and so does the last turn: where these alone are too
-    long the plan is refused later. Turns go by several at once, so that the next request of the
-    same conversation still finds its prefix.
-    """
-    num_tokens = await count(plan.request)
-    if num_tokens < context:
-        return plan, 0
-    wanted = plan.request.max_tokens or context // 8
-    most = context - max(1, min(wanted, context // 2))
-    head, turns = _turns(_prompt(plan).messages)
-    low, high = 1, len(turns) - 1
-    while low < high:
-        middle = (low + high) // 2
-        is_enough = await count(_without(plan, head, turns[middle:]).request) <= most
-        low, high = (low, middle) if is_enough else (middle + 1, high)
-    num_dropped = max(0, min(-(-low // TURNS_AT_ONCE) * TURNS_AT_ONCE, len(turns) - 1))
-    return _without(plan, head, turns[num_dropped:]), num_dropped
-
-
-def _prompt(plan: ResponsePlan) -> ChatPrompt:
-    prompt = plan.request.prompt
-    assert isinstance(prompt, ChatPrompt)
-    return prompt
-
-
-def _turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
-    """What precedes the first message of the user, and then turn by turn."""
-    head: list[Message] = []
-    turns: list[list[Message]] = []
-    for message in messages:
-        if message.role == "user":
-            turns.append([message])
-        elif turns:
-            turns[-1].append(message)
-        else:
-            head.append(message)
-    return head, turns
-
-
-def _without(
-    plan: ResponsePlan, head: Sequence[Message], turns: Sequence[Sequence[Message]]
-) -> ResponsePlan:
-    """The plan with these turns only."""
-    messages = (*head, *(message for turn in turns for message in turn))
-    prompt = msgspec.structs.replace(_prompt(plan), messages=messages)
-    return plan._replace(request=msgspec.structs.replace(plan.request, prompt=prompt))

@@ -28,7 +28,7 @@ from runtime.config.tables import (
 from runtime.config.units import MILLISECONDS, TIME, TOKENS
 from runtime.errors import SettingsError
 from runtime.ranks import LOOPBACK, KvForm, Ranks, Split, backend_problem
-from runtime.types import MAX_IMAGE_BYTES, LineRule, Priority, SamplingParams, Struct
+from runtime.types import MAX_IMAGE_BYTES, LineRule, Overflow, Priority, SamplingParams, Struct
 
 
 class PromptSwitches(Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,7 +133,8 @@ class ModelDefaults(Struct, frozen=True, forbid_unknown_fields=True):
 
     `keep_alive_s` is how long it stays loaded unused (0: not at all, negative: for ever).
     `priority` is that of its requests that name none, and `thinking` holds for those that do not
-    say. Without `vision` a model that could see reads text only.
+    say. `overflow` is what is done with a conversation that no longer fits. Without `vision` a
+    model that could see reads text only.
     """
 
     context: Tokens | None = None
@@ -142,6 +143,7 @@ class ModelDefaults(Struct, frozen=True, forbid_unknown_fields=True):
     keep_alive_s: KeepAlive | None = None
     priority: Priority | None = None
     thinking: bool | None = None
+    overflow: Overflow | None = None
     sampling: SamplingSettings = SamplingSettings()
     prompt_rules: PromptSwitches = PromptSwitches()
     vision: bool = True

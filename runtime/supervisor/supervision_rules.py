@@ -43,6 +43,7 @@ def with_settings(request: GenerateRequest, spec: ModelSpec, settings: Settings)
         context=spec.context,
         rules_off=settings.prompt_rules_off(spec.id),
         own_rules=settings.own_rules_for(request.client),
+        overflow=request.overflow or own.overflow or "refuse",
     )
 
 

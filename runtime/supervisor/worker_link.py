@@ -176,7 +176,13 @@ def cause_of_death(returncode: int | None) -> str:
 def rejection(event: Rejected) -> RequestRejected:
     """The error that a worker's refusal stands for."""
     if event.code == ContextTooLong.code:
-        return ContextTooLong(event.num_tokens, event.context, event.param, is_least=event.is_least)
+        return ContextTooLong(
+            event.num_tokens,
+            event.context,
+            event.param,
+            is_least=event.is_least,
+            is_rest=event.is_rest,
+        )
     for kind in (NeedsTooMuchMemory, MemoryTaken):
         if event.code == kind.code:
             return kind(event.num_bytes, event.limit_bytes, event.param or "prompt")

@@ -33,9 +33,11 @@ def intake_of(model: LoadedModel, composer: Composer, bench: Bench) -> Intake:
 
 def rejected(request_id: str, error: RequestRejected) -> Rejected:
     """A refusal, as the server is told of it."""
-    num_tokens, context, is_least, num_bytes, limit_bytes = 0, 0, False, 0, 0
+    num_tokens, context, num_bytes, limit_bytes = 0, 0, 0, 0
+    is_least, is_rest = False, False
     if isinstance(error, ContextTooLong):
-        num_tokens, context, is_least = error.num_tokens, error.context, error.is_least
+        num_tokens, context = error.num_tokens, error.context
+        is_least, is_rest = error.is_least, error.is_rest
     if isinstance(error, NeedsTooMuchMemory | MemoryTaken):
         num_bytes, limit_bytes = error.num_bytes, error.limit_bytes
     return Rejected(
@@ -45,6 +47,7 @@ def rejected(request_id: str, error: RequestRejected) -> Rejected:
         param=error.param,
         num_tokens=num_tokens,
         is_least=is_least,
+        is_rest=is_rest,
         context=context,
         num_bytes=num_bytes,
         limit_bytes=limit_bytes,

@@ -218,17 +218,17 @@ def test_truncation_drops_whole_old_turns_keeps_what_stands_first_and_says_so(
     refused = server.post(RESPONSES, BODY | {"input": [head, *history, question]})
     assert error_in(refused)["code"] == "context_length_exceeded"
     answer = made(server, input=[head, *history, question], truncation="auto")
-    (note,) = answer["hearth"]["notes"]
-    name, _, dropped = note.partition(":")
-    assert name == "truncated_turns"
-    num_dropped = int(dropped)
-    assert num_dropped % 4 == 0
+    (told,) = answer["hearth"]["prompt"]
+    assert told["rule"] == "dropped_turns"
+    num_dropped = told["num_turns"]
+    assert told["num_places"] == 2 * num_dropped > 0
     kept = [head, *history[2 * num_dropped :], question]
-    assert answer["usage"]["input_tokens"] == num_tokens(server, input=kept) < 4096
-    one_more = [head, *history[2 * (num_dropped - 4) :], question]
-    assert num_tokens(server, input=one_more) > 4096 - BODY["max_output_tokens"]
+    assert answer["usage"]["input_tokens"] == num_tokens(server, input=kept) <= 4096 * 7 // 8
+    # It is cut behind a line, one every half window, so that the next requests find their prefix.
+    assert told["num_tokens"] > 2048
+    assert told["num_tokens"] % 2048 < num_tokens(server, input=turns(1))
     fits = made(server, input=[head, *turns(2), question], truncation="auto")
-    assert "notes" not in fits["hearth"]
+    assert "prompt" not in fits["hearth"]
 
 
 # What is tolerated

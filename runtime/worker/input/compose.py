@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -27,6 +28,7 @@ from runtime.prompt.healing import (
     worth_marking,
 )
 from runtime.prompt.kept_tools import KEPT_TOOLS, packed, with_tools_of
+from runtime.prompt.overflow import dropping
 from runtime.prompt.rewriting import RenderedMessage, RewriteStep, rewrite
 from runtime.prompt.seal import Seal
 from runtime.prompt.stabilise import stabilising_steps
@@ -118,7 +120,9 @@ class Composed(NamedTuple):
 
 @dataclass(slots=True)
 class Composer:
-    """Composes for one name. `context` is in tokens; with `needs_state` boundaries matter."""
+    """Composes for one name. `context` is in tokens; with `needs_state` boundaries matter.
+    What is said before message `first` is left out, but for system messages.
+    """
 
     template: Template
     turns: TurnStore
@@ -128,6 +132,7 @@ class Composer:
     eos_token_ids: frozenset[int] = frozenset()
     rules_off: frozenset[str] = frozenset()
     own_rules: tuple[LineRule, ...] = ()
+    first: int = 0
     dialect: Dialect = field(default_factory=Dialect)
     seal: Seal = field(default_factory=Seal)
 
@@ -251,13 +256,9 @@ class Composer:
         """All that is done to a request's messages before they are rendered."""
         probe, tenant = self.template.probe, request.cache.tenant
         stabilising = stabilising_steps(request.client, self.rules_off, self.own_rules)
-        arranging = arranging_steps(
-            probe.abilities,
-            lambda messages: self.seal.codes(messages, tenant),
-            prompt.tools,
-            probe.definition,
-        )
-        return [*stabilising, *arranging]
+        codes = partial(self.seal.codes, tenant=tenant)
+        arranging = arranging_steps(probe.abilities, codes, prompt.tools, probe.definition)
+        return [*dropping(self.first), *stabilising, *arranging]
 
     def _lineage(
         self, asked: PromptInput, composed: Composed, known: KnownPrefix | None = None

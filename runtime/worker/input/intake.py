@@ -19,6 +19,7 @@ from runtime.prompt.thinking import EFFORT, budget_of, is_heeded
 from runtime.types import ChatPrompt, GenerateRequest, Prompt, TextPrompt
 from runtime.worker.input.compose import Composed, Composer
 from runtime.worker.input.explain import explain
+from runtime.worker.input.overflow import compose_within
 from runtime.worker.input.turns import PendingTurn
 from runtime.worker.output.constraint import Constrainer, Demands
 from runtime.worker.output.parser import NO_TOOLS, Dialect, OutputParser, ReasoningBlock
@@ -132,7 +133,7 @@ class Intake:
             else:
                 _refuse_images(prompt, self.blindness)
             media = {digest: prompt_image.medium for digest, prompt_image in prompt_images.items()}
-            return self.composer.compose(request, prompt, media), prompt_images
+            return compose_within(self.composer, request, prompt, media), prompt_images
         if isinstance(prompt, TextPrompt):
             least = template.num_tokens_at_least(prompt.text, self.context)
             if least > self.context:
@@ -257,7 +258,13 @@ def _naming_max_context(error: ContextTooLong, request: GenerateRequest) -> Cont
     """The error as one of the field `max_context`, if it was that field's number."""
     if error.context != request.max_context or error.context == request.context:
         return error
-    return ContextTooLong(error.num_tokens, error.context, MAX_CONTEXT, is_least=error.is_least)
+    return ContextTooLong(
+        error.num_tokens,
+        error.context,
+        MAX_CONTEXT,
+        is_least=error.is_least,
+        is_rest=error.is_rest,
+    )
 
 
 def _refuse_images(prompt: ChatPrompt, why: str) -> None:

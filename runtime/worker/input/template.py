@@ -6,6 +6,8 @@ Knows mlx-lm's `TokenizerWrapper` by the few attributes below.
 from __future__ import annotations
 
 import json
+import secrets
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -25,7 +27,7 @@ from runtime.prompt.tools_as_text import (
     with_definitions,
     written_out,
 )
-from runtime.types import ChatPrompt, Prompt, PromptChange, TextPrompt, TokenPrompt
+from runtime.types import ChatPrompt, Message, Prompt, PromptChange, TextPrompt, TokenPrompt
 from runtime.worker.input.preparer import TEMPLATE_ERRORS, Bench, Marked, PromptPreparer
 from runtime.worker.input.probe import Probe, definition_of, tool_forms_of
 from runtime.worker.input.template_input import (
@@ -53,6 +55,8 @@ _THINK_END_TAIL_TOKENS = 8
 _LONG_CHARACTERS = 8
 """Characters per token of the context beyond which a text is looked at piece by piece."""
 _PIECE_CHARACTERS = 1 << 16
+_NUM_SIZES = 1 << 14
+"""Of so many texts it is remembered how many tokens they have."""
 _SEAM_TOKENS = 64
 """By which cutting a piece out might have raised the count of its tokens, generously."""
 
@@ -97,6 +101,7 @@ class Template:
         self._bench = bench or PromptPreparer(inner_tokenizer(tokenizer))
         self._tools_first = tools_first
         self._other: Template | None = None
+        self.sizes = TextSizes(self)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend = backend
         self._is_byte_level = backend is not None and _is_byte_level(backend)
@@ -352,6 +357,42 @@ class Template:
         (piece,) = self._tokenizer.convert_ids_to_tokens([token_id])
         text = self._tokenizer.decode([token_id])
         return text, token_bytes(piece or "", is_byte_level=self._is_byte_level)
+
+
+class TextSizes:
+    """How many tokens texts have, each by itself.
+
+    Those of a conversation are asked for again and again, so it is remembered, under names from
+    which no text can be guessed.
+    """
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._known: OrderedDict[bytes, int] = OrderedDict()
+        self._secret = secrets.token_bytes(16)
+
+    def of(self, text: str) -> int:
+        """The tokens of a text. Raises InvalidRequest as `Template.encode` does."""
+        data = text.encode("utf-8", "surrogatepass")
+        name = blake2b(data, digest_size=16, key=self._secret).digest()
+        if (known := self._known.get(name)) is not None:
+            return known
+        num_tokens = len(self._template.encode(text).token_ids) if text else 0
+        self._known[name] = num_tokens
+        while len(self._known) > _NUM_SIZES:
+            self._known.popitem(last=False)
+        return num_tokens
+
+    @cached_property
+    def markers(self) -> int:
+        """Those around a message, about. Raises InvalidRequest as `Template.render` does."""
+        asked, answer = Message(role="user", text="a"), Message(role="assistant", text="a")
+
+        def num_tokens(num_answers: int) -> int:
+            prompt = ChatPrompt(messages=(asked, *(answer, asked) * num_answers))
+            return len(self._template.encode(self._template.render(prompt)).token_ids)
+
+        return max(0, (num_tokens(2) - num_tokens(1)) // 2 - self.of("a"))
 
 
 def inner_tokenizer(wrapper: Any) -> Any:
