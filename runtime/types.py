@@ -370,6 +370,12 @@ class ReasoningDelta(Struct, frozen=True, tag="r", array_like=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
+class TextWasReasoning(Struct, frozen=True, tag="o", array_like=True):
+    """All text of the choice so far was reasoning; the last piece of it is the mark of its end."""
+
+    index: int
+
+
 class ToolCallDelta(Struct, frozen=True, tag="c", array_like=True):
     """A piece of a tool call; `call_index` counts the calls of this choice from 0.
 
@@ -443,6 +449,7 @@ Chunk = (
     | PromptLogprobs
     | TextDelta
     | ReasoningDelta
+    | TextWasReasoning
     | ToolCallDelta
     | Tokens
     | Explained

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from api.agents.locks import AgentLocks
 from api.http.answer import Answer
-from api.http.draft import Draft
+from api.http.draft import Draft, settled
 from api.http.sse import unheard
 from api.openai.calls import PLAIN, CallFormat
 from runtime.errors import HearthError, Overloaded
-from runtime.types import CacheUse, Chunk, GenerateRequest, Message
+from runtime.types import CacheUse, Chunk, Finished, GenerateRequest, Message
 from store.history.agent_rows import TurnRow
 
 
@@ -51,6 +51,7 @@ class AgentTurn:
 
     def __init__(self, locks: AgentLocks, agent_id: str, steps: Steps, patience_s: float) -> None:
         self.draft = Draft()
+        self._told: list[Chunk] = []
         self._locks = locks
         self._agent_id = agent_id
         self._steps = steps
@@ -116,9 +117,10 @@ class AgentTurn:
         chunks = await self.answer.next_chunks(timeout_s)
         if self._error is not None:
             raise self._error
-        for chunk in chunks or ():
-            self.draft.add(chunk)
-        if chunks and self.draft.finished is not None:
+        self._told += chunks or ()
+        if any(isinstance(chunk, Finished) for chunk in chunks or ()):
+            for chunk in settled(self._told):
+                self.draft.add(chunk)
             await self._keep()
         return chunks
 

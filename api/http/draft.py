@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -13,6 +14,7 @@ from runtime.types import (
     FinishReason,
     ReasoningDelta,
     TextDelta,
+    TextWasReasoning,
     TokenLogprobs,
     ToolCall,
     ToolCallDelta,
@@ -75,3 +77,36 @@ def collect(drafts: Sequence[Draft], chunk: Chunk) -> None:
     """Give a chunk to the choice it belongs to."""
     if isinstance(chunk, TextDelta | ReasoningDelta | ToolCallDelta | Finished):
         drafts[chunk.index].add(chunk)
+
+
+def settled(chunks: Iterable[Chunk]) -> list[Chunk]:
+    """A whole answer's chunks, of which the text that turned out to be reasoning is reasoning."""
+    told: list[Chunk] = []
+    texts: defaultdict[int, list[int]] = defaultdict(list)
+    skips_blank: set[int] = set()
+    for chunk in chunks:
+        match chunk:
+            case TextWasReasoning(index):
+                _as_reasoning(told, texts.pop(index, []))
+                skips_blank.add(index)
+            case TextDelta(index, text) if index in skips_blank:
+                told.append(msgspec.structs.replace(chunk, text=text.lstrip()))
+                skips_blank -= {index} if text.strip() else set()
+            case TextDelta(index):
+                texts[index].append(len(told))
+                told.append(chunk)
+            case Finished(index):
+                texts.pop(index, None)
+                told.append(chunk)
+            case _:
+                told.append(chunk)
+    return told
+
+
+def _as_reasoning(told: list[Chunk], places: Sequence[int]) -> None:
+    """The text at these places is reasoning, but for the last piece, which is its mark."""
+    pieces = [one for place in places if isinstance(one := told[place], TextDelta)]
+    reasoning = "".join(one.text for one in pieces[:-1]).strip()
+    for number, (place, one) in enumerate(zip(places, pieces, strict=True)):
+        text = reasoning if number == 0 else ""
+        told[place] = ReasoningDelta(one.index, text, one.logprobs)

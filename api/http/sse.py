@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from api.http.body import HttpRequest
 from api.http.cache_header import planned_cache_header
+from api.http.draft import settled
 from api.http.errors import ClientLeft, GenerationFailed
 from api.observe.record import RequestRecord, record_of
 from runtime.errors import HearthError
@@ -158,13 +159,16 @@ async def _is_accepted(answer: Streamed, timeout_s: float) -> bool:
 
 
 async def take_all(answer: Streamed, take: Callable[[Chunk], object]) -> None:
-    """Give every chunk of the answer to `take`, whether a client is there or not."""
+    """Give every chunk of the answer to `take` once all are there."""
     await answer.accepted()
+    told: list[Chunk] = []
     while chunks := await answer.next_chunks():
         for chunk in chunks:
             if isinstance(chunk, Failed):
                 raise GenerationFailed(chunk)
-            take(chunk)
+        told += chunks
+    for chunk in settled(told):
+        take(chunk)
 
 
 async def _events(

@@ -33,7 +33,14 @@ from api.responses.output import (
 )
 from api.responses.tools import ToolNames, ToolRef
 from runtime.errors import NoSummary
-from runtime.types import Chunk, Finished, ReasoningDelta, TextDelta, ToolCallDelta
+from runtime.types import (
+    Chunk,
+    Finished,
+    ReasoningDelta,
+    TextDelta,
+    TextWasReasoning,
+    ToolCallDelta,
+)
 
 
 class ItemEvent(Body):
@@ -173,6 +180,9 @@ class SummaryWriter:
                     return []
                 self._is_open = True
                 return self._opening()
+            case TextWasReasoning():
+                self._texts.clear()
+                return []
             case Finished():
                 self.finished = chunk
                 if not self.summary:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
 from api.http.answer import Answer
+from api.http.draft import settled
 from api.observe.record import Tally
 from runtime.types import CacheUse, Chunk, TextDelta
 
@@ -20,7 +21,7 @@ class TwoAnswers:
     def __init__(self, first: Answer, follow: Callable[[str], Awaitable[Answer]]) -> None:
         self._current = first
         self._follow = follow
-        self._texts: list[str] = []
+        self._told: list[Chunk] = []
         self._switching: asyncio.Task[Answer] | None = None
         self._is_second = False
         self._is_held = False
@@ -50,7 +51,7 @@ class TwoAnswers:
             chunks = await self._current.next_chunks(timeout_s)
             if self._is_second:
                 return chunks
-            self._texts += [one.text for one in chunks or () if isinstance(one, TextDelta)]
+            self._told += chunks or ()
             if chunks != []:
                 return chunks
             self._switching = asyncio.create_task(self._begun())
@@ -62,7 +63,8 @@ class TwoAnswers:
         return await self.next_chunks(timeout_s)
 
     async def _begun(self) -> Answer:
-        answer = await self._follow("".join(self._texts).strip())
+        texts = [one.text for one in settled(self._told) if isinstance(one, TextDelta)]
+        answer = await self._follow("".join(texts).strip())
         if self._is_held:
             answer.hold()
         with ExitStack() as unless_accepted:

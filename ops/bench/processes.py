@@ -96,12 +96,13 @@ async def hearth(
     model: Path,
     home: Path | None = None,
     others: Mapping[str, Path] | None = None,
+    checkout: Path | None = None,
     **settings: float | str | Sequence[str],
 ) -> AsyncGenerator[Hearth]:
     """Start `hearth serve` on a free port with `model`, and wait until it is ready.
 
     With a `home` of its own it finds what an earlier one left there. The model is named `bench`;
-    `others` can be named as well.
+    `others` can be named as well. `checkout` is where its code lies, this one unless told.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -116,6 +117,8 @@ async def hearth(
         start = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "api", "serve", "--port", str(port), "--home", str(folder)),
+            cwd=checkout,
+            env=os.environ | ({"PYTHONPATH": str(checkout)} if checkout else {}),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )

@@ -9,7 +9,6 @@ inside private files that hold the tokens as well.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import cast
@@ -19,7 +18,7 @@ import msgspec
 from runtime.types import Message, ToolCall
 
 DIGEST_BYTES = 16
-_THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>", re.DOTALL)
+_OPENS, _CLOSES = "<think>", "</think>"
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -56,7 +55,7 @@ def canonical(message: Message, before: Sequence[Message] = ()) -> Form:
     """A message without what clients change; `before` are the messages that precede it."""
     pictures = [(image.at, image.data, image.url) for image in message.images]
     if message.role == "assistant":
-        said = answer(message.text, message.tool_calls)
+        said = answer(message.text, message.tool_calls, is_thought=bool(message.reasoning))
         return (*said, pictures) if pictures else said
     return (
         message.role,
@@ -69,12 +68,11 @@ def canonical(message: Message, before: Sequence[Message] = ()) -> Form:
     )
 
 
-def answer(text: str, calls: Sequence[ToolCall] = ()) -> Form:
-    """An assistant's turn as a client shows it."""
-    visible = _THOUGHT.sub("", text, count=1)
+def answer(text: str, calls: Sequence[ToolCall] = (), *, is_thought: bool = False) -> Form:
+    """An assistant's turn as a client shows it; with `is_thought` its thoughts are elsewhere."""
     return (
         "assistant",
-        _trimmed(visible),
+        _trimmed(_parted(text, is_thought=is_thought)[1]),
         [(call.name, _arguments(call.arguments)) for call in calls],
     )
 
@@ -86,9 +84,21 @@ def thoughts(text: str) -> bytes:
 
 def thoughts_of(message: Message) -> bytes | None:
     """The same of a message that says them; None where its client left them out."""
-    in_text = _THOUGHT.match(message.text)
-    said = message.reasoning or (in_text[1] if in_text is not None else "")
-    return thoughts(said) or None
+    return thoughts(message.reasoning or _parted(message.text)[0]) or None
+
+
+def _parted(text: str, *, is_thought: bool = False) -> tuple[str, str]:
+    """The thoughts that a text begins with, and what follows them.
+
+    Their block may close without having opened, as streams tell it where a prompt opened it; not
+    inside of code, and not where they have been told apart.
+    """
+    before, mark, after = text.partition(_CLOSES)
+    start = before.lstrip()
+    if mark and start.startswith(_OPENS):
+        return start.removeprefix(_OPENS), after
+    is_orphan = mark and not is_thought and _OPENS not in before and before.count("`") % 2 == 0
+    return (before, after) if is_orphan else ("", text)
 
 
 def _call_number(message: Message, before: Sequence[Message]) -> int | None:

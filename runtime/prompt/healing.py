@@ -22,6 +22,7 @@ from runtime.types import (
     PromptChange,
     ReasoningDelta,
     TextDelta,
+    TextWasReasoning,
     ToolCall,
     ToolCallDelta,
 )
@@ -95,6 +96,8 @@ class AnswerRecord:
             self.texts.append(chunk.text)
         elif isinstance(chunk, ReasoningDelta):
             self.thoughts.append(chunk.text)
+        elif isinstance(chunk, TextWasReasoning):
+            self.thoughts, self.texts = self.texts[:-1], []
         elif isinstance(chunk, ToolCallDelta):
             if chunk.id is not None or not self.calls:
                 self.calls.append(ToolCall(id="", name=chunk.name or "", arguments=""))
@@ -108,7 +111,7 @@ class AnswerRecord:
 
     def form(self) -> canonical.Form:
         """Its canonical form."""
-        return canonical.answer("".join(self.texts), self.calls)
+        return canonical.answer("".join(self.texts), self.calls, is_thought=any(self.thoughts))
 
     def thought(self) -> bytes:
         """What stands for the thoughts before it; empty where there were none."""

@@ -18,6 +18,7 @@ from runtime.types import (
     FinishReason,
     PrefillProgress,
     PromptLogprobs,
+    TextWasReasoning,
 )
 from runtime.wire import Accepted, Chunks, KvCounts, WorkerPhase, Working
 from runtime.worker.admission import rejected
@@ -299,6 +300,8 @@ class Engine:
     def _say(self, sequence: Sequence, chunks: list[Chunk]) -> None:
         request_id = sequence.group.request.request_id
         for chunk in chunks:
+            if isinstance(chunk, TextWasReasoning):
+                sequence.num_reasoning_tokens = len(sequence.output_token_ids)
             self._items.append((request_id, chunk))
             if sequence.answer is not None:
                 sequence.answer.spoken.add(chunk)

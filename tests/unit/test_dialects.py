@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.types import ANY_TOOL, Chunk, ReasoningDelta, TextDelta, Tool, ToolChoice
+from api.http.draft import Draft, settled
+from runtime.prompt.canonical import canonical, thoughts_of
+from runtime.prompt.healing import AnswerRecord
+from runtime.types import (
+    ANY_TOOL,
+    Chunk,
+    Message,
+    ReasoningDelta,
+    TextDelta,
+    Tool,
+    ToolChoice,
+)
 from runtime.types import ToolCallDelta as Call
 from runtime.worker.output import harmony
 from runtime.worker.output.dialect import Dialect
@@ -353,7 +364,9 @@ def test_channels_are_told_apart(turn: str, expected: tuple[str, str]):
     [
         ("\n</think>\nyes", "closed", ("yes", ())),
         ("\n</think>\nyes", "unsaid", ("yes", ())),
-        ("hm\n</think>\nyes", "unsaid", ("hmyes", ("orphan_think_end",))),
+        ("hm\n</think>\nyes", "unsaid", ("hm\n</think>\nyes", ("orphan_think_end",))),
+        ("see `</think>`", "unsaid", ("see `</think>`", ())),
+        ("```\n</think>\n```", "unsaid", ("```\n</think>\n```", ())),
         ("the </think> tag", "closed", ("the </think> tag", ())),
         ("a<think>b</think>the </think> tag", "unsaid", ("athe </think> tag", ())),
     ],
@@ -364,6 +377,54 @@ def test_a_block_that_closes_without_having_opened(
     for pieces in ([turn], list(turn)):
         said = told(pieces, dialect("glm47"), reasoning=block)
         assert (said.text, said.notes) == expected
+
+
+@pytest.mark.parametrize(
+    ("turn", "reasoning", "text"),
+    [
+        ("hm\n</think>\n\nyes", "hm", "yes"),
+        ("`a` and\nb</think>yes", "`a` and\nb", "yes"),
+        ("hm</think>a</think>b", "hm", "a</think>b"),
+        ("hm</think>\n<think>b</think>c", "hm", "c"),
+        ("hm</think>\n\n", "hm", ""),
+    ],
+)
+def test_text_before_an_end_of_thoughts_that_never_began_is_reasoning_once_it_is_whole(
+    turn: str, reasoning: str, text: str
+):
+    for pieces in ([turn], list(turn)):
+        parser = OutputParser(
+            dialect("glm47"), index=0, tools=RequestTools.of((WEATHER,), ANY_TOOL)
+        )
+        streamed = [chunk for piece in pieces for chunk in parser.feed(piece)] + parser.finish()
+        draft, other = Draft(), TextDelta(index=1, text="other")
+        for chunk in settled([other, *streamed]):
+            if chunk != other:
+                draft.add(chunk)
+        assert draft.text.rstrip() == text
+        assert (draft.reasonings[0], parser.notes) == (reasoning, ("orphan_think_end",))
+
+
+@given(st.lists(st.sampled_from(["a", "b", " ", "\n", "`", "```", "</think>"]), max_size=12))
+def test_nothing_of_such_an_answer_is_lost_and_what_was_streamed_is_recognised(pieces: list[str]):
+    parser = OutputParser(dialect("glm47"), index=0)
+    streamed = [chunk for piece in pieces for chunk in parser.feed(piece)] + parser.finish()
+    text = "".join(chunk.text for chunk in streamed if isinstance(chunk, TextDelta))
+    draft, record = Draft(), AnswerRecord()
+    for chunk in settled(streamed):
+        draft.add(chunk)
+    for chunk in streamed:
+        record.add(chunk)
+    mark = "</think>" if parser.notes else ""
+    whole = "".join((draft.reasoning + mark + draft.text).split())
+    assert whole == "".join(text.split())
+    assert whole in {"".join("".join(pieces).split()).removeprefix(one) for one in ("", "</think>")}
+    sent = Message(role="assistant", text=text)
+    assert record.form() == canonical(sent)
+    assert record.thought() == (thoughts_of(sent) or b"")
+    kept = Message(role="assistant", text=draft.text, reasoning=draft.reasoning or None)
+    assert record.form() == canonical(kept)
+    assert thoughts_of(kept) in {record.thought() or None, None}
 
 
 @pytest.mark.parametrize(

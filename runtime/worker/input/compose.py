@@ -248,9 +248,7 @@ class Composer:
         asker = Asker(request.model, request.cache.session_id)
         sent, parts = prompt.messages, rewritten.parts
         asked = PromptInput(arranged, sent, parts, links, bare, changes, asker, beginning)
-        if links and beginning is not None:
-            return asked._replace(begun_link=advance(links[-1], answer(beginning.text)))
-        return asked
+        return asked._replace(begun_link=_begun_link(links, beginning))
 
     def _steps(self, request: GenerateRequest, prompt: ChatPrompt) -> list[RewriteStep]:
         """All that is done to a request's messages before they are rendered."""
@@ -448,6 +446,13 @@ def _scope(asked: PromptInput) -> TurnScope:
     roles = [message.role for message in asked.prompt.messages]
     first = roles.index("assistant") if "assistant" in roles else len(roles)
     return TurnScope(asked.asker, asked.links[max(first - 1, 0)])
+
+
+def _begun_link(links: Sequence[bytes], beginning: Beginning | None) -> bytes:
+    """The digest of a conversation with an answer that its client began; empty without one."""
+    if not links or beginning is None:
+        return b""
+    return advance(links[-1], answer(beginning.text, is_thought=True))
 
 
 def _edited(asked: PromptInput, known: KnownPrefix) -> int | None:

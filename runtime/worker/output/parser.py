@@ -9,7 +9,14 @@ import importlib
 from collections.abc import Iterable
 
 from runtime.prompt.healing import Cut
-from runtime.types import Chunk, FinishReason, ReasoningDelta, TextDelta, TokenLogprobs
+from runtime.types import (
+    Chunk,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TextWasReasoning,
+    TokenLogprobs,
+)
 from runtime.worker.output.calls import CallReader
 from runtime.worker.output.dialect import (
     ANSWER,
@@ -32,7 +39,10 @@ __all__ = ["NO_TOOLS", "Dialect", "OutputParser", "ReasoningBlock"]
 _TextStateMachine = importlib.import_module("mlx_lm.generate").TextStateMachine
 
 ORPHAN = "orphan_think_end"
-"""Text that was already said turned out to be reasoning: its block closed, but never opened."""
+"""Text that was already said turned out to be reasoning: its block closed, but never opened.
+
+What was streamed cannot be taken back: such a stream has the mark in its text.
+"""
 
 INVENTED_RESULT = "invented_tool_result"
 """After its call the model went on with a result of its own; the answer ends before it."""
@@ -47,8 +57,8 @@ class OutputParser:
     reasoning and before a tool call belong to the template and are dropped. A tool call that
     cannot be understood is given to the client as the text it was; `notes` say why. In a
     constrained answer nothing but stop strings is a mark. `reasoning` says how the prompt left its
-    block; where it said nothing, one may close that was not opened. What goes on with an answer
-    that has begun is told to the letter.
+    block; where it said nothing, one may close that was not opened, unless that is inside of code.
+    What goes on with an answer that has begun is told to the letter.
     """
 
     def __init__(
@@ -78,6 +88,7 @@ class OutputParser:
         self._header = ""
         self._skips_blank = reasoning == "open" or (self._has_tools and reasoning != "begun")
         self._may_be_orphan = reasoning == "unsaid"
+        self._num_backticks = 0
         self._is_constrained = is_constrained
         self._logprobs: list[TokenLogprobs] = []
         self._notes: list[str] = []
@@ -190,9 +201,9 @@ class OutputParser:
             self._state = self._machine.make_state(TOOL)
             return list(self._calls.feed(self._dialect.tool_end))
         if old == START and new == NORMAL and self._has_spoken:
-            if not self._may_be_orphan:
+            if not self._may_be_orphan or self._num_backticks % 2:
                 return self._say(NORMAL, self._dialect.think_end)
-            self._notes.append(ORPHAN)
+            return self._say_orphan()
         if new == INVENTED and not self.num_tool_calls:
             self._state = self._machine.make_state(NORMAL)
             return self._say(NORMAL, self._dialect.result_start)
@@ -207,6 +218,13 @@ class OutputParser:
             self._header = ""
             return header
         return []
+
+    def _say_orphan(self) -> list[Chunk]:
+        """The mark as it was written, for who has been told the text before it already."""
+        self._notes.append(ORPHAN)
+        held, self._held = self._held, ""
+        mark = self._delta(NORMAL, held + self._dialect.think_end)
+        return [mark, TextWasReasoning(self._index)]
 
     def _stop_at(self, mark: str, held: str) -> list[Chunk]:
         """The answer ends with these blanks, before the mark of this state."""
@@ -238,6 +256,7 @@ class OutputParser:
             return []
         if state != REASONING:
             self._has_spoken |= not text.isspace()
+            self._num_backticks += text.count("`")
             if self._is_constrained and state != ANSWER:
                 self._begin_answer()
         return [self._delta(state, text)]
