@@ -20,7 +20,8 @@ _LENGTH = struct.Struct("<I")
 
 
 class WorkerOptions(Struct, frozen=True):
-    """What a worker needs of the settings. `prefill_block_ms` bounds how long decode may wait.
+    """What a worker needs of the settings. `prefill_block_ms` bounds how long decode may wait;
+    without `decode_overlap` each decode step is done before its tokens are handled.
 
     `ranks` is None where one process has the model.
     """
@@ -29,6 +30,7 @@ class WorkerOptions(Struct, frozen=True):
     max_batch: int = 32
     prefill_slice: int | None = None
     prefill_block_ms: float = 250.0
+    decode_overlap: bool = True
     heartbeat_s: float = 1.0
     ranks: Ranks | None = None
 

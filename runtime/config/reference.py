@@ -29,7 +29,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             *("max_queue", "max_queue_per_model", "max_wait_s", "request_deadline_s"),
             *("max_batch", "max_choices", "keep_alive_s", "prefill_slice", "prefill_block_ms"),
-            *("limits", "prompt_rules", "own_rules"),
+            *("decode_overlap", "limits", "prompt_rules", "own_rules"),
         ),
     ),
     (
@@ -109,6 +109,8 @@ SETTINGS: dict[str, str] = {
     "spare_worker": "keep a process ready for the next model, which takes about 150 MB",
     "prefill_slice": "tokens of a prompt that are read in one step (default: by device)",
     "prefill_block_ms": "how long one step of a long prompt may pause running streams",
+    "decode_overlap": "compute the next token while the last one is sent; false only to find out "
+    "where time goes",
     "kv_disk": "keep KV on disk as well as in memory",
     "kv_dir": "directory of the KV on disk (default: kv in home)",
     "cache_max_bytes": "KV on disk, of all models (default: 100 GB, or a quarter of what is free)",

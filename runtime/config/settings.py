@@ -197,9 +197,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be configured. Every key but the tables is also `HEARTH_` + the key.
 
     Here times are seconds and sizes bytes; where they are written they may have other units.
-    `prefill_slice` is in tokens; None lets the device decide. `preload` names the models to load
-    at boot; None means the default model. With `spare_worker` a process waits for the next model,
-    unless memory is tight (about 150 MB).
+    `prefill_slice` is in tokens; None lets the device decide. Without `decode_overlap`, which is
+    for finding out where time goes, a step is done before its tokens are handled. `preload` names
+    the models to load at boot; None means the default model. With `spare_worker` a process waits
+    for the next model, unless memory is tight (about 150 MB).
 
     All loaded models together reserve `memory_budget` bytes at most; None means 65 % of the
     machine's memory, or 85 % of what a device recommends. At most `max_loaded_models` are loaded
@@ -284,6 +285,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     spare_worker: bool = True
     prefill_slice: Tokens | None = None
     prefill_block_ms: Milliseconds = 250.0
+    decode_overlap: bool = True
 
     kv_disk: bool = True
     kv_dir: Path | None = None

@@ -52,7 +52,7 @@ from runtime.worker.admission import intake_of, print_without_text, rejected
 from runtime.worker.arrivals import AbortRequest, Arrival, EngineChannel, Quit
 from runtime.worker.code_guard import run_only_installed_code
 from runtime.worker.connection import Sender, commands
-from runtime.worker.decode import warm_decode
+from runtime.worker.decode import Decoder, warm_decode
 from runtime.worker.distributed.leader import DistributedGroup
 from runtime.worker.engine import Engine
 from runtime.worker.input.compose import Composer
@@ -169,7 +169,8 @@ class Worker:
         )
         tiers = self._tiers(model, command)
         link = EngineChannel(self._inbox, self._sender.send)
-        decoder = team.decoder(model, scheduler.max_running) if team is not None else None
+        decoder_of = team.decoder if team is not None else Decoder
+        decoder = decoder_of(model, scheduler.max_running, overlaps=options.decode_overlap)
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
         self._turning = _thread("turns", self._turns.run)
         composer = Composer(

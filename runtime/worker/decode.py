@@ -59,11 +59,16 @@ class DecodeFailed(Exception):
 
 
 class Decoder:
-    """All sequences that decode. Belongs to the mlx thread."""
+    """All sequences that decode. Belongs to the mlx thread.
 
-    def __init__(self, model: LoadedModel, max_batch: int) -> None:
+    A batch gives the device its next step before it reads the tokens of the last one. Unless it
+    `overlaps`, it then waits until the device has done that step, too.
+    """
+
+    def __init__(self, model: LoadedModel, max_batch: int, *, overlaps: bool = True) -> None:
         self._model = model
         self._max_batch = max_batch
+        self._overlaps = overlaps
         self._batches: dict[tuple[str, int], _Batch | _Solo] = {}
         self._num_solo = 0
         self.sequences: list[Sequence] = []
@@ -114,6 +119,8 @@ class Decoder:
             num_before = len(batch.sequences)
             try:
                 tokens = batch.step()
+                if not self._overlaps:
+                    mx.synchronize(self._model.stream)
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
                 del self._batches[key]
                 self._note_change()

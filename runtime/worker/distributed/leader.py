@@ -213,8 +213,10 @@ class LeaderModel(LoadedModel):
 class LeaderDecoder(Decoder):
     """A decoder whose batches are formed on all ranks."""
 
-    def __init__(self, model: LoadedModel, max_batch: int, lead: Leader) -> None:
-        super().__init__(model, max_batch)
+    def __init__(
+        self, model: LoadedModel, max_batch: int, lead: Leader, *, overlaps: bool = True
+    ) -> None:
+        super().__init__(model, max_batch, overlaps=overlaps)
         self._lead = lead
         self._rows: dict[Choice, int] = {}
         self._num_rows = 0
@@ -302,8 +304,8 @@ class DistributedGroup:
         """The warm model, which from now on computes and draws on all ranks alike."""
         return LeaderModel.of(model, Agreement(self._followers.group).wrap, self._lead)
 
-    def decoder(self, model: LoadedModel, max_batch: int) -> Decoder:
-        return LeaderDecoder(model, max_batch, self._lead)
+    def decoder(self, model: LoadedModel, max_batch: int, *, overlaps: bool) -> Decoder:
+        return LeaderDecoder(model, max_batch, self._lead, overlaps=overlaps)
 
     def parts(self, model: LoadedModel) -> LeaderParts:
         """The KV of runs on all ranks. Waits until all have loaded."""
