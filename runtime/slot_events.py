@@ -131,10 +131,13 @@ class WritesPaused(Struct, frozen=True, tag="paused"):
 
 
 class HotAsked(Struct, frozen=True, tag="hot_asked"):
-    """Which of these slots are in memory now? `HotNow` of the same number answers."""
+    """Which of these slots are in memory now, and what of the conversations with these session ids?
+    `HotNow` of the same number answers.
+    """
 
     number: int
-    ids: tuple[str, ...]
+    ids: tuple[str, ...] = ()
+    sessions: tuple[str, ...] = ()
 
 
 class HotBudget(Struct, frozen=True, tag="hot_budget"):
@@ -275,10 +278,13 @@ class SlotsWanted(Struct, frozen=True, tag="wanted"):
 
 
 class HotNow(Struct, frozen=True, tag="hot_now"):
-    """These of the slots that were asked for are in memory, to their end."""
+    """These of the slots that were asked for are in memory, to their end, and of conversations so
+    many of their first tokens, on disk or not.
+    """
 
     number: int
-    ids: tuple[str, ...]
+    ids: tuple[str, ...] = ()
+    sessions: tuple[tuple[Asker, int], ...] = ()
 
 
 class Forgotten(Struct, frozen=True, tag="forgotten"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import structlog
 
 from api.agents.schemas import KvStatus, KvView
 from api.http.kv_access import KvAccess
+from runtime.cache.inventory import SessionKv
 from runtime.cache.inventory_views import ConversationView
 from runtime.errors import StoreUnavailable, UnknownConversation
 
@@ -25,17 +28,20 @@ class AgentKv:
     async def views(self, sessions: Sequence[str]) -> dict[str, list[KvView]]:
         """For each session its KV with every model, the latest used first.
 
-        Hot is what the model's worker says it has in memory; the rest is as it lies on disk.
+        Hot is what the model's worker says it has in memory, also where nothing of it is on disk;
+        the rest is as it lies there.
         """
-        try:
-            found = await self._cache.tend(lambda inventory: inventory.of_sessions(sessions))
-        except StoreUnavailable:
-            return {session: [] for session in sessions}
-        hot = await self._cache.hot_ends(
-            (one.model, one.leaf) for every in found.values() for one in every
+        found: dict[str, list[SessionKv]] = {session: [] for session in sessions}
+        with suppress(StoreUnavailable):
+            found |= await self._cache.tend(lambda inventory: inventory.of_sessions(sessions))
+        hot, held = await asyncio.gather(
+            self._cache.hot_ends(
+                (one.model, one.leaf) for every in found.values() for one in every
+            ),
+            self._cache.kv.memory.held(sessions),
         )
         return {
-            session: [_view(one.view, is_hot=one.leaf in hot) for one in every]
+            session: _merged([(one, one.leaf in hot) for one in every], held[session])
             for session, every in found.items()
         }
 
@@ -56,6 +62,17 @@ class AgentKv:
             log.warning("kv_not_deleted", why=error.message)
             return False
         return True
+
+
+def _merged(kept: Sequence[tuple[SessionKv, bool]], held: Mapping[str, int]) -> list[KvView]:
+    """What is on disk, and before it what is in memory alone; `held` are tokens by model."""
+    views = [
+        _view(one.view, is_hot=is_hot or held.get(one.view.model, 0) >= one.view.num_tokens)
+        for one, is_hot in kept
+    ]
+    known = {view.model for view in views}
+    only = [KvView(model, "hot", tokens) for model, tokens in held.items() if model not in known]
+    return [*only, *views]
 
 
 def _view(found: ConversationView, *, is_hot: bool) -> KvView:

@@ -223,6 +223,11 @@ class KvChannel:
         told = await self._ask(lambda number: HotAsked(number=number, ids=tuple(ids)))
         return told.ids if isinstance(told, HotNow) else ()
 
+    async def held(self, session_ids: Sequence[str]) -> tuple[tuple[Asker, int], ...]:
+        """What of these conversations is in the worker's memory; nothing if it does not answer."""
+        told = await self._ask(lambda number: HotAsked(number, sessions=tuple(session_ids)))
+        return told.sessions if isinstance(told, HotNow) else ()
+
     async def forget(self, whom: Whom, secret: bytes) -> int:
         """Have the worker forget what of a conversation is not published; how many pieces.
 

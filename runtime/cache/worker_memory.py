@@ -53,6 +53,18 @@ class WorkerMemory:
         ]
         return {slot_id for told in await asyncio.gather(*asking) for slot_id in told}
 
+    async def held(self, session_ids: Sequence[str]) -> dict[str, dict[str, int]]:
+        """How many first tokens of conversations are in workers' memory, by session id and model;
+        also of what is never on disk.
+        """
+        held: dict[str, dict[str, int]] = {one: {} for one in session_ids}
+        asking = [channel.held(session_ids) for channel in self._channels] if session_ids else []
+        for told in await asyncio.gather(*asking):
+            for asker, num_tokens in told:
+                if asker.session_id is not None:
+                    held[asker.session_id][asker.model] = num_tokens
+        return held
+
     def hash_of(self, model: str) -> bytes | None:
         """The model hash of a model that is loaded and has a disk."""
         hashes = (c.model_hash for c in self._channels if model in c.spec.names and c.has_disk)

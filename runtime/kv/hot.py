@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -212,6 +212,21 @@ class HotTier:
         if (run := self._by_id.get(slot_id)) is None:
             return False
         return not run.is_loose and all(one in self._in_memory for one, _ in path_to(run, run.end))
+
+    def of_sessions(self, session_ids: Collection[str]) -> dict[Asker, int]:
+        """How many of their first tokens these conversations have in memory, if any."""
+        used = [
+            (asker, end, held.id)
+            for run, held in self._held.items()
+            if run in self._in_memory
+            for asker, end in held.askers.items()
+            if asker.session_id in session_ids
+        ]
+        reached: dict[Asker, int] = {}
+        for asker, end, slot_id in used:
+            if end > reached.get(asker, 0) and self.is_whole(slot_id):
+                reached[asker] = end
+        return reached
 
     def num_saved(self, leaf: Run | None, num_tokens: int) -> int:
         """How many of the first tokens on the way to `leaf` are on disk without a gap."""

@@ -276,8 +276,8 @@ class Tiers:
             case Bring(ids=ids):
                 for run in filter(None, map(self.hot.find, ids)):
                     self._prewarmer.bring(run)
-            case HotAsked(number=number, ids=ids):
-                self._report(HotNow(number=number, ids=tuple(filter(self.hot.is_whole, ids))))
+            case HotAsked():
+                self._report(_hot_now(self.hot, news))
 
     def leave_beside_rows(self, num_bytes: int | None) -> None:
         """So much is left beside running requests of the memory for both; None: enough."""
@@ -355,6 +355,12 @@ class Tiers:
         """A slot was not written; its run lives in memory only, until its turn comes again."""
         self.counts.num_unwritten += 1
         self.on_gone([failure.slot_id], "evicted")
+
+
+def _hot_now(hot: HotTier, asked: HotAsked) -> HotNow:
+    ids = tuple(filter(hot.is_whole, asked.ids))
+    held = hot.of_sessions(frozenset(asked.sessions)) if asked.sessions else {}
+    return HotNow(asked.number, ids, tuple(held.items()))
 
 
 def _at_least(use: CacheUse, num_tokens: int) -> CacheUse:

@@ -233,7 +233,12 @@ async def test_an_agents_fields_have_other_names_and_a_listing_is_in_brief_too(
     assert CODE in first.text
     again = agent.say(temperature=0, max_tokens=60)
     assert again.num_cached_tokens >= first.num_prompt_tokens
-    assert [one["disk_bytes"] for one in agent.view()["models"]] in ([], [0])
+    view = agent.view()
+    assert view["status"] == "hot"
+    assert view["tokens"] >= again.num_prompt_tokens
+    assert [
+        (one["status"], one["disk_bytes"], one["durable_tokens"]) for one in view["models"]
+    ] == [("hot", 0, 0)]
     kept = Agent.made(tiny)
     kept.say()
     await until(lambda: kept.view()["status"] != "none", "the KV is found")
