@@ -94,7 +94,7 @@ class LoadProgress(Struct, frozen=True, tag="load_progress"):
 
 
 class Warming(Struct, frozen=True, tag="warming"):
-    """The weights are in memory; kernels are being compiled."""
+    """The weights are in memory; kernels are being compiled. Said again after each that was."""
 
 
 class Ready(Struct, frozen=True, tag="ready"):

@@ -230,8 +230,8 @@ class WorkerProcess:
                 self._on_change(self)
             case Warming():
                 self.watchdog.moved("warming", now_s)
-                self.clock.read_weights(now_s)
-                self._apply("read")
+                if self._apply("read"):
+                    self.clock.read_weights(now_s)
             case Ready(blindness=blindness):
                 self.ready = event
                 self.watchdog.moved("idle", now_s)

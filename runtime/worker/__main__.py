@@ -154,7 +154,7 @@ class Worker:
         load_s = time.perf_counter() - start
         self._phase = "warming"
         self._sender.send(Warming())
-        memory, warm_s = _warmed(model, command.kv)
+        memory, warm_s = _warmed(model, command.kv, lambda: self._sender.send(Warming()))
         if team is not None:
             model = team.model(model)
         reception = self._reception = self._receiving(model)
@@ -373,7 +373,9 @@ class Worker:
         )
 
 
-def _warmed(model: LoadedModel, options: KvOptions) -> tuple[RowMemory, float]:
+def _warmed(
+    model: LoadedModel, options: KvOptions, on_progress: Callable[[], None]
+) -> tuple[RowMemory, float]:
     """Warm a model; the memory for its rows, and the seconds that it took."""
     memory = RowMemory(
         is_batched=model.is_batchable,
@@ -383,7 +385,8 @@ def _warmed(model: LoadedModel, options: KvOptions) -> tuple[RowMemory, float]:
 
     def decode(token_ids: list[int], kv: list[Any]) -> None:
         memory.footprint = RowFootprint(*row_sizes(kv))
-        warm_decode(model, token_ids, kv)
+        on_progress()
+        warm_decode(model, token_ids, kv, on_progress)
 
     return memory, models.warm(model, decode)
 

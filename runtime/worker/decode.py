@@ -10,7 +10,7 @@ batch are padded to the longest, so sequences live in generators by length bucke
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -33,6 +33,7 @@ from runtime.worker.sequence import Sequence, SequenceGroup
 _upstream: Any = importlib.import_module("mlx_lm.generate")
 
 _METADATA_STEPS = 64
+_WARM_ROWS = (8, 32)
 _METADATA = frozenset({"left_padding", "lengths", "offset", "_lengths"})
 
 
@@ -369,10 +370,17 @@ def _collect_metadata(cache: Any, arrays: list[mx.array]) -> None:
     )
 
 
-def warm_decode(model: LoadedModel, token_ids: list[int], kv: list[Any]) -> None:
-    """A few decode steps over KV that lacks only the last of `token_ids`: alone and in a batch,
+def warm_decode(
+    model: LoadedModel,
+    token_ids: list[int],
+    kv: list[Any],
+    on_progress: Callable[[], None] = lambda: None,
+) -> None:
+    """A few decode steps over KV that lacks only the last of `token_ids`: alone and in batches,
     greedy and with every sampling filter, so that no kernel is compiled under a request. Where
     there are none to compile the last batch shows that the model runs.
+
+    `on_progress` is called after each batch: one kernel can take half a minute to compile.
     """
     if not model.is_batchable:
         model.prefill(token_ids[-1:], kv)
@@ -382,10 +390,14 @@ def warm_decode(model: LoadedModel, token_ids: list[int], kv: list[Any]) -> None
         vocab_size=model.vocab_size,
         choice=0,
     )
-    generator = _upstream.BatchGenerator(model.model, stream=model.stream)
+    generator = _upstream.BatchGenerator(
+        model.model, stream=model.stream, completion_batch_size=max(_WARM_ROWS)
+    )
     batches = [[None, filtered]]
     if compiles_kernels():
         batches = [[None], [filtered], [None, filtered, filtered]]
+        # Matrices of other heights have kernels of their own.
+        batches += [[None] * rows for rows in _WARM_ROWS]
     for samplers in batches:
         rows = len(samplers)
         generator.insert(
@@ -393,4 +405,5 @@ def warm_decode(model: LoadedModel, token_ids: list[int], kv: list[Any]) -> None
         )
         while any(generator.next()):
             pass
+        on_progress()
     generator.close()

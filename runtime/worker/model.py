@@ -29,6 +29,7 @@ from runtime.models.folder import copied
 from runtime.models.vision_files import reads_as_text
 from runtime.ranks import Split
 from runtime.types import ModelSpec
+from runtime.worker.linear import choose_forms, gains_from_forms
 from runtime.worker.output.dialect import Dialect
 from runtime.worker.output.upstream import dialect_of
 from runtime.worker.sampler import Sampler
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from runtime.worker.vision.model import VisionModel
 
 _LOAD_GROUP_BYTES = 256 * 1024 * 1024
-_WARM_TOKENS = 32
+_WARM_TOKENS = 65  # so that a matrix of 64 rows is multiplied
 _CLEAR_TOKENS = 2048
 _KV_GROUP = 64
 
@@ -202,6 +203,8 @@ def _load_copy(
         options = _template_of(path) | {"trust_remote_code": False, "local_files_only": True}
         reading = beside.submit(load_tokenizer, path, options, eos_token_ids=end)
         weights_bytes = _read_weights(model, on_progress)
+        if gains_from_forms():
+            choose_forms(model)
         # Private arrays, rope frequencies among them, are no parameters and would stay lazy.
         mx.eval(model)
         tokenizer = reading.result()
