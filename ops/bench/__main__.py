@@ -15,10 +15,12 @@ import msgspec
 from api.bench.machine import Environment, environment
 from ops.bench import engine, kv, peers, vision
 from ops.bench.processes import bare, hearth
-from ops.bench.swap import write_wide
+from ops.bench.random_models import write_eight, write_wide
 from runtime.embedded import HEARTH_TINY
+from runtime.worker.linear import gains_from_forms
 
 WIDE_LENGTHS = [1024, 4096]
+HOT_TOKENS = 2048
 _REPORT = Path(__file__).parent / "report.json"
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -30,6 +32,8 @@ class Report(msgspec.Struct):
     model: str
     rounds: int
     engine: engine.Figures | None = None
+    decode: list[engine.Decode] | None = None
+    hot_streams: engine.HotStreams | None = None
     kv: kv.KvFigures | None = None
 
 
@@ -46,6 +50,18 @@ async def run(report: Report, model: Path, parts: list[str], lengths: Sequence[i
                 report.kv = await kv.measure(job)
 
 
+async def run_decode(report: Report, model: Path, job: engine.DecodeJob) -> None:
+    """Decode at many widths; beside layers in their forms too, where the device gains from them."""
+    async with bare(model) as opponent, hearth(model) as server:
+        if gains_from_forms():
+            async with bare(model, "--formed") as formed:
+                report.decode = await engine.decode(server, opponent, job, formed)
+        else:
+            report.decode = await engine.decode(server, opponent, job)
+        width = max(job.widths)
+        report.hot_streams = await engine.hot_streams(server, width, HOT_TOKENS, job.num_tokens)
+
+
 def kv_bytes_per_token(model: Path) -> int:
     """What one token takes in the KV of a model whose layers are all alike."""
     config = json.loads((model / "config.json").read_text())
@@ -56,11 +72,7 @@ def kv_bytes_per_token(model: Path) -> int:
 
 def print_engine(figures: engine.Figures) -> None:
     """The engine's part for people."""
-    print("\nstreams   decode tok/s ours / bare    ratio (min..max)   server CPU per token")
-    for row in figures.decode:
-        rates = f"{row.ours_tokens_per_s:9.1f} / {row.bare_tokens_per_s:9.1f}"
-        spread = f"{row.ratio:.3f} ({row.ratio_min:.3f}..{row.ratio_max:.3f})"
-        print(f"{row.streams:7d}   {rates}   {spread}   {row.server_cpu_us_per_token:.0f} us")
+    print_decode(figures.decode)
     print("\nstreams   TTFT ms ours / bare   over")
     for row in figures.ttft:
         times = f"{row.ours_ms:8.1f} / {row.bare_ms:8.1f}"
@@ -70,6 +82,20 @@ def print_engine(figures: engine.Figures) -> None:
         quiet, busy = row.quiet_gap_ms, row.busy_gap_ms
         kept = f"kept {row.decode_kept:.2f}   long prefill x{row.prefill_stretched:.2f}"
         print(f"  {quiet.p50}/{quiet.p99}   {busy.p50}/{busy.p99}   {kept}")
+
+
+def print_decode(rows: list[engine.Decode]) -> None:
+    """Decode rates for people."""
+    print("\nstreams   decode tok/s ours / bare    ratio (min..max)   server CPU per token")
+    for row in rows:
+        rates = f"{row.ours_tokens_per_s:9.1f} / {row.bare_tokens_per_s:9.1f}"
+        spread = f"{row.ratio:.3f} ({row.ratio_min:.3f}..{row.ratio_max:.3f})"
+        print(f"{row.streams:7d}   {rates}   {spread}   {row.server_cpu_us_per_token:.0f} us")
+        if row.formed_tokens_per_s is not None:
+            share = row.ours_tokens_per_s / row.formed_tokens_per_s
+            print(
+                f"          bare with Hearth's forms {row.formed_tokens_per_s}; share {share:.3f}"
+            )
 
 
 def print_kv(figures: kv.KvFigures) -> None:
@@ -109,7 +135,7 @@ def main() -> None:
         "parts",
         nargs="*",
         default=["engine", "kv"],
-        help="engine, kv; peers and vision have flags of their own",
+        help="engine, kv, decode (at --streams); peers and vision have flags of their own",
     )
     parser.add_argument("--model", type=Path, default=HEARTH_TINY, help="a model directory")
     parser.add_argument(
@@ -117,14 +143,22 @@ def main() -> None:
         action="store_true",
         help="a model of 47M random weights in float32, of prompts of 1k and 4k tokens",
     )
+    parser.add_argument(
+        "--eight",
+        action="store_true",
+        help="a model of the shape of an 8B in 4 bits, of random weights, for a GPU",
+    )
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8, 16, 32])
+    parser.add_argument("--output", type=int, default=128, help="tokens of a stream, for decode")
     parser.add_argument("--tokens", type=int, nargs="+", help="lengths of prompts, for kv")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, default=_REPORT)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        wide = Path(folder) / "wide"
-        model = write_wide(wide, seed=1) if arguments.wide else arguments.model.resolve()
-        measure(arguments, model)
+        if arguments.wide or arguments.eight:
+            write = write_wide if arguments.wide else write_eight
+            arguments.model = write(Path(folder) / "random", seed=1)
+        measure(arguments, arguments.model.resolve())
 
 
 def measure(arguments: argparse.Namespace, model: Path) -> None:
@@ -132,9 +166,16 @@ def measure(arguments: argparse.Namespace, model: Path) -> None:
     report = Report(environment(), model.name, arguments.rounds)
     if arguments.json.exists():
         old = msgspec.json.decode(arguments.json.read_bytes(), type=Report)
-        report.engine, report.kv = old.engine, old.kv
+        report = msgspec.structs.replace(
+            old, environment=report.environment, model=model.name, rounds=arguments.rounds
+        )
     lengths = arguments.tokens or (WIDE_LENGTHS if arguments.wide else list(kv.LENGTHS))
     asyncio.run(run(report, model, arguments.parts, lengths))
+    if "decode" in arguments.parts:
+        job = engine.DecodeJob(arguments.streams, arguments.rounds, arguments.output)
+        asyncio.run(run_decode(report, model, job))
+        print_decode(report.decode or [])
+        print(report.hot_streams)
     if report.engine is not None and "engine" in arguments.parts:
         print_engine(report.engine)
     if report.kv is not None and "kv" in arguments.parts:

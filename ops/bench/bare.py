@@ -14,6 +14,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
+from runtime.worker.linear import choose_forms
+
 _SLICE = 256
 _upstream: Any = importlib.import_module("mlx_lm.generate")
 
@@ -50,8 +52,13 @@ def resume(model: Any, prompt: list[int], suffix: list[int]) -> dict[str, list[f
 
 
 def main() -> None:
-    """Load the model of argv, then answer one job a line until end of file."""
+    """Load the model of argv, then answer one job a line until end of file.
+
+    With `--formed` its layers choose their form as in a worker on a device that gains from it.
+    """
     model = load(sys.argv[1])[0]
+    if "--formed" in sys.argv:
+        choose_forms(model)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         job = json.loads(line)

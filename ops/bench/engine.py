@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -34,6 +34,20 @@ class Decode(msgspec.Struct):
     ratio_min: float
     ratio_max: float
     server_cpu_us_per_token: float
+    formed_tokens_per_s: float | None = None
+    """The bare loop with the forms of layers that Hearth chooses on this device."""
+
+
+class HotStreams(msgspec.Struct):
+    """First tokens of `streams` conversations of `num_tokens`, all of it kept, that go on at once:
+    the median and the longest wait in ms, and all their tokens per second while all run.
+    """
+
+    streams: int
+    num_tokens: int
+    p50_ms: float
+    max_ms: float
+    tokens_per_s: float
 
 
 class Ttft(msgspec.Struct):
@@ -74,25 +88,75 @@ class Figures(msgspec.Struct):
 async def measure(server: Hearth, opponent: Bare, rounds: int) -> Figures:
     """All figures, medians over alternating rounds."""
     seeds = iter(range(10**9))
-    await _decode_ours(server, 4, seeds)
-    await _decode_bare(opponent, 4, seeds)
     return Figures(
-        decode=[await _decode(server, opponent, width, rounds, seeds) for width in WIDTHS],
+        decode=await decode(server, opponent, DecodeJob(rounds=rounds)),
         ttft=[await _ttft(server, opponent, width, rounds, seeds) for width in WIDTHS],
         stall=[await _stall(server, seeds) for _ in range(rounds)],
     )
 
 
+class DecodeJob(msgspec.Struct):
+    """What to decode: streams of `num_tokens`, this many at once, so often."""
+
+    widths: Sequence[int] = WIDTHS
+    rounds: int = 5
+    num_tokens: int = DECODE_TOKENS
+
+
+async def decode(
+    server: Hearth, opponent: Bare, job: DecodeJob, formed: Bare | None = None
+) -> list[Decode]:
+    """Decode rates in alternating rounds, beside a bare loop over upstream's layers, and over the
+    forms that Hearth gives them on this device if `formed` has such a loop.
+    """
+    seeds = iter(range(10**9, 2 * 10**9))
+    everybody = [opponent] if formed is None else [opponent, formed]
+    for width in job.widths:  # what is compiled for a width is compiled now
+        await _decode_ours(server, width, seeds, 8)
+        for bare in everybody:
+            await _decode_bare(bare, width, seeds, 8)
+    rows: list[Decode] = []
+    for width in job.widths:
+        row = await _decode(server, opponent, width, job, seeds)
+        if formed is not None:
+            rates = [
+                await _decode_bare(formed, width, seeds, job.num_tokens) for _ in range(job.rounds)
+            ]
+            row.formed_tokens_per_s = round(statistics.median(rates), 1)
+        rows.append(row)
+    return rows
+
+
+async def hot_streams(server: Hearth, width: int, num_tokens: int, num_output: int) -> HotStreams:
+    """Have this many conversations read one after the other, then all go on at once."""
+    histories = [prompt(num_tokens, 3 * 10**9 + number) for number in range(width)]
+    for history in histories:
+        await stream_completion(server.port, _asked(history, 1))
+    going_on = [
+        _asked(history + prompt(16, 4 * 10**9 + number), num_output)
+        for number, history in enumerate(histories)
+    ]
+    streams = await asyncio.gather(*(stream_completion(server.port, body) for body in going_on))
+    waits = [stream.ttft_s * 1000 for stream in streams]
+    return HotStreams(
+        streams=width,
+        num_tokens=num_tokens,
+        p50_ms=round(statistics.median(waits), 1),
+        max_ms=round(max(waits), 1),
+        tokens_per_s=round(together(streams), 1),
+    )
+
+
 async def _decode(
-    server: Hearth, opponent: Bare, width: int, rounds: int, seeds: Iterator[int]
+    server: Hearth, opponent: Bare, width: int, job: DecodeJob, seeds: Iterator[int]
 ) -> Decode:
     ours: list[float] = []
     bare: list[float] = []
     cpu_s, num_tokens = 0.0, 0
-    for _ in range(rounds):
-        bare.append(await _decode_bare(opponent, width, seeds))
+    for _ in range(job.rounds):
+        bare.append(await _decode_bare(opponent, width, seeds, job.num_tokens))
         before = server.cpu_s()
-        rate, num_streamed = await _decode_ours(server, width, seeds)
+        rate, num_streamed = await _decode_ours(server, width, seeds, job.num_tokens)
         cpu_s += server.cpu_s() - before
         num_tokens += num_streamed
         ours.append(rate)
@@ -108,8 +172,10 @@ async def _decode(
     )
 
 
-async def _decode_ours(server: Hearth, width: int, seeds: Iterator[int]) -> tuple[float, int]:
-    streams = await _streams(server, width, SHORT_PROMPT, DECODE_TOKENS, seeds)
+async def _decode_ours(
+    server: Hearth, width: int, seeds: Iterator[int], num_tokens: int
+) -> tuple[float, int]:
+    streams = await _streams(server, width, SHORT_PROMPT, num_tokens, seeds)
     return together(streams), sum(s.num_tokens for s in streams)
 
 
@@ -120,11 +186,11 @@ def together(streams: list[Stream]) -> float:
     return sum(stream.num_arrivals(since, until) - 1 for stream in streams) / (until - since)
 
 
-async def _decode_bare(opponent: Bare, width: int, seeds: Iterator[int]) -> float:
+async def _decode_bare(opponent: Bare, width: int, seeds: Iterator[int], num_tokens: int) -> float:
     prompts = [prompt(SHORT_PROMPT, next(seeds)) for _ in range(width)]
-    times = await opponent.run(prompts, DECODE_TOKENS)
+    times = await opponent.run(prompts, num_tokens)
     spans = [b - a for a, b in zip(times["first"], times["last"], strict=True)]
-    return sum((DECODE_TOKENS - 1) / span for span in spans)
+    return sum((num_tokens - 1) / span for span in spans)
 
 
 async def _ttft(
@@ -196,9 +262,8 @@ async def _one(server: Hearth, num_prompt: int, num_output: int, seeds: Iterator
 
 
 def _body(num_prompt: int, num_output: int, seeds: Iterator[int]) -> dict[str, object]:
-    return {
-        "prompt": prompt(num_prompt, next(seeds)),
-        "max_tokens": num_output,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
+    return _asked(prompt(num_prompt, next(seeds)), num_output)
+
+
+def _asked(token_ids: list[int], num_output: int) -> dict[str, object]:
+    return {"prompt": token_ids, "max_tokens": num_output, "temperature": 0, "ignore_eos": True}

@@ -54,10 +54,10 @@ class Bare:
 
 
 @contextlib.asynccontextmanager
-async def bare(model: Path) -> AsyncGenerator[Bare]:
+async def bare(model: Path, *options: str) -> AsyncGenerator[Bare]:
     """Start the opponent and wait until its model is loaded."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ops.bench.bare", str(model)),
+        *(sys.executable, "-m", "ops.bench.bare", str(model), *options),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=worker_environment(),

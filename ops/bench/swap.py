@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -25,26 +24,16 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TypeVar
 
-import mlx.core as mx
 import msgspec
 import psutil
-from mlx.utils import tree_flatten
-from mlx_lm.models import qwen3
 
 from api.bench.machine import Environment, environment
 from ops.bench.client import stream_completion
 from ops.bench.engine import prompt
 from ops.bench.processes import Hearth, hearth, worker_environment
-from runtime.embedded import HEARTH_TINY
+from ops.bench.random_models import write_wide
 
 _HISTORY, _FOLLOW_UP = 8192, 50
-_SHAPE = {
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-}
 _REPORT = Path(__file__).parent / "swap.json"
 _SPARE_S = 60.0
 _PLAIN = """
@@ -105,17 +94,6 @@ class Figures(msgspec.Struct):
     overhead_ms: float
     start_over_plain: float
     conversation: Turn
-
-
-def write_wide(folder: Path, seed: int) -> Path:
-    """A model with the tiny one's tokenizer and random weights of some hundred megabytes."""
-    shutil.copytree(HEARTH_TINY, folder)
-    config = json.loads((folder / "config.json").read_text()) | _SHAPE
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.random.seed(seed)
-    weights = dict(tree_flatten(qwen3.Model(qwen3.ModelArgs.from_dict(config)).parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    return folder
 
 
 def plain_load(model: Path) -> Plain:
