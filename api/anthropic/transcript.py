@@ -45,15 +45,18 @@ class _Said:
     images: list[Image] = field(default_factory=list[Image])
     loaded_tools: list[str] = field(default_factory=list[str])
     keep_s: float | None = None
+    length: int = 0
+    """Of all texts, joined."""
 
-    @property
-    def text(self) -> str:
-        return self.between.join(self.texts)
+    def say(self, text: str) -> None:
+        """Some more text."""
+        self.length += len(text) + (len(self.between) if self.texts else 0)
+        self.texts.append(text)
 
     def message(self, role: Role) -> Message:
         return Message(
             role=role,
-            text=self.text,
+            text=self.between.join(self.texts),
             reasoning="\n".join(self.reasonings) or None,
             tool_calls=tuple(self.calls),
             images=tuple(self.images),
@@ -185,13 +188,13 @@ class Transcript:
     def _say(self, said: _Said, block: Block, path: str) -> None:
         match block:
             case TextBlock(text=text):
-                said.texts.append(text)
+                said.say(text)
             case ImageBlock():
-                said.images.append(picture_at(block, len(said.text), path))
+                said.images.append(picture_at(block, said.length, path))
             case DocumentBlock():
                 self._read(said, block, path)
             case SearchResultBlock():
-                said.texts.append(search_result_text(block))
+                said.say(search_result_text(block))
             case ToolReferenceBlock(tool_name=name):
                 said.loaded_tools.append(name)
             case _:
@@ -200,7 +203,9 @@ class Transcript:
         self._breakpoints.meet(block.cache_control, path, said)
 
     def _read(self, said: _Said, block: DocumentBlock, path: str) -> None:
-        said.texts += [part for part in (block.title, block.context) if part]
+        for part in (block.title, block.context):
+            if part:
+                said.say(part)
         content = document_content(block, path)
         for inner, at in self._blocks(content, f"{path}.source.content"):
             if not isinstance(inner, TextBlock | ImageBlock):

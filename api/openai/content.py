@@ -57,11 +57,14 @@ def read(content: Content, path: str) -> ContentText:
 def _read_parts(parts: Sequence[ContentPart], path: str) -> ContentText:
     texts: list[str] = []
     images: list[Image] = []
+    length = 0
     for i, part in enumerate(parts):
         if part.type in IMAGE_PARTS:
-            images.append(_image(part, len("\n".join(texts)), f"{path}[{i}]"))
-        else:
-            texts.append(_part_text(part, f"{path}[{i}]"))
+            images.append(_image(part, length, f"{path}[{i}]"))
+            continue
+        text = _part_text(part, f"{path}[{i}]")
+        length += len(text) + bool(texts)
+        texts.append(text)
     return ContentText("\n".join(texts), tuple(images))
 
 

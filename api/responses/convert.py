@@ -109,7 +109,9 @@ class _Writer:
         self._reasonings: list[str] = []
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
-        self._images: tuple[Image, ...] = ()
+        self._images: list[Image] = []
+        self._length = 0
+        """Of all texts of the turn."""
 
     def add(self, item: Item) -> None:
         kind = head_of(item).type
@@ -145,10 +147,11 @@ class _Writer:
                 text="".join(self._texts),
                 reasoning=reasoning,
                 tool_calls=tuple(self._calls),
-                images=self._images,
+                images=tuple(self._images),
             )
         )
-        self._reasonings, self._texts, self._calls, self._images = [], [], [], ()
+        self._reasonings, self._texts, self._calls, self._images = [], [], [], []
+        self._length = 0
 
     def _add_message(self, item: MessageItem, path: str) -> None:
         role = ROLES.get(item.role)
@@ -165,11 +168,11 @@ class _Writer:
             return
         if self._texts and not self._calls and before not in UNFINISHED:
             self.end_turn()
-        begun = len("".join(self._texts))
-        self._texts.append(content.text)
-        self._images += tuple(
-            msgspec.structs.replace(image, at=image.at + begun) for image in content.images
+        self._images += (
+            msgspec.structs.replace(image, at=image.at + self._length) for image in content.images
         )
+        self._texts.append(content.text)
+        self._length += len(content.text)
 
     def _add_call(self, call_id: str, name: str, namespace: str | None, arguments: str) -> None:
         flat = self._names.flat(name, namespace)

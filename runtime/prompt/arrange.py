@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from runtime.prompt.joining import JoinedMessages
 from runtime.prompt.rewriting import Made, RewriteStep, each
 from runtime.prompt.seal import sealed
 from runtime.types import Image, Message, Tool, ToolCall
@@ -155,23 +156,23 @@ def _later(images: Sequence[Image], by: int) -> tuple[Image, ...]:
     return tuple(msgspec.structs.replace(image, at=image.at + by) for image in images)
 
 
-Joint = Callable[[Message, Message], str | None]
+Joint = Callable[[JoinedMessages, Message], str | None]
 """What joins two messages that the template does not take one after the other."""
 
 
-def _joint_of_one(last: Message, one: Message) -> str | None:
+def _joint_of_one(last: JoinedMessages, one: Message) -> str | None:
     """That of pieces of one text, or of one turn."""
     match last.role, one.role:
         case ("system", "system"):
             return _JOINT
         case ("assistant", "assistant"):
             # Clients of Responses send text and calls as separate items.
-            return "" if not last.text or not one.text else "\n"
+            return "" if not last.has_text or not one.text else "\n"
         case _:
             return None
 
 
-def _joint_of_users(abilities: Abilities, last: Message, one: Message) -> str | None:
+def _joint_of_users(abilities: Abilities, last: JoinedMessages, one: Message) -> str | None:
     match last.role, one.role:
         case ("user", "user"):
             return None if abilities.users_in_a_row else _JOINT
@@ -182,27 +183,13 @@ def _joint_of_users(abilities: Abilities, last: Message, one: Message) -> str | 
 
 
 def _with_joined(joint: Joint, messages: Sequence[Message]) -> list[Made]:
-    joined: list[Made] = []
+    runs: list[JoinedMessages] = []
+    numbers: list[list[int]] = []
     for number, message in enumerate(messages):
-        last = joined[-1] if joined else None
-        if last is None or (between := joint(last.message, message)) is None:
-            joined.append(Made(message, (number,)))
+        if runs and (between := joint(runs[-1], message)) is not None:
+            runs[-1].add(message, between)
+            numbers[-1].append(number)
         else:
-            joined[-1] = Made(_joined(last.message, message, between), (*last.of, number))
-    return joined
-
-
-def _joined(last: Message, one: Message, joint: str) -> Message:
-    text = last.text + joint + one.text if last.text and one.text else last.text or one.text
-    shift = len(text) - len(one.text)
-    images = (*last.images, *_later(one.images, shift))
-    keeps = [keep_s for keep_s in (last.keep_s, one.keep_s) if keep_s is not None]
-    reasoning = "\n".join(part for part in (last.reasoning, one.reasoning) if part)
-    return msgspec.structs.replace(
-        last,
-        text=text,
-        images=images,
-        reasoning=reasoning or None,
-        tool_calls=(*last.tool_calls, *one.tool_calls),
-        keep_s=max(keeps, default=None),
-    )
+            runs.append(JoinedMessages(message))
+            numbers.append([number])
+    return [Made(run.message(), tuple(of)) for run, of in zip(runs, numbers, strict=True)]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from runtime.prompt.joining import JoinedMessages
 from runtime.types import Message, ToolCall
 
 DEFINITIONS = "generic_tools"
@@ -63,7 +64,11 @@ def with_definitions(
         return (opening, *messages)
     first, *rest = messages
     is_empty = not (first.text or first.images)
-    return (opening if is_empty else _joined(opening, first, _JOINT), *rest)
+    if is_empty:
+        return (opening, *rest)
+    joined = JoinedMessages(opening)
+    joined.add(first, _JOINT, even_empty=True)
+    return (joined.message(), *rest)
 
 
 def is_lost(message: Message, forms: ToolForms) -> bool:
@@ -83,7 +88,7 @@ def written_out(
     """
     if not any(is_lost(message, forms) for message in messages):
         return WrittenOut(tuple(messages))
-    made: list[Message] = []
+    made: list[JoinedMessages] = []
     num_changed = 0
     was_result = False
     for message in messages:
@@ -91,15 +96,15 @@ def written_out(
         turn = _turn(message) if is_lost(message, forms) else message
         are_users = bool(made) and made[-1].role == turn.role == "user"
         if are_users and is_result and was_result:
-            made[-1] = _joined(made[-1], turn, "\n")
+            made[-1].add(turn, "\n", even_empty=True)
         elif are_users and (is_result or was_result) and not may_follow():
-            made[-1] = _joined(made[-1], turn, _JOINT)
+            made[-1].add(turn, _JOINT, even_empty=True)
             num_changed += not is_result
         else:
-            made.append(turn)
+            made.append(JoinedMessages(turn))
         num_changed += turn is not message
         was_result = is_result
-    return WrittenOut(tuple(made), num_changed)
+    return WrittenOut(tuple(one.message() for one in made), num_changed)
 
 
 def _turn(message: Message) -> Message:
@@ -128,11 +133,3 @@ def _arguments(call: ToolCall) -> str:
     except (ValueError, RecursionError):
         value = call.arguments
     return json.dumps(value, ensure_ascii=False)
-
-
-def _joined(last: Message, one: Message, joint: str) -> Message:
-    shift = len(last.text) + len(joint)
-    images = tuple(msgspec.structs.replace(image, at=image.at + shift) for image in one.images)
-    return msgspec.structs.replace(
-        last, text=last.text + joint + one.text, images=(*last.images, *images)
-    )
