@@ -56,6 +56,17 @@ MAX_CONTEXT = "max_context"
 """The field with which a request, or an agent, has less than the model's context."""
 
 
+class PromptChanged(RequestRejected):
+    """The answer cannot go on in another worker, which does not read the prompt as the one before
+    it did.
+    """
+
+    code = "prompt_changed"
+
+    def __init__(self) -> None:
+        super().__init__("The prompt is not read as it was when its answer began.")
+
+
 class ContextTooLong(RequestRejected):
     """The prompt does not fit the model's context, or with `param` "max_context" what the request
     has of it; with `is_least` it may have more tokens. With `is_rest` they are those of what is

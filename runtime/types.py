@@ -241,7 +241,7 @@ class GenerateRequest(Struct, frozen=True):
     rules that are off, are those of the name that is asked; `own_rules` are the owner's for the
     client. Prompt and answer together have `max_context` tokens at most, if that is less.
     `overflow` is what is done with a conversation that does not fit, None what its model's
-    settings say.
+    settings say. `said` is where an answer goes on whose worker was lost.
     """
 
     request_id: str
@@ -267,11 +267,32 @@ class GenerateRequest(Struct, frozen=True):
     rules_off: tuple[str, ...] = ()
     own_rules: tuple[LineRule, ...] = ()
     overflow: Overflow | None = None
+    said: SaidAnswer | None = None
 
     def context_within(self, loaded: int) -> int:
         """How many tokens prompt and answer may have where the loaded model has so many."""
         context = self.context or loaded
         return min(context, self.max_context or context)
+
+
+class SaidChoice(Struct, frozen=True):
+    """What was said of a choice: its tokens, their `logprobs` where these are asked for, and the
+    ids that its tool calls were given, in their order.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    call_ids: tuple[str, ...] = ()
+    is_finished: bool = False
+
+
+class SaidAnswer(Struct, frozen=True):
+    """What was said to a prompt, which is read again; `prompt_digest` tells whether it is the same
+    as before.
+    """
+
+    prompt_digest: bytes
+    choices: tuple[SaidChoice, ...]
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

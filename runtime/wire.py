@@ -13,7 +13,7 @@ import msgspec
 
 from runtime.ranks import Ranks
 from runtime.slot_events import KvNews, KvReport, RoomGiven
-from runtime.types import CacheUse, Chunk, GenerateRequest, ModelSpec, Struct
+from runtime.types import CacheUse, Chunk, GenerateRequest, ModelSpec, Struct, TokenLogprobs
 
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH = struct.Struct("<I")
@@ -117,9 +117,12 @@ class LoadError(Struct, frozen=True, tag="load_error"):
 
 
 class Accepted(Struct, frozen=True, tag="accepted"):
+    """The request is taken; `prompt_digest` stands for the prompt as the model reads it."""
+
     request_id: str
     num_prompt_tokens: int
     cache: CacheUse = CacheUse()
+    prompt_digest: bytes = b""
 
 
 class Rejected(Struct, frozen=True, tag="rejected"):
@@ -149,10 +152,23 @@ class Working(Struct, frozen=True, tag="working"):
     request_ids: tuple[str, ...]
 
 
+class SaidToken(Struct, frozen=True, array_like=True):
+    """A token of an answer, with its `logprobs` where these are asked for."""
+
+    request_id: str
+    index: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
 class Chunks(Struct, frozen=True, tag="chunks"):
-    """What one step produced, for all requests: (request id, chunk) pairs in order."""
+    """What one step produced, for all requests: (request id, chunk) pairs in order.
+
+    `said` are the tokens that the chunks were made of, or that are held back until more follow.
+    """
 
     items: tuple[tuple[str, Chunk], ...]
+    said: tuple[SaidToken, ...] = ()
 
 
 class KvCounts(msgspec.Struct, kw_only=True, gc=False):

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import forked_server
 from tests.forked_server import ForkedProcess, can_fork
 from tests.forked_worker import SLOW_LOADS
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent
 START_S = 60.0
@@ -31,6 +32,12 @@ ANSWER_S = 150.0
 """A model that is loaded may wait a minute for a slow store before it answers, and be swapped."""
 Process = subprocess.Popen[bytes] | ForkedProcess
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+NUM_LOST = 3
+"""So many workers may an answer be lost in; then its client is told."""
+NUM_FURTHER = 33
+"""Pieces of an answer: a worker that is lost after so many more was lost of something else."""
 
 
 class RunningServer:
@@ -105,18 +112,42 @@ class RunningServer:
         return int(models[0]["pid"])
 
     async def killed_for(self, answering: asyncio.Task[httpx.Response]) -> httpx.Response:
-        """The answer to a request whose worker is killed when it has begun, and the next too."""
+        """The answer to a request whose worker is killed when it has begun, and those after it."""
         killed: set[int] = set()
         async with asyncio.timeout(START_S):
             while not answering.done():
                 requests = self.get("/admin/dashboard").json()["requests"]
                 has_begun = any(one["num_pieces"] for one in requests)
-                at_work = {one["pid"] for one in self._loaded() if one["num_running"]} - killed
-                if has_begun and at_work and len(killed) < 2:
+                at_work = self._at_work() - killed
+                if has_begun and at_work and len(killed) < NUM_LOST:
                     os.kill(min(at_work), signal.SIGKILL)
                     killed |= at_work
                 await asyncio.sleep(0)
         return answering.result()
+
+    def kill_worker(self) -> None:
+        """The one that works, else the one that was loaded last."""
+        os.kill(self.worker_pid(), signal.SIGKILL)
+
+    async def lose_workers(self) -> None:
+        """Kill the worker, and those after it, each when what it works for got further."""
+        killed: list[int] = []
+
+        def at_work() -> set[int]:
+            return self._at_work().difference(killed)
+
+        def num_said() -> float:
+            return self.figure("hearth_inter_token_seconds_count", model="tiny")
+
+        for _ in range(NUM_LOST):
+            await until(at_work, "a worker that works")
+            said = num_said()
+            await until(lambda said=said: num_said() > said + NUM_FURTHER, "more of the answer")
+            killed += at_work()
+            os.kill(killed[-1], signal.SIGKILL)
+
+    def _at_work(self) -> set[int]:
+        return {int(one["pid"]) for one in self._loaded() if one["num_running"]}
 
     def forgive(self, model: str = "tiny") -> None:
         """Load a model anew and forget its crashes, of which three stop it for a while."""

@@ -45,6 +45,7 @@ class QueuedRequest:
         "_digest",
         "generation",
         "job",
+        "max_wait_s",
         "model",
         "name",
         "num_requeues",
@@ -78,6 +79,7 @@ class QueuedRequest:
         self.priority: Priority = priority
         self.since_s = since_s
         self.until_s = until_s
+        self.max_wait_s = until_s - since_s
         self.num_requeues = 0
         self.yields = False
         """It only warms the cache: it loads no model, keeps none, and stands in nobody's way."""
@@ -99,6 +101,11 @@ class QueuedRequest:
     def fail(self, error: HearthError) -> None:
         """It is not going to be served."""
         self.job.fail(error)
+
+    def wait_again(self, now_s: float) -> None:
+        """Its worker was lost: it may wait for another one as long as it might for the first."""
+        self.num_requeues += 1
+        self.until_s = now_s + self.max_wait_s
 
     def digest(self) -> bytes:
         """What stands for the request's content, 16 bytes."""

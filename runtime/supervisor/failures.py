@@ -5,7 +5,8 @@ Times are seconds of one monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from runtime.types import Struct
 
@@ -20,6 +21,11 @@ UNLOADABLE_S = 60.0
 
 POISON_S = 600.0
 POISON_DEATHS = 2
+FURTHER_TOKENS = 32
+"""A worker that is lost on a request after so many more tokens than the one before it was lost of
+something else: whatever kills does so at the same place. What is on its way to the server when a
+worker dies is less.
+"""
 MAX_SUSPECTS = 1024
 
 
@@ -70,7 +76,8 @@ class CrashHistory:
 
 
 class Blame(Struct, frozen=True):
-    """A request by its content, and how many workers it is held to have killed so far.
+    """A request by its content, and how many workers it is held to have killed so far, the last
+    of them `num_said` tokens into its answer at most.
 
     With `is_alone` nothing runs beside it: so it is found out whether it does kill.
     """
@@ -78,6 +85,7 @@ class Blame(Struct, frozen=True):
     digest: bytes
     num_deaths: int
     until_s: float
+    num_said: int = 0
     is_alone: bool = False
 
 
@@ -87,7 +95,8 @@ class Quarantine:
     Everything that a dead worker computed for becomes suspect, and the caller lets suspects in one
     after the other. When one dies that computed for more than one request there is no telling: the
     suspects among them run alone from then on. Convicted is only what a worker computed for alone
-    when it died, and was suspect before.
+    when it died, and was suspect before; unless it got so much further in its answer than then
+    that it was something else.
     """
 
     def __init__(self) -> None:
@@ -97,17 +106,28 @@ class Quarantine:
     def is_empty(self) -> bool:
         return not self._blamed
 
-    def died(self, digests: Iterable[bytes], now_s: float) -> bool:
-        """A worker died while it computed for these; whether one of them was suspect already."""
+    def died(
+        self,
+        digests: Iterable[bytes],
+        now_s: float,
+        num_said: Mapping[bytes, int] = MappingProxyType({}),
+    ) -> bool:
+        """A worker died while it computed for these; whether one of them was suspect already.
+
+        `num_said` are the tokens of their answers that had come by then.
+        """
         self._forget(now_s)
         present = list(dict.fromkeys(digests))
         suspects = [self._blamed[digest] for digest in present if digest in self._blamed]
         for known in suspects:
-            num_deaths = known.num_deaths + (len(present) == 1)
-            self._blame(known.digest, num_deaths, now_s, is_alone=True)
+            said = num_said.get(known.digest, 0)
+            is_same = said <= known.num_said + FURTHER_TOKENS
+            num_deaths = known.num_deaths + (len(present) == 1 and is_same)
+            said = max(said, known.num_said)
+            self._blame(Blame(known.digest, num_deaths, now_s + POISON_S, said, is_alone=True))
         for digest in present:
             if digest not in self._blamed:
-                self._blame(digest, 1, now_s)
+                self._blame(Blame(digest, 1, now_s + POISON_S, num_said.get(digest, 0)))
         return bool(suspects)
 
     def acquit(self, digest: Callable[[], bytes]) -> None:
@@ -134,11 +154,9 @@ class Quarantine:
             return None
         return blame.until_s
 
-    def _blame(
-        self, digest: bytes, num_deaths: int, now_s: float, *, is_alone: bool = False
-    ) -> None:
-        self._blamed.pop(digest, None)  # the latest stand last
-        self._blamed[digest] = Blame(digest, num_deaths, now_s + POISON_S, is_alone)
+    def _blame(self, blame: Blame) -> None:
+        self._blamed.pop(blame.digest, None)  # the latest stand last
+        self._blamed[blame.digest] = blame
         while len(self._blamed) > MAX_SUSPECTS:
             del self._blamed[next(iter(self._blamed))]
 

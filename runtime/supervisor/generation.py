@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import msgspec
 from typing_extensions import override
 
 from runtime.errors import Aborted, HearthError, WorkerError
@@ -18,10 +19,14 @@ from runtime.types import (
     GenerateRequest,
     PrefillProgress,
     ReasoningDelta,
+    SaidAnswer,
+    SaidChoice,
     TextDelta,
+    TokenLogprobs,
     ToolCallDelta,
     Usage,
 )
+from runtime.wire import SaidToken
 
 
 class Owner(Protocol):
@@ -83,6 +88,26 @@ class Decoding(NamedTuple):
         return "decoding"
 
 
+class _Saying:
+    """A choice as far as it was said."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.call_ids: list[str] = []
+        self.is_finished = False
+
+    def told(self) -> SaidChoice:
+        """What a worker needs to go on with it."""
+        if self.is_finished:
+            return SaidChoice(is_finished=True)
+        return SaidChoice(
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            call_ids=tuple(self.call_ids),
+        )
+
+
 class Generation:
     """One request in flight. It belongs to the event loop; only the supervisor feeds it.
 
@@ -112,7 +137,10 @@ class Generation:
         self._num_output_tokens = [0] * request.num_choices
         self._num_prefilled = 0
         self.has_spoken = False
-        """A part of the answer arrived, and was delivered unless it is held."""
+        """A part of the answer arrived from the worker that it was handed to last."""
+        self._choices = [_Saying() for _ in range(request.num_choices)]
+        self._prompt_digest = b""
+        self._is_resumable = request.work == "generate" and not request.scores_prompt
         self._hear: Callable[[Chunk], None] | None = None
         self._owner = owner
         self._deadline_s = time.monotonic() + request.deadline_s
@@ -144,7 +172,7 @@ class Generation:
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all choices; of one that did not end the pieces that arrived, rarely fewer."""
+        """Of all choices; the end of one that did not end is not among them."""
         return sum(self._num_output_tokens)
 
     @property
@@ -198,29 +226,62 @@ class Generation:
         self.waits_for = Loading(fraction)
         self.loading_ns = self.loading_ns or time.time_ns()
 
-    def sent(self, pid: int | None) -> None:
-        """It is handed to this process."""
+    def sent(self, pid: int | None) -> GenerateRequest:
+        """It is handed to this process, as the request that is returned."""
         self.worker_pid, self.sent_ns = pid, time.time_ns()
+        return msgspec.structs.replace(self.request, deadline_s=self.remaining_s, said=self.said)
 
-    def begin_again(self) -> bool:
-        """Forget what arrived of the answer; False when that was delivered and must stand."""
-        if self.has_spoken and self._hear is None:
-            return False
-        self.has_spoken, self.usage = False, None
-        self._num_open_choices = self.request.num_choices
-        self._num_output_tokens = [0] * self.request.num_choices
-        if self._hear is not None:
-            self._chunks = []
+    @property
+    def said(self) -> SaidAnswer | None:
+        """Where a worker is to go on; None where it is to begin."""
+        if not any(one.token_ids or one.is_finished for one in self._choices):
+            return None
+        told = tuple(one.told() for one in self._choices)
+        return SaidAnswer(prompt_digest=self._prompt_digest, choices=told)
+
+    def go_on(self) -> bool:
+        """Have another worker go on from where it is, or begin again where that cannot be and
+        nobody was told of anything; False when what was delivered must stand alone.
+        """
+        if not self._is_resumable:
+            if self.has_spoken and self._hear is None:
+                return False
+            self._begin_again()
+        self.has_spoken = False
         return True
 
-    def accept(self, num_prompt_tokens: int, cache: CacheUse) -> None:
-        """The worker took the request."""
+    def differs(self) -> None:
+        """Its prompt is not read as it was: no worker can go on with what was said."""
+        self.has_spoken, self._is_resumable = True, False
+
+    def _begin_again(self) -> None:
+        self.usage = None
+        self._num_open_choices = self.request.num_choices
+        self._num_output_tokens = [0] * self.request.num_choices
+        self._choices = [_Saying() for _ in range(self.request.num_choices)]
+        if self._hear is not None:
+            self._chunks = []
+
+    def accept(self, num_prompt_tokens: int, cache: CacheUse, prompt_digest: bytes = b"") -> None:
+        """The worker took the request, with what `prompt_digest` stands for."""
         self.accepted_ns = time.time_ns()
         self.waits_for = Prefilling()
         self.cache = cache
         self.num_prompt_tokens = num_prompt_tokens
+        self._prompt_digest = prompt_digest
         if not self._accepted.done():
             self._accepted.set_result(num_prompt_tokens)
+
+    def note(self, said: SaidToken) -> None:
+        """The worker has said a token; what it completes is told by chunks."""
+        self._num_output_tokens[said.index] += 1
+        self.waits_for = Decoding()
+        if self._is_resumable:
+            choice = self._choices[said.index]
+            choice.token_ids.append(said.token_id)
+            if said.logprobs is not None:
+                choice.logprobs.append(said.logprobs)
+        self._speak()
 
     def push(self, chunk: Chunk) -> None:
         """Deliver a chunk from the worker."""
@@ -234,10 +295,13 @@ class Generation:
                 self._num_open_choices -= 1
                 self._num_output_tokens[index] = usage.num_output_tokens
                 self.usage, self.finished_ns = usage, time.time_ns()
+                self._choices[index].is_finished = True
             case Failed():
                 self._num_open_choices = 0
-            case TextDelta(index=index) | ReasoningDelta(index=index) | ToolCallDelta(index=index):
-                self._num_output_tokens[index] += 1
+            case ToolCallDelta(index=index, id=str(call_id)):
+                self._choices[index].call_ids.append(call_id)
+                self.waits_for = Decoding()
+            case TextDelta() | ReasoningDelta() | ToolCallDelta():
                 self.waits_for = Decoding()
             case _:
                 pass
@@ -246,11 +310,15 @@ class Generation:
             self._hear(chunk)
         if self._hear is None or self.is_finished:
             self._arrived.set()
-        if not self.has_spoken and not isinstance(chunk, PrefillProgress):
-            self.has_spoken = True
-            self._owner.spoke(self)
+        if not isinstance(chunk, PrefillProgress):
+            self._speak()
         if self.is_finished:
             self._owner.ended(self)
+
+    def _speak(self) -> None:
+        if not self.has_spoken:
+            self.has_spoken = True
+            self._owner.spoke(self)
 
     def fail(self, error: HearthError) -> None:
         """End the request with an error: raised by `accepted()`, or the last chunk after it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runtime.errors import WorkerError, WorkerWedged
+from runtime.errors import PromptChanged, WorkerDied, WorkerError, WorkerWedged
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.worker_link import rejection
 from runtime.types import GenerateRequest
@@ -55,7 +55,10 @@ class OpenWork:
                 # What was given up may come once more before the worker hears of it.
                 kept = list(self._left.items())[-MAX_LEFT:]
                 self._left = dict(kept) if len(self._left) > MAX_LEFT else self._left
-            case Chunks(items=items):
+            case Chunks(items=items, said=said):
+                for token in said:
+                    if (generation := self._generations.get(token.request_id)) is not None:
+                        generation.note(token)
                 for request_id, chunk in items:
                     if (generation := self._generations.get(request_id)) is not None:
                         generation.push(chunk)
@@ -63,11 +66,10 @@ class OpenWork:
                             del self._generations[request_id]
             case Accepted(request_id=request_id):
                 if (generation := self._generations.get(request_id)) is not None:
-                    generation.accept(event.num_prompt_tokens, event.cache)
+                    generation.accept(event.num_prompt_tokens, event.cache, event.prompt_digest)
             case Rejected(request_id=request_id):
-                if (generation := self._generations.get(request_id)) is not None:
-                    generation.fail(rejection(event))
-                    del self._generations[request_id]
+                if (generation := self._generations.pop(request_id, None)) is not None:
+                    _refuse(generation, event)
 
     def take_all(self) -> list[Generation]:
         """All that are open; none is here any more."""
@@ -84,3 +86,13 @@ def fail_all(
     for generation in generations:
         is_other = bool(blamed) and generation.request.request_id not in blamed
         generation.fail(innocent if is_other else error)
+
+
+def _refuse(generation: Generation, refusal: Rejected) -> None:
+    """The worker does not take it; of an answer that it cannot go on with the loss is told."""
+    if refusal.code != PromptChanged.code:
+        generation.fail(rejection(refusal))
+        return
+    generation.differs()
+    why = f"Its worker was lost, and it cannot go on in another one. {refusal.message}"
+    generation.fail(WorkerDied(why))

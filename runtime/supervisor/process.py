@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-import msgspec
 import structlog
 
 from runtime.cache.channel import KvChannel
@@ -153,10 +152,8 @@ class WorkerProcess:
     def submit(self, generation: Generation) -> None:
         """Hand over a generation; the worker must be ready."""
         assert self._child is not None
-        generation.sent(self._child.pid)
         self._work.add(generation)
-        left_s = generation.remaining_s
-        self._child.send(Submit(msgspec.structs.replace(generation.request, deadline_s=left_s)))
+        self._child.send(Submit(generation.sent(self._child.pid)))
 
     def abort(self, generation: Generation) -> None:
         """Stop working for a generation; one that is not here is ignored."""

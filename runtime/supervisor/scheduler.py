@@ -24,9 +24,9 @@ from runtime.supervisor.queue import RequestQueue
 from runtime.supervisor.refusals import check_number, no_room, too_late
 from runtime.supervisor.swap_policy import SwapPlan, Terms, plan
 from runtime.supervisor.swap_state import MemoryView, missing_bytes, room_for, swap_state_of
-from runtime.types import ModelSpec, Struct
+from runtime.types import GenerateRequest, ModelSpec, Struct
 
-MAX_REQUEUES = 1
+MAX_REQUEUES = 2
 MAX_REQUEUES_OF_INNOCENTS = 5
 """Of requests whose worker was lost while it computed for others."""
 PATIENCE_S = 20.0
@@ -212,9 +212,9 @@ class RequestScheduler:
             return True
         is_suspect = self._quarantine.is_suspect(call.digest, now_s)
         most = MAX_REQUEUES if is_suspect else MAX_REQUEUES_OF_INNOCENTS
-        if call.num_requeues >= most or call.yields or not generation.begin_again():
+        if call.num_requeues >= most or call.yields or not generation.go_on():
             return False
-        call.num_requeues += 1
+        call.wait_again(now_s)
         self._queue.add(call)
         self.reconcile()
         return True
@@ -244,8 +244,8 @@ class RequestScheduler:
         actor, now_s = self.actor(model), self._clock()
         before = MODEL_STATES[actor.state].stage
         if worker is actor.worker and before == "ready" and worker.has_ended:
-            lost_on = [content_digest(request) for request in worker.lost_on]
-            actor.is_explained = self._quarantine.died(lost_on, now_s)
+            lost_on = {content_digest(one): _num_said(actor, one) for one in worker.lost_on}
+            actor.is_explained = self._quarantine.died(lost_on, now_s, lost_on)
         actor.on_change(worker, now_s)
         if actor.state == "ready" and before == "loading":
             actor.cohort = frozenset(call.request_id for call in self._queue.of(model))
@@ -392,6 +392,13 @@ def _drop(queue: RequestQueue[QueuedRequest], generation: Generation) -> None:
     request_id = generation.request.request_id
     if any(one.job is generation for one in queue if one.request_id == request_id):
         queue.take(request_id)
+
+
+def _num_said(actor: ModelActor, request: GenerateRequest) -> int:
+    """How far a request got, in tokens; 0 where nobody wants it any more."""
+    call = actor.running.get(request.request_id)
+    generation = call.generation if call is not None else None
+    return generation.num_output_tokens if generation is not None else 0
 
 
 def _running(

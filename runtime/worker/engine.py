@@ -20,7 +20,7 @@ from runtime.types import (
     PromptLogprobs,
     TextWasReasoning,
 )
-from runtime.wire import Accepted, Chunks, KvCounts, WorkerPhase, Working
+from runtime.wire import Accepted, Chunks, KvCounts, SaidToken, WorkerPhase, Working
 from runtime.worker.admission import rejected
 from runtime.worker.arrivals import AbortRequest, Arrival, EngineChannel, Quit
 from runtime.worker.auxiliary import ERRANDS, AuxiliaryRequests
@@ -64,6 +64,7 @@ class Engine:
         self._auxiliary = AuxiliaryRequests(model, template)
         self._groups: dict[str, SequenceGroup] = {}
         self._items: list[tuple[str, Chunk]] = []
+        self._said: list[SaidToken] = []
         self._is_running = True
         self._worked_on: tuple[str, ...] = ()
         self.num_steps = 0
@@ -118,9 +119,10 @@ class Engine:
             self._work_on(self._auxiliary.next_ids)
             self._items += self._auxiliary.run_next()
         self.num_steps += 1
-        if self._items:
-            self._emit(Chunks(items=tuple(self._items)))
+        if self._items or self._said:
+            self._emit(Chunks(items=tuple(self._items), said=tuple(self._said)))
             self._items.clear()
+            self._said.clear()
 
     def _work_on(self, request_ids: tuple[str, ...]) -> None:
         """Say whose work comes now: should the process die of it, that is what it died of."""
@@ -154,8 +156,7 @@ class Engine:
             case SequenceGroup():
                 self._tiers.set_idle(is_idle=False)
                 self._groups[arrival.request.request_id] = arrival
-                self._tiers.begin(arrival.cursor)
-                self._scheduler.add(arrival)
+                self._rows.begin(arrival)
                 self._emit(_accepted(arrival))
             case Quit():
                 self._is_running = False
@@ -250,19 +251,18 @@ class Engine:
         sequence = token.sequence
         if sequence.is_finished:
             return
-        sequence.output_token_ids.append(token.token_id)
         request, gave_up = sequence.group.request, sequence.gave_up
         if token.token_id in self._model.eos_token_ids and (sequence.ends_at_eos or gave_up):
+            sequence.output_token_ids.append(token.token_id)
             sequence.output.remark(gave_up)
             kv = token.kv or self._decoder.take(sequence)
             self._finish(sequence, "length" if gave_up else "stop", kv)
             return
-        if sequence.output.is_reasoning:
-            sequence.num_reasoning_tokens += 1
-        num_top, text = request.top_logprobs, sequence.detokenizer.add(token.token_id)
-        of_token = self._template.token_text
+        num_top, of_token = request.top_logprobs, self._template.token_text
         logprobs = None if num_top is None else token_logprobs(token, num_top, of_token)
-        self._say(sequence, sequence.output.feed(text, logprobs))
+        said = SaidToken(request.request_id, sequence.index, token.token_id, logprobs)
+        self._said.append(said)
+        self._say(sequence, sequence.hear(token.token_id, logprobs))
         if sequence.output.is_stopped:
             self._finish(sequence, "stop", token.kv or self._decoder.take(sequence))
         elif token.is_last:
@@ -362,6 +362,7 @@ def _accepted(group: SequenceGroup) -> Accepted:
         request_id=group.request.request_id,
         num_prompt_tokens=group.num_prompt_tokens,
         cache=group.cursor.use,
+        prompt_digest=group.prompt_digest,
     )
 
 

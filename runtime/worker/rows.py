@@ -44,6 +44,15 @@ class RowExecutor:
         self._num_calm_steps = self._scheduler.num_calm_steps(self._planned)
         return plan
 
+    def begin(self, group: SequenceGroup) -> None:
+        """Have it computed in its turn; an answer that goes on here before all others."""
+        self._tiers.begin(group.cursor)
+        if group.request.said is None:
+            self._scheduler.add(group)
+        else:
+            self._tiers.release(group.cursor)
+            self.put_back([one for one in group.sequences if not one.is_finished])
+
     def put_back(self, sequences: Iterable[Sequence]) -> None:
         """Have them computed again, first of all, with what they have said so far."""
         again = [one.regrouped(self._tiers.lengthened) for one in sequences]

@@ -7,9 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import structs
+
 from runtime.kv.cursor import CacheCursor
 from runtime.prompt.healing import AnswerRecord, Cut
-from runtime.types import Explained, GenerateRequest, PromptChange, Usage
+from runtime.types import (
+    CacheUse,
+    Chunk,
+    Explained,
+    GenerateRequest,
+    PromptChange,
+    SaidChoice,
+    TokenLogprobs,
+    Usage,
+)
 from runtime.worker.prompt_logprobs import Echo
 from runtime.worker.vision.images import ImageBatch
 
@@ -63,7 +74,7 @@ class Sequence:
             num_reasoning_tokens=self.num_reasoning_tokens,
             prefill_ms=group.prefill_s * 1000,
             decode_ms=(time.perf_counter() - started_s) * 1000 if started_s else 0.0,
-            cache=group.cursor.use,
+            cache=_of_prompt(group.cursor.use, group.num_prompt_tokens),
             prompt_changes=self.prompt_changes,
             ignored=self.ignored,
         )
@@ -82,6 +93,25 @@ class Sequence:
         token may come.
         """
         return (self.guide.gave_up,) if self.guide is not None and self.guide.gave_up else ()
+
+    def hear(self, token_id: int, logprobs: TokenLogprobs | None) -> list[Chunk]:
+        """The chunks that one more token completes; it is none that ends the sequence."""
+        self.output_token_ids.append(token_id)
+        if self.output.is_reasoning:
+            self.num_reasoning_tokens += 1
+        return self.output.feed(self.detokenizer.add(token_id), logprobs)
+
+    def take_up(self, said: SaidChoice) -> None:
+        """Stand where a worker stood that was lost: all of this has been delivered."""
+        self.is_finished = said.is_finished
+        if said.is_finished:
+            return
+        self.output.give_call_ids(said.call_ids)
+        for number, token_id in enumerate(said.token_ids):
+            chunks = self.hear(token_id, said.logprobs[number] if said.logprobs else None)
+            if self.answer is not None:
+                for chunk in chunks:
+                    self.answer.spoken.add(chunk)
 
     def regrouped(
         self, lengthened: Callable[[CacheCursor, list[int]], CacheCursor]
@@ -129,6 +159,7 @@ class SequenceGroup:
     decode_started_s: float = 0.0
     echo: Echo | None = None
     explained: Explained | None = None
+    prompt_digest: bytes = b""
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -152,3 +183,12 @@ class SequenceGroup:
     @property
     def is_finished(self) -> bool:
         return all(sequence.is_finished for sequence in self.sequences)
+
+
+def _of_prompt(use: CacheUse, num_prompt_tokens: int) -> CacheUse:
+    """What was reused of a prompt: of an answer that is taken up again the cache may know more."""
+    return structs.replace(
+        use,
+        num_tokens=min(use.num_tokens, num_prompt_tokens),
+        num_durable=min(use.num_durable, num_prompt_tokens),
+    )

@@ -176,16 +176,20 @@ async def test_life_is_signed_after_the_beginning_and_before_anything_else(
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
-def test_a_model_that_fails_after_the_beginning_is_told_by_its_code(
+async def test_a_model_that_fails_after_the_beginning_is_told_by_its_code(
     tmp_path: Path, models_dir: Path
 ) -> None:
+    async def data() -> list[str]:
+        async with (
+            server.client() as client,
+            client.stream("POST", RESPONSES, json=ENDLESS | {"stream": True}) as response,
+        ):
+            return [line async for line in response.aiter_lines() if line.startswith("data: ")]
+
     with running(tmp_path, config=config_of(models_dir)) as server:
-        with server.stream("POST", RESPONSES, json=ENDLESS | {"stream": True}) as response:
-            lines = response.iter_lines()
-            next(line for line in lines if "output_text.delta" in line)
-            os.kill(server.worker_pid(), signal.SIGKILL)
-            data = [line for line in lines if line.startswith("data: ")]
-        last = json.loads(data[-1].removeprefix("data: "))
+        rest = asyncio.create_task(data())
+        await server.lose_workers()
+        last = json.loads((await rest)[-1].removeprefix("data: "))
         assert last["type"] == "response.failed"
         assert last["response"]["error"]["code"] == "model_crashed"
         assert last["response"]["status"] == "failed"

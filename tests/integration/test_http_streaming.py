@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -152,20 +150,20 @@ async def test_a_refusal_after_the_headers_is_an_event_and_the_end(
     assert event["error"]["param"] == "prompt"
 
 
-async def test_a_worker_that_dies_ends_its_streams_with_an_error_and_is_replaced(
+async def test_workers_that_die_end_a_stream_with_an_error_and_are_replaced(
     narrow_server: RunningServer,
 ) -> None:
     async with streaming(narrow_server, COMPLETIONS, LONG) as stream:
-        await stream.next_event()
-        os.kill(narrow_server.worker_pid(), signal.SIGKILL)
-        *_, last = await stream.rest()
+        rest = asyncio.create_task(stream.rest())
+        await narrow_server.lose_workers()
+        *_, last = await rest
     assert last["error"]["code"] == "model_crashed"
     assert last["error"]["type"] == "server_error"
     assert narrow_server.post(CHAT, BODY).status_code == 200
     narrow_server.forgive()
 
 
-async def test_a_whole_answer_that_two_workers_die_of_ends_in_the_protocols_words(
+async def test_a_whole_answer_that_workers_die_of_ends_in_the_protocols_words(
     narrow_server: RunningServer,
 ) -> None:
     assert narrow_server.post(CHAT, BODY).status_code == 200

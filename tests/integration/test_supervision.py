@@ -20,8 +20,6 @@ from runtime.errors import (
     ModelUnavailable,
     Overloaded,
     PoisonRequest,
-    WorkerDied,
-    WorkerWedged,
 )
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.process import WorkerProcess
@@ -76,7 +74,7 @@ async def error_of(generation: Generation) -> str:
         return error.code
 
 
-async def test_a_killed_worker_fails_its_requests_at_once_and_is_replaced(home: Path):
+async def test_a_killed_worker_is_replaced_and_its_requests_go_on(home: Path):
     models = {"m": ModelSettings(context=100_000)}
     async with supervising(home, models=models, max_batch=1, prefill_slice=32) as supervisor:
         decoding = submit_endless(supervisor)
@@ -85,10 +83,11 @@ async def test_a_killed_worker_fails_its_requests_at_once_and_is_replaced(home: 
         await queued.accepted()
         pid = pid_of(supervisor)
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: decoding.is_finished, "the failure")
-        assert await error_of(decoding) == WorkerDied.code
-        assert status_of(supervisor).num_crashes == 1
-        await first_chunks(queued)  # it had not begun, so nothing tells that it began twice
+        await until(lambda: status_of(supervisor).num_crashes == 1, "its end")
+        assert {one.is_finished for one in (decoding, queued)} == {False}
+        await until(lambda: decoding.worker_pid not in (None, pid), "its going on")
+        decoding.abort()
+        await first_chunks(queued)
         queued.abort()
         assert "SIGKILL" in str(status_of(supervisor).last_error)
         assert (await ask(supervisor, "a", max_tokens=3)).finished.usage.num_output_tokens <= 3
@@ -151,7 +150,8 @@ async def test_the_last_words_of_a_crashed_worker_are_kept(home: Path):
         running = submit_endless(supervisor)
         await first_chunks(running)
         os.kill(pid_of(supervisor), signal.SIGABRT)
-        assert await error_of(running) == WorkerDied.code
+        await until(lambda: status_of(supervisor).num_crashes, "its end")
+        running.abort()
         await until(lambda: "Fatal Python error: Aborted" in supervisor.stderr_tail("m"), "stacks")
         assert "SIGABRT" in str(status_of(supervisor).last_error)
 
@@ -162,7 +162,8 @@ async def test_a_silent_worker_is_wedged_and_replaced(home: Path):
         await first_chunks(running)
         pid = pid_of(supervisor)
         os.kill(pid, signal.SIGSTOP)
-        assert await error_of(running) == WorkerWedged.code
+        await until(lambda: running.worker_pid != pid, "its going on")
+        running.abort()
         assert "gave no sign of life" in str(status_of(supervisor).last_error)
         assert (await ask(supervisor, "a", max_tokens=3)).finished
         assert pid_of(supervisor) != pid

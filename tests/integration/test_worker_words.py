@@ -40,12 +40,11 @@ async def test_no_word_of_a_worker_is_kept_when_it_prints_and_crashes_with_a_pro
     body = {"messages": [{"role": "user", "content": CANARY}], "max_tokens": 3000}
     with running(home, config=config, **variables) as server:
         async with streaming(server, CHAT, body | {"ignore_eos": True}) as stream:
-            for _ in range(3):  # once something of it was said, it is not begun anew elsewhere
+            for _ in range(3):
                 await stream.next_event()
             (home / "die").touch()
             events = await stream.rest()
-        assert events[-1]["error"]["code"] == "model_crashed"
-        assert CANARY not in events[-1]["error"]["message"]
+        assert events[-1] == "[DONE]"  # another worker went on with it
 
         def listed() -> list[Any]:
             return server.get("/admin/crashes").json()["crashes"]

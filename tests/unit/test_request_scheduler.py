@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 import pytest
@@ -34,6 +34,7 @@ from runtime.errors import (
     WorkerWedged,
 )
 from runtime.supervisor.calls import LoadRequest, QueuedRequest
+from runtime.supervisor.failures import FURTHER_TOKENS
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.lifecycle import HAS_PROCESS, RESTING
 from runtime.types import (
@@ -45,6 +46,7 @@ from runtime.types import (
     TextPrompt,
     Usage,
 )
+from runtime.wire import SaidToken
 from tests.examples import usual
 from tests.puppets import (
     MODELS,
@@ -288,9 +290,18 @@ async def _end_of(generation: Generation) -> tuple[Finished | Failed | HearthErr
 
 @pytest.mark.parametrize("is_held", [True, False])
 async def test_an_answer_that_nobody_was_told_of_begins_again_once(is_held: bool) -> None:
-    """Choices that were complete begin again as well, and nothing of the first time is told."""
+    """Choices that were complete begin again as well, and nothing of the first time is told.
+
+    So it is where no worker can go on: the prompt's scores come with it.
+    """
     world = World(None)
-    request = GenerateRequest(request_id="r", model="a", prompt=TextPrompt(text="x"), num_choices=2)
+    request = GenerateRequest(
+        request_id="r",
+        model="a",
+        prompt=TextPrompt(text="x"),
+        num_choices=2,
+        scores_prompt=True,
+    )
     generation, heard = Generation(request, world.scheduler), list[str]()
     if is_held:
         generation.hold(lambda chunk: heard.append(type(chunk).__name__))
@@ -324,7 +335,9 @@ async def test_an_answer_that_nobody_was_told_of_begins_again_once(is_held: bool
 
 async def test_an_answer_does_not_begin_a_third_time() -> None:
     world = World(None)
-    request = GenerateRequest(request_id="r", model="a", prompt=TextPrompt(text="x"))
+    request = GenerateRequest(
+        request_id="r", model="a", prompt=TextPrompt(text="x"), scores_prompt=True
+    )
     generation = Generation(request, world.scheduler)
     generation.hold(lambda _: None)
     world.scheduler.submit(
@@ -339,6 +352,65 @@ async def test_an_answer_does_not_begin_a_third_time() -> None:
     ended, said_by = await _end_of(generation)
     assert isinstance(ended, Failed)
     assert "first" not in said_by
+
+
+def say(generation: Generation, index: int, token_ids: Sequence[int]) -> None:
+    """As a worker does: each token, and the text that it makes."""
+    for token_id in token_ids:
+        generation.note(SaidToken(generation.request.request_id, index, token_id))
+        generation.push(TextDelta(index=index, text=f"{token_id} "))
+
+
+async def test_an_answer_goes_on_twice_from_where_it_was_and_then_fails() -> None:
+    """Each worker is told every token so far, and which choices have ended."""
+    world = World(None)
+    request = GenerateRequest(request_id="r", model="a", prompt=TextPrompt(text="x"), num_choices=2)
+    generation = Generation(request, world.scheduler)
+    world.scheduler.submit(
+        QueuedRequest(
+            spec_of("a"), generation, request_id="r", priority="default", since_s=0.0, until_s=600.0
+        )
+    )
+    brought_up(world)
+    said = list[int]()
+    for number in range(3):
+        assert (generation.said is None) == (number == 0)
+        more = range(100 * number, 100 * number + FURTHER_TOKENS + 1)
+        say(generation, 0, more)
+        said += more
+        if number == 0:
+            say(generation, 1, [7])
+            generation.push(Finished(index=1, reason="stop", usage=Usage(num_prompt_tokens=1)))
+        world.end(world.alive()[0], WorkerDied("It died."))
+        if number < 2:
+            brought_up(world)
+            assert generation.said is not None
+            first, second = generation.said.choices
+            assert (list(first.token_ids), first.is_finished) == (said, False)
+            assert second.is_finished
+    chunks = await generation.next_chunks() or []
+    assert isinstance(chunks[-1], Failed)
+    assert chunks[-1].code == WorkerDied.code
+    texts = [one.text for one in chunks if isinstance(one, TextDelta) and one.index == 0]
+    assert texts == [f"{token_id} " for token_id in said]
+
+
+async def test_an_answer_that_kills_at_the_same_place_again_is_poison() -> None:
+    world = World(None)
+    request = GenerateRequest(request_id="r", model="a", prompt=TextPrompt(text="x"))
+    generation = Generation(request, world.scheduler)
+    world.scheduler.submit(
+        QueuedRequest(
+            spec_of("a"), generation, request_id="r", priority="default", since_s=0.0, until_s=600.0
+        )
+    )
+    for num_tokens in (100, FURTHER_TOKENS):
+        brought_up(world)
+        say(generation, 0, range(num_tokens))
+        world.end(world.alive()[0], WorkerDied("It died."))
+    chunks = await generation.next_chunks() or []
+    assert isinstance(chunks[-1], Failed)
+    assert chunks[-1].code == PoisonRequest.code
 
 
 def brought_up(world: World) -> None:

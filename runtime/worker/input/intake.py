@@ -7,16 +7,18 @@ does not. No mlx call may be made on this thread.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import msgspec
 
-from runtime.errors import MAX_CONTEXT, ContextTooLong, InvalidRequest
+from runtime.errors import MAX_CONTEXT, ContextTooLong, InvalidRequest, PromptChanged
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.media import model_ids
 from runtime.prompt.thinking import EFFORT, budget_of, is_heeded
-from runtime.types import ChatPrompt, GenerateRequest, Prompt, TextPrompt
+from runtime.types import ChatPrompt, GenerateRequest, Prompt, SaidAnswer, TextPrompt
 from runtime.worker.input.compose import Composed, Composer
 from runtime.worker.input.explain import explain
 from runtime.worker.input.overflow import compose_within
@@ -61,6 +63,7 @@ class Intake:
         Raises:
             ContextTooLong: the prompt leaves no room for an answer.
             InvalidRequest: the prompt is empty, the template refuses it, or ids are out of range.
+            PromptChanged: it is not read as it was when its answer began.
         """
         composer = self.composer.asked_by(request)
         if composer is not self.composer:
@@ -89,6 +92,7 @@ class Intake:
             ),
             echo=self._echo(request, token_ids),
             explained=explain(self.composer, composed) if request.work == "explain" else None,
+            prompt_digest=_digest(composed.token_ids),
         )
         group.sequences = [
             self._sequence(group, i, composed, block) for i in range(request.num_choices)
@@ -98,6 +102,8 @@ class Intake:
             sequence.ignored = ignored
             sequence.plan = demands.plan
             sequence.output.remark(demands.notes)
+        if request.said is not None:
+            _take_up(group, request.said)
         return group
 
     def _ignored(self, prompt: Prompt, block: ReasoningBlock) -> tuple[str, ...]:
@@ -281,3 +287,16 @@ def _callable_tools(prompt: Prompt) -> RequestTools:
     if not isinstance(prompt, ChatPrompt) or not prompt.tools:
         return NO_TOOLS
     return RequestTools.of(prompt.tools, prompt.tool_choice)
+
+
+def _digest(token_ids: list[int]) -> bytes:
+    """What stands for a prompt; pictures have ids of their own in it."""
+    return blake2b(array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+def _take_up(group: SequenceGroup, said: SaidAnswer) -> None:
+    """Have every choice stand where it stood. Raises PromptChanged."""
+    if said.prompt_digest != group.prompt_digest:
+        raise PromptChanged
+    for sequence, choice in zip(group.sequences, said.choices, strict=True):
+        sequence.take_up(choice)

@@ -76,6 +76,8 @@ class CallReader:
         self._text = ""
         self._stream = self._new_stream()
         self.num_calls = 0
+        self.given_ids: tuple[str, ...] = ()
+        """The ids of the first calls; the others have the model's, or new ones."""
         self.notes: list[str] = []
 
     @property
@@ -158,12 +160,13 @@ class CallReader:
         return deltas
 
     def _delta(self, call: ToolCall) -> ToolCallDelta:
+        given = self.given_ids[self.num_calls : self.num_calls + 1]
         self.num_calls += 1
         return ToolCallDelta(
             index=self._index,
             call_index=self.num_calls - 1,
             arguments=call.arguments,
-            id=call.id,
+            id=given[0] if given else call.id,
             name=call.name,
         )
 

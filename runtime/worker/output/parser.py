@@ -117,6 +117,10 @@ class OutputParser:
         """Machine-readable remarks on what was odd."""
         return (*self._notes, *self._calls.notes)
 
+    def give_call_ids(self, ids: tuple[str, ...]) -> None:
+        """Its first calls have these ids: they are told again."""
+        self._calls.given_ids = ids
+
     def remark(self, notes: Iterable[str]) -> None:
         """Add remarks from elsewhere."""
         self._notes += notes
