@@ -119,9 +119,18 @@ def in_brief(view: AgentView) -> AgentSummary:
     )
 
 
-def metadata_of(config: bytes) -> msgspec.Raw | None:
-    """What the client keeps with the agent."""
-    return _raws_decoder.decode(config).get("metadata")
+class ShownConfig(msgspec.Struct, gc=False):
+    """What of a config every view of an agent shows; all else in it may be long."""
+
+    name: str | None = None
+    model: str | None = None
+    max_context: int | None = None
+    metadata: msgspec.Raw = msgspec.Raw()
+
+
+def read_shown(config: bytes) -> ShownConfig:
+    """The same, of a stored config."""
+    return msgspec.json.decode(config, type=ShownConfig)
 
 
 def shown_config(config: bytes) -> Raws:

@@ -13,13 +13,14 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from api.agents import convert
-from api.agents.convert import Sent
+from api.agents.convert import Sent, ShownConfig
 from api.agents.expiry import ExpiryJob
 from api.agents.generate import Generates
 from api.agents.kv import AgentKv
 from api.agents.locks import AgentActivity, AgentLocks
 from api.agents.repository import AgentRepository, new_session
 from api.agents.schemas import AgentDeleted, AgentList, AgentView, HistoryPage, KvView
+from api.http.body import apart
 from api.http.gate import Gate
 from api.http.kv_access import KvAccess
 from api.http.refusal import refuse
@@ -29,6 +30,9 @@ from runtime.errors import AgentChanged, AgentExists, UnknownModel
 from runtime.keys import owned, owner, plain
 from store.history import agent_rows, expired_rows
 from store.history.agent_rows import AgentRow, Page
+
+PAGE_BYTES = 16 << 20
+"""So many bytes of configs or of turns are on one page at most, but one of them at least."""
 
 
 class Kept(NamedTuple):
@@ -69,15 +73,25 @@ class AgentService:
         return await self.view(row.id)
 
     async def listing(self, tenant: str, after: str | None, limit: int) -> AgentList:
-        """A page of a tenant's agents, the newest first; `after` is as it was given."""
+        """A page of a tenant's agents, the newest first; `after` is as it was given.
+
+        It is shorter where their configs are long.
+        """
         seen = owned(tenant, after) if after is not None else None
-        rows = await self._book.read(
-            lambda c: agent_rows.listing(c, seen, limit + 1, owned(tenant, ""))
+        page = await self._book.read(
+            lambda c: agent_rows.listing(c, seen, limit, owned(tenant, ""), PAGE_BYTES)
         )
-        shown = rows[:limit]
-        kv = await self._kv.views([row.session for row in shown])
-        views = [self._seen(row, kv[row.session]) for row in shown]
-        return AgentList(views, [*map(convert.in_brief, views)], has_more=len(rows) > limit)
+        rows = page.rows
+        kv = await self._kv.views([row.session for row in rows])
+        configs = await apart(
+            sum(len(row.config) for row in rows),
+            lambda: [convert.read_shown(row.config) for row in rows],
+        )
+        views = [
+            self._seen(row, kv[row.session], config)
+            for row, config in zip(rows, configs, strict=True)
+        ]
+        return AgentList(views, [*map(convert.in_brief, views)], has_more=page.has_more)
 
     async def view(self, agent_id: str) -> AgentView:
         """One agent, with its config. Raises UnknownAgent."""
@@ -175,12 +189,16 @@ class AgentService:
         return await self.view(row.id)
 
     async def history(self, agent_id: str, page: Page) -> HistoryPage:
-        """A page of an agent's turns. Raises UnknownAgent."""
+        """A page of an agent's turns, shorter where these are long. Raises UnknownAgent."""
         row = await self._book.row(agent_id)
-        one_more = page._replace(limit=page.limit + 1)
-        found = await self._book.read(lambda c: agent_rows.turns(c, row.session, one_more))
-        views = [convert.turn_view(turn) for turn in found[: page.limit]]
-        return HistoryPage(views, has_more=len(found) > page.limit)
+        page = page._replace(most_bytes=PAGE_BYTES)
+        found = await self._book.read(lambda c: agent_rows.turns(c, row.session, page))
+        views = await apart(
+            sum(len(body) for turn in found for body in turn.bodies),
+            lambda: [convert.turn_view(turn) for turn in found],
+        )
+        end = 1 if page.is_newest_first else row.num_turns
+        return HistoryPage(views, has_more=bool(found) and found[-1].number != end)
 
     # Rows and views
 
@@ -197,12 +215,12 @@ class AgentService:
 
     async def _view(self, row: AgentRow) -> AgentView:
         kv = await self._kv.views([row.session])
-        view = self._seen(row, kv[row.session])
-        view.config = convert.shown_config(row.config)
+        config = await apart(len(row.config), lambda: convert.read_shown(row.config))
+        view = self._seen(row, kv[row.session], config)
+        view.config = await apart(len(row.config), lambda: convert.shown_config(row.config))
         return view
 
-    def _seen(self, row: AgentRow, kv: list[KvView]) -> AgentView:
-        config = convert.read_config(row.config)
+    def _seen(self, row: AgentRow, kv: list[KvView], config: ShownConfig) -> AgentView:
         model = self._model(config.model)
         current = next((one for one in kv if one.model == model), KvView(model, "none", 0))
         ttl_s = row.ttl_s or self._settings.history_ttl_s
@@ -224,7 +242,7 @@ class AgentService:
             session=row.session,
             models=kv,
             max_context=config.max_context,
-            metadata=convert.metadata_of(row.config),
+            metadata=config.metadata if bytes(config.metadata) else None,
         )
 
     def _model(self, name: str | None) -> str:

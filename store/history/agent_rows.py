@@ -42,12 +42,23 @@ class TurnRow(NamedTuple):
     bodies: tuple[bytes, ...] = ()
 
 
+class AgentPage(NamedTuple):
+    """Some agents, and whether there are more behind them."""
+
+    rows: list[AgentRow]
+    has_more: bool
+
+
 class Page(NamedTuple):
-    """Which turns to read: `limit` of them after the number `after`, the latest first if asked."""
+    """Which turns to read: `limit` of them after the number `after`, the latest first if asked.
+
+    Fewer where their messages have more than `most_bytes`, but one at least.
+    """
 
     after: int | None = None
     limit: int = 20
     is_newest_first: bool = False
+    most_bytes: int | None = None
 
 
 _FORKED_AT_ONCE = 100
@@ -88,20 +99,42 @@ def get(connection: Connection, agent_id: str) -> AgentRow | None:
 
 
 def listing(
-    connection: Connection, after: str | None, limit: int, owner: str = ""
-) -> list[AgentRow]:
+    connection: Connection,
+    after: str | None,
+    limit: int,
+    owner: str = "",
+    most_bytes: int | None = None,
+) -> AgentPage:
     """Agents in the order of their making, the newest first; `after` is the last id seen.
 
-    Their ids begin with `owner`; with "" only those without an owner (`@…`) are listed.
+    Their ids begin with `owner`; with "" only those without an owner (`@…`) are listed. They are
+    fewer than `limit` where their configs have more than `most_bytes`, but one at least.
     """
     is_mine = func.substr(Agent.id, 1, len(owner)) == owner
     if not owner:
         is_mine = func.substr(Agent.id, 1, 1) != "@"
-    rows = select(*_AGENT).where(is_mine).order_by(Agent.number.desc()).limit(limit)
+    newest_first = Agent.number.desc()
+    sizes = select(Agent.number, func.length(Agent.config)).where(is_mine).order_by(newest_first)
     if after is not None:
         seen = select(Agent.number).where(Agent.id == after).scalar_subquery()
-        rows = rows.where(Agent.number < seen)
-    return [AgentRow(*row) for row in connection.execute(rows)]
+        sizes = sizes.where(Agent.number < seen)
+    found = [(number, size) for number, size in connection.execute(sizes.limit(limit + 1))]
+    numbers = _fitting(found[:limit], most_bytes)
+    rows = select(*_AGENT).where(Agent.number.in_(numbers)).order_by(newest_first)
+    page = [AgentRow(*row) for row in connection.execute(rows)]
+    return AgentPage(page, has_more=len(found) > len(page))
+
+
+def _fitting(sizes: Iterable[tuple[int, int]], most_bytes: int | None) -> list[int]:
+    """The first of these numbers, each with its bytes, that fit together; one at least."""
+    fitting: list[int] = []
+    total = 0
+    for number, size in sizes:
+        total += size
+        if fitting and most_bytes is not None and total > most_bytes:
+            break
+        fitting.append(number)
+    return fitting
 
 
 def change(connection: Connection, row: AgentRow) -> bool:
@@ -129,16 +162,21 @@ def bodies(connection: Connection, session: str) -> list[bytes]:
 def turns(connection: Connection, session: str, page: Page) -> list[TurnRow]:
     """One page of an agent's turns with their messages."""
     order = Turn.number.desc() if page.is_newest_first else Turn.number
-    rows = (
-        select(Turn.id, *_TURN)
+    num_bytes = func.coalesce(func.sum(func.length(TurnMessage.body)), 0)
+    sizes = (
+        select(Turn.id, num_bytes)
         .join(Agent, Agent.number == Turn.agent_number)
+        .outerjoin(TurnMessage, TurnMessage.turn_id == Turn.id)
         .where(Agent.session == session)
+        .group_by(Turn.id)
         .order_by(order)
         .limit(page.limit)
     )
     if page.after is not None:
         is_beyond = Turn.number < page.after if page.is_newest_first else Turn.number > page.after
-        rows = rows.where(is_beyond)
+        sizes = sizes.where(is_beyond)
+    ids = _fitting([(one, size) for one, size in connection.execute(sizes)], page.most_bytes)
+    rows = select(Turn.id, *_TURN).where(Turn.id.in_(ids)).order_by(order)
     found = connection.execute(rows).all()
     said: dict[int, list[bytes]] = {row[0]: [] for row in found}
     messages = (

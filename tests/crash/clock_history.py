@@ -25,7 +25,7 @@ def main() -> None:
         expired_rows.expire_agents(connection, now_s, TTL_S)
         expired_rows.erase(connection, now_s - GRACE_S)
         quota.make_room(connection, HistoryCapacity(1 << 30), now_s)
-        living = [row.id for row in agent_rows.listing(connection, None, 100)]
+        living = [row.id for row in agent_rows.listing(connection, None, 100).rows]
         return [*living, *(f"expired-{row.id}" for row in expired_rows.listing(connection))]
 
     print(" ".join(history.database.submit(work).result()))  # noqa: T201

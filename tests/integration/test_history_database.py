@@ -281,7 +281,7 @@ def asides(home: Path) -> dict[str, bytes]:
 
 def told(connection: Connection) -> dict[str, int]:
     """By agent, how many turns it has, each of them whole."""
-    rows = agent_rows.listing(connection, None, 1000)
+    rows = agent_rows.listing(connection, None, 1000).rows
     for row in rows:
         turns = agent_rows.turns(connection, row.session, Page(limit=1000))
         assert [turn.number for turn in turns] == list(range(1, row.num_turns + 1))

@@ -37,7 +37,7 @@ def seen(connection: Connection) -> object:
     told = response_rows.get(connection, "r"), response_rows.events(connection, "r")
     items = response_rows.find_items(connection, ["in", "out"]).items()
     named = {one: response_rows.item_body(connection, row.number) for one, row in items}
-    listed = agent_rows.listing(connection, None, 10)
+    listed = agent_rows.listing(connection, None, 10).rows
     return [row and row._replace(last_used_s=0.0) for row in found], turns, told, named, len(listed)
 
 
