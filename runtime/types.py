@@ -207,7 +207,8 @@ class CacheParams(Struct, frozen=True):
     stay on disk unused: 0 keeps it in memory only, None leaves it to the server. `session_id` names
     the conversation for listing and deleting; what matches is decided by content alone. A `prefill`
     with a `pin` has its KV stay until that pin is taken back; in `prefix` mode that of the prefix.
-    Requests of two tenants share nothing.
+    Requests of two tenants share nothing. `is_deleted` says that the conversation was deleted while
+    the request waited: nothing of it is reused or kept.
     """
 
     mode: CacheMode = "full"
@@ -215,6 +216,7 @@ class CacheParams(Struct, frozen=True):
     session_id: str | None = None
     pin: str | None = None
     tenant: str = ""
+    is_deleted: bool = False
 
 
 class LineRule(Struct, frozen=True):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from msgspec import structs
+
 from runtime.models.identified import look
 from runtime.models.identity import ModelFiles
 from runtime.slot_events import (
@@ -22,7 +24,7 @@ from runtime.slot_events import (
     KvReport,
     RoomGiven,
 )
-from runtime.types import ModelSpec
+from runtime.types import GenerateRequest, ModelSpec
 from runtime.wire import Heartbeat, KvCounts, KvOptions
 from store.keyed_names import Asker, Whom
 from store.types import RunFigures
@@ -57,6 +59,8 @@ class ChannelOwner(Protocol):
     def hear(self, channel: KvChannel, event: KvReport) -> None: ...
 
     def measured(self, channel: KvChannel, run: RunFigures) -> None: ...
+
+    def was_deleted(self, channel: KvChannel, asker: Asker, since_s: float) -> bool: ...
 
 
 class KvChannel:
@@ -241,6 +245,13 @@ class KvChannel:
     def is_forgotten(self, asker: Asker) -> bool:
         """Whether the worker was told to forget what was asked so and has yet to do it."""
         return any(whom.means(asker, secret) for whom, secret in self._forgotten.values())
+
+    def marked(self, request: GenerateRequest, since_s: float) -> GenerateRequest:
+        """A request that came at that monotonic time, marked if what it is of was deleted since."""
+        asker = Asker(request.model, request.cache.session_id)
+        if not self._service.was_deleted(self, asker, since_s):
+            return request
+        return structs.replace(request, cache=structs.replace(request.cache, is_deleted=True))
 
     def _forgetting(self, number: int, whom: Whom, secret: bytes) -> Forget:
         self._forgotten[number] = whom, secret

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,10 +24,20 @@ from runtime.slot_events import (
     TurnEnded,
 )
 from store.errors import StoreError
-from store.keyed_names import Whom
+from store.keyed_names import Asker, Whom
 from store.types import SlotRow
 
 _MAX_GROUP = 64
+_MAX_DELETIONS = 1000
+"""What came before so many is taken for deleted."""
+
+
+class _Deletion(NamedTuple):
+    """At a time of the monotonic clock, of all models or of these."""
+
+    at_s: float
+    whom: Whom
+    models: Collection[bytes] | None
 
 
 class WrittenGroup(NamedTuple):
@@ -53,6 +64,8 @@ class Publisher:
         self._group: asyncio.Future[Published | None] | None = None
         self._under_way: set[asyncio.Task[None]] = set()
         self._noting: Future[None] | None = None
+        self._deletions: deque[_Deletion] = deque()
+        self._all_deleted_s = float("-inf")
 
     def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
         """Have `tell` called for every group of slots."""
@@ -96,6 +109,9 @@ class Publisher:
         Only with these models, if any are named. Afterwards the index has all that is on disk of
         it, and nothing more comes but what is said of it from now on.
         """
+        self._deletions.append(_Deletion(time.monotonic(), whom, models))
+        if len(self._deletions) > _MAX_DELETIONS:
+            self._all_deleted_s = self._deletions.popleft().at_s
         channels = [one for one in self._channels if _may_be_of(one, models)]
         secret = self._life.secret
         told = await asyncio.gather(*(one.forget(whom, secret) for one in channels))
@@ -113,6 +129,16 @@ class Publisher:
         if under_way:
             await asyncio.wait(under_way)
         return num_forgotten
+
+    def was_deleted(self, channel: KvChannel, asker: Asker, since_s: float) -> bool:
+        """Whether what was asked so at that time was deleted since: no worker was told of it."""
+        if since_s < self._all_deleted_s:
+            return True
+        secret = self._life.secret
+        return any(
+            since_s < one.at_s and _may_be_of(channel, one.models) and one.whom.means(asker, secret)
+            for one in self._deletions
+        )
 
     async def _publish(self) -> None:
         """One group after the other, for as long as something waits."""

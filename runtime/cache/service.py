@@ -55,6 +55,7 @@ from runtime.slot_events import (
 from runtime.types import ModelSpec
 from runtime.wire import KvCounts, KvOptions
 from store.errors import StoreError
+from store.keyed_names import Asker
 from store.types import ModelRow, RequestRow, RunFigures
 
 T = TypeVar("T")
@@ -277,6 +278,10 @@ class KvStore:
         self._reservations.leave(channel)
         model, counts = channel.spec.id, msgspec.structs.replace(channel.counts, **GAUGES)
         self._retired[model] = added(self._retired.get(model, KvCounts()), counts)
+
+    def was_deleted(self, channel: KvChannel, asker: Asker, since_s: float) -> bool:
+        """Whether what was asked so at that time, of the monotonic clock, was deleted since."""
+        return self.publisher.was_deleted(channel, asker, since_s)
 
     def hear(self, channel: KvChannel, event: KvReport) -> None:
         """A worker reports."""

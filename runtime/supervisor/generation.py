@@ -143,7 +143,9 @@ class Generation:
         self._is_resumable = request.work == "generate" and not request.scores_prompt
         self._hear: Callable[[Chunk], None] | None = None
         self._owner = owner
-        self._deadline_s = time.monotonic() + request.deadline_s
+        self.since_s = time.monotonic()
+        """When it came, of the monotonic clock."""
+        self._deadline_s = self.since_s + request.deadline_s
         self._accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._chunks: list[Chunk] = []
         self._arrived = asyncio.Event()

@@ -153,7 +153,8 @@ class WorkerProcess:
         """Hand over a generation; the worker must be ready."""
         assert self._child is not None
         self._work.add(generation)
-        self._child.send(Submit(generation.sent(self._child.pid)))
+        request = generation.sent(self._child.pid)
+        self._child.send(Submit(self.kv.marked(request, generation.since_s)))
 
     def abort(self, generation: Generation) -> None:
         """Stop working for a generation; one that is not here is ignored."""

@@ -453,3 +453,32 @@ def test_what_happens_while_a_server_leaves_fits_into_the_time_that_it_is_given(
     assert limits_s["flushing"] > stop_bound_s(settings.stop_timeout_s, 2 << 30)
     assert limits_s["draining"] > settings.request_deadline_s
     assert settings.stop_timeout_s + limits_s["flushing"] < SERVICE_STOP_S
+
+
+async def test_what_waits_while_its_conversation_is_deleted_is_answered_and_not_kept(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    more = "max_loaded_models = 1\nblock_size = 16\n"
+    body = {"model": "twin", "prompt": "a kettle hums on the hearth " * 20, "max_tokens": 4}
+    body |= {"session_id": "gone", "temperature": 0}
+    where = {"conversation": "gone"}
+    with running(tmp_path, config=config(models_dir, more)) as server:
+        async with server.client() as client:
+            assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+            async with streaming(server, COMPLETIONS, LONG | {"session_id": "stays"}) as stream:
+                await stream.next_event()
+                asked = asyncio.create_task(client.post(COMPLETIONS, json=body))
+                await until(lambda: server.figure("hearth_waiting", model="twin") == 1, "it waits")
+                deleted = await client.delete("/admin/cache/conversations", params=where)
+                assert deleted.status_code == 200, deleted.text
+            answer = await asked
+            assert answer.status_code == 200, answer.text
+            cache = answer.json()["hearth"]["cache"]
+            assert (cache["durable_tokens"], cache["reason"]) == (0, "deleted")
+            again = await client.delete("/admin/cache/conversations", params=where)
+            assert again.status_code == 404, again.text
+            # Who asks after that begins anew.
+            answer = await client.post(COMPLETIONS, json=body)
+            assert answer.json()["hearth"]["cache"]["cached_tokens"] == 0
+            again = await client.delete("/admin/cache/conversations", params=where)
+            assert again.status_code == 200, again.text

@@ -175,6 +175,8 @@ class Intake:
             cursor.limit, cursor.reason = 0, "scored"
         elif wish.mode != "off":
             cursor.reason = composed.reason
+        if wish.is_deleted:
+            cursor.mode, cursor.reason = "off", "deleted"
         return cursor
 
     def _echo(self, request: GenerateRequest, token_ids: list[int]) -> Echo | None:
@@ -231,7 +233,8 @@ class Intake:
     def _answer(self, group: SequenceGroup, composed: Composed) -> PendingTurn | None:
         """Where the answer is noted, unless it is not to be recognised."""
         composer = self.composer
-        if composed.lineage is None or group.request.work != "generate":
+        is_wanted = group.request.work == "generate" and not group.request.cache.is_deleted
+        if composed.lineage is None or not is_wanted:
             return None
         is_durable = group.request.cache.ttl_s != 0
         ids = tuple(composed.token_ids)
