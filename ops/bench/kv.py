@@ -134,7 +134,7 @@ async def _one_length(run: Run, num_tokens: int, seeds: Iterator[int]) -> tuple[
         restart = await _ask(server, first + new(FOLLOW_UP))
         second = new(num_tokens)
         await _ask(server, second)
-        await _settled(home)
+        await settled(home)
         os.kill(server.pid, signal.SIGKILL)
     async with hearth(model, home) as server:
         killed = await _ask(server, second + new(FOLLOW_UP))
@@ -211,7 +211,7 @@ def _slots(home: Path) -> list[Path]:
     return list((home / "kv" / "slots").rglob("*.safetensors"))
 
 
-async def _settled(home: Path) -> None:
+async def settled(home: Path) -> None:
     """Wait until nothing is being written any more, and what was is published."""
     deadline_s = time.monotonic() + _PATIENCE_S
     last = -1
@@ -241,7 +241,7 @@ async def _amplification(run: Run, seeds: Iterator[int]) -> tuple[float, float]:
         for _ in range(40):
             token_ids += prompt(200, next(seeds))
             await _ask(server, token_ids, cache_mode="full", max_tokens=1)
-        await _settled(run.home)
+        await settled(run.home)
         num_bytes = sum(path.stat().st_size for path in set(_slots(run.home)) - known)
         before = await asyncio.to_thread(_admin, server, "GET", "stats")
         await asyncio.to_thread(_admin, server, "POST", "gc")

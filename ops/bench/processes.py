@@ -118,7 +118,7 @@ async def hearth(
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "api", "serve", "--port", str(port), "--home", str(folder)),
             cwd=checkout,
-            env=os.environ | ({"PYTHONPATH": str(checkout)} if checkout else {}),
+            env=os.environ | ({"PYTHONPATH": _path_of(checkout)} if checkout else {}),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
@@ -129,6 +129,11 @@ async def hearth(
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
             await process.wait()
+
+
+def _path_of(checkout: Path) -> str:
+    """Where packages are looked for: there before what was said."""
+    return os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 async def _ready(port: int) -> None:

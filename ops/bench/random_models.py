@@ -38,9 +38,12 @@ _EIGHT = {
 _GROUP_SIZE, _BITS = 64, 4
 
 
-def write_wide(folder: Path, seed: int) -> Path:
-    """A model with the tiny one's tokenizer and random weights of some hundred megabytes."""
-    config = _begin(folder, _WIDE)
+def write_wide(folder: Path, seed: int, shape: Mapping[str, int] = _WIDE) -> Path:
+    """A model with the tiny one's tokenizer and random weights of some hundred megabytes.
+
+    `shape` has other sizes for its config.json.
+    """
+    config = _begin(folder, shape)
     mx.random.seed(seed)
     weights = dict(tree_flatten(qwen3.Model(qwen3.ModelArgs.from_dict(config)).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
