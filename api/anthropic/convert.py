@@ -142,7 +142,7 @@ def count_to_generate(
         refuse("compaction.type", f"is {data.compaction.type[:64]!r}: the only one is 'summarize'.")
     breakpoints = Breakpoints()
     tools = _tools(data.tools or (), breakpoints)
-    transcript = Transcript(breakpoints, Expansion.allowed(door.spec, door.settings))
+    transcript = Transcript(breakpoints, Expansion.allowed(door.spec, door.settings), tools)
     transcript.add_system(data.system, "system")
     for i, turn in enumerate(data.messages):
         transcript.add(turn, f"messages[{i}]")

@@ -31,7 +31,7 @@ from api.anthropic.signature import reasoning_in
 from api.http.expansion import Expansion
 from api.http.refusal import refuse
 from runtime.prompt.compaction import summary_message
-from runtime.types import Image, Message, Role, ToolCall
+from runtime.types import Image, Message, Role, Tool, ToolCall
 
 
 @dataclass(slots=True)
@@ -71,7 +71,9 @@ class Transcript:
     `ignored` names what was skipped because nobody here knows it.
     """
 
-    def __init__(self, breakpoints: Breakpoints, expansion: Expansion) -> None:
+    def __init__(
+        self, breakpoints: Breakpoints, expansion: Expansion, tools: Sequence[Tool] = ()
+    ) -> None:
         self.messages: list[Message] = []
         self.ignored: list[str] = []
         self.num_compacted = 0
@@ -79,6 +81,10 @@ class Transcript:
         self._num_system = 0
         self._breakpoints = breakpoints
         self._expansion = expansion
+        self._tool_sizes = {
+            tool.name: len(tool.name) + len(tool.description or "") + len(tool.parameters)
+            for tool in tools
+        }
 
     def add_system(self, content: Content | None, path: str) -> None:
         """A system prompt, a message for each of its blocks.
@@ -196,6 +202,7 @@ class Transcript:
             case SearchResultBlock():
                 said.say(search_result_text(block))
             case ToolReferenceBlock(tool_name=name):
+                self._expansion.count(self._tool_sizes.get(name, 0), path)
                 said.loaded_tools.append(name)
             case _:
                 name = next(name for name, kind in KINDS.items() if isinstance(block, kind))

@@ -1,7 +1,7 @@
 """What a request comes to with all that its parts stand for, whatever its protocol.
 
-A part may be small in a body and large in memory: a sealed text, a reference to something that is
-stored, all that a response goes on from. What they stand for counts as if it had been sent.
+A part may be small in a body and large in memory: a sealed text, a reference to a tool or to what
+is stored, all that a response goes on from. What they stand for counts as if it had been sent.
 """
 
 from __future__ import annotations

@@ -88,6 +88,18 @@ def test_many_signed_thoughts_are_refused_at_the_one_that_is_too_much() -> None:
     assert refused.value.param == "messages[0].content[8].signature"
 
 
+def test_a_tool_counts_each_time_that_it_is_loaded() -> None:
+    tool = {"name": "f", "description": "x" * MIB, "defer_loading": True, "input_schema": {}}
+    references = [{"type": "tool_reference", "tool_name": "f"}] * NUM_BOMBS
+    result = {"type": "tool_result", "tool_use_id": "t", "content": references}
+    turns = [{"role": "user", "content": [result]}]
+    body = {"model": "m", "max_tokens": 1, "messages": turns, "tools": [tool]}
+    data = msgspec.json.decode(json.dumps(body), type=MessagesRequest)
+    with pytest.raises(InvalidRequest, match="max_body_bytes") as refused:
+        messages_to_generate(data, "msg_1", ConversionContext(SPEC, SETTINGS))
+    assert refused.value.param == "messages[0].content[0].content[7]"
+
+
 def test_what_is_stored_counts_each_time_that_it_is_referred_to() -> None:
     said = {"type": "message", "role": "user", "content": "x" * MIB}
     raw = msgspec.Raw(json.dumps(said).encode())
