@@ -243,7 +243,8 @@ class GenerateRequest(Struct, frozen=True):
     rules that are off, are those of the name that is asked; `own_rules` are the owner's for the
     client. Prompt and answer together have `max_context` tokens at most, if that is less.
     `overflow` is what is done with a conversation that does not fit, None what its model's
-    settings say. `said` is where an answer goes on whose worker was lost.
+    settings say. `said` is where an answer goes on whose worker was lost. The answer is expected
+    to be like `prediction`; it `speculates` where its name may.
     """
 
     request_id: str
@@ -270,6 +271,8 @@ class GenerateRequest(Struct, frozen=True):
     own_rules: tuple[LineRule, ...] = ()
     overflow: Overflow | None = None
     said: SaidAnswer | None = None
+    prediction: str = ""
+    speculates: bool = False
 
     def context_within(self, loaded: int) -> int:
         """How many tokens prompt and answer may have where the loaded model has so many."""
@@ -343,12 +346,17 @@ class PromptChange(Struct, frozen=True):
 class Usage(Struct, frozen=True):
     """Token counts of a choice and where its time went. Counts include special tokens.
 
+    Of the tokens that were guessed, by a prediction or by what was said before, so many were
+    accepted into the answer, and so many rejected.
+
     `ignored` are fields of the request that have no effect with this model.
     """
 
     num_prompt_tokens: int
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_rejected_tokens: int = 0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     cache: CacheUse = CacheUse()

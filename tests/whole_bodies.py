@@ -54,6 +54,7 @@ CHAT: Body = {
         },
     },
     "response_format": {"type": "text"},
+    "prediction": {"type": "content", "content": [{"type": "text", "text": "I looked."}]},
     "stream_options": {"include_usage": True},
     "metadata": {**THINKING},
     "extra_body": {**THINKING},

@@ -30,6 +30,8 @@ class Tally:
     num_choices: int = 1
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_rejected_tokens: int = 0
     first_token_s: float | None = None
     """From the submission to the first piece of the answer; None before it."""
     notes: list[str] = field(default_factory=list[str])
@@ -49,6 +51,8 @@ class Tally:
         self.notes += [note for note in finished.notes if note not in self.notes]
         self.num_output_tokens += usage.num_output_tokens
         self.num_reasoning_tokens += usage.num_reasoning_tokens
+        self.num_accepted_tokens += usage.num_accepted_tokens
+        self.num_rejected_tokens += usage.num_rejected_tokens
         # Choices share one prefill, so the least any of them found in the cache was found there.
         prompt = index // self.num_choices
         known = self._prompts.get(prompt, usage)

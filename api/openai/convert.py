@@ -21,6 +21,7 @@ from api.openai.schemas import (
     CompletionRequest,
     FunctionCall,
     HistoryToolCall,
+    Prediction,
 )
 from api.openai.templates import goes_on, template_kwargs
 from api.openai.thinking import all_said
@@ -72,6 +73,7 @@ def chat_to_generate(
     if needs_messages and not data.messages:
         refuse("messages", "must not be empty: send at least one message.")
     prompt = _chat_prompt(data)
+    prediction = _predicted(data.prediction)
     check_images(prompt.messages, spec, settings)
     return GenerateRequest(
         request_id=request_id,
@@ -91,6 +93,7 @@ def chat_to_generate(
         ignore_eos=bool(data.ignore_eos),
         deadline_s=settings.request_deadline_s,
         cache=cache_of(data, caller, data.extra_body, data.metadata),
+        prediction=prediction,
     )
 
 
@@ -137,6 +140,18 @@ def completion_to_generate(
         )
         for index, prompt in enumerate(prompts)
     ]
+
+
+def _predicted(prediction: Prediction | None) -> str:
+    """The text that the client expects."""
+    if prediction is None:
+        return ""
+    if prediction.type != "content":
+        refuse("prediction.type", f'is {prediction.type[:64]!r}, but must be "content".')
+    content = read(prediction.content, "prediction.content")
+    if content.images:
+        refuse("prediction.content", "has an image: send the text that you expect.")
+    return content.text
 
 
 def _chat_prompt(data: ChatRequest) -> ChatPrompt:

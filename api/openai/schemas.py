@@ -129,6 +129,13 @@ class ResponseFormat(Body):
     json_schema: JsonSchemaFormat | None = None
 
 
+class Prediction(Body):
+    """What the answer will mostly be, such as the file that is edited; its type is `content`."""
+
+    type: str = "content"
+    content: Content = None
+
+
 class SharedFields(SamplingFields, kw_only=True):
     """What chat and completions have in common beside how tokens are chosen."""
 
@@ -164,6 +171,7 @@ class ChatRequest(SharedFields, kw_only=True):
     functions: list[FunctionDefinition] | None = None
     function_call: str | NamedFunction | None = None
     response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
     reasoning_effort: str | None = None
     reasoning: ReasoningFields | None = None
     enable_thinking: bool | None = None
@@ -201,7 +209,11 @@ class PromptTokensDetails(Body):
 
 
 class CompletionTokensDetails(Body):
+    """Of the tokens that were guessed, so many stand in the answer, and so many do not."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class Usage(Body):

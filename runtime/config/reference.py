@@ -179,6 +179,7 @@ MODEL: dict[str, str] = {
     "drop_oldest_turns (default: refuse)",
     "sampling": "used when a request does not set it: `[models.NAME.sampling]`",
     "prompt_rules": "as above, for this model: `[models.NAME.prompt_rules]`",
+    "speculation": "guess what is copied from the prompt, where that is faster: auto or off",
     "vision": "false: a vision model is used for text only",
     "ranks": "processes over which the model is split",
     "hosts": "their machines, if there are several: one for each rank, this one first",

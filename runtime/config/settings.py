@@ -134,7 +134,8 @@ class ModelDefaults(Struct, frozen=True, forbid_unknown_fields=True):
     `keep_alive_s` is how long it stays loaded unused (0: not at all, negative: for ever).
     `priority` is that of its requests that name none, and `thinking` holds for those that do not
     say. `overflow` is what is done with a conversation that no longer fits. Without `vision` a
-    model that could see reads text only.
+    model that could see reads text only. With `speculation` "auto" rows propose what they say next
+    where that was measured to pay.
     """
 
     context: Tokens | None = None
@@ -147,6 +148,7 @@ class ModelDefaults(Struct, frozen=True, forbid_unknown_fields=True):
     sampling: SamplingSettings = SamplingSettings()
     prompt_rules: PromptSwitches = PromptSwitches()
     vision: bool = True
+    speculation: Literal["auto", "off"] = "auto"
 
 
 class ModelSettings(ModelDefaults, frozen=True, forbid_unknown_fields=True):

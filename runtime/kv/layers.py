@@ -375,25 +375,132 @@ def _moving() -> list[mx.ThreadLocalStream] | list[None]:
 
 
 class _Rows(BatchKVCache):
-    """A batch that begins with one row, in that one's own arrays and the room behind its tokens."""
+    """The rows of a batch, which may end apart: each can give back its last tokens.
+
+    While they end together it does what upstream's does, with one row in that one's own arrays.
+    """
+
+    def __init__(self, left_padding: list[int]) -> None:
+        super().__init__(left_padding)
+        self._ends: list[int] | None = None
+        """Where the tokens of each row end, when they do not end together at `_idx`."""
 
     @classmethod
     def of(cls, cache: KVCache) -> _Rows:
+        """One row, in its own arrays and the room behind its tokens."""
         rows = cls([0])
         rows.keys, rows.values = cache.keys, cache.values
         rows.offset, rows._idx = rows.offset + cache.offset, cache.offset
         return rows
+
+    def take_back(self, counts: list[int]) -> None:
+        """Forget so many of the last tokens of each row."""
+        ends = self._ends or [self._idx] * len(counts)
+        self._end_at([end - count for end, count in zip(ends, counts, strict=True)])
+        self.offset = self.offset - mx.array(counts)
+
+    def _end_at(self, ends: list[int]) -> None:
+        self._idx = max(ends)
+        self._ends = None if min(ends) == self._idx else ends
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self._ends is None:
+            return super().update_and_fetch(keys, values)
+        num_rows, _, num_tokens, _ = keys.shape
+        at = self._ends_on_device + mx.arange(num_tokens)
+        self._make_room(num_tokens)
+        assert self.keys is not None
+        assert self.values is not None
+        rows = mx.arange(num_rows)[:, None]
+        self.keys[rows, :, at] = keys.swapaxes(1, 2)
+        self.values[rows, :, at] = values.swapaxes(1, 2)
+        self.offset = self.offset + num_tokens
+        self._end_at([end + num_tokens for end in self._ends])
+        return self.keys_and_values()
+
+    @property
+    def _ends_on_device(self) -> mx.array:
+        """The same as `_ends`, `[rows, 1]`."""
+        return (self.left_padding + self.offset)[:, None]
+
+    def _make_room(self, num_tokens: int) -> None:
+        assert self.keys is not None
+        assert self.values is not None
+        lacking = self._idx + num_tokens - self.keys.shape[_TOKEN_AXIS]
+        if lacking > 0:
+            room = [(0, 0), (0, 0), (0, lacking + -lacking % _ROOM_TOKENS), (0, 0)]
+            self.keys, self.values = mx.pad(self.keys, room), mx.pad(self.values, room)
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803
+        return_array: bool = False,
+        window_size: int | None = None,
+        **kwargs: Any,
+    ) -> mx.array:
+        if self._ends is None:
+            return super().make_mask(N, return_array, window_size=window_size, **kwargs)
+        at = (self._ends_on_device + mx.arange(N))[:, None, :, None]
+        columns = mx.arange(self._idx + N)
+        mask = (columns <= at) & (self.left_padding[:, None, None, None] <= columns)
+        return mask if window_size is None else mask & (at < columns + window_size)
+
+    def filter(self, batch_indices: Sequence[int]) -> None:
+        ends, self._ends = self._ends, None
+        if ends is not None:
+            self._idx = max(ends[number] for number in batch_indices)
+        before = self._idx
+        super().filter(batch_indices)
+        if ends is not None:
+            shift = before - self._idx
+            self._end_at([ends[number] - shift for number in batch_indices])
+
+    def extend(self, other: _Rows) -> None:
+        ends = [*self._all_ends, *other._all_ends]
+        before = self._idx, other._idx
+        is_apart = self._ends is not None or other._ends is not None
+        super().extend(other)
+        if is_apart:
+            num_ours = len(ends) - other.offset.size
+            shifts = [self._idx - one for one in before]
+            self._end_at([e + shifts[n >= num_ours] for n, e in enumerate(ends)])
+
+    @property
+    def _all_ends(self) -> list[int]:
+        return self._ends or [self._idx] * self.offset.size
 
     def extract(self, idx: int) -> KVCache:
         """One row as a view: whoever keeps its KV copies what is new in it."""
         assert self.keys is not None
         assert self.values is not None
         row = KVCache()
-        padding = cast("list[int]", self.left_padding.tolist())[idx]
-        row.keys = self.keys[idx : idx + 1, :, padding : self._idx]
-        row.values = self.values[idx : idx + 1, :, padding : self._idx]
-        row.offset = self._idx - padding
+        padding, end = cast("list[int]", self.left_padding.tolist())[idx], self._all_ends[idx]
+        row.keys = self.keys[idx : idx + 1, :, padding:end]
+        row.values = self.values[idx : idx + 1, :, padding:end]
+        row.offset = end - padding
         return row
+
+
+def can_take_back(kv: Sequence[Any]) -> bool:
+    """Whether rows of a batch of such caches can give back tokens, each its own number.
+
+    Windows that have gone round and states that were summed up cannot be undone.
+    """
+    return all(type(cache) is KVCache for cache in kv)
+
+
+def take_back(kv: Sequence[Any], counts: list[int]) -> None:
+    """Forget so many of the last tokens of each row in the caches of a batch."""
+    if any(counts):
+        for cache in kv:
+            cache.take_back(counts)
+
+
+def shorten(kv: Sequence[Any], num_tokens: int) -> None:
+    """Forget what the caches of one sequence hold beyond so many tokens, where they can."""
+    for cache in kv:
+        if type(cache) is KVCache and cache.offset > num_tokens:
+            cache.trim(cache.offset - num_tokens)
 
 
 def handed_over(kv: Sequence[Any]) -> list[Any]:
@@ -406,13 +513,24 @@ def handed_over(kv: Sequence[Any]) -> list[Any]:
 
 def merged(kvs: Sequence[Sequence[Any]]) -> list[Any]:
     """Copies of several sequences' caches as those of one batch."""
-    return [caches[0].merge(list(caches)) for caches in zip(*kvs, strict=True)]
+    return [_merged(list(caches)) for caches in zip(*kvs, strict=True)]
+
+
+def _merged(caches: list[Any]) -> Any:
+    kind = type(caches[0])
+    if kind is CacheList:
+        children = zip(*(cast("Sequence[Any]", cache.caches) for cache in caches), strict=True)
+        return CacheList(*(_merged(list(one)) for one in children))
+    if kind is KVCache:
+        is_empty = all(cache.keys is None for cache in caches)
+        return _Rows([0] * len(caches)) if is_empty else _Rows.merge(caches)
+    return kind.merge(caches)
 
 
 def _handed_over(cache: Any) -> Any:
     if type(cache) is CacheList:
         children = cast("Sequence[Any]", cache.caches)
         return CacheList(*map(_handed_over, children))
-    if type(cache) is KVCache and cache.keys is not None:
+    if type(cache) is KVCache:
         return _Rows.of(cache)
     return cache.merge([cache])

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ from runtime.worker.row_memory import RowFootprint, RowMemory
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import SequenceGroup
 from runtime.worker.shutdown import Deadline, flush
+from runtime.worker.speculation import StepCosts
 from runtime.worker.stacks import print_stacks_when_asked
 from runtime.worker.taint import EngineTainted
 from runtime.worker.vision.fetcher import Fetcher, names_pictures
@@ -169,8 +171,11 @@ class Worker:
         )
         tiers = self._tiers(model, command)
         link = EngineChannel(self._inbox, self._sender.send)
-        decoder_of = team.decoder if team is not None else Decoder
-        decoder = decoder_of(model, scheduler.max_running, overlaps=options.decode_overlap)
+        rows, overlaps = scheduler.max_running, options.decode_overlap
+        if team is not None:
+            decoder = team.decoder(model, rows, overlaps=overlaps)
+        else:
+            decoder = Decoder(model, rows, StepCosts(), overlaps=overlaps)
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
         self._turning = _thread("turns", self._turns.run)
         composer = Composer(
@@ -183,7 +188,8 @@ class Worker:
             dialect=model.dialect,
             seal=self._seal,
         )
-        reception.open(intake_of(model, composer, reception))
+        intake = replace(intake_of(model, composer, reception), speculates=decoder.speculates)
+        reception.open(intake)
         reception.rehearse()
         forms = template.known_tool_forms or NATIVE
         self._sender.send(_ready(model, load_s, warm_s, has_tool_form=forms.tools))

@@ -10,24 +10,29 @@ batch are padded to the longest, so sequences live in generators by length bucke
 from __future__ import annotations
 
 import importlib
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from runtime.kv.layers import handed_over, merged
+from runtime.kv.layers import can_take_back, handed_over, merged, shorten, take_back
 from runtime.types import SamplingParams
 from runtime.worker.model import LoadedModel, compiles_kernels
+from runtime.worker.proposals import Proposer, num_accepted
 from runtime.worker.row_memory import bucket_of
 from runtime.worker.sampler import (
     LogitsProcessor,
     Sampler,
+    SeededSampler,
     guided,
     make_logits_processors,
     make_sampler,
 )
 from runtime.worker.sequence import Sequence, SequenceGroup
+from runtime.worker.speculation import Speculation, StepCosts, best_width
 
 # The package re-exports a function under the module's name.
 _upstream: Any = importlib.import_module("mlx_lm.generate")
@@ -41,7 +46,8 @@ _METADATA = frozenset({"left_padding", "lengths", "offset", "_lengths"})
 class DecodedToken:
     """One sequence's next token. `logprobs` [vocab] are of the distribution it was drawn from
     before temperature and filters; `is_last` says that the sequence has left its batch, and `kv`
-    then holds its layer caches, not evaluated: the prompt and all its output.
+    then holds its layer caches, not evaluated: the prompt and all its output. It `was_proposed`
+    when speculation had guessed it.
     """
 
     sequence: Sequence
@@ -49,6 +55,7 @@ class DecodedToken:
     logprobs: mx.array
     is_last: bool
     kv: list[Any] | None = None
+    was_proposed: bool = False
 
 
 class DecodeFailed(Exception):
@@ -63,11 +70,20 @@ class Decoder:
     """All sequences that decode. Belongs to the mlx thread.
 
     A batch gives the device its next step before it reads the tokens of the last one. Unless it
-    `overlaps`, it then waits until the device has done that step, too.
+    `overlaps`, it then waits until the device has done that step, too. With `costs` it speculates
+    where the model's caches allow it, and keeps in them what its steps take.
     """
 
-    def __init__(self, model: LoadedModel, max_batch: int, *, overlaps: bool = True) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        max_batch: int,
+        costs: StepCosts | None = None,
+        *,
+        overlaps: bool = True,
+    ) -> None:
         self._model = model
+        self._costs = costs if speculates(model) else None
         self._max_batch = max_batch
         self._overlaps = overlaps
         self._batches: dict[tuple[str, int], _Batch | _Solo] = {}
@@ -76,6 +92,13 @@ class Decoder:
         """Who decodes; another list each time that somebody comes or goes."""
         self.request_ids: tuple[str, ...] = ()
         """Whose they are."""
+        self.most_said = 1
+        """Tokens that one of them said with the last step, at most."""
+
+    @property
+    def speculates(self) -> bool:
+        """Its rows may propose what they say next."""
+        return self._costs is not None
 
     @property
     def num_running(self) -> int:
@@ -114,6 +137,7 @@ class Decoder:
         Raises:
             DecodeFailed: a batch broke; the others are whole and go on with the next step.
         """
+        self.most_said = 1
         for key, batch in list(self._batches.items()):
             if key not in self._batches:  # emptied by what another batch's token ended
                 continue
@@ -128,6 +152,8 @@ class Decoder:
                 raise DecodeFailed(error, batch.sequences) from error
             if len(batch.sequences) < num_before:
                 self._note_change()
+            if len(tokens) > num_before:
+                self.most_said = max(self.most_said, len(tokens) - num_before + 1)
             yield from tokens
 
     def _batch_for(self, sequence: Sequence) -> _Batch | _Solo:
@@ -138,11 +164,14 @@ class Decoder:
         else:
             key = ("batch", bucket_of(len(sequence.group.token_ids)))
         if key not in self._batches:
-            batched = self._model.is_batchable
-            self._batches[key] = (
-                _Batch(self._model, self._max_batch) if batched else _Solo(self._model)
-            )
+            self._batches[key] = self._new_batch()
         return self._batches[key]
+
+    def _new_batch(self) -> _Batch | _Solo:
+        if self._costs is not None:
+            return _SpeculatingBatch(self._model, self._max_batch, self._costs)
+        is_batched = self._model.is_batchable
+        return _Batch(self._model, self._max_batch) if is_batched else _Solo(self._model)
 
     def _note_change(self) -> None:
         """Somebody came or went: close the batches in which nobody is, and list who is."""
@@ -226,7 +255,7 @@ class _Batch:
                 [_upstream.StopSequences(self._stop(one.sequence)) for one in joining],
                 [one.group.max_tokens - one.sequence.num_output_tokens for one in joining],
             )
-            self._generator._generation_batch.extend(batch)  # noqa: SLF001
+            self._rows.extend(batch)
         self._num_joined += len(joining)
         self._by_uid |= dict(zip(uids, (one.sequence for one in joining), strict=True))
         self._waiting = later
@@ -265,6 +294,11 @@ class _Batch:
             tokens.append(DecodedToken(sequence, response.token, response.logprobs, is_last, kv))
         return tokens
 
+    @property
+    def _rows(self) -> Any:
+        """Upstream's decoding rows."""
+        return self._generator._generation_batch  # noqa: SLF001
+
     def close(self) -> None:
         self._generator.close()
 
@@ -272,10 +306,255 @@ class _Batch:
         # Recurrent caches update these lazily for ever otherwise: one buffer per layer per token
         # (https://github.com/ml-explore/mlx-lm/issues/1845).
         arrays: list[mx.array] = []
-        for cache in self._generator._generation_batch.prompt_cache:  # noqa: SLF001
+        for cache in self._rows.prompt_cache:
             _collect_metadata(cache, arrays)
         if arrays:
             mx.async_eval(arrays)
+
+
+def speculates(model: LoadedModel) -> bool:
+    """Whether what a model computed for nothing can be undone: every layer keeps plain KV.
+
+    Those that see, and those that several ranks compute, are left out: nobody has tried.
+    """
+    is_plain = model.is_batchable and model.vision_model is None and model.agree is None
+    return is_plain and can_take_back(model.new_kv())
+
+
+class _SpeculatingBatch(_Batch):
+    """A batch whose rows propose what they say next, when that should pay.
+
+    A step is one transaction: propose, compute all in one forward, draw each token as without a
+    proposal, and give back what was computed behind the first that differs. So each row says what
+    it would have said. A plain step is computed while the host still works on the last one, and
+    nobody knows its token yet: whoever wants to propose has to wait for that first.
+    """
+
+    def __init__(self, model: LoadedModel, max_batch: int, costs: StepCosts) -> None:
+        super().__init__(model, max_batch)
+        self._costs = costs
+        self._speculations: dict[Sequence, Speculation] = {}
+        self._known: list[int] | None = None
+        """The rows' next tokens, where the host has them already."""
+        self._is_steady = False
+        """The last step was a plain one of the same rows."""
+        self._held_up: list[Speculation] = []
+        """For whom the next step could not begin in advance."""
+
+    def _join(self) -> None:
+        asking = {one.sequence: one for one in self._waiting}
+        num_rows = len(self._by_uid)
+        super()._join()
+        if len(self._by_uid) > num_rows:
+            self._known, self._is_steady = None, False
+        for sequence in self._by_uid.values():
+            one = asking.get(sequence)
+            if one is not None and _may_speculate(sequence):
+                self._speculations[sequence] = Speculation(
+                    Proposer(one.token_ids, one.group.prediction)
+                )
+
+    def take(self, sequence: Sequence) -> list[Any] | None:
+        self._forget(sequence)
+        kv = super().take(sequence)
+        if kv is not None:
+            # What stopped it may stand in the middle of what it said with this step.
+            shorten(kv, sequence.group.num_prompt_tokens + sequence.num_output_tokens)
+        return kv
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._speculations.pop(sequence, None)
+        self._known, self._is_steady = None, False
+
+    def step(self) -> list[DecodedToken]:
+        if self._waiting:
+            self._join()
+        rows = [self._speculations.get(self._by_uid[uid]) for uid in self._rows.uids]
+        trying = [one for one in rows if one is not None and one.controller.may_try]
+        if self._known is None and self._width(trying) > 1:
+            self._known = cast("list[int]", self._rows._next_tokens.tolist())  # noqa: SLF001
+            self._held_up = trying
+            for one, token_id in zip(rows, self._known, strict=True):
+                if one is not None:
+                    one.note_next(token_id)
+        start = time.perf_counter()
+        width = self._width(trying) if self._known is not None else 1
+        tokens = self._step_plainly(rows) if width == 1 else self._verify(rows, trying, width)
+        self._settle(rows, width, time.perf_counter() - start)
+        for token in tokens:
+            if token.is_last:
+                self._forget(token.sequence)
+        return tokens
+
+    def _width(self, trying: list[Speculation]) -> int:
+        num_rows = len(self._rows.uids)
+        chances = [chance for one in trying if (chance := one.chance) is not None]
+        return best_width(num_rows, chances, lambda width: self._costs.of(num_rows, width))
+
+    def _step_plainly(self, rows: list[Speculation | None]) -> list[DecodedToken]:
+        tokens = super().step()
+        for one, token in zip(rows, tokens, strict=True):
+            if one is not None:
+                one.note_said(token.token_id)
+        self._known = None
+        return tokens
+
+    def _settle(self, rows: list[Speculation | None], width: int, seconds: float) -> None:
+        """Learn what the step took, and what it brought those for whom it was wider, or held up."""
+        num_rows = len(rows)
+        is_held_up = bool(self._held_up)
+        if width > 1 or (self._is_steady and not is_held_up):
+            self._costs.saw(num_rows, width, seconds)
+        plain_s = self._costs.plain_s(num_rows)
+        if is_held_up and plain_s:
+            lost = self._costs.of(num_rows, width) or 1.0
+            lost = lost - 1.0 if width > 1 else seconds / plain_s
+            for one in self._held_up:
+                one.controller.settle(one.num_gained, lost * num_rows / len(self._held_up))
+        for one in rows:
+            if one is not None:
+                one.num_gained = 0
+                if width == 1:
+                    one.controller.saw_plain()
+        self._is_steady = width == 1
+        if width == 1:
+            self._held_up = []
+
+    def _verify(
+        self, rows: list[Speculation | None], trying: list[Speculation], width: int
+    ) -> list[DecodedToken]:
+        """Compute what is proposed behind the rows' next tokens, and say what of it is right."""
+        assert self._known is not None
+        self._held_up = trying
+        spans = [
+            [next_id, *self._proposal(number, one if one in trying else None, next_id)[: width - 1]]
+            for number, (one, next_id) in enumerate(zip(rows, self._known, strict=True))
+        ]
+        with mx.stream(self._stream):
+            inputs = mx.array([[*span, *[0] * (width - len(span))] for span in spans])
+            logits = self._model.model(inputs, cache=self._rows.prompt_cache)
+            drawn = self._draw(spans, logits)
+            said = [
+                1 + num_accepted(span[1:], one.token_ids)
+                for span, one in zip(spans, drawn, strict=True)
+            ]
+            take_back(self._rows.prompt_cache, [width - num for num in said])
+            tokens = self._say(spans, drawn, said)
+        self._known = []
+        for one, span, draws, num in zip(rows, spans, drawn, said, strict=True):
+            next_id = draws.token_ids[num - 1]
+            if one is not None:
+                one.note([*span[1:num], next_id])
+                one.num_gained = num - 1
+            self._known.append(next_id)
+        return tokens
+
+    def _proposal(self, number: int, one: Speculation | None, next_id: int) -> list[int]:
+        """What a row proposes behind its next token: no more than it may say."""
+        sequence = self._by_uid[self._rows.uids[number]]
+        ends = self._model.eos_token_ids if sequence.ends_at_eos else frozenset[int]()
+        if one is None or next_id in ends:
+            return []
+        left = self._rows.max_tokens[number] - self._rows._num_tokens[number] - 1  # noqa: SLF001
+        proposal = one.proposer.proposal()[:left]
+        end = next((at for at, token_id in enumerate(proposal, 1) if token_id in ends), left)
+        return proposal[:end]
+
+    def _draw(self, spans: list[list[int]], logits: mx.array) -> list[_Drawn]:
+        """What each row says after each token of its span, `logits` are `[rows, width, vocab]`.
+
+        Rows whose draws depend on what they said, or count, are drawn token by token, and no
+        further than they are right.
+        """
+        alike: defaultdict[Sampler, list[int]] = defaultdict(list)
+        drawn: dict[int, _Drawn] = {}
+        for number, sampler in enumerate(self._rows.samplers):
+            if self._rows.logits_processors[number] or isinstance(sampler, SeededSampler):
+                span = spans[number]
+                drawn[number] = self._draw_in_turn(number, span, logits[number, : len(span)])
+            else:
+                alike[sampler].append(number)
+        for sampler, numbers in alike.items():
+            lengths = [len(spans[number]) for number in numbers]
+            logprobs = _normalised(
+                mx.concatenate([logits[n, :size] for n, size in zip(numbers, lengths, strict=True)])
+            )
+            token_ids = cast("list[int]", sampler(logprobs).tolist())
+            start = 0
+            for number, size in zip(numbers, lengths, strict=True):
+                end = start + size
+                drawn[number] = _Drawn(token_ids[start:end], logprobs[start:end])
+                start = end
+        return [drawn[number] for number in range(len(spans))]
+
+    def _draw_in_turn(self, number: int, span: list[int], logits: mx.array) -> _Drawn:
+        rows, token_ids, logprobs = self._rows, list[int](), list[mx.array]()
+        for at, token_id in enumerate(span):
+            if token_ids and token_ids[-1] != token_id:
+                break
+            one = logits[at : at + 1]
+            if rows.logits_processors[number]:
+                said = rows._token_context[number].update_and_fetch(mx.array([token_id]))  # noqa: SLF001
+                for process in rows.logits_processors[number]:
+                    one = process(said, one)
+            logprobs.append(_normalised(one))
+            token_ids.append(_int(rows.samplers[number](logprobs[-1])))
+        return _Drawn(token_ids, mx.concatenate(logprobs))
+
+    def _say(
+        self, spans: list[list[int]], drawn: list[_Drawn], said: list[int]
+    ) -> list[DecodedToken]:
+        """Have upstream's rows go on behind the first `said` tokens of their spans."""
+        rows, tokens = self._rows, list[DecodedToken]()
+        before, kept = rows._next_logprobs, list[int]()  # noqa: SLF001
+        rows._next_tokens = mx.array(  # noqa: SLF001
+            [one.token_ids[num - 1] for one, num in zip(drawn, said, strict=True)], mx.uint32
+        )
+        rows._next_logprobs = [  # noqa: SLF001
+            one.logprobs[num - 1] for one, num in zip(drawn, said, strict=True)
+        ]
+        for number, (span, one, num) in enumerate(zip(spans, drawn, said, strict=True)):
+            sequence = self._by_uid[rows.uids[number]]
+            sequence.num_proposed_tokens += len(span) - 1
+            rows.tokens[number].extend(span[:num])
+            rows._num_tokens[number] += num  # noqa: SLF001
+            is_full = rows._num_tokens[number] >= rows.max_tokens[number]  # noqa: SLF001
+            is_end = sequence.ends_at_eos and span[num - 1] in self._model.eos_token_ids
+            is_last = is_full or is_end
+            kv = self._model.from_decode(rows.extract_cache(number)) if is_last else None
+            logprobs = [before[number], *one.logprobs[: num - 1]]
+            tokens += [
+                DecodedToken(sequence, token_id, logprobs[at], False, None, at > 0)
+                for at, token_id in enumerate(span[:num])
+            ]
+            tokens[-1] = replace(tokens[-1], is_last=is_last, kv=kv)
+            if is_last:
+                del self._by_uid[rows.uids[number]]
+                self.sequences.remove(sequence)
+            else:
+                kept.append(number)
+        if len(kept) < len(spans):
+            rows.filter(kept)
+        return tokens
+
+
+def _may_speculate(sequence: Sequence) -> bool:
+    """Unless it is told not to. The end of a guide that gave up must be told from an end that is
+    ignored, so that such a row says one token with each step.
+    """
+    is_clear = sequence.plan is None or sequence.ends_at_eos
+    return sequence.group.request.speculates and is_clear
+
+
+class _Drawn(NamedTuple):
+    """The tokens drawn after those of a span, and their log probabilities `[tokens, vocab]`."""
+
+    token_ids: list[int]
+    logprobs: mx.array
+
+
+def _normalised(logits: mx.array) -> mx.array:
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 class _Solo:

@@ -251,6 +251,7 @@ class Engine:
         sequence = token.sequence
         if sequence.is_finished:
             return
+        sequence.num_accepted_tokens += token.was_proposed
         request, gave_up = sequence.group.request, sequence.gave_up
         if token.token_id in self._model.eos_token_ids and (sequence.ends_at_eos or gave_up):
             sequence.output_token_ids.append(token.token_id)

@@ -28,8 +28,8 @@ class RowExecutor:
     def plan(self) -> StepPlan:
         """What to do now; who leaves or joins has done so, and the hot tier has made room."""
         running = self._decoder.sequences
-        if self._num_calm_steps and running is self._planned and not self._scheduler.waiting:
-            self._num_calm_steps -= 1
+        self._num_calm_steps -= self._decoder.most_said
+        if self._num_calm_steps >= 0 and running is self._planned and not self._scheduler.waiting:
             return StepPlan(None, len(running))
         plan = self._scheduler.plan(len(running), running)
         for sequence in plan.leaving:

@@ -49,7 +49,7 @@ def make_sampler(
     )
     if sampling.seed is None:
         return _shared_sampler(*filters)
-    return _SeededSampler(filters, sampling.seed, choice, num_drawn)
+    return SeededSampler(filters, sampling.seed, choice, num_drawn)
 
 
 def draw_key(seed: int, choice: int, number: int) -> int:
@@ -143,7 +143,9 @@ def _shared_sampler(temperature: float, top_k: int, top_p: float, min_p: float) 
     return sample
 
 
-class _SeededSampler:
+class SeededSampler:
+    """Draws of one choice of a request with a seed: each call is the next one."""
+
     def __init__(
         self, filters: tuple[float, int, float, float], seed: int, choice: int, num_drawn: int
     ) -> None:

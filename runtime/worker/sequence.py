@@ -55,6 +55,9 @@ class Sequence:
     guide: Guide | None = None
     num_failures: int = 0
     num_reasoning_tokens: int = 0
+    num_proposed_tokens: int = 0
+    """Guessed by speculation and computed; those of them that were said are accepted."""
+    num_accepted_tokens: int = 0
     is_finished: bool = False
     ignores_eos: bool | None = None
     """Decided elsewhere; None means by its request."""
@@ -72,6 +75,8 @@ class Sequence:
             num_prompt_tokens=group.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
             num_reasoning_tokens=self.num_reasoning_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            num_rejected_tokens=self.num_proposed_tokens - self.num_accepted_tokens,
             prefill_ms=group.prefill_s * 1000,
             decode_ms=(time.perf_counter() - started_s) * 1000 if started_s else 0.0,
             cache=_of_prompt(group.cursor.use, group.num_prompt_tokens),
@@ -128,6 +133,7 @@ class Sequence:
             deadline_s=old.deadline_s,
             cursor=lengthened(old.cursor, [*old.cursor.token_ids[prompt], *said]),
             image_batch=old.image_batch,
+            prediction=old.prediction,
             sequences=[self],
             prefill_s=old.prefill_s,
         )
@@ -158,6 +164,8 @@ class SequenceGroup:
     """What pictures of the next slice took up to now."""
     decode_started_s: float = 0.0
     echo: Echo | None = None
+    prediction: tuple[int, ...] = ()
+    """Tokens of the answer that the client expects."""
     explained: Explained | None = None
     prompt_digest: bytes = b""
 

@@ -38,7 +38,7 @@ class Intake:
     """What a request is checked against. `context` is in tokens.
 
     Without an `image_loader` the model reads text only, and `blindness` may say why; with
-    `is_whole` no picture may be divided.
+    `is_whole` no picture may be divided. What a client predicts is of use if it `speculates`.
     """
 
     composer: Composer
@@ -47,6 +47,7 @@ class Intake:
     image_loader: ImageLoader | None = None
     is_whole: bool = False
     blindness: str = ""
+    speculates: bool = False
 
     @property
     def context(self) -> int:
@@ -91,6 +92,7 @@ class Intake:
                 is_whole=self.is_whole,
             ),
             echo=self._echo(request, token_ids),
+            prediction=self._prediction(request),
             explained=explain(self.composer, composed) if request.work == "explain" else None,
             prompt_digest=_digest(composed.token_ids),
         )
@@ -98,6 +100,8 @@ class Intake:
             self._sequence(group, i, composed, block) for i in range(request.num_choices)
         ]
         ignored = self._ignored(request.prompt, block)
+        if request.prediction and not (self.speculates and request.speculates):
+            ignored = (*ignored, "prediction")
         for sequence in group.sequences:
             sequence.ignored = ignored
             sequence.plan = demands.plan
@@ -105,6 +109,11 @@ class Intake:
         if request.said is not None:
             _take_up(group, request.said)
         return group
+
+    def _prediction(self, request: GenerateRequest) -> tuple[int, ...]:
+        if not (request.prediction and self.speculates and request.speculates):
+            return ()
+        return tuple(self.composer.template.predicted_ids(request.prediction))
 
     def _ignored(self, prompt: Prompt, block: ReasoningBlock) -> tuple[str, ...]:
         """The fields of thinking, where nothing of it has an effect."""

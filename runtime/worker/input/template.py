@@ -182,6 +182,10 @@ class Template:
             raise InvalidRequest(message, "messages")
         return self._bench.encode(text, at, adds_special=False)
 
+    def predicted_ids(self, text: str) -> list[int]:
+        """The tokens of an answer that is expected; none if no answer can be like that."""
+        return self.encode(text).token_ids if _is_encodable(text) else []
+
     def render(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> str:
         """The conversation as the text that the model reads, up to where it is to answer.
 
