@@ -15,6 +15,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,16 @@ def _import(job: Import) -> Outcome:
         raise ValueError(f"its layer caches are not those of {job.spec.id}")
     token_ids = _token_ids(job, model, stock)
     _tell("compute the beginning")
-    _check(model, layout, stock.kv, token_ids)
-    return Outcome(len(token_ids), _stage(job, _new_slots(job, layout, stock.kv, token_ids)))
+    token_ms = _check(model, layout, stock.kv, token_ids)
+    slots = [_worth(one, token_ms) for one in _new_slots(job, layout, stock.kv, token_ids)]
+    return Outcome(len(token_ids), _stage(job, slots))
+
+
+def _worth(job: WriteJob, token_ms: float) -> WriteJob:
+    """As computed at that pace: a worker reads for as long as computing would take."""
+    header = job.header
+    took_ms = token_ms * header.num_tokens
+    return replace(job, header=msgspec.structs.replace(header, recompute_ms=took_ms))
 
 
 def _token_ids(job: Import, model: LoadedModel, stock: mlx_lm_file.StockFile) -> list[int]:
@@ -109,8 +118,10 @@ def _tokenized(tokenizer: Any, prompt: str) -> list[list[int]]:
     return ways
 
 
-def _check(model: LoadedModel, layout: KvLayout, kv: Sequence[Any], token_ids: list[int]) -> None:
+def _check(model: LoadedModel, layout: KvLayout, kv: Sequence[Any], token_ids: list[int]) -> float:
     """Compute the beginning again: KV of another model or prompt never gets in.
+
+    How long a token took, in ms.
 
     Raises:
         ValueError: it differs by more than kernels do.
@@ -118,7 +129,10 @@ def _check(model: LoadedModel, layout: KvLayout, kv: Sequence[Any], token_ids: l
     end = min(len(token_ids), _CHECKED_TOKENS)
     fresh = model.new_kv()
     with mx.stream(model.stream):
+        start_s = time.perf_counter()
         model.prefill(token_ids[:end], fresh)
+        mx.eval([cache.state for cache in fresh])
+        token_ms = (time.perf_counter() - start_s) * 1000 / end
         pairs = zip(layers.cut(kv, layout, 0, end), layers.cut(fresh, layout, 0, end), strict=True)
         for theirs, ours in pairs:
             if theirs.dtype == mx.uint32 or not theirs.size:
@@ -129,6 +143,7 @@ def _check(model: LoadedModel, layout: KvLayout, kv: Sequence[Any], token_ids: l
             allowed = _MAX_DEVIATION * mx.linalg.norm(b) + 1e-6
             if (mx.linalg.norm(a - b) > allowed).item():
                 raise ValueError("it is not what this model computes for this prompt")
+    return token_ms
 
 
 def _new_slots(

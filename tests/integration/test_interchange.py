@@ -14,6 +14,7 @@ import pytest
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 from mlx_lm.utils import load
 
+from runtime.cache.store_opening import open_store
 from runtime.kv.mlx_lm_file import read
 from tests.disk_observer import Observer
 from tests.running_server import COMPLETIONS, RunningServer, hearth, running
@@ -113,6 +114,13 @@ def test_we_continue_our_own_file_in_another_home(
         answer = complete(server, [*token_ids, 7, 8, 9], family)["hearth"]["cache"]
         assert answer["tier"] != "none"
         assert answer["cached_tokens"] == num_tokens
+        server.stop()
+    store = open_store(other / "kv", None)
+    try:
+        first = min(store.index.all_slots(), key=lambda row: row.header.start)
+        assert first.header.recompute_ms > 0
+    finally:
+        store.close()
 
 
 def test_we_continue_what_mlx_lm_wrote(models_dir: Path, tmp_path: Path):
