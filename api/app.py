@@ -28,6 +28,7 @@ from api.application import Application
 from api.dashboard import handlers as dashboard_handlers
 from api.dashboard import page, sign_in
 from api.dashboard.service import Dashboard
+from api.http import stream_handlers
 from api.http.body import HttpRequest
 from api.http.errors import ErrorHandlers
 from api.http.gate import Gate
@@ -82,7 +83,11 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
     ),
     "embed": (embeddings, tokenize, detokenize),
     "prewarm": prewarming.HANDLERS,
-    "history": (*responses_handlers.KEEPING, *agent_handlers.KEEPING),
+    "history": (
+        *responses_handlers.KEEPING,
+        *agent_handlers.KEEPING,
+        *stream_handlers.HANDLERS,
+    ),
     "admin": (
         *cache.HANDLERS,
         *crashes.HANDLERS,
@@ -183,7 +188,7 @@ def create_app(
             jobs.stop()
             await prewarm.stop()
             await supervisor.stop()
-            await responses.close()
+            await asyncio.gather(responses.close(), gate.streams.close())
             await dashboard.keep()
             await kv.stop()
             await history.close()
@@ -206,12 +211,18 @@ def create_app(
         middleware=[TimeLimit],
         lifespan=[supervised],
         request_class=HttpRequest,
-        state=State({"has_sight": gate.has_sight, "bounds": _bounds(settings)}),
+        state=_state(gate, settings),
         request_max_body_size=settings.max_image_body_bytes,
         openapi_config=_openapi(),
         logging_config=None,
     )
     return RequestLog(Guard(app, rules, _ERRORS), metrics, traces)
+
+
+def _state(gate: Gate, settings: Settings) -> State:
+    """What is found by whoever has a request, and is given nothing."""
+    bounds = _bounds(settings)
+    return State({"has_sight": gate.has_sight, "bounds": bounds, "streams": gate.streams})
 
 
 def _bounds(settings: Settings) -> BoundsByHandler:

@@ -256,6 +256,18 @@ class AnswerTooLate(HearthError):
         super().__init__(f"No answer within {limit_s:g} s, the time_s of [limits.{kind}].")
 
 
+class UnknownStream(RequestRejected):
+    """No stream of that id can be read on; or only from the event `first` on."""
+
+    code = "stream_not_found"
+
+    def __init__(self, stream_id: str, first: int = 0) -> None:
+        why = "it was not to be kept, is another key's, or nobody read it for too long"
+        if first:
+            why = f"its events before {first} are forgotten"
+        super().__init__(f"There is no stream {stream_id[:80]!r} to be read on: {why}.", "from")
+
+
 class UnknownResponse(RequestRejected):
     """No response of that id is stored."""
 

@@ -15,6 +15,7 @@ from api.http.answer import Answer
 from api.http.caller import tenant_of
 from api.http.errors import BodyTooLarge
 from api.http.limits import bounds_of, check_size, narrowed
+from api.http.streams import KeptStreams
 from api.observe.metrics import Metrics, WaitCollector
 from api.observe.record import RequestRecord, record_of
 from runtime.cache.service import KvStore
@@ -47,6 +48,7 @@ class Gate:
         self.supervisor = supervisor
         self._kv = kv
         self._prewarm = prewarm
+        self.streams = KeptStreams()
         self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
         metrics.add(WaitCollector(self.longest_waits_s))
 

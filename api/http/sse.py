@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from litestar import Litestar, Request, Response
@@ -14,8 +15,10 @@ from typing_extensions import override
 
 from api.http.body import HttpRequest
 from api.http.cache_header import planned_cache_header
+from api.http.caller import tenant_of
 from api.http.draft import settled
 from api.http.errors import ClientLeft, GenerationFailed
+from api.http.streams import STREAM_HEADER, KeptStream, asks_to_stay, streams_of
 from api.observe.record import RequestRecord, record_of
 from runtime.errors import HearthError
 from runtime.types import CacheUse, Chunk, Failed
@@ -24,6 +27,7 @@ T = TypeVar("T")
 
 EVENTS = "text/event-stream"
 NDJSON = "application/x-ndjson"
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class StreamRenderer(Protocol):
@@ -91,7 +95,7 @@ async def open_stream(
 
     Until then a refusal is raised, so that it has a proper HTTP status. `settle` is awaited after
     the last chunk and before the client is told that the answer is complete; a pace given as one
-    number is both.
+    number is both. Where the client asked for it the answer outlives its connection.
 
     Raises:
         HearthError: the request was refused, its worker failed, or the client left.
@@ -99,11 +103,22 @@ async def open_stream(
     patience_s, keep_alive_s = pace if isinstance(pace, Pace) else (pace, pace)
     with ExitStack() as unless_opened:
         unless_opened.callback(answer.close)
+        stays = asks_to_stay(request)
         is_accepted = await unless_left(request.receive, _is_accepted(answer, patience_s))
         unless_opened.pop_all()
     events = _events(answer, renderer, keep_alive_s, settle, record_of(request.scope))
     headers = planned_cache_header(answer.planned_cache) if is_accepted else {}
+    if media_type == EVENTS and stays:
+        tenant = tenant_of(request.scope)
+        if (kept := streams_of(request.scope).keep(events, answer.close, tenant)) is not None:
+            return read_on(kept, -1, headers)
     return EventStream(events, answer.close, headers, media_type)
+
+
+def read_on(kept: KeptStream, after: int, headers: Mapping[str, str] = NO_HEADERS) -> EventStream:
+    """A response with the events behind number `after` of a stream; leaving it ends nothing."""
+    kept.joined()
+    return EventStream(kept.log.follow(after), kept.left, {STREAM_HEADER: kept.name, **headers})
 
 
 async def whole(request: HttpRequest, answer: Streamed, take: Callable[[Chunk], object]) -> None:

@@ -18,6 +18,7 @@ from api.http.body import HttpRequest
 from api.http.cache_header import cache_header
 from api.http.caller import asker_of, tenant_of
 from api.http.errors import ErrorBody, ErrorEnvelope, documented
+from api.http.event_log import EventLog
 from api.http.expansion import Expansion
 from api.http.gate import Gate
 from api.http.hearth_info import hearth_of, ignored_info
@@ -37,7 +38,7 @@ from api.responses.output import (
     ItemList,
     ResponseResource,
 )
-from api.responses.service import EventLog, ResponseService
+from api.responses.service import ResponseService
 from api.responses.stream import (
     Foresee,
     ResponseDraft,

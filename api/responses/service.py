@@ -4,62 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import structlog
 
+from api.http.event_log import EventLog
 from api.http.sse import told
 from api.responses.archive import Archive, Stored
 from api.responses.items import Item
 from api.responses.output import ResponseErrorBody, ResponseResource
 from api.responses.stream import ResponseDraft, ResponsesStream
 from runtime.errors import Aborted, HearthError, StoreUnavailable
-
-_END = b"\n\n"
-
-
-class EventLog:
-    """Events of a response that is made in the background; the number of each is its place."""
-
-    def __init__(self, events: bytes = b"", *, is_complete: bool = False) -> None:
-        self._events: list[bytes] = []
-        self._is_complete = is_complete
-        self._more = asyncio.Event()
-        self.add(events)
-
-    @property
-    def whole(self) -> bytes:
-        """All events so far."""
-        return b"".join(self._events)
-
-    def add(self, events: bytes) -> None:
-        """Some more events, each with its own end."""
-        self._events += [event + _END for event in events.split(_END) if event]
-        self._wake()
-
-    def complete(self) -> None:
-        """Nothing follows."""
-        self._is_complete = True
-        self._wake()
-
-    async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """The events behind number `after`, to the end."""
-        place = after + 1
-        while True:
-            more = self._more
-            if place < len(self._events):
-                new, place = self._events[place:], len(self._events)
-                yield b"".join(new)
-            elif self._is_complete:
-                return
-            else:
-                await more.wait()
-
-    def _wake(self) -> None:
-        self._more.set()
-        self._more = asyncio.Event()
-
 
 log = structlog.stdlib.get_logger("hearth.responses")
 

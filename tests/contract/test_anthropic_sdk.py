@@ -91,6 +91,20 @@ def test_a_code_word_is_recalled_from_system_blocks_over_several_turns(client: A
     assert CODE in answer.content[0].text
 
 
+def test_a_stream_with_ids_is_read_as_one_without(client: Anthropic) -> None:
+    texts: list[str] = []
+    for stays in ("false", "true"):
+        with client.messages.stream(
+            model="hearth-tiny",
+            max_tokens=20,
+            messages=[user("Hello!")],
+            extra_headers={"Hearth-Resume": stays},
+        ) as stream:
+            texts.append(stream.get_final_text())
+            assert ("hearth-stream" in stream.response.headers) == (stays == "true")
+    assert texts[0] == texts[1] != ""
+
+
 def test_the_streaming_helper_puts_together_what_the_whole_answer_says(client: Anthropic) -> None:
     whole = create(client)
     with client.messages.stream(

@@ -107,6 +107,13 @@ def test_characters_of_several_tokens_arrive_whole(client: OpenAI, tokenizer: To
     assert sum("ç" in piece for piece in pieces) > 10
 
 
+def test_a_stream_with_ids_is_read_as_one_without(client: OpenAI) -> None:
+    request = {"model": "tiny", "messages": QUESTION, "max_tokens": 20, **LIVELY, "seed": 3}
+    _, plain = streamed(client, **request)
+    _, numbered = streamed(client, extra_headers={"Hearth-Resume": "true"}, **request)
+    assert numbered == plain
+
+
 def test_a_stream_begins_with_the_role_and_ends_with_one_reason_for_each_choice(
     client: OpenAI,
 ) -> None:

@@ -201,7 +201,7 @@ async def test_it_goes_on_twice_and_not_a_third_time(home: Path):
 async def test_neighbours_go_on_as_well(home: Path):
     """All that ran in the worker, of whom nobody knows which one it died of."""
     asked = [
-        request(f"{number}", max_tokens=200, ignore_eos=True, num_choices=2 - number % 2)
+        request(f"{number}", max_tokens=400, ignore_eos=True, num_choices=2 - number % 2)
         for number in range(4)
     ]
     async with supervising(home, spare_worker=True) as supervisor:
@@ -214,7 +214,7 @@ async def test_neighbours_go_on_as_well(home: Path):
             )
         ]
         generations = [supervisor.submit(again(one)) for one in asked]
-        first = asyncio.create_task(answer_with_kills(generations[0], [30]))
+        first = asyncio.create_task(answer_with_kills(generations[0], [1]))
         others = await asyncio.gather(*map(answer, generations[1:]))
         killed, num_kills = await first
         assert num_kills == 1
