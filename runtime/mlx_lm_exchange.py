@@ -35,6 +35,7 @@ class Import(msgspec.Struct, frozen=True, tag="import", kw_only=True):
     root: str
     block_size: int
     kv_bits: int | None = None
+    kv_start: int = 0
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
 

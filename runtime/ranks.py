@@ -48,9 +48,11 @@ def backend_problem(backend: str | None) -> str | None:
 class KvForm(NamedTuple):
     """How KV is kept, beside what the weights say: its precision, and on how many ranks.
 
-    `split` is None where the model decides how it is shared out among them.
+    `split` is None where the model decides how it is shared out among them. With `kv_bits` it is
+    quantised once a conversation has `kv_start` tokens, a whole number of blocks.
     """
 
     kv_bits: int | None = None
     num_ranks: int = 1
     split: Split | None = None
+    kv_start: int = 0

@@ -50,6 +50,7 @@ class KvOptions(Struct, frozen=True):
     queue_bytes: int = 1 << 30
     prewarm_bytes: int = 0
     kv_bits: int | None = None
+    kv_start: int = 0
     secret: bytes = b""
 
 

@@ -174,7 +174,7 @@ block_size = {self.plan.block_size}
         """Raises Difference with everything that was asked before it in `cursor`."""
         settings = self.plan.settings
         with ExitStack() as outer, self._stack:
-            both = ("kv_bits", "prefill_slice")
+            both = ("kv_bits", "quantized_kv_start", "prefill_slice")
             lines = [line for line in settings.splitlines() if line.startswith(both)]
             plain = self._config("kv_disk = false\nhot_bytes = 1\nprewarm = false\n")
             plain += "\n".join(lines)

@@ -17,6 +17,7 @@ from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.state import Caches, TierState
 from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
+from runtime.ranks import KvForm
 from runtime.slot_events import KnownSlot, KvReport, SlotQueued, SlotsLeft
 from runtime.types import GenerateRequest, MissReason, ModelSpec, TokenPrompt
 from runtime.worker import model as models
@@ -41,12 +42,12 @@ FIRST, SAID, NEXT = ids(1, 100), ids(2, 20), ids(3, 30)
 TURN_2 = [*FIRST, *SAID, *NEXT]
 
 
-def load(path: Path, kv_bits: int | None = None) -> LoadedModel:
+def load(path: Path, kv_bits: int | None = None, kv_start: int = 0) -> LoadedModel:
     nbytes = (path / "model.safetensors").stat().st_size
     spec = ModelSpec(
         id="m", path=str(path), context=4096, model_type="", nbytes=nbytes, created_s=1
     )
-    return models.load(spec, lambda _: None, kv_bits)
+    return models.load(spec, lambda _: None, KvForm(kv_bits, kv_start=kv_start))
 
 
 def known(header: SlotHeader, **changes: Any) -> KnownSlot:
@@ -150,6 +151,8 @@ class Session:
 
     def forward(self, token_ids: Sequence[int], kv: list[Any]) -> mx.array:
         assert isinstance(self.model, LoadedModel)
+        if self.model.is_at_start(kv):
+            self.model.quantise(kv)
         with mx.stream(self.model.stream):
             logits = self.model.model(mx.array(list(token_ids))[None], cache=kv)
             mx.eval(logits, [cache.state for cache in kv])

@@ -21,7 +21,7 @@ import structlog
 from runtime.cache.owned import Merged, News, OpenStore
 from runtime.cache.redirects import SlotRedirect
 from runtime.cache.repair import repair
-from runtime.cache.slot_pieces import cut, put, rewriting, stateless, tensors_of
+from runtime.cache.slot_pieces import cut, form_of, put, rewriting, stateless, tensors_of
 from runtime.kv.blocks import HASH_BYTES, HashChain
 from runtime.kv.eviction import densest
 from runtime.progress import Progress, Watch, unwatched
@@ -106,7 +106,7 @@ def _segments(chain: list[ChainLink]) -> Segments:
 
 
 def _small(chain: list[ChainLink]) -> Iterator[list[ChainLink]]:
-    """The small slots in a row of a chain, between states, from the end on.
+    """The small slots of one form in a row of a chain, between states, from the end on.
 
     The very first is in none: it is what others begin with as well, and what keeps rewriting below
     one.
@@ -118,7 +118,8 @@ def _small(chain: list[ChainLink]) -> Iterator[list[ChainLink]]:
         is_small = header.num_tokens <= SMALL_TOKENS and row.disk_bytes <= SMALL_BYTES
         is_small = is_small and header.start > 0
         is_small = is_small and (link is chain[-1] or not link.has_state)
-        if some and (not is_small or num_bytes + row.disk_bytes > MAX_MERGED_BYTES):
+        is_other = bool(some) and not _are_alike(row, some[-1].row)
+        if some and (is_other or not is_small or num_bytes + row.disk_bytes > MAX_MERGED_BYTES):
             yield some[::-1]
             some, num_bytes = [], 0
         if is_small:
@@ -126,6 +127,12 @@ def _small(chain: list[ChainLink]) -> Iterator[list[ChainLink]]:
             num_bytes += row.disk_bytes
     if some:
         yield some[::-1]
+
+
+def _are_alike(row: SlotRow, other: SlotRow) -> bool:
+    """Their KV has the same form: where a conversation is quantised it has another one."""
+    one, two = row.header.layout, other.header.layout
+    return one == two or form_of(one) == form_of(two)
 
 
 def _bared(chain: list[ChainLink]) -> list[ChainLink]:

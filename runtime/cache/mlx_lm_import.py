@@ -68,6 +68,7 @@ def take_in(
         root=str(store.root),
         block_size=settings.block_size,
         kv_bits=form.kv_bits,
+        kv_start=form.kv_start,
         prompt=wanted.prompt,
         token_ids=wanted.token_ids,
     )

@@ -249,7 +249,7 @@ class KvStore:
 
     def options(self, spec: ModelSpec, budget: HotBudget | None) -> KvOptions:
         """What a worker for this model is loaded with."""
-        settings = self._settings
+        settings, form = self._settings, self._settings.kv_form_of(spec.id)
         memory_bytes = psutil.virtual_memory().total
         if budget is None:
             hot_bytes = settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes)
@@ -262,7 +262,8 @@ class KvStore:
             most_bytes=budget.most_bytes,
             prewarm_bytes=int(budget.num_bytes * settings.prewarm_share),
             queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
-            kv_bits=settings.kv_form_of(spec.id).kv_bits,
+            kv_bits=form.kv_bits,
+            kv_start=form.kv_start,
             secret=self._life.secret,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import msgspec
@@ -95,6 +95,13 @@ def is_of_ranks(layout: str) -> bool:
     except msgspec.MsgspecError:
         return False
     return True
+
+
+def form_of(layout: str) -> str:
+    """What slots in a row have in common that can become one, by `SlotHeader.layout`."""
+    with suppress(SlotDamaged):
+        return stateless(layout)
+    return layout
 
 
 def stateless(layout: str) -> str:

@@ -41,6 +41,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
                 "pinned_max_bytes",
                 "hot_bytes",
                 "kv_bits",
+                "quantized_kv_start",
                 "block_size",
                 "kv_ttl_s",
             ),
@@ -122,6 +123,8 @@ SETTINGS: dict[str, str] = {
     "prewarm_share": "share of hot_bytes that is filled with the latest KV when a model loads",
     "block_size": "tokens in a block, the unit in which prompts are matched",
     "kv_bits": "quantise the KV cache to 4 or 8 bits (default: the model's own precision)",
+    "quantized_kv_start": "with kv_bits: leave the KV of a conversation as it is until it has so "
+    "many tokens, rounded up to whole blocks, and quantise all of it then",
     "kv_write_queue_bytes": (
         "KV that may wait for the disk (default: a twentieth of the memory, 64 MiB to 2 GiB)"
     ),
@@ -168,6 +171,7 @@ MODEL: dict[str, str] = {
     "aliases": "more names",
     "context": "longest conversation in tokens (default: the model's own limit)",
     "kv_bits": "as above, for this model",
+    "quantized_kv_start": "as above, for this model",
     "kv_ttl_s": "as above, for this model",
     "keep_alive_s": "as model_keep_alive_s, for this model",
     "pinned": "loaded at start and never unloaded",

@@ -105,6 +105,7 @@ EVERY_MODEL = "*"
 """The name of the table in `[models]` whose values every model has that gives none itself."""
 
 KvBits = Annotated[int, Meta(ge=4, le=8, multiple_of=4)]
+KvStart = Annotated[int, Meta(ge=0, le=2**31 - 1, extra={QUANTITY: TOKENS})]
 
 
 class SamplingSettings(SamplingParams, frozen=True, forbid_unknown_fields=True):
@@ -140,6 +141,7 @@ class ModelDefaults(Struct, frozen=True, forbid_unknown_fields=True):
 
     context: Tokens | None = None
     kv_bits: KvBits | None = None
+    quantized_kv_start: KvStart | None = None
     kv_ttl_s: Lifetime | None = None
     keep_alive_s: KeepAlive | None = None
     priority: Priority | None = None
@@ -233,10 +235,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     that `prewarm` of a model has (texts, files in `home`, tables of system and tools) and up to
     `prewarm_learned` that it is often asked with are made warm as well. `block_size` is the
     unit of matching in tokens. `kv_bits` (4 or 8, also per model) quantises live KV; None keeps
-    the model's own dtype. At most `kv_write_queue_bytes` wait to be written, and after
-    `kv_daily_write_bytes` in a day only pinned KV is. Unused KV leaves the disk after `kv_ttl_s`
-    unless the request says; 0 writes nothing. It moves to `cold_store` (a directory or an
-    `s3://` address) where there is one, which may take `cold_max_bytes`, for `cold_ttl_s`.
+    the model's own dtype. All of a conversation's is, once it has `quantized_kv_start` tokens
+    (also per model), rounded up to a whole block. At most `kv_write_queue_bytes` wait to be
+    written, and after `kv_daily_write_bytes` in a day only pinned KV is. Unused KV leaves the disk
+    after `kv_ttl_s` unless the request says; 0 writes nothing. It moves to `cold_store` (a
+    directory or an `s3://` address) where there is one, which may take `cold_max_bytes`, for
+    `cold_ttl_s`.
 
     What clients ask the server to remember lies in `history.sqlite3` in `home`. It takes
     `history_max_bytes` at most, and expires when it was not used for `history_ttl_s`; for
@@ -299,6 +303,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     prewarm_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
     block_size: Annotated[int, Meta(ge=16, le=4096, extra={QUANTITY: TOKENS})] = 256
     kv_bits: KvBits | None = None
+    quantized_kv_start: KvStart = 0
     kv_write_queue_bytes: Bytes | None = None
     kv_daily_write_bytes: Bytes = 50_000_000_000
     kv_ttl_s: Lifetime | None = None
@@ -336,7 +341,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     def kv_form_of(self, model: str) -> KvForm:
         """How this model's KV is kept."""
         own = self.model(model)
-        return KvForm(own.kv_bits or self.kv_bits, own.ranks, own.split)
+        kv_bits, start = own.kv_bits or self.kv_bits, own.quantized_kv_start
+        start = self.quantized_kv_start if start is None else start
+        start += -start % self.block_size
+        return KvForm(kv_bits, own.ranks, own.split, start if kv_bits is not None else 0)
 
     def kv_ttl_of(self, model: str) -> float | None:
         """Seconds that unused KV of this model stays on disk; None leaves it to the store."""
@@ -398,6 +406,7 @@ def load_settings(flags: Mapping[str, str], environ: Mapping[str, str]) -> Setti
     settings = msgspec.structs.replace(defaults, **found | given)
     _check_memory(settings.memory_budget)
     _check_aliases(settings)
+    _check_kv_start(settings)
     return settings
 
 
@@ -429,6 +438,33 @@ def _check_memory(budget_bytes: int | None) -> None:
             f"memory_budget is {budget_bytes} bytes, and the smallest model needs {least_mib} MiB. "
             'Give it with its unit, such as "24GB", or leave it out.'
         )
+
+
+def _check_kv_start(settings: Settings) -> None:
+    """Where there is a start, KV is quantised from it on, and by one process."""
+    forms = {name: settings.kv_form_of(name) for name in ("", *settings.models)}
+    usual = settings.models.get(EVERY_MODEL, ModelSettings()).quantized_kv_start
+    for name, own in settings.models.items():
+        is_own = own.quantized_kv_start and own.quantized_kv_start != usual
+        if is_own and forms[name].kv_bits is None:
+            raise _no_kv_bits(("models", name, "quantized_kv_start"))
+        if forms[name].kv_start and own.ranks > 1:
+            raise SettingsError(
+                f"{_dotted(('models', name))} is split over ranks, whose KV cannot be quantised "
+                "from a start on. Give it quantized_kv_start = 0, or leave ranks out."
+            )
+    if all(form.kv_bits is None for form in forms.values()):
+        if usual:
+            raise _no_kv_bits(("models", EVERY_MODEL, "quantized_kv_start"))
+        if settings.quantized_kv_start:
+            raise _no_kv_bits(("quantized_kv_start",))
+
+
+def _no_kv_bits(path: tuple[str, ...]) -> SettingsError:
+    return SettingsError(
+        f"{_dotted(path)} says from where on KV is quantised, but not to how many bits. "
+        "Give kv_bits as well, or leave it out."
+    )
 
 
 def _check_aliases(settings: Settings) -> None:

@@ -59,7 +59,7 @@ class Committer:
         self._catch_up(cursor, end)
         whole = end
         end = self._fitting(cursor, kv, end)
-        while cursor.num_kept < end:
+        while cursor.num_kept < end and self._state.parts.has(kv, cursor.num_kept):
             stop = self._to_next_known(cursor, end)
             self._append(cursor, kv, stop)
             if stop < end:
@@ -89,9 +89,9 @@ class Committer:
     def keep_exactly(self, cursor: CacheCursor, kv: Sequence[Any], end: int) -> Run | None:
         """The run that ends at `end`, with what comes before it fit for the disk.
 
-        It is made from `kv` if need be: whole blocks are those of the runs that have them, only
-        the last tokens are its own. None where layers that cannot be sliced have passed `end`
-        already, or where there is no room.
+        It is made from `kv` if need be, or from memory where `kv` is quantised by now: whole blocks
+        are those of the runs that have them, only the last tokens are its own. None where layers
+        that cannot be sliced have passed `end` already, or where there is no room.
         """
         run = self._ending(cursor, end)
         if run is not None or self._state.needs_state:
@@ -101,6 +101,11 @@ class Committer:
         if self._fitting(copy, kv, end) < end:
             return None
         self._catch_up(copy, end)
+        if not self._state.parts.has(kv, end - 1):
+            kept = _assembled(self._state, copy.leaf, copy.num_kept)
+            if copy.num_kept < end or kept is None:
+                return None
+            kv = kept
         copy.num_kept = min(copy.num_kept, end - 1)
         self._append(copy, kv, end)
         self._write(copy)
@@ -325,13 +330,25 @@ class Committer:
             )
 
 
+def _assembled(tier_state: TierState, leaf: Run | None, end: int) -> list[Any] | None:
+    """Caches of so many tokens as runs in memory have them; None where one is not there."""
+    path = [(run, left, tier_state.hot[run].kv) for run, left in path_to(leaf, end)]
+    pieces = [(kv, left - run.start) for run, left, kv in path if kv is not None]
+    if not pieces or len(pieces) < len(path):
+        return None
+    caches = tier_state.model.new_kv(end)
+    tier_state.parts.assemble(caches, pieces, 0)
+    return caches
+
+
 def _job(tier_state: TierState, run: Run, asker: Asker) -> WriteJob:
     """What is to be written of a run that is in memory."""
     held = tier_state.hot[run]
     assert held.kv is not None
     assert run.token_ids is not None
     has_state = run.has_state and not held.is_state_hot
-    packed = tier_state.parts.pack(held.kv if has_state else held.kv._replace(state=None))
+    kv = held.kv if has_state else held.kv._replace(state=None)
+    packed = tier_state.parts.pack(kv, run.start)
     header = SlotHeader(
         id=held.id,
         model=tier_state.model_hash,

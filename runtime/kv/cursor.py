@@ -55,6 +55,11 @@ class CacheCursor:
         """It waits for slots to be read."""
         return bool(self.waiting)
 
+    def stop_at(self, position: int) -> None:
+        """If the prompt goes beyond, have it computed up to there first, and kept."""
+        if 0 < position < len(self.token_ids) - 1:
+            self.boundaries = (*self.boundaries, position)
+
     def rename(self, chain: HashChain) -> None:
         """Take the names that this chain gives."""
         self.root = chain.root_of(self.tenant)

@@ -168,6 +168,31 @@ def assemble(
             _set_state(_at(kv, leaf.path), _restored(skeleton, state.arrays))
 
 
+def as_held(kv: Sequence[Any], layout: KvLayout, piece: Sequence[mx.array]) -> Sequence[mx.array]:
+    """A piece as `cut` gave it in the form of these caches: quantised where they are.
+
+    Token by token that gives the same as quantising the caches that it was cut from.
+    """
+    caches = [_at(kv, leaf.path) for leaf in layout.leaves if leaf.kind == "sliceable"]
+    if len(piece) == sum(map(_num_columns, caches)):
+        return piece
+    columns = iter(piece)
+    held: list[mx.array] = []
+    for cache in caches:
+        if not _is_a(cache, "QuantizedKVCache"):
+            held += [next(columns) for _ in range(_num_columns(cache))]
+            continue
+        for _ in range(2):
+            held += _quantised(next(columns), cache.group_size, cache.bits)
+    return held
+
+
+def _quantised(column: mx.array, group_size: int, bits: int) -> Sequence[mx.array]:
+    if not column.size:
+        return [column] * 3
+    return mx.quantize(column, group_size=group_size, bits=bits)
+
+
 def bytes_per_token(kv: Sequence[Any], layout: KvLayout) -> int:
     """What one token takes in the sliceable leaves of these caches."""
     arrays = [

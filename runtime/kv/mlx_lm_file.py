@@ -49,14 +49,14 @@ def write(
 ) -> int:
     """Write the slots at `paths`, each up to position `leaves[i]`, as one file; its tokens.
 
-    `on_read` is told how many of them were read.
+    `on_read` is told how many of them were read. What comes before quantised KV is quantised.
 
     Raises:
         SlotDamaged, SlotMissing, StoreFailed: a slot cannot be read.
         UnsupportedCache: upstream cannot load such a layer cache.
         ValueError: the slots are of a model that mlx-vlm computes.
     """
-    pieces: list[list[mx.array]] = []
+    pieces: list[Sequence[mx.array]] = []
     tokens = array("I")
     layout, state, model_hash = KvLayout(()), None, ""
     for number, (path, leave) in enumerate(zip(paths, leaves, strict=True)):
@@ -76,7 +76,8 @@ def write(
         raise ValueError(NOT_STOCK.format(model=model))
     if layout.needs_state and state is None:
         raise SlotDamaged("the last slot holds no state of the layers that cannot be sliced")
-    kv = _fresh(layout, pieces)
+    kv = _fresh(layout, pieces[-1:])
+    pieces = [layers.as_held(kv, layout, piece) for piece in pieces]
     layers.assemble(kv, layout, pieces, state, _ROOM)
     metadata = {
         "model": model_path,

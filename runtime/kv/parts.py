@@ -26,8 +26,13 @@ class Caches(Protocol):
     @property
     def stream(self) -> mx.Stream: ...
 
-    def new_kv(self) -> list[Any]:
-        """Empty layer caches for one sequence."""
+    @property
+    def kv_start(self) -> int:
+        """Caches that hold so many tokens have another form than shorter ones."""
+        ...
+
+    def new_kv(self, num_tokens: int = 0) -> list[Any]:
+        """Empty layer caches for one sequence, of the form that those of so many tokens have."""
         ...
 
 
@@ -50,10 +55,19 @@ class Parts:
         self.unsupported: str | None = None
         try:
             self._layout = layout_of(model.new_kv())
+            self._late_layout = layout_of(model.new_kv(model.kv_start))
         except UnsupportedCache as error:
-            self._layout, self.unsupported = KvLayout(()), str(error)
+            self._layout = self._late_layout = KvLayout(())
+            self.unsupported = str(error)
         self.needs_state = self._layout.needs_state
         """KV can be taken up at boundaries only."""
+
+    def has(self, kv: Sequence[Any], start: int) -> bool:
+        """These caches still have the tokens from `start` on as they are kept.
+
+        Those before `kv_start` they have until they are quantised.
+        """
+        return start >= self._model.kv_start or layout_of(kv) == self._layout
 
     def bytes_per_token(self, kv: Sequence[Any]) -> int:
         """What one token takes in the sliceable layers of these caches."""
@@ -104,12 +118,13 @@ class Parts:
         slices = [_beginning(*piece) for piece in pieces]
         state = pieces[-1][0].state if self.needs_state else None
         with mx.stream(self._model.stream):
+            slices = [layers.as_held(kv, self._layout, one) for one in slices]
             layers.assemble(kv, self._layout, slices, state, num_room)
             mx.eval(layers.arrays_of(kv))
 
-    def pack(self, kv: RunKv) -> Packed:
-        """The run's arrays as host bytes, without a copy."""
-        return Packed(pack.pack_layout(self._layout, kv), pack.pack(kv))
+    def pack(self, kv: RunKv, start: int = 0) -> Packed:
+        """The arrays of a run that begins at `start` as host bytes, without a copy."""
+        return Packed(pack.pack_layout(self._layout_at(start), kv), pack.pack(kv))
 
     def take(self, header: SlotHeader, tensors: Mapping[str, mx.array]) -> RunKv:
         """The run of a slot with this header and these evaluated tensors.
@@ -118,7 +133,11 @@ class Parts:
             SlotDamaged: it was written for other layers, or tensors are missing or misshapen.
         """
         layout, own = self._own(header.layout, tensors)
-        return pack.unpack(layout, own, self._layout, header.num_tokens)
+        return pack.unpack(layout, own, self._layout_at(header.start), header.num_tokens)
+
+    def _layout_at(self, start: int) -> KvLayout:
+        """The form in which a run that begins there is kept."""
+        return self._late_layout if start >= self._model.kv_start else self._layout
 
     def _own(
         self, layout: str, tensors: Mapping[str, mx.array]

@@ -266,12 +266,12 @@ class Restorer:
 
         Of those the request had the first `num_had` before.
         """
-        kv = self._state.model.new_kv()
         if cursor.mode == "off":
             cursor.use = CacheUse(reason=cursor.reason or "off")
-            return kv, 0
+            return self._state.model.new_kv(), 0
         start_s = cursor.started_s if cursor.asked else time.perf_counter()
         found = self._usable(cursor)
+        kv = self._state.model.new_kv(found.num_tokens)
         self._state.counts.vlm_retreat += found.is_retreat
         if found.num_tokens:
             self._assemble(kv, found, len(cursor.token_ids) - found.num_tokens)

@@ -109,11 +109,6 @@ class Tiers:
             self._late.persist()
             self._prewarmer.step()
 
-    @property
-    def num_queued_bytes(self) -> int:
-        """Waiting to be written."""
-        return self._writer.num_queued_bytes if self._writer is not None else 0
-
     def wire_counts(self, num_encoded_images: int = 0) -> KvCounts:
         """The counters for the heartbeat."""
         hot = self.hot
@@ -122,7 +117,7 @@ class Tiers:
             hot_bytes=hot.num_bytes,
             num_runs=len(hot.tree),
             num_evicted=hot.num_evicted,
-            num_queued_bytes=self.num_queued_bytes,
+            num_queued_bytes=self._writer.num_queued_bytes if self._writer is not None else 0,
             num_encoded_images=num_encoded_images,
         )
 
@@ -133,6 +128,7 @@ class Tiers:
         is_kept = self._state.keeps_pictures or not cursor.media
         if self._state.unsupported is not None or not is_kept:
             cursor.mode, cursor.reason = "off", "unsupported"
+        cursor.stop_at(self._state.model.kv_start)
         self._trails.add(cursor)
         self._state.name(cursor)
         self._restorer.begin(cursor)
@@ -200,6 +196,10 @@ class Tiers:
         if cursor.leaf is not None and cursor.leaf in self.hot:
             self._notes.reached(cursor)
             self._notes.ended(cursor.leaf)
+
+    def on_kv_start(self, cursor: CacheCursor, token_ids: list[int], kv: Sequence[Any]) -> None:
+        """The KV of these tokens, of a prompt and its answer so far, is about to be quantised."""
+        self._committer.commit(self.lengthened(cursor, token_ids), kv, len(token_ids))
 
     def note_durable(self, cursor: CacheCursor) -> None:
         """Say in `cursor.use` how many of its tokens are on disk, from the first one on."""

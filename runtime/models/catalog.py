@@ -295,10 +295,9 @@ class Catalog:
 
     def _spec(self, name: str, path: Path) -> ModelSpec:
         own, most = self._settings.model(name), self._settings.most_context
-        spec = read_spec(name, path, own)
-        if own.context is not None or most is None:
-            return spec
-        return msgspec.structs.replace(spec, context=min(spec.context, most))
+        form = self._settings.kv_form_of(name)
+        own = msgspec.structs.replace(own, kv_bits=form.kv_bits, quantized_kv_start=form.kv_start)
+        return read_spec(name, path, own, most_context=most)
 
     def _usable_aliases(
         self, second_names: dict[str, str], specs: dict[str, ModelSpec]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import cast
@@ -135,9 +136,9 @@ def _shown(value: object) -> str:
 
 
 def read_spec(
-    model_id: str, path: Path, settings: ModelSettings, aliases: tuple[str, ...] = ()
+    model_id: str, path: Path, settings: ModelSettings, most_context: int | None = None
 ) -> ModelSpec:
-    """The model in the directory `path`.
+    """The model in the directory `path`. Its own context counts up to `most_context`.
 
     Raises:
         BrokenModel: something is missing or cannot be read.
@@ -157,19 +158,19 @@ def read_spec(
         what = f"models of type {model_type} need the Python package {package}"
         raise BrokenModel(f"{what}: install it beside Hearth")
     sees = is_loaded_to_see and model_type not in BLIND_TYPES
+    context = settings.context or min(_context(folder), most_context or sys.maxsize)
     return ModelSpec(
         id=model_id,
         path=str(path),
-        context=settings.context or _context(folder),
+        context=context,
         model_type=model_type,
         nbytes=nbytes,
         created_s=created_s,
         is_vision=is_loaded_to_see,
         image_bytes=image_bytes(folder) if sees else 0,
-        kv_bytes_per_token=_kv_bytes_per_token(config, settings.kv_bits),
+        kv_bytes_per_token=_kv_bytes_of(config, settings, context),
         pooling=_pooling(path),
         sampling=settings.sampling.over(_sampling(folder)),
-        aliases=aliases,
         capabilities=_capabilities(folder, sees=sees),
     )
 
@@ -292,6 +293,17 @@ def _context(folder: ModelFolder) -> int:
     )
     sane = [one for one in limits if isinstance(one, int) and one in _SANE_CONTEXTS]
     return min(sane, default=FALLBACK_CONTEXT)
+
+
+def _kv_bytes_of(config: Json, settings: ModelSettings, context: int) -> int | None:
+    """The share of a token in the most that one conversation of up to `context` tokens takes:
+    just before it is quantised, or at its end.
+    """
+    num_bytes = _kv_bytes_per_token(config, settings.kv_bits)
+    start, plain = settings.quantized_kv_start, _kv_bytes_per_token(config, None)
+    if not start or num_bytes is None or plain is None:
+        return num_bytes
+    return max(num_bytes, -(-plain * min(start, context) // context))
 
 
 def _kv_bytes_per_token(config: Json, kv_bits: int | None) -> int | None:

@@ -190,7 +190,7 @@ def model_hash(
         # What computes it, down to its kernels; what it is told is in contract/test_knobs.py.
         "code": version(package) if package == "mlx-lm" else f"{package} {version(package)}",
         "mlx": version("mlx"),
-        "kv": "live dtype" if form.kv_bits is None else f"{form.kv_bits} bits in groups of 64",
+        "kv": _precision(form),
         "at_rest": AT_REST,
         "epoch": NUMERICS_EPOCH,
     }
@@ -198,6 +198,13 @@ def model_hash(
         parts["ranks"] = f"{form.num_ranks} by {form.split or 'what it can'}"
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), digest_size=HASH_BYTES).digest()
+
+
+def _precision(form: KvForm) -> str:
+    if form.kv_bits is None:
+        return "live dtype"
+    start = f" from {form.kv_start} tokens on" if form.kv_start else ""
+    return f"{form.kv_bits} bits in groups of 64{start}"
 
 
 def read_digests(

@@ -31,6 +31,7 @@ from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.models.folder import as_of
 from runtime.prompt.seal import Seal
 from runtime.prompt.tools_as_text import NATIVE
+from runtime.ranks import KvForm
 from runtime.slot_events import Attach, Forget, RoomGiven, StoreTrouble
 from runtime.types import GenerateRequest
 from runtime.wire import (
@@ -152,7 +153,8 @@ class Worker:
         start = time.perf_counter()
         team = self._team = DistributedGroup.of(command, self._on_rank_lost)
         share = team.split if team is not None else None
-        model = models.load(spec, self._on_load_progress, command.kv.kv_bits, share)
+        form = KvForm(command.kv.kv_bits, kv_start=command.kv.kv_start)
+        model = models.load(spec, self._on_load_progress, form, share)
         load_s = time.perf_counter() - start
         self._phase = "warming"
         self._sender.send(Warming())
@@ -391,6 +393,13 @@ def _warmed(
 
     def decode(token_ids: list[int], kv: list[Any]) -> None:
         memory.footprint = RowFootprint(*row_sizes(kv))
+        if model.kv_start:
+            late = model.new_kv(model.kv_start)
+            model.prefill(token_ids[:-1], late)
+            model.prefill(token_ids[-1:], late)
+            memory.footprint = memory.footprint._replace(
+                kv_start=model.kv_start, late_per_token=row_sizes(late)[0]
+            )
         on_progress()
         warm_decode(model, token_ids, kv, on_progress)
 

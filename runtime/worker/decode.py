@@ -66,12 +66,17 @@ class DecodeFailed(Exception):
         self.sequences = sequences
 
 
+OnKvStart = Callable[[Sequence, list[Any], int], None]
+"""Told of a sequence whose caches hold so many tokens and are about to be quantised."""
+
+
 class Decoder:
     """All sequences that decode. Belongs to the mlx thread.
 
     A batch gives the device its next step before it reads the tokens of the last one. Unless it
     `overlaps`, it then waits until the device has done that step, too. With `costs` it speculates
     where the model's caches allow it, and keeps in them what its steps take.
+    Quantised caches cannot be merged: where they begin at some length, a row leaves its batch then.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Decoder:
         self._costs = costs if speculates(model) else None
         self._max_batch = max_batch
         self._overlaps = overlaps
+        self.on_kv_start: OnKvStart | None = None
         self._batches: dict[tuple[str, int], _Batch | _Solo] = {}
         self._num_solo = 0
         self.sequences: list[Sequence] = []
@@ -111,6 +117,8 @@ class Decoder:
         """
         kv = group.kv
         assert kv is not None
+        if self._model.is_at_start(kv):
+            self._model.quantise(kv)
         if takes:
             group.kv = None
         for sequence in sequences:
@@ -150,6 +158,9 @@ class Decoder:
                 del self._batches[key]
                 self._note_change()
                 raise DecodeFailed(error, batch.sequences) from error
+            if isinstance(batch, _Batch):
+                for sequence in batch.at_kv_start():
+                    self._batches[self._next_solo()] = batch.part(sequence, self.on_kv_start)
             if len(batch.sequences) < num_before:
                 self._note_change()
             if len(tokens) > num_before:
@@ -158,20 +169,24 @@ class Decoder:
 
     def _batch_for(self, sequence: Sequence) -> _Batch | _Solo:
         # A sequence that failed before runs alone, so that it cannot fail others twice.
-        if not self._model.is_batchable or sequence.num_failures:
-            self._num_solo += 1
-            key = ("solo", self._num_solo)
-        else:
-            key = ("batch", bucket_of(len(sequence.group.token_ids)))
+        num_tokens = len(sequence.group.token_ids)
+        batched = self._model.is_batchable and not self._model.is_quantised(num_tokens)
+        is_alone = not batched or sequence.num_failures
+        key = self._next_solo() if is_alone else ("batch", bucket_of(num_tokens))
         if key not in self._batches:
-            self._batches[key] = self._new_batch()
+            self._batches[key] = self._new_batch(is_batched=batched)
         return self._batches[key]
 
-    def _new_batch(self) -> _Batch | _Solo:
+    def _new_batch(self, *, is_batched: bool) -> _Batch | _Solo:
         if self._costs is not None:
             return _SpeculatingBatch(self._model, self._max_batch, self._costs)
-        is_batched = self._model.is_batchable
-        return _Batch(self._model, self._max_batch) if is_batched else _Solo(self._model)
+        if is_batched:
+            return _Batch(self._model, self._max_batch)
+        return _Solo(self._model, self.on_kv_start)
+
+    def _next_solo(self) -> tuple[str, int]:
+        self._num_solo += 1
+        return "solo", self._num_solo
 
     def _note_change(self) -> None:
         """Somebody came or went: close the batches in which nobody is, and list who is."""
@@ -197,6 +212,17 @@ class _Waiting(NamedTuple):
     @property
     def group(self) -> SequenceGroup:
         return self.sequence.group
+
+
+class _Row(NamedTuple):
+    """How a sequence goes on: the tokens before the next one, who draws it, and what was drawn,
+    with its log probabilities.
+    """
+
+    tokens: list[int]
+    sampler: Sampler
+    processors: list[LogitsProcessor]
+    drawn: tuple[mx.array, mx.array] | None = None
 
 
 class _Batch:
@@ -299,6 +325,34 @@ class _Batch:
         """Upstream's decoding rows."""
         return self._generator._generation_batch  # noqa: SLF001
 
+    def at_kv_start(self) -> list[Sequence]:
+        """Those whose next token is to see quantised KV."""
+        if not self._model.kv_start:
+            return []
+        return [
+            self._by_uid[uid]
+            for uid, tokens in zip(self._rows.uids, self._rows.tokens, strict=True)
+            if self._model.is_quantised(len(tokens))
+        ]
+
+    def part(self, sequence: Sequence, on_kv_start: OnKvStart | None) -> _Solo:
+        """Have a sequence that has decoded go on alone, with the token that was drawn for it."""
+        rows = self._rows
+        number = next(i for i, uid in enumerate(rows.uids) if self._by_uid[uid] is sequence)
+        with mx.stream(self._stream):
+            drawn = rows._next_tokens[number : number + 1]  # noqa: SLF001
+        row = _Row(
+            tokens=list(rows.tokens[number]),
+            sampler=rows.samplers[number],
+            processors=list(rows.logits_processors[number]),
+            drawn=(drawn, rows._next_logprobs[number]),  # noqa: SLF001
+        )
+        kv = self.take(sequence)
+        assert kv is not None
+        solo = _Solo(self._model, on_kv_start)
+        solo.go_on(sequence, kv, row)
+        return solo
+
     def close(self) -> None:
         self._generator.close()
 
@@ -315,9 +369,15 @@ class _Batch:
 def speculates(model: LoadedModel) -> bool:
     """Whether what a model computed for nothing can be undone: every layer keeps plain KV.
 
-    Those that see, and those that several ranks compute, are left out: nobody has tried.
+    Those that see, and those that several ranks compute, are left out: nobody has tried. So is KV
+    that is quantised from a start on, as a step could go beyond that.
     """
-    is_plain = model.is_batchable and model.vision_model is None and model.agree is None
+    is_plain = (
+        model.is_batchable
+        and not model.kv_start
+        and model.vision_model is None
+        and model.agree is None
+    )
     return is_plain and can_take_back(model.new_kv())
 
 
@@ -560,8 +620,9 @@ def _normalised(logits: mx.array) -> mx.array:
 class _Solo:
     """One sequence whose caches cannot be merged, one step ahead like the batch."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, on_kv_start: OnKvStart | None = None) -> None:
         self._model = model
+        self._on_kv_start = on_kv_start
         self.sequences: list[Sequence] = []
         """None or one."""
         self._tokens: list[int] = []
@@ -571,16 +632,19 @@ class _Solo:
     def insert(self, one: _Waiting) -> None:
         sequence, token_ids, kv, is_shared = one
         others = [s for s in sequence.group.sequences if s is not sequence and not s.is_finished]
-        self.sequences = [sequence]
-        self._tokens = list(token_ids)
         kv = self._model.copy_kv(kv) if others or is_shared else kv
-        self._kv = self._model.to_decode(kv, sequence.group.image_batch, len(token_ids))
-        self._sampler = _sampler(sequence, self._model)
-        self._processors = _processors(sequence)
+        kv = self._model.to_decode(kv, sequence.group.image_batch, len(token_ids))
+        sampler, processors = _sampler(sequence, self._model), _processors(sequence)
+        self.go_on(sequence, kv, _Row(list(token_ids), sampler, processors))
+        self._next = self._forward(mx.array([token_ids[-1]]))
+
+    def go_on(self, sequence: Sequence, kv: list[Any], row: _Row) -> None:
+        """Take a sequence over as it is, with the token that was drawn for it if there is one."""
+        self.sequences, self._kv = [sequence], kv
+        self._tokens, self._sampler, self._processors, self._next = row
         self._stop: frozenset[int] = (
             self._model.eos_token_ids if sequence.ends_at_eos else frozenset()
         )
-        self._next = self._forward(mx.array([token_ids[-1]]))
 
     def take(self, sequence: Sequence) -> list[Any]:  # noqa: ARG002
         self.sequences, self._next = [], None
@@ -589,11 +653,15 @@ class _Solo:
     def step(self) -> list[DecodedToken]:
         assert self._next is not None
         token, logprobs = self._next
+        sequence = self.sequences[0]
+        if self._model.is_at_start(self._kv):
+            if self._on_kv_start is not None:
+                self._on_kv_start(sequence, self._kv, self._model.kv_start)
+            self._model.quantise(self._kv)
         if self._processors:
             self._tokens.append(_int(token))
         self._next = self._forward(token)
         token_id = _int(token)
-        sequence = self.sequences[0]
         is_last = (
             token_id in self._stop or sequence.num_output_tokens + 1 >= sequence.group.max_tokens
         )

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import time
 from collections.abc import Generator, Iterable
+from functools import partial
 from typing import Any
 
 from runtime.errors import RequestRejected
@@ -57,9 +58,9 @@ class Engine:
         self._template = template
         self._scheduler = scheduler
         self._tiers = tiers
-        self._emit = link.emit
-        self._inbox = link.inbox
+        self._emit, self._inbox = link.emit, link.inbox
         self._decoder = decoder or Decoder(model, scheduler.max_running)
+        self._decoder.on_kv_start = partial(_keep_at_start, tiers)
         self._rows = RowExecutor(scheduler, self._decoder, tiers)
         self._auxiliary = AuxiliaryRequests(model, template)
         self._groups: dict[str, SequenceGroup] = {}
@@ -395,6 +396,14 @@ def _keep_begun(tiers: Tiers, group: SequenceGroup) -> None:
     if group.kv is not None and group.num_remaining_tokens:
         with _keeping():
             tiers.on_interrupted(group.cursor, group.kv, group.num_computed_tokens)
+
+
+def _keep_at_start(tiers: Tiers, sequence: Sequence, kv: list[Any], num_tokens: int) -> None:
+    """Keep the first tokens of a sequence, which are all that the caches hold, as they are now."""
+    group = sequence.group
+    prompt = group.cursor.token_ids[: group.num_prompt_tokens]
+    with _keeping():
+        tiers.on_kv_start(group.cursor, [*prompt, *sequence.output_token_ids][:num_tokens], kv)
 
 
 def _is_to_go_on(tiers: Tiers, group: SequenceGroup, waiting: Iterable[SequenceGroup]) -> bool:

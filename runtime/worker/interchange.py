@@ -30,6 +30,7 @@ from runtime.kv.layers import KvLayout, UnsupportedCache
 from runtime.kv.writer import Packed, WriteJob
 from runtime.mlx_lm_exchange import Export, Import, Job, Outcome, SpaceWanted
 from runtime.progress import Progress
+from runtime.ranks import KvForm
 from runtime.slot_events import SlotStaged
 from runtime.worker import model as models
 from runtime.worker.model import LoadedModel
@@ -65,12 +66,20 @@ def _import(job: Import) -> Outcome:
     if stock.model_hash is not None and stock.model_hash != job.model_hash.hex():
         raise ValueError(f"it was computed by another model than {job.spec.id} is now")
     model = models.load(
-        job.spec, lambda share: _tell("load the model", int(share * 100), 100), job.kv_bits
+        job.spec,
+        lambda share: _tell("load the model", int(share * 100), 100),
+        KvForm(job.kv_bits, kv_start=job.kv_start),
     )
     layout = layers.layout_of(model.new_kv())
     if layers.layout_of(stock.kv) != layout:
         raise ValueError(f"its layer caches are not those of {job.spec.id}")
     token_ids = _token_ids(job, model, stock)
+    if model.kv_start and len(token_ids) > model.kv_start:
+        raise ValueError(
+            f"it holds {len(token_ids)} tokens. After the first {model.kv_start} Hearth quantises "
+            "KV, so what mlx-lm computed is other KV: cache fewer tokens, or leave "
+            "quantized_kv_start out"
+        )
     _tell("compute the beginning")
     token_ms = _check(model, layout, stock.kv, token_ids)
     slots = [_worth(one, token_ms) for one in _new_slots(job, layout, stock.kv, token_ids)]

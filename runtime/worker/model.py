@@ -27,7 +27,7 @@ from runtime.kv.media import rope_delta
 from runtime.models.files import checked_folder
 from runtime.models.folder import copied
 from runtime.models.vision_files import reads_as_text
-from runtime.ranks import Split
+from runtime.ranks import KvForm, Split
 from runtime.types import ModelSpec
 from runtime.worker.linear import choose_forms, gains_from_forms
 from runtime.worker.output.dialect import Dialect
@@ -43,6 +43,7 @@ _LOAD_GROUP_BYTES = 256 * 1024 * 1024
 _WARM_TOKENS = 65  # so that a matrix of 64 rows is multiplied
 _CLEAR_TOKENS = 2048
 _KV_GROUP = 64
+_PLAIN = KvForm()
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +63,8 @@ class LoadedModel:
     weights_bytes: int
     dialect: Dialect
     kv_bits: int | None = None
+    kv_start: int = 0
+    """Caches that hold so many tokens are quantised before the next one; 0: from the first on."""
     agree: Callable[[Sampler], Sampler] | None = None
     """Makes a sampler draw the same on all ranks, where there are several."""
     vision_model: VisionModel | None = None
@@ -70,9 +73,32 @@ class LoadedModel:
     """Why mlx-lm reads its text only, although its files promise more."""
     _since_clear: int = field(default=0)
 
-    def new_kv(self) -> list[Any]:
-        """Empty layer caches for one sequence. There may be fewer than layers."""
-        return _new_kv(self.model, self.kv_bits)
+    def new_kv(self, num_tokens: int = 0) -> list[Any]:
+        """Empty layer caches for one sequence, of the form that those of so many tokens have.
+
+        There may be fewer than layers.
+        """
+        return _new_kv(self.model, self.kv_bits if num_tokens >= self.kv_start else None)
+
+    def is_quantised(self, num_tokens: int) -> bool:
+        """What comes after so many tokens sees quantised KV."""
+        return 0 < self.kv_start <= num_tokens
+
+    def is_at_start(self, kv: list[Any]) -> bool:
+        """These caches are to be quantised before another token: what comes sees them so."""
+        if not self.kv_start:
+            return False
+        plain, _ = _kv_classes(self.model)
+        return any(type(cache) is plain and cache.offset >= self.kv_start for cache in kv)
+
+    def quantise(self, kv: list[Any]) -> None:
+        """Have the layer caches in the list quantised, layer by layer."""
+        plain, _ = _kv_classes(self.model)
+        with mx.stream(self.stream):
+            for number, cache in enumerate(kv):
+                if type(cache) is plain:
+                    kv[number] = cache.to_quantized(_KV_GROUP, self.kv_bits)
+                    mx.eval(kv[number].state)
 
     def copy_kv(self, kv: list[Any]) -> list[Any]:
         """Layer caches that can grow on their own; the arrays are shared until they do."""
@@ -122,6 +148,8 @@ class LoadedModel:
 
         They are those of a prompt with these pictures from position `start` on.
         """
+        if self.is_at_start(kv):
+            self.quantise(kv)
         with mx.stream(self.stream):
             if self.vision_model is not None and image_batch is not None:
                 self.vision_model.compute(token_ids, kv, image_batch, start)
@@ -134,6 +162,8 @@ class LoadedModel:
         self, token_ids: list[int], kv: list[Any], following: list[int], num_top: int
     ) -> list[TokenScore]:
         """As `prefill`, for text alone; how likely each of `following` was after its token."""
+        if self.is_at_start(kv):
+            self.quantise(kv)
         with mx.stream(self.stream):
             logits = self.model(mx.array(token_ids)[None], cache=kv)[0]
             scores = scores_of(logits, following, num_top)
@@ -163,29 +193,29 @@ class LoadedModel:
 def load(
     spec: ModelSpec,
     on_progress: Callable[[float], None],
-    kv_bits: int | None = None,
+    form: KvForm = _PLAIN,
     split: Callable[[Any], object] | None = None,
 ) -> LoadedModel:
     """Load a model's weights and tokenizer from its directory, without running its own code.
 
     What upstream reads is a copy that was checked as it was made: nothing in it asks for code.
 
-    With `kv_bits` the KV of layers whose cache is a plain one is quantised as it is computed.
-    `split` leaves one rank's share of a model whose weights are not read yet.
+    With `kv_bits` in `form` the KV of layers whose cache is a plain one is quantised, from its
+    start on. `split` leaves one rank's share of a model whose weights are not read yet.
 
     Raises:
         BrokenModel: the files are not, or no longer, those of a model that can be loaded.
         FileNotFoundError, ValueError, RuntimeError, OSError, KeyError: as upstream finds the files.
     """
     with copied(checked_folder(Path(spec.path))) as path:
-        return _load_copy(path, spec, on_progress, kv_bits, split)
+        return _load_copy(path, spec, on_progress, form, split)
 
 
 def _load_copy(
     path: Path,
     spec: ModelSpec,
     on_progress: Callable[[float], None],
-    kv_bits: int | None,
+    form: KvForm,
     split: Callable[[Any], object] | None,
 ) -> LoadedModel:
     why_text_only = ""
@@ -209,8 +239,8 @@ def _load_copy(
         mx.eval(model)
         tokenizer = reading.result()
     stream = mx.default_stream(mx.default_device())
-    _check_kv_bits(model, stream, kv_bits)
-    caches = _new_kv(model, kv_bits)
+    _check_kv_form(model, stream, form)
+    caches = _new_kv(model, None if form.kv_start else form.kv_bits)
     return LoadedModel(
         spec=spec,
         model=model,
@@ -221,7 +251,8 @@ def _load_copy(
         stream=stream,
         weights_bytes=weights_bytes,
         dialect=dialect_of(tokenizer),
-        kv_bits=kv_bits,
+        kv_bits=form.kv_bits,
+        kv_start=form.kv_start if _is_quantisable(model) else 0,
         vision_model=vision_model,
         why_text_only=why_text_only,
     )
@@ -341,14 +372,20 @@ def _new_kv(model: Any, kv_bits: int | None) -> list[Any]:
     return [quantised(_KV_GROUP, kv_bits) if type(cache) is plain else cache for cache in caches]
 
 
+def _is_quantisable(model: Any) -> bool:
+    """Some of its layer caches are of the plain class."""
+    plain, _ = _kv_classes(model)
+    return any(type(cache) is plain for cache in make_prompt_cache(model))
+
+
 def _kv_classes(model: Any) -> tuple[type[Any], type[Any]]:
     """The plain layer cache of whose code computes the model, and the quantised one."""
     return getattr(model, "kv_classes", (KVCache, QuantizedKVCache))
 
 
-def _check_kv_bits(model: Any, stream: mx.Stream, kv_bits: int | None) -> None:
+def _check_kv_form(model: Any, stream: mx.Stream, form: KvForm) -> None:
     """Look at the KV of one token: it is quantised in groups along a head's dimension."""
-    if kv_bits is None:
+    if form.kv_bits is None:
         return
     caches: list[Any] = make_prompt_cache(model)
     plain, _ = _kv_classes(model)
@@ -358,6 +395,11 @@ def _check_kv_bits(model: Any, stream: mx.Stream, kv_bits: int | None) -> None:
             f"kv_bits is not for this model while it sees: some of its layers keep {others[0]}; "
             "leave kv_bits out for it, or set vision = false"
         )
+    if form.kv_start and plain is not KVCache:
+        raise ValueError(
+            "quantized_kv_start is not for a model that sees: a picture may lie across the start; "
+            "give it quantized_kv_start = 0, or set vision = false"
+        )
     with mx.stream(stream):
         mx.eval(model(mx.array([[0]]), cache=caches))
     used = [cache for cache in caches if type(cache) is plain and cache.keys is not None]
@@ -366,8 +408,8 @@ def _check_kv_bits(model: Any, stream: mx.Stream, kv_bits: int | None) -> None:
     odd = sorted(dim for dim in dims if dim % _KV_GROUP)
     if odd:
         raise ValueError(
-            f"kv_bits = {kv_bits} quantises KV in groups of {_KV_GROUP}, and this model's heads "
-            f"have {odd[0]} dimensions; leave kv_bits out for it."
+            f"kv_bits = {form.kv_bits} quantises KV in groups of {_KV_GROUP}, and this model's "
+            f"heads have {odd[0]} dimensions; leave kv_bits out for it."
         )
 
 

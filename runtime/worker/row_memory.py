@@ -28,18 +28,28 @@ def bucket_of(num_tokens: int) -> int:
 
 class RowFootprint(NamedTuple):
     """Bytes of the KV of one row: for each token, for each of the last tokens in windows of some
-    length, and whatever its length.
+    length, and whatever its length. From `kv_start` tokens on each token takes another number.
     """
 
     per_token: int = 0
     windows: tuple[tuple[int, int], ...] = ()
     fixed: int = 0
+    kv_start: int | None = None
+    late_per_token: int = 0
 
     def of(self, num_tokens: int) -> int:
-        """Of a row of so many tokens."""
-        num_tokens += -num_tokens % GROWTH_TOKENS
+        """The most of a row while it grows to so many tokens."""
+        num_tokens = _grown(num_tokens)
         windowed = sum(each * min(num_tokens, window) for each, window in self.windows)
-        return self.per_token * num_tokens + windowed + self.fixed
+        num_bytes = self.per_token * num_tokens
+        if self.kv_start is not None and num_tokens >= self.kv_start:
+            before_bytes = self.per_token * _grown(self.kv_start)
+            num_bytes = max(before_bytes, self.late_per_token * num_tokens)
+        return num_bytes + windowed + self.fixed
+
+
+def _grown(num_tokens: int) -> int:
+    return num_tokens + -num_tokens % GROWTH_TOKENS
 
 
 class RowUse(NamedTuple):
@@ -59,9 +69,15 @@ class RowMemory:
 
     footprint: RowFootprint = field(default_factory=RowFootprint)
     is_batched: bool = True
-    """Rows share batches."""
+    """Rows share batches, until they have as many tokens as the footprint's `kv_start`."""
     pool_bytes: int | None = None
     most_bytes: int | None = None
+
+    def batch_of(self, num_prompt_tokens: int, num_tokens: int) -> int | None:
+        """Which batch a row is in that began with so many tokens and has so many by now."""
+        kv_start = self.footprint.kv_start
+        is_late = kv_start is not None and num_tokens >= kv_start
+        return bucket_of(num_prompt_tokens) if self.is_batched and not is_late else None
 
     def held(self, rows: Iterable[RowUse]) -> int:
         """What these rows take together."""

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from runtime.types import Priority
-from runtime.worker.row_memory import RowMemory, RowUse, bucket_of, reserved_tokens, steps_to_growth
+from runtime.worker.row_memory import RowMemory, RowUse, reserved_tokens, steps_to_growth
 from runtime.worker.sequence import Sequence as Choice
 from runtime.worker.sequence import SequenceGroup
 
@@ -203,8 +203,9 @@ class Scheduler:
     def row_of(self, choice: Choice) -> RowUse:
         """What a row takes once it decodes."""
         group = choice.group
-        is_alone = not self.memory.is_batched or choice.num_failures > 0
-        batch = None if is_alone else bucket_of(len(group.token_ids))
+        num_tokens = group.num_prompt_tokens + choice.num_output_tokens
+        batch = self.memory.batch_of(len(group.token_ids), num_tokens)
+        batch = None if choice.num_failures > 0 else batch
         return RowUse(batch, _num_tokens(group, choice.num_output_tokens))
 
     def _claims(self, group: SequenceGroup) -> list[RowUse]:

@@ -17,6 +17,7 @@ import msgspec
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.media import Placed, model_ids, place_media
 from runtime.models.vision_files import KEPT_TYPES, SEEING_TYPES
+from runtime.ranks import KvForm
 from runtime.slot_events import KnownSlot
 from runtime.types import ChatPrompt, Image, Message, ModelSpec
 from runtime.worker import model as models
@@ -78,7 +79,7 @@ def load(path: Path, family: str, kv_bits: int | None = None) -> LoadedModel:
         created_s=1,
         is_vision=True,
     )
-    return models.load(spec, lambda _: None, kv_bits)
+    return models.load(spec, lambda _: None, KvForm(kv_bits))
 
 
 class SeeingSession(Session):

@@ -211,8 +211,9 @@ class NoSuchModel:
     """Served, though nobody knows its caches."""
 
     stream = mx.default_stream(mx.cpu)
+    kv_start = 0
 
-    def new_kv(self) -> list[Any]:
+    def new_kv(self, num_tokens: int = 0) -> list[Any]:
         return [KVCache(), CacheList(KVCache(), NewKind())]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.generate import maybe_quantize_kv_cache
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 from mlx_lm.utils import load
 
@@ -148,6 +149,38 @@ def test_we_continue_what_mlx_lm_wrote(models_dir: Path, tmp_path: Path):
         body = {"model": "qwen3", "messages": messages, "max_tokens": 4}
         answer = server.post("/v1/chat/completions", body).json()["hearth"]["cache"]
         assert num_tokens - 4 <= answer["cached_tokens"] <= num_tokens
+
+
+def test_a_conversation_that_was_quantised_on_its_way_is_exported_as_mlx_lm_has_it(tmp_path: Path):
+    path, file = write_model(tmp_path / "models" / "m", head_dim=64), tmp_path / "cache.safetensors"
+    config = f'models_dir = "{path.parent}"\nblock_size = 16\nkv_bits = 8\n'
+    with running(tmp_path / "home", config=f"{config}quantized_kv_start = 64\n") as server:
+        complete(server, PROMPT, "m")
+    num_tokens = done(tmp_path / "home", "export", "of m", str(file))["num_tokens"]
+    stock = read(file)
+    token_ids, kv = stock.token_ids, stock.kv
+    assert token_ids is not None
+    assert {(type(one).__name__, one.offset) for one in kv} == {("QuantizedKVCache", num_tokens)}
+    model, *_ = load(str(path))
+    fresh = make_prompt_cache(model)
+    for start in range(0, num_tokens, 64):
+        logits(model, token_ids[start : start + 64], fresh)
+        maybe_quantize_kv_cache(fresh, 64, 64, 8)
+    for more in ([7, 8, 9], [10]):
+        ours, theirs = logits(model, more, kv), logits(model, more, fresh)
+        assert mx.allclose(ours, theirs, rtol=1e-2, atol=1e-2).item()
+    outcome = cache(tmp_path / "home", "import", str(file), "--model", "m")
+    assert "its layer caches are not those of m" in outcome.stderr
+    plain, tokens = tmp_path / "plain.safetensors", tmp_path / "tokens.json"
+    for held, is_taken in ((64, True), (65, False)):
+        one = make_prompt_cache(model)
+        logits(model, token_ids[:held], one)
+        save_prompt_cache(str(plain), one)
+        tokens.write_text(json.dumps(token_ids[:held]))
+        given = ("import", str(plain), "--model", "m", "--tokens", str(tokens))
+        outcome = cache(tmp_path / "home", *given)
+        assert (outcome.returncode == 0) is is_taken, outcome.stderr
+        assert is_taken or "cache fewer tokens, or leave quantized_kv_start out" in outcome.stderr
 
 
 def test_a_model_that_sees_is_refused_with_what_to_do_instead(home: Path, tmp_path: Path):

@@ -29,9 +29,12 @@ from tests.tiny_models import write_model
 NUM_TURNS = 18
 
 
-@pytest.fixture(scope="module", params=["qwen3", "lfm2"])
+@pytest.fixture(scope="module", params=["qwen3", "lfm2", "qwen3 quantised from 48"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load(write_model(tmp_path_factory.mktemp("model"), request.param))
+    path = tmp_path_factory.mktemp("model")
+    if request.param == "qwen3 quantised from 48":
+        return load(write_model(path, head_dim=64), 8, 48)
+    return load(write_model(path, request.param))
 
 
 @pytest.fixture

@@ -35,9 +35,10 @@ class Hashing:
     """Layer caches, and what fills them."""
 
     is_hybrid: bool
+    kv_start: int = 0
     stream: mx.Stream = field(default_factory=lambda: mx.default_stream(mx.cpu))
 
-    def new_kv(self) -> list[Any]:
+    def new_kv(self, num_tokens: int = 0) -> list[Any]:
         if not self.is_hybrid:
             return [KVCache(), CacheList(KVCache(), KVCache())]
         return [KVCache(), CacheList(ArraysCache(1), KVCache()), RotatingKVCache(WINDOW)]

@@ -55,6 +55,16 @@ def test_nor_where_kv_is_quantised(tmp_path: Path, bits: int, tolerance: float, 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(40, 44))
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_next"])
+def test_nor_where_long_conversations_are_quantised(tmp_path: Path, family: str, seed: int):
+    model = write_model(tmp_path / "models" / "m", family, head_dim=64)
+    settings = f"kv_bits = 8\nquantized_kv_start = {40 if seed % 2 else 90}\n"
+    check_answers(model, tmp_path, seed, settings=settings, tolerance=1e-3)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(20, 22))
 def test_nor_on_two_ranks(tmp_path: Path, seed: int):
     model = write_model(tmp_path / "models" / "m")

@@ -319,11 +319,13 @@ def test_kv_bits_and_adapters_in_order_are(model: Path, tmp_path: Path):
         model_hash(model),
         model_hash(model, form=KvForm(kv_bits=8)),
         model_hash(model, form=KvForm(kv_bits=4)),
+        model_hash(model, form=KvForm(kv_bits=4, kv_start=512)),
+        model_hash(model, form=KvForm(kv_bits=4, kv_start=1024)),
         model_hash(model, adapters=[one]),
         model_hash(model, adapters=[one, two]),
         model_hash(model, adapters=[two, one]),
     }
-    assert len(hashes) == 6
+    assert len(hashes) == 8
 
 
 def test_ranks_and_what_they_share_out_are(model: Path):

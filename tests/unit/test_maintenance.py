@@ -102,6 +102,14 @@ def test_a_chain_ends_at_branches_pins_state_large_slots_and_the_cold_store():
     assert merged(rows, (ended, rows[-1].header.id)) == [numbers(rows[2:])]
 
 
+def test_slots_from_before_and_after_a_conversation_was_quantised_stay_apart():
+    plain, late = chain(*range(1, MAX_CHAIN + 5)), range(100, MAX_CHAIN + 103)
+    rows = list(plain)
+    for number in late:
+        rows.append(row(number, rows[-1].header, layout='{"layout":{"late":1},"num_slices":6}'))
+    assert merged(rows) == [numbers(rows[len(plain) :])]
+
+
 def test_a_short_end_that_nobody_continues_may_be_cut_off():
     root = row(1000)
     first = row(1, root.header)

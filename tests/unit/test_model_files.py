@@ -58,6 +58,20 @@ def test_what_a_token_takes_is_told_by_the_shape(
     assert read_spec("a", path, ModelSettings(kv_bits=kv_bits)).kv_bytes_per_token == expected
 
 
+@pytest.mark.parametrize(
+    ("context", "start", "plain_tokens"),
+    [(1000, 0, 0), (1000, 200, 0), (1000, 800, 800), (500, 800, 500)],
+)
+def test_with_a_start_the_most_of_one_conversation_is_told(
+    tmp_path: Path, context: int, start: int, plain_tokens: int
+):
+    path = make_model(tmp_path / "a", {"model_type": "qwen3"} | SHAPE)
+    settings = ModelSettings(context=context, kv_bits=8, quantized_kv_start=start)
+    plain = 10 * 2 * 8 * 128 * 2
+    most = max(plain * plain_tokens // context, plain * 17 // 32)
+    assert read_spec("a", path, settings).kv_bytes_per_token == most
+
+
 def test_sampling_comes_from_the_makers_unless_configured(tmp_path: Path):
     given = {
         "do_sample": True,

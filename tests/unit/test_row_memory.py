@@ -30,6 +30,21 @@ def test_a_row_takes_its_tokens_windows_and_state_in_whole_steps_of_growth():
     assert footprint.of(1000) == 10_240 + 1500 + 100 + 7
 
 
+def test_a_row_that_is_quantised_on_its_way_takes_the_most_of_before_and_after():
+    footprint = RowFootprint(per_token=8, fixed=7, kv_start=512, late_per_token=3)
+    assert footprint.of(256) == 8 * 256 + 7
+    assert footprint.of(512) == footprint.of(1280) == 8 * 512 + 7
+    assert footprint.of(1281) == 3 * 1536 + 7
+    assert RowFootprint(per_token=8, kv_start=16, late_per_token=3).of(20) == 8 * 256
+
+
+def test_rows_share_a_batch_until_they_are_quantised():
+    memory = RowMemory(footprint=RowFootprint(kv_start=512))
+    assert [memory.batch_of(100, n) for n in (100, 511, 512)] == [0, 0, None]
+    assert [RowMemory().batch_of(n, n) for n in (100, 5000)] == [0, 1]
+    assert RowMemory(is_batched=False).batch_of(100, 100) is None
+
+
 def test_rows_of_a_batch_take_as_much_as_the_longest():
     memory = RowMemory(footprint=ONE)
     assert memory.held([]) == 0

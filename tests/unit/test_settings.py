@@ -14,7 +14,7 @@ from runtime.config.settings import (
     load_settings,
 )
 from runtime.errors import SettingsError
-from runtime.ranks import Ranks
+from runtime.ranks import KvForm, Ranks
 from runtime.supervisor import placement
 from runtime.supervisor.worker_link import worker_options
 
@@ -521,6 +521,39 @@ def test_what_cannot_be_a_default_of_all_models_is_refused(
 ):
     message = refused(load, f"[models.'*']\n{toml}\n[models.a]\npath = 'y'")
     assert message.startswith(said.format(home / "hearth.toml"))
+
+
+def test_the_start_of_quantising_is_rounded_up_to_blocks_and_is_nothing_without_bits(load: Load):
+    toml = "kv_bits = 8\nquantized_kv_start = 5000\n[models.a]\npath = 'y'\n"
+    toml += "[models.b]\npath = 'z'\nquantized_kv_start = 0\n"
+    settings = load(toml)
+    assert settings.kv_form_of("a") == settings.kv_form_of("found") == KvForm(8, kv_start=5120)
+    assert settings.kv_form_of("b") == KvForm(8)
+    only_a = "quantized_kv_start = '5k'\n[models.a]\npath = 'y'\nkv_bits = 4\n"
+    settings = load(only_a)
+    assert settings.kv_form_of("a") == KvForm(4, kv_start=5120)
+    assert settings.kv_form_of("found") == KvForm()
+
+
+@pytest.mark.parametrize(
+    ("toml", "key"),
+    [
+        ("quantized_kv_start = 5000", "quantized_kv_start"),
+        ("[models.a]\npath = 'y'\nquantized_kv_start = 5000", "models.a.quantized_kv_start"),
+        ("[models.'*']\nquantized_kv_start = 5000", 'models."*".quantized_kv_start'),
+    ],
+)
+def test_a_start_of_quantising_without_bits_is_refused(load: Load, toml: str, key: str):
+    assert refused(load, toml) == (
+        f"{key} says from where on KV is quantised, but not to how many bits. "
+        "Give kv_bits as well, or leave it out."
+    )
+
+
+def test_a_start_of_quantising_is_not_for_ranks(load: Load):
+    toml = "kv_bits = 8\nquantized_kv_start = 5000\n[models.a]\npath = 'y'\nranks = 2\n"
+    assert "models.a is split over ranks" in refused(load, toml)
+    assert load(f"{toml}quantized_kv_start = 0").kv_form_of("a") == KvForm(8, 2)
 
 
 def test_a_star_without_quotes_is_told_how_it_is_written(load: Load):

@@ -22,7 +22,7 @@ from typing import Any, cast
 from runtime.kv.pack import RunKv
 from runtime.kv.reader import load
 from runtime.kv.writer import Packed
-from runtime.ranks import Split
+from runtime.ranks import KvForm, Split
 from runtime.wire import Load
 from runtime.worker import model as models
 from runtime.worker.code_guard import run_only_installed_code
@@ -84,7 +84,7 @@ class Follower:
         def split(whole: Any) -> None:
             ways.append(models.split(whole, group, wanted))
 
-        self._model = model = models.load(load.spec, lambda _: None, load.kv.kv_bits, split)
+        self._model = model = models.load(load.spec, lambda _: None, KvForm(load.kv.kv_bits), split)
         model.agree = Agreement(group).wrap
         models.warm(model, lambda tokens, one: warm_decode(model, tokens, one))
         self._parts = parts = RankParts(model, Rank(group.rank(), group.size(), ways[0]))

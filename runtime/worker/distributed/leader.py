@@ -175,8 +175,8 @@ class LeaderModel(LoadedModel):
         )
 
     @override
-    def new_kv(self) -> list[Any]:
-        shared = self.lead.share(LoadedModel.new_kv(self))
+    def new_kv(self, num_tokens: int = 0) -> list[Any]:
+        shared = self.lead.share(LoadedModel.new_kv(self, num_tokens))
         self.lead.tell(NewKv(kv=shared.number))
         return shared
 

@@ -82,8 +82,8 @@ class RankParts(Parts):
         return False
 
     @override
-    def pack(self, kv: RunKv) -> Packed:
-        packed, suffix = super().pack(kv), rank_suffix(self.rank.number)
+    def pack(self, kv: RunKv, start: int = 0) -> Packed:
+        packed, suffix = super().pack(kv, start), rank_suffix(self.rank.number)
         tensors = [one._replace(name=one.name + suffix) for one in packed.tensors]
         return Packed(packed.layout, tensors)
 
@@ -160,8 +160,8 @@ class LeaderParts(RankParts):
         return own._replace(share=share)
 
     @override
-    def pack(self, kv: RunKv) -> Packed:
-        own = super().pack(kv)
+    def pack(self, kv: RunKv, start: int = 0) -> Packed:
+        own = super().pack(kv, start)
 
         def whole() -> Packed:
             # It holds `kv`, so that the others still have theirs.
