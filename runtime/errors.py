@@ -104,6 +104,19 @@ class ContextTooLong(RequestRejected):
         self.is_rest = is_rest
 
 
+class SummaryWanted(RequestRejected):
+    """The messages before number `first` are to be summed up before the request is sent again."""
+
+    code = "summary_wanted"
+
+    def __init__(self, first: int) -> None:
+        super().__init__(
+            "The conversation does not fit, and there is no summary of its beginning now: send "
+            "the request again, so that another one is made."
+        )
+        self.first = first
+
+
 class UnknownModel(RequestRejected):
     """No such model; `nearest` are the closest names, `reason` why one of that name is no use.
 

@@ -11,7 +11,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 Priority = Literal["interactive", "default", "background"]
 Work = Literal["generate", "count", "prefill", "tokenize", "detokenize", "embed", "explain"]
 CacheMode = Literal["full", "prefix", "off"]
-Overflow = Literal["refuse", "drop_oldest_turns"]
+Overflow = Literal["refuse", "drop_oldest_turns", "summarise"]
 CacheTier = Literal["none", "hot", "warm", "cold"]
 MissReason = Literal[
     "first_seen",
@@ -229,6 +229,13 @@ class LineRule(Struct, frozen=True):
     to: Literal["first", "last"] = "last"
 
 
+class Summary(Struct, frozen=True):
+    """What stands for a request's messages before number `first`; no text where there is none."""
+
+    first: int
+    text: str
+
+
 class GenerateRequest(Struct, frozen=True):
     """What every protocol asks of the engine. `deadline_s` counts from the submission.
 
@@ -243,8 +250,9 @@ class GenerateRequest(Struct, frozen=True):
     rules that are off, are those of the name that is asked; `own_rules` are the owner's for the
     client. Prompt and answer together have `max_context` tokens at most, if that is less.
     `overflow` is what is done with a conversation that does not fit, None what its model's
-    settings say. `said` is where an answer goes on whose worker was lost. The answer is expected
-    to be like `prediction`; it `speculates` where its name may.
+    settings say; `summaries` were made of its beginnings for that. `said` is where an answer goes
+    on whose worker was lost. The answer is expected to be like `prediction`; it `speculates` where
+    its name may.
     """
 
     request_id: str
@@ -271,6 +279,7 @@ class GenerateRequest(Struct, frozen=True):
     own_rules: tuple[LineRule, ...] = ()
     overflow: Overflow | None = None
     said: SaidAnswer | None = None
+    summaries: tuple[Summary, ...] = ()
     prediction: str = ""
     speculates: bool = False
 

@@ -138,6 +138,7 @@ class Rejected(Struct, frozen=True, tag="rejected"):
     num_tokens: int = 0
     is_least: bool = False
     is_rest: bool = False
+    first: int = 0
     context: int = 0
     num_bytes: int = 0
     limit_bytes: int = 0

@@ -40,6 +40,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     which messages end, `prefix_end` where tools and system prompt do. `thoughts` names what was
     thought before the answer. Asked with tools, it has these packed in `tools`, unless they are
     its parent's, and `bare` names the conversation up to it whatever its tools are.
+    A `summary` is no turn, but what stands for several; it is kept as they are, under its own key.
     """
 
     key: bytes
@@ -51,6 +52,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     thoughts: bytes = b""
     bare: bytes = b""
     tools: bytes = b""
+    summary: str = ""
 
     @property
     def id(self) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from weakref import WeakValueDictionary
 
@@ -16,7 +16,8 @@ from api.http.caller import tenant_of
 from api.http.errors import BodyTooLarge
 from api.http.limits import bounds_of, check_size, narrowed
 from api.http.streams import KeptStreams
-from api.observe.metrics import Metrics, WaitCollector
+from api.http.summarised import SummarisedAnswer
+from api.observe.metrics import Meter, Metrics, WaitCollector
 from api.observe.record import RequestRecord, record_of
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
@@ -151,12 +152,34 @@ class Gate:
                 generations.append(generation)
             unless_all.pop_all()
         watch = self._prewarm.watch(generations[0].request)
-        answer = Answer(
-            generations, self.metrics.meter(model, watch), lambda: self._remember(record)
-        )
+        meter = self.metrics.meter(model, watch)
+        answer = self._answer(generations, meter, lambda: self._remember(record))
         record.model, record.tally, record.generations = model, answer.tally, generations
         self._answers[record.request_id] = answer
         return answer
+
+    def _answer(
+        self,
+        generations: list[Generation],
+        meter: Meter,
+        on_closed: Callable[[], None] = lambda: None,
+    ) -> Answer:
+        """The answer of these, for which what goes of a conversation is summed up first if that is
+        wanted.
+        """
+        request = generations[0].request
+        if request.overflow != "summarise" or request.work != "generate":
+            return Answer(generations, meter, on_closed)
+
+        since_s = generations[0].since_s  # what is deleted from then on is deleted for all of it
+
+        def submit(part: GenerateRequest) -> Generation:
+            return self.supervisor.submit(part, since_s)
+
+        def ask(summary: GenerateRequest) -> Answer:
+            return self._answer([submit(summary)], self.metrics.meter(summary.model))
+
+        return SummarisedAnswer(generations, meter, submit, ask, on_closed)
 
     def foresee(self, request: GenerateRequest) -> str | None:
         """Have computed what a client is about to ask after a compaction, when nothing else is to

@@ -50,10 +50,21 @@ def ignored_info(names: Sequence[str]) -> IgnoredInfo | UnsetType:
     return IgnoredInfo([*names]) if names else UNSET
 
 
+class SummaryInfo(msgspec.Struct, gc=False):
+    """Summaries that were made for this answer because its conversation did not fit, and what they
+    took in tokens, beside the answer's usage.
+    """
+
+    num_summaries: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
 class HearthInfo(msgspec.Struct, gc=False, omit_defaults=True):
     """`prompt` has the rewrites, `notes` machine-readable remarks, `ignored` the request's fields
     that had no effect; each is left out when there are none. `compaction` is there where a summary
-    took the place of the conversation.
+    took the place of the conversation, `summaries` where some were made as it did not fit.
     """
 
     cache: CacheInfo
@@ -61,6 +72,7 @@ class HearthInfo(msgspec.Struct, gc=False, omit_defaults=True):
     notes: list[str] | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
     compaction: CompactionInfo | UnsetType = UNSET
+    summaries: SummaryInfo | UnsetType = UNSET
 
 
 def hearth_of(tally: Tally, ignored: Sequence[str] = ()) -> HearthInfo:
@@ -87,4 +99,5 @@ def hearth_of(tally: Tally, ignored: Sequence[str] = ()) -> HearthInfo:
         notes=tally.notes or UNSET,
         ignored=[*tally.ignored, *ignored] or UNSET,
         compaction=UNSET if tally.compaction is None else tally.compaction,
+        summaries=UNSET if tally.summaries is None else SummaryInfo(*tally.summaries),
     )

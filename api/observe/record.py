@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 from litestar.types import Scope
@@ -21,6 +21,17 @@ class CompactionInfo(msgspec.Struct, gc=False):
     """
 
     prewarm: str | None = None
+
+
+class SummaryCost(NamedTuple):
+    """What summaries of a conversation that did not fit took: how many there were, and tokens,
+    which are not in the answer's usage.
+    """
+
+    num_summaries: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
 
 
 @dataclass(slots=True)
@@ -39,6 +50,7 @@ class Tally:
     ignored: list[str] = field(default_factory=list[str])
     """What of the request had no effect."""
     compaction: CompactionInfo | None = None
+    summaries: SummaryCost | None = None
     finish_reason: str = ""
     """Why the choice that ended last did."""
     _prompts: dict[int, Usage] = field(default_factory=dict[int, Usage])

@@ -179,8 +179,8 @@ MODEL: dict[str, str] = {
     "priority": "priority of requests that set none: interactive, default or background",
     "thinking": "whether it thinks when a request does not say (default: the template's own; "
     "off in Anthropic's API)",
-    "overflow": "what happens to a conversation that is too long: refuse (a 400), or "
-    "drop_oldest_turns (default: refuse)",
+    "overflow": "what happens to a conversation that is too long: refuse (a 400), "
+    "drop_oldest_turns or summarise (default: refuse)",
     "sampling": "used when a request does not set it: `[models.NAME.sampling]`",
     "prompt_rules": "as above, for this model: `[models.NAME.prompt_rules]`",
     "speculation": "guess what is copied from the prompt, where that is faster: auto or off",

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
+from runtime.prompt.canonical import chain, digest, forms
+from runtime.prompt.compaction import summary_message
 from runtime.prompt.rewriting import Made, RewriteStep
 from runtime.types import Message
 
 DROPPED = "dropped_turns"
+SUMMARISED = "summarised_turns"
+_MOST_SUMMARY = 8192
 _LEAST_ANSWER, _MOST_ANSWER = 8, 4
 """Parts of the window that are left to the answer."""
 
@@ -77,14 +81,27 @@ def _on_lines(before: Sequence[int], step: int) -> Iterator[int]:
             yield number
 
 
-def dropping(first: int) -> list[RewriteStep]:
-    """Leaves out what is said before message `first`, except by the system."""
+def most_summary(window: int) -> int:
+    """How many tokens a summary may have."""
+    return min(_MOST_SUMMARY, max(1, window // _LEAST_ANSWER))
+
+
+def without(first: int, summary: str = "") -> RewriteStep:
+    """Leaves out what is said before message `first`, except by the system. A summary of it takes
+    its place, as a message of the user's.
+    """
 
     def apply(messages: Sequence[Message]) -> list[Made]:
-        return [
-            Made(message, (number,))
-            for number, message in enumerate(messages)
-            if number >= first or message.role == "system"
-        ]
+        kept = [Made(message, (number,)) for number, message in enumerate(messages)]
+        heads = [one for one in kept[:first] if one.message.role == "system"]
+        gone = [number for one in kept[:first] if one not in heads for number in one.of]
+        told = [Made(summary_message(summary), tuple(gone))] if summary else []
+        return [*heads, *told, *kept[first:]]
 
-    return [RewriteStep(DROPPED, apply)] if first else []
+    return RewriteStep(SUMMARISED if summary else DROPPED, apply)
+
+
+def summed_up(tenant: str, messages: Sequence[Message]) -> bytes:
+    """Names what a summary stands for: a tenant's messages, but for those of the system."""
+    said = [message for message in messages if message.role != "system"]
+    return chain(digest("summary", tenant), forms(said))[-1]

@@ -111,8 +111,8 @@ class Supervisor:
         for worker in self._workers:
             worker.kill()
 
-    def submit(self, request: GenerateRequest) -> Generation:
-        """Queue a request for its model.
+    def submit(self, request: GenerateRequest, since_s: float | None = None) -> Generation:
+        """Queue a request for its model; it came when the monotonic clock was at `since_s`, or now.
 
         Raises:
             UnknownModel: there is no such model.
@@ -122,7 +122,7 @@ class Supervisor:
         """
         self._memory.check()
         spec = self._names.resolve(request.model)
-        generation, call = _generation(request, spec, self._scheduler, self._settings)
+        generation, call = _generation(request, spec, self._scheduler, self._settings, since_s)
         self._scheduler.submit(call)
         return generation
 
@@ -362,11 +362,16 @@ def call_of(
 
 
 def _generation(
-    request: GenerateRequest, spec: ModelSpec, scheduler: RequestScheduler, settings: Settings
+    request: GenerateRequest,
+    spec: ModelSpec,
+    scheduler: RequestScheduler,
+    settings: Settings,
+    since_s: float | None = None,
 ) -> tuple[Generation, QueuedRequest]:
     """What a request becomes, with the settings of its model, and what waits for it."""
     request = with_settings(request, spec, settings)
     generation = Generation(request, scheduler)
+    generation.since_s = generation.since_s if since_s is None else since_s
     priority = request.priority or "default"
     call = call_of(spec, generation, request.request_id, priority, settings.max_wait_s)
     return generation, call

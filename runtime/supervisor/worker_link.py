@@ -18,6 +18,7 @@ from runtime.errors import (
     MemoryTaken,
     NeedsTooMuchMemory,
     RequestRejected,
+    SummaryWanted,
 )
 from runtime.types import ChatPrompt, Message, TextPrompt, TokenPrompt
 from runtime.wire import (
@@ -184,6 +185,8 @@ def rejection(event: Rejected) -> RequestRejected:
             is_least=event.is_least,
             is_rest=event.is_rest,
         )
+    if event.code == SummaryWanted.code:
+        return SummaryWanted(event.first)
     for kind in (NeedsTooMuchMemory, MemoryTaken):
         if event.code == kind.code:
             return kind(event.num_bytes, event.limit_bytes, event.param or "prompt")

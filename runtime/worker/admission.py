@@ -7,7 +7,13 @@ import sys
 import traceback
 from dataclasses import replace
 
-from runtime.errors import ContextTooLong, MemoryTaken, NeedsTooMuchMemory, RequestRejected
+from runtime.errors import (
+    ContextTooLong,
+    MemoryTaken,
+    NeedsTooMuchMemory,
+    RequestRejected,
+    SummaryWanted,
+)
 from runtime.wire import Rejected
 from runtime.worker.input.compose import Composer
 from runtime.worker.input.intake import Intake
@@ -48,6 +54,7 @@ def rejected(request_id: str, error: RequestRejected) -> Rejected:
         num_tokens=num_tokens,
         is_least=is_least,
         is_rest=is_rest,
+        first=error.first if isinstance(error, SummaryWanted) else 0,
         context=context,
         num_bytes=num_bytes,
         limit_bytes=limit_bytes,

@@ -21,6 +21,11 @@ CONTEXT = 600
 MOST = CONTEXT - CONTEXT // 8
 """An eighth of the context is left to the answer."""
 
+SUMMED = 1400
+"""The context where turns are summed up: the request for a summary takes some of it."""
+SUMMARY_REQUEST = 150
+"""Tokens with which a summary is asked for."""
+
 CONFIG = f"""
 default_model = "whole"
 prewarm_share = 0
@@ -32,6 +37,11 @@ temperature = 0
 
 [models.whole]
 path = "{HEARTH_TINY}"
+
+[models.sums]
+path = "{HEARTH_TINY}"
+context = {SUMMED}
+overflow = "summarise"
 
 [models.plain]
 path = "{HEARTH_TINY}"
@@ -55,6 +65,8 @@ class Turn(NamedTuple):
     num_cached: int
     num_output: int
     dropped: dict[str, int]
+    summarised: dict[str, int]
+    summaries: dict[str, int]
 
     @property
     def num_turns_dropped(self) -> int:
@@ -81,7 +93,15 @@ class Client(ABC):
         rewrites = {one["rule"]: one for one in hearth.get("prompt", [])}
         self.said.append(("assistant", text))
         cached = hearth["cache"]["cached_tokens"]
-        return Turn(text, num_prompt, cached, num_output, rewrites.get("dropped_turns", {}))
+        return Turn(
+            text,
+            num_prompt,
+            cached,
+            num_output,
+            rewrites.get("dropped_turns", {}),
+            rewrites.get("summarised_turns", {}),
+            hearth.get("summaries", {}),
+        )
 
     @abstractmethod
     def body(self) -> dict[str, Any]: ...
@@ -172,9 +192,11 @@ class Agent(Client):
 
     model = "whole"
 
+    context, overflow = CONTEXT, "drop_oldest_turns"
+
     def __init__(self, server: RunningServer) -> None:
         super().__init__(server)
-        own = {"model": "whole", "max_context": CONTEXT, "overflow": "drop_oldest_turns"}
+        own = {"model": "whole", "max_context": self.context, "overflow": self.overflow}
         made = server.post("/v1/agents", {"system": RULES, "temperature": 0} | own)
         assert made.status_code == 201, made.text
         self.agent = f"/v1/agents/{made.json()['id']}"
@@ -290,19 +312,70 @@ def all_are_durable(server: RunningServer) -> bool:
     return bool(listed) and all(one["is_durable"] for one in listed)
 
 
+class SummedChat(Chat):
+    model = "sums"
+
+
+class SummedMessages(Messages):
+    model = "sums"
+
+
+class SummedResponses(Responses):
+    model = "sums"
+
+
+class SummedAgent(Agent):
+    context, overflow = SUMMED, "summarise"
+
+
+@pytest.mark.parametrize("kind", [SummedChat, SummedMessages, SummedResponses, SummedAgent])
+def test_what_goes_is_summed_up_once_and_the_summary_is_read_turn_by_turn(
+    kind: type[Client], server: RunningServer
+):
+    client = kind(server)
+    last = client.say(f"{kind.__name__} asks: what is the code word?")
+    num_made = 0
+    for number in range(40):
+        turn = client.say(words(number))
+        assert not turn.dropped
+        assert turn.num_prompt <= SUMMED - SUMMED // 8
+        if turn.summarised == last.summarised:
+            assert not turn.summaries
+            assert turn.num_cached >= last.num_prompt + last.num_output - SEAM_TOKENS
+        else:
+            num_made += turn.summaries["num_summaries"]
+            gone = turn.summarised["num_turns"]
+            assert gone > last.summarised.get("num_turns", 0)
+            assert turn.summarised["num_places"] == 2 * gone
+            # Of the conversation all is known: only the request for the summary is new.
+            made = turn.summaries
+            assert made["prompt_tokens"] - made["cached_tokens"] <= SUMMARY_REQUEST
+            assert turn.summaries["output_tokens"] > 0
+        last = turn
+    assert num_made >= 2
+
+
+class SummedNamed(Named):
+    model = "sums"
+
+
+@pytest.mark.parametrize(("kind", "num_turns"), [(Named, 10), (SummedNamed, 18)])
 async def test_after_a_kill_it_is_cut_in_the_same_place_and_what_is_left_is_reused(
-    tmp_path: Path,
+    tmp_path: Path, kind: type[Client], num_turns: int
 ):
     with running(tmp_path, config=CONFIG) as server:
-        client = Named(server)
-        turns = [client.say(words(number)) for number in range(10)]
+        client = kind(server)
+        turns = [client.say(words(number)) for number in range(num_turns)]
         before = turns[-1]
-        assert before.num_turns_dropped == turns[-2].num_turns_dropped > 0
+        told = before.dropped or before.summarised
+        assert told == (turns[-2].dropped or turns[-2].summarised)
+        assert told["num_turns"]
         await until(lambda: all_are_durable(server), "every conversation is on disk")
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
     with running(tmp_path, config=CONFIG) as server:
         client.server = server
         after = client.say("And now?")
-        assert after.num_turns_dropped == before.num_turns_dropped
+        assert (after.dropped or after.summarised) == told
+        assert not after.summaries
         assert after.num_cached >= before.num_prompt - SEAM_TOKENS

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import stat
+from array import array
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import ContextTooLong
+from runtime.errors import ContextTooLong, SummaryWanted
+from runtime.prompt.compaction import summary_message
 from runtime.prompt.overflow import DROPPED, most_tokens, num_dropped, turn_starts
-from runtime.types import CacheParams, ChatPrompt, GenerateRequest, Message, ToolCall
+from runtime.types import (
+    CacheParams,
+    ChatPrompt,
+    GenerateRequest,
+    Message,
+    Summary,
+    ToolCall,
+)
 from runtime.worker.input.compose import Composed
 from runtime.worker.input.overflow import compose_within
 from runtime.worker.input.turns import TurnStore
+from store.keyed_names import Whom
 from tests.templates import template_of
-from tests.unit.test_compose import END, LOOK, SYSTEM, Talk, chatml
+from tests.unit.test_compose import END, LOOK, SYSTEM, Talk, chatml, kept_at
 
 WINDOW = 1024
 
@@ -238,3 +251,123 @@ def test_a_last_turn_that_does_not_fit_is_refused_with_what_is_left_of_the_promp
     assert error.context == WINDOW
     assert 2000 < error.num_tokens <= len(talk.template.encode(alone).token_ids) + 100
     assert "Shorten what the user says last or" in error.message
+
+
+# Summaries
+
+
+def asked_for(
+    messages: Sequence[Message], session: str | None = "s", tenant: str = "", **fields: Any
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r",
+        model="m",
+        prompt=ChatPrompt(messages=tuple(messages), tools=(LOOK,)),
+        cache=CacheParams(session_id=session, tenant=tenant),
+        overflow="summarise",
+        **fields,
+    )
+
+
+def summed(talk: Talk, request: GenerateRequest) -> Composed:
+    assert isinstance(request.prompt, ChatPrompt)
+    return compose_within(talk.composer, request, request.prompt)
+
+
+def wanted(talk: Talk, request: GenerateRequest) -> int:
+    with pytest.raises(SummaryWanted) as caught:
+        summed(talk, request)
+    return caught.value.first
+
+
+def long_talk() -> list[Message]:
+    turns = [[user(f"{n} " + "fox " * 30), said(f"Noted {n}.")] for n in range(20)]
+    late = Message(role="system", text="late")
+    return [SYSTEM, *turns[0], late, *(one for turn in turns[1:] for one in turn), user("and now?")]
+
+
+def rule_of(composed: Composed, rule: str) -> list[tuple[int, int]]:
+    return [(one.num_places, one.num_turns) for one in composed.changes if one.rule == rule]
+
+
+def test_a_summary_stands_where_the_dropped_turns_were_and_is_used_by_the_next_request():
+    talk = Talk(chatml(), TurnStore(), needs_state=False, context=WINDOW)
+    messages = long_talk()
+    first = wanted(talk, asked_for(messages))
+    assert messages[first].role == "user"
+    given = asked_for(messages, summaries=(Summary(first=first, text="Foxes."),))
+    composed = summed(talk, given)
+    assert composed.asked is not None
+    late = Message(role="system", text="late")
+    read = composed.asked.prompt.messages
+    assert [one.text for one in read[:2]] == [f"{SYSTEM.text}\n\n{late.text}", summary("Foxes.")]
+    assert list(read[2:]) == messages[first:]
+    num_turns = sum(one.role == "user" for one in messages[:first])
+    # Of the system messages two became one, which is another rule.
+    assert rule_of(composed, "summarised_turns") == [(2 * num_turns, num_turns)]
+    assert not rule_of(composed, DROPPED)
+    again = summed(talk, asked_for([*messages, said("So."), user("go on")]))
+    assert again.token_ids[: len(composed.token_ids) - 8] == composed.token_ids[:-8]
+    # Another conversation that says the same is read in the same way, another tenant's is not.
+    assert summed(talk, asked_for(messages, "other")).token_ids == composed.token_ids
+    assert wanted(talk, asked_for(messages, tenant="bob")) == first
+    edited = [SYSTEM, user("else"), *messages[2:]]
+    assert wanted(talk, asked_for(edited)) > 0
+
+
+def summary(text: str) -> str:
+    return summary_message(text).text
+
+
+def test_where_the_model_wrote_no_summary_turns_are_dropped_and_the_next_request_tries_again():
+    talk = Talk(chatml(), TurnStore(), needs_state=False, context=WINDOW)
+    messages = long_talk()
+    first = wanted(talk, asked_for(messages))
+    composed = summed(talk, asked_for(messages, summaries=(Summary(first=first, text=""),)))
+    assert rule_of(composed, DROPPED)
+    assert wanted(talk, asked_for(messages)) == first
+
+
+def test_nothing_is_kept_for_a_conversation_that_was_deleted_meanwhile():
+    talk = Talk(chatml(), TurnStore(), needs_state=False, context=WINDOW)
+    messages = long_talk()
+    first = wanted(talk, asked_for(messages))
+    given = asked_for(messages, summaries=(Summary(first=first, text="Foxes."),))
+    cache = msgspec.structs.replace(given.cache, is_deleted=True)
+    composed = summed(talk, msgspec.structs.replace(given, cache=cache))
+    assert rule_of(composed, "summarised_turns")
+    assert wanted(talk, asked_for(messages)) == first
+
+
+def test_what_nobody_waits_for_makes_no_summary():
+    talk = Talk(chatml(), TurnStore(), needs_state=False, context=WINDOW)
+    for work in ("prefill", "explain"):
+        assert rule_of(summed(talk, asked_for(long_talk(), work=work)), DROPPED)
+
+
+@pytest.mark.parametrize("session", ["s", None])
+def test_a_summary_survives_a_restart_and_is_gone_with_its_conversation(
+    tmp_path: Path, session: str | None
+):
+    messages, store = long_talk(), kept_at(tmp_path)
+    talk = Talk(chatml(), store, needs_state=False, context=WINDOW)
+    first = wanted(talk, asked_for(messages, session))
+    given = asked_for(messages, session, summaries=(Summary(first=first, text="The fox ate."),))
+    composed = summed(talk, given)
+    store.close()
+    store.run()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == int(session is not None)
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+    restarted = Talk(talk.template, kept_at(tmp_path), needs_state=False, context=WINDOW)
+    if session is not None:
+        kept = summed(restarted, asked_for(messages, session))
+        assert kept.token_ids == composed.token_ids
+        whom = Whom(session_id=session)
+    else:
+        wanted(restarted, asked_for(messages, session))
+        whom = Whom(model="m", chain=array("I", composed.token_ids).tobytes())
+    for one in (talk, restarted):
+        one.store.forget(whom, b"secret")
+        assert wanted(one, asked_for(messages, session)) == first
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -28,7 +28,6 @@ from runtime.prompt.healing import (
     worth_marking,
 )
 from runtime.prompt.kept_tools import KEPT_TOOLS, packed, with_tools_of
-from runtime.prompt.overflow import dropping
 from runtime.prompt.rewriting import RenderedMessage, RewriteStep, rewrite
 from runtime.prompt.seal import Seal
 from runtime.prompt.stabilise import stabilising_steps
@@ -121,7 +120,7 @@ class Composed(NamedTuple):
 @dataclass(slots=True)
 class Composer:
     """Composes for one name. `context` is in tokens; with `needs_state` boundaries matter.
-    What is said before message `first` is left out, but for system messages.
+    `cut` is done to a conversation before all else.
     """
 
     template: Template
@@ -132,7 +131,7 @@ class Composer:
     eos_token_ids: frozenset[int] = frozenset()
     rules_off: frozenset[str] = frozenset()
     own_rules: tuple[LineRule, ...] = ()
-    first: int = 0
+    cut: tuple[RewriteStep, ...] = ()
     dialect: Dialect = field(default_factory=Dialect)
     seal: Seal = field(default_factory=Seal)
 
@@ -256,7 +255,7 @@ class Composer:
         stabilising = stabilising_steps(request.client, self.rules_off, self.own_rules)
         codes = partial(self.seal.codes, tenant=tenant)
         arranging = arranging_steps(probe.abilities, codes, prompt.tools, probe.definition)
-        return [*dropping(self.first), *stabilising, *arranging]
+        return [*self.cut, *stabilising, *arranging]
 
     def _lineage(
         self, asked: PromptInput, composed: Composed, known: KnownPrefix | None = None

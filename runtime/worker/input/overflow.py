@@ -6,18 +6,32 @@ request of the conversation is cut in the same place, whatever is known of it by
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
 
-from runtime.errors import ContextTooLong
+from runtime.errors import ContextTooLong, PromptChanged, SummaryWanted
 from runtime.kv.media import Medium
-from runtime.prompt.overflow import DROPPED, most_tokens, num_dropped, turn_starts
+from runtime.prompt.compaction import summary_message
+from runtime.prompt.healing import TurnScope
+from runtime.prompt.overflow import (
+    DROPPED,
+    SUMMARISED,
+    most_summary,
+    most_tokens,
+    num_dropped,
+    summed_up,
+    turn_starts,
+    without,
+)
 from runtime.types import ChatPrompt, GenerateRequest, Message, Tool
 from runtime.worker.input.compose import Composed, Composer
 from runtime.worker.input.kept import READ
+from store.keyed_names import Asker
+from store.turns import Turn
 
 Media = Mapping[bytes, Medium]
 
@@ -30,6 +44,7 @@ def compose_within(
     Raises:
         InvalidRequest: the template refuses it.
         ContextTooLong: it does not fit, or not even its last turn does.
+        SummaryWanted: what goes is to be summed up, and was not yet.
     """
     if request.overflow in (None, "refuse") or request.work not in READ:
         return composer.compose(request, prompt, media)
@@ -88,7 +103,10 @@ class _Overlong:
         attempt = self.attempt(0, most)
         if attempt.composed is not None or len(self.starts) < 2:
             return attempt.composed
-        target = min(most, self._about(0) - 1)
+        room = 0
+        if self.request.overflow == "summarise":
+            room = most_summary(self.window) + self._size(summary_message(""))
+        target = min(most - room, self._about(0) - 1)
         while number := num_dropped(self.turns, self.kept, self.window, target):
             attempt = self.attempt(number, most)
             if attempt.composed is not None:
@@ -99,7 +117,8 @@ class _Overlong:
     def attempt(self, number: int, most: int) -> _Attempt:
         """The prompt without so many turns."""
         first = self.starts[number] if number else 0
-        composer = replace(self.composer, context=most + 1, first=first)
+        cut = (without(first, self._summary(first)),) if first else ()
+        composer = replace(self.composer, context=most + 1, cut=cut)
         try:
             composed = composer.compose(self.request, self.prompt, self.media)
         except ContextTooLong as error:
@@ -115,11 +134,42 @@ class _Overlong:
         num_tokens = sum(self.turns[:number])
         changes = tuple(
             msgspec.structs.replace(change, num_turns=number, num_tokens=num_tokens)
-            if change.rule == DROPPED
+            if change.rule in (DROPPED, SUMMARISED)
             else change
             for change in composed.changes
         )
         return composed._replace(changes=changes)
+
+    def _summary(self, first: int) -> str:
+        """What stands for the messages before that one; nothing where they are just dropped.
+
+        Raises:
+            SummaryWanted: it is to be made.
+            PromptChanged: the answer began with one that is lost.
+        """
+        if self.request.overflow != "summarise":
+            return ""
+        cache, turns = self.request.cache, self.composer.turns
+        key = summed_up(cache.tenant, self.prompt.messages[:first])
+        is_named = cache.session_id is not None
+        asker = Asker(self.request.model, cache.session_id)
+        scope = TurnScope(asker, b"" if is_named else key)
+        text = next((one.text for one in self.request.summaries if one.first == first), None)
+        if text is not None:
+            ids = self.composer.template.encode(text).token_ids
+            kept = Turn(key, b"", 0, array("I", ids).tobytes(), summary=text)
+        elif (found := turns.find([key], scope)) is not None:
+            (kept,) = found[1][0].turns
+        elif self.request.said is not None:
+            raise PromptChanged
+        elif self.request.work == "generate":
+            raise SummaryWanted(first)
+        else:
+            return ""
+        if kept.summary and not cache.is_deleted:
+            is_durable = is_named and cache.ttl_s != 0
+            turns.put(kept, scope, is_durable=is_durable, age=turns.age)
+        return kept.summary
 
     def _size(self, message: Message) -> int:
         """The tokens of a message, about; without thoughts, which clients drop later on."""

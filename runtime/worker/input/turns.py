@@ -393,14 +393,16 @@ class TurnStore:
                 _remove(path)
 
     def _forget_chain(self, chain: array[int], model: str) -> None:
-        """Turns that only this chain without a session id is made of leave memory, from the end."""
+        """Turns that only this chain without a session id is made of leave memory, from the end;
+        whose a summary is cannot be told there, so all of those do.
+        """
         with self._lock:
             held = [(scope, one.turn) for one in self._memory.held.values() for scope in one.owners]
         for scope in {scope for scope, _ in held if scope.asker == Asker(model)}:
             turns = {turn.id: turn for owner, turn in held if owner == scope}
             for turn in sorted(turns.values(), key=lambda one: one.end, reverse=True):
                 is_last = all(one.parent != turn.id for one in turns.values())
-                if is_last and self._is_made_of(turn, chain):
+                if is_last and (turn.summary or self._is_made_of(turn, chain)):
                     del turns[turn.id]
                     with self._lock:
                         self._memory.drop_owner(turn.id, scope)
@@ -591,7 +593,7 @@ def tools_of(way: Sequence[Turn]) -> bytes:
 
 
 def _num_bytes(turn: Turn) -> int:
-    return len(turn.token_ids) + len(turn.tools)
+    return len(turn.token_ids) + len(turn.tools) + len(turn.summary)
 
 
 def _known(turns: Sequence[Turn]) -> KnownPrefix:
