@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
@@ -74,12 +75,20 @@ class Replay:
         fields = {"kv_disk": True, "block_size": 32, "prompt_rules": self.switches}
         return supervising_with_store(self.home, models=models, **fields)
 
-    async def run(self, num_turns: int, num_starts: int) -> None:
+    async def run(self, num_turns: int, num_starts: int, *, at_once: bool = False) -> None:
+        """The clients' turns one after the other, or those of all of them at the same time."""
         for _ in range(num_starts):
             async with self.supervising() as (supervisor, kv):
                 for number in range(num_turns // num_starts):
-                    for client, conversation in self.conversations.items():
-                        await self.turn(supervisor, client, conversation, is_first=number == 0)
+                    turns = (
+                        self.turn(supervisor, client, conversation, is_first=number == 0)
+                        for client, conversation in self.conversations.items()
+                    )
+                    if at_once:
+                        await asyncio.gather(*turns)
+                        continue
+                    for turn in turns:
+                        await turn
                 await self.check_counts(kv)
 
     async def check_counts(self, kv: KvStore) -> None:
@@ -150,6 +159,15 @@ async def test_agents_pay_for_new_tokens_only_over_a_restart(family: str, tmp_pa
     write_model(tmp_path / "models" / "m", family)
     replay = Replay(tmp_path)
     await replay.run(num_turns=6, num_starts=2)
+    for client in replay.turns:
+        check(replay, client)
+
+
+async def test_programs_that_ask_one_model_at_once_pay_for_new_tokens_only(tmp_path: Path):
+    write_model(tmp_path / "models" / "m")
+    replay = Replay(tmp_path)
+    assert len(replay.turns) > 2
+    await replay.run(num_turns=6, num_starts=2, at_once=True)
     for client in replay.turns:
         check(replay, client)
 
