@@ -13,7 +13,7 @@ from litestar.params import FromPath
 from api.admin.cache import operator_only
 from api.http.body import HttpRequest
 from api.http.gate import Gate
-from api.http.sse import EventStream, unless_left
+from api.http.sse import EVENTS, EventStream, unless_left
 from runtime.errors import InvalidRequest
 from runtime.supervisor.calls import LoadRequest
 from runtime.supervisor.lifecycle import Transition
@@ -102,7 +102,7 @@ async def cancel_request(request_id: FromPath[str], gate: NamedDependency[Gate])
     return Cancelled(request_id, gate.cancel(request_id))
 
 
-@get("/admin/events", tags=["Admin"], guards=[operator_only])
+@get("/admin/events", tags=["Admin"], guards=[operator_only], media_type=EVENTS)
 async def events(gate: NamedDependency[Gate]) -> EventStream:
     """Every transition of every model as it happens, after a first event with what is running.
 

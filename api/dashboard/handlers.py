@@ -22,7 +22,7 @@ from api.http.body import HttpRequest
 from api.http.gate import Gate
 from api.http.guard import GuardRules
 from api.http.kv_access import KvAccess
-from api.http.sse import EventStream
+from api.http.sse import EVENTS, EventStream
 from api.observe.trend import SAMPLE_S
 from runtime.cache.inventory import Inventory
 from runtime.cache.inventory_pins import slots_of
@@ -45,7 +45,7 @@ def samples(dashboard: NamedDependency[Dashboard]) -> Samples:
     return Samples(SAMPLE_S, dashboard.samples())
 
 
-@get("/admin/dashboard/events", tags=["Admin"], guards=[operator_only])
+@get("/admin/dashboard/events", tags=["Admin"], guards=[operator_only], media_type=EVENTS)
 async def live_snapshots(
     request: HttpRequest,
     gate: NamedDependency[Gate],

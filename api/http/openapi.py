@@ -21,6 +21,29 @@ _OLLAMA: _Node = {
 _FRAMEWORKS = {"status_code", "detail"}
 """What the framework's own errors have, and ours never do."""
 
+_WHOLE = ("/compact", "/input_tokens")
+"""They take the body of an answer, and none of them streams."""
+
+_SAID = [{"role": "user", "content": "Say one word."}]
+_TINY = "hearth-tiny"
+EXAMPLES: dict[str, _Node] = {
+    "ChatRequest": {"messages": _SAID, "max_tokens": 8},
+    "CompletionRequest": {"prompt": "One word:", "max_tokens": 8},
+    "ResponseRequest": {"input": "Say one word.", "max_output_tokens": 16},
+    "MessagesRequest": {"model": _TINY, "messages": _SAID, "max_tokens": 8},
+    "CountRequest": {"model": _TINY, "messages": _SAID},
+    "OllamaChatRequest": {"model": _TINY, "messages": _SAID, "stream": False},
+    "GenerateBody": {"model": _TINY, "prompt": "Say one word.", "stream": False},
+    "ShowRequest": {"model": _TINY},
+    "TokenizeRequest": {"prompt": "A kettle hums."},
+    "DetokenizeRequest": {"tokens": [17, 4]},
+    "EmbeddingRequest": {"input": "A kettle hums."},
+    "AgentCreate": {"name": "reviewer", "system": "You review patches."},
+    "AgentGenerate": {"messages": _SAID, "max_tokens": 8},
+    "AgentFork": {"name": "another"},
+}
+"""A body for each kind that requests have, by the name of its schema."""
+
 
 class SchemaPlugin(JsonRenderPlugin):
     """JSON only: pages that render it would be fetched from somebody else's server."""
@@ -37,11 +60,26 @@ def completed(document: _Node) -> _Node:
     """
     document = _without_doubts(document)
     for path, item in cast("_Node", document["paths"]).items():
-        for operation in cast("_Node", item).values():
+        for method, operation in cast("_Node", item).items():
             if isinstance(operation, dict) and "responses" in operation:
                 told = _refusals(path, cast("_Node", operation["responses"]))
                 operation["responses"] = told
+                _complete_body(path, method, cast("_Node", operation), document)
     return document
+
+
+def _complete_body(path: str, method: str, operation: _Node, document: _Node) -> None:
+    """Show an example of the body, and the answer that one with `stream` has."""
+    media = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    name = media.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    if name in EXAMPLES:
+        media["example"] = EXAMPLES[name]
+    schema = document["components"]["schemas"].get(name, {})
+    answer = operation["responses"].get("200", {}).get("content", {})
+    may_stream = method == "post" and "stream" in schema.get("properties", {})
+    if may_stream and answer and not path.endswith(_WHOLE):
+        kind = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
+        answer[kind] = {"schema": {"type": "string"}}
 
 
 def _refusals(path: str, responses: _Node) -> _Node:
