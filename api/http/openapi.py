@@ -69,15 +69,16 @@ def completed(document: _Node) -> _Node:
 
 
 def _complete_body(path: str, method: str, operation: _Node, document: _Node) -> None:
-    """Show an example of the body, and the answer that one with `stream` has."""
+    """Show an example of the body, and the answer to who asks for a stream."""
     media = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     name = media.get("schema", {}).get("$ref", "").rpartition("/")[2]
     if name in EXAMPLES:
         media["example"] = EXAMPLES[name]
     schema = document["components"]["schemas"].get(name, {})
     answer = operation["responses"].get("200", {}).get("content", {})
-    may_stream = method == "post" and "stream" in schema.get("properties", {})
-    if may_stream and answer and not path.endswith(_WHOLE):
+    asked = {one["name"] for one in operation.get("parameters", [])}
+    asked |= schema.get("properties", {}).keys() if method == "post" else set()
+    if "stream" in asked and answer and not path.endswith(_WHOLE):
         kind = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
         answer[kind] = {"schema": {"type": "string"}}
 
