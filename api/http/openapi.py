@@ -80,7 +80,7 @@ def _complete_body(path: str, method: str, operation: _Node, document: _Node) ->
     asked |= schema.get("properties", {}).keys() if method == "post" else set()
     if "stream" in asked and answer and not path.endswith(_WHOLE):
         kind = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
-        answer[kind] = {"schema": {"type": "string"}}
+        answer[kind] = {"schema": {}}
 
 
 def _refusals(path: str, responses: _Node) -> _Node:
