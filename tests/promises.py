@@ -44,6 +44,9 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "never wrong": {
+        "contract/test_speculation.py": (
+            "test_rows_with_and_without_proposals_say_what_they_say_alone[qwen3]",
+        ),
         "crash/test_damaged_files.py": (
             "test_every_byte_of_the_header_counts",
             "test_swapped_files_are_misses",

@@ -177,7 +177,9 @@ class Worker:
         if team is not None:
             decoder = team.decoder(model, rows, overlaps=overlaps)
         else:
-            decoder = Decoder(model, rows, StepCosts(), overlaps=overlaps)
+            # Kernels of wide steps would be compiled under a request; docs/decisions/0056.
+            costs = None if models.compiles_kernels() else StepCosts()
+            decoder = Decoder(model, rows, costs, overlaps=overlaps)
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
         self._turning = _thread("turns", self._turns.run)
         composer = Composer(

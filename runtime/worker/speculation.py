@@ -55,6 +55,14 @@ class StepCosts:
         """Seconds of a plain step, or None before there were any."""
         return self._seconds.get((num_rows.bit_length(), 1)) if self.is_known(num_rows, 1) else None
 
+    @property
+    def measured_ms(self) -> dict[str, float]:
+        """Milliseconds by "rows x width", rows being the most of their power of two."""
+        return {
+            f"{(1 << rows) - 1} x {width}": round(seconds * 1000, 2)
+            for (rows, width), seconds in sorted(self._seconds.items())
+        }
+
     def of(self, num_rows: int, width: int) -> float | None:
         """What such a step takes, in plain steps: measured, or else as if each token cost as much
         as those of the widest that was. None before there were plain steps.
