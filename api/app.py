@@ -14,6 +14,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.types import ASGIApp
 
+from api import cache_hints
 from api import prewarm as prewarming
 from api.admin import cache, crashes, explain, health
 from api.admin import history as history_admin
@@ -82,7 +83,7 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
         *ollama_handlers.GENERATING,
     ),
     "embed": (embeddings, tokenize, detokenize),
-    "prewarm": prewarming.HANDLERS,
+    "prewarm": (*prewarming.HANDLERS, cache_hints.hint),
     "history": (
         *responses_handlers.KEEPING,
         *agent_handlers.KEEPING,

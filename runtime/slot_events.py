@@ -163,6 +163,15 @@ class Forget(Struct, frozen=True, tag="forget"):
     secret: bytes
 
 
+class Hint(Struct, frozen=True, tag="hint"):
+    """A conversation goes on in `pause_s` seconds, or with `is_over` not at all."""
+
+    whom: Whom
+    secret: bytes
+    pause_s: float | None = None
+    is_over: bool = False
+
+
 class Bring(Struct, frozen=True, tag="bring"):
     """Have what ends with these slots in memory, as soon as nothing else is to be done."""
 
@@ -191,6 +200,7 @@ KvNews = (
     | HotAsked
     | HotBudget
     | Forget
+    | Hint
     | Bring
 )
 """What the store tells a worker; besides it answers `RoomWanted`."""

@@ -10,7 +10,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 Priority = Literal["interactive", "default", "background"]
 Work = Literal["generate", "count", "prefill", "tokenize", "detokenize", "embed", "explain"]
-CacheMode = Literal["full", "prefix", "off"]
+CacheMode = Literal["full", "prefix", "breakpoints", "off"]
 Overflow = Literal["refuse", "drop_oldest_turns", "summarise"]
 CacheTier = Literal["none", "hot", "warm", "cold"]
 MissReason = Literal[
@@ -61,11 +61,21 @@ class Image(Struct, frozen=True):
     max_side: int | None = None
 
 
+class Breakpoint(Struct, frozen=True):
+    """Where in a message a client wants a prefix to end: what is before it is worth `keep_s`
+    seconds. It stands after `at` characters of the text, `num_images` pictures, `num_calls` calls.
+    """
+
+    at: int
+    keep_s: float
+    num_images: int = 0
+    num_calls: int = 0
+
+
 class Message(Struct, frozen=True):
     """One turn, already free of its protocol: the text parts of a content list are joined.
 
-    `loaded_tools` names deferred tools whose definition the model is given here. After a message
-    with `keep_s` the client set a cache breakpoint: what is before it is worth that many seconds.
+    `loaded_tools` names deferred tools whose definition the model is given here.
     """
 
     role: Role
@@ -77,14 +87,25 @@ class Message(Struct, frozen=True):
     is_error: bool = False
     images: tuple[Image, ...] = ()
     loaded_tools: tuple[str, ...] = ()
-    keep_s: float | None = None
+    breakpoints: tuple[Breakpoint, ...] = ()
+
+    def kept(self, keep_s: float) -> Message:
+        """The same with a breakpoint at its end."""
+        end = Breakpoint(
+            at=len(self.text),
+            keep_s=keep_s,
+            num_images=len(self.images),
+            num_calls=len(self.tool_calls),
+        )
+        return msgspec.structs.replace(self, breakpoints=(*self.breakpoints, end))
 
 
 class Tool(Struct, frozen=True):
     """A function the model may call. `parameters` is its JSON schema as JSON text.
 
     A strict tool's arguments must follow the schema, a free-form tool takes one text, and a
-    deferred one is not shown until a message loads it. `keep_s` is as in `Message`.
+    deferred one is not shown until a message loads it. With `keep_s` a client's breakpoint is
+    behind it: it and the tools before it are worth that many seconds.
     """
 
     name: str
@@ -202,19 +223,24 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 class CacheParams(Struct, frozen=True):
     """What a request wishes of the KV cache.
 
-    `prefix` keeps only what precedes the first turn (system prompt and tools), `off` neither reads
-    nor keeps KV; the model reads the same tokens in all of them. `ttl_s` is how long the KV may
-    stay on disk unused: 0 keeps it in memory only, None leaves it to the server. `session_id` names
+    `prefix` keeps only what precedes the first turn (system prompt and tools), `breakpoints` what
+    precedes the last breakpoint, `off` neither reads nor keeps KV; the model reads the same tokens
+    in all of them. `ttl_s` is how long the KV may stay on disk unused: 0 keeps it in memory only,
+    None leaves it to the server. `keep_s` is how long it is to stay at least. `session_id` names
     the conversation for listing and deleting; what matches is decided by content alone. A `prefill`
     with a `pin` has its KV stay until that pin is taken back; in `prefix` mode that of the prefix.
-    Requests of two tenants share nothing. `is_deleted` says that the conversation was deleted while
-    the request waited: nothing of it is reused or kept.
+    After the answer its client is away for `pause_s` seconds, or with `is_last` for good. Requests
+    of two tenants share nothing. `is_deleted` says that the conversation was deleted while the
+    request waited: nothing of it is reused or kept.
     """
 
     mode: CacheMode = "full"
     ttl_s: float | None = None
+    keep_s: float | None = None
     session_id: str | None = None
     pin: str | None = None
+    pause_s: float | None = None
+    is_last: bool = False
     tenant: str = ""
     is_deleted: bool = False
 
@@ -329,7 +355,9 @@ class CacheUse(Struct, frozen=True):
 
     `tier` is the slowest that was needed. `reason` is None when all that can be reused was; `at`
     is the position from which on it was not. The first `num_durable` of its tokens were on disk
-    when it ended: they survive whatever happens to the process.
+    when it ended: they survive whatever happens to the process. Of the prompt the first `num_kept`
+    are kept, all of them where it is None; what is before a position of `keeps` is for so many
+    seconds at least.
     """
 
     tier: CacheTier = "none"
@@ -338,6 +366,18 @@ class CacheUse(Struct, frozen=True):
     restore_ms: float = 0.0
     reason: MissReason | None = None
     at: int = 0
+    num_kept: int | None = None
+    keeps: tuple[tuple[int, float], ...] = ()
+
+    def num_written(self, num_prompt_tokens: int) -> int:
+        """How many of a prompt's tokens were computed and are kept."""
+        kept = num_prompt_tokens if self.num_kept is None else self.num_kept
+        return max(min(kept, num_prompt_tokens) - self.num_tokens, 0)
+
+    def num_written_for(self, keep_s: float, num_prompt_tokens: int) -> int:
+        """How many of these are kept for so long at least, as breakpoints say."""
+        end = max((at for at, seconds in self.keeps if seconds >= keep_s), default=0)
+        return min(max(end - self.num_tokens, 0), self.num_written(num_prompt_tokens))
 
 
 class PromptChange(Struct, frozen=True):

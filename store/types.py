@@ -148,7 +148,8 @@ class SlotRow(Struct, frozen=True):
 class Candidate(Struct, frozen=True):
     """What eviction weighs: a slot, or a piece of memory. `hits` is as it was at `last_used_s`.
 
-    `num_children` counts all children, also those that are not candidates.
+    `num_children` counts all children, also those that are not candidates. Who used it is
+    expected back until `awaited_s`, or with `is_released` not any more.
     """
 
     id: str
@@ -159,6 +160,8 @@ class Candidate(Struct, frozen=True):
     last_used_s: float
     hits: float = 0.0
     ttl_class: TtlClass = "long"
+    awaited_s: float = 0.0
+    is_released: bool = False
 
 
 class SlotPlace(NamedTuple):

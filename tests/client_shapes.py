@@ -74,7 +74,7 @@ class Conversation:
     def prompt(self) -> ChatPrompt:
         messages = list(self.messages)
         if self.shape.keep_s is not None:
-            messages[-1] = msgspec.structs.replace(messages[-1], keep_s=self.shape.keep_s)
+            messages[-1] = messages[-1].kept(self.shape.keep_s)
         return ChatPrompt(
             messages=tuple(messages), tools=self.shape.tools, thinking=Thinking(is_enabled=True)
         )
@@ -126,7 +126,7 @@ def _claude_opening(directory: str, day: date) -> list[Message]:
     billing = "x-anthropic-billing-header: cc_version=2.1.329.ec4; cc_entrypoint=sdk-cli;"
     return [
         Message(role="system", text=billing),
-        Message(role="system", text=_instructions(directory), keep_s=3600.0),
+        Message(role="system", text=_instructions(directory)).kept(3600.0),
         Message(
             role="user",
             text="<system-reminder>\nAs you answer, use this context: the code word is "

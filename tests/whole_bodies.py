@@ -11,6 +11,7 @@ import msgspec
 from api.admin.history import RestoreAsked
 from api.agents.schemas import AgentCreate, AgentFork, AgentGenerate
 from api.anthropic.schemas import MessagesRequest
+from api.cache_hints import HintRequest
 from api.ollama.schemas import GenerateBody, OllamaChatRequest
 from api.openai.embeddings import EmbeddingRequest
 from api.openai.response_schemas import ResponseRequest
@@ -39,7 +40,12 @@ MESSAGES: list[Body] = [
         ],
     },
     {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "A wall."}]},
-    {"role": "user", "content": [{"type": "text", "text": "And?"}]},
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "And?", "prompt_cache_breakpoint": {"mode": "explicit"}}
+        ],
+    },
 ]
 TOOLS: list[Body] = [{"type": "function", "function": LOOK}]
 THINKING: Body = {"reasoning": {"effort": "none"}, "thinking": {"type": "disabled"}}
@@ -56,6 +62,7 @@ CHAT: Body = {
     "response_format": {"type": "text"},
     "prediction": {"type": "content", "content": [{"type": "text", "text": "I looked."}]},
     "stream_options": {"include_usage": True},
+    "prompt_cache_options": {"mode": "implicit"},
     "metadata": {**THINKING},
     "extra_body": {**THINKING},
     "chat_template_kwargs": {"reasoning": {"effort": "none"}},
@@ -188,6 +195,7 @@ BODIES: dict[str, Whole] = {
         GenerateBody,
         {"model": "hearth-tiny", "prompt": "Hi", "options": {"num_predict": 1}, "stream": False},
     ),
+    "hints": Whole(HintRequest, {"session_id": "s"}),
     "agent": Whole(AgentCreate, AGENT),
     "fork": Whole(AgentFork, AGENT),
     "agent_generate": Whole(AgentGenerate, {"messages": MESSAGES[1:2], "max_tokens": 1}),

@@ -40,7 +40,10 @@ from store.history.agent_rows import TurnRow
 _OF_A_TURN = frozenset({"messages", "stream", "stream_options", "n"})
 OF_A_GENERATE = _OF_A_TURN | {"id", "agent_id", "turn"}
 _OF_A_CONVERSATION = frozenset(
-    {"session_id", "conversation_id", "thread_id", "chat_id", "prompt_cache_key"}
+    {
+        *("session_id", "conversation_id", "thread_id", "chat_id", "prompt_cache_key"),
+        *("prompt_cache_options", "prompt_cache_retention"),
+    }
 )
 """An agent's conversation is its own, and lives as long as its config says."""
 _encode = msgspec.json.Encoder().encode

@@ -91,6 +91,8 @@ class Generates:
             mode=chat.cache_mode or "full",
             ttl_s=_kv_ttl_s(row),
             session_id=row.session,
+            pause_s=chat.tool_pause_s,
+            is_last=bool(chat.release),
             tenant=wish.caller.tenant,
         )
         return TurnPlan(
@@ -99,7 +101,7 @@ class Generates:
             base=row.num_turns if cut is None else cut.number - 1,
             model=chat.model or spec.id,
             new_messages=new_messages,
-            request=msgspec.structs.replace(request, cache=cache),
+            request=msgspec.structs.replace(request, cache=cache, work="generate"),
             cut=cut,
             form=form_of(chat),
             ignored=(*wish.sent.unused, *unserved_tools(chat)),

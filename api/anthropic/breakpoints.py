@@ -6,15 +6,21 @@ from typing import Protocol
 
 from api.anthropic.schemas import CacheControl
 from api.http.refusal import refuse
+from runtime.types import Breakpoint, Image, ToolCall
 
 MAX_BREAKPOINTS = 4
 KEEP_S = {None: 300.0, "5m": 300.0, "1h": 3600.0}
 
 
-class Keepable(Protocol):
-    """What a breakpoint may stand behind."""
+class Writing(Protocol):
+    """A message while it is written, behind whose last word a breakpoint may stand."""
 
-    keep_s: float | None
+    images: list[Image]
+    calls: list[ToolCall]
+    breakpoints: list[Breakpoint]
+
+    length: int
+    """Of its text."""
 
 
 class Breakpoints:
@@ -43,12 +49,18 @@ class Breakpoints:
             )
         return KEEP_S[control.ttl]
 
-    def meet(self, control: CacheControl | None, path: str, thing: Keepable) -> None:
-        """A breakpoint behind a thing; where there are several, the longest counts.
+    def meet(self, control: CacheControl | None, path: str, said: Writing) -> None:
+        """A breakpoint behind what is written of a message so far.
 
         Raises:
             InvalidRequest: it is one too many, or its `ttl` is unknown.
         """
         keep_s = self.keep_s(control, path)
         if keep_s is not None:
-            thing.keep_s = max(keep_s, thing.keep_s or 0.0)
+            point = Breakpoint(
+                at=said.length,
+                keep_s=keep_s,
+                num_images=len(said.images),
+                num_calls=len(said.calls),
+            )
+            said.breakpoints.append(point)

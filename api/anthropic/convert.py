@@ -117,6 +117,8 @@ def messages_to_generate(
             mode=data.cache_mode or "full",
             ttl_s=data.ttl,
             session_id=door.caller.session_id((data.session_id,), (_session(data.metadata),)),
+            pause_s=data.tool_pause_s,
+            is_last=bool(data.release),
             tenant=door.caller.tenant,
         ),
     )
@@ -184,8 +186,7 @@ def _kept(messages: Sequence[Message], keep_s: float | None) -> tuple[Message, .
     if keep_s is None:
         return tuple(messages)
     *earlier, last = messages
-    longest = max(keep_s, last.keep_s or 0.0)
-    return (*earlier, msgspec.structs.replace(last, keep_s=longest))
+    return (*earlier, last.kept(keep_s))
 
 
 def _tools(definitions: Sequence[ToolDefinition], breakpoints: Breakpoints) -> tuple[Tool, ...]:

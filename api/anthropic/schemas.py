@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from api.http.body import decoded_at
 from api.http.hearth_info import HearthInfo, IgnoredInfo
+from api.http.hints import PauseS
 from api.http.images import image_of
 from api.http.priorities import AskedPriority
 from api.http.refusal import refuse
@@ -156,8 +157,9 @@ class CountRequest(AnthropicBody, kw_only=True):
 class MessagesRequest(CountRequest, kw_only=True):
     """The body of `POST /v1/messages`. With 0 `max_tokens` the prompt is only computed and kept.
 
-    `session_id`, `cache_mode`, `ttl` (seconds on disk; 0: none), `keep_alive` (how long the model
-    stays loaded afterwards: seconds, `5m`, -1 for ever) and `priority` are Hearth's own.
+    `session_id`, `cache_mode`, `ttl` (seconds on disk; 0: none), `tool_pause_s` (the client comes
+    back in so many seconds), `release` (it does not), `keep_alive` (how long the model stays loaded
+    afterwards: seconds, `5m`, -1 for ever) and `priority` are Hearth's own.
     """
 
     max_tokens: Count | None = None
@@ -171,11 +173,20 @@ class MessagesRequest(CountRequest, kw_only=True):
     session_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     cache_mode: CacheMode | None = None
     ttl: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
+    tool_pause_s: PauseS | None = None
+    release: bool | None = None
     keep_alive: float | str | None = None
     priority: AskedPriority | None = None
 
 
 # Answers
+
+
+class CacheCreation(AnthropicBody):
+    """The tokens of `cache_creation_input_tokens` by how long they are kept at least."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
 
 
 class Usage(AnthropicBody):
@@ -185,6 +196,7 @@ class Usage(AnthropicBody):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    cache_creation: CacheCreation | UnsetType = UNSET
     service_tier: Literal["standard"] | UnsetType = UNSET
 
 

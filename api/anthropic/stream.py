@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from api.anthropic.convert import ConvertedRequest
 from api.anthropic.errors import error_answer
 from api.anthropic.schemas import (
     EMPTY_OBJECT,
+    CacheCreation,
     CompactionAnswer,
     ContentAnswer,
     MessageAnswer,
@@ -27,8 +29,9 @@ from api.http.errors import refusal_of
 from api.http.hearth_info import hearth_of
 from api.observe.record import Tally
 from runtime.errors import HearthError, NoSummary
-from runtime.types import Chunk, Finished, ReasoningDelta, TextDelta, ToolCallDelta
+from runtime.types import CacheUse, Chunk, Finished, ReasoningDelta, TextDelta, ToolCallDelta
 
+HOUR_S = 3600.0
 encode = msgspec.json.Encoder().encode
 
 
@@ -42,13 +45,13 @@ class MessageEnvelope:
 
 def usage_of(tally: Tally, asked: ConvertedRequest) -> Usage:
     """The counts of a finished answer."""
-    return _usage(tally.num_prompt_tokens, tally.num_cached_tokens, tally.num_output_tokens, asked)
+    counts = _Counts(tally.num_prompt_tokens, _cache_of(tally), tally.num_output_tokens)
+    return _usage(counts, asked)
 
 
 def planned_usage(answer: Answer, asked: ConvertedRequest) -> Usage:
     """The counts of an answer that begins: what is about to be reused, and no output yet."""
-    num_cached = answer.planned_cache.num_tokens
-    return in_full(_usage(answer.num_prompt_tokens, num_cached, 0, asked))
+    return in_full(_usage(_Counts(answer.num_prompt_tokens, answer.planned_cache), asked))
 
 
 def in_full(usage: Usage) -> Usage:
@@ -56,19 +59,40 @@ def in_full(usage: Usage) -> Usage:
     return msgspec.structs.replace(usage, service_tier="standard")
 
 
-def _usage(num_prompt: int, num_cached: int, num_output: int, asked: ConvertedRequest) -> Usage:
-    """With breakpoints, what was computed counts as written to the cache, as all of it is kept.
+def in_brief(usage: Usage) -> Usage:
+    """The usage of a stream's end."""
+    return msgspec.structs.replace(usage, cache_creation=UNSET)
+
+
+class _Counts(NamedTuple):
+    """Of one prompt: its tokens, what of them was reused and is kept, what was said."""
+
+    num_prompt: int
+    cache: CacheUse
+    num_output: int = 0
+
+
+def _cache_of(tally: Tally) -> CacheUse:
+    usage = tally.least_cached
+    return CacheUse() if usage is None else usage.cache
+
+
+def _usage(counts: _Counts, asked: ConvertedRequest) -> Usage:
+    """With breakpoints, what was computed and is kept counts as written to the cache.
 
     Not so the last token, which every answer computes anew.
     """
-    num_computed = num_prompt - num_cached
-    is_kept = asked.has_breakpoints and asked.request.cache.mode == "full"
-    num_kept = max(0, num_computed - 1) if is_kept else 0
+    num_prompt, cache, num_output = counts
+    num_computed = num_prompt - cache.num_tokens
+    num_kept = min(cache.num_written(num_prompt), num_computed - 1) if asked.has_breakpoints else 0
+    num_kept = max(num_kept, 0)
+    num_long = min(cache.num_written_for(HOUR_S, num_prompt), num_kept)
     return Usage(
         input_tokens=num_computed - num_kept,
         cache_creation_input_tokens=num_kept,
-        cache_read_input_tokens=num_cached,
+        cache_read_input_tokens=cache.num_tokens,
         output_tokens=num_output,
+        cache_creation=CacheCreation(num_kept - num_long, num_long),
     )
 
 
@@ -238,7 +262,7 @@ class MessageStream:
         end = _event(
             "message_delta",
             delta={"stop_reason": reason, "stop_sequence": stop},
-            usage=usage_of(tally, self._asked),
+            usage=in_brief(usage_of(tally, self._asked)),
             hearth=hearth_of(tally, self._asked.ignored),
         )
         return (self._closed(last) if last is not None else b"") + end + _STOP

@@ -31,7 +31,7 @@ from api.anthropic.signature import reasoning_in
 from api.http.expansion import Expansion
 from api.http.refusal import refuse
 from runtime.prompt.compaction import summary_message
-from runtime.types import Image, Message, Role, Tool, ToolCall
+from runtime.types import Breakpoint, Image, Message, Role, Tool, ToolCall
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _Said:
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
     images: list[Image] = field(default_factory=list[Image])
     loaded_tools: list[str] = field(default_factory=list[str])
-    keep_s: float | None = None
+    breakpoints: list[Breakpoint] = field(default_factory=list[Breakpoint])
     length: int = 0
     """Of all texts, joined."""
 
@@ -61,7 +61,7 @@ class _Said:
             tool_calls=tuple(self.calls),
             images=tuple(self.images),
             loaded_tools=tuple(self.loaded_tools),
-            keep_s=self.keep_s,
+            breakpoints=tuple(self.breakpoints),
         )
 
 
@@ -178,7 +178,9 @@ class Transcript:
             refuse(f"{path}.content", "must not be empty: send the block as it was given.")
         self.num_compacted += len(self.messages) - self._num_system
         keep_s = self._breakpoints.keep_s(block.cache_control, path)
-        summary = msgspec.structs.replace(summary_message(block.content), keep_s=keep_s)
+        summary = summary_message(block.content)
+        if keep_s is not None:
+            summary = summary.kept(keep_s)
         self.messages[self._num_system :] = [summary]
         return True
 

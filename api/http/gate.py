@@ -9,11 +9,13 @@ from contextlib import ExitStack
 from weakref import WeakValueDictionary
 
 import msgspec
+from litestar.datastructures import Headers
 from litestar.types import Scope
 
 from api.http.answer import Answer
 from api.http.caller import tenant_of
 from api.http.errors import BodyTooLarge
+from api.http.hints import hints_in, with_hints
 from api.http.limits import bounds_of, check_size, narrowed
 from api.http.streams import KeptStreams
 from api.http.summarised import SummarisedAnswer
@@ -139,13 +141,15 @@ class Gate:
         if record.num_body_bytes > bounds.body_bytes:
             self.check_body(scope, self.spec(model))
         requests = [narrowed(one, bounds.limits) for one in requests]
+        hints = hints_in(Headers.from_scope(scope))
         for request in requests:
             check_size(request)
         with ExitStack() as unless_all:
             generations: list[Generation] = []
             for request in requests:
                 # Whatever an adapter made of the request: nobody reads another's KV.
-                cache = msgspec.structs.replace(request.cache, tenant=tenant)
+                cache = with_hints(request.cache, hints)
+                cache = msgspec.structs.replace(cache, tenant=tenant)
                 own = msgspec.structs.replace(request, cache=cache)
                 generation = self.supervisor.submit(own)
                 unless_all.callback(generation.abort)
@@ -154,6 +158,9 @@ class Gate:
         watch = self._prewarm.watch(generations[0].request)
         meter = self.metrics.meter(model, watch)
         answer = self._answer(generations, meter, lambda: self._remember(record))
+        last = generations[0].request.cache
+        if last.is_last and last.session_id is None:
+            answer.tally.ignored.append("release (it names no conversation)")
         record.model, record.tally, record.generations = model, answer.tally, generations
         self._answers[record.request_id] = answer
         return answer

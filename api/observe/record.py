@@ -79,6 +79,19 @@ class Tally:
         return sum(usage.num_cached_tokens for usage in self._prompts.values())
 
     @property
+    def num_written_tokens(self) -> int:
+        """Tokens of prompts that were computed and are kept."""
+        prompts = self._prompts.values()
+        return sum(usage.cache.num_written(usage.num_prompt_tokens) for usage in prompts)
+
+    def num_written_tokens_for(self, keep_s: float) -> int:
+        """Those of them that are kept for so long at least, as breakpoints say."""
+        return sum(
+            usage.cache.num_written_for(keep_s, usage.num_prompt_tokens)
+            for usage in self._prompts.values()
+        )
+
+    @property
     def least_cached(self) -> Usage | None:
         """The prompt of which the smallest part was reused, once one is finished."""
         shares = [(u.num_cached_tokens / u.num_prompt_tokens, u) for u in self._prompts.values()]

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from api.http.images import image_of
 from api.http.refusal import refuse
-from api.openai.fields import Body
-from runtime.types import Image
+from api.openai.fields import CACHE_TTL_S, Body, CacheBreakpoint
+from runtime.types import Breakpoint, Image
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
@@ -31,16 +31,18 @@ class ContentPart(Body):
     refusal: str | None = None
     image_url: str | ImageUrl | None = None
     detail: str | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 Content = str | list[ContentPart] | None
 
 
 class ContentText(NamedTuple):
-    """What a content says: its texts joined by newlines, and the pictures in between."""
+    """What a content says: its texts joined by newlines, the pictures and breakpoints between."""
 
     text: str
     images: tuple[Image, ...]
+    breakpoints: tuple[Breakpoint, ...] = ()
 
 
 def read(content: Content, path: str) -> ContentText:
@@ -57,15 +59,19 @@ def read(content: Content, path: str) -> ContentText:
 def _read_parts(parts: Sequence[ContentPart], path: str) -> ContentText:
     texts: list[str] = []
     images: list[Image] = []
+    points: list[Breakpoint] = []
     length = 0
     for i, part in enumerate(parts):
         if part.type in IMAGE_PARTS:
             images.append(_image(part, length, f"{path}[{i}]"))
-            continue
-        text = _part_text(part, f"{path}[{i}]")
-        length += len(text) + bool(texts)
-        texts.append(text)
-    return ContentText("\n".join(texts), tuple(images))
+        else:
+            text = _part_text(part, f"{path}[{i}]")
+            length += len(text) + bool(texts)
+            texts.append(text)
+        if (point := part.prompt_cache_breakpoint) is not None:
+            keep_s = CACHE_TTL_S[point.ttl]
+            points.append(Breakpoint(at=length, keep_s=keep_s, num_images=len(images)))
+    return ContentText("\n".join(texts), tuple(images), tuple(points))
 
 
 def _image(part: ContentPart, at: int, path: str) -> Image:

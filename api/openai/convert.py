@@ -10,6 +10,7 @@ from api.http.fields import stops_of
 from api.http.images import check_images
 from api.http.priorities import priority_of
 from api.http.refusal import refuse
+from api.openai.caching import latest, work_of
 from api.openai.content import read
 from api.openai.formats import constraint_of
 from api.openai.freeform import freeform_arguments
@@ -79,6 +80,7 @@ def chat_to_generate(
         request_id=request_id,
         model=spec.id,
         prompt=prompt,
+        work=work_of(data),
         client=caller.client,
         priority=priority_of(data.priority),
         keep_alive_s=seconds_of(data.keep_alive),
@@ -125,6 +127,7 @@ def completion_to_generate(
             request_id=f"{request_id}-{index}",
             model=spec.id,
             prompt=prompt,
+            work=work_of(data),
             client=caller.client,
             priority=priority_of(data.priority),
             keep_alive_s=seconds_of(data.keep_alive),
@@ -159,7 +162,7 @@ def _chat_prompt(data: ChatRequest) -> ChatPrompt:
     thinking = all_said(data, kwargs)
     tools, choice = chosen_tools(data)
     return ChatPrompt(
-        messages=_messages(data.messages),
+        messages=latest(_messages(data.messages), data),
         tools=tools,
         tool_choice=choice,
         thinking=thinking,
@@ -188,6 +191,7 @@ def _message(message: ChatMessage, path: str) -> Message:
         tool_call_id=_answered_call(message) if role == "tool" else message.tool_call_id,
         name=message.name,
         images=content.images,
+        breakpoints=content.breakpoints,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from api.http.hints import PauseS
 from api.http.priorities import AskedPriority
 from runtime.types import CacheMode
 
@@ -25,11 +26,34 @@ class Body(msgspec.Struct, gc=False):
     """Base of what goes over HTTP as JSON."""
 
 
+CacheTtl = Literal["30m", "12h"]
+CACHE_TTL_S: dict[CacheTtl | None, float] = {None: 1800.0, "30m": 1800.0, "12h": 43_200.0}
+Retention = Literal["in_memory", "24h"]
+
+
+class CacheBreakpoint(Body):
+    """`prompt_cache_breakpoint`: a reusable prefix ends behind this part, at this very token."""
+
+    mode: Literal["explicit"]
+    ttl: CacheTtl | None = None
+
+
+class PromptCacheOptions(Body):
+    """`prompt_cache_options`. With `explicit` only what precedes a breakpoint is kept, and nothing
+    without one; `ttl` is how long at least. With `prewarm` the prompt is read, nothing is said.
+    """
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: CacheTtl | None = None
+    prewarm: bool | None = None
+
+
 class SamplingFields(Body, kw_only=True):
     """How tokens are chosen and what becomes of the KV, in every request for an answer.
 
-    `session_id`, `cache_mode`, `ttl` (seconds on disk; 0: none), `keep_alive` (how long the model
-    stays loaded afterwards: seconds, `5m`, -1 for ever) and `priority` are Hearth's own; the other
+    `session_id`, `cache_mode`, `ttl` (seconds on disk; 0: none), `tool_pause_s` (the client comes
+    back in so many seconds), `release` (it does not), `keep_alive` (how long the model stays loaded
+    afterwards: seconds, `5m`, -1 for ever) and `priority` are Hearth's own; the other
     ids name the conversation as well, see `api/http/caller.py`.
     """
 
@@ -40,9 +64,13 @@ class SamplingFields(Body, kw_only=True):
     thread_id: str | None = None
     chat_id: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Retention | None = None
     user: str | None = None
     cache_mode: CacheMode | None = None
     ttl: Annotated[float, Meta(ge=0, le=366 * 86_400)] | None = None
+    tool_pause_s: PauseS | None = None
+    release: bool | None = None
     keep_alive: float | str | None = None
     priority: AskedPriority | None = None
 

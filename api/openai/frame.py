@@ -60,7 +60,9 @@ def usage_of(tally: Tally) -> Usage:
         prompt_tokens=tally.num_prompt_tokens,
         completion_tokens=tally.num_output_tokens,
         total_tokens=tally.num_prompt_tokens + tally.num_output_tokens,
-        prompt_tokens_details=PromptTokensDetails(tally.num_cached_tokens),
+        prompt_tokens_details=PromptTokensDetails(
+            tally.num_cached_tokens, tally.num_written_tokens
+        ),
         completion_tokens_details=CompletionTokensDetails(
             tally.num_reasoning_tokens, tally.num_accepted_tokens, tally.num_rejected_tokens
         ),

@@ -8,6 +8,7 @@ import msgspec
 
 from api.http.caller import Caller
 from api.http.refusal import refuse
+from api.openai.caching import keep_s_of, mode_of, ttl_s_of
 from api.openai.fields import Raws, SamplingFields
 from runtime.types import CacheParams, SamplingParams
 
@@ -43,9 +44,12 @@ def cache_of(data: SamplingFields, caller: Caller, *places: Raws | None) -> Cach
     ids = (*own, *(name for place in places for name in _names_in(place or {})))
     session_id = caller.session_id(ids, (data.prompt_cache_key, data.user))
     return CacheParams(
-        mode=data.cache_mode or "full",
-        ttl_s=data.ttl,
+        mode=mode_of(data),
+        ttl_s=ttl_s_of(data),
+        keep_s=keep_s_of(data),
         session_id=session_id,
+        pause_s=data.tool_pause_s,
+        is_last=bool(data.release),
         tenant=caller.tenant,
     )
 

@@ -205,7 +205,10 @@ ChatFinish = FinishReason | Literal["function_call"]
 
 
 class PromptTokensDetails(Body):
+    """`cache_write_tokens` were computed, and are kept for the next request."""
+
     cached_tokens: int
+    cache_write_tokens: int
 
 
 class CompletionTokensDetails(Body):

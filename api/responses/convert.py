@@ -19,6 +19,7 @@ from api.http.images import check_images
 from api.http.priorities import priority_of
 from api.http.refusal import refuse
 from api.http.unused import listed
+from api.openai.caching import latest, work_of
 from api.openai.content import ContentPart, read
 from api.openai.fields import JsonSchemaFormat, Raws, is_given
 from api.openai.formats import constraint_of
@@ -42,6 +43,7 @@ from runtime.config.settings import Settings
 from runtime.prompt.compaction import summary_message, summary_request
 from runtime.prompt.continuation import begun
 from runtime.types import (
+    Breakpoint,
     ChatPrompt,
     GenerateRequest,
     Image,
@@ -110,6 +112,7 @@ class _Writer:
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
         self._images: list[Image] = []
+        self._points: list[Breakpoint] = []
         self._length = 0
         """Of all texts of the turn."""
 
@@ -148,10 +151,11 @@ class _Writer:
                 reasoning=reasoning,
                 tool_calls=tuple(self._calls),
                 images=tuple(self._images),
+                breakpoints=tuple(self._points),
             )
         )
-        self._reasonings, self._texts, self._calls, self._images = [], [], [], []
-        self._length = 0
+        self._reasonings, self._texts, self._calls = [], [], []
+        self._images, self._points, self._length = [], [], 0
 
     def _add_message(self, item: MessageItem, path: str) -> None:
         role = ROLES.get(item.role)
@@ -164,13 +168,28 @@ class _Writer:
         before, self.status = self.status, item.status
         if role != "assistant":
             self.end_turn()
-            self.messages.append(Message(role=role, text=content.text, images=content.images))
+            self.messages.append(
+                Message(
+                    role=role,
+                    text=content.text,
+                    images=content.images,
+                    breakpoints=content.breakpoints,
+                )
+            )
             return
         if self._texts and not self._calls and before not in UNFINISHED:
             self.end_turn()
-        self._images += (
-            msgspec.structs.replace(image, at=image.at + self._length) for image in content.images
+        self._points += (
+            msgspec.structs.replace(
+                point,
+                at=point.at + self._length,
+                num_images=point.num_images + len(self._images),
+            )
+            for point in content.breakpoints
         )
+        self._images += [
+            msgspec.structs.replace(image, at=image.at + self._length) for image in content.images
+        ]
         self._texts.append(content.text)
         self._length += len(content.text)
 
@@ -182,7 +201,13 @@ class _Writer:
         self.end_turn()
         output = read(item.output, f"{path}.output")
         self.messages.append(
-            Message(role="tool", text=output.text, tool_call_id=item.call_id, images=output.images)
+            Message(
+                role="tool",
+                text=output.text,
+                tool_call_id=item.call_id,
+                images=output.images,
+                breakpoints=output.breakpoints,
+            )
         )
 
     def _add_reasoning(self, item: ReasoningItem, path: str) -> None:
@@ -295,6 +320,7 @@ def plan_of(
         request_id=request_id,
         model=spec.id,
         prompt=prompt,
+        work=work_of(data),
         client=caller.client,
         priority=priority_of(data.priority),
         keep_alive_s=seconds_of(data.keep_alive),
@@ -323,7 +349,7 @@ def _prompt(
     kwargs = dict(data.chat_template_kwargs or {})
     thinking = all_said(data, kwargs)
     return ChatPrompt(
-        messages=messages,
+        messages=latest(messages, data),
         tools=choice.tools,
         tool_choice=choice.choice,
         thinking=thinking,

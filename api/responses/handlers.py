@@ -123,12 +123,11 @@ async def compact(
         foreseen = await _foresight(asked, request, gate)(item)
         answer.tally.compaction = CompactionInfo(foreseen)
         kept = await request.apart(lambda: in_full(compacted(asked.history, item)))
-        keeps_kv = asked.plan.request.cache.mode == "full"
         body = CompactedResponse(
             id=asked.plan.request.request_id,
             created_at=int(time.time()),
             output=kept,
-            usage=usage_of(answer.tally, keeps_kv=keeps_kv),
+            usage=usage_of(answer.tally),
             hearth=hearth_of(answer.tally, asked.plan.ignored),
         )
         return Response(body, headers=cache_header(answer.tally.least_cached))

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from api.http.hearth_info import HearthInfo, IgnoredInfo
-from api.openai.fields import Body
+from api.openai.fields import Body, CacheTtl, Retention
 from api.openai.schemas import TokenEntry
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -86,11 +86,19 @@ class OutputCompaction(Body):
 OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputCompaction
 
 
+class WrittenByTtl(Body):
+    """How long the written tokens are kept at least."""
+
+    ttl_12h_tokens: int
+    ttl_30m_tokens: int
+
+
 class InputTokensDetails(Body):
     """`cache_write_tokens` were computed, and kept for the next request."""
 
     cached_tokens: int
     cache_write_tokens: int
+    cache_write_tokens_details: WrittenByTtl | UnsetType = UNSET
 
 
 class OutputTokensDetails(Body):
@@ -134,6 +142,13 @@ class TextEcho(Body):
     verbosity: str | None = None
 
 
+class PromptCacheEcho(Body):
+    """The options that were applied, where there were any."""
+
+    mode: Literal["implicit", "explicit"]
+    ttl: CacheTtl
+
+
 class ResponseResource(Body, kw_only=True):
     """A response, whole or in the making. What the request said is repeated in it."""
 
@@ -153,6 +168,8 @@ class ResponseResource(Body, kw_only=True):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
+    prompt_cache_options: PromptCacheEcho | UnsetType = UNSET
+    prompt_cache_retention: Retention | UnsetType = UNSET
     reasoning: ReasoningEcho
     safety_identifier: str | None
     service_tier: str = "default"

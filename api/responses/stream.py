@@ -12,7 +12,8 @@ from msgspec import UNSET
 from api.http.answer import Answer
 from api.http.hearth_info import hearth_of
 from api.observe.record import CompactionInfo, Tally
-from api.openai.fields import is_given
+from api.openai.caching import applied
+from api.openai.fields import CACHE_TTL_S, is_given
 from api.openai.response_schemas import FormatFields, ResponseRequest, ToolChoiceFields
 from api.responses.convert import ENCRYPTED, ResponsePlan
 from api.responses.events import (
@@ -31,12 +32,14 @@ from api.responses.output import (
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
+    PromptCacheEcho,
     ReasoningEcho,
     ResponseErrorBody,
     ResponseResource,
     ResponseUsage,
     Status,
     TextEcho,
+    WrittenByTtl,
 )
 from api.responses.two_answers import TwoAnswers
 from runtime.errors import Aborted, HearthError
@@ -79,7 +82,6 @@ class ResponseDraft:
         self._foresee = foresee
         self._is_bounded_by_us = plan.compacts and data.max_output_tokens is None
         self.tenant = plan.request.cache.tenant
-        self._keeps_kv = plan.request.cache.mode == "full"
         self._begun = _begun(data, plan, spec)
         self._ended: ResponseResource | None = None
 
@@ -131,7 +133,7 @@ class ResponseDraft:
             incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
             completed_at=None if is_cut else int(time.time()),
             output=raw_items(self.writer),
-            usage=usage_of(self._tally, keeps_kv=self._keeps_kv),
+            usage=usage_of(self._tally),
             hearth=hearth_of(self._tally, self.remarks),
         )
 
@@ -205,12 +207,14 @@ class ResponsesStream:
         return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
 
 
-def usage_of(tally: Tally, *, keeps_kv: bool) -> ResponseUsage:
+def usage_of(tally: Tally) -> ResponseUsage:
     """The counts of an answer; what was computed is written where KV is kept."""
-    num_written = tally.num_prompt_tokens - tally.num_cached_tokens if keeps_kv else 0
+    num_written = tally.num_written_tokens
+    num_long = tally.num_written_tokens_for(CACHE_TTL_S["12h"])
+    details = WrittenByTtl(num_long, num_written - num_long)
     return ResponseUsage(
         input_tokens=tally.num_prompt_tokens,
-        input_tokens_details=InputTokensDetails(tally.num_cached_tokens, num_written),
+        input_tokens_details=InputTokensDetails(tally.num_cached_tokens, num_written, details),
         output_tokens=tally.num_output_tokens,
         output_tokens_details=OutputTokensDetails(tally.num_reasoning_tokens),
         total_tokens=tally.num_prompt_tokens + tally.num_output_tokens,
@@ -249,6 +253,10 @@ def _begun(data: ResponseRequest, plan: ResponsePlan, spec: ModelSpec) -> Respon
         parallel_tool_calls=data.parallel_tool_calls is not False,
         previous_response_id=data.previous_response_id,
         prompt_cache_key=data.prompt_cache_key,
+        prompt_cache_options=UNSET
+        if data.prompt_cache_options is None
+        else PromptCacheEcho(*applied(data)),
+        prompt_cache_retention=data.prompt_cache_retention or UNSET,
         reasoning=_reasoning(data),
         safety_identifier=data.safety_identifier,
         store=data.store is not False,

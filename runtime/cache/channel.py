@@ -17,6 +17,7 @@ from runtime.slot_events import (
     Attach,
     Forget,
     Forgotten,
+    Hint,
     HotAsked,
     HotBudget,
     HotNow,
@@ -285,6 +286,11 @@ class KvChannel:
         """Say it to a worker that knows the store."""
         if self._send is not None and self.has_disk:
             self._send(news)
+
+    def hint(self, hint: Hint) -> None:
+        """Say it to a worker, also to one that has no disk."""
+        if self._send is not None:
+            self._send(hint)
 
     def tell_room(self, key: str, *, is_given: bool) -> None:
         """Its writer waits for this, also where the store went away meanwhile."""

@@ -13,8 +13,9 @@ from runtime.cache.maintenance import StoreLimits
 from runtime.cache.owned import OpenStore
 from runtime.errors import PinsFull
 from runtime.keys import owner, plain
-from runtime.slot_events import Bring, PinWanted
+from runtime.slot_events import Bring, Hint, PinWanted
 from store import pins
+from store.keyed_names import Whom
 from store.types import PinRow
 
 T = TypeVar("T")
@@ -75,6 +76,11 @@ class WorkerMemory:
         for channel in self._channels:
             if ids := slots.get(channel.model_hash):
                 channel.tell(Bring(tuple(ids)))
+
+    def hint(self, whom: Whom, pause_s: float | None, *, is_over: bool) -> None:
+        """Tell the workers when a conversation goes on, or that it does not."""
+        for channel in self._channels:
+            channel.hint(Hint(whom=whom, secret=b"", pause_s=pause_s, is_over=is_over))
 
     async def pins(self, model: str) -> list[PinRow]:
         """What is pinned of a model that is loaded."""

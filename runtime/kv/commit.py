@@ -259,7 +259,7 @@ class Committer:
         return run
 
     def _held(self, cursor: CacheCursor, run: Run) -> Held:
-        ttl_class, ttl_s = cursor.worth(run.end)
+        ttl_class, ttl_s = cursor.worth(run.start)
         return Held(
             id=os.urandom(16).hex(),
             last_used_s=time.time(),

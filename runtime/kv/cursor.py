@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from runtime.kv.blocks import HashChain
 from runtime.kv.prefix_tree import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
@@ -18,7 +20,8 @@ class CacheCursor:
     `prefix_end` is where the system prompt and tools end, `boundaries` are positions at which the
     state of layers that cannot be sliced is worth keeping; at those of `passing` in memory only,
     as a conversation that goes on leaves them behind. What is before a position of `keeps` is
-    worth that many seconds on disk, if that is longer than `ttl_s`. `leaf` holds the last of the
+    worth that many seconds on disk, if that is longer than `ttl_s`. Once it is answered its client
+    is away for `pause_s` seconds, or with `is_last` for good. `leaf` holds the last of the
     first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more, `asked`
     says from where runs had to be read. Pictures, at `media`, have identity ids among `token_ids`.
     The tiers give it its names, `root` of the `tenant` and `block_hashes`, and others when the
@@ -37,6 +40,8 @@ class CacheCursor:
     boundaries: tuple[int, ...] = ()
     passing: frozenset[int] = frozenset()
     keeps: tuple[tuple[int, float], ...] = ()
+    pause_s: float | None = None
+    is_last: bool = False
     media: tuple[MediaSpan, ...] = ()
 
     leaf: Run | None = None
@@ -71,9 +76,15 @@ class CacheCursor:
         own, theirs = self.block_hashes[span], other.block_hashes[span]
         return own == theirs != [] and self.root == other.root
 
-    def worth(self, end: int) -> tuple[TtlClass, float | None]:
-        """How long the tokens that end there are to be kept: longer where a client said so."""
-        wished = max((keep_s for at, keep_s in self.keeps if at >= end), default=0.0)
+    @property
+    def told_use(self) -> CacheUse:
+        """What it reused, and what of its prompt is kept."""
+        num_kept = {"off": 0, "prefix": self.prefix_end}.get(self.mode)
+        return structs.replace(self.use, num_kept=num_kept, keeps=self.keeps)
+
+    def worth(self, start: int) -> tuple[TtlClass, float | None]:
+        """How long tokens that begin there are to be kept: longer where a client said so."""
+        wished = max((keep_s for at, keep_s in self.keeps if at > start), default=0.0)
         if not self.ttl_s or wished <= self.ttl_s:
             return self.ttl_class, self.ttl_s
         return class_of(wished), wished

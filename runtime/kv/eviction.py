@@ -25,11 +25,16 @@ MAX_HITS = 4.0
 def value(candidate: Candidate, now_s: float) -> float:
     """Milliseconds of prefill this candidate is expected to save, per byte.
 
-    A `last_used_s` after `now_s` counts as now.
+    A `last_used_s` after `now_s` counts as now. While somebody is awaited it is as if it was used
+    now, and often before. What was released saves nothing.
     """
-    age_s = max(now_s - candidate.last_used_s, 0.0)
+    if candidate.is_released:
+        return 0.0
+    age_s = max(now_s - max(candidate.last_used_s, candidate.awaited_s), 0.0)
     recency = 2.0 ** (-age_s / HALF_LIFE_S[candidate.ttl_class])
-    popularity = 1.0 + min(decayed_hits(candidate.hits, age_s), MAX_HITS)
+    is_awaited = candidate.awaited_s > now_s
+    hits = MAX_HITS if is_awaited else min(decayed_hits(candidate.hits, age_s), MAX_HITS)
+    popularity = 1.0 + hits
     return recency * popularity * candidate.recompute_ms / max(candidate.size_bytes, 1)
 
 
@@ -61,7 +66,7 @@ def choose(candidates: Iterable[Candidate], bytes_to_free: int, now_s: float) ->
     leaves = [candidate for candidate in known.values() if candidate.num_children == 0]
     if not leaves:
         return ()
-    newest = max(leaves, key=lambda leaf: (leaf.last_used_s, leaf.id))
+    newest = max(leaves, key=lambda leaf: (not leaf.is_released, leaf.last_used_s, leaf.id))
     heap = [(leaf is newest, value(leaf, now_s), leaf.id) for leaf in leaves]
     heapq.heapify(heap)
     chosen: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,7 +45,9 @@ class Held:
     told that it is to be; `completes` are ends that were lost and that it goes through.
     `num_readers` counts requests that are about to use `kv`. `askers` used it last, each up to a
     position, the latest at the end; those of one name without a session id are one. `ended` are
-    those whose turn ended in it, until they are known on disk.
+    those whose turn ended in it, until they are known on disk. Until `awaited_s` somebody is
+    expected back, and it is worth as much as if it was used then; whoever used it is not expected
+    back where `is_released`.
     """
 
     id: str
@@ -68,6 +70,8 @@ class Held:
     askers: dict[Asker, int] = field(default_factory=dict["Asker", int])
     ended: dict[Asker, Ended] = field(default_factory=dict["Asker", "Ended"])
     noted: dict[Asker, int] = field(default_factory=dict["Asker", "int"])
+    awaited_s: float = 0.0
+    is_released: bool = False
 
     def part(self, share: float) -> Held:
         """The same of so much of the run, which is another slot, and as yet not on disk."""
@@ -80,6 +84,17 @@ class Held:
             ttl_s=self.ttl_s,
             askers=dict(self.askers),
         )
+
+    def keep_for(self, ttl_class: TtlClass, ttl_s: float | None) -> float | None:
+        """Keep it that long at least; the seconds where that is longer than before.
+
+        What is in memory only, or for ever, stays so; so does what is being written.
+        """
+        is_underway = self.is_written and not self.is_saved
+        if is_underway or not self.ttl_s or ttl_s is None or ttl_s <= self.ttl_s:
+            return None
+        self.ttl_class, self.ttl_s = ttl_class, ttl_s
+        return ttl_s
 
     def reach(self, *, with_nameless: bool = False) -> int:
         """Up to which position conversations are known to have it; with a session id, or any."""
@@ -156,7 +171,29 @@ class HotTier:
         """The run was reused."""
         held, now_s = self._held[run], time.time()
         held.hits = decayed_hits(held.hits, now_s - held.last_used_s) + 1.0
-        held.last_used_s = now_s
+        held.last_used_s, held.is_released = now_s, False
+
+    def used_by(self, is_meant: Callable[[Asker], bool]) -> list[Run]:
+        """The runs that some of these conversations used."""
+        return [run for run, held in self._held.items() if any(map(is_meant, held.askers))]
+
+    def await_return(self, runs: Iterable[Run], pause_s: float) -> None:
+        """Who used these runs last is back in so many seconds."""
+        until_s = time.time() + pause_s
+        for run in runs:
+            if (held := self._held.get(run)) is not None:
+                held.awaited_s, held.is_released = max(held.awaited_s, until_s), False
+
+    def release(self, is_meant: Callable[[Asker], bool]) -> None:
+        """These conversations are over: what nobody else is known to use goes first.
+
+        A conversation without a session id is never one of them: it may be any.
+        """
+        for held in self._held.values():
+            if held.askers and all(one.session_id and is_meant(one) for one in held.askers):
+                held.awaited_s, held.is_released = 0.0, True
+                if not held.is_written and held.ttl_s:
+                    held.ttl_class = "short"
 
     def drop(self, run: Run) -> None:
         """Forget a run. What continues it stays."""
@@ -336,6 +373,8 @@ class HotTier:
                     last_used_s=held.last_used_s,
                     hits=held.hits,
                     ttl_class=held.ttl_class,
+                    awaited_s=held.awaited_s,
+                    is_released=held.is_released,
                 )
             )
         return found

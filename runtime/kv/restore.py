@@ -332,13 +332,10 @@ class Restorer:
             self._hot.use(run)
             held = self._hot[run]
             held.used_by(cursor.asker, end)
-            if not held.is_saved:
-                continue
-            saved.append(held.id)
-            wished_class, wished_s = cursor.worth(end)
-            if held.ttl_s is not None and wished_s is not None and wished_s > held.ttl_s:
-                held.ttl_class, held.ttl_s = wished_class, wished_s
-                longer[held.id] = wished_s
+            if held.is_saved:
+                saved.append(held.id)
+            if (longer_s := held.keep_for(*cursor.worth(run.start))) is not None:
+                longer[held.id] = longer_s
         if saved:
             self._report(SlotsUsed(ids=tuple(saved), longer=longer))
 

@@ -16,6 +16,7 @@ from msgspec import structs
 from runtime.kv.blocks import HASH_BYTES
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.cursor import CacheCursor
+from runtime.kv.hints import heed, heed_between
 from runtime.kv.hot import Held, HotTier
 from runtime.kv.late import LateNames, stand_for
 from runtime.kv.notes import Notes
@@ -31,6 +32,7 @@ from runtime.slot_events import (
     Bring,
     Forget,
     Forgotten,
+    Hint,
     HotAsked,
     HotBudget,
     HotNow,
@@ -111,12 +113,11 @@ class Tiers:
 
     def wire_counts(self, num_encoded_images: int = 0) -> KvCounts:
         """The counters for the heartbeat."""
-        hot = self.hot
         return structs.replace(
             self.counts,
-            hot_bytes=hot.num_bytes,
-            num_runs=len(hot.tree),
-            num_evicted=hot.num_evicted,
+            hot_bytes=self.hot.num_bytes,
+            num_runs=len(self.hot.tree),
+            num_evicted=self.hot.num_evicted,
             num_queued_bytes=self._writer.num_queued_bytes if self._writer is not None else 0,
             num_encoded_images=num_encoded_images,
         )
@@ -125,8 +126,7 @@ class Tiers:
 
     def begin(self, cursor: CacheCursor) -> None:
         """A prompt arrived; `cursor.is_waiting` says that something must be read first."""
-        is_kept = self._state.keeps_pictures or not cursor.media
-        if self._state.unsupported is not None or not is_kept:
+        if self._state.unsupported is not None or (cursor.media and not self._state.keeps_pictures):
             cursor.mode, cursor.reason = "off", "unsupported"
         cursor.stop_at(self._state.model.kv_start)
         self._trails.add(cursor)
@@ -188,14 +188,14 @@ class Tiers:
         self, cursor: CacheCursor, output_ids: Sequence[int], kv: Sequence[Any]
     ) -> None:
         """A sequence ended; its caches hold the prompt and the output."""
-        if cursor.mode != "full":
-            return
-        cursor.token_ids = [*cursor.token_ids, *output_ids]
-        self._committer.extend_hashes(cursor)
-        self._committer.commit(cursor, kv, len(cursor.token_ids), ends_turn=True)
-        if cursor.leaf is not None and cursor.leaf in self.hot:
-            self._notes.reached(cursor)
-            self._notes.ended(cursor.leaf)
+        if cursor.mode == "full":
+            cursor.token_ids = [*cursor.token_ids, *output_ids]
+            self._committer.extend_hashes(cursor)
+            self._committer.commit(cursor, kv, len(cursor.token_ids), ends_turn=True)
+            if cursor.leaf is not None and cursor.leaf in self.hot:
+                self._notes.reached(cursor)
+                self._notes.ended(cursor.leaf)
+        heed(self.hot, cursor)
 
     def on_kv_start(self, cursor: CacheCursor, token_ids: list[int], kv: Sequence[Any]) -> None:
         """The KV of these tokens, of a prompt and its answer so far, is about to be quantised."""
@@ -273,6 +273,8 @@ class Tiers:
                 self._state.set_budget(num_bytes)
             case Forget():
                 self._forget(news)
+            case Hint():
+                heed_between(self.hot, news)
             case Bring(ids=ids):
                 for run in filter(None, map(self.hot.find, ids)):
                     self._prewarmer.bring(run)

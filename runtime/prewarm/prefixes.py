@@ -88,7 +88,7 @@ def prefix_of(
     head = stable[: roles.index(False) if False in roles else len(roles)]
     if any(message.images for message in head):
         return None
-    plain = tuple(msgspec.structs.replace(message, keep_s=None) for message in head)
+    plain = tuple(msgspec.structs.replace(message, breakpoints=()) for message in head)
     tools = tuple(msgspec.structs.replace(tool, keep_s=None) for tool in prompt.tools)
     opening = msgspec.structs.replace(prompt, messages=(*plain, _OPENING), tools=tools)
     found = Prefix(

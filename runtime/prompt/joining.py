@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime.types import Image, Message, Role, ToolCall
+from runtime.types import Breakpoint, Image, Message, Role, ToolCall
 
 
 class JoinedMessages:
@@ -17,7 +17,7 @@ class JoinedMessages:
         self._images: list[Image] = []
         self._reasonings: list[str] = []
         self._calls: list[ToolCall] = []
-        self._keeps_s: list[float] = []
+        self._points: list[Breakpoint] = []
         self._num_messages = 0
         self.add(first, "")
 
@@ -36,13 +36,22 @@ class JoinedMessages:
         """
         if (self.has_text and one.text) or even_empty:
             self._say(joint)
+        num_images, num_calls, begun = len(self._images), len(self._calls), self._length
+        self._points += (
+            msgspec.structs.replace(
+                point,
+                at=point.at + begun,
+                num_images=point.num_images + num_images,
+                num_calls=point.num_calls + num_calls,
+            )
+            for point in one.breakpoints
+        )
         self._images += (
             msgspec.structs.replace(image, at=image.at + self._length) for image in one.images
         )
         self._say(one.text)
         self._calls += one.tool_calls
         self._reasonings += [one.reasoning] if one.reasoning else []
-        self._keeps_s += [one.keep_s] if one.keep_s is not None else []
         self._num_messages += 1
 
     def message(self) -> Message:
@@ -55,7 +64,7 @@ class JoinedMessages:
             images=tuple(self._images),
             reasoning="\n".join(self._reasonings) or None,
             tool_calls=tuple(self._calls),
-            keep_s=max(self._keeps_s, default=None),
+            breakpoints=tuple(self._points),
         )
 
     def _say(self, text: str) -> None:

@@ -10,7 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from runtime.types import Message, PromptChange
+
+_WORDS = 64
+"""So many characters tell a place in a text."""
 
 
 class Made(NamedTuple):
@@ -72,7 +77,7 @@ def rewrite(messages: Sequence[Message], steps: Sequence[RewriteStep]) -> Rewrit
     unchanged = [Made(message, (number,)) for number, message in enumerate(messages)]
     counts: Counter[str] = Counter()
     for step in steps:
-        made = list(step.apply(messages))
+        made = [_with_breakpoints(one, messages) for one in step.apply(messages)]
         if made == unchanged:
             continue
         parts, num_changed = _stepped(parts, made, step.rule)
@@ -82,6 +87,38 @@ def rewrite(messages: Sequence[Message], steps: Sequence[RewriteStep]) -> Rewrit
             counts[step.rule] += num_changed
     changes = tuple(PromptChange(rule=rule, num_places=num) for rule, num in counts.items())
     return Rewritten(tuple(parts), changes)
+
+
+def _with_breakpoints(one: Made, messages: Sequence[Message]) -> Made:
+    """The same with its breakpoints behind the words that they were behind.
+
+    A message of several has them where the step put them.
+    """
+    message = one.message
+    if not message.breakpoints or len(one.of) != 1:
+        return one
+    before = messages[one.of[0]]
+    if message.text == before.text or message.breakpoints != before.breakpoints:
+        return one
+    points = tuple(
+        msgspec.structs.replace(point, at=moved_to(before.text, message.text, point.at))
+        for point in message.breakpoints
+    )
+    return Made(msgspec.structs.replace(message, breakpoints=points), one.of)
+
+
+def moved_to(before: str, after: str, at: int) -> int:
+    """The place in a changed text that is behind the words which were before `at`.
+
+    Where they are gone, it is as far from the end as it was, or at the same place.
+    """
+    if after.startswith(before[:at]):
+        return at
+    words = before[max(at - _WORDS, 0) : at]
+    if after.count(words) == 1:
+        return after.index(words) + len(words)
+    rest = before[at:]
+    return len(after) - len(rest) if after.endswith(rest) else min(at, len(after))
 
 
 def _stepped(

@@ -115,7 +115,11 @@ def _turn(message: Message) -> Message:
             msgspec.structs.replace(image, at=image.at + len(opening)) for image in message.images
         )
         text = f"{opening}{message.text}\n{RESULT_END}"
-        return Message(role="user", text=text, images=images, keep_s=message.keep_s)
+        points = tuple(
+            msgspec.structs.replace(point, at=point.at + len(opening))
+            for point in message.breakpoints
+        )
+        return Message(role="user", text=text, images=images, breakpoints=points)
     said = [message.text] if message.text else []
     text = "\n".join([*said, *map(_call, message.tool_calls)])
     return msgspec.structs.replace(message, text=text, tool_calls=())

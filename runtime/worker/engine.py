@@ -363,7 +363,7 @@ def _accepted(group: SequenceGroup) -> Accepted:
     return Accepted(
         request_id=group.request.request_id,
         num_prompt_tokens=group.num_prompt_tokens,
-        cache=group.cursor.use,
+        cache=group.cursor.told_use,
         prompt_digest=group.prompt_digest,
     )
 

@@ -79,7 +79,7 @@ class Sequence:
             num_rejected_tokens=self.num_proposed_tokens - self.num_accepted_tokens,
             prefill_ms=group.prefill_s * 1000,
             decode_ms=(time.perf_counter() - started_s) * 1000 if started_s else 0.0,
-            cache=_of_prompt(group.cursor.use, group.num_prompt_tokens),
+            cache=_of_prompt(group.cursor.told_use, group.num_prompt_tokens),
             prompt_changes=self.prompt_changes,
             ignored=self.ignored,
         )

@@ -157,6 +157,8 @@ def test_a_stream_tells_its_counts_at_the_start_and_at_the_end(server: RunningSe
     events = stream(server, **asked)
     start, end = events[0].data["message"]["usage"], events[-2].data["usage"]
     assert (start.pop("output_tokens"), start.pop("service_tier")) == (0, "standard")
+    by_ttl = start.pop("cache_creation")
+    assert by_ttl == {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
     assert end.pop("output_tokens") > 0
     assert start == end
     assert end["cache_read_input_tokens"] > 100

@@ -30,6 +30,7 @@ ROUTES = [
     ("PATCH", "/v1/agents/one", "agent"),
     ("POST", "/v1/agents/one/fork", "fork"),
     ("POST", "/v1/agents/one/generate", "agent_generate"),
+    ("POST", "/v1/cache/hints", "hints"),
     ("POST", "/v1/prewarm", "chat"),
     ("POST", "/v1/prewarm", "responses"),
     ("POST", "/v1/prewarm", "messages"),

@@ -16,6 +16,7 @@ from api.http.draft import Draft
 from api.openai.schemas import CalledCustom, CalledTool
 from runtime.errors import InvalidRequest, StoreUnavailable
 from runtime.types import (
+    Breakpoint,
     ChatPrompt,
     Chunk,
     Finished,
@@ -209,7 +210,9 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
             st.builds(Image, at=st.integers(0, 9), field=texts, data=st.binary(), url=st.none())
         ).map(tuple),
         loaded_tools=st.lists(texts).map(tuple),
-        keep_s=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        breakpoints=st.lists(
+            st.builds(Breakpoint, at=st.integers(0, 9), keep_s=st.floats(0, 1e6))
+        ).map(tuple),
     )
 )
 def test_every_message_comes_back_from_the_store_as_it_was(message: Message):

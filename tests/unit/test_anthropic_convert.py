@@ -45,7 +45,7 @@ def test_what_is_null_was_not_given() -> None:
     found = {"type": "search_result", "source": None, "title": None, "content": [text("a")]}
     read = messages_of(user(found | {"cache_control": {"type": None}}), assistant(signed, call))
     assert read == [
-        Message(role="user", text="a", keep_s=300.0),
+        Message(role="user", text="a").kept(300.0),
         Message(
             role="assistant",
             reasoning="hm",
@@ -77,7 +77,7 @@ def test_each_system_block_is_a_message_of_its_own_and_empty_ones_are_none() -> 
 
 def test_a_system_message_stays_where_it_is_said() -> None:
     turns = [USER, {"role": "system", "content": [text("Date: today", cache_control=EPHEMERAL)]}]
-    kept = Message(role="system", text="Date: today", keep_s=300.0)
+    kept = Message(role="system", text="Date: today").kept(300.0)
     assert messages_of(*turns) == [Message(role="user", text="hi"), kept]
 
 
@@ -255,6 +255,28 @@ def test_a_picture_that_cannot_be_had_is_refused(source: Any, param: str) -> Non
 # Breakpoints
 
 
+def places_of(message: Message) -> list[tuple[str, float]]:
+    """What of its text is before each breakpoint, and how long that is kept."""
+    return [(message.text[: point.at], point.keep_s) for point in message.breakpoints]
+
+
+def test_a_breakpoint_stands_behind_its_block_and_not_behind_its_message() -> None:
+    call = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    inside = [text("r", cache_control=HOUR), text("s")]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": inside}
+    read = messages_of(
+        user(text("a"), text("b", cache_control=EPHEMERAL), text("c")),
+        assistant(text("x"), call | {"cache_control": EPHEMERAL}, call | {"id": "u"}),
+        user(result),
+    )
+    assert [places_of(message) for message in read] == [
+        [("a\nb", 300.0)],
+        [("x", 300.0)],
+        [("r", 3600.0)],
+    ]
+    assert read[1].breakpoints[0].num_calls == 1
+
+
 def test_breakpoints_become_how_long_what_is_before_them_is_kept() -> None:
     result = {"type": "tool_result", "tool_use_id": "t", "content": [text("r")]}
     given = asked(
@@ -267,15 +289,20 @@ def test_breakpoints_become_how_long_what_is_before_them_is_kept() -> None:
     )
     assert isinstance(given.request.prompt, ChatPrompt)
     assert [tool.keep_s for tool in given.request.prompt.tools] == [3600.0]
-    assert [m.keep_s for m in given.request.prompt.messages] == [None, 300.0, 300.0, 3600.0]
+    assert [places_of(message) for message in given.request.prompt.messages] == [
+        [],
+        [("b", 300.0)],
+        [("c", 300.0)],
+        [("r", 3600.0)],
+    ]
     assert given.has_breakpoints
     assert not asked().has_breakpoints
 
 
 def test_a_breakpoint_at_the_top_stands_behind_the_last_message() -> None:
     turns = [USER, {"role": "assistant", "content": "x"}, USER]
-    kept = [message.keep_s for message in messages_of(*turns, cache_control=HOUR)]
-    assert kept == [None, None, 3600.0]
+    kept = [places_of(message) for message in messages_of(*turns, cache_control=HOUR)]
+    assert kept == [[], [], [("hi", 3600.0)]]
 
 
 def test_four_breakpoints_are_served_and_a_fifth_is_refused() -> None:

@@ -56,12 +56,13 @@ def test_adjacent_system_messages_are_one():
 
 
 def test_a_late_system_message_becomes_a_reminder_in_its_place():
-    late = message("system", "background job done", keep_s=300.0)
+    late = message("system", "background job done").kept(300.0)
     messages = [message("user", "a"), message("assistant", "b"), late, message("user", "c")]
     arranged = arrange(messages, Abilities(late_system=False))
     assert [one.role for one in arranged] == ["user", "assistant", "user", "user"]
     assert arranged[2].text == reminder_of(messages, 2)
-    assert arranged[2].keep_s == 300.0
+    (point,) = arranged[2].breakpoints
+    assert (point.keep_s, arranged[2].text[: point.at].endswith("job done")) == (300.0, True)
     assert arrange(messages, Abilities())[2] == late
 
 

@@ -379,18 +379,24 @@ def test_boundaries_of_a_long_conversation_are_few_and_dense_at_the_end(talk: Ta
 
 def test_cache_breakpoints_are_boundaries_and_worth_their_time(talk: Talk):
     talk.composer.needs_state = False
-    breakpoint_ = Message(role="user", text="the quick brown fox", keep_s=3600.0)
+    breakpoint_ = Message(role="user", text="the quick brown fox").kept(3600.0)
     composed = talk.compose(SYSTEM, breakpoint_, Message(role="assistant", text="rain"), USER)
     ((position, keep_s),) = composed.keeps
     assert keep_s == 3600.0
     assert position in composed.boundaries
-    assert talk.text_of(composed.token_ids[:position]).endswith(f"fox{END}\n")
+    assert talk.text_of(composed.token_ids[:position]).endswith("brown fox")
 
 
-def test_kept_tools_are_worth_their_time_up_to_the_end_of_the_head(talk: Talk):
-    tool = Tool(name="look", description="Look.", keep_s=300.0)
-    composed = talk.compose(SYSTEM, USER, tools=(tool,))
-    assert composed.keeps == ((composed.prefix_end, 300.0),)
+def test_kept_tools_are_worth_their_time_up_to_their_end(talk: Talk):
+    kept, other = msgspec.structs.replace(LOOK, keep_s=300.0), Tool(name="go", description="Go.")
+    for tools, after in (((kept,), "Be brief."), ((kept, other), '"go"')):
+        composed = talk.compose(SYSTEM, USER, tools=tools)
+        ((position, keep_s),) = composed.keeps
+        assert keep_s == 300.0
+        assert position in composed.boundaries
+        before = talk.text_of(composed.token_ids[:position])
+        assert ('"look"' in before, after in before) == (True, False)
+        assert composed.token_ids == talk.compose(SYSTEM, USER, tools=(LOOK, *tools[1:])).token_ids
 
 
 def test_without_a_need_for_state_nothing_is_cut(talk: Talk):

@@ -127,3 +127,29 @@ def test_children_always_leave_before_their_parents(forest: list[tuple[int, int,
     for chosen in order:
         assert all(str(i) in gone for i, parent in enumerate(parents) if str(parent) == chosen)
         gone.add(chosen)
+
+
+def test_what_was_released_goes_first_even_if_it_was_used_last():
+    slots = [
+        slot("a", last_used_s=NOW_S - 9000.0),
+        slot("z", last_used_s=NOW_S, hits=9.0, is_released=True),
+    ]
+    assert value(slots[1], NOW_S) == 0.0
+    assert choose(slots, 100, NOW_S) == ("z",)
+    assert choose(slots, 200, NOW_S) == ("z", "a")
+
+
+def test_while_somebody_is_awaited_it_counts_as_used_now_and_often():
+    old = slot("a", last_used_s=NOW_S - 9e9)
+    assert value(msgspec.structs.replace(old, awaited_s=NOW_S + 60.0), NOW_S) == 2.5
+    assert value(msgspec.structs.replace(old, awaited_s=NOW_S + 60.0, hits=4.0), NOW_S) == 2.5
+    assert value(msgspec.structs.replace(old, awaited_s=NOW_S), NOW_S) == 0.5
+    late = msgspec.structs.replace(old, awaited_s=NOW_S - HALF_LIFE_S["long"])
+    assert value(late, NOW_S) == 0.25
+
+
+def test_who_is_awaited_is_worth_more_than_others_and_is_not_pinned():
+    awaited = slot("a", awaited_s=NOW_S + 60.0)
+    dear = slot("d", recompute_ms=300.0)
+    assert choose([awaited, slot("b"), slot("c"), dear], 200, NOW_S) == ("b", "c")
+    assert choose([awaited, dear, slot("z", last_used_s=NOW_S + 1)], 100, NOW_S) == ("a",)

@@ -13,7 +13,7 @@ from runtime.kv.hot import MAX_ASKERS, Held, HotTier
 from runtime.kv.layers import State
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix_tree import PrefixTree, Run, run_of
-from store.keyed_names import Asker
+from store.keyed_names import NOBODY, Asker
 
 CHAIN = HashChain(b"", b"", block_size=4)
 RUN_BYTES = 4 * 10
@@ -265,3 +265,83 @@ def test_the_integrity_check_finds_what_is_wrong(break_it):
     break_it(tier, run)
     with pytest.raises(AssertionError):
         tier.integrity_check()
+
+
+# Hints
+
+MINE, OTHERS = Asker("m", "mine"), Asker("m", "theirs")
+
+
+def used(tier: Tier, run: Run, *askers: Asker) -> Run:
+    for asker in askers:
+        tier[run].used_by(asker, run.end)
+    return run
+
+
+def test_a_conversation_that_is_over_goes_first_and_what_it_shares_stays():
+    tier = Tier(2)
+    shared = used(tier, tier.put("a", age_s=9000), MINE, OTHERS)
+    used(tier, tier.put("b", shared, age_s=8000), OTHERS)
+    own = used(tier, tier.put("c", shared), MINE)
+    tier.release(MINE.__eq__)
+    assert [tier[run].is_released for run in (shared, own)] == [False, True]
+    assert tier.shrink() == [own]
+    assert tier.hot_names == "ab"
+
+
+def test_a_conversation_that_is_over_is_as_others_once_it_goes_on():
+    tier = Tier(1)
+    own = used(tier, tier.put("a"), MINE)
+    used(tier, tier.put("b", age_s=9000), OTHERS)
+    tier.release(MINE.__eq__)
+    tier.use(own)
+    tier.shrink()
+    assert tier.hot_names == "a"
+
+
+def test_a_conversation_without_a_name_is_not_released():
+    tier = Tier(9)
+    run = used(tier, tier.put("a"), Asker("m"))
+    tier.release(lambda _: True)
+    assert not tier[run].is_released
+
+
+def test_who_is_awaited_is_worth_as_much_as_who_was_just_there():
+    tier = Tier(2)
+    own = used(tier, tier.put("a", age_s=3 * 3600), MINE)
+    used(tier, tier.put("b", age_s=3600), OTHERS)
+    used(tier, tier.put("c"), OTHERS)
+    tier.await_return([own], 60.0)
+    tier.shrink()
+    assert tier.hot_names == "ac"
+
+
+def test_who_did_not_come_back_was_there_last_when_it_was_expected():
+    tier = Tier(1)
+    own = used(tier, tier.put("a", age_s=3 * 3600), MINE)
+    used(tier, tier.put("b", age_s=60), OTHERS)
+    tier[own].awaited_s = time.time() - 3600
+    tier.shrink()
+    assert tier.hot_names == "b"
+
+
+@given(
+    uses=st.lists(st.sets(st.sampled_from([MINE, OTHERS, Asker("m"), NOBODY])), max_size=9),
+    pause_s=st.none() | st.floats(0, 3600),
+)
+def test_a_hint_changes_nothing_of_what_another_conversation_is_known_to_use(
+    uses: list[set[Asker]], pause_s: float | None
+):
+    tier = Tier(99)
+    runs = [used(tier, tier.put(chr(97 + i)), *who) for i, who in enumerate(uses)]
+    before = {run: (tier[run].last_used_s, tier[run].ttl_class) for run in runs}
+    if pause_s is None:
+        tier.release(MINE.__eq__)
+    else:
+        tier.await_return(tier.used_by(MINE.__eq__), pause_s)
+    for run, who in zip(runs, uses, strict=True):
+        held = tier[run]
+        assert held.is_released == (pause_s is None and who == {MINE})
+        assert (held.awaited_s > 0) == (pause_s is not None and MINE in who)
+        if who != {MINE}:
+            assert (held.last_used_s, held.ttl_class) == before[run]

@@ -59,7 +59,7 @@ def test_another_text_tool_client_or_key_is_another_prefix():
 
 
 def test_where_a_client_set_breakpoints_makes_no_difference():
-    marked = msgspec.structs.replace(system(), keep_s=300.0)
+    marked = system().kept(300.0)
     plain = prefix_of(request(system(), user("a")), NONE, KEY)
     assert prefix_of(request(marked, user("a")), NONE, KEY) == plain
 

@@ -25,7 +25,6 @@ from runtime.prompt.healing import (
     TurnScope,
     splice,
     thinned,
-    worth_marking,
 )
 from runtime.prompt.kept_tools import KEPT_TOOLS, packed, with_tools_of
 from runtime.prompt.rewriting import RenderedMessage, RewriteStep, rewrite
@@ -42,6 +41,13 @@ from runtime.types import (
 )
 from runtime.worker.input.beginning import Beginning, gone_on, taken_out
 from runtime.worker.input.kept import READ, Found, KeptTurn, kept_turns, leaves_room
+from runtime.worker.input.places import (
+    end_of_head,
+    keeps_at,
+    known_keeps,
+    marks_of,
+    varying_at,
+)
 from runtime.worker.input.template import TOOLS_FIRST, Marked, Template
 from runtime.worker.input.turns import TurnStore
 from runtime.worker.output.dialect import Dialect
@@ -134,6 +140,11 @@ class Composer:
     cut: tuple[RewriteStep, ...] = ()
     dialect: Dialect = field(default_factory=Dialect)
     seal: Seal = field(default_factory=Seal)
+
+    @property
+    def _num_ends(self) -> int:
+        """Of so many messages the ends are worth a boundary."""
+        return MAX_BOUNDARIES - 1 if self.needs_state else 0
 
     def asked_by(self, request: GenerateRequest) -> Composer:
         """The same with the context of a request, and the prompt rules of the name it asks."""
@@ -304,7 +315,7 @@ class Composer:
         if media is None:
             return None
         ends = known.ends if self.needs_state else ()
-        cut = _cut(asked.prompt, known.token_ids, known.prefix_end, {}, ends)
+        cut = _cut(known.token_ids, known.prefix_end, [], ends)
         changes = self.template.write(asked.prompt).changes
         return self._counted(asked, cut._replace(media=media, changes=changes), known)
 
@@ -345,8 +356,9 @@ class Composer:
         if self.template.num_tokens_at_least(text, self.context) > self.context:
             return None
         offset = spliced.rest_at - len(seam)
-        marks = self._marks(spliced.prompt, spliced.text, spliced.number + 1)
-        marked = self.template.encode(text, [max(at - offset, len(seam)) for at in marks.values()])
+        first, num_ends = spliced.number + 1, self._num_ends
+        marks = marks_of(self.template, spliced.prompt, spliced.text, first, num_ends=num_ends)
+        marked = self.template.encode(text, [max(one.at - offset, len(seam)) for one in marks])
         if marked.token_ids[:1] != [end_id]:
             return None
         earlier, later = (
@@ -360,13 +372,11 @@ class Composer:
         shift = len(known.token_ids)
         if seen is None or rest is None or shift + len(rest.token_ids) >= self.context:
             return None
-        positions = {
-            message: position + shift
-            for message, position in zip(marks, rest.positions, strict=True)
-        }
-        ends = [*known.ends, *positions.values()] if self.needs_state else []
+        positions = [position + shift for position in rest.positions]
+        ends = [*known.ends, *positions] if self.needs_state else []
+        keeps = known_keeps(spliced, known) + keeps_at(marks, positions)
         token_ids = [*known.token_ids, *rest.token_ids]
-        cut = _cut(spliced.prompt, token_ids, known.prefix_end, positions, ends)
+        cut = _cut(token_ids, known.prefix_end, keeps, ends)
         spans = (*seen, *(moved(span, shift) for span in rest.spans))
         return cut._replace(media=spans, changes=spliced.changes)
 
@@ -378,11 +388,10 @@ class Composer:
         text = gone_on(written.text, asked.beginning, self.dialect)
         if (least := self.template.num_tokens_at_least(text, self.context)) > self.context:
             raise ContextTooLong(least, self.context, is_least=True)
-        marks = self._marks(prompt, text, 0)
-        has_head |= any(tool.keep_s is not None for tool in prompt.tools)
-        head = self.template.end_of_head(prompt, text) if has_head else 0
-        varying = self.template.varying_at(prompt, text) if self.needs_state else 0
-        at = [head, varying, *marks.values()] if has_head or marks else []
+        marks = marks_of(self.template, prompt, text, num_ends=self._num_ends)
+        head = end_of_head(self.template, prompt, text) if has_head else 0
+        varying = varying_at(prompt, text) if self.needs_state else 0
+        at = [head, varying, *(one.at for one in marks)] if has_head or marks else []
         marked = self.template.encode(text, at)
         hung = self._hung(marked, asked.pictures(prompt.messages))
         if hung is None:
@@ -390,8 +399,7 @@ class Composer:
             raise InvalidRequest(message, "messages")
         prefix_end, stable_end, *positions = hung.positions or [0, 0]
         ends = positions if self.needs_state else []
-        by_message = dict(zip(marks, positions, strict=True))
-        cut = _cut(prompt, hung.token_ids, prefix_end, by_message, ends)
+        cut = _cut(hung.token_ids, prefix_end, keeps_at(marks, positions), ends)
         if stable_end:
             boundaries = tuple(sorted({*cut.boundaries, stable_end}))
             cut = cut._replace(boundaries=boundaries, passing=cut.passing - {stable_end})
@@ -407,31 +415,13 @@ class Composer:
         except ValueError:
             return None
 
-    def _marks(self, prompt: ChatPrompt, text: str, first: int) -> dict[int, int]:
-        """Messages from `first` on whose ends are wanted, and up to where the text is theirs."""
-        num_messages = len(prompt.messages)
-        wanted = {i for i in range(first, num_messages) if prompt.messages[i].keep_s is not None}
-        if self.needs_state:
-            wanted |= set(worth_marking(num_messages, first, MAX_BOUNDARIES - 1))
-        chosen = sorted(wanted)
-        return dict(zip(chosen, self.template.ends_of(prompt, text, chosen), strict=True))
-
 
 def _cut(
-    prompt: ChatPrompt,
     token_ids: list[int],
     prefix_end: int,
-    positions: dict[int, int],
+    keeps: Sequence[tuple[int, float]],
     ends: Sequence[int],
 ) -> Composed:
-    keeps = [
-        (position, keep_s)
-        for message, position in positions.items()
-        if (keep_s := prompt.messages[message].keep_s) is not None
-    ]
-    tool_keeps = [tool.keep_s for tool in prompt.tools if tool.keep_s is not None]
-    if tool_keeps and prefix_end:
-        keeps.append((prefix_end, max(tool_keeps)))
     pinned = sorted({position for position, _ in keeps} | {prefix_end} - {0})[:MAX_BOUNDARIES]
     boundaries = thinned([end for end in ends if end], pinned, MAX_BOUNDARIES)
     passing = frozenset(boundaries[:-1]) - set(pinned)

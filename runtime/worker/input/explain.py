@@ -18,6 +18,7 @@ from runtime.prompt.tools_as_text import CALLS, DEFINITIONS, is_lost
 from runtime.types import Explained, PromptChange, PromptPart
 from runtime.worker.input.beginning import gone_on
 from runtime.worker.input.compose import BEGUN, HEALED, Composed, Composer, PromptInput
+from runtime.worker.input.places import ends_of
 from runtime.worker.input.template import DEFERRED, TOOLS_FIRST, Template
 from store.turns import Turn
 
@@ -105,7 +106,7 @@ def _sources(asked: PromptInput, number: int) -> tuple[str, ...]:
 def _cuts(template: Template, asked: PromptInput, text: str, composed: Composed) -> list[_Cut]:
     """A piece for each message, the first with the tools, and one for the answer's opening."""
     prompt = asked.prompt
-    ends = template.ends_of(prompt, text, range(len(prompt.messages)))
+    ends = ends_of(template, prompt, text, range(len(prompt.messages)))
     told = {change.rule for change in composed.changes}
     cuts: list[_Cut] = []
     first = tuple(rule for rule in (TOOLS_FIRST, DEFERRED, DEFINITIONS) if rule in told)

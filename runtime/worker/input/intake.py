@@ -175,8 +175,15 @@ class Intake:
             boundaries=composed.boundaries,
             passing=composed.passing,
             keeps=composed.keeps,
+            pause_s=wish.pause_s,
+            is_last=wish.is_last and wish.session_id is not None,
             media=composed.media,
         )
+        if wish.mode == "breakpoints":
+            end = max((at for at, _ in composed.keeps), default=0)
+            cursor.mode, cursor.prefix_end = ("prefix", end) if end else ("off", 0)
+        if wish.keep_s is not None:
+            cursor.keeps = (*cursor.keeps, (len(composed.token_ids), wish.keep_s))
         if wish.ttl_s is not None:
             cursor.ttl_s, cursor.ttl_class = wish.ttl_s, class_of(wish.ttl_s)
         if request.scores_prompt:

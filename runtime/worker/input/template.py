@@ -16,9 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from runtime.errors import InvalidRequest
-from runtime.prompt.healing import num_common_characters
 from runtime.prompt.rewriting import WrittenPrompt
-from runtime.prompt.stabilise import varying_from
 from runtime.prompt.thinking import switches
 from runtime.prompt.tools_as_text import (
     CALLS,
@@ -284,41 +282,6 @@ class Template:
             return text
         after = text[end + len(head.tools) :]
         return f"{head.before}{head.tools.strip()}\n\n{system}{after}"
-
-    def ends_of(self, prompt: ChatPrompt, text: str, messages: Sequence[int]) -> list[int]:
-        """Up to which character the text of this prompt is that of the messages up to each."""
-        return [self._num_shared(prompt, text, number + 1) for number in messages]
-
-    def end_of_head(self, prompt: ChatPrompt, text: str) -> int:
-        """Up to which character the text is that of tools and the system prompt alone."""
-        heads = (m.role == "system" for m in prompt.messages)
-        num_head = next((i for i, is_head in enumerate(heads) if not is_head), 0)
-        if not num_head and not shown_tools(prompt):
-            return 0
-        return self._num_shared(prompt, text, num_head)
-
-    def varying_at(self, prompt: ChatPrompt, text: str) -> int:
-        """Up to which character the text precedes what changes of the system prompt; 0 for all."""
-        for message in prompt.messages:
-            if message.role != "system":
-                return 0
-            if (at := varying_from(message.text)) is not None:
-                body = message.text.strip()
-                start = text.find(body)
-                return start + max(at - message.text.index(body), 0) if start >= 0 else 0
-        return 0
-
-    def _num_shared(self, prompt: ChatPrompt, text: str, num_messages: int) -> int:
-        shorter = ChatPrompt(
-            messages=prompt.messages[:num_messages],
-            tools=prompt.tools,
-            thinking=prompt.thinking,
-            template_kwargs=prompt.template_kwargs,
-        )
-        try:
-            return num_common_characters(self.render(shorter, opens_answer=False), text)
-        except InvalidRequest:
-            return 0
 
     def _written(
         self, messages: list[dict[str, object]], tools: object, kwargs: dict[str, object]
