@@ -76,7 +76,7 @@ async def held(budget: str | None) -> Held:
     """What a worker holds while it answers many choices of a long prompt."""
     settings = {"memory_budget": budget} if budget is not None else dict[str, str]()
     async with hearth(
-        HEARTH_TINY, None, None, spare_worker=False, max_batch=ROWS, **settings
+        HEARTH_TINY, None, None, None, spare_worker=False, max_batch=ROWS, **settings
     ) as server:
         await ask(server, 1, max_tokens=1)
         worker = max(psutil.Process(server.pid).children(), key=lambda one: one.memory_info().rss)
