@@ -74,6 +74,9 @@ def _random(name: str, array: mx.array) -> mx.array:
 
 def _begin(folder: Path, shape: Mapping[str, object]) -> dict[str, object]:
     shutil.copytree(HEARTH_TINY, folder)
-    config = json.loads((folder / "config.json").read_text()) | shape
+    config = json.loads((folder / "config.json").read_text()) | dict(shape)
     (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = folder / "tokenizer_config.json"
+    longest = {"model_max_length": config["max_position_embeddings"]}
+    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | longest))
     return config
