@@ -120,7 +120,8 @@ def test_a_place_moves_with_the_words_before_it(
     after = change(before)
     at = moved_to(before, after, len(head))
     start = after.index(before)
-    is_told_apart = after.count(head[-64:]) == 1 or after.startswith(head)
+    places = [i for i in range(len(after)) if after.startswith(head[-64:], i)]
+    is_told_apart = len(places) == 1 or after.startswith(head)
     assert at == start + len(head) or not is_told_apart
     assert 0 <= at <= len(after)
 
