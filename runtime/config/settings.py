@@ -150,7 +150,7 @@ class ModelDefaults(Struct, frozen=True, forbid_unknown_fields=True):
     sampling: SamplingSettings = SamplingSettings()
     prompt_rules: PromptSwitches = PromptSwitches()
     vision: bool = True
-    speculation: Literal["auto", "off"] = "auto"
+    speculation: Literal["auto", "off"] = "off"
 
 
 class ModelSettings(ModelDefaults, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ BODY: dict[str, Any] = {
     "max_tokens": 80,
     "ignore_eos": True,
 }
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[RunningServer]:
+    config = f'models_dir = "{models_dir}"\n[models."*"]\nspeculation = "auto"\n'
+    with running(tmp_path_factory.mktemp("speculating"), config=config) as server:
+        yield server
 
 
 def predicting(body: dict[str, Any], content: object) -> dict[str, Any]:
@@ -73,10 +81,10 @@ def test_what_is_no_prediction_is_refused_by_name(
     assert response.json()["error"]["param"] == param
 
 
-def test_where_it_is_switched_off_nothing_is_guessed_and_the_field_is_named(
+def test_unless_it_is_switched_on_nothing_is_guessed_and_the_field_is_named(
     tmp_path: Path, models_dir: Path
 ) -> None:
-    config = f'models_dir = "{models_dir}"\n[models."*"]\nspeculation = "off"\n'
+    config = f'models_dir = "{models_dir}"\n'
     with running(tmp_path, config=config) as server:
         plain = server.post(CHAT, BODY | {"temperature": 0}).json()
         text = plain["choices"][0]["message"]["content"]
