@@ -25,6 +25,14 @@ _WIDE = {
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
 }
+_SLENDER = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
 _EIGHT = {
     "hidden_size": 4096,
     "intermediate_size": 12288,
@@ -32,9 +40,9 @@ _EIGHT = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "head_dim": 128,
-    "max_position_embeddings": 65536,
     "torch_dtype": "bfloat16",
 }
+_EIGHT_CONTEXT = 65536
 _GROUP_SIZE, _BITS = 64, 4
 
 
@@ -50,9 +58,16 @@ def write_wide(folder: Path, seed: int, shape: Mapping[str, int] = _WIDE) -> Pat
     return folder
 
 
-def write_eight(folder: Path, seed: int) -> Path:
+def write_slender(folder: Path, seed: int, context: int) -> Path:
+    """A model of one narrow layer, which computes long prompts soon even on a CPU."""
+    return write_wide(folder, seed, _SLENDER | {"max_position_embeddings": context})
+
+
+def write_eight(folder: Path, seed: int, context: int = _EIGHT_CONTEXT) -> Path:
     """A model of the shape of an 8B in 4 bits: 4 GB of random weights, 147 KB of KV per token."""
-    config = _begin(folder, _EIGHT | {"quantization": {"group_size": _GROUP_SIZE, "bits": _BITS}})
+    quantization = {"group_size": _GROUP_SIZE, "bits": _BITS}
+    shape = _EIGHT | {"max_position_embeddings": context, "quantization": quantization}
+    config = _begin(folder, shape)
     mx.random.seed(seed)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
     model.set_dtype(mx.bfloat16)
