@@ -60,6 +60,7 @@ async def run_decode(report: Report, model: Path, job: engine.DecodeJob) -> None
             report.decode = await engine.decode(server, opponent, job)
         width = max(job.widths)
         report.hot_streams = await engine.hot_streams(server, width, HOT_TOKENS, job.num_tokens)
+        print(report.hot_streams)
 
 
 def kv_bytes_per_token(model: Path) -> int:
@@ -156,8 +157,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.wide or arguments.eight:
-            write = write_wide if arguments.wide else write_eight
-            arguments.model = write(Path(folder) / "random", seed=1)
+            write_model = write_wide if arguments.wide else write_eight
+            arguments.model = write_model(Path(folder) / "random", seed=1)
         measure(arguments, arguments.model.resolve())
 
 
@@ -172,15 +173,25 @@ def measure(arguments: argparse.Namespace, model: Path) -> None:
     lengths = arguments.tokens or (WIDE_LENGTHS if arguments.wide else list(kv.LENGTHS))
     asyncio.run(run(report, model, arguments.parts, lengths))
     if "decode" in arguments.parts:
-        job = engine.DecodeJob(arguments.streams, arguments.rounds, arguments.output)
+
+        def row_done(rows: list[engine.Decode]) -> None:
+            """Print and keep what is there: a run on a lent machine can be cut."""
+            report.decode = rows
+            print_decode(rows[-1:])
+            write(report, arguments.json)
+
+        job = engine.DecodeJob(arguments.streams, arguments.rounds, arguments.output, row_done)
         asyncio.run(run_decode(report, model, job))
-        print_decode(report.decode or [])
-        print(report.hot_streams)
     if report.engine is not None and "engine" in arguments.parts:
         print_engine(report.engine)
     if report.kv is not None and "kv" in arguments.parts:
         print_kv(report.kv)
-    arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    write(report, arguments.json)
+
+
+def write(report: Report, file: Path) -> None:
+    """Write the report as JSON."""
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
 
 
 if __name__ == "__main__":

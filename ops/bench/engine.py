@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -101,22 +101,23 @@ class DecodeJob(msgspec.Struct):
     widths: Sequence[int] = WIDTHS
     rounds: int = 5
     num_tokens: int = DECODE_TOKENS
+    row_done: Callable[[list[Decode]], None] = lambda _: None
 
 
 async def decode(
     server: Hearth, opponent: Bare, job: DecodeJob, formed: Bare | None = None
 ) -> list[Decode]:
     """Decode rates in alternating rounds, beside a bare loop over upstream's layers, and over the
-    forms that Hearth gives them on this device if `formed` has such a loop.
+    forms that Hearth gives them on this device if `formed` has such a loop. `job.row_done` has
+    each row as soon as it is there.
     """
     seeds = iter(range(10**9, 2 * 10**9))
     everybody = [opponent] if formed is None else [opponent, formed]
-    for width in job.widths:  # what is compiled for a width is compiled now
-        await _decode_ours(server, width, seeds, 8)
-        for bare in everybody:
-            await _decode_bare(bare, width, seeds, 8)
     rows: list[Decode] = []
     for width in job.widths:
+        await _decode_ours(server, width, seeds, 8)  # what is compiled for it is compiled now
+        for bare in everybody:
+            await _decode_bare(bare, width, seeds, 8)
         row = await _decode(server, opponent, width, job, seeds)
         if formed is not None:
             rates = [
@@ -124,6 +125,7 @@ async def decode(
             ]
             row.formed_tokens_per_s = round(statistics.median(rates), 1)
         rows.append(row)
+        job.row_done(rows)
     return rows
 
 
