@@ -21,7 +21,8 @@ _LENGTH = struct.Struct("<I")
 
 class WorkerOptions(Struct, frozen=True):
     """What a worker needs of the settings. `prefill_block_ms` bounds how long decode may wait;
-    without `decode_overlap` each decode step is done before its tokens are handled.
+    without `decode_overlap` each decode step is done before its tokens are handled. A model that
+    `speculates` may have rows propose what they say next.
 
     `ranks` is None where one process has the model.
     """
@@ -32,6 +33,7 @@ class WorkerOptions(Struct, frozen=True):
     prefill_block_ms: float = 250.0
     decode_overlap: bool = True
     heartbeat_s: float = 1.0
+    speculates: bool = False
     ranks: Ranks | None = None
 
 

@@ -39,7 +39,6 @@ from runtime.wire import (
     Command,
     Heartbeat,
     Hello,
-    KvOptions,
     Load,
     LoadError,
     LoadProgress,
@@ -54,7 +53,7 @@ from runtime.worker.admission import intake_of, print_without_text, rejected
 from runtime.worker.arrivals import AbortRequest, Arrival, EngineChannel, Quit
 from runtime.worker.code_guard import run_only_installed_code
 from runtime.worker.connection import Sender, commands
-from runtime.worker.decode import Decoder, warm_decode
+from runtime.worker.decode import Decoder, warm_decode, warm_wide
 from runtime.worker.distributed.leader import DistributedGroup
 from runtime.worker.engine import Engine
 from runtime.worker.input.compose import Composer
@@ -158,7 +157,7 @@ class Worker:
         load_s = time.perf_counter() - start
         self._phase = "warming"
         self._sender.send(Warming())
-        memory, warm_s = _warmed(model, command.kv, lambda: self._sender.send(Warming()))
+        memory, warm_s = _warmed(model, command, lambda: self._sender.send(Warming()))
         if team is not None:
             model = team.model(model)
         reception = self._reception = self._receiving(model)
@@ -177,8 +176,7 @@ class Worker:
         if team is not None:
             decoder = team.decoder(model, rows, overlaps=overlaps)
         else:
-            # Kernels of wide steps would be compiled under a request; docs/decisions/0056.
-            costs = None if models.compiles_kernels() else StepCosts()
+            costs = StepCosts() if options.speculates else None
             decoder = Decoder(model, rows, costs, overlaps=overlaps)
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
         self._turning = _thread("turns", self._turns.run)
@@ -384,9 +382,10 @@ class Worker:
 
 
 def _warmed(
-    model: LoadedModel, options: KvOptions, on_progress: Callable[[], None]
+    model: LoadedModel, command: Load, on_progress: Callable[[], None]
 ) -> tuple[RowMemory, float]:
     """Warm a model; the memory for its rows, and the seconds that it took."""
+    options = command.kv
     memory = RowMemory(
         is_batched=model.is_batchable,
         pool_bytes=options.pool_bytes,
@@ -404,6 +403,8 @@ def _warmed(
             )
         on_progress()
         warm_decode(model, token_ids, kv, on_progress)
+        if command.options.speculates:
+            warm_wide(model, token_ids, kv, command.options.max_batch, on_progress)
 
     return memory, models.warm(model, decode)
 

@@ -10,6 +10,7 @@ batch are padded to the longest, so sequences live in generators by length bucke
 from __future__ import annotations
 
 import importlib
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -32,13 +33,14 @@ from runtime.worker.sampler import (
     make_sampler,
 )
 from runtime.worker.sequence import Sequence, SequenceGroup
-from runtime.worker.speculation import Speculation, StepCosts, best_width
+from runtime.worker.speculation import WIDTHS, Speculation, StepCosts, best_width
 
 # The package re-exports a function under the module's name.
 _upstream: Any = importlib.import_module("mlx_lm.generate")
 
 _METADATA_STEPS = 64
 _WARM_ROWS = (8, 32)
+_WARM_WIDE_ROWS = (1, 2, 4, 8, 16, 32)
 _METADATA = frozenset({"left_padding", "lengths", "offset", "_lengths"})
 
 
@@ -381,6 +383,14 @@ def speculates(model: LoadedModel) -> bool:
     return is_plain and can_take_back(model.new_kv())
 
 
+class _Rest(NamedTuple):
+    """Of a row that has lost by its guesses, in plain steps since its batch began."""
+
+    speculation: Speculation
+    began_at: int
+    ends_at: int
+
+
 class _SpeculatingBatch(_Batch):
     """A batch whose rows propose what they say next, when that should pay.
 
@@ -400,6 +410,10 @@ class _SpeculatingBatch(_Batch):
         """The last step was a plain one of the same rows."""
         self._held_up: list[Speculation] = []
         """For whom the next step could not begin in advance."""
+        self._resting: dict[Sequence, _Rest] = {}
+        """Those who have lost: nothing is done for them until their rest is over."""
+        self._rest_ends_at: float = math.inf
+        """The first rest to end, in plain steps since the batch began."""
 
     def _join(self) -> None:
         asking = {one.sequence: one for one in self._waiting}
@@ -424,11 +438,36 @@ class _SpeculatingBatch(_Batch):
 
     def _forget(self, sequence: Sequence) -> None:
         self._speculations.pop(sequence, None)
+        self._resting.pop(sequence, None)
         self._known, self._is_steady = None, False
+
+    def _have_rest(self) -> None:
+        """Leave out who tried and lost."""
+        for sequence, one in list(self._speculations.items()):
+            if one in self._held_up and not one.controller.may_try:
+                del self._speculations[sequence]
+                ends_at = self._num_steps + one.controller.num_rest_steps
+                self._resting[sequence] = _Rest(one, self._num_steps, ends_at)
+                self._rest_ends_at = min(self._rest_ends_at, ends_at)
+
+    def _wake(self) -> None:
+        """Take in again whose rest is over."""
+        for number, uid in enumerate(self._rows.uids):
+            sequence = self._by_uid[uid]
+            rest = self._resting.get(sequence)
+            if rest is not None and rest.ends_at <= self._num_steps:
+                del self._resting[sequence]
+                next_id = self._known[number] if self._known is not None else None
+                num_steps = self._num_steps - rest.began_at
+                rest.speculation.wake(self._rows.tokens[number], next_id, num_steps)
+                self._speculations[sequence] = rest.speculation
+        self._rest_ends_at = min((one.ends_at for one in self._resting.values()), default=math.inf)
 
     def step(self) -> list[DecodedToken]:
         if self._waiting:
             self._join()
+        if self._num_steps >= self._rest_ends_at:
+            self._wake()
         rows = [self._speculations.get(self._by_uid[uid]) for uid in self._rows.uids]
         trying = [one for one in rows if one is not None and one.controller.may_try]
         if self._known is None and self._width(trying) > 1:
@@ -471,6 +510,7 @@ class _SpeculatingBatch(_Batch):
             lost = lost - 1.0 if width > 1 else seconds / plain_s
             for one in self._held_up:
                 one.controller.settle(one.num_gained, lost * num_rows / len(self._held_up))
+            self._have_rest()
         for one in rows:
             if one is not None:
                 one.num_gained = 0
@@ -754,3 +794,30 @@ def warm_decode(
             pass
         on_progress()
     generator.close()
+
+
+def warm_wide(
+    model: LoadedModel,
+    token_ids: list[int],
+    kv: list[Any],
+    max_batch: int,
+    on_progress: Callable[[], None] = lambda: None,
+) -> None:
+    """Steps of every width that speculation takes, over KV as `warm_decode` has it: of rows that
+    end together and of rows that end apart, so that none of their kernels is compiled under a
+    request. Where there are none to compile, or the model does not speculate, nothing is done.
+    """
+    if not (compiles_kernels() and speculates(model)):
+        return
+    for num_rows in (rows for rows in _WARM_WIDE_ROWS if rows <= max_batch):
+        with mx.stream(model.stream):
+            caches = merged([kv] * num_rows) if num_rows > 1 else handed_over(model.copy_kv(kv))
+            for _ in range(min(num_rows, 2)):
+                for width in WIDTHS:
+                    inputs = mx.array([[token_ids[-1]] * width] * num_rows)
+                    logits = model.model(inputs, cache=caches)
+                    logprobs = _normalised(logits.reshape(-1, logits.shape[-1]))
+                    mx.eval(mx.argmax(logprobs, axis=-1))
+                    take_back(caches, [width] * num_rows)
+                take_back(caches, [row % 2 for row in range(num_rows)])
+        on_progress()

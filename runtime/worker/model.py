@@ -29,7 +29,12 @@ from runtime.models.folder import copied
 from runtime.models.vision_files import reads_as_text
 from runtime.ranks import KvForm, Split
 from runtime.types import ModelSpec
-from runtime.worker.linear import choose_forms, gains_from_forms
+from runtime.worker.linear import (
+    choose_forms,
+    gains_from_columns,
+    gains_from_forms,
+    lay_columns,
+)
 from runtime.worker.output.dialect import Dialect
 from runtime.worker.output.upstream import dialect_of
 from runtime.worker.sampler import Sampler
@@ -235,6 +240,8 @@ def _load_copy(
         weights_bytes = _read_weights(model, on_progress)
         if gains_from_forms():
             choose_forms(model)
+        if gains_from_columns():
+            lay_columns(model)
         # Private arrays, rope frequencies among them, are no parameters and would stay lazy.
         mx.eval(model)
         tokenizer = reading.result()

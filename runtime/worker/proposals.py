@@ -87,14 +87,27 @@ class Proposer:
         self._look()
         return None if guess is None else guess == token_id
 
-    def proposal(self) -> list[int]:
-        """What may come, the guess first. No more than has agreed up to now: who just began to
-        repeat something may stop soon.
+    @property
+    def num_proposed(self) -> int:
+        """Tokens of `proposal`: no more than have agreed up to now, as who just began to repeat
+        something may stop soon.
         """
         if self._at is None:
+            return 0
+        return min(self._num_agreed, MOST_TOKENS, len(self._source.token_ids) - self._at)
+
+    def proposal(self) -> list[int]:
+        """What may come, the guess first."""
+        if self._at is None:
             return []
-        num_tokens = min(self._num_agreed, MOST_TOKENS)
-        return self._source.token_ids[self._at : self._at + num_tokens]
+        return self._source.token_ids[self._at : self._at + self.num_proposed]
+
+    def catch_up(self, token_ids: list[int]) -> None:
+        """Its prompt and all that it has said, while nobody asked what it says next."""
+        said = self._said.token_ids
+        said += token_ids[len(said) :]
+        self._at = self._left_at = None
+        self._look()
 
     def _look(self) -> None:
         """Find another place to go by."""

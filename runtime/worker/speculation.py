@@ -100,6 +100,15 @@ class Controller:
         if self.balance < _CREDIT:
             self.balance += _CREDIT_PER_STEP
 
+    @property
+    def num_rest_steps(self) -> int:
+        """Plain steps after which it may try again."""
+        return 0 if self.may_try else int(-self.balance / _CREDIT_PER_STEP) + 1
+
+    def rest(self, num_steps: int) -> None:
+        """So many plain steps were made without it."""
+        self.balance = min(self.balance + num_steps * _CREDIT_PER_STEP, _CREDIT)
+
     def settle(self, num_gained: int, num_lost: float) -> None:
         """What a step brought it, in tokens, and what it cost, in plain steps."""
         self.balance = min(self.balance + num_gained - num_lost, _MOST_CREDIT)
@@ -120,7 +129,7 @@ class Speculation:
         """What a wider step may bring, if there is anything to propose. While its next token is
         still computed that has to be right first.
         """
-        num_proposed = len(self.proposer.proposal())
+        num_proposed = self.proposer.num_proposed
         if not num_proposed:
             return None
         rate = self.controller.rate
@@ -138,6 +147,14 @@ class Speculation:
             self._is_ahead = False
         else:
             self.note([token_id])
+
+    def wake(self, token_ids: list[int], next_id: int | None, num_rest_steps: int) -> None:
+        """Go on after a rest, of which it took no notice: all tokens of the row by now, and the
+        next one where it is known.
+        """
+        self.controller.rest(num_rest_steps)
+        self._is_ahead = next_id is not None
+        self.proposer.catch_up(token_ids if next_id is None else [*token_ids, next_id])
 
     def note(self, token_ids: Iterable[int]) -> None:
         """It goes on like this."""

@@ -43,6 +43,13 @@ class AlwaysPays(StepCosts):
         return 1.0
 
 
+class HardlyPays(AlwaysPays):
+    """A device on which a wide step takes a fifth longer, so that who is wrong thrice rests."""
+
+    def of(self, num_rows: int, width: int) -> float | None:
+        return 1.0 if width == 1 else 1.2
+
+
 class Ask(NamedTuple):
     """One row: its prompt, its sampling, and what is predicted of its answer."""
 
@@ -204,6 +211,22 @@ def test_whatever_is_predicted_changes_nothing(model: LoadedModel, data: st.Data
     ):
         assert same(ours, plain)
         assert is_kv_of(model, ours.kv, [*prompt(ask.number), *ours.token_ids])
+
+
+def test_who_rests_between_its_guesses_says_the_same(model: LoadedModel):
+    asks = [Ask(0), Ask(1, SEEDED), Ask(2, PENALISED)]
+    asks = [ask._replace(num_tokens=100) for ask in asks]
+    alone = [said_by(model, [ask], None)[0] for ask in asks]
+    wrong = [
+        (*one.token_ids[:12], *mangled(one.token_ids[12:60], 2), *one.token_ids[60:])
+        for one in alone
+    ]
+    predicting = [ask._replace(prediction=p) for ask, p in zip(asks, wrong, strict=True)]
+    together = said_by(model, predicting, HardlyPays(), 3)
+    for ask, ours, plain in zip(asks, together, alone, strict=True):
+        assert same(ours, plain), ask
+        assert is_kv_of(model, ours.kv, [*prompt(ask.number), *ours.token_ids])
+        assert 0 < ours.num_accepted < ours.num_proposed
 
 
 def test_what_is_stopped_in_the_middle_of_a_step_leaves_kv_of_what_it_said(model: LoadedModel):

@@ -14,7 +14,15 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
-from runtime.worker.linear import Form, FormedEmbedding, FormedLinear, choose_forms, form_of
+from runtime.worker.linear import (
+    Form,
+    FormedEmbedding,
+    FormedLinear,
+    choose_forms,
+    form_of,
+    gains_from_columns,
+    lay_columns,
+)
 
 _ARGUMENTS = qwen3.ModelArgs(
     model_type="qwen3",
@@ -112,3 +120,26 @@ def _arrays(module: nn.Module) -> list[mx.array]:
 
 def _largest(array: mx.array) -> float:
     return cast("float", mx.abs(array).max().item())
+
+
+@pytest.mark.skipif(not gains_from_columns(), reason="only the reference BLAS is known to agree")
+def test_weights_that_lie_column_by_column_multiply_to_the_same_bits() -> None:
+    mx.random.seed(7)
+    model = qwen3.Model(_ARGUMENTS)
+    mx.eval(model.parameters())
+    prompts = [mx.random.randint(0, 1152, shape) for shape in ((1, 1), (1, 70), (5, 1), (3, 16))]
+    before = [model(one) for one in prompts]
+    mx.eval(before)
+    weights = dict(tree_flatten(model.parameters()))
+    assert lay_columns(model) == 2 * 7 + 1
+    after = [model(one) for one in prompts]
+    assert all(mx.array_equal(one, other) for one, other in zip(before, after, strict=True))
+    laid = dict(tree_flatten(model.parameters()))
+    assert all(mx.array_equal(laid[name], one) for name, one in weights.items())
+
+
+def test_layers_that_add_a_bias_or_are_not_float32_keep_their_weights() -> None:
+    half = nn.Linear(64, 64, bias=False)
+    half.weight = half.weight.astype(mx.bfloat16)
+    quantised = nn.QuantizedLinear(64, 64, bias=False, group_size=64, bits=4)
+    assert lay_columns(nn.Sequential(nn.Linear(64, 64), half, quantised)) == 0

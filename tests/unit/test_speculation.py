@@ -99,6 +99,36 @@ def test_who_loses_half_a_step_stops_and_may_try_again_later():
     assert controller.may_try
 
 
+@given(balance=st.floats(-20.0, 0.0))
+def test_a_rest_is_as_long_as_the_plain_steps_that_would_have_been_needed(balance: float):
+    noticed, rested = Controller(balance=balance), Controller(balance=balance)
+    num_steps = 0
+    while not noticed.may_try:
+        noticed.saw_plain()
+        num_steps += 1
+    assert abs(num_steps - rested.num_rest_steps) <= 1, "but for how floats add up"
+    rested.rest(rested.num_rest_steps)
+    assert rested.may_try
+    assert noticed.balance == pytest.approx(rested.balance, abs=0.006)
+
+
+@pytest.mark.parametrize("next_id", [None, 5])
+def test_a_row_that_rested_goes_on_as_one_that_took_notice(next_id: int | None):
+    noticed, rested = (Speculation(Proposer([1, 2, 3, 4, 5, 6, 7, 8, 9])) for _ in range(2))
+    said = [50, 60, 2, 3, 4]
+    for token_id in said:
+        noticed.note_said(token_id)
+    if next_id is not None:
+        noticed.note_next(next_id)
+    rested.wake([1, 2, 3, 4, 5, 6, 7, 8, 9, *said], next_id, len(said))
+    proposal = [5, 6, 7] if next_id is None else [6, 7, 8]
+    assert rested.proposer.proposal() == proposal
+    assert noticed.proposer.proposal()[:3] == proposal
+    for one in (noticed, rested):
+        one.note_said(5)
+        assert one.proposer.guess == 6
+
+
 def test_what_was_gained_long_ago_is_not_lost_for_long():
     controller = Controller()
     for _ in range(100):
