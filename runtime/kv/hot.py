@@ -146,7 +146,7 @@ class HotTier:
     def __getitem__(self, run: Run) -> Held:
         return self._held[run]
 
-    def __contains__(self, run: Run) -> bool:
+    def __contains__(self, run: object) -> bool:
         return run in self._held
 
     def find(self, slot_id: str) -> Run | None:

@@ -495,14 +495,18 @@ class _Rows(BatchKVCache):
         return self._ends or [self._idx] * self.offset.size
 
     def extract(self, idx: int) -> KVCache:
-        """One row as a view: whoever keeps its KV copies what is new in it."""
+        """One row as a view: whoever keeps its KV copies what is new in it.
+
+        A row that is alone leaves with the arrays, and the room behind its tokens.
+        """
         assert self.keys is not None
         assert self.values is not None
         row = KVCache()
         padding, end = cast("list[int]", self.left_padding.tolist())[idx], self._all_ends[idx]
-        row.keys = self.keys[idx : idx + 1, :, padding:end]
-        row.values = self.values[idx : idx + 1, :, padding:end]
-        row.offset = end - padding
+        row.keys, row.values, row.offset = self.keys, self.values, end - padding
+        if padding or len(self.keys) > 1:
+            row.keys = self.keys[idx : idx + 1, :, padding:end]
+            row.values = self.values[idx : idx + 1, :, padding:end]
         return row
 
 
@@ -526,6 +530,24 @@ def shorten(kv: Sequence[Any], num_tokens: int) -> None:
     for cache in kv:
         if type(cache) is KVCache and cache.offset > num_tokens:
             cache.trim(cache.offset - num_tokens)
+
+
+def can_go_on(kv: Sequence[Any]) -> bool:
+    """Whether these are caches of a sequence alone, all of whose tokens can be forgotten again.
+
+    Those of a row that was taken out of a batch are views without room behind their tokens.
+    """
+    return all(
+        type(cache) is KVCache
+        and cache.keys is not None
+        and cache.offset < cache.keys.shape[_TOKEN_AXIS]
+        for cache in kv
+    )
+
+
+def num_bytes(kv: Sequence[Any]) -> int:
+    """What the arrays of plain caches take, with the room in them."""
+    return sum(cache.nbytes for cache in kv)
 
 
 def handed_over(kv: Sequence[Any]) -> list[Any]:

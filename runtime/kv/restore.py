@@ -143,12 +143,11 @@ class Restorer:
 
     def on_promoted(self, slot_ids: Sequence[str]) -> None:
         """Cold slots are warm now."""
-        for slot_id in slot_ids:
-            if (run := self._hot.find(slot_id)) is None:
-                continue
+        for run in filter(None, map(self._hot.find, slot_ids)):
             self._hot[run].tier = "warm"
             if self._reader is not None and run in self._reading:
-                self._reader.read(run, slot_id)  # even if one is under way: it may have missed it
+                # Even if one is under way: it may have missed it.
+                self._reader.read(run, self._hot[run].id)
 
     def on_away(self, slot_ids: Sequence[str]) -> None:
         """Cold slots stay where they are; who waits for one goes on with what is before it."""
@@ -271,10 +270,9 @@ class Restorer:
             return self._state.model.new_kv(), 0
         start_s = cursor.started_s if cursor.asked else time.perf_counter()
         found = self._usable(cursor)
-        kv = self._state.model.new_kv(found.num_tokens)
+        kv = self._taken_up(found, len(cursor.token_ids) - found.num_tokens)
         self._state.counts.vlm_retreat += found.is_retreat
         if found.num_tokens:
-            self._assemble(kv, found, len(cursor.token_ids) - found.num_tokens)
             self._mark_used(found, cursor)
         reason, at = _why_no_more(self._state, cursor, found, num_had)
         num_gained = found.num_tokens - num_had
@@ -317,13 +315,17 @@ class Restorer:
             self._state.counts.exact_key_rejected_by_model_lcp += 1
         return is_same
 
-    def _assemble(self, kv: list[Any], found: Found, num_room: int) -> None:
-        pieces: list[tuple[RunKv, int]] = []
+    def _taken_up(self, found: Found, num_room: int) -> list[Any]:
+        if (resident := self._state.residents.take(found.path)) is not None:
+            return resident
+        kv, pieces = self._state.model.new_kv(found.num_tokens), list[tuple[RunKv, int]]()
         for run, end in found.path:
             held = self._hot[run].kv
             assert held is not None
             pieces.append((held, end - run.start))
-        self._state.parts.assemble(kv, pieces, num_room)
+        if pieces:
+            self._state.parts.assemble(kv, pieces, num_room)
+        return kv
 
     def _mark_used(self, found: Found, cursor: CacheCursor) -> None:
         saved: list[str] = []

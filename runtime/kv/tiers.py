@@ -187,7 +187,7 @@ class Tiers:
     def on_finished(
         self, cursor: CacheCursor, output_ids: Sequence[int], kv: Sequence[Any]
     ) -> None:
-        """A sequence ended; its caches hold the prompt and the output."""
+        """A sequence ended; its caches, which nobody changes any more, hold prompt and output."""
         if cursor.mode == "full":
             cursor.token_ids = [*cursor.token_ids, *output_ids]
             self._committer.extend_hashes(cursor)
@@ -195,6 +195,7 @@ class Tiers:
             if cursor.leaf is not None and cursor.leaf in self.hot:
                 self._notes.reached(cursor)
                 self._notes.ended(cursor.leaf)
+            self._state.keep_resident(cursor, kv)
         heed(self.hot, cursor)
 
     def on_kv_start(self, cursor: CacheCursor, token_ids: list[int], kv: Sequence[Any]) -> None:
@@ -281,9 +282,9 @@ class Tiers:
             case HotAsked():
                 self._report(_hot_now(self.hot, news))
 
-    def leave_beside_rows(self, num_bytes: int | None) -> None:
-        """So much is left beside running requests of the memory for both; None: enough."""
-        self._state.leave_beside_rows(num_bytes)
+    def leave_beside_rows(self, num_bytes: int | None, following: Sequence[Run] = ()) -> None:
+        """See `TierState.leave_beside_rows`."""
+        self._state.leave_beside_rows(num_bytes, following)
 
     def learn(self, slots: Sequence[KnownSlot]) -> None:
         """Slots that are on disk, in any order."""
@@ -326,9 +327,7 @@ class Tiers:
 
     def on_gone(self, slot_ids: Sequence[str], reason: MissReason) -> None:
         """These slots are no longer on disk; what was deleted leaves memory as well."""
-        for slot_id in slot_ids:
-            if (run := self.hot.find(slot_id)) is None:
-                continue
+        for run in filter(None, map(self.hot.find, slot_ids)):
             self._state.lose_file(run, reason)
             if run not in self.hot:
                 self._restorer.on_lost(run)

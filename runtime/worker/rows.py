@@ -39,7 +39,7 @@ class RowExecutor:
             group.decode_started_s = group.decode_started_s or time.perf_counter()
             joining = [one for one in plan.joining if one.group is group]
             self._decoder.insert(group, joining, takes=not self._scheduler.has_more(group))
-        self.share_memory()
+        self.share_memory(plan.prefill)
         self._planned = self._decoder.sequences
         self._num_calm_steps = self._scheduler.num_calm_steps(self._planned)
         return plan
@@ -66,9 +66,11 @@ class RowExecutor:
             sequence.group.kv = None
         self._decoder.remove(sequence)
 
-    def share_memory(self) -> None:
-        """The hot tier has what rows leave of the memory for both."""
-        self._tiers.leave_beside_rows(self._scheduler.left_bytes(self._decoder.sequences))
+    def share_memory(self, following: SequenceGroup | None = None) -> None:
+        """The hot tier has what rows leave of the memory for both. `following` is computed next."""
+        left_bytes = self._scheduler.left_bytes(self._decoder.sequences)
+        runs = following.cursor.pinned if following is not None and following.kv is None else ()
+        self._tiers.leave_beside_rows(left_bytes, runs)
 
     def refusal_of(self, group: SequenceGroup) -> RequestRejected | None:
         """Why there will not be memory for a request, if there will not."""

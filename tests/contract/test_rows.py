@@ -120,3 +120,11 @@ def test_one_that_never_joined_leaves_nothing(model: LoadedModel):
     assert decoder.sequences == [first]
     assert decoder.take(first) is not None
     assert not decoder.num_running
+
+
+@pytest.mark.parametrize("model", ["qwen3"], indirect=True)
+def test_a_row_that_was_alone_leaves_with_its_arrays_and_others_with_views(model: LoadedModel):
+    alone = decoded(Decoder(model, 8), [group_of(model, 1)])
+    beside = decoded(Decoder(model, 8), [group_of(model, 1), group_of(model, 2)])
+    assert layers.can_go_on(alone[0][-1].kv or ())
+    assert not any(layers.can_go_on(said[-1].kv or [None]) for said in beside[:1])
