@@ -39,7 +39,8 @@ class TimedAnswer(msgspec.Struct):
     end_s: float = 0.0
     text: str = ""
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
+    """None where the server does not tell."""
     output_tokens: int = 0
 
     @property
@@ -81,18 +82,21 @@ def ask(
     messages: Messages,
     max_tokens: int,
     on_arrival: Callable[[int], None] | None = None,
+    *,
+    may_be_empty: bool = False,
 ) -> TimedAnswer:
     """Ask and read to the end; `on_arrival` is told how many pieces of text have come.
 
     Raises:
-        AskFailed: no connection, an error instead of a stream or in it, or no text at all.
+        AskFailed: no connection, an error instead of a stream or in it, or no text where there
+            has to be some.
     """
     answer = TimedAnswer()
     try:
         _stream(target, _body(target, messages, max_tokens), answer, on_arrival)
     except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
         raise AskFailed(f"{type(error).__name__}: {error}") from error
-    if not answer.arrivals_s:
+    if not answer.arrivals_s and not may_be_empty:
         raise AskFailed("the answer held no text")
     return answer
 
@@ -149,4 +153,4 @@ def _take(answer: TimedAnswer, event: _Event, on_arrival: Callable[[int], None] 
         answer.prompt_tokens = event.usage.prompt_tokens
         answer.output_tokens = event.usage.completion_tokens
         details = event.usage.prompt_tokens_details
-        answer.cached_tokens = (details and details.cached_tokens) or 0
+        answer.cached_tokens = None if details is None else details.cached_tokens

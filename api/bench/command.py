@@ -7,7 +7,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,16 +15,49 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from api.bench.ask import AskFailed, ask
+from api.bench.agents.command import run_agents
 from api.bench.figures import rows
 from api.bench.machine import environment
-from api.bench.peers import Models, Peer, lay_out
-from api.bench.recipes import Recipe, RecipeError, find
 from api.bench.report import PeerNote, Report, page, table
 from api.bench.scenarios import Asking, Round, Sizes, num_samples
-from api.bench.texts import CHARACTERS_PER_TOKEN, conversation
-from api.cli.arguments import BASELINE
+from api.bench.servers import Servers
+from api.cli.arguments import AGENTS, BASELINE
+from api.cli.client import Misused
 from runtime.config.settings import Settings
+
+_OF_CONVERSATIONS = {"tokens": 4096, "streams": 4}
+_OF_AGENTS: dict[str, float | None] = {
+    "sessions": 8,
+    "at_once": 4,
+    "scale": 0.02,
+    "turns": 43,
+    "pause_scale": 0.1,
+    "seed": 1,
+    "restart_at": None,
+    "swap_at": None,
+}
+
+
+def _settle(arguments: argparse.Namespace) -> None:
+    """Put in what was left out. May be done again.
+
+    Raises:
+        Misused: a flag of the other kind of `hearth bench` was given.
+    """
+    is_agents = arguments.peers[:1] == [AGENTS]
+    own, other = (_OF_AGENTS, _OF_CONVERSATIONS)[:: 1 if is_agents else -1]
+    for name in other:
+        if vars(arguments)[name] is not None:
+            flag = f"--{name.replace('_', '-')}"
+            without = "without" if is_agents else "with"
+            raise Misused(f"{flag} is a flag of `hearth bench` {without} `{AGENTS}`.")
+    for name, default in own.items():
+        if vars(arguments)[name] is None:
+            vars(arguments)[name] = default
+    if arguments.rounds is None:
+        arguments.rounds = 1 if is_agents else 3
+    if len(arguments.peers) == is_agents:
+        arguments.peers = [*arguments.peers, "hearth", BASELINE]
 
 
 class BenchRun:
@@ -32,58 +65,39 @@ class BenchRun:
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self._arguments = arguments
-        self._folder = folder
-        self._recipes = [find(word) for word in arguments.peers]
-        self._models = lay_out(folder, arguments.model, arguments.second)
-        self._venvs: Path = arguments.venvs or folder / "venvs"
+        self.servers = Servers(arguments, arguments.peers, folder)
         self.rounds: list[Round] = []
-
-    @property
-    def recipes(self) -> Sequence[Recipe]:
-        return self._recipes
-
-    @property
-    def models(self) -> Models:
-        return self._models
+        self.ended_early = False
 
     @property
     def num_samples(self) -> int:
         """How many there will be, unless something fails."""
-        each = (num_samples(self._peer(one, 0)) for one in self._recipes)
+        each = (num_samples(self.servers.peer(one, 0)) for one in self.servers.recipes)
         return self._arguments.rounds * sum(each)
 
-    def run(self, say: Callable[[str], None]) -> None:
-        """Every round asks every server, the other way round each time."""
+    def run(
+        self, say: Callable[[str], None], deadline_s: float | None, on_round: Callable[[], None]
+    ) -> None:
+        """Every round asks every server; none begins when the time is up."""
         if self._arguments.install:
-            for recipe in self._recipes:
-                self._peer(recipe, 0).install()
-        sizes = Sizes(self._num_characters(), self._arguments.streams)
+            for recipe in self.servers.recipes:
+                self.servers.peer(recipe, 0).install()
+        wanted = int(self._arguments.tokens)
+        per_token = self.servers.characters_per_token(max(1, wanted // 8))
+        sizes = Sizes(int(wanted * per_token), self._arguments.streams)
         for number in range(self._arguments.rounds):
-            for recipe in self._recipes[:: -1 if number % 2 else 1]:
+            for recipe in self.servers.in_turn(number):
+                if deadline_s is not None and time.monotonic() >= deadline_s:
+                    self.ended_early = True
+                    return
                 into = Round(recipe.name, number)
                 self.rounds.append(into)
-                peer = self._peer(recipe, number)
+                peer = self.servers.peer(recipe, number)
                 try:
                     Asking(peer, into, sizes, say).everything()
                 finally:
                     peer.stop()
-
-    def _peer(self, recipe: Recipe, number: int) -> Peer:
-        home = self._folder / f"{recipe.name.replace('/', '-')}-{number}"
-        return Peer(recipe, self._models, home, self._venvs)
-
-    def _num_characters(self) -> int:
-        """As much text as makes the wanted number of tokens, as the first server counts them."""
-        wanted = int(self._arguments.tokens)
-        trial = conversation(int(wanted * CHARACTERS_PER_TOKEN / 8), seed=0).first
-        num_characters = sum(len(one.content) for one in trial.messages)
-        peer = self._peer(self._recipes[0], -1)
-        try:
-            peer.start()
-            counted = ask(peer.target, trial.messages, 1).prompt_tokens
-        finally:
-            peer.stop()
-        return int(wanted * num_characters / counted) if counted else wanted * 4
+                on_round()
 
 
 def run(_: Settings, arguments: argparse.Namespace) -> int:
@@ -91,12 +105,15 @@ def run(_: Settings, arguments: argparse.Namespace) -> int:
 
     Raises:
         RecipeError: a server is not known, or cannot be installed.
+        Misused: flags that do not belong together.
     """
-    report = measure(arguments, f"hearth {shlex.join(sys.argv[1:])}")
+    _settle(arguments)
+    command = f"hearth {shlex.join(sys.argv[1:])}"
+    if arguments.peers[:1] == [AGENTS]:
+        return run_agents(arguments, command)
+    report = measure(arguments, command)
     text = msgspec.json.encode(report).decode() if arguments.as_json else table(report)
     sys.stdout.write(text + "\n")
-    if arguments.out is not None:
-        write(report, arguments.out)
     return int(any(row.num_wrong or row.num_failed for row in report.rows))
 
 
@@ -111,41 +128,49 @@ def write(report: Report, folder: Path) -> None:
 def measure(arguments: argparse.Namespace, command: str) -> Report:
     """All rounds, with a bar on a terminal and a line for each figure elsewhere.
 
-    `command` is what makes the report again.
+    `command` is what makes the report again; what is known of it is written after every server.
     """
+    _settle(arguments)
     console = Console(stderr=True)
     begun = time.perf_counter()
     before = environment()
+    deadline_s = time.monotonic() + 60 * arguments.minutes if arguments.minutes else None
     with (
         tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder,
         Progress(console=console, disable=not console.is_terminal) as progress,
     ):
         course = BenchRun(arguments, Path(folder))
         bar = progress.add_task("asking", total=course.num_samples)
+        servers = course.servers
+        baseline = servers.baseline(arguments.baseline)
 
         def say(line: str) -> None:
             progress.update(bar, description=line[:60], advance=1)
             if not console.is_terminal:
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-        try:
-            course.run(say)
-        except AskFailed as error:
-            raise RecipeError(f"The first server does not answer: {error.message}") from error
-    names = [one.name for one in course.recipes]
-    given = arguments.baseline or (BASELINE if BASELINE in names else names[-1])
-    return Report(
-        command=command,
-        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        environment=before,
-        model=Path(arguments.model).name,
-        second=Path(arguments.second).name if arguments.second else "the same, renamed",
-        num_tokens=arguments.tokens,
-        num_rounds=arguments.rounds,
-        num_streams=arguments.streams,
-        seconds=round(time.perf_counter() - begun, 1),
-        baseline=given,
-        peers=[PeerNote.of(one) for one in course.recipes],
-        rows=rows(course.rounds, names, given, arguments.streams),
-        rounds=course.rounds,
-    )
+        def report() -> Report:
+            return Report(
+                command=command,
+                made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                environment=before,
+                model=Path(arguments.model).name,
+                second=Path(arguments.second).name if arguments.second else "the same, renamed",
+                num_tokens=arguments.tokens,
+                num_rounds=max((one.number + 1 for one in course.rounds), default=0),
+                num_streams=arguments.streams,
+                seconds=round(time.perf_counter() - begun, 1),
+                baseline=baseline,
+                peers=[PeerNote.of(one) for one in servers.recipes],
+                rows=rows(course.rounds, servers.names, baseline, arguments.streams),
+                rounds=course.rounds,
+            )
+
+        def keep() -> None:
+            if arguments.out is not None:
+                write(report(), arguments.out)
+
+        course.run(say, deadline_s, keep)
+    if course.ended_early:
+        console.print(f"The time was up after {len(course.rounds)} rounds of servers.")
+    return report()

@@ -87,7 +87,7 @@ def rows(
         group = [_row(metric, peer, rounds, streams) for peer in peers]
         base = next(one.median for one in group if one.peer == baseline)
         for one in group:
-            one.times_better = _times(one.median, base, metric.is_less_better)
+            one.times_better = times_better(one.median, base, metric.is_less_better)
         found += [one for one in group if one.values or one.num_failed or one.num_wrong]
     return found
 
@@ -123,7 +123,7 @@ def _median(values: Iterable[float]) -> float | None:
     return round(statistics.median(values), 3) if values else None
 
 
-def _times(value: float | None, base: float | None, is_less_better: bool) -> float | None:
+def times_better(value: float | None, base: float | None, is_less_better: bool) -> float | None:
     """How many times better than the baseline."""
     if not value or not base:
         return None

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +27,8 @@ class Environment(msgspec.Struct):
     blas: str
     load_before: list[float]
     versions: dict[str, str]
+    gpu: str = ""
+    """Its name, where NVIDIA's tool tells it; on a Mac the processor's name says it."""
 
 
 def environment() -> Environment:
@@ -40,7 +43,22 @@ def environment() -> Environment:
         blas=blas.name if blas else "the platform's own",
         load_before=[round(load, 2) for load in os.getloadavg()],
         versions={name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm", "litestar")},
+        gpu=_gpu_name(),
     )
+
+
+def _gpu_name() -> str:
+    """Every card in a line of its own, joined; empty without any."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
+        return ", ".join(told.stdout.splitlines())
+    return ""
 
 
 def _cpu_name() -> str:

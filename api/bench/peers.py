@@ -80,6 +80,12 @@ class Peer:
         return bool(self.recipe.start)
 
     @property
+    def pid(self) -> int | None:
+        """Its first process, while there is one that was started here."""
+        process = self._process
+        return None if process is None else process.pid
+
+    @property
     def target(self) -> Target:
         return self._target(self.recipe.model)
 
@@ -192,11 +198,25 @@ class Peer:
                 total += one.memory_info().rss
         return total
 
+    def written_bytes(self) -> int | None:
+        """What its processes had the system write to disks so far, since this start of it.
+
+        Ended processes count in the one that waited for them. None where the system does not tell.
+        """
+        if sys.platform != "linux":
+            return None
+        total = 0
+        for one in self._family():
+            with contextlib.suppress(psutil.Error):
+                total += one.io_counters().write_bytes
+        return total
+
     def _family(self) -> list[psutil.Process]:
-        if self._process is None:
+        pid = self.pid
+        if pid is None:
             return []
         try:
-            parent = psutil.Process(self._process.pid)
+            parent = psutil.Process(pid)
             return [parent, *parent.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []

@@ -89,15 +89,21 @@ def _cell(report: Report, title: str, peer: str) -> str:
 
 def page(report: Report) -> str:
     """One HTML file that needs nothing else."""
+    return assembled("page", report)
+
+
+def assembled(name: str, report: msgspec.Struct) -> str:
+    """The page and script of that name, with all that they need, around the report's data."""
     data = msgspec.json.encode(report).decode().replace("<", "\\u003c")
     parts = {
         "/*PLOT CSS*/": (_PLOTS / "uplot.min.css").read_text("utf-8"),
         "/*STYLE*/": (_PAGE / "style.css").read_text("utf-8"),
         "/*PLOT JS*/": (_PLOTS / "uplot.min.js").read_text("utf-8"),
-        "/*SCRIPT*/": (_PAGE / "page.js").read_text("utf-8"),
+        "/*COMMON*/": (_PAGE / "common.js").read_text("utf-8"),
+        "/*SCRIPT*/": (_PAGE / f"{name}.js").read_text("utf-8"),
         "/*DATA*/": data,
     }
-    text = (_PAGE / "page.html").read_text("utf-8")
+    text = (_PAGE / f"{name}.html").read_text("utf-8")
     for mark, part in parts.items():
         text = text.replace(mark, part, 1)
     return text

@@ -148,7 +148,7 @@ class Asking:
             ttft_ms=round(answer.ttft_ms, 1),
             cpu_s=round(self._peer.cpu_s() - before, 2) if self._peer.can_restart else None,
             prompt_tokens=answer.prompt_tokens,
-            cached_tokens=answer.cached_tokens,
+            cached_tokens=answer.cached_tokens or 0,
             output_tokens=answer.output_tokens,
             is_right=is_right,
             said=None if is_right else answer.text[:_SHOWN],
@@ -245,7 +245,7 @@ def _beside_sample(long: TimedAnswer, streams: list[TimedAnswer]) -> Measurement
         longest_gap_ms=round(max(gaps, default=0.0) * 1000, 1),
         kept=round((beside / busy_s) / (alone / quiet_s), 3) if busy_s > 0 else None,
         prompt_tokens=long.prompt_tokens,
-        cached_tokens=long.cached_tokens,
+        cached_tokens=long.cached_tokens or 0,
     )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
 from runtime.config.units import TOKENS, number_in
 from runtime.embedded import HEARTH_TINY
 
 _CONVERSATION = "a session id, or the first characters of an id that ls shows"
 BASELINE = "mlx-lm"
+AGENTS = "agents"
+"""The first word of `hearth bench` when it replays their traffic."""
 
 
 def tokens_of(text: str) -> int:
@@ -76,13 +80,14 @@ def add_cache_commands(
 
 
 def add_bench_arguments(sub: argparse.ArgumentParser) -> None:
-    """The flags of `hearth bench`."""
+    """The flags of `hearth bench` and of `hearth bench agents`."""
     sub.add_argument(
         "peers",
         nargs="*",
-        default=["hearth", BASELINE],
+        default=[],
         metavar="PEER",
-        help="a built-in recipe, a recipe file (.toml), or the URL of a running server",
+        help="a built-in recipe, a recipe file (.toml), or the URL of a running server; "
+        f"`{AGENTS}` before them replays the traffic of many agents instead of conversations",
     )
     sub.add_argument(
         "--model",
@@ -92,15 +97,78 @@ def add_bench_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--second", help="a second model to swap to (default: the same one under another name)"
     )
+    sub.add_argument("--rounds", type=_count, help="how often each server is measured")
     sub.add_argument(
-        "--tokens", type=tokens_of, default=4096, help="length of the long prompts, such as 16k"
+        "--minutes", type=_positive, help="how long it may take: then nothing new is begun"
     )
-    sub.add_argument("--streams", type=int, default=4, help="how many requests run at once")
-    sub.add_argument("--rounds", type=int, default=3, help="how often each server is measured")
     sub.add_argument(
         "--baseline",
         help=f"what others are compared with (default: {BASELINE}, or the last)",
     )
     sub.add_argument("--venvs", type=Path, help="directory into which --install installs servers")
     sub.add_argument("--install", action="store_true", help="install the servers that are missing")
-    sub.add_argument("--out", type=Path, help="directory for report.json and report.html")
+    sub.add_argument("--out", type=Path, help="directory for the report, as JSON and as a page")
+    talks = sub.add_argument_group("conversations")
+    talks.add_argument(
+        "--tokens", type=tokens_of, help="length of the long prompts, such as 16k (default: 4096)"
+    )
+    talks.add_argument("--streams", type=_count, help="how many requests run at once (default: 4)")
+    _add_agents_arguments(sub.add_argument_group(AGENTS))
+
+
+class _Flags(Protocol):
+    """A parser, or a group of flags in its help."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
+
+
+def _add_agents_arguments(group: _Flags) -> None:
+    group.add_argument("--sessions", type=_count, help="how many agents there are (default: 8)")
+    group.add_argument("--at-once", type=_count, help="how many run at once (default: 4)")
+    group.add_argument(
+        "--scale", type=_positive, help="tokens, over those that were published (default: 0.02)"
+    )
+    group.add_argument("--turns", type=_count, help="median turns of an agent (default: 43)")
+    group.add_argument(
+        "--pause-scale",
+        type=_not_negative,
+        help="pauses for tools, over those that were published (default: 0.1)",
+    )
+    group.add_argument("--seed", type=int, help="another one makes other traffic (default: 1)")
+    group.add_argument(
+        "--restart-at", type=_share, metavar="SHARE", help="restart after this share of the turns"
+    )
+    group.add_argument(
+        "--swap-at",
+        type=_share,
+        metavar="SHARE",
+        help="ask the second model once, after this share of the turns",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _number(text: str, what: str, is_right: Callable[[float], bool]) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or not is_right(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return number
+
+
+def _positive(text: str) -> float:
+    return _number(text, "a number above 0", lambda number: number > 0)
+
+
+def _not_negative(text: str) -> float:
+    return _number(text, "a number from 0 on", lambda number: number >= 0)
+
+
+def _share(text: str) -> float:
+    return _number(text, "a share between 0 and 1", lambda number: 0 < number < 1)

@@ -1,46 +1,12 @@
 "use strict";
-const report = JSON.parse(document.getElementById("data").textContent);
-const peers = report.peers.map((one) => one.name);
-const place = (id) => document.getElementById(id);
-const HEIGHT = 280;
-
-function add(parent, tag, text, className) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  if (className) made.className = className;
-  parent.append(made);
-  return made;
-}
-
-const times = (value) => (value < 10 ? String(Number(value.toPrecision(2))) : value.toFixed(0));
-const spell = (ms) => (ms < 1000 ? `${ms} ms` : `${ms / 1000} s`);
-const colour = (index) => getComputedStyle(document.documentElement).getPropertyValue(`--p${index % 6}`).trim();
 const amount = (value, unit) => (unit ? `${Math.round(value).toLocaleString("en")} ${unit}` : value.toFixed(2));
 
 function head() {
   const { environment: machine } = report;
   place("about").textContent = `${report.made_at}: ${report.num_rounds} rounds with ${report.model}, ` +
     `prompts of ${report.num_tokens} tokens, on ${machine.cpu} (${machine.cores} cores). ${report.command}`;
-  if (machine.load_before[0] > machine.cores / 2) {
-    place("warning").hidden = false;
-    place("warning").textContent = `The machine was busy with other work (load ${machine.load_before[0]}): read the ratios only.`;
-  }
+  warn(machine);
   place("ratio").textContent = `Medians of the right answers, below them the range over the rounds; × is how many times better than ${report.baseline} in the same run. CPU seconds and reused tokens, as the server counts them, depend less on what else the machine does.`;
-}
-
-function figures() {
-  const table = place("figures");
-  const top = add(add(table, "thead"), "tr");
-  for (const name of ["", ...peers]) add(top, "th", name).scope = "col";
-  const body = add(table, "tbody");
-  for (const title of new Set(report.rows.map((row) => row.title))) {
-    const rows = report.rows.filter((row) => row.title === title);
-    const line = add(body, "tr");
-    const name = add(line, "th", title);
-    name.scope = "row";
-    add(name, "small", rows[0].meaning);
-    for (const peer of peers) figure(add(line, "td"), rows.find((row) => row.peer === peer));
-  }
 }
 
 function figure(cell, row) {
@@ -55,18 +21,6 @@ function figure(cell, row) {
   if (row.num_wrong) add(cell, "span", ` ${row.num_wrong} wrong`, "bad");
   if (row.num_failed) add(cell, "span", ` ${row.num_failed} failed`, "bad");
 }
-
-function key(id) {
-  peers.forEach((name, index) => add(place(id), "span", name).style.setProperty("--own", `var(--p${index % 6})`));
-}
-
-const axes = () => {
-  const style = getComputedStyle(document.documentElement);
-  const line = style.getPropertyValue("--line").trim(), stroke = style.getPropertyValue("--soft").trim();
-  return { stroke, grid: { stroke: line }, ticks: { stroke: line } };
-};
-
-const plain = { legend: { show: false }, cursor: { show: false }, height: HEIGHT };
 
 function dots(width) {
   const asked = report.rounds.flatMap((round) => round.samples.map((one) => ({ ...one, peer: round.peer })));
@@ -85,7 +39,7 @@ function dots(width) {
     scales: { x: { time: false, range: [0.5, scenarios.length + 0.5] }, y: { distr: 3 } },
     axes: [
       { ...axis, splits: scenarios.map((_, index) => index + 1), values: (_, marks) => marks.map(String), grid: { show: false } },
-      { ...axis, size: 64, values: (_, marks) => marks.map((mark) => (mark === null || Math.log10(mark) % 1 ? "" : spell(mark))) },
+      logAxis(),
     ],
     series: [{}, ...kinds.map(({ index, isRight }) => ({
       paths: () => null, stroke: colour(index),
@@ -121,28 +75,9 @@ function wrong() {
   for (const one of found) add(place("wrong"), "p", one, "bad");
 }
 
-function who() {
-  for (const one of report.peers) {
-    add(place("who"), "p", `${one.name}: ${one.title} (tried: ${one.tried})`);
-    if (one.start.length) add(add(place("who"), "p"), "code", one.start.join(" "));
-  }
-  for (const [name, value] of Object.entries(report.environment)) {
-    add(place("machine"), "dt", name.replaceAll("_", " "));
-    add(place("machine"), "dd", typeof value === "object" ? JSON.stringify(value) : value);
-  }
-}
-
-let drawn = [];
-function draw() {
-  for (const plot of drawn) plot.destroy();
-  drawn = [dots, lines].map((make, index) => make(Math.max(place(["dots", "lines"][index]).clientWidth, 240)));
-}
-
 head();
-figures();
+table(figure);
 for (const id of ["dots-key", "lines-key"]) key(id);
 wrong();
 who();
-draw();
-addEventListener("resize", draw);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+drawAll({ dots, lines });
