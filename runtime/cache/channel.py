@@ -100,6 +100,7 @@ class KvChannel:
         self._asked: dict[int, asyncio.Future[HotNow | Forgotten]] = {}
         self._num_asked = 0
         self._forgotten: dict[int, tuple[Whom, bytes]] = {}
+        self._last_forget = 0
 
     @property
     def has_disk(self) -> bool:
@@ -248,14 +249,19 @@ class KvChannel:
         return any(whom.means(asker, secret) for whom, secret in self._forgotten.values())
 
     def marked(self, request: GenerateRequest, since_s: float) -> GenerateRequest:
-        """A request that came at that monotonic time, marked if what it is of was deleted since."""
+        """A request that came at that monotonic time, marked if what it is of was deleted since,
+        and with what its worker had been told to forget by now.
+        """
         asker = Asker(request.model, request.cache.session_id)
-        if not self._service.was_deleted(self, asker, since_s):
-            return request
-        return structs.replace(request, cache=structs.replace(request.cache, is_deleted=True))
+        cache = structs.replace(
+            request.cache,
+            is_deleted=self._service.was_deleted(self, asker, since_s),
+            after_deletion=self._last_forget,
+        )
+        return structs.replace(request, cache=cache)
 
     def _forgetting(self, number: int, whom: Whom, secret: bytes) -> Forget:
-        self._forgotten[number] = whom, secret
+        self._forgotten[number], self._last_forget = (whom, secret), number
         return Forget(number=number, whom=whom, secret=secret)
 
     async def _ask(

@@ -24,6 +24,8 @@ class CacheCursor:
     is away for `pause_s` seconds, or with `is_last` for good. `leaf` holds the last of the
     first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more, `asked`
     says from where runs had to be read. Pictures, at `media`, have identity ids among `token_ids`.
+    Of its `asker` nothing is kept that came before a deletion, unless this is that of the number
+    `after_deletion`, or an older one.
     The tiers give it its names, `root` of the `tenant` and `block_hashes`, and others when the
     store turns out to be another one.
     """
@@ -36,6 +38,7 @@ class CacheCursor:
     ttl_class: TtlClass = "long"
     ttl_s: float | None = DEFAULT_TTL_S
     asker: Asker = NOBODY
+    after_deletion: int = 0
     prefix_end: int = 0
     boundaries: tuple[int, ...] = ()
     passing: frozenset[int] = frozenset()

@@ -7,6 +7,7 @@ is new goes to the hot tier at once and to the writer behind the requests.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -53,6 +54,8 @@ from runtime.types import CacheUse, MissReason
 from runtime.wire import KvCounts
 from store.keyed_names import Asker
 
+_MAX_DELETIONS = 1000
+"""What came before so many is taken for deleted."""
 _WORTH_JOINING = 1
 """Blocks; copying the KV of a whole prompt is quicker than computing them."""
 
@@ -83,6 +86,7 @@ class Tiers:
         self._notes = Notes(tier_state, report, has_disk=writer is not None)
         self._committer = Committer(tier_state, writer, self._notes)
         self._trails: WeakSet[CacheCursor] = WeakSet()
+        self._deletions: deque[Forget] = deque(maxlen=_MAX_DELETIONS)
         self._late = LateNames(tier_state, self._committer, self._restorer, writer, report)
 
     @property
@@ -128,6 +132,8 @@ class Tiers:
         """A prompt arrived; `cursor.is_waiting` says that something must be read first."""
         if self._state.unsupported is not None or (cursor.media and not self._state.keeps_pictures):
             cursor.mode, cursor.reason = "off", "unsupported"
+        if self._was_deleted(cursor):
+            cursor.mode, cursor.reason = "off", "deleted"
         cursor.stop_at(self._state.model.kv_start)
         self._trails.add(cursor)
         self._state.name(cursor)
@@ -332,8 +338,19 @@ class Tiers:
             if run not in self.hot:
                 self._restorer.on_lost(run)
 
+    def _was_deleted(self, cursor: CacheCursor) -> bool:
+        """Whether what it is of was deleted while its prompt was still being read."""
+        kept = self._deletions
+        if len(kept) == _MAX_DELETIONS and cursor.after_deletion < kept[0].number:
+            return True
+        return any(
+            cursor.after_deletion < one.number and one.whom.means(cursor.asker, one.secret)
+            for one in kept
+        )
+
     def _forget(self, news: Forget) -> None:
         """Nothing of a conversation that is not published is kept, nor what is now said of it."""
+        self._deletions.append(news)
 
         def is_meant(asker: Asker) -> bool:
             return news.whom.means(asker, news.secret)

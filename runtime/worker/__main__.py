@@ -270,9 +270,9 @@ class Worker:
                     return True
                 case RoomGiven():
                     self._room.hear(command)
-                case Forget(whom=whom, secret=secret):
+                case Forget(number=number, whom=whom, secret=secret):
                     self._fetcher.forget()
-                    self._turns.forget(whom, secret)
+                    self._turns.forget(whom, secret, number)
                     self._inbox.put(command)
                 case _:
                     self._inbox.put(command)

@@ -13,18 +13,26 @@ from runtime.cache.inventory import Inventory, whom
 from runtime.cache.inventory_views import ConversationView
 from runtime.cache.service import KvStore
 from runtime.config.settings import ModelSettings
+from runtime.supervisor.generation import Generation
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, ChatPrompt, Message, Thinking, Usage
-from tests.asking import ask, script, supervising_with_store
-from tests.tiny_models import write_model
+from tests.asking import answer, request, script, supervising_with_store, worker_of
+from tests.tiny_models import CHAT_TEMPLATE, write_model
 from tests.waiting import until
 
+SLOW = """\
+{%- for message in messages if message.content.startswith('qvslow') -%}
+    {%- for i in range(25) %}{% for j in range(99999) %}{% endfor %}{% endfor -%}
+{%- endfor -%}
+"""
 WORDS = "the quick brown fox jumps over the lazy dog while rain falls on the hearth " * 20
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    write_model(tmp_path / "models" / "m")
+    model = tmp_path / "models" / "m"
+    write_model(model)
+    (model / "chat_template.jinja").write_text(SLOW + CHAT_TEMPLATE)
     return tmp_path
 
 
@@ -52,18 +60,22 @@ class Home:
         self.root, self.supervisor, self.kv = home / "kv", supervisor, kv
         self.tokenizer = Tokenizer.from_file(str(home / "models" / "m" / "tokenizer.json"))
 
+    def submit(self, talk: Talk, prompt: ChatPrompt, thought: str = "let me see") -> Generation:
+        words = f"{thought}</think>while rain falls<|im_end|>"
+        return self.supervisor.submit(
+            request(
+                prompt,
+                sampling=script(self.tokenizer.encode(words, add_special_tokens=False).ids),
+                cache=CacheParams(session_id=talk.session),
+            )
+        )
+
     async def say(self, talk: Talk, question: str = "go on") -> Usage:
         prompt = talk.asked(question)
-        words = "let me see</think>while rain falls<|im_end|>"
-        answer = await ask(
-            self.supervisor,
-            prompt,
-            sampling=script(self.tokenizer.encode(words, add_special_tokens=False).ids),
-            cache=CacheParams(session_id=talk.session),
-        )
-        assert answer.reasoning == "let me see"
-        talk.took(prompt, answer.text)
-        usage = answer.finished.usage
+        said = await answer(self.submit(talk, prompt))
+        assert said.reasoning == "let me see"
+        talk.took(prompt, said.text)
+        usage = said.finished.usage
         num_tokens = usage.num_prompt_tokens + usage.num_output_tokens - 1
         await until(
             lambda: any(one.num_tokens >= num_tokens for one in self.kept()), "it is on disk"
@@ -177,19 +189,32 @@ async def test_answers_that_look_the_same_are_both_found(home: Path):
         wholes: list[Usage] = []
         for talk, thought in zip(talks, ("let me see", "the quick brown fox"), strict=True):
             prompt = talk.asked("go on")
-            words = f"{thought}</think>while rain falls<|im_end|>"
-            answer = await ask(
-                here.supervisor,
-                prompt,
-                sampling=script(here.tokenizer.encode(words, add_special_tokens=False).ids),
-                cache=CacheParams(session_id=talk.session),
-            )
-            assert answer.reasoning == thought
-            talk.took(prompt, answer.text)
-            wholes.append(answer.finished.usage)
+            said = await answer(here.submit(talk, prompt, thought))
+            assert said.reasoning == thought
+            talk.took(prompt, said.text)
+            wholes.append(said.finished.usage)
         added: set[int] = set()
         for talk, before in zip(talks, wholes, strict=True):
             after = await here.say(talk)
             check_reused(before, after)
             added.add(after.num_prompt_tokens - before.num_prompt_tokens - before.num_output_tokens)
         assert len(added) == 1, "each goes on from its own thoughts"
+
+
+async def test_what_is_still_being_read_when_its_conversation_is_deleted_is_not_kept(home: Path):
+    async with at_home(home) as here:
+        gone, stays = Talk("qvslow", "gone"), Talk("kettle", "stays")
+        await here.say(gone)
+        (mine,) = here.kept()
+        last = [await here.say(stays) for _ in range(2)][-1]
+        (kept,) = [one for one in here.kept() if one.id != mine.id]
+        asked = here.submit(gone, gone.asked("go on"))
+        await until(lambda: worker_of(here.supervisor).num_running, "its worker has it")
+        await here.delete(mine.id)
+        usage = (await answer(asked)).finished.usage
+        assert (usage.cache.reason, usage.cache.num_durable) == ("deleted", 0)
+        check_reused(last, await here.say(stays))
+        assert [one.id for one in here.kept()] == [kept.id]
+        # Who asks after that begins anew.
+        assert (await here.say(Talk("qvslow", "gone"))).num_cached_tokens < 32
+    assert here.turns == 4, "three of the one that stays"

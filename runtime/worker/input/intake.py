@@ -171,6 +171,7 @@ class Intake:
             tenant=wish.tenant,
             mode=wish.mode,
             asker=Asker(request.model, wish.session_id),
+            after_deletion=wish.after_deletion,
             prefix_end=composed.prefix_end,
             boundaries=composed.boundaries,
             passing=composed.passing,
@@ -255,7 +256,7 @@ class Intake:
         is_durable = group.request.cache.ttl_s != 0
         ids = tuple(composed.token_ids)
         known = composer.turns, composed.lineage, composer.template
-        return PendingTurn(*known, ids, is_durable)
+        return PendingTurn(*known, ids, is_durable, group.request.cache.after_deletion)
 
     def _reasoning_block(self, prompt: Prompt, composed: Composed) -> ReasoningBlock:
         """How the prompt leaves its thinking block."""

@@ -168,7 +168,7 @@ class _Overlong:
             return ""
         if kept.summary and not cache.is_deleted:
             is_durable = is_named and cache.ttl_s != 0
-            turns.put(kept, scope, is_durable=is_durable, age=turns.age)
+            turns.put(kept, scope, is_durable=is_durable, age=cache.after_deletion)
         return kept.summary
 
     def _size(self, message: Message) -> int:

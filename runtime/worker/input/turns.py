@@ -282,7 +282,7 @@ class TurnStore:
         self._max_disk_bytes = max_disk_bytes
         self._lock = threading.Lock()
         self._memory = TurnMemory(max_memory_bytes)
-        self._num_forgotten = 0
+        self._age = 0
         self._forgotten: OrderedDict[Folders, int] = OrderedDict()
         self._all_forgotten = 0
         self._files = TurnFiles()
@@ -299,7 +299,7 @@ class TurnStore:
             if (root, secret) == (self._root, self._secret):
                 return
             self._root, self._secret = root, secret
-            if self._num_forgotten:  # under other names
+            if self._age:  # under other names
                 self._note_forgotten(EVERYBODYS)
             self._files.clear()
             self._files.learn(root)
@@ -347,13 +347,13 @@ class TurnStore:
             return is_held or self._files.has(self._folder(scope), self._named(turn))
 
     def put(self, turn: Turn, scope: TurnScope, *, is_durable: bool, age: int = 0) -> None:
-        """Take a turn in, unless its conversation was forgotten since it began."""
+        """Take a turn in, unless its conversation was forgotten since that `age`."""
         self.adopt([turn], scope, is_durable=is_durable, age=age)
 
     def adopt(
         self, turns: Sequence[Turn], scope: TurnScope, *, is_durable: bool, age: int = 0
     ) -> None:
-        """These turns are part of a conversation, unless it was forgotten since it began."""
+        """These turns are part of a conversation, unless it was forgotten since that `age`."""
         with self._lock:
             folder = self._folder(scope)
             if age < self._forgotten_at(folder):
@@ -370,10 +370,11 @@ class TurnStore:
             for turn in new:
                 self._jobs.put(_Job(turn, scope))
 
-    def forget(self, whom: Whom, secret: bytes) -> None:
+    def forget(self, whom: Whom, secret: bytes, number: int = 0) -> None:
         """A conversation, or all, are owners no more, in memory and on disk. From any thread.
 
-        `secret` is the store's, also before it was attached. Files of a chain the server removes.
+        `secret` is the store's, also before it was attached, and `number` the server's for this
+        deletion, if it has one; they grow. Files of a chain the server removes.
         """
         if whom.chain is not None:
             self._forget_chain(array("I", whom.chain), whom.model or "")
@@ -381,6 +382,7 @@ class TurnStore:
                 return
         with self._lock:
             whose = _folders_of(whom, secret)
+            self._age = max(self._age + 1, number)
             self._note_forgotten(whose if secret == self._secret else EVERYBODYS)
             for turn_id, held in list(self._memory.held.items()):
                 for scope in [one for one in held.owners if whom.means(one.asker, secret)]:
@@ -418,8 +420,8 @@ class TurnStore:
 
     @property
     def age(self) -> int:
-        """How often anything was forgotten."""
-        return self._num_forgotten
+        """The number of the last deletion."""
+        return self._age
 
     def run(self) -> None:
         """Write what comes until closed."""
@@ -432,12 +434,11 @@ class TurnStore:
 
     def _note_forgotten(self, whose: Folders) -> None:
         """When a conversation was; those of long ago are taken for forgotten all together."""
-        self._num_forgotten += 1
         if whose == EVERYBODYS:
             self._forgotten.clear()
-            self._all_forgotten = self._num_forgotten
+            self._all_forgotten = self._age
             return
-        self._forgotten[whose] = self._num_forgotten
+        self._forgotten[whose] = self._age
         self._forgotten.move_to_end(whose)
         if len(self._forgotten) > MAX_FORGOTTEN:
             _, self._all_forgotten = self._forgotten.popitem(last=False)
@@ -618,11 +619,11 @@ class PendingTurn:
     template: Template
     prompt_ids: Sequence[int]
     is_durable: bool
-    spoken: AnswerRecord = field(default_factory=AnswerRecord)
     age: int = 0
+    """The number of the last deletion that its request came after."""
+    spoken: AnswerRecord = field(default_factory=AnswerRecord)
 
     def __post_init__(self) -> None:
-        self.age = self.turns.age
         self.turns.adopt(
             self.lineage.way, self.lineage.scope, is_durable=self.is_durable, age=self.age
         )
