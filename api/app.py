@@ -65,7 +65,7 @@ from runtime.memory import trim_heap
 from runtime.models.arrivals import Arrivals
 from runtime.models.catalog import Catalog
 from runtime.prewarm.prewarm import Prewarm
-from runtime.supervisor.spawned import SpawnedProcess
+from runtime.supervisor.source import WorkerSource
 from runtime.supervisor.supervisor import Supervisor
 from runtime.version import VERSION
 
@@ -123,8 +123,10 @@ class HearthServer(NamedTuple):
     metrics: Metrics
 
 
-def build_server(settings: Settings, first: SpawnedProcess | None = None) -> HearthServer:
-    """Put the server together as the settings say, logging included; `first` may be its worker.
+def build_server(settings: Settings, workers: WorkerSource | None = None) -> HearthServer:
+    """Put the server together as the settings say, logging included.
+
+    `workers` is where they come from, if that was begun already.
 
     Raises:
         HomeTaken: another server owns the home.
@@ -149,7 +151,7 @@ def build_server(settings: Settings, first: SpawnedProcess | None = None) -> Hea
                 continue
             raise SettingsError(f"{key} cannot be used: {error.message}") from error
     kv = KvStore(settings)
-    supervisor = Supervisor(settings, catalog, kv, first)
+    supervisor = Supervisor(settings, catalog, kv, workers)
     rules = rules_of(settings, digest_of(home.new_admin_token()))
     app = create_app(settings, catalog, supervisor, kv, rules)
     return HearthServer(app, catalog, supervisor, kv, app.metrics)

@@ -90,9 +90,12 @@ def fork_workers(address: str | None = None) -> None:
 
     async def start(*command: str, **options: Any) -> asyncio.subprocess.Process:
         env = options.get("env", {})
-        if command[:-1] != _COMMAND or frozen(env, _FROZEN) != fitting or _is_slow(env):
+        place, flags = command[: len(_COMMAND)], command[len(_COMMAND) + 1 :]
+        if place != _COMMAND or frozen(env, _FROZEN) != fitting or _is_slow(env):
             return await _start(*command, **options)
-        worker = await _fork(address or nursery().address, int(command[-1]), env)
+        words = [str(os.getpid()), *flags]
+        socket_fd = int(command[len(_COMMAND)])
+        worker = await _fork(address or nursery().address, words, socket_fd, env)
         return cast("asyncio.subprocess.Process", worker)
 
     asyncio.create_subprocess_exec = start
@@ -110,15 +113,18 @@ def started_as_ever() -> Generator[None]:
 
 def own_workers() -> list[psutil.Process]:
     """The workers that this process has started, forked or not; none of servers in others."""
-    found: list[psutil.Process] = []
+    found: dict[int, psutil.Process] = {}
+    zygotes: set[int] = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):  # it has just ended
             words = process.cmdline()
-            is_own = process.ppid() == os.getpid() or f"for {os.getpid()}" in words
+            is_own = process.ppid() in (os.getpid(), *found) or f"for {os.getpid()}" in words
             is_sandbox = os.getpgid(process.pid) != process.pid
             if is_own and "runtime.worker" in words and not is_sandbox:
-                found.append(process)
-    return found
+                found[process.pid] = process
+                if "--forks" in words and process.ppid() not in found:
+                    zygotes.add(process.pid)
+    return [one for pid, one in found.items() if pid not in zygotes]
 
 
 @functools.cache
@@ -132,8 +138,10 @@ def _is_slow(env: Mapping[str, str]) -> bool:
     return Path(env.get("HEARTH_HOME", "/"), SLOW_LOADS).exists()
 
 
-async def _fork(address: str, socket_fd: int, env: Mapping[str, str]) -> ForkedWorker:
-    pid, connection, prints = _ordered(address, socket_fd, env)
+async def _fork(
+    address: str, words: Sequence[str], socket_fd: int, env: Mapping[str, str]
+) -> ForkedWorker:
+    pid, connection, prints = _ordered(address, words, socket_fd, env)
     reader = asyncio.StreamReader()
     # uvloop closes a pipe's descriptor twice, and perhaps somebody else's; a socket's once.
     await asyncio.get_running_loop().create_connection(lambda: _Output(reader), sock=prints)
@@ -141,13 +149,13 @@ async def _fork(address: str, socket_fd: int, env: Mapping[str, str]) -> ForkedW
 
 
 def _ordered(
-    address: str, socket_fd: int, env: Mapping[str, str]
+    address: str, words: Sequence[str], socket_fd: int, env: Mapping[str, str]
 ) -> tuple[int, socket.socket, socket.socket]:
     """A new worker: its process id, where its end is told, and where what it prints is read."""
     ours, theirs = socket.socketpair()
     with theirs, Path(os.devnull).open("rb") as nothing:
         fds = (nothing.fileno(), theirs.fileno(), theirs.fileno(), socket_fd)
-        pid, connection = fork(address, [str(os.getpid())], env, fds)
+        pid, connection = fork(address, words, env, fds)
     ours.setblocking(False)
     return pid, connection, ours
 
@@ -165,8 +173,9 @@ def _main() -> None:
     if order is None:
         return
     os.setsid()
-    command = [*_COMMAND, str(order.fds[0])]
-    _show([*command, f"for {order.arguments[0]}"], os.environ)
+    server, *flags = order.arguments
+    command = [*_COMMAND, str(order.fds[0]), *flags]
+    _show([*command, f"for {server}"], os.environ)
     sys.argv = ["runtime.worker", *command[4:]]
     runpy.run_module("runtime.worker", run_name="__main__", alter_sys=True)
 

@@ -18,7 +18,8 @@ import uvloop
 from api.address import listen, why_not
 from runtime.config.settings import Settings
 from runtime.errors import HearthError, SettingsError
-from runtime.supervisor.spawned import SpawnedProcess, why_no_mlx
+from runtime.supervisor.source import WorkerSource
+from runtime.supervisor.spawned import why_no_mlx
 
 if TYPE_CHECKING:
     from api.app import HearthServer
@@ -44,29 +45,23 @@ def serve(settings: Settings, _: argparse.Namespace) -> int:
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> HearthError | None:
-    first = await _first_worker(settings)
+    workers = WorkerSource(settings.cpu_blas, forks=settings.spare_worker)
+    if settings.preload != () or settings.spare_worker:
+        with contextlib.suppress(OSError):  # the supervisor says so, when it wants one
+            await workers.begin()
     from api.serve import serve as serve_house  # noqa: PLC0415 - a quarter of a second
 
     try:
-        return await serve_house(settings, listener, lambda: _build(settings, first))
+        return await serve_house(settings, listener, lambda: _build(settings, workers))
     finally:
-        if first is not None:
-            first.give_up()
+        await workers.close()
 
 
-async def _first_worker(settings: Settings) -> SpawnedProcess | None:
-    """Its process, where one will be needed; if it cannot be had, the supervisor says so."""
-    if settings.preload == () and not settings.spare_worker:
-        return None
-    with contextlib.suppress(OSError):
-        return await SpawnedProcess.spawn(settings.cpu_blas)
-
-
-def _build(settings: Settings, first: SpawnedProcess | None) -> HearthServer:
+def _build(settings: Settings, workers: WorkerSource) -> HearthServer:
     """Imported in a thread, while liveness is already answered."""
     from api.app import build_server  # noqa: PLC0415
 
-    house = build_server(settings, first)
+    house = build_server(settings, workers)
     gc.freeze()
     gc.enable()
     return house

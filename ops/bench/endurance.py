@@ -29,7 +29,7 @@ import msgspec
 import psutil
 
 from api.bench.machine import Environment, environment
-from ops.bench.processes import Hearth, hearth
+from ops.bench.processes import Hearth, hearth, workers_of
 from runtime.embedded import HEARTH_TINY
 
 _REPORT = Path(__file__).parent / "endurance.json"
@@ -301,7 +301,7 @@ def _lives(process: psutil.Process) -> bool:
 def sample(server: Hearth, home: Path, since_s: float) -> Sample:
     """What server and workers take now."""
     process = psutil.Process(server.pid)
-    workers = list(filter(_lives, process.children()))
+    workers = list(filter(_lives, workers_of(server.pid)))
 
     def largest(figure: Callable[[psutil.Process], float]) -> float:
         most = 0.0

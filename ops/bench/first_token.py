@@ -24,7 +24,7 @@ import msgspec
 import psutil
 
 from api.bench.machine import Environment, environment
-from ops.bench.processes import Hearth, hearth
+from ops.bench.processes import Hearth, hearth, workers_of
 from ops.bench.random_models import write_eight, write_slender
 
 Shape = Literal["many turns", "few turns"]
@@ -247,8 +247,7 @@ class Spent:
 
     def _found(self) -> dict[str, list[psutil.Process]]:
         """A worker leads a group of processes, and the sandbox is the others of that group."""
-        children = self._server.children()
-        workers = [one for one in children if _group(one.pid) == one.pid]
+        workers = workers_of(self._server.pid)
         groups = {one.pid for one in workers}
         others = [
             one

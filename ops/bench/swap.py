@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import psutil
 
 from api.bench.machine import Environment, environment
 from ops.bench.client import stream_completion
 from ops.bench.engine import prompt
-from ops.bench.processes import Hearth, hearth, worker_environment
+from ops.bench.processes import Hearth, hearth, worker_environment, workers_of
 from ops.bench.random_models import write_wide
 
 _HISTORY, _FOLLOW_UP = 8192, 50
@@ -143,8 +142,7 @@ async def spare_is_there(server: Hearth) -> None:
     before: dict[int, float] = {}
     while time.monotonic() < deadline:
         await asyncio.sleep(0.5)
-        children = psutil.Process(server.pid).children()
-        now = {child.pid: sum(child.cpu_times()[:2]) for child in children}
+        now = {one.pid: sum(one.cpu_times()[:2]) for one in workers_of(server.pid)}
         if len(now) == 2 and all(now[pid] - before.get(pid, 0.0) < 0.05 for pid in now):
             return
         before = now

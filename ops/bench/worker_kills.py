@@ -24,7 +24,7 @@ import psutil
 
 from api.bench.machine import Environment, environment
 from ops.bench.engine import prompt
-from ops.bench.processes import Hearth, hearth
+from ops.bench.processes import Hearth, hearth, workers_of
 from runtime.embedded import HEARTH_TINY
 
 NUM_STREAMS = 8
@@ -99,7 +99,7 @@ async def one_round(server: Hearth, number: int) -> tuple[list[float], list[Clie
     async with asyncio.timeout(_PATIENCE_S):
         await asyncio.gather(*(client.run() for client in calm))
         for _ in range(100):  # a spare waits, as it does for users
-            if await loaded(server) and len(psutil.Process(server.pid).children()) > 1:
+            if await loaded(server) and len(workers_of(server.pid)) > 1:
                 break
             await asyncio.sleep(0.1)
         running = [asyncio.create_task(client.run()) for client in clients]

@@ -13,12 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from api.bench.machine import Environment, environment
 from ops.bench.client import stream_completion
 from ops.bench.engine import prompt
-from ops.bench.processes import Hearth, hearth
+from ops.bench.processes import Hearth, hearth, workers_of
 from runtime.embedded import HEARTH_TINY
 
 BUSY, ROWS, CHOICES = 17, 32, 16
@@ -79,7 +78,7 @@ async def held(budget: str | None) -> Held:
         HEARTH_TINY, None, None, None, spare_worker=False, max_batch=ROWS, **settings
     ) as server:
         await ask(server, 1, max_tokens=1)
-        worker = max(psutil.Process(server.pid).children(), key=lambda one: one.memory_info().rss)
+        worker = max(workers_of(server.pid), key=lambda one: one.memory_info().rss)
         idle = worker.memory_info().rss
         peak = idle
         request = asyncio.create_task(ask(server, 2, LONG_TOKENS, max_tokens=32, n=CHOICES))

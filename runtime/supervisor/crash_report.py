@@ -32,6 +32,7 @@ from runtime.supervisor.last_words import last_words
 from runtime.supervisor.spawn import Child
 from runtime.supervisor.worker_link import cause_of_death
 from runtime.wire import Heartbeat
+from runtime.zygote import STATUS_UNKNOWN
 
 _log = structlog.get_logger("hearth.worker")
 _OUT_OF_MEMORY = ("bad_alloc", "Unable to allocate", "MemoryError", "out of memory", "OutOfMemory")
@@ -167,7 +168,7 @@ class CrashReporter:
             code=lost.code,
             message=lost.message,
             signal=name_of_signal(code),
-            exit_status=code if code is not None and code >= 0 else None,
+            exit_status=code if code in range(STATUS_UNKNOWN) else None,
             phase=lost.phase,
             step=lost.step,
             num_running=lost.num_running,

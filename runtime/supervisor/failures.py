@@ -10,7 +10,9 @@ from types import MappingProxyType
 
 from runtime.types import Struct
 
-BACKOFF_S = (1.0, 5.0, 15.0, 60.0, 300.0)
+BACKOFF_S = (0.0, 1.0, 5.0, 15.0, 60.0, 300.0)
+"""Nothing is known to be wrong with the model after the first crash in a while; streams wait."""
+_EXPLAINED_S = 1.0
 JITTER = 0.2
 HEALTHY_S = 600.0
 CRASH_LIMIT = 3
@@ -52,7 +54,7 @@ class CrashHistory:
         One that a request explains which a process was lost of before says nothing of the model.
         """
         if is_explained:
-            return Verdict(hold_s=BACKOFF_S[0] * (1 + JITTER * jitter), is_final=False)
+            return Verdict(hold_s=_EXPLAINED_S * (1 + JITTER * jitter), is_final=False)
         if healthy_s >= HEALTHY_S:
             self.forgive()
         recent = [at_s for at_s in self._crashes_s if now_s - at_s < CRASH_WINDOW_S]

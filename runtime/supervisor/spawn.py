@@ -11,9 +11,11 @@ from collections import deque
 import psutil
 import structlog
 
+from runtime.supervisor.forked import ForkedProcess
 from runtime.supervisor.last_words import kept
 from runtime.supervisor.spawned import SpawnedProcess
 from runtime.supervisor.worker_link import WorkerConnection
+from runtime.zygote import STATUS_UNKNOWN
 
 _log = structlog.get_logger("hearth.worker")
 _OUTPUT_LINES = 400
@@ -23,7 +25,7 @@ _LAST_WORDS_S = 5.0
 class Child(WorkerConnection):
     """A process that was spawned, and the connection to it. It belongs to the event loop."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess) -> None:
         super().__init__()
         self.spawned_s = self.heard_s
         self.model: str | None = None
@@ -44,7 +46,7 @@ class Child(WorkerConnection):
         """Begin to listen to a process that was spawned."""
         child = cls(spawned.process)
         await asyncio.get_running_loop().create_connection(lambda: child, sock=spawned.take())
-        child._reading = asyncio.create_task(child._read_output(spawned.process))
+        child._reading = asyncio.create_task(child._read_output())
         return child
 
     @property
@@ -60,7 +62,8 @@ class Child(WorkerConnection):
     def has_failed(self) -> bool:
         """It has ended, neither as it should nor because it was told to."""
         code = self.returncode
-        return bool(code) and code != -signal.SIGTERM and not self.was_ended
+        is_known = code is not None and code != STATUS_UNKNOWN
+        return is_known and code not in (0, -signal.SIGTERM) and not self.was_ended
 
     @property
     def output(self) -> list[str]:
@@ -115,11 +118,12 @@ class Child(WorkerConnection):
                 if self._reading is not None:
                     await asyncio.shield(self._reading)
 
-    async def _read_output(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
+    async def _read_output(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
         while True:
             try:
-                line = await process.stdout.readline()
+                line = await stdout.readline()
             except ValueError:  # a line longer than the reader's buffer, which dropped it
                 continue
             if not line:
@@ -127,4 +131,4 @@ class Child(WorkerConnection):
             text = line.decode(errors="replace").rstrip()
             self._output.append(text)
             if (line := kept(text)) is not None:
-                _log.debug("worker says", model=self.model, pid=process.pid, line=line)
+                _log.debug("worker says", model=self.model, pid=self.pid, line=line)

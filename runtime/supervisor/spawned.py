@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from runtime.environment import worker_environment
+from runtime.supervisor.forked import ForkedProcess
 
 MLX = "0.32.4"
 """The release that this one is made for, as in pyproject.toml."""
@@ -23,31 +24,16 @@ MLX = "0.32.4"
 class SpawnedProcess:
     """A process and the server's end of its socket. Whoever takes the socket owns both."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process | ForkedProcess, sock: socket.socket
+    ) -> None:
         self.process = process
         self._sock: socket.socket | None = sock
 
     @classmethod
     async def spawn(cls, cpu_blas: str) -> SpawnedProcess:
         """Start a worker process on a socketpair. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "runtime.worker", "--fd", str(theirs.fileno())),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-                env=worker_environment(cpu_blas),
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        return cls(process, ours)
+        return cls(*await spawn_worker(cpu_blas, socket.SOCK_STREAM))
 
     def take(self) -> socket.socket:
         """The socket, once."""
@@ -61,6 +47,31 @@ class SpawnedProcess:
             self.take().close()
             with contextlib.suppress(ProcessLookupError):  # it ends by itself when its socket does
                 self.process.kill()
+
+
+async def spawn_worker(
+    cpu_blas: str, kind: socket.SocketKind, *flags: str
+) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """`python -m runtime.worker`, and our end of the socket that it was given. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    command = (sys.executable, "-P", "-m", "runtime.worker", "--fd", str(theirs.fileno()), *flags)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            pass_fds=(theirs.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            env=worker_environment(cpu_blas),
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    ours.setblocking(False)
+    return process, ours
 
 
 def why_no_mlx(find: Callable[[str], ModuleSpec | None] = find_spec) -> str | None:

@@ -1,6 +1,7 @@
 """A spare worker: a process with its imports done and no model, so that a swap pays for weights.
 
-Importing mlx, mlx-lm and what they import costs seconds of CPU; the spare has that behind it.
+Importing mlx, mlx-lm and what they import costs seconds of CPU; the spare has that behind it, and
+so has the zygote that it is forked from where that can be (`WorkerSource`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import structlog
 
 from runtime.config.settings import Settings
 from runtime.memory import available_bytes
+from runtime.supervisor.source import WorkerSource
 from runtime.supervisor.spawn import Child
-from runtime.supervisor.spawned import SpawnedProcess
 from runtime.timeouts import term_grace_s
 
 _log = structlog.get_logger("hearth.spare")
-QUIET_S = 1.0
+PAUSE_S = 1.0
 _RETRY_S = 60.0
 _IMPORT_S = 60.0
 _TEND_S = 5.0
@@ -38,23 +39,27 @@ def has_room() -> bool:
 class StandbyPool:
     """At most one process that waits; belongs to the event loop.
 
-    `take()` before a start, `rest()` after it. A spare is started only when no start has been
-    going on for `quiet_s` seconds, so the first one comes after what is loaded at boot.
+    `take()` before a start, `rest()` after it. The next spare is begun as soon as no start is going
+    on, so that it takes nothing from a load; who wants one meanwhile gets what the source makes,
+    which takes hundredths of a second where it forks. One that was lost is replaced after `pause_s`
+    seconds.
     """
 
     def __init__(
         self,
         settings: Settings,
+        source: WorkerSource,
         *,
-        quiet_s: float = QUIET_S,
+        pause_s: float = PAUSE_S,
         has_room: Callable[[], bool] = has_room,
     ) -> None:
         self._settings = settings
-        self._quiet_s = quiet_s
+        self._source = source
+        self._pause_s = pause_s
         self._has_room = has_room
         self._child: Child | None = None
         self._num_starting = 0
-        self._not_before_s = time.monotonic() + quiet_s
+        self._not_before_s = 0.0
         self._wake = asyncio.Event()
         self._tending: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -70,10 +75,6 @@ class StandbyPool:
         """There is a process that has its imports done."""
         return self._child is not None and self._child.hello is not None and self._is_fit()
 
-    async def adopt(self, spawned: SpawnedProcess) -> None:
-        """Have the next start take this process, which was spawned before anything else."""
-        self._keep(await Child.adopt(spawned))
-
     async def take(self) -> tuple[Child, bool]:
         """A process to load a model with, and whether it had been waiting. Raises OSError."""
         self._num_starting += 1
@@ -83,7 +84,7 @@ class StandbyPool:
             self._not_before_s = time.monotonic()
             return child, child.hello is not None
         self._drop()
-        return await Child.start(self._settings.cpu_blas), False
+        return await Child.adopt(await self._source.get()), False
 
     def rest(self) -> None:
         """A start that took a process is over, however it ended."""
@@ -92,9 +93,9 @@ class StandbyPool:
 
     def want(self) -> None:
         """Have a spare soon; call it when nothing more is to be loaded at boot."""
-        self._not_before_s = max(self._not_before_s, time.monotonic() + self._quiet_s)
         self._wake.set()
         if not self._settings.spare_worker:
+            self._source.forget_first()
             self._drop()
         elif self._tending is None and not self._is_over:
             self._tending = asyncio.create_task(self._tend())
@@ -123,26 +124,33 @@ class StandbyPool:
             self._wake.clear()
             if self._child is not None and not (self._is_fit() and self._has_room()):
                 self._drop()
-            now_s = time.monotonic()
-            is_quiet = self._num_starting == 0 and now_s >= self._not_before_s
-            if self._child is None and is_quiet and self._has_room():
-                await self._start()
+            if self._num_starting == 0 and self._has_room():
+                await self._prepare()
+                if self._child is None and time.monotonic() >= self._not_before_s:
+                    await self._start()
             pause_s = min(_TEND_S, self._settings.heartbeat_timeout_s)
-            due_s = self._not_before_s - now_s
+            due_s = self._not_before_s - time.monotonic()
             if self._child is None and self._num_starting == 0 and due_s > 0:
                 pause_s = min(pause_s, due_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
 
+    async def _prepare(self) -> None:
+        try:
+            if why := await self._source.prepare():
+                _log.warning("the process that forks workers has ended", why=why)
+        except OSError as error:
+            _log.warning("no process that forks workers", why=str(error))
+
     async def _start(self) -> None:
         self._not_before_s = time.monotonic() + _RETRY_S  # should its imports fail
         try:
-            child = await Child.start(self._settings.cpu_blas)
+            child = await Child.adopt(await self._source.get())
         except OSError as error:
             _log.warning("no spare worker", why=str(error))
             return
-        if self._is_over or self._num_starting:
+        if self._is_over:
             self._end(child)
             return
         self._keep(child)
@@ -158,7 +166,7 @@ class StandbyPool:
             return
         _log.debug("spare worker given up", pid=child.pid)
         if child.hello is not None:
-            self._not_before_s = time.monotonic() + self._quiet_s
+            self._not_before_s = time.monotonic() + self._pause_s
         self._end(child)
 
     def _is_fit(self) -> bool:

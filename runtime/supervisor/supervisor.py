@@ -29,7 +29,7 @@ from runtime.supervisor.names import Names
 from runtime.supervisor.news import News
 from runtime.supervisor.process import WorkerProcess
 from runtime.supervisor.scheduler import RequestScheduler
-from runtime.supervisor.spawned import SpawnedProcess
+from runtime.supervisor.source import WorkerSource
 from runtime.supervisor.standby import StandbyPool
 from runtime.supervisor.status import ModelStatus, status_of
 from runtime.supervisor.supervision_rules import rules_of, with_settings
@@ -44,15 +44,15 @@ class Supervisor:
     """Takes requests for any model of the catalog and keeps the workers that serve them."""
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, kv: KvStore, first: SpawnedProcess | None = None
+        self, settings: Settings, catalog: Catalog, kv: KvStore, source: WorkerSource | None = None
     ) -> None:
         self.news: News[Transition] = News()
         self._entered: defaultdict[str, Counter[ModelState]] = defaultdict(Counter)
         self._settings = settings
         self._catalog = catalog
         self._kv = kv
-        self._spares = StandbyPool(settings)
-        self._first = first
+        self._source = source or WorkerSource(settings.cpu_blas, forks=settings.spare_worker)
+        self._spares = StandbyPool(settings, self._source)
         self._costs = SwapCosts()
         self._workers: dict[WorkerProcess, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,8 +85,6 @@ class Supervisor:
 
     async def start(self) -> None:
         """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
-        if self._first is not None:
-            await self._spares.adopt(self._first)
         unique = {spec.engine: spec for spec in self._names.wanted_at_boot(self._settings.preload)}
         self._preloading = set(unique)
         self._spawn(self._preload(list(unique.values())))
@@ -102,6 +100,7 @@ class Supervisor:
         await self._spares.stop()
         if self._tasks:  # a process that the kernel does not let go of is left to it
             await asyncio.wait(self._tasks, timeout=self._stop_bound_s)
+        await self._source.close()
         self._timer.cancel()
 
     def kill(self) -> None:

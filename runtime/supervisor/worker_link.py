@@ -32,6 +32,7 @@ from runtime.wire import (
     pack,
     unpack_event,
 )
+from runtime.zygote import STATUS_UNKNOWN
 
 _LONG = 1 << 13
 """Characters of one text, or tokens."""
@@ -171,6 +172,8 @@ def cause_of_death(returncode: int | None) -> str:
     """How a process ended, as the rest of a sentence about it."""
     if returncode is None:
         return "closed its connection"
+    if returncode == STATUS_UNKNOWN:
+        return "has ended, and the process that could tell how has ended before it"
     if returncode < 0:
         return f"was killed by {signal.Signals(-returncode).name}"
     return f"ended with exit status {returncode}"

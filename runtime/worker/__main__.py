@@ -73,6 +73,8 @@ from runtime.worker.stacks import print_stacks_when_asked
 from runtime.worker.taint import EngineTainted
 from runtime.worker.vision.fetcher import Fetcher, names_pictures
 from runtime.worker.wired import set_wired
+from runtime.worker.zygote import Zygote, why_unfit
+from runtime.zygote import EXIT_UNFIT
 from store.slots import StagedSlot
 from store.turns import turns_root
 
@@ -427,17 +429,26 @@ def _thread(name: str, run: Callable[[], None]) -> threading.Thread:
 
 
 def main() -> int:
-    """Parse the command line, take the socket, run."""
+    """Parse the command line, take the socket, run; a zygote's workers each return from here."""
     parser = argparse.ArgumentParser(prog="python -m runtime.worker")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the server")
+    parser.add_argument("--forks", action="store_true", help="fork a worker whenever one is asked")
     arguments = parser.parse_args()
+    sock: socket.socket | None = socket.socket(fileno=arguments.fd)
+    assert sock is not None
+    if arguments.forks:
+        if (why := why_unfit()) is not None:
+            print(f"workers are not forked: {why}", file=sys.stderr)  # noqa: T201
+            return EXIT_UNFIT
+        sock = Zygote(sock).run()
+        if sock is None:
+            return 0
     faulthandler.enable()
     sandbox = Sandbox.start()  # while there is one thread, and nothing in memory but code
     print_stacks_when_asked()
     run_only_installed_code()
     # The terminal's Ctrl-C is the server's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sock = socket.socket(fileno=arguments.fd)
     # What was imported stays: looking through it would only make every collection longer.
     gc.freeze()
     return Worker(sock, sandbox).run()

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from runtime.config.settings import Settings
+from runtime.supervisor.source import WorkerSource
 from runtime.supervisor.spawned import SpawnedProcess
 from runtime.supervisor.standby import StandbyPool
 from tests.asking import PATIENCE_S, answer, request
@@ -31,13 +32,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def sparing(
-    settings: Settings, has_room: Callable[[], bool] = lambda: True
+    settings: Settings,
+    has_room: Callable[[], bool] = lambda: True,
+    source: WorkerSource | None = None,
 ) -> AsyncGenerator[StandbyPool]:
-    standbys = StandbyPool(settings, quiet_s=0.05, has_room=has_room)
+    source = source or WorkerSource(settings.cpu_blas, forks=settings.spare_worker)
+    standbys = StandbyPool(settings, source, pause_s=0.05, has_room=has_room)
     try:
         yield standbys
     finally:
         await standbys.stop()
+        await source.close()
 
 
 async def waiting_pid(standbys: StandbyPool) -> int:
@@ -124,36 +129,45 @@ async def test_where_memory_is_tight_none_waits(home: Path):
         await until(lambda: standbys.pid is None, "its end")
 
 
-async def test_a_process_spawned_before_anything_else_becomes_the_first_worker(home: Path):
+@pytest.mark.parametrize("forks", [True, False])
+async def test_a_process_begun_before_anything_else_becomes_the_first_worker(
+    home: Path, forks: bool
+):
     settings = lone_settings(home)
-    spawned = await SpawnedProcess.spawn(settings.cpu_blas)
-    async with sparing(settings) as standbys:
-        await standbys.adopt(spawned)
-        async with lone_worker(settings, home / "m", standbys) as worker:
-            assert worker.process.pid == spawned.process.pid
-            spawned.give_up()  # which is somebody else's by now
-            said = await answer(worker.submit(request("a", max_tokens=3)))
-            assert said.finished.usage.num_output_tokens <= 3
+    source = WorkerSource(settings.cpu_blas, forks=forks)
+    await source.begin()
+    zygote = source.zygote
+    assert (zygote is not None) is (forks and sys.platform == "linux")
+    async with (
+        sparing(settings, source=source) as standbys,
+        lone_worker(settings, home / "m", standbys) as worker,
+    ):
+        source.forget_first()  # which is somebody else's by now
+        said = await answer(worker.submit(request("a", max_tokens=3)))
+        assert said.finished.usage.num_output_tokens <= 3
+        assert zygote is None or psutil.Process(worker.process.pid).ppid() == zygote.pid
 
 
 async def test_it_is_not_taken_when_it_died_meanwhile(home: Path):
     settings = lone_settings(home)
-    spawned = await SpawnedProcess.spawn(settings.cpu_blas)
-    spawned.process.kill()
-    await spawned.process.wait()
-    async with sparing(settings) as standbys:
-        await standbys.adopt(spawned)
-        async with lone_worker(settings, home / "m", standbys) as worker:
-            assert worker.process.pid != spawned.process.pid
+    source = WorkerSource(settings.cpu_blas, forks=False)
+    first = await source.begin()
+    first.process.kill()
+    await first.process.wait()
+    async with (
+        sparing(settings, source=source) as standbys,
+        lone_worker(settings, home / "m", standbys) as worker,
+    ):
+        assert worker.process.pid != first.process.pid
 
 
 async def test_it_ends_when_nothing_is_loaded_at_boot_and_no_spare_is_wanted(home: Path):
     settings = lone_settings(home, spare_worker=False)
-    spawned = await SpawnedProcess.spawn(settings.cpu_blas)
-    async with sparing(settings) as standbys:
-        await standbys.adopt(spawned)
+    source = WorkerSource(settings.cpu_blas, forks=False)
+    first = await source.begin()
+    async with sparing(settings, source=source) as standbys:
         standbys.want()
-        await until(lambda: not is_alive(spawned.process.pid), "its end")
+        await until(lambda: not is_alive(first.process.pid), "its end")
 
 
 async def test_it_can_be_switched_off(home: Path):
@@ -166,22 +180,24 @@ async def test_it_can_be_switched_off(home: Path):
 SERVER = """
 import asyncio, sys
 from pathlib import Path
+from runtime.supervisor.source import WorkerSource
 from runtime.supervisor.standby import StandbyPool
 from tests.lone_worker import lone_settings
 from tests.waiting import until
 
 async def main(home):
-    spares = StandbyPool(lone_settings(home), quiet_s=0.0)
+    source = WorkerSource("auto")
+    spares = StandbyPool(lone_settings(home), source)
     spares.want()
     await until(lambda: spares.is_waiting, "a spare", 30)
-    print(spares.pid, flush=True)
+    print(spares.pid, *([source.zygote.pid] if source.zygote else []), flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main(Path(sys.argv[1])))
 """
 
 
-async def test_it_leaves_when_its_server_is_killed(home: Path):
+async def test_it_leaves_when_its_server_is_killed_and_so_does_what_it_was_forked_from(home: Path):
     server = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", SERVER, str(home)),
         stdout=asyncio.subprocess.PIPE,
@@ -190,11 +206,11 @@ async def test_it_leaves_when_its_server_is_killed(home: Path):
     assert server.stdout is not None
     line = b""
     async with asyncio.timeout(PATIENCE_S + IMPORT_S):
-        while not line.strip().isdigit():
+        while not line.replace(b" ", b"").strip().isdigit():
             line = await server.stdout.readline()
     server.kill()
     await server.wait()
-    await until(lambda: not is_alive(int(line)), "its end")
+    await until(lambda: not any(is_alive(int(pid)) for pid in line.split()), "their end")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a zombie until it is heard of")

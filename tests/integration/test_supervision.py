@@ -96,15 +96,18 @@ async def test_a_killed_worker_is_replaced_and_its_requests_go_on(home: Path):
 
 
 @pytest.mark.usefixtures("slow_loads")
-async def test_a_request_that_waits_for_the_load_is_served_when_the_worker_is_killed(home: Path):
+async def test_a_request_that_waits_for_the_load_is_served_when_workers_are_killed(home: Path):
     async with supervising(home) as supervisor:
         waiting = submit_endless(supervisor)
-        await until(lambda: status_of(supervisor).pid, "a process")
-        os.kill(pid_of(supervisor), signal.SIGKILL)
+        for number in (1, 2):
+            await until(lambda n=number: status_of(supervisor).num_starts == n, "a start")
+            await until(lambda: status_of(supervisor).pid, "a process")
+            os.kill(pid_of(supervisor), signal.SIGKILL)
+            await until(lambda n=number: status_of(supervisor).num_crashes == n, "a crash")
         await until(lambda: status_of(supervisor).state == "backing_off", "a pause")
         assert 0 < (status_of(supervisor).retry_in_s or 0) <= 1.2
         assert await first_chunks(waiting)
-        assert (status_of(supervisor).num_starts, status_of(supervisor).num_crashes) == (2, 1)
+        assert (status_of(supervisor).num_starts, status_of(supervisor).num_crashes) == (3, 2)
 
 
 @pytest.mark.usefixtures("slow_loads")  # or it may be answered before it is killed

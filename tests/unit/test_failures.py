@@ -5,20 +5,22 @@ import pytest
 from runtime.supervisor.failures import CrashHistory, Quarantine, Verdict
 
 
-def test_pauses_grow_and_take_jitter():
+def test_after_the_first_crash_there_is_no_pause_and_then_they_grow_and_take_jitter():
     history = CrashHistory()
-    pauses = [history.crashed(1000.0 * i, 0.0, 0.0).hold_s for i in range(7)]
-    assert pauses == [1.0, 5.0, 15.0, 60.0, 300.0, 300.0, 300.0]
-    assert CrashHistory().crashed(0.0, 0.0, 1.0) == Verdict(hold_s=1.2, is_final=False)
-    assert CrashHistory().crashed(0.0, 0.0, 0.5).hold_s == pytest.approx(1.1)
+    pauses = [history.crashed(1000.0 * i, 0.0, 0.0).hold_s for i in range(8)]
+    assert pauses == [0.0, 1.0, 5.0, 15.0, 60.0, 300.0, 300.0, 300.0]
+    history = CrashHistory()
+    assert history.crashed(0.0, 0.0, 1.0) == Verdict(hold_s=0.0, is_final=False)
+    assert history.crashed(1000.0, 0.0, 1.0) == Verdict(hold_s=1.2, is_final=False)
+    assert history.crashed(2000.0, 0.0, 0.5).hold_s == pytest.approx(5.5)
 
 
 def test_ten_healthy_minutes_are_a_new_beginning():
     history = CrashHistory()
     history.crashed(0.0, 0.0, 0.0)
     history.crashed(1000.0, 599.0, 0.0)
-    assert history.crashed(2000.0, 600.0, 0.0).hold_s == 1.0
-    assert history.crashed(3000.0, 599.0, 0.0).hold_s == 5.0
+    assert history.crashed(2000.0, 600.0, 0.0).hold_s == 0.0
+    assert history.crashed(3000.0, 599.0, 0.0).hold_s == 1.0
 
 
 def test_the_third_crash_in_five_minutes_opens_the_breaker():
@@ -40,13 +42,13 @@ def test_after_the_breaker_one_crash_is_enough_until_it_was_forgiven():
         history.crashed(at_s, 0.0, 0.0)
     assert history.crashed(5000.0, 30.0, 0.0).is_final
     history.forgive()
-    assert history.crashed(5001.0, 0.0, 0.0) == Verdict(hold_s=1.0, is_final=False)
+    assert history.crashed(5001.0, 0.0, 0.0) == Verdict(hold_s=0.0, is_final=False)
 
 
 def test_what_cannot_be_loaded_is_held_back_for_a_minute_and_is_no_crash():
     history = CrashHistory()
     assert history.unloadable() == Verdict(hold_s=60.0, is_final=True)
-    assert history.crashed(0.0, 0.0, 0.0).hold_s == 1.0
+    assert history.crashed(0.0, 0.0, 0.0).hold_s == 0.0
 
 
 def convicted(quarantine: Quarantine, digest: bytes, now_s: float) -> float | None:
@@ -81,7 +83,7 @@ def test_what_is_explained_by_a_request_does_not_open_the_breaker():
     history = CrashHistory()
     verdicts = [history.crashed(float(i), 0.0, 0.0, is_explained=True) for i in range(9)]
     assert set(verdicts) == {Verdict(hold_s=1.0, is_final=False)}
-    assert history.crashed(10.0, 0.0, 0.0) == Verdict(hold_s=1.0, is_final=False)
+    assert history.crashed(10.0, 0.0, 0.0) == Verdict(hold_s=0.0, is_final=False)
 
 
 def test_of_several_suspects_nobody_is_convicted():

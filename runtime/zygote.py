@@ -1,0 +1,18 @@
+"""What the server and the zygote of its workers say to each other, over sockets of whole messages.
+
+An order is `ORDER` with three descriptors: the new worker's socket, where it prints, and where its
+life is told. There the process's id arrives with a descriptor of the process, and when it has ended
+its status, as of `subprocess`. The zygote says `READY` once its imports are done.
+"""
+
+from __future__ import annotations
+
+import struct
+
+ORDER, READY = b"f", b"r"
+NUMBER = struct.Struct("<q")
+NUM_ORDERED = 3
+EXIT_UNFIT = 76
+"""It must not fork here; what it printed says why."""
+STATUS_UNKNOWN = 1 << 16
+"""No status of any process: the zygote ended before the worker, and with it who could ask."""
