@@ -1,8 +1,9 @@
 """The scheduler decides, purely, what the next engine step does: a prefill slice, a decode step.
 
 Decode and prefill share the one mlx thread. While sequences decode, a slice is kept short enough
-not to be felt, and after each slice decode gets more time than the slice took, so
-running streams should keep half of their rate however long the prompt is (ops/bench measures it).
+not to be felt, and decode gets more time than slices take, so running streams should keep half of
+their rate however long the prompt is (ops/bench measures it). Where a step takes longer than a
+slice, several slices follow it: many short prompts do not wait for a step each.
 A request of a better class overtakes between two slices, and one slice in nine goes to whom it
 keeps waiting; what warms the cache beforehand is computed while nothing else is to be done,
 decoding included.
@@ -181,8 +182,8 @@ class Scheduler:
 
     def on_looked(self, seconds: float, num_running: int) -> None:
         """What precedes a slice took `seconds` while `num_running` sequences waited for it."""
-        if num_running:
-            self._decode_credit_s = seconds * _DECODE_SHARE
+        owed_s = seconds * _DECODE_SHARE
+        self._decode_credit_s = self._decode_credit_s + owed_s if num_running else 0.0
 
     def on_prefill(self, done: PrefillSlice, seconds: float, num_running: int) -> None:
         """A slice took `seconds` while `num_running` sequences waited for it."""
@@ -198,7 +199,8 @@ class Scheduler:
     def on_decode(self, seconds: float) -> None:
         """A decode step of all running sequences took `seconds`."""
         self._decode_step_s = _smooth(self._decode_step_s, seconds)
-        self._decode_credit_s -= seconds
+        # A step that took longer than it had to is made up for by the slices that follow.
+        self._decode_credit_s = max(self._decode_credit_s - seconds, -seconds)
 
     def row_of(self, choice: Choice) -> RowUse:
         """What a row takes once it decodes."""

@@ -169,6 +169,49 @@ def test_after_a_slice_decode_gets_a_quarter_more_time_than_it_took():
     assert scheduler.plan(2).num_running == 2
 
 
+def test_short_prompts_do_not_each_wait_for_a_step_that_takes_longer_than_they():
+    scheduler = new_scheduler(max_batch=64)
+    for number in range(32):
+        scheduler.add(new_group(17, name=str(number)))
+    order = ""
+    while scheduler.waiting:
+        plan = scheduler.plan(32)
+        if plan.prefill is None:
+            scheduler.on_decode(0.05)
+            order += "d"
+        else:
+            carry_out(scheduler, plan, seconds=0.015625, num_running=32, joins=False)
+            order += "p"
+    # 32 slices of a 64th of a second and what decode gets for them, 13 steps of a 20th.
+    assert order.startswith("pdppdpppdppdpppd")
+    assert (order.count("p"), order.count("d")) == (32, 13)
+
+
+@given(
+    times=st.lists(st.tuples(st.floats(0.001, 0.3), st.floats(0.001, 0.3)), min_size=1),
+)
+def test_decode_gets_its_share_whatever_slices_and_steps_take(times: list[tuple[float, float]]):
+    scheduler = new_scheduler(block_s=0.0)
+    scheduler.add(new_group(10**6))
+    prefill_s = decode_s = pause_s = most_pause_s = 0.0
+    longest_step_s = longest_slice_s = 0.0
+    for slice_s, step_s in times:
+        plan = scheduler.plan(1)
+        if plan.prefill is None:
+            scheduler.on_decode(step_s)
+            decode_s, pause_s = decode_s + step_s, 0.0
+            longest_step_s = max(longest_step_s, step_s)
+            continue
+        carry_out(scheduler, plan, seconds=slice_s, num_running=1)
+        prefill_s, pause_s = prefill_s + slice_s, pause_s + slice_s
+        longest_slice_s = max(longest_slice_s, slice_s)
+        most_pause_s = max(most_pause_s, pause_s)
+        # All but the last slice has been paid for, whatever decode was ahead by.
+        assert decode_s >= 1.25 * (prefill_s - slice_s) - 1e-9
+    # Streams pause for one slice, and for what their last step has made others wait.
+    assert most_pause_s <= longest_slice_s + longest_step_s / 1.25 + 1e-9
+
+
 def test_a_slice_while_nobody_decodes_owes_nothing():
     scheduler = new_scheduler()
     scheduler.add(new_group(5000))
