@@ -63,11 +63,14 @@ class KnownSlot(Struct, frozen=True, array_like=True):
 class Attach(Struct, frozen=True, tag="attach"):
     """The store is open: what names everything there, `model_hash` and `secret`.
 
-    May come at any time and more than once. `Slots` follow, and then `AllSlotsTold`.
+    May come at any time and more than once. `Slots` follow, and then `AllSlotsTold`. The model is
+    known to prefill best in slices of `prefill_slice` tokens on `slice_device`; None: nobody knows.
     """
 
     model_hash: bytes
     secret: bytes
+    prefill_slice: int | None = None
+    slice_device: str = ""
 
 
 class AllSlotsTold(Struct, frozen=True, tag="told"):
@@ -339,6 +342,16 @@ class StoreTrouble(Struct, frozen=True, tag="trouble"):
     reason: str
 
 
+class SliceLearned(Struct, frozen=True, tag="slice_learned"):
+    """From now on the KV of this model is computed in slices of so many tokens on `device`, as it
+    was timed there; and what it was before, in which the KV up to now was computed.
+    """
+
+    num_tokens: int
+    device: str
+    was: int
+
+
 KvReport = (
     SlotQueued
     | SlotsLeft
@@ -352,6 +365,7 @@ KvReport = (
     | PinWanted
     | RoomWanted
     | RoomLeft
+    | SliceLearned
     | StoreTrouble
 )
 """What a worker tells the store; `HotNow` and `Forgotten` answer questions."""

@@ -30,6 +30,7 @@ class WorkerOptions(Struct, frozen=True):
     wired: Literal["off", "on"] = "off"
     max_batch: int = 32
     prefill_slice: int | None = None
+    learn_slice_after_s: float = 0.0
     prefill_block_ms: float = 250.0
     decode_overlap: bool = True
     heartbeat_s: float = 1.0

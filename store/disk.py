@@ -286,6 +286,30 @@ class SequentialReader:
         self._unread = self._buffer[:num_read]
 
 
+class ReaderInPlace:
+    """The bytes of a file in order, from `start`, each read to where it is to stay: `target`."""
+
+    def __init__(self, fd: int, start: int) -> None:
+        self._fd = fd
+        self._position = start
+        self.target = memoryview(bytearray())
+
+    def take(self, num_bytes: int) -> Iterator[memoryview]:
+        """As `SequentialReader.take`; the pieces are those of `target`, which is then the rest."""
+        while num_bytes:
+            room = self.target[: min(num_bytes, _READ_BYTES)]
+            try:
+                num_read = os.preadv(self._fd, [room], self._position)
+            except OSError as error:
+                raise StoreFailed(f"reading failed: {error.strerror}") from error
+            if not num_read:
+                raise SlotDamaged(f"the file ends at byte {self._position}")
+            self._position += num_read
+            num_bytes -= num_read
+            self.target = self.target[num_read:]
+            yield room[:num_read]
+
+
 Yield = Callable[[int], None]
 """Called with the bytes moved since the last call; may wait, or raise to give up."""
 

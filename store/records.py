@@ -22,6 +22,8 @@ _MODEL_COLUMNS = (
     Model.peak_bytes,
     Model.last_used_s,
     Model.blindness,
+    Model.prefill_slice,
+    Model.slice_device,
 )
 MAX_REQUESTS = 20_000
 """Some MB of rows: days of an agent's work."""
@@ -47,13 +49,17 @@ class Records:
         """Take one run of a known model into its figures; False when there is no such model.
 
         `load_ms` becomes a moving average, `peak_bytes` a highest value that fades when it is not
-        reached again, and `blindness` is as it was found last.
+        reached again, and `blindness` and `prefill_slice` are as they were found last.
         """
         return self._database.submit(lambda connection: _measured(connection, model, run))
 
     def models(self) -> list[ModelRow]:
         """All models, the latest used first."""
         return self._database.read(_models)
+
+    def model(self, model: bytes) -> ModelRow | None:
+        """What is remembered of one model."""
+        return self._database.read(lambda connection: _model(connection, model))
 
     def put_digest(self, stamp: FileStamp, digest: bytes, now_s: float) -> Future[None]:
         """Remember the digest of a weights file, read at trusted time `now_s`."""
@@ -134,6 +140,8 @@ def _measured(connection: Connection, model: bytes, run: RunFigures) -> bool:
     figures: dict[str, object] = {"load_ms": load_ms, "peak_bytes": peak_bytes}
     if run.blindness is not None:
         figures["blindness"] = run.blindness
+    if run.prefill_slice is not None:
+        figures |= {"prefill_slice": run.prefill_slice, "slice_device": run.slice_device}
     connection.execute(update(Model).filter_by(hash=model).values(figures))
     return True
 
@@ -141,6 +149,11 @@ def _measured(connection: Connection, model: bytes, run: RunFigures) -> bool:
 def _models(connection: Connection) -> list[ModelRow]:
     rows = connection.execute(select(*_MODEL_COLUMNS).order_by(Model.last_used_s.desc(), Model.id))
     return [ModelRow(*row) for row in rows]
+
+
+def _model(connection: Connection, model: bytes) -> ModelRow | None:
+    row = connection.execute(select(*_MODEL_COLUMNS).filter_by(hash=model)).first()
+    return ModelRow(*row) if row is not None else None
 
 
 def _put_digest(connection: Connection, stamp: FileStamp, digest: bytes, now_s: float) -> None:

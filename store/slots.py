@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from store.disk import (
     CHUNK_BYTES,
     NewFile,
+    ReaderInPlace,
     Reserve,
     SequentialReader,
     Yield,
@@ -49,6 +50,10 @@ from store.types import SlotHeader, TensorData
 SLOTS = "slots"
 
 _FRONT_GUESS_BYTES = 16 << 10
+
+
+Into = Callable[[TensorEntry], memoryview]
+"""Where the bytes of a tensor are to be: as many as it has."""
 
 
 class StagedSlot(NamedTuple):
@@ -241,11 +246,12 @@ def read_front(path: Path, *, is_strict: bool = True) -> tuple[SlotContents, arr
         return contents, token_ids
 
 
-def check(path: Path, yield_: Yield = keep_going) -> CheckedSlot:
+def check(path: Path, yield_: Yield = keep_going, into: Into | None = None) -> CheckedSlot:
     """Read the whole file once, in order, and compare every checksum.
 
     Afterwards the file is in the page cache; `mx.load(path)` gives the bytes that were checked.
-    `yield_` is called with the bytes read after each tensor.
+    `yield_` is called with the bytes read after each tensor. With `into` each tensor is read to
+    where that says, and what is compared is what is there.
 
     Raises:
         SlotMissing: there is no file.
@@ -258,8 +264,11 @@ def check(path: Path, yield_: Yield = keep_going) -> CheckedSlot:
         checker = Checker(contents.header)
         token_ids = _read_token_ids(fd, contents, checker)
         start = contents.payload_start + contents.tensors[0].end
-        reader = SequentialReader(fd, start, contents.file_bytes)
+        placed = ReaderInPlace(fd, start) if into is not None else None
+        reader = placed or SequentialReader(fd, start, contents.file_bytes)
         for entry in contents.tensors[1:]:
+            if placed is not None and into is not None:
+                placed.target = into(entry)
             for num_bytes, hash_ in checker.pieces(entry):
                 for piece in reader.take(num_bytes):
                     hash_(piece)

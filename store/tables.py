@@ -14,7 +14,7 @@ from store.types import Tier, TtlClass
 APPLICATION_ID = 0x48525448
 """What SQLite's header says of the file: `HRTH`."""
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -38,6 +38,8 @@ class Model(Table):
     peak_bytes: Mapped[int | None]
     last_used_s: Mapped[float]
     blindness: Mapped[str | None]
+    prefill_slice: Mapped[int | None]
+    slice_device: Mapped[str | None]
 
 
 class FileDigest(Table):

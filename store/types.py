@@ -176,12 +176,15 @@ class RunFigures(Struct, frozen=True):
 
     `load_ms` is what it took to have the model ready, from the decision on; `peak_bytes` the most
     memory that it used, weights included, the hot tier not; `blindness` why the model was found
-    not to see, and empty where nothing was found against it.
+    not to see, and empty where nothing was found against it; `prefill_slice` the tokens in which
+    it is prefilled fastest on `slice_device`.
     """
 
     load_ms: float | None = None
     peak_bytes: int | None = None
     blindness: str | None = None
+    prefill_slice: int | None = None
+    slice_device: str | None = None
 
 
 class ModelRow(Struct, frozen=True):
@@ -194,6 +197,8 @@ class ModelRow(Struct, frozen=True):
     peak_bytes: int | None = None
     last_used_s: float = 0.0
     blindness: str | None = None
+    prefill_slice: int | None = None
+    slice_device: str | None = None
 
 
 class FileStamp(NamedTuple):

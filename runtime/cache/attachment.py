@@ -47,7 +47,9 @@ class WorkerAttachment:
             if store is None or model is None:
                 return
             is_new = not channel.has_disk
-            channel.attach(Attach(model_hash=model, secret=store.secret))
+            row = await self._life.attempt(lambda one: one.records.model(model))
+            size, device = (row.prefill_slice, row.slice_device) if row is not None else (None, "")
+            channel.attach(Attach(model, store.secret, size, device or ""))
             self._on_named(channel)
             rows = await self._stream(channel)
             # After what is on disk: what comes there meanwhile is not lost, and it is told so.

@@ -41,6 +41,7 @@ from runtime.slot_events import (
     PinWanted,
     RoomLeft,
     RoomWanted,
+    SliceLearned,
     SlotBad,
     SlotQueued,
     SlotsGone,
@@ -309,6 +310,9 @@ class KvStore:
                 self._life.spawn(self.memory.pin(channel.model_hash, event))
             case SlotsWanted(ids=ids):
                 self._life.spawn(self._bring(channel, ids))
+            case SliceLearned(num_tokens=size, device=device, was=was):
+                _log.info("prefill slice learned", model=channel.spec.id, size=size, was=was)
+                self.measured(channel, RunFigures(prefill_slice=size, slice_device=device))
             case StoreTrouble(reason=reason):
                 if reason in _TROUBLES:
                     self._life.fail(reason, "a worker could not write a slot")

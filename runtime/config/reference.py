@@ -28,8 +28,8 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Requests",
         (
             *("max_queue", "max_queue_per_model", "max_wait_s", "request_deadline_s"),
-            *("max_batch", "max_choices", "keep_alive_s", "prefill_slice", "prefill_block_ms"),
-            *("decode_overlap", "limits", "prompt_rules", "own_rules"),
+            *("max_batch", "max_choices", "keep_alive_s", "prefill_slice", "learn_slice_after_s"),
+            *("prefill_block_ms", "decode_overlap", "limits", "prompt_rules", "own_rules"),
         ),
     ),
     (
@@ -108,7 +108,10 @@ SETTINGS: dict[str, str] = {
     "load_timeout_s": "how long loading a model may take",
     "stop_timeout_s": "how long running requests may go on after the server was told to stop",
     "spare_worker": "keep a process ready for the next model, which takes about 150 MB",
-    "prefill_slice": "tokens of a prompt that are read in one step (default: by device)",
+    "prefill_slice": "tokens of a prompt that are read in one step (default: by device, and by "
+    "model where that was found to be faster)",
+    "learn_slice_after_s": "a model that has read long prompts is timed once, with slices of "
+    "several lengths, after this long without requests; 0: never",
     "prefill_block_ms": "how long one step of a long prompt may pause running streams",
     "decode_overlap": "compute the next token while the last one is sent; false only to find out "
     "where time goes",

@@ -201,10 +201,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be configured. Every key but the tables is also `HEARTH_` + the key.
 
     Here times are seconds and sizes bytes; where they are written they may have other units.
-    `prefill_slice` is in tokens; None lets the device decide. Without `decode_overlap`, which is
-    for finding out where time goes, a step is done before its tokens are handled. `preload` names
-    the models to load at boot; None means the default model. With `spare_worker` a process waits
-    for the next model, unless memory is tight (about 150 MB).
+    `prefill_slice` is in tokens; None lets the device decide, and for each model what was timed
+    there once, after nobody asked for anything for `learn_slice_after_s` (0: never). Without
+    `decode_overlap`, which is for finding out where time goes, a step is done before its tokens
+    are handled. `preload` names the models to load at boot; None means the default model. With
+    `spare_worker` a process waits for the next model, unless memory is tight (about 150 MB).
 
     All loaded models together reserve `memory_budget` bytes at most; None means 65 % of the
     machine's memory, or 85 % of what a device recommends. At most `max_loaded_models` are loaded
@@ -290,6 +291,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     stop_timeout_s: Seconds = 30.0
     spare_worker: bool = True
     prefill_slice: Tokens | None = None
+    learn_slice_after_s: Lifetime = 10.0
     prefill_block_ms: Milliseconds = 250.0
     decode_overlap: bool = True
 

@@ -167,6 +167,11 @@ class HotTier:
         self.num_bytes += held.hot_bytes
         self._in_memory.add(run)
 
+    def give_away(self, run: Run) -> None:
+        """Evict a run that is on disk, although somebody reads it, who keeps its arrays."""
+        self._detach(run)
+        self.num_evicted += 1
+
     def use(self, run: Run) -> None:
         """The run was reused."""
         held, now_s = self._held[run], time.time()

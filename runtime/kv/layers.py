@@ -12,7 +12,8 @@ its KV is not kept.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import cycle
 from typing import Any, Literal, NamedTuple, cast
@@ -20,6 +21,8 @@ from typing import Any, Literal, NamedTuple, cast
 import mlx.core as mx
 import msgspec
 from mlx_lm.models.cache import BatchKVCache, CacheList, KVCache
+
+from runtime.memory import trim_heap
 
 _MAX_THREADS = 4
 _CPU = [mx.new_thread_local_stream(mx.cpu) for _ in range(min(_MAX_THREADS, os.cpu_count() or 1))]
@@ -29,6 +32,8 @@ Kind = Literal["sliceable", "checkpointed"]
 
 _TOKEN_AXIS = 2
 _ROOM_TOKENS = 256
+_STEPS = 32
+"""What is moved gives memory back in so many steps."""
 
 _LM, _VLM = "mlx_lm.models.cache", "mlx_vlm.models.cache"
 _SHARED: dict[str, Kind] = {
@@ -154,13 +159,47 @@ def assemble(
 
     `num_room` tokens can be appended before anything has to be copied again.
     """
-    columns = list(zip(*pieces, strict=True))
+    columns = deque(zip(*pieces, strict=True))
     num_tokens = sum(piece[0].shape[0] for piece in pieces if piece)
-    taken = 0
     for leaf, stream in zip(layout.leaves, cycle(_moving()), strict=False):
         if leaf.kind == "sliceable":
             with mx.stream(stream) if stream is not None else nullcontext():
-                taken += _fill(_at(kv, leaf.path), columns[taken:], num_tokens, num_room)
+                for _ in _fill(_at(kv, leaf.path), columns, num_tokens, num_room):
+                    pass
+    _set_checkpoint(kv, layout, state)
+
+
+def move(
+    kv: Sequence[Any],
+    layout: KvLayout,
+    pieces: list[Sequence[mx.array]],
+    state: State | None,
+    num_room: int,
+) -> None:
+    """As `assemble`, and evaluated; `pieces` is emptied. What nobody else holds of them leaves
+    memory array by array, so that what is in memory is never much more than all of it once.
+    """
+    columns = deque(zip(*pieces, strict=True))
+    num_tokens = sum(piece[0].shape[0] for piece in pieces if piece)
+    pieces.clear()
+    step_bytes = sum(one.nbytes for column in columns for one in column) // _STEPS
+    num_bytes = 0
+    for leaf in layout.leaves:
+        if leaf.kind != "sliceable":
+            continue
+        for filled in _fill(_at(kv, leaf.path), columns, num_tokens, num_room):
+            mx.eval(filled)
+            num_bytes += filled.nbytes
+            if num_bytes > step_bytes:
+                num_bytes = 0
+                # Or what has left would be kept for arrays of its size, here and by malloc.
+                mx.clear_cache()
+                trim_heap()
+    _set_checkpoint(kv, layout, state)
+    mx.eval(arrays_of(kv))
+
+
+def _set_checkpoint(kv: Sequence[Any], layout: KvLayout, state: State | None) -> None:
     if state is not None:
         skeletons: list[Any] = msgspec.json.decode(state.skeleton)
         checkpointed = [leaf for leaf in layout.leaves if leaf.kind == "checkpointed"]
@@ -297,22 +336,28 @@ def _compact_slice(array: mx.array, start: int, end: int) -> mx.array:
     return mx.contiguous(array[0, :, start:end].swapaxes(0, 1))
 
 
-def _fill(cache: Any, columns: Sequence[Sequence[mx.array]], num_tokens: int, room: int) -> int:
-    """Give a fresh sliceable cache its first columns; how many it took."""
-    num_columns = _num_columns(cache)
-    if not columns or not columns[0][0].shape[1]:
-        return num_columns
+def _fill(
+    cache: Any, columns: deque[tuple[mx.array, ...]], num_tokens: int, room: int
+) -> Iterator[mx.array]:
+    """Give a fresh sliceable cache its columns, which are the next ones; what each becomes."""
+    num_columns = min(_num_columns(cache), len(columns))
+    if not num_columns or not columns[0][0].shape[1]:
+        for _ in range(num_columns):
+            columns.popleft()
+        return
     if _is_a(cache, "ConcatenateKVCache"):
         room = 0
     else:
         room += _ROOM_TOKENS - (num_tokens + room) % _ROOM_TOKENS
-    joined = [_joined(column, room) for column in columns[:num_columns]]
+    joined: list[mx.array] = []
+    for _ in range(num_columns):
+        joined.append(_joined(columns.popleft(), room))
+        yield joined[-1]
     if _is_a(cache, "QuantizedKVCache"):
         cache.keys, cache.values = tuple(joined[:3]), tuple(joined[3:])
     else:
         cache.keys, cache.values = joined
     cache.offset = num_tokens
-    return num_columns
 
 
 def _joined(column: Sequence[mx.array], num_room: int) -> mx.array:

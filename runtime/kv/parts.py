@@ -122,6 +122,16 @@ class Parts:
             layers.assemble(kv, self._layout, slices, state, num_room)
             mx.eval(layers.arrays_of(kv))
 
+    def move(self, kv: Sequence[Any], pieces: list[tuple[RunKv, int]], num_room: int) -> None:
+        """As `assemble`; `pieces` is emptied, and what nobody else holds of them leaves memory
+        while the caches are filled. Only where `can_divide`.
+        """
+        state = pieces[-1][0].state if self.needs_state else None
+        with mx.stream(self._model.stream):
+            slices = [layers.as_held(kv, self._layout, _beginning(*piece)) for piece in pieces]
+            pieces.clear()
+            layers.move(kv, self._layout, slices, state, num_room)
+
     def pack(self, kv: RunKv, start: int = 0) -> Packed:
         """The arrays of a run that begins at `start` as host bytes, without a copy."""
         return Packed(pack.pack_layout(self._layout_at(start), kv), pack.pack(kv))

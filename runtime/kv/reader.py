@@ -13,6 +13,8 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Mapping
+from functools import cache
+from mmap import PAGESIZE, mmap
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -22,8 +24,11 @@ from runtime.kv import pack
 from runtime.kv.prefix_tree import Run
 from runtime.kv.rates import NUM_READERS
 from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
-from store.slot_file import TOKENS, Checker, Damage, SlotContents
+from store.slot_file import TOKENS, Checker, Damage, SlotContents, TensorEntry
 from store.slots import CheckedSlot, check, read_front, read_token_ids, slot_path, verify
+
+_AS_WIDE = {1: "B", 2: "H", 4: "I", 8: "Q"}
+"""By bytes: the buffer protocol knows no bfloat16."""
 
 
 class LoadedSlot(NamedTuple):
@@ -54,6 +59,8 @@ def load(path: Path) -> LoadedSlot:
     """
     if mx.cuda.is_available():
         return LoadedSlot(check(path), read_tensors(path))
+    if adopts_pages():
+        return load_in_place(path)
     try:
         contents, token_ids = read_front(path, is_strict=False)
         tensors = read_tensors(path)
@@ -66,6 +73,59 @@ def load(path: Path) -> LoadedSlot:
         raise StoreFailed(f"what was read is not what is there: {damage}")
     checked = CheckedSlot(contents.header, token_ids, contents.file_bytes, damage)
     return LoadedSlot(checked, tensors)
+
+
+@cache
+def adopts_pages() -> bool:
+    """Whether mlx takes memory of this process for an array as it is, without a copy.
+
+    On Metal it does, which has the same memory; mlx refuses it on a CPU alone.
+    """
+    try:
+        adopted(memoryview(mmap(-1, PAGESIZE)))
+    except ValueError:
+        return False
+    return True
+
+
+def adopted(pages: memoryview) -> mx.array:
+    """An array in these very pages. Raises ValueError where the device cannot use them."""
+    return mx.asarray(pages, copy=False)
+
+
+def load_in_place(path: Path, adopt: Callable[[memoryview], mx.array] = adopted) -> LoadedSlot:
+    """As `load`: the file is read into pages that `adopt` makes arrays of, each byte checked there.
+
+    Each tensor has pages of its own, which leave memory with it.
+
+    Raises:
+        SlotMissing, SlotDamaged, StoreFailed: as `load`.
+    """
+    read: list[tuple[TensorEntry, memoryview]] = []
+
+    def into(entry: TensorEntry) -> memoryview:
+        pages = memoryview(mmap(-1, max(entry.num_bytes, 1)))[: entry.num_bytes]
+        read.append((entry, pages))
+        return pages
+
+    checked = check(path, into=into)
+    if checked.damage and not check(path).damage:
+        raise StoreFailed(f"what was read is not what is there: {checked.damage}")
+    with mx.stream(mx.cpu):
+        tensors = {entry.name: _array_of(entry, pages, adopt) for entry, pages in read}
+        mx.eval(list(tensors.values()))
+    return LoadedSlot(checked, tensors)
+
+
+def _array_of(
+    entry: TensorEntry, pages: memoryview, adopt: Callable[[memoryview], mx.array]
+) -> mx.array:
+    dtype = pack.DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise SlotDamaged(f"the tensor {entry.name} cannot be loaded: it is of {entry.dtype}")
+    if not entry.num_bytes:
+        return mx.zeros(entry.shape, dtype)
+    return adopt(pages.cast(_AS_WIDE[dtype.size])).view(dtype).reshape(entry.shape)
 
 
 def read_tensors(path: Path) -> dict[str, mx.array]:

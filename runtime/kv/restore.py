@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from runtime.kv.cursor import CacheCursor
+from runtime.kv.hot import HotTier
 from runtime.kv.media import around, overlapping, rope_delta
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix_tree import Match, Run, num_common, path_to
@@ -318,13 +319,12 @@ class Restorer:
     def _taken_up(self, found: Found, num_room: int) -> list[Any]:
         if (resident := self._state.residents.take(found.path)) is not None:
             return resident
-        kv, pieces = self._state.model.new_kv(found.num_tokens), list[tuple[RunKv, int]]()
-        for run, end in found.path:
-            held = self._hot[run].kv
-            assert held is not None
-            pieces.append((held, end - run.start))
-        if pieces:
-            self._state.parts.assemble(kv, pieces, num_room)
+        kv, parts = self._state.model.new_kv(found.num_tokens), self._state.parts
+        given = _to_give(self._hot, found) if parts.can_divide else []
+        if pieces := _pieces(self._hot, found):
+            for run in given:
+                self._hot.give_away(run)
+            (parts.move if given else parts.assemble)(kv, pieces, num_room)
         return kv
 
     def _mark_used(self, found: Found, cursor: CacheCursor) -> None:
@@ -340,6 +340,26 @@ class Restorer:
                 longer[held.id] = longer_s
         if saved:
             self._report(SlotsUsed(ids=tuple(saved), longer=longer))
+
+
+def _pieces(hot: HotTier, found: Found) -> list[tuple[RunKv, int]]:
+    """The KV of what was found, each up to where it is left."""
+    kept = [(hot[run].kv, end - run.start) for run, end in found.path]
+    return [(kv, num_tokens) for kv, num_tokens in kept if kv is not None]
+
+
+def _to_give(hot: HotTier, found: Found) -> list[Run]:
+    """What would be evicted once the request has its own copy: so it is never in memory twice.
+
+    It is on disk, and nobody else is about to use it.
+    """
+    excess, given = hot.num_bytes - hot.budget_bytes, list[Run]()
+    for run, _ in reversed(found.path):
+        held = hot[run]
+        if excess > 0 and held.is_saved and held.num_readers <= 1 and not held.is_state_hot:
+            given.append(run)
+            excess -= held.hot_bytes
+    return given
 
 
 def _patience_s(tier_state: TierState, found: Found) -> float:

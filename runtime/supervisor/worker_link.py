@@ -160,6 +160,7 @@ def worker_options(settings: Settings, model: str) -> WorkerOptions:
         wired=settings.wired,
         max_batch=settings.max_batch,
         prefill_slice=settings.prefill_slice,
+        learn_slice_after_s=settings.learn_slice_after_s,
         prefill_block_ms=settings.prefill_block_ms,
         decode_overlap=settings.decode_overlap,
         heartbeat_s=min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4),

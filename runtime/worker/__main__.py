@@ -46,6 +46,7 @@ from runtime.wire import (
     Stop,
     Submit,
     Warming,
+    WorkerOptions,
     WorkerPhase,
 )
 from runtime.worker import model as models
@@ -68,6 +69,7 @@ from runtime.worker.row_memory import RowFootprint, RowMemory
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import SequenceGroup
 from runtime.worker.shutdown import Deadline, flush
+from runtime.worker.slice_learner import SliceLearner, Surroundings
 from runtime.worker.speculation import StepCosts
 from runtime.worker.stacks import print_stacks_when_asked
 from runtime.worker.taint import EngineTainted
@@ -181,6 +183,8 @@ class Worker:
             costs = StepCosts() if options.speculates else None
             decoder = Decoder(model, rows, costs, overlaps=overlaps)
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
+        around = Surroundings(model, scheduler, tiers, self._sender.send)
+        engine.slices = _learner(options, around)
         self._turning = _thread("turns", self._turns.run)
         composer = Composer(
             template=template,
@@ -409,6 +413,17 @@ def _warmed(
             warm_wide(model, token_ids, kv, command.options.max_batch, on_progress)
 
     return memory, models.warm(model, decode)
+
+
+def _learner(options: WorkerOptions, around: Surroundings) -> SliceLearner | None:
+    """What finds out in which slices to prefill, unless the owner knows; one process must have
+    all of the model.
+    """
+    is_known = options.prefill_slice is not None
+    if is_known or not options.learn_slice_after_s or options.ranks is not None:
+        return None
+    default, quiet_s = models.best_slice(), options.learn_slice_after_s
+    return SliceLearner(around, models.device_name(), default, quiet_s)
 
 
 def _ready(model: LoadedModel, load_s: float, warm_s: float, *, has_tool_form: bool) -> Ready:

@@ -11,7 +11,7 @@ from typing import Any
 
 from runtime.errors import RequestRejected
 from runtime.kv.tiers import Tiers
-from runtime.slot_events import HotBudget
+from runtime.slot_events import Attach, HotBudget
 from runtime.types import (
     Chunk,
     Failed,
@@ -32,6 +32,7 @@ from runtime.worker.model import LoadedModel
 from runtime.worker.rows import RowExecutor
 from runtime.worker.scheduler import PrefillSlice, Scheduler
 from runtime.worker.sequence import Sequence, SequenceGroup
+from runtime.worker.slice_learner import SliceLearner
 from runtime.worker.taint import raise_if_tainted
 
 _MAX_FAILURES = 2
@@ -63,6 +64,7 @@ class Engine:
         self._decoder.on_kv_start = partial(_keep_at_start, tiers)
         self._rows = RowExecutor(scheduler, self._decoder, tiers)
         self._auxiliary = AuxiliaryRequests(model, template)
+        self.slices: SliceLearner | None = None
         self._groups: dict[str, SequenceGroup] = {}
         self._items: list[tuple[str, Chunk]] = []
         self._said: list[SaidToken] = []
@@ -99,7 +101,7 @@ class Engine:
             self._work_on(())
             self._rows.share_memory()
             self._tiers.set_idle(is_idle=True)
-            self._receive(self._inbox.get())
+            self._receive(self.slices.wait(self._inbox) if self.slices else self._inbox.get())
         elif not (self._scheduler.has_work or self._auxiliary.waiting):
             self.phase = "restore"
             with contextlib.suppress(queue.Empty):
@@ -134,12 +136,7 @@ class Engine:
     # Arrivals
 
     def _drain(self) -> None:
-        arrivals = [self._inbox.get() for _ in range(self._inbox.qsize())]
-        arrivals.sort(key=lambda arrival: isinstance(arrival, SequenceGroup))
-        late = {a.request_id for a in arrivals if isinstance(a, AbortRequest)}
-        for arrival in arrivals:
-            if isinstance(arrival, SequenceGroup) and arrival.request.request_id in late:
-                continue
+        for arrival in _in_order([self._inbox.get() for _ in range(self._inbox.qsize())]):
             self._receive(arrival)
 
     def _receive(self, arrival: Arrival) -> None:
@@ -165,6 +162,9 @@ class Engine:
                 self._tiers.hear(arrival)
                 for group, error in self._rows.deal(arrival):
                     self._fail(group, error)
+            case Attach() if self.slices is not None:
+                self.slices.heed(arrival, is_idle=not self.is_busy)
+                self._tiers.hear(arrival)
             case _:
                 self._tiers.hear(arrival)
 
@@ -342,6 +342,17 @@ class Engine:
             if sequence.num_failures >= _MAX_FAILURES:
                 self._fail(sequence.group, failure)
         self._rows.put_back([one for one in failure.sequences if not one.is_finished])
+
+
+def _in_order(arrivals: list[Arrival]) -> list[Arrival]:
+    """News before requests, without those that are aborted among these."""
+    arrivals.sort(key=lambda arrival: isinstance(arrival, SequenceGroup))
+    late = {one.request_id for one in arrivals if isinstance(one, AbortRequest)}
+    return [
+        one
+        for one in arrivals
+        if not (isinstance(one, SequenceGroup) and one.request.request_id in late)
+    ]
 
 
 def _failed(error: Exception) -> Failed:

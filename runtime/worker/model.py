@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -327,6 +329,12 @@ def best_slice() -> int:
     A CPU's caches like short slices: twice the rate of 2,048 at 256, measured on x86-64.
     """
     return 2048 if compiles_kernels() else 256
+
+
+def device_name() -> str:
+    """What computes here, as far as its speed depends on it."""
+    name = str(mx.device_info().get("device_name", ""))
+    return name if compiles_kernels() else f"{name or platform.machine()}, {os.cpu_count()} cores"
 
 
 def compiles_kernels() -> bool:

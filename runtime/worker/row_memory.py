@@ -96,6 +96,11 @@ class RowMemory:
         is_free = self.pool_bytes is None or not rows
         return is_free or self.held([*rows, *new]) <= (self.pool_bytes or 0)
 
+    def has_beside(self, hot_bytes: int, num_tokens: int) -> bool:
+        """Caches of so many tokens have room beside a hot tier of that size and no rows."""
+        needed_bytes = hot_bytes + self.footprint.of(num_tokens)
+        return self.pool_bytes is None or needed_bytes <= self.pool_bytes
+
     def is_over(self, rows: Iterable[RowUse]) -> bool:
         """Whether they have grown to more than there is."""
         return self.pool_bytes is not None and self.held(rows) > self.pool_bytes

@@ -68,7 +68,7 @@ class RowExecutor:
 
     def share_memory(self, following: SequenceGroup | None = None) -> None:
         """The hot tier has what rows leave of the memory for both. `following` is computed next."""
-        left_bytes = self._scheduler.left_bytes(self._decoder.sequences)
+        left_bytes = self._scheduler.left_bytes(self._decoder.sequences, following)
         runs = following.cursor.pinned if following is not None and following.kv is None else ()
         self._tiers.leave_beside_rows(left_bytes, runs)
 

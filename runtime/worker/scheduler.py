@@ -75,7 +75,7 @@ class Scheduler:
     ) -> None:
         self.memory = memory or RowMemory()
         self._max_batch = max_batch
-        self._max_slice = max(SLICE_GRID, max_slice // SLICE_GRID * SLICE_GRID)
+        self.cut_into(max_slice)
         self.block_s = block_s
         """For how long decode may wait."""
         self.waiting: tuple[SequenceGroup, ...] = ()
@@ -89,13 +89,23 @@ class Scheduler:
         self._awaited: SequenceGroup | None = None
         """Others have passed it often enough: the memory for it is kept free until it begins."""
         self._decode_step_s = 0.0
-        self._prefill_rate = 0.0
+        self.prefill_rate = 0.0
+        """Tokens per second, as of late."""
         self._decode_credit_s = 0.0
         self._num_passes = 0
         self._oldest: SequenceGroup | None = None
         """Of those that the last plan chose from."""
         self._num_tokens_owed = dict.fromkeys((*_RANKS.values(), _WARMING), 0)
         """For each class what was computed past its oldest prompt since the last slice of that."""
+
+    def cut_into(self, max_slice: int) -> None:
+        """How many tokens slices have at the most from now on: not while some prompt is begun."""
+        self._max_slice = max(SLICE_GRID, max_slice // SLICE_GRID * SLICE_GRID)
+
+    @property
+    def max_slice(self) -> int:
+        """How many tokens a slice has at the most."""
+        return self._max_slice
 
     @property
     def has_work(self) -> bool:
@@ -167,9 +177,15 @@ class Scheduler:
             self.remove(choice.group)
         return not pending
 
-    def left_bytes(self, running: Iterable[Choice]) -> int | None:
-        """What is left to the hot tier beside these rows and those about to decode; None: all."""
-        return self.memory.left([*map(self.row_of, running), *self._claimed()])
+    def left_bytes(
+        self, running: Iterable[Choice], following: SequenceGroup | None = None
+    ) -> int | None:
+        """What is left to the hot tier beside these rows and those about to decode, and a group
+        that is about to be computed; None: all.
+        """
+        begins = following is not None and not _is_started(following)
+        new = self._claims(following) if following is not None and begins else []
+        return self.memory.left([*map(self.row_of, running), *self._claimed(), *new])
 
     def needs_bytes(self, group: SequenceGroup) -> int:
         """What a group takes at the least: with one of its choices at a time."""
@@ -190,7 +206,7 @@ class Scheduler:
         self.on_looked(seconds, num_running)
         num_tokens = done.end - done.start
         if num_tokens >= SLICE_GRID and seconds > 0.0:
-            self._prefill_rate = _smooth(self._prefill_rate, num_tokens / seconds)
+            self.prefill_rate = _smooth(self.prefill_rate, num_tokens / seconds)
         rank = _rank(done.group)
         owed = num_tokens if done.group is not self._oldest else -_TOKENS_PASSED * num_tokens
         owed += self._num_tokens_owed[rank]
@@ -343,7 +359,7 @@ class Scheduler:
             size = min(size, group.echo.max_slice)
         if num_running:
             allowed = self.block_s + 2 * self._decode_step_s
-            rate = self._prefill_rate
+            rate = self.prefill_rate
             size = min(size, int(rate * allowed) if rate else _FIRST_SLICE)
         grid = self._max_slice if size >= self._max_slice else SLICE_GRID
         end = min((start + max(size, SLICE_GRID)) // grid * grid, last)

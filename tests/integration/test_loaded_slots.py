@@ -8,7 +8,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runtime.kv.reader import LoadedSlot, compare, load, read_tensors
+from runtime.kv.reader import LoadedSlot, adopts_pages, compare, load, load_in_place, read_tensors
 from store.errors import SlotDamaged, SlotMissing, StoreError
 from store.slot_file import TOKENS, Damage
 from store.slots import read_front
@@ -23,9 +23,9 @@ def path(tmp_path: Path) -> Path:
     return publish_sample(tmp_path, 1)
 
 
-def loaded(path: Path) -> LoadedSlot | None:
+def loaded(path: Path, *, in_place: bool = False) -> LoadedSlot | None:
     try:
-        slot = load(path)
+        slot = load_in_place(path, mx.asarray) if in_place else load(path)
         return None if slot.checked.damage else slot
     except StoreError:
         return None
@@ -66,6 +66,35 @@ def test_what_is_damaged_anywhere_is_not_loaded(path: Path):
         assert (loaded(path) is not None) == is_served(path)
     path.write_bytes(whole)
     assert is_exact(load(path), 1)
+
+
+def test_where_memory_is_not_shared_a_slot_is_read_by_mlx():
+    assert adopts_pages() == mx.metal.is_available()
+
+
+@pytest.mark.parametrize("num_tokens", [6, LONG])
+def test_a_slot_that_is_read_in_place_is_as_it_was_computed(tmp_path: Path, num_tokens: int):
+    path = publish_sample(tmp_path, 1, num_tokens=num_tokens)
+    # Where arrays cannot be of these pages, they are copies of them.
+    slot = load_in_place(path, mx.asarray)
+    assert is_exact(slot, 1, num_tokens=num_tokens)
+    assert {name: one.dtype for name, one in slot.tensors.items()} == {
+        name: one.dtype for name, one in load(path).tensors.items()
+    }
+
+
+def test_what_is_damaged_anywhere_is_told_when_it_is_read_in_place(path: Path):
+    whole, generator = path.read_bytes(), random.Random(6)
+    for _ in range(NUM_FLIPS):
+        damaged = bytearray(whole)
+        damaged[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        path.write_bytes(damaged)
+        assert loaded(path, in_place=True) is None
+        path.write_bytes(whole[: generator.randrange(len(whole))])
+        assert loaded(path, in_place=True) is None
+    path.unlink()
+    with pytest.raises(SlotMissing):
+        load_in_place(path, mx.asarray)
 
 
 def test_a_file_that_is_gone_is_missing(path: Path):

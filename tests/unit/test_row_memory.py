@@ -268,3 +268,23 @@ def test_a_wide_request_needs_memory_for_one_choice_at_a_time(width: int):
     group = new_group(1000, num_choices=width)
     group.request = msgspec.structs.replace(group.request, num_choices=width)
     assert scheduler.needs_bytes(group) == (1024 if width == 1 else 2048)
+
+
+def test_the_hot_tier_makes_room_for_a_prompt_before_it_is_taken_up():
+    scheduler = new_scheduler(max_batch=4)
+    scheduler.memory = RowMemory(footprint=ONE, pool_bytes=10_240)
+    group = new_group(1000)
+    scheduler.add(group)
+    claimed = scheduler.needs_bytes(group)
+    assert scheduler.left_bytes([]) == 10_240
+    assert scheduler.left_bytes([], group) == 10_240 - claimed
+    group.num_computed_tokens = 10
+    assert scheduler.left_bytes([], group) == scheduler.left_bytes([]) == 10_240 - claimed
+
+
+def test_caches_have_room_beside_a_hot_tier_to_the_byte():
+    memory = RowMemory(footprint=RowFootprint(per_token=2), pool_bytes=1124)
+    assert memory.has_beside(100, 512)
+    assert not memory.has_beside(101, 512)
+    memory.pool_bytes = None
+    assert memory.has_beside(1 << 40, 512)
