@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from mmap import PAGESIZE, mmap
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import mlx.core as mx
 
@@ -27,7 +27,7 @@ from store.errors import SlotDamaged, SlotMissing, StoreError, StoreFailed
 from store.slot_file import TOKENS, Checker, Damage, SlotContents, TensorEntry
 from store.slots import CheckedSlot, check, read_front, read_token_ids, slot_path, verify
 
-_AS_WIDE = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_AS_WIDE: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 """By bytes: the buffer protocol knows no bfloat16."""
 
 
@@ -125,7 +125,8 @@ def _array_of(
         raise SlotDamaged(f"the tensor {entry.name} cannot be loaded: it is of {entry.dtype}")
     if not entry.num_bytes:
         return mx.zeros(entry.shape, dtype)
-    return adopt(pages.cast(_AS_WIDE[dtype.size])).view(dtype).reshape(entry.shape)
+    whole = pages.cast(_AS_WIDE[dtype.size])
+    return adopt(whole).view(dtype).reshape(entry.shape)
 
 
 def read_tensors(path: Path) -> dict[str, mx.array]:
