@@ -16,6 +16,7 @@ from runtime.supervisor.crashes import Crashes
 from runtime.supervisor.source import WorkerSource, Zygote
 from runtime.supervisor.spawn import Child
 from runtime.supervisor.standby import StandbyPool
+from runtime.types import SamplingParams
 from runtime.zygote import EXIT_UNFIT, STATUS_UNKNOWN
 from tests.asking import answer, request
 from tests.lone_worker import LoneWorker, lone_settings, lone_worker
@@ -85,6 +86,16 @@ async def test_each_has_a_process_of_the_zygotes_whose_end_is_told_with_its_stat
         await third.hear_out()
         assert third.returncode == -signal.SIGABRT
         assert "Fatal Python error: Aborted" in third.output
+
+
+async def test_workers_of_one_zygote_draw_each_for_itself(home: Path):
+    async with forking() as (source, _):
+        texts: list[str] = []
+        for _ in range(2):
+            async with loaded(home, source) as worker:
+                drawn = request("a", sampling=SamplingParams(temperature=1.0), max_tokens=16)
+                texts.append((await answer(worker.submit(drawn))).text)
+        assert texts[0] != texts[1]
 
 
 async def test_a_worker_outlives_the_zygote_and_another_zygote_forks_the_next(home: Path):
