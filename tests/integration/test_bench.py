@@ -129,6 +129,20 @@ def test_the_table_takes_the_place_of_the_one_before(report: Report) -> None:
         with_table("no marks", "")
 
 
+def test_no_round_begins_when_the_time_is_up(stubborn: str) -> None:
+    report = measure(arguments_of(stubborn, "--minutes", "0.00001"), "a test")
+    assert (report.rounds, report.rows, report.num_rounds) == ([], [], 0)
+
+
+def test_what_is_known_is_written_after_every_server(tmp_path: Path, stubborn: str) -> None:
+    (tmp_path / "absent.toml").write_text(INSTALLED.replace("COMMAND", '["true"]'))
+    words = (stubborn, str(tmp_path / "absent.toml"), "--out", str(tmp_path / "out"))
+    measure(arguments_of(*words), "a test")
+    report = msgspec.json.decode((tmp_path / "out" / "report.json").read_bytes(), type=Report)
+    assert [one.peer for one in report.rounds] == [stubborn, "mine"]
+    assert "cannot be started" in (report.rounds[1].samples[0].failure or "")
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_servers_are_started_swapped_killed_and_restarted() -> None:

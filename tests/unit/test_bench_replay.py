@@ -129,6 +129,14 @@ def test_rounds_are_compared_by_their_median_and_recalls_are_shares():
     assert "after a restart, p50" not in said
 
 
+def test_a_run_that_is_not_over_has_no_figures_of_a_whole_one():
+    run = ServerRun("a", 0, cpu_s=3.0, written_bytes=5)
+    run.turns = [turn("1", 0, 10)]
+    said = figures_of([run], "a")
+    assert said["turns"] == "1"
+    assert not {"wall time", "CPU time", "bytes written"} & said.keys()
+
+
 def test_a_prompt_longer_than_the_model_takes_is_refused_with_a_scale_that_fits(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"text_config": {"max_position_embeddings": 8000}}')
     check_window(tmp_path, 8000, 0.1)

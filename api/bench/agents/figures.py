@@ -92,8 +92,8 @@ def _out(_: ServerRun, turns: Turns) -> float:
 
 
 def _whole(what: Callable[[ServerRun], float | None]) -> Figure:
-    """A figure of a whole run, which says nothing of one that ended early."""
-    return lambda run, _: None if run.ended_early else what(run)
+    """A figure of a whole run, which says nothing of one that runs yet or ended early."""
+    return lambda run, _: None if run.ended_early or run.wall_s is None else what(run)
 
 
 def _mib(value: float | None) -> float | None:

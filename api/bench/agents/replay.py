@@ -42,13 +42,13 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
 class ServerRun(msgspec.Struct):
     """All turns of one server in one round. Bytes are None where the system does not tell.
 
-    `ended_early` says why there are fewer turns than the traffic has.
+    `ended_early` says why there are fewer turns than the traffic has; `wall_s` is there at the end.
     """
 
     peer: str
     number: int
     boots_s: list[float] = []
-    wall_s: float = 0.0
+    wall_s: float | None = None
     cpu_s: float | None = None
     written_bytes: int | None = None
     peak_resident_bytes: int | None = None
