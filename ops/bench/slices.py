@@ -39,9 +39,10 @@ _REPORT = Path(__file__).parent / "slices.json"
 
 
 class Row(msgspec.Struct):
-    """One model. `tokens_per_s` of each size are medians of the rounds, and the rest follows from
-    them; `peak_mb` is the most that mlx had beside the weights. `learned` is None where a slice
-    would hold others up for too long to be timed.
+    """One model. `tokens_per_s` of each size are medians of the rounds. `over_default` are medians
+    of the ratios within each round, and those of what is learned follow from them; `peak_mb` is
+    the most that mlx had beside the weights. `learned` is None where a slice would hold others up
+    for too long to be timed.
     """
 
     model: str
@@ -110,18 +111,23 @@ def learn(model: LoadedModel, tokens_per_s: float) -> SliceLearned | None:
 
 
 def measure(model: LoadedModel, num_tokens: int, rounds: int) -> Row:
-    """All sizes in turn, then what is learned."""
+    """All sizes that the prompt has room for in turn, then what is learned."""
+    sizes = [size for size in SIZES if size <= num_tokens]
     default = models.best_slice()
     prefill(model, default, default)
-    seconds: dict[int, list[float]] = {size: [] for size in SIZES}
-    peaks: dict[int, int] = dict.fromkeys(SIZES, 0)
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    peaks: dict[int, int] = dict.fromkeys(sizes, 0)
     for number in range(rounds):
-        for size in sorted(SIZES, reverse=number % 2 == 1):
+        for size in sorted(sizes, reverse=number % 2 == 1):
             took_s, peak = prefill(model, num_tokens, size)
             seconds[size].append(took_s)
             peaks[size] = max(peaks[size], peak)
             print(f"  {size}: {num_tokens / took_s:.0f} tokens/s", file=sys.stderr, flush=True)
     rates = {size: num_tokens / median(each) for size, each in seconds.items()}
+    gains = {
+        size: median(base / own for base, own in zip(seconds[default], each, strict=True))
+        for size, each in seconds.items()
+    }
     start = time.perf_counter()
     learned = learn(model, rates[default])
     used = learned.num_tokens if learned is not None else default
@@ -133,9 +139,9 @@ def measure(model: LoadedModel, num_tokens: int, rounds: int) -> Row:
         learned=learned.num_tokens if learned is not None else None,
         learning_s=round(time.perf_counter() - start, 1),
         tokens_per_s={size: round(rate, 1) for size, rate in rates.items()},
-        over_default={size: round(rate / rates[default], 3) for size, rate in rates.items()},
-        learned_over_default=round(rates[used] / rates[default], 3),
-        learned_over_best=round(rates[used] / max(rates.values()), 3),
+        over_default={size: round(one, 3) for size, one in gains.items()},
+        learned_over_default=round(gains[used], 3),
+        learned_over_best=round(gains[used] / max(gains.values()), 3),
         peak_mb={size: peak >> 20 for size, peak in peaks.items()},
     )
 

@@ -35,16 +35,20 @@ def sizes_to_time(default: int, tokens_per_s: float) -> tuple[int, ...]:
 def choose_slice(times_s: Mapping[int, Sequence[float]], default: int) -> int:
     """By the seconds that each size took for the same tokens, in one round after the other.
 
-    The default stays unless a twentieth is gained, and of those that are as fast as the fastest
-    the shortest is chosen, because others get their turn between two slices.
+    The default stays unless a twentieth is gained in every round: what else the machine did in
+    one is not learned. Of those as fast as the fastest the shortest is chosen, because others get
+    their turn between two slices.
     """
-    if not all(times_s.values()):
-        return default
-    rounds = {size: median(each) for size, each in times_s.items()}
-    fastest = min(rounds.values())
-    if rounds[default] < fastest * _GAIN:
-        return default
-    return min(size for size, seconds in rounds.items() if seconds <= fastest * _ALIKE)
+    base = times_s[default]
+    gaining = {
+        size: median(each)
+        for size, each in times_s.items()
+        if base
+        and len(each) == len(base)
+        and all(one * _GAIN <= theirs for one, theirs in zip(each, base, strict=True))
+    }
+    fastest = min(gaining.values(), default=0.0)
+    return min((one for one in gaining if gaining[one] <= fastest * _ALIKE), default=default)
 
 
 class SliceTrial:

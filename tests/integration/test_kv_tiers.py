@@ -63,6 +63,13 @@ def test_a_stored_conversation_is_read_once_and_reported(stored: Stored):
     assert reused(check_right(session, [*FIRST, *SAID, 9, 8, 7]))[:2] == (120, "hot")
 
 
+def test_what_there_is_no_room_for_twice_is_moved_and_right(stored: Stored):
+    session = stored.session(hot_bytes=1)
+    assert reused(check_right(session, TURN_2)) == (120, "warm", "first_seen")
+    assert session.tiers.hot.num_evicted > 0
+    assert reused(check_right(session, [*FIRST, *SAID, 9, 8, 7]))[:2] == (120, "warm")
+
+
 class Long:
     """A conversation of three slots: tokens 0 to 2048, to 2499 and to 2520."""
 

@@ -55,11 +55,14 @@ def test_nothing_timed_takes_longer_than_it_may_or_much_more_memory(
         ({256: [1.2], 512: [1.0]}, 512, 512),
         ({1024: [1.01], 2048: [1.2], 4096: [1.0]}, 2048, 1024),
         ({1024: [1.03], 2048: [1.2], 4096: [1.0]}, 2048, 4096),
-        ({256: [3.0, 1.0, 1.0], 512: [0.9, 0.9, 9.0]}, 256, 512),
+        ({256: [1.0, 2.0, 1.0], 512: [0.9, 1.9, 0.9]}, 256, 512),
+        ({256: [3.0, 1.0, 1.0], 512: [0.9, 0.9, 0.96]}, 256, 256),
+        ({256: [1.0, 1.0], 512: [0.5]}, 256, 256),
+        ({256: [], 512: []}, 256, 256),
         ({256: [1.0], 512: []}, 256, 256),
     ],
 )
-def test_another_size_than_the_devices_must_gain_a_twentieth(
+def test_another_size_than_the_devices_must_gain_a_twentieth_in_every_round(
     times_s: Mapping[int, list[float]], default: int, chosen: int
 ):
     assert choose_slice(times_s, default) == chosen
