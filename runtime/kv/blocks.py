@@ -64,4 +64,5 @@ class HashChain:
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian u32."""
-    return array("I", token_ids).tobytes()
+    packed = token_ids if isinstance(token_ids, array) else array("I", token_ids)
+    return packed.tobytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -30,7 +31,7 @@ class CacheCursor:
     store turns out to be another one.
     """
 
-    token_ids: list[int] = field(default_factory=list[int])
+    token_ids: Sequence[int] = ()
     tenant: str = ""
     block_hashes: list[bytes] = field(default_factory=list[bytes])
     root: bytes = b""

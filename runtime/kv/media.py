@@ -95,7 +95,14 @@ def located(token_ids: Sequence[int], media: Sequence[Medium]) -> tuple[MediaSpa
             return None
         spans.append(MediaSpan(at, end, medium.digest, medium.grid))
         at = end
-    return None if any(one >= _LOWEST for one in token_ids[at:]) else tuple(spans)
+    return None if highest(token_ids[at:]) >= _LOWEST else tuple(spans)
+
+
+def highest(token_ids: Sequence[int]) -> int:
+    """The largest of some token ids, -1 without any; of packed ones that is soon known."""
+    if isinstance(token_ids, array) and token_ids:
+        return int(np.frombuffer(token_ids, np.uintc).max())
+    return max(token_ids, default=-1)
 
 
 def overlapping(spans: Iterable[MediaSpan], start: int, end: int) -> tuple[MediaSpan, ...]:

@@ -7,6 +7,7 @@ is new goes to the hot tier at once and to the writer behind the requests.
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -195,7 +196,7 @@ class Tiers:
     ) -> None:
         """A sequence ended; its caches, which nobody changes any more, hold prompt and output."""
         if cursor.mode == "full":
-            cursor.token_ids = [*cursor.token_ids, *output_ids]
+            cursor.token_ids = array("I", cursor.token_ids) + array("I", output_ids)
             self._committer.extend_hashes(cursor)
             self._committer.commit(cursor, kv, len(cursor.token_ids), ends_turn=True)
             if cursor.leaf is not None and cursor.leaf in self.hot:
@@ -229,7 +230,7 @@ class Tiers:
             held.ttl_class, held.ttl_s = "pinned", None
             self._late.pin(run, source, cursor.asker.model)
 
-    def lengthened(self, cursor: CacheCursor, token_ids: list[int]) -> CacheCursor:
+    def lengthened(self, cursor: CacheCursor, token_ids: Sequence[int]) -> CacheCursor:
         """A cursor for a longer sequence that begins like this one."""
         longer = cursor.fork()
         longer.token_ids = token_ids

@@ -7,6 +7,7 @@ only when everything around it agrees. Otherwise nothing is healed: it costs tim
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -47,6 +48,14 @@ class KnownPrefix(NamedTuple):
     @property
     def num_turns(self) -> int:
         return len(self.turns)
+
+    @property
+    def packed(self) -> array[int]:
+        """The same tokens, of four bytes each."""
+        token_ids = array("I")
+        for turn in self.turns:
+            token_ids.frombytes(turn.token_ids)
+        return token_ids[: len(self.token_ids)]
 
 
 class TurnScope(NamedTuple):

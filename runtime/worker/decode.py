@@ -266,6 +266,8 @@ class _Batch:
         one = joining[0]
         is_own = len(joining) == 1 and not one.is_shared
         is_own = is_own and all(other.kv is not one.kv for other in later)
+        processors = [tuple(_processors(one.sequence)) for one in joining]
+        pairs = [*zip(joining, processors, strict=True)]
         with mx.stream(self._stream):
             rows = [
                 self._model.to_decode(one.kv, one.group.image_batch, len(one.token_ids))
@@ -276,13 +278,16 @@ class _Batch:
                 uids,
                 mx.array([one.token_ids[-1] for one in joining]),
                 handed_over(rows[0]) if is_own else merged(rows),
-                [list(one.token_ids[:-1]) for one in joining],
+                # Upstream makes an array of them, which only processors look at.
+                [list(one.token_ids[:-1] if own else ()) for one, own in pairs],
                 [_sampler(one.sequence, self._model) for one in joining],
                 self._generator.sampler,
-                [tuple(_processors(one.sequence)) for one in joining],
+                processors,
                 [_upstream.StopSequences(self._stop(one.sequence)) for one in joining],
                 [one.group.max_tokens - one.sequence.num_output_tokens for one in joining],
             )
+            for tokens, (one, own) in zip(batch.tokens, pairs, strict=True):
+                tokens[:0] = () if own else one.token_ids[:-1]
             self._rows.extend(batch)
         self._num_joined += len(joining)
         self._by_uid |= dict(zip(uids, (one.sequence for one in joining), strict=True))

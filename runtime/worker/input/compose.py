@@ -5,6 +5,7 @@ Stabilise, arrange, heal, render, tokenize, in this order. Belongs to the intake
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -108,6 +109,7 @@ class Composed(NamedTuple):
     `passing` in memory only; what is before a position of `keeps` is worth so many seconds.
     `lineage` is None when the answer is not to be recognised. `beginning` is what the answer has
     said already, `asked` what it was composed of, `reason` why less of it is known than might be.
+    `packed` are the same tokens of four bytes each, or nothing where they are not at hand.
     """
 
     token_ids: list[int]
@@ -121,6 +123,7 @@ class Composed(NamedTuple):
     media: tuple[MediaSpan, ...] = ()
     asked: PromptInput | None = None
     reason: MissReason | None = None
+    packed: array[int] = array("I")
 
 
 @dataclass(slots=True)
@@ -311,7 +314,7 @@ class Composer:
             return None
         if known.token_ids[-1] in self.eos_token_ids or len(known.token_ids) >= self.context:
             return None
-        media = located(known.token_ids, asked.pictures(asked.prompt.messages))
+        media = located(known.packed, asked.pictures(asked.prompt.messages))
         if media is None:
             return None
         ends = known.ends if self.needs_state else ()
@@ -368,8 +371,8 @@ class Composer:
                 spliced.prompt.messages[spliced.number + 1 :],
             )
         )
-        seen, rest = located(known.token_ids, earlier), self._hung(marked, later)
-        shift = len(known.token_ids)
+        packed, shift = known.packed, len(known.token_ids)
+        seen, rest = located(packed, earlier), self._hung(marked, later)
         if seen is None or rest is None or shift + len(rest.token_ids) >= self.context:
             return None
         positions = [position + shift for position in rest.positions]
@@ -378,7 +381,8 @@ class Composer:
         token_ids = [*known.token_ids, *rest.token_ids]
         cut = _cut(token_ids, known.prefix_end, keeps, ends)
         spans = (*seen, *(moved(span, shift) for span in rest.spans))
-        return cut._replace(media=spans, changes=spliced.changes)
+        packed.extend(rest.token_ids)
+        return cut._replace(media=spans, changes=spliced.changes, packed=packed)
 
     # Without
 

@@ -16,7 +16,7 @@ import msgspec
 
 from runtime.errors import MAX_CONTEXT, ContextTooLong, InvalidRequest, PromptChanged
 from runtime.kv.cursor import CacheCursor
-from runtime.kv.media import model_ids
+from runtime.kv.media import highest, model_ids
 from runtime.prompt.thinking import EFFORT, budget_of, is_heeded
 from runtime.types import ChatPrompt, GenerateRequest, Prompt, SaidAnswer, TextPrompt
 from runtime.worker.input.compose import Composed, Composer
@@ -75,7 +75,9 @@ class Intake:
         composed, prompt_images = self._compose(request)
         request = _as_read(request, composed)
         token_ids = self._model_ids(composed)
-        self._check(request, token_ids)
+        self._check(request, composed, token_ids)
+        packed = composed.packed or array("I", composed.token_ids)
+        composed = composed._replace(packed=packed)
         block = self._reasoning_block(request.prompt, composed)
         demands = self._demands(request, composed, block)
         room = self.context - len(token_ids)
@@ -94,7 +96,7 @@ class Intake:
             echo=self._echo(request, token_ids),
             prediction=self._prediction(request),
             explained=explain(self.composer, composed) if request.work == "explain" else None,
-            prompt_digest=_digest(composed.token_ids),
+            prompt_digest=blake2b(packed, digest_size=16).digest(),
         )
         group.sequences = [
             self._sequence(group, i, composed, block) for i in range(request.num_choices)
@@ -167,7 +169,7 @@ class Intake:
     def _cursor(self, request: GenerateRequest, composed: Composed) -> CacheCursor:
         wish = request.cache
         cursor = CacheCursor(
-            token_ids=composed.token_ids,
+            token_ids=composed.packed,
             tenant=wish.tenant,
             mode=wish.mode,
             asker=Asker(request.model, wish.session_id),
@@ -208,7 +210,7 @@ class Intake:
             vocab_size=self.vocab_size,
         )
 
-    def _check(self, request: GenerateRequest, token_ids: list[int]) -> None:
+    def _check(self, request: GenerateRequest, composed: Composed, token_ids: list[int]) -> None:
         field = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
         if not token_ids:
             message = "The prompt is empty: it has no tokens."
@@ -216,7 +218,10 @@ class Intake:
         context = min(self.context, (request.max_prompt_tokens or self.context) + 1)
         if len(token_ids) >= context:
             raise ContextTooLong(len(token_ids), context, field)
-        if max(token_ids) >= self.vocab_size or min(token_ids) < 0:
+        of_vocabulary = token_ids if composed.media else composed.packed or token_ids
+        if highest(of_vocabulary) >= self.vocab_size or (
+            of_vocabulary is token_ids and min(token_ids) < 0
+        ):
             raise InvalidRequest(f"Token ids must be in 0..{self.vocab_size - 1}.", field)
         for token_id, _ in request.sampling.logit_bias:
             if not 0 <= token_id < self.vocab_size:
@@ -254,9 +259,9 @@ class Intake:
         if composed.lineage is None or not is_wanted:
             return None
         is_durable = group.request.cache.ttl_s != 0
-        ids = tuple(composed.token_ids)
         known = composer.turns, composed.lineage, composer.template
-        return PendingTurn(*known, ids, is_durable, group.request.cache.after_deletion)
+        after = group.request.cache.after_deletion
+        return PendingTurn(*known, composed.packed, is_durable, after)
 
     def _reasoning_block(self, prompt: Prompt, composed: Composed) -> ReasoningBlock:
         """How the prompt leaves its thinking block."""
@@ -307,11 +312,6 @@ def _callable_tools(prompt: Prompt) -> RequestTools:
     if not isinstance(prompt, ChatPrompt) or not prompt.tools:
         return NO_TOOLS
     return RequestTools.of(prompt.tools, prompt.tool_choice)
-
-
-def _digest(token_ids: list[int]) -> bytes:
-    """What stands for a prompt; pictures have ids of their own in it."""
-    return blake2b(array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
 def _take_up(group: SequenceGroup, said: SaidAnswer) -> None:
