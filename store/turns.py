@@ -17,6 +17,7 @@ import shutil
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ _CHECK_BYTES = 16
 _TOKEN_BYTES = 4
 
 
-class Turn(msgspec.Struct, frozen=True, array_like=True):
+class Turn(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """A generated turn: the tokens from `start`, where its parent turn ends, to its own end.
 
     `key` names the conversation up to it, `parent` is its parent's `id`. `ends` are positions at
@@ -54,7 +55,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     tools: bytes = b""
     summary: str = ""
 
-    @property
+    @cached_property
     def id(self) -> bytes:
         """Names this turn among all that may have the same key: by all of its tokens."""
         hashed = blake2b(self.key + self.parent, digest_size=_CHECK_BYTES)

@@ -41,6 +41,8 @@ from store.turns import (
 )
 
 MAX_MEMORY_BYTES = 64 << 20
+MAX_READ_BYTES = 16 << 20
+"""Of turns that are on disk, so much of what was read last is kept in memory as well."""
 MAX_DISK_BYTES = 256 << 20
 MAX_FILES = 50_000
 MAX_FORGOTTEN = 1024
@@ -259,6 +261,41 @@ class TurnMemory:
         self._bare.discard(held.turn.bare, turn_id)
 
 
+class TurnReader:
+    """Reads turns, and keeps those that it read last: each turn goes on from all before it.
+
+    What it kept is given only while a file of it is there. From any thread.
+    """
+
+    def __init__(self, max_bytes: int = MAX_READ_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._turns: OrderedDict[str, Turn] = OrderedDict()
+        self._num_cleared = 0
+        self.num_bytes = 0
+
+    def clear(self) -> None:
+        """Keep nothing, not even of what is being read right now."""
+        with self._lock:
+            self._turns.clear()
+            self.num_bytes = 0
+            self._num_cleared += 1
+
+    def read(self, name: Named, path: Path) -> Turn | None:
+        """The turn of this name, which is at this path; None where it is not there."""
+        with self._lock:
+            kept, began = self._turns.pop(name.turn, None), self._num_cleared
+            self.num_bytes -= _num_bytes(kept) if kept is not None else 0
+        turn = kept if kept is not None and path.exists() else read_turn(path)
+        with self._lock:
+            if turn is not None and began == self._num_cleared and name.turn not in self._turns:
+                self._turns[name.turn] = turn
+                self.num_bytes += _num_bytes(turn)
+            while self.num_bytes > self._max_bytes:
+                self.num_bytes -= _num_bytes(self._turns.popitem(last=False)[1])
+        return turn
+
+
 class TurnWithTools(NamedTuple):
     """A turn, and the tools that it was asked with, packed."""
 
@@ -286,6 +323,7 @@ class TurnStore:
         self._forgotten: OrderedDict[Folders, int] = OrderedDict()
         self._all_forgotten = 0
         self._files = TurnFiles()
+        self._reader = TurnReader()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._placing = threading.Lock()
         """Held from where it is known that a turn is wanted until its file is there."""
@@ -302,6 +340,7 @@ class TurnStore:
             if self._age:  # under other names
                 self._note_forgotten(EVERYBODYS)
             self._files.clear()
+            self._reader.clear()
             self._files.learn(root)
             for held in self._memory.held.values():
                 for scope, is_durable in held.owners.items():
@@ -379,6 +418,7 @@ class TurnStore:
         if whom.chain is not None:
             self._forget_chain(array("I", whom.chain), whom.model or "")
             with self._placing:  # nothing of it is being written any more
+                self._reader.clear()
                 return
         with self._lock:
             whose = _folders_of(whom, secret)
@@ -393,6 +433,7 @@ class TurnStore:
         with self._placing:  # what was being written has gone again
             for path in paths:
                 _remove(path)
+        self._reader.clear()
 
     def _forget_chain(self, chain: array[int], model: str) -> None:
         """Turns that only this chain without a session id is made of leave memory, from the end;
@@ -494,7 +535,7 @@ class TurnStore:
         with self._lock:
             paths = self._files.paths(name)
         for path in paths:
-            if (turn := read_turn(path)) is not None:
+            if (turn := self._reader.read(name, path)) is not None:
                 return turn
             with self._lock:
                 self._files.lose(path.parent.name, name)
