@@ -61,6 +61,26 @@ _WORTH_JOINING = 1
 """Blocks; copying the KV of a whole prompt is quicker than computing them."""
 
 
+class _Deletions:
+    """The last ones, for prompts that were still being read when they came."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Forget] = deque(maxlen=_MAX_DELETIONS)
+
+    def append(self, news: Forget) -> None:
+        self._kept.append(news)
+
+    def mean(self, cursor: CacheCursor) -> bool:
+        """Whether what it is of was deleted while its prompt was still being read."""
+        kept = self._kept
+        if len(kept) == _MAX_DELETIONS and cursor.after_deletion < kept[0].number:
+            return True
+        return any(
+            cursor.after_deletion < one.number and one.whom.means(cursor.asker, one.secret)
+            for one in kept
+        )
+
+
 class Tiers:
     """`report` sends an event to the server. Without writer and reader there is no disk.
 
@@ -87,7 +107,7 @@ class Tiers:
         self._notes = Notes(tier_state, report, has_disk=writer is not None)
         self._committer = Committer(tier_state, writer, self._notes)
         self._trails: WeakSet[CacheCursor] = WeakSet()
-        self._deletions: deque[Forget] = deque(maxlen=_MAX_DELETIONS)
+        self._deletions = _Deletions()
         self._late = LateNames(tier_state, self._committer, self._restorer, writer, report)
 
     @property
@@ -133,7 +153,7 @@ class Tiers:
         """A prompt arrived; `cursor.is_waiting` says that something must be read first."""
         if self._state.unsupported is not None or (cursor.media and not self._state.keeps_pictures):
             cursor.mode, cursor.reason = "off", "unsupported"
-        if self._was_deleted(cursor):
+        if self._deletions.mean(cursor):
             cursor.mode, cursor.reason = "off", "deleted"
         cursor.stop_at(self._state.model.kv_start)
         self._trails.add(cursor)
@@ -226,8 +246,7 @@ class Tiers:
             return
         run = self._committer.keep_exactly(cursor, kv, end)
         if run is not None:
-            held = self.hot[run]
-            held.ttl_class, held.ttl_s = "pinned", None
+            self.hot[run].ttl_class, self.hot[run].ttl_s = "pinned", None
             self._late.pin(run, source, cursor.asker.model)
 
     def lengthened(self, cursor: CacheCursor, token_ids: Sequence[int]) -> CacheCursor:
@@ -312,18 +331,16 @@ class Tiers:
 
     def on_saved(self, slot_ids: Sequence[str]) -> None:
         """These slots are published: their bytes survive anything."""
-        for slot_id in slot_ids:
-            if (run := self.hot.find(slot_id)) is not None:
-                self._notes.saved(run)
-                self._notes.ended(run)
+        for run in filter(None, map(self.hot.find, slot_ids)):
+            self._notes.saved(run)
+            self._notes.ended(run)
         self._late.persist()
         self._state.shrink()
 
     def on_demoted(self, slot_ids: Sequence[str]) -> None:
         """These slots went to the cold store."""
-        for slot_id in slot_ids:
-            if (run := self.hot.find(slot_id)) is not None:
-                self.hot[run].tier = "cold"
+        for run in filter(None, map(self.hot.find, slot_ids)):
+            self.hot[run].tier = "cold"
 
     def on_merged(self, slot_ids: Sequence[str], slots: Sequence[KnownSlot]) -> None:
         """Slots became fewer; who waits for an old one is given the new one that stands for it."""
@@ -338,16 +355,6 @@ class Tiers:
             self._state.lose_file(run, reason)
             if run not in self.hot:
                 self._restorer.on_lost(run)
-
-    def _was_deleted(self, cursor: CacheCursor) -> bool:
-        """Whether what it is of was deleted while its prompt was still being read."""
-        kept = self._deletions
-        if len(kept) == _MAX_DELETIONS and cursor.after_deletion < kept[0].number:
-            return True
-        return any(
-            cursor.after_deletion < one.number and one.whom.means(cursor.asker, one.secret)
-            for one in kept
-        )
 
     def _forget(self, news: Forget) -> None:
         """Nothing of a conversation that is not published is kept, nor what is now said of it."""
