@@ -307,9 +307,7 @@ async def measure(one: Conversation, name: str, num_tokens: int, rounds: int) ->
         server_cpu_ms=round(cpu_s["server"] / rounds * 1000, 2),
         worker_cpu_ms=round(cpu_s["worker"] / rounds * 1000, 2),
         sandbox_cpu_ms=round(cpu_s["sandbox"] / rounds * 1000, 2),
-        computed_tokens=middle(
-            [each.num_prompt_tokens - each.cache.cached_tokens for each in told]
-        ),
+        num_computed=middle([each.num_prompt_tokens - each.cache.cached_tokens for each in told]),
     )
 
 

@@ -113,8 +113,7 @@ class Worker:
 
     def run(self) -> int:
         """The mlx thread: load, then step until told to stop; the exit status."""
-        # Processes that were forked from one would all draw the same.
-        mx.random.seed(int.from_bytes(os.urandom(8), sys.byteorder))
+        mx.random.seed(int.from_bytes(os.urandom(8)))  # else those forked from one draw alike
         sending = self._sending = _thread("sender", self._sender.run)
         _thread("reader", self._read)
         self._sender.send(Hello(pid=os.getpid()))
