@@ -585,6 +585,8 @@ class ModelSpec(Struct, frozen=True):
     capabilities: tuple[str, ...] = ("completion",)
     is_vision: bool = False
     image_bytes: int = 0
+    draft: ModelSpec | None = None
+    """The smaller model that guesses what this one says next; its process loads both."""
     shared: SharedWeights | None = None
     """Set where several names have the same weights, loaded in the same way."""
 

@@ -25,6 +25,7 @@ from runtime.embedded import HEARTH_TINY
 from runtime.types import GenerateRequest, ModelSpec, SamplingParams, TextPrompt
 from runtime.worker import model as models
 from runtime.worker.decode import Decoder, speculates, warm_decode, warm_wide
+from runtime.worker.draft import why_no_draft
 from runtime.worker.model import LoadedModel
 from runtime.worker.sampler import draw_key
 from runtime.worker.sequence import Sequence as Choice
@@ -70,6 +71,7 @@ class Report(msgspec.Struct):
     environment: Environment
     device: str
     model: str
+    draft: str | None
     dtype: str
     rounds: int
     tokens: int
@@ -123,8 +125,9 @@ class Run(NamedTuple):
 class Bench:
     """One model, and what its steps took up to now."""
 
-    def __init__(self, model: LoadedModel, num_tokens: int) -> None:
+    def __init__(self, model: LoadedModel, num_tokens: int, draft: LoadedModel | None) -> None:
         self._model = model
+        self._draft = draft
         self._num_tokens = num_tokens
         self._prompts: dict[int, tuple[list[int], list[Any]]] = {}
         self._known: dict[tuple[int, float], list[list[int]]] = {}
@@ -269,7 +272,8 @@ class Bench:
             )
             for number in range(streams)
         ]
-        decoder = Decoder(self._model, streams, costs)
+        draft = self._draft if costs is not None else None
+        decoder = Decoder(self._model, streams, costs, draft=draft)
         for group in groups:
             decoder.insert(group, group.sequences, takes=True)
         num_said, start = 0, time.perf_counter()
@@ -300,6 +304,7 @@ def main() -> None:
     """Parse the command line, run, print and write."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.speculation", description=__doc__)
     parser.add_argument("--model", type=Path, default=HEARTH_TINY)
+    parser.add_argument("--draft", type=Path, help="a smaller model with the same tokenizer")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--streams", type=int, nargs="+", default=_STREAMS)
@@ -312,11 +317,13 @@ def main() -> None:
     model = models.load(_spec(path), lambda _: None)
     if not speculates(model):
         parser.error("this model does not speculate: some of its layers keep more than plain KV")
-    bench = Bench(model, arguments.tokens)
+    draft = _load_draft(model, arguments.draft) if arguments.draft is not None else None
+    bench = Bench(model, arguments.tokens, draft)
     report = Report(
         environment=environment(),
         device=str(mx.default_device()),
         model=path.name,
+        draft=arguments.draft.name if arguments.draft is not None else None,
         dtype=str(msgspec.json.decode((path / "config.json").read_bytes(), type=_Config).dtype),
         rounds=arguments.rounds,
         tokens=arguments.tokens,
@@ -337,6 +344,14 @@ def main() -> None:
         print(_line(report.figures[-1]), flush=True)
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     print(f"step ms: {report.step_ms}", flush=True)
+
+
+def _load_draft(model: LoadedModel, path: Path) -> LoadedModel:
+    draft = models.load(_spec(path.resolve()), lambda _: None)
+    why = why_no_draft(model, draft)
+    if why is not None:
+        raise SystemExit(f"{path} cannot be a draft: {why}")
+    return draft
 
 
 def _line(one: Figure) -> str:

@@ -187,6 +187,8 @@ MODEL: dict[str, str] = {
     "sampling": "used when a request does not set it: `[models.NAME.sampling]`",
     "prompt_rules": "as above, for this model: `[models.NAME.prompt_rules]`",
     "speculation": "guess what is copied from the prompt, where that is faster: auto or off",
+    "draft": "name of a smaller model with the same tokenizer, loaded beside it, that guesses what "
+    "it says next",
     "vision": "false: a vision model is used for text only",
     "ranks": "processes over which the model is split",
     "hosts": "their machines, if there are several: one for each rank, this one first",

@@ -161,12 +161,14 @@ class ModelSettings(ModelDefaults, frozen=True, forbid_unknown_fields=True):
     A `pinned` one is loaded at boot and stays.
     `ranks` processes compute it together, all on this machine or each on its one of `hosts`, the
     first being this machine as the others reach it; where they are on several, KV stays in memory.
-    They speak over `backend`, and `split` says what is shared out.
+    They speak over `backend`, and `split` says what is shared out. A `draft` is the name of a
+    smaller model that is loaded beside it and guesses what it says next; `speculation` is on then.
     """
 
     path: Path | None = None
     repo: str | None = None
     aliases: tuple[str, ...] = ()
+    draft: str | None = None
     pinned: bool = False
     prewarm: tuple[str | PrewarmSettings, ...] = ()
     ranks: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -174,6 +176,11 @@ class ModelSettings(ModelDefaults, frozen=True, forbid_unknown_fields=True):
 
     backend: str | None = None
     split: Split | None = None
+
+    @property
+    def speculates(self) -> bool:
+        """Its rows may propose what they say next."""
+        return self.draft is not None or self.speculation == "auto"
 
     @property
     def together(self) -> Ranks | None:
@@ -191,6 +198,8 @@ class ModelSettings(ModelDefaults, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.hosts and len(self.hosts) != self.ranks:
             raise ValueError(f"ranks = {self.ranks} needs one of hosts each, or no hosts at all")
+        if self.draft is not None and self.ranks > 1:
+            raise ValueError("a model that ranks share cannot have a draft; leave draft out for it")
         if problem := backend_problem(self.backend):
             raise ValueError(problem)
         if self.path is not None and self.repo is not None:

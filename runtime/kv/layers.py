@@ -570,6 +570,18 @@ def take_back(kv: Sequence[Any], counts: list[int]) -> None:
             cache.take_back(counts)
 
 
+def add_rows(kv: Sequence[Any], others: Sequence[Any]) -> None:
+    """Put the rows of another batch's caches behind those of this one."""
+    for cache, other in zip(kv, others, strict=True):
+        cache.extend(other)
+
+
+def keep_rows(kv: Sequence[Any], numbers: Sequence[int]) -> None:
+    """Leave of a batch's caches these rows only."""
+    for cache in kv:
+        cache.filter(numbers)
+
+
 def shorten(kv: Sequence[Any], num_tokens: int) -> None:
     """Forget what the caches of one sequence hold beyond so many tokens, where they can."""
     for cache in kv:

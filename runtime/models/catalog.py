@@ -222,6 +222,8 @@ class Catalog:
         self._aliases = self._usable_aliases(second_names, specs)
         for name in self._hidden(specs):
             del specs[name]
+        for name, why in _give_drafts(specs, self._settings, self._aliases):
+            self._warn(name, why)
         shared = self._shared(specs)
         self._specs = {
             name: msgspec.structs.replace(
@@ -236,7 +238,8 @@ class Catalog:
         for name, spec in specs.items():
             own = self._settings.model(name)
             form = self._settings.kv_form_of(name)
-            key = (Path(spec.path).resolve(), spec.is_vision, form, own.together)
+            draft = spec.draft.path if spec.draft is not None else None
+            key = (Path(spec.path).resolve(), spec.is_vision, form, own.together, draft)
             alike.setdefault(key, []).append(spec)
         return {
             spec.id: SharedWeights(
@@ -343,6 +346,24 @@ class Catalog:
         if (name, reason) not in self._warned:
             self._warned.add((name, reason))
             _log.warning("model left out", model=name, reason=reason)
+
+
+def _give_drafts(
+    specs: dict[str, ModelSpec], settings: Settings, aliases: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Have each model know its draft model, and leave out whose cannot be had: their names, why."""
+    alone = dict(specs)
+    for name, spec in alone.items():
+        wanted = settings.model(name).draft
+        if wanted is None:
+            continue
+        draft = alone.get(aliases.get(wanted, wanted))
+        if draft is not None and draft.path != spec.path:
+            specs[name] = msgspec.structs.replace(spec, draft=draft)
+        else:
+            what = "is no model that can be used" if draft is None else "is the model itself"
+            del specs[name]
+            yield name, f"its draft {wanted} {what}: correct draft, or leave it out"
 
 
 def _without(places: Iterable[str], reason: str) -> str:

@@ -84,11 +84,17 @@ class Profile(Struct, frozen=True):
 
     @classmethod
     def of(cls, spec: ModelSpec, row: ModelRow | None, own: ModelSettings | None = None) -> Profile:
-        """What the model's files say, what the store remembers of its former runs, its ranks."""
+        """What the model's files say, what the store remembers of its former runs, its ranks.
+
+        A draft model's weights and KV are its target's: it never comes or goes without it.
+        """
+        kv_bytes, draft = spec.kv_bytes_per_token, spec.draft
+        if draft is not None and kv_bytes is not None:
+            kv_bytes += draft.kv_bytes_per_token or 0
         return cls(
-            weights_bytes=spec.nbytes,
+            weights_bytes=spec.nbytes + (draft.nbytes if draft is not None else 0),
             context=spec.context,
-            kv_bytes_per_token=spec.kv_bytes_per_token,
+            kv_bytes_per_token=kv_bytes,
             image_bytes=spec.image_bytes,
             peak_bytes=row.peak_bytes if row is not None else None,
             load_ms=row.load_ms if row is not None else None,

@@ -42,7 +42,7 @@ def with_settings(request: GenerateRequest, spec: ModelSpec, settings: Settings)
         priority=priority,
         context=spec.context,
         rules_off=settings.prompt_rules_off(spec.id),
-        speculates=settings.model(spec.id).speculation == "auto",
+        speculates=settings.model(spec.id).speculates,
         own_rules=settings.own_rules_for(request.client),
         overflow=request.overflow or own.overflow or "refuse",
     )

@@ -164,7 +164,7 @@ def worker_options(settings: Settings, model: str) -> WorkerOptions:
         prefill_block_ms=settings.prefill_block_ms,
         decode_overlap=settings.decode_overlap,
         heartbeat_s=min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4),
-        speculates=own.speculation == "auto",
+        speculates=own.speculates,
         ranks=own.together,
     )
 

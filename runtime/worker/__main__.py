@@ -54,8 +54,9 @@ from runtime.worker.admission import intake_of, print_without_text, rejected
 from runtime.worker.arrivals import AbortRequest, Arrival, EngineChannel, Quit
 from runtime.worker.code_guard import run_only_installed_code
 from runtime.worker.connection import Sender, commands
-from runtime.worker.decode import Decoder, warm_decode, warm_wide
+from runtime.worker.decode import Decoder, speculates, warm_decode, warm_wide
 from runtime.worker.distributed.leader import DistributedGroup
+from runtime.worker.draft import why_no_draft
 from runtime.worker.engine import Engine
 from runtime.worker.input.compose import Composer
 from runtime.worker.input.intake import Intake
@@ -159,10 +160,11 @@ class Worker:
         share = team.split if team is not None else None
         form = KvForm(command.kv.kv_bits, kv_start=command.kv.kv_start)
         model = models.load(spec, self._on_load_progress, form, share)
+        draft = _draft_of(model, self._on_load_progress)
         load_s = time.perf_counter() - start
         self._phase = "warming"
         self._sender.send(Warming())
-        memory, warm_s = _warmed(model, command, lambda: self._sender.send(Warming()))
+        memory, warm_s = _warmed(model, draft, command, lambda: self._sender.send(Warming()))
         if team is not None:
             model = team.model(model)
         reception = self._reception = self._receiving(model)
@@ -182,7 +184,7 @@ class Worker:
             decoder = team.decoder(model, rows, overlaps=overlaps)
         else:
             costs = StepCosts() if options.speculates else None
-            decoder = Decoder(model, rows, costs, overlaps=overlaps)
+            decoder = Decoder(model, rows, costs, draft=draft, overlaps=overlaps)
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
         around = Surroundings(model, scheduler, tiers, self._sender.send)
         engine.slices = _learner(options, around)
@@ -388,8 +390,31 @@ class Worker:
         )
 
 
+def _draft_of(model: LoadedModel, on_progress: Callable[[float], None]) -> LoadedModel | None:
+    """The draft model that its target is configured with, loaded.
+
+    Raises:
+        ValueError: one of the two is of a kind with which that does not work.
+    """
+    spec = model.spec.draft
+    if spec is None:
+        return None
+    if not speculates(model):
+        why = "some of its layers keep more than plain KV, or it sees, or kv_bits is set"
+        raise ValueError(f"it cannot have a draft: {why}; leave draft out for it")
+    draft = models.load(spec, on_progress)
+    why = why_no_draft(model, draft)
+    if why is not None:
+        raise ValueError(f"{spec.id} cannot be its draft: {why}; correct draft, or leave it out")
+    model.weights_bytes += draft.weights_bytes
+    return draft
+
+
 def _warmed(
-    model: LoadedModel, command: Load, on_progress: Callable[[], None]
+    model: LoadedModel,
+    draft: LoadedModel | None,
+    command: Load,
+    on_progress: Callable[[], None],
 ) -> tuple[RowMemory, float]:
     """Warm a model; the memory for its rows, and the seconds that it took."""
     options = command.kv
@@ -412,6 +437,12 @@ def _warmed(
         warm_decode(model, token_ids, kv, on_progress)
         if command.options.speculates:
             warm_wide(model, token_ids, kv, command.options.max_batch, on_progress)
+        if draft is not None:
+            drafts = draft.new_kv()
+            draft.prefill(token_ids[:-1], drafts)
+            each = memory.footprint.per_token + row_sizes(drafts)[0]
+            memory.footprint = memory.footprint._replace(per_token=each)
+            warm_wide(draft, token_ids, drafts, command.options.max_batch, on_progress)
 
     return memory, models.warm(model, decode)
 

@@ -21,6 +21,7 @@ import mlx.core as mx
 
 from runtime.kv.layers import can_take_back, handed_over, merged, shorten, take_back
 from runtime.types import SamplingParams
+from runtime.worker.draft import DraftRows, Said
 from runtime.worker.model import LoadedModel, compiles_kernels
 from runtime.worker.proposals import Proposer, num_accepted
 from runtime.worker.row_memory import bucket_of
@@ -33,7 +34,7 @@ from runtime.worker.sampler import (
     make_sampler,
 )
 from runtime.worker.sequence import Sequence, SequenceGroup
-from runtime.worker.speculation import WIDTHS, Speculation, StepCosts, best_width
+from runtime.worker.speculation import WIDTHS, Speculation, StepCosts, best_step
 
 # The package re-exports a function under the module's name.
 _upstream: Any = importlib.import_module("mlx_lm.generate")
@@ -77,7 +78,8 @@ class Decoder:
 
     A batch gives the device its next step before it reads the tokens of the last one. Unless it
     `overlaps`, it then waits until the device has done that step, too. With `costs` it speculates
-    where the model's caches allow it, and keeps in them what its steps take.
+    where the model's caches allow it, and keeps in them what its steps take; a `draft` model then
+    proposes where nothing is copied.
     Quantised caches cannot be merged: where they begin at some length, a row leaves its batch then.
     """
 
@@ -87,9 +89,11 @@ class Decoder:
         max_batch: int,
         costs: StepCosts | None = None,
         *,
+        draft: LoadedModel | None = None,
         overlaps: bool = True,
     ) -> None:
         self._model = model
+        self._draft = draft
         self._costs = costs if speculates(model) else None
         self._max_batch = max_batch
         self._overlaps = overlaps
@@ -181,7 +185,7 @@ class Decoder:
 
     def _new_batch(self, *, is_batched: bool) -> _Batch | _Solo:
         if self._costs is not None:
-            return _SpeculatingBatch(self._model, self._max_batch, self._costs)
+            return _SpeculatingBatch(self._model, self._max_batch, self._costs, self._draft)
         if is_batched:
             return _Batch(self._model, self._max_batch)
         return _Solo(self._model, self.on_kv_start)
@@ -405,9 +409,19 @@ class _SpeculatingBatch(_Batch):
     nobody knows its token yet: whoever wants to propose has to wait for that first.
     """
 
-    def __init__(self, model: LoadedModel, max_batch: int, costs: StepCosts) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        max_batch: int,
+        costs: StepCosts,
+        draft: LoadedModel | None = None,
+    ) -> None:
         super().__init__(model, max_batch)
         self._costs = costs
+        self._draft: DraftRows | None = None
+        if draft is not None:
+            costs.drafts = costs.drafts or StepCosts()
+            self._draft = DraftRows(draft, model.vocab_size, costs.drafts)
         self._speculations: dict[Sequence, Speculation] = {}
         self._known: list[int] | None = None
         """The rows' next tokens, where the host has them already."""
@@ -444,6 +458,8 @@ class _SpeculatingBatch(_Batch):
     def _forget(self, sequence: Sequence) -> None:
         self._speculations.pop(sequence, None)
         self._resting.pop(sequence, None)
+        if self._draft is not None:
+            self._draft.forget(sequence)
         self._known, self._is_steady = None, False
 
     def _have_rest(self) -> None:
@@ -451,6 +467,8 @@ class _SpeculatingBatch(_Batch):
         for sequence, one in list(self._speculations.items()):
             if one in self._held_up and not one.controller.may_try:
                 del self._speculations[sequence]
+                if self._draft is not None:
+                    self._draft.forget(sequence)
                 ends_at = self._num_steps + one.controller.num_rest_steps
                 self._resting[sequence] = _Rest(one, self._num_steps, ends_at)
                 self._rest_ends_at = min(self._rest_ends_at, ends_at)
@@ -475,25 +493,71 @@ class _SpeculatingBatch(_Batch):
             self._wake()
         rows = [self._speculations.get(self._by_uid[uid]) for uid in self._rows.uids]
         trying = [one for one in rows if one is not None and one.controller.may_try]
-        if self._known is None and self._width(trying) > 1:
+        self._prepare_drafts()
+        if self._known is None and self._width(trying)[0] > 1:
             self._known = cast("list[int]", self._rows._next_tokens.tolist())  # noqa: SLF001
             self._held_up = trying
             for one, token_id in zip(rows, self._known, strict=True):
                 if one is not None:
                     one.note_next(token_id)
+        width, drafts = self._width(trying) if self._known is not None else (1, False)
+        begun_s = time.perf_counter()
+        drafted = self._drafted(trying, width) if drafts else {}
         start = time.perf_counter()
-        width = self._width(trying) if self._known is not None else 1
-        tokens = self._step_plainly(rows) if width == 1 else self._verify(rows, trying, width)
-        self._settle(rows, width, time.perf_counter() - start)
+        if width == 1:
+            tokens = self._step_plainly(rows)
+        else:
+            tokens = self._verify(rows, trying, width, drafted)
+        self._settle(rows, width, time.perf_counter() - start, start - begun_s)
         for token in tokens:
             if token.is_last:
                 self._forget(token.sequence)
         return tokens
 
-    def _width(self, trying: list[Speculation]) -> int:
-        num_rows = len(self._rows.uids)
-        chances = [chance for one in trying if (chance := one.chance) is not None]
-        return best_width(num_rows, chances, lambda width: self._costs.of(num_rows, width))
+    def _width(self, trying: list[Speculation]) -> tuple[int, bool]:
+        """The best width of the next step, and whether the draft model is to propose for it."""
+        num_rows, costs = len(self._rows.uids), self._costs
+        found = {one: chance for one in trying if (chance := one.chance) is not None}
+        best, most = best_step(num_rows, [*found.values()], lambda width: costs.of(num_rows, width))
+        if self._draft is None or not trying:
+            return best, False
+        drafts = {
+            one: one.draft_chance
+            for sequence, one in self._speculations.items()
+            if one in trying and one not in found and self._draft.is_ready(sequence)
+        }
+        if not drafts:
+            return best, False
+        each = costs.of_draft(num_rows)
+
+        def cost(width: int) -> float | None:
+            verified = costs.of(num_rows, width)
+            return None if verified is None else verified + each * (width - 1)
+
+        width, speed = best_step(num_rows, [*(found | drafts).values()], cost)
+        return (width, True) if width > 1 and speed > most else (best, False)
+
+    def _prepare_drafts(self) -> None:
+        """Have the draft model read some more of a row that it does not know yet."""
+        if self._draft is not None and self._speculations:
+            rows = zip(
+                map(self._by_uid.__getitem__, self._rows.uids), self._rows.tokens, strict=True
+            )
+            asking = ((one, token_ids) for one, token_ids in rows if one in self._speculations)
+            if any(self._draft.prepare(*row) for row in asking):
+                self._is_steady = False
+
+    def _drafted(self, trying: list[Speculation], width: int) -> dict[Speculation, list[int]]:
+        """What the draft model proposes for those who have nothing to copy."""
+        assert self._draft is not None and self._known is not None  # noqa: PT018
+        asked: dict[Sequence, Said] = {}
+        for number, uid in enumerate(self._rows.uids):
+            sequence = self._by_uid[uid]
+            one = self._speculations.get(sequence)
+            if one in trying and one.chance is None and self._draft.is_ready(sequence):
+                asked[sequence] = Said(self._rows.tokens[number], self._known[number])
+        found = self._draft.propose(asked, width - 1)
+        return {self._speculations[sequence]: ids for sequence, ids in found.items()}
 
     def _step_plainly(self, rows: list[Speculation | None]) -> list[DecodedToken]:
         tokens = super().step()
@@ -503,7 +567,9 @@ class _SpeculatingBatch(_Batch):
         self._known = None
         return tokens
 
-    def _settle(self, rows: list[Speculation | None], width: int, seconds: float) -> None:
+    def _settle(
+        self, rows: list[Speculation | None], width: int, seconds: float, drafted_s: float
+    ) -> None:
         """Learn what the step took, and what it brought those for whom it was wider, or held up."""
         num_rows = len(rows)
         is_held_up = bool(self._held_up)
@@ -513,6 +579,7 @@ class _SpeculatingBatch(_Batch):
         if is_held_up and plain_s:
             lost = self._costs.of(num_rows, width) or 1.0
             lost = lost - 1.0 if width > 1 else seconds / plain_s
+            lost += drafted_s / plain_s
             for one in self._held_up:
                 one.controller.settle(one.num_gained, lost * num_rows / len(self._held_up))
             self._have_rest()
@@ -526,13 +593,17 @@ class _SpeculatingBatch(_Batch):
             self._held_up = []
 
     def _verify(
-        self, rows: list[Speculation | None], trying: list[Speculation], width: int
+        self,
+        rows: list[Speculation | None],
+        trying: list[Speculation],
+        width: int,
+        drafted: dict[Speculation, list[int]],
     ) -> list[DecodedToken]:
         """Compute what is proposed behind the rows' next tokens, and say what of it is right."""
         assert self._known is not None
         self._held_up = trying
         spans = [
-            [next_id, *self._proposal(number, one if one in trying else None, next_id)[: width - 1]]
+            [next_id, *self._cut(number, _proposal(one, trying, drafted), next_id)[: width - 1]]
             for number, (one, next_id) in enumerate(zip(rows, self._known, strict=True))
         ]
         with mx.stream(self._stream):
@@ -549,19 +620,21 @@ class _SpeculatingBatch(_Batch):
         for one, span, draws, num in zip(rows, spans, drawn, said, strict=True):
             next_id = draws.token_ids[num - 1]
             if one is not None:
+                if one in drafted:
+                    one.controller.saw_drafted(num - 1, len(span) - 1)
                 one.note([*span[1:num], next_id])
                 one.num_gained = num - 1
             self._known.append(next_id)
         return tokens
 
-    def _proposal(self, number: int, one: Speculation | None, next_id: int) -> list[int]:
-        """What a row proposes behind its next token: no more than it may say."""
+    def _cut(self, number: int, proposal: list[int], next_id: int) -> list[int]:
+        """Of what a row proposes behind its next token no more than it may say."""
         sequence = self._by_uid[self._rows.uids[number]]
         ends = self._model.eos_token_ids if sequence.ends_at_eos else frozenset[int]()
-        if one is None or next_id in ends:
+        if not proposal or next_id in ends:
             return []
         left = self._rows.max_tokens[number] - self._rows._num_tokens[number] - 1  # noqa: SLF001
-        proposal = one.proposer.proposal()[:left]
+        proposal = proposal[:left]
         end = next((at for at, token_id in enumerate(proposal, 1) if token_id in ends), left)
         return proposal[:end]
 
@@ -576,7 +649,7 @@ class _SpeculatingBatch(_Batch):
         for number, sampler in enumerate(self._rows.samplers):
             if self._rows.logits_processors[number] or isinstance(sampler, SeededSampler):
                 span = spans[number]
-                drawn[number] = self._draw_in_turn(number, span, logits[number, : len(span)])
+                drawn[number] = _drawn_in_turn(self._rows, number, span, logits[number])
             else:
                 alike[sampler].append(number)
         for sampler, numbers in alike.items():
@@ -591,20 +664,6 @@ class _SpeculatingBatch(_Batch):
                 drawn[number] = _Drawn(token_ids[start:end], logprobs[start:end])
                 start = end
         return [drawn[number] for number in range(len(spans))]
-
-    def _draw_in_turn(self, number: int, span: list[int], logits: mx.array) -> _Drawn:
-        rows, token_ids, logprobs = self._rows, list[int](), list[mx.array]()
-        for at, token_id in enumerate(span):
-            if token_ids and token_ids[-1] != token_id:
-                break
-            one = logits[at : at + 1]
-            if rows.logits_processors[number]:
-                said = rows._token_context[number].update_and_fetch(mx.array([token_id]))  # noqa: SLF001
-                for process in rows.logits_processors[number]:
-                    one = process(said, one)
-            logprobs.append(_normalised(one))
-            token_ids.append(_int(rows.samplers[number](logprobs[-1])))
-        return _Drawn(token_ids, mx.concatenate(logprobs))
 
     def _say(
         self, spans: list[list[int]], drawn: list[_Drawn], said: list[int]
@@ -643,6 +702,15 @@ class _SpeculatingBatch(_Batch):
         return tokens
 
 
+def _proposal(
+    one: Speculation | None, trying: list[Speculation], drafted: dict[Speculation, list[int]]
+) -> list[int]:
+    """What a row proposes: nothing unless it tries."""
+    if one is None or one not in trying:
+        return []
+    return drafted.get(one) or one.proposer.proposal()
+
+
 def _may_speculate(sequence: Sequence) -> bool:
     """Unless it is told not to. The end of a guide that gave up must be told from an end that is
     ignored, so that such a row says one token with each step.
@@ -656,6 +724,25 @@ class _Drawn(NamedTuple):
 
     token_ids: list[int]
     logprobs: mx.array
+
+
+def _drawn_in_turn(rows: Any, number: int, span: list[int], logits: mx.array) -> _Drawn:
+    """The same of one of upstream's rows, token by token, no further than they are right.
+
+    `logits` [width, vocab] may go beyond the span.
+    """
+    token_ids, logprobs = list[int](), list[mx.array]()
+    for at, token_id in enumerate(span):
+        if token_ids and token_ids[-1] != token_id:
+            break
+        one = logits[at : at + 1]
+        if rows.logits_processors[number]:
+            said = rows._token_context[number].update_and_fetch(mx.array([token_id]))  # noqa: SLF001
+            for process in rows.logits_processors[number]:
+                one = process(said, one)
+        logprobs.append(_normalised(one))
+        token_ids.append(_int(rows.samplers[number](logprobs[-1])))
+    return _Drawn(token_ids, mx.concatenate(logprobs))
 
 
 def _normalised(logits: mx.array) -> mx.array:

@@ -20,6 +20,7 @@ WIDTHS = (2, 4, 8, MOST_TOKENS + 1)
 _MARGIN = 1.1
 """How much faster it must be expected to be."""
 
+_FIRST_DRAFT_COST = 0.3
 _SMOOTHING = 0.2
 _MEMORY = 1 / 12
 _FIRST_RATE = 0.6
@@ -36,6 +37,8 @@ class StepCosts:
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, int], float] = {}
         self._num_seen: dict[tuple[int, int], int] = {}
+        self.drafts: StepCosts | None = None
+        """What a draft model takes for each token of a step of so many rows, where there is one."""
 
     def saw(self, num_rows: int, width: int, seconds: float) -> None:
         """A step took so long. The first of each kind may have had kernels to compile."""
@@ -63,6 +66,12 @@ class StepCosts:
             for (rows, width), seconds in sorted(self._seconds.items())
         }
 
+    def of_draft(self, num_rows: int) -> float:
+        """What one drafted token of each row takes, in plain steps: measured, or else a guess."""
+        seconds = self.drafts.plain_s(num_rows) if self.drafts is not None else None
+        plain_s = self.plain_s(num_rows)
+        return seconds / plain_s if seconds and plain_s else _FIRST_DRAFT_COST
+
     def of(self, num_rows: int, width: int) -> float | None:
         """What such a step takes, in plain steps: measured, or else as if each token cost as much
         as those of the widest that was. None before there were plain steps.
@@ -85,6 +94,8 @@ class Controller:
     rate: float = _FIRST_RATE
     """How many guesses were right lately."""
     balance: float = _CREDIT
+    draft_rate: float = _FIRST_RATE
+    """How many tokens of a draft model were right lately."""
 
     @property
     def may_try(self) -> bool:
@@ -94,6 +105,11 @@ class Controller:
     def saw_guess(self, *, is_right: bool) -> None:
         """A guess was tested, in whatever step."""
         self.rate += _MEMORY * (is_right - self.rate)
+
+    def saw_drafted(self, num_right: int, num_tested: int) -> None:
+        """So many of the drafted tokens that were tested were right."""
+        for number in range(min(num_right + 1, num_tested)):
+            self.draft_rate += _MEMORY * ((number < num_right) - self.draft_rate)
 
     def saw_plain(self) -> None:
         """A plain step: there may be another try one day."""
@@ -134,6 +150,11 @@ class Speculation:
             return None
         rate = self.controller.rate
         return Chance(num_proposed, rate, 1.0 if self._is_ahead else rate)
+
+    @property
+    def draft_chance(self) -> Chance:
+        """What a wider step may bring if a draft model proposes."""
+        return Chance(MOST_TOKENS, self.controller.draft_rate)
 
     def note_next(self, token_id: int) -> None:
         """The token that it says with the next step is known already."""
@@ -187,16 +208,23 @@ def best_width(
     """The width of the step that says most tokens of all rows per second: 1, the plain step, unless
     another is expected to be clearly faster. `cost` gives a width's time in plain steps.
     """
+    return best_step(num_rows, chances, cost)[0]
+
+
+def best_step(
+    num_rows: int, chances: Sequence[Chance], cost: Callable[[int], float | None]
+) -> tuple[int, float]:
+    """The same, and the tokens that it is expected to say in the time of a plain step."""
     best, most = 1, num_rows * _MARGIN
     longest = max((chance.num_proposed for chance in chances), default=0)
     for width in _widths_for(longest):
         taken = cost(width)
         if taken is None:
-            return 1
+            return 1, float(num_rows)
         speed = (num_rows + sum(chance.expected(width) for chance in chances)) / taken
         if speed > most:
             best, most = width, speed
-    return best
+    return best, most
 
 
 def _widths_for(num_proposed: int) -> Iterable[int]:

@@ -1,5 +1,6 @@
 """Rows that propose what they say next say what they say without, and leave the same KV."""
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from runtime.kv import layers
 from runtime.types import GenerateRequest, SamplingParams, TokenPrompt
 from runtime.worker.decode import Decoder, speculates
+from runtime.worker.draft import DraftRows, why_no_draft
+from runtime.worker.draft import Said as SaidSoFar
 from runtime.worker.model import LoadedModel
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.speculation import StepCosts
@@ -101,10 +104,15 @@ def group_of(model: LoadedModel, ask: Ask) -> SequenceGroup:
 
 
 def said_by(
-    model: LoadedModel, asks: list[Ask], costs: StepCosts | None, apart: int = 0, rows: int = 8
+    model: LoadedModel,
+    asks: list[Ask],
+    costs: StepCosts | None,
+    apart: int = 0,
+    rows: int = 8,
+    draft: LoadedModel | None = None,
 ) -> list[Said]:
     """What each says, when they join so many steps after one another."""
-    decoder = Decoder(model, rows, costs)
+    decoder = Decoder(model, rows, costs, draft=draft)
     groups = [group_of(model, ask) for ask in asks]
     found = {group.sequences[0]: Said([], [], [], 0, 0) for group in groups}
     waiting, until_next = list(groups), 0
@@ -229,6 +237,26 @@ def test_who_rests_between_its_guesses_says_the_same(model: LoadedModel):
         assert 0 < ours.num_accepted < ours.num_proposed
 
 
+def test_a_draft_model_with_another_tokenizer_is_refused_by_what_differs(
+    model: LoadedModel, other_model: LoadedModel, tmp_path: Path
+):
+    assert why_no_draft(model, other_model) is None
+    path = write_model(tmp_path / "model", "qwen3")
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    first, second = list(vocab)[20:22]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "of which 2 have other numbers" in (why_no_draft(model, load(path)) or "")
+
+
+def test_a_draft_model_whose_caches_cannot_be_trimmed_is_refused(
+    model: LoadedModel, tmp_path: Path
+):
+    draft = load(write_model(tmp_path / "model", "gemma3_text"))
+    assert "cannot be undone" in (why_no_draft(model, draft) or "")
+
+
 def test_what_is_stopped_in_the_middle_of_a_step_leaves_kv_of_what_it_said(model: LoadedModel):
     (plain,) = said_by(model, [Ask(1)], None)
     for num_said in range(1, 12):
@@ -244,6 +272,66 @@ def test_what_is_stopped_in_the_middle_of_a_step_leaves_kv_of_what_it_said(model
                     break
         assert is_kv_of(model, kv, [*prompt(1), *plain.token_ids[:num_said]])
         assert not decoder.num_running
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load(write_model(tmp_path_factory.mktemp("drafting") / "model", "llama", seed=5))
+
+
+def test_a_draft_model_that_is_always_right_is_accepted(model: LoadedModel):
+    (plain,) = said_by(model, [Ask(1)], None)
+    (ours,) = said_by(model, [Ask(1)], AlwaysPays(), draft=model)
+    assert same(ours, plain)
+    assert is_kv_of(model, ours.kv, [*prompt(1), *ours.token_ids])
+    assert ours.num_accepted > NUM_TOKENS * 3 // 4
+    assert ours.num_accepted == ours.num_proposed
+
+
+@pytest.mark.parametrize(("apart", "rows"), [(0, 8), (2, 3), (5, 2)])
+def test_whatever_a_draft_model_proposes_rows_say_what_they_say_alone(
+    model: LoadedModel, other_model: LoadedModel, apart: int, rows: int
+):
+    asks = [Ask(0), Ask(1, SEEDED), Ask(2, PENALISED), Ask(3), Ask(4, GREEDY, (), 9)]
+    alone = [said_by(model, [ask], None)[0] for ask in asks]
+    asks[3] = asks[3]._replace(prediction=mangled(alone[3].token_ids, 6))
+    for draft in (model, other_model):
+        together = said_by(model, asks, AlwaysPays(), apart, rows, draft)
+        for ask, ours, plain in zip(asks, together, alone, strict=True):
+            assert same(ours, plain), ask
+            assert is_kv_of(model, ours.kv, [*prompt(ask.number), *ours.token_ids])
+        assert sum(one.num_proposed for one in together) > NUM_TOKENS
+
+
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_a_draft_model_goes_by_all_that_its_rows_have_said(model: LoadedModel, data: st.DataObject):
+    """All it guesses of itself is right, whoever asks when and however much was said meanwhile."""
+    numbers = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True))
+    asks = [Ask(number) for number in numbers]
+    answers = [said_by(model, [ask], None)[0].token_ids for ask in asks]
+    rows = [group_of(model, ask).sequences[0] for ask in asks]
+    drafts, num_said = DraftRows(model, model.vocab_size, StepCosts()), [0] * len(asks)
+    for row, ask in zip(rows, asks, strict=True):
+        while drafts.prepare(row, prompt(ask.number)):
+            pass
+        assert drafts.is_ready(row)
+    for _ in range(5):
+        asking = data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1))
+        num_tokens = data.draw(st.sampled_from([1, 3, 7]))
+        asked = {
+            rows[n]: SaidSoFar(
+                [*prompt(numbers[n]), *answers[n][: num_said[n]]], answers[n][num_said[n]]
+            )
+            for n in asking
+        }
+        found = drafts.propose(asked, num_tokens)
+        for n in asking:
+            start = num_said[n] + 1
+            assert found[rows[n]] == answers[n][start : start + num_tokens]
+        num_said = [n + data.draw(st.integers(0, 6)) for n in num_said]
+        if len(rows) > 1 and data.draw(st.booleans()):
+            drafts.forget(rows.pop())
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next", "falcon_h1", "lfm2"])

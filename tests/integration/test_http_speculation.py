@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.running_server import CHAT, RunningServer, running
+from tests.tiny_models import write_model
 
 BODY: dict[str, Any] = {
     "model": "tiny",
@@ -33,7 +36,7 @@ def parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-@pytest.mark.parametrize(
+SAMPLINGS = pytest.mark.parametrize(
     "sampling",
     [
         {"temperature": 0},
@@ -44,6 +47,9 @@ def parts(text: str) -> list[dict[str, str]]:
     ],
     ids=["greedy", "seed", "penalty", "stop", "json"],
 )
+
+
+@SAMPLINGS
 def test_a_prediction_changes_nothing_of_the_answer(
     server: RunningServer, sampling: dict[str, Any]
 ) -> None:
@@ -93,3 +99,56 @@ def test_unless_it_is_switched_on_nothing_is_guessed_and_the_field_is_named(
     assert answer["hearth"]["ignored"] == ["prediction"]
     counts = answer["usage"]["completion_tokens_details"]
     assert counts["accepted_prediction_tokens"] == counts["rejected_prediction_tokens"] == 0
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[RunningServer]:
+    """`tiny` has the draft `small`, `bare` is the same without, and that of `twin` does not fit."""
+    folder = tmp_path_factory.mktemp("drafts")
+    small = write_model(folder / "small", "llama", num_hidden_layers=1)
+    shutil.copytree(small, folder / "alien")
+    found = json.loads((folder / "alien" / "tokenizer.json").read_text())
+    vocab = found["model"]["vocab"]
+    one, other = list(vocab)[20:22]
+    vocab[one], vocab[other] = vocab[other], vocab[one]
+    (folder / "alien" / "tokenizer.json").write_text(json.dumps(found))
+    config = f"""models_dir = "{folder}"
+        [models.tiny]
+        path = "{models_dir / "tiny"}"
+        draft = "small"
+        [models.bare]
+        path = "{models_dir / "tiny"}"
+        [models.twin]
+        path = "{models_dir / "twin"}"
+        draft = "alien"
+        """
+    with running(folder / "home", config=config) as server:
+        yield server
+
+
+@SAMPLINGS
+def test_a_draft_model_changes_nothing_of_the_answer(
+    drafting: RunningServer, sampling: dict[str, Any]
+) -> None:
+    body = BODY | sampling
+    plain = drafting.post(CHAT, body | {"model": "bare"}).json()
+    answer = drafting.post(CHAT, body).json()
+    assert answer["choices"][0]["message"] == plain["choices"][0]["message"]
+    assert answer["choices"][0]["finish_reason"] == plain["choices"][0]["finish_reason"]
+
+
+def test_a_draft_model_is_counted_with_its_target(
+    drafting: RunningServer,
+) -> None:
+    for name in ("tiny", "bare"):
+        assert drafting.post(CHAT, BODY | {"model": name}).status_code == 200
+    shown = {one["id"]: one for one in drafting.get("/running").json()["models"]}
+    assert shown["tiny"]["reserved_bytes"] > shown["bare"]["reserved_bytes"]
+
+
+def test_a_draft_model_with_another_tokenizer_fails_the_load_and_says_why(
+    drafting: RunningServer,
+) -> None:
+    response = drafting.post(CHAT, BODY | {"model": "twin"})
+    assert response.status_code == 503
+    assert "alien cannot be its draft: its tokenizer is another" in response.text

@@ -280,6 +280,32 @@ def test_what_the_settings_name_in_vain_is_told_apart(open_catalog: Open, tmp_pa
     assert set(catalog.misnamed) == {"gone", "file", "g"}
 
 
+def test_a_model_knows_its_draft_model_by_name_or_alias(open_catalog: Open, tmp_path: Path):
+    for name in ("target", "small"):
+        make_model(tmp_path / "home" / "models" / name)
+    models = {
+        "target": ModelSettings(draft="s"),
+        "same": ModelSettings(path=tmp_path / "home" / "models" / "target"),
+    }
+    catalog = open_catalog(models=models, aliases={"s": "small"})
+    target, same = catalog.resolve("target"), catalog.resolve("same")
+    assert target.draft is not None
+    assert (target.draft.id, target.draft.nbytes) == ("small", 8)
+    assert same.draft is None
+    assert target.shared is None, "with a draft it is loaded in another way"
+
+
+@pytest.mark.parametrize(("draft", "why"), [("gone", "no model"), ("target", "the model itself")])
+def test_a_model_whose_draft_cannot_be_had_is_left_out(
+    open_catalog: Open, tmp_path: Path, draft: str, why: str
+):
+    make_model(tmp_path / "home" / "models" / "target")
+    catalog = open_catalog(models={"target": ModelSettings(draft=draft)})
+    assert why in catalog.unusable["target"]
+    with pytest.raises(UnknownModel, match=why):
+        catalog.resolve("target")
+
+
 def test_a_found_model_whose_name_is_an_alias_is_told(open_catalog: Open, tmp_path: Path):
     make_model(tmp_path / "home" / "models" / "local")
     make_model(tmp_path / "home" / "models" / "other")

@@ -16,6 +16,7 @@ from runtime.supervisor.placement import (
     room_left,
     still_missing,
 )
+from runtime.types import ModelSpec
 
 GB = 1_000_000_000
 FIXED = (256 << 20) + MIN_HOT_BYTES
@@ -48,6 +49,25 @@ def test_a_measured_peak_takes_the_place_of_the_guess_but_not_of_the_expected_kv
     assert reservation(high) == 45 * GB + FIXED
     low = msgspec.structs.replace(LARGE, peak_bytes=41 * GB)
     assert reservation(low) == 40 * GB + 2_500_000_000 + FIXED
+
+
+def test_a_draft_model_is_reserved_with_its_target():
+    draft = ModelSpec(
+        id="d", path="d", context=9, model_type="m", nbytes=GB, created_s=1, kv_bytes_per_token=10
+    )
+    alone = ModelSpec(
+        id="t",
+        path="t",
+        context=100_000,
+        model_type="m",
+        nbytes=40 * GB,
+        created_s=1,
+        kv_bytes_per_token=100_000,
+    )
+    assert Profile.of(alone, None) == LARGE
+    both = Profile.of(msgspec.structs.replace(alone, draft=draft), None)
+    assert (both.weights_bytes, both.kv_bytes_per_token) == (41 * GB, 100_010)
+    assert reservation(both) == 41 * GB + 25_000 * 100_010 + 4_100_000_000 + FIXED
 
 
 def test_ranks_hold_a_part_each_and_only_those_on_this_machine_count():
