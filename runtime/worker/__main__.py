@@ -183,8 +183,7 @@ class Worker:
         if team is not None:
             decoder = team.decoder(model, rows, overlaps=overlaps)
         else:
-            costs = StepCosts() if options.speculates else None
-            decoder = Decoder(model, rows, costs, draft=draft, overlaps=overlaps)
+            decoder = Decoder(model, rows, _costs_of(options), draft=draft, overlaps=overlaps)
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
         around = Surroundings(model, scheduler, tiers, self._sender.send)
         engine.slices = _learner(options, around)
@@ -388,6 +387,10 @@ class Worker:
             peak_bytes=peak_bytes,
             kv=kv,
         )
+
+
+def _costs_of(options: WorkerOptions) -> StepCosts | None:
+    return StepCosts() if options.speculates else None
 
 
 def _draft_of(model: LoadedModel, on_progress: Callable[[float], None]) -> LoadedModel | None:
