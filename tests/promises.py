@@ -54,6 +54,10 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
             "test_swapped_files_are_misses",
         ),
         "integration/test_kv_store.py": ("test_damaged_slots_are_a_miss_and_put_aside",),
+        "integration/test_residents.py": (
+            "test_what_is_taken_up_is_what_the_runs_hold",
+            "test_what_is_deleted_leaves_its_caches_too_and_nobody_elses",
+        ),
         "integration/test_swap.py": (
             "test_weights_that_change_under_a_loaded_model_are_not_taken_for_the_old_ones",
         ),
