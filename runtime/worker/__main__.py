@@ -185,8 +185,7 @@ class Worker:
         else:
             decoder = Decoder(model, rows, _costs_of(options), draft=draft, overlaps=overlaps)
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
-        around = Surroundings(model, scheduler, tiers, self._sender.send)
-        engine.slices = _learner(options, around)
+        engine.slices = _learner(options, Surroundings(model, scheduler, tiers, self._sender.send))
         self._turning = _thread("turns", self._turns.run)
         composer = Composer(
             template=template,
