@@ -13,6 +13,7 @@ import argparse
 import queue
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -22,6 +23,7 @@ import msgspec
 
 from api.bench.machine import Environment, environment
 from ops.bench.processes import worker_environment
+from ops.bench.random_models import write_eight
 from runtime.embedded import HEARTH_TINY
 from runtime.kv.blocks import HashChain
 from runtime.kv.state import TierState
@@ -161,6 +163,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=_REPORT)
+    parser.add_argument("--eight", action="store_true", help="the shape of an 8B in 4 bits")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -168,7 +171,13 @@ def main() -> None:
         sys.stdout.buffer.write(msgspec.json.encode(row))
         return
     report = Report(environment(), models.device_name(), arguments.rounds, [])
-    for folder in arguments.model:
+    with tempfile.TemporaryDirectory() as home:
+        eight = [write_eight(Path(home) / "eight", 0)] if arguments.eight else []
+        _measure_all(eight or arguments.model, arguments, report)
+
+
+def _measure_all(folders: list[Path], arguments: argparse.Namespace, report: Report) -> None:
+    for folder in folders:
         print(folder.name, flush=True)
         report.rows.append(_in_a_process(folder, arguments))
         print(msgspec.json.encode(report.rows[-1]).decode(), flush=True)
