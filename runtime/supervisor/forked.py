@@ -35,7 +35,7 @@ class ForkedProcess:
         self._loop.add_reader(report, self._hear)
 
     async def begun(self) -> None:
-        """Wait until it runs. Raises OSError: the zygote has ended before."""
+        """Wait until it runs. Raises OSError: the zygote has ended, or could not fork."""
         await asyncio.shield(self._has_begun)
         # uvloop closes a pipe's descriptor twice, and perhaps somebody else's; a socket's once.
         await self._loop.create_connection(lambda: _Output(self.stdout), sock=self._prints)
@@ -74,7 +74,7 @@ class ForkedProcess:
             self._loop.add_reader(self._pidfd, self._end, STATUS_UNKNOWN)
         else:
             self._prints.close()
-            self._has_begun.set_exception(ConnectionResetError("the zygote has ended"))
+            self._has_begun.set_exception(ConnectionResetError("the zygote did not fork"))
             self._has_begun.exception()  # somebody may ask, or nobody
             self._end(STATUS_UNKNOWN)
 

@@ -189,9 +189,9 @@ class WorkerSource:
         try:
             async with asyncio.timeout(limit_s):
                 await process.begun()
-        except (OSError, TimeoutError):
+        except OSError as error:  # which a timeout is one of
             spawned.give_up()
-            if zygote is not None and zygote is self._zygote and zygote.returncode is None:
+            if isinstance(error, TimeoutError) and zygote is not None and zygote is self._zygote:
                 self._end(zygote)
             return False
         self._not_before_s = 0.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from runtime.zygote import NUM_ORDERED, NUMBER, READY
 
-_DEVICES = ("/dev/nvidia", "/dev/kfd")
+_DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")
 
 
 class Zygote:
@@ -48,12 +48,30 @@ class Zygote:
                 message, fds, _, _ = socket.recv_fds(self._control, 1, NUM_ORDERED)
                 if not message:
                     return None
-                worker, out, report = map(_socket, fds)
-                if (pidfd := self._fork(report)) is None:
+                worker = self._obey(fds, ends)
+                if worker is not None:
+                    return worker
+
+    def _obey(self, fds: list[int], ends: select.poll) -> socket.socket | None:
+        """Fork for one order; its socket in the new process.
+
+        Where there is no room for it, the order's descriptors are closed, and the server knows.
+        """
+        sockets = [socket.socket(fileno=fd) for fd in fds]
+        if len(sockets) == NUM_ORDERED:
+            worker, out, report = sockets
+            try:
+                pidfd = self._fork(report)
+            except OSError as error:
+                print(f"no worker forked: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            else:
+                if pidfd is None:
                     return self._become(worker, out)
                 ends.register(pidfd, select.POLLIN)
-                worker.close()
-                out.close()
+                sockets.remove(report)
+        for one in sockets:
+            one.close()
+        return None
 
     def _fork(self, report: socket.socket) -> int | None:
         """The descriptor of a new process, which is told with its id; None in that process."""
@@ -117,7 +135,3 @@ def _close_copies_of_streams() -> None:
 
 def _descriptors() -> list[Path]:
     return [one for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
-
-
-def _socket(fd: int) -> socket.socket:
-    return socket.socket(fileno=fd)

@@ -135,6 +135,19 @@ async def test_while_there_is_no_zygote_workers_are_spawned(home: Path):
             assert await said_by(worker)
 
 
+async def test_one_that_can_fork_no_more_goes_on_and_the_worker_is_spawned(home: Path):
+    async with forking() as (source, zygote):
+        first = await child_of(source)
+        process = psutil.Process(zygote.pid)
+        process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), process.num_fds()))
+        second = await child_of(source)
+        assert psutil.Process(second.pid).ppid() != zygote.pid
+        first.signal(signal.SIGKILL)
+        assert await first.wait()
+        second.close()
+        assert await second.wait()
+
+
 UNFIT = """
 import runpy, socket, sys, threading
 import runtime.worker.__main__
