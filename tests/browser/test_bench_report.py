@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import pytest
-from playwright.sync_api import ViewportSize, expect, sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
-from api.bench.report import Report, page
+from api.bench.agents.figures import agents_rows
+from api.bench.agents.replay import ServerRun, TurnRecord
+from api.bench.agents.report import AgentsReport, NotRun, agents_page
+from api.bench.agents.traffic import Shape, facts, traffic
+from api.bench.machine import environment
+from api.bench.report import PeerNote, Report, page
 from tests.browser.chromium import CHROMIUM, needs_chromium
 from tests.running_server import ROOT
 
@@ -17,6 +22,17 @@ AXE = Path(__file__).parent / "axe" / "axe.min.js"
 LOOKS: list[tuple[int, Literal["dark", "light"]]] = [(390, "dark"), (1200, "light")]
 
 pytestmark = needs_chromium
+
+
+class Looks(NamedTuple):
+    """A page as a browser shows it."""
+
+    num_rows: int
+    num_plots: int
+    wrong: str
+    width: int
+    hard_to_use: list[str]
+    complaints: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +45,48 @@ def report() -> Report:
     return report
 
 
-@pytest.mark.parametrize(("width", "scheme"), LOOKS)
-def test_the_report_can_be_read(
-    report: Report, tmp_path: Path, width: int, scheme: Literal["dark", "light"]
-) -> None:
-    file = tmp_path / "report.html"
-    file.write_text(page(report))
+@pytest.fixture(scope="module")
+def agents_report() -> AgentsReport:
+    """Two servers, one of which does not tell what it reused; a failed turn; a server not run."""
+    shape = Shape(seed=1, num_sessions=2, median_turns=6, scale=0.01, pause_scale=0.0)
+    sessions = traffic(shape)
+    runs = [ServerRun("teller", 0, wall_s=9.0), ServerRun("mute", 0, wall_s=12.0)]
+    for run, cached in zip(runs, (80, None), strict=True):
+        run.turns = [
+            TurnRecord(one.name, turn, float(turn), 40.0 + turn, turn + 0.5, 100, cached, 5)
+            for session in sessions
+            for one in session.family()
+            for turn in range(len(one.turns))
+        ]
+    runs[0].turns[0].failure = "</script><b>elsewhere</b>"
+    return AgentsReport(
+        command="hearth bench agents",
+        made_at="2026-11-24T12:00:00+00:00",
+        environment=environment(),
+        model="hearth-tiny",
+        second="the same, renamed",
+        seed=1,
+        scale=shape.scale,
+        pause_scale=shape.pause_scale,
+        num_at_once=2,
+        num_rounds=1,
+        restart_at=None,
+        swap_at=None,
+        characters_per_token=4.0,
+        traffic=facts(shape, sessions),
+        seconds=21.0,
+        is_whole=True,
+        baseline="mute",
+        peers=[PeerNote(name, "a server", "here", []) for name in ("teller", "mute", "absent")],
+        not_run=[NotRun("absent", "no such file")],
+        rows=agents_rows(runs, "mute"),
+        runs=runs,
+    )
+
+
+def look_at(text: str, file: Path, width: int, scheme: Literal["dark", "light"]) -> Looks:
+    """What a reader of the page gets to see, and what the browser complains of."""
+    file.write_text(text)
     complaints: list[str] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -45,12 +97,38 @@ def test_the_report_can_be_read(
         view.on("pageerror", lambda error: complaints.append(str(error)))
         view.route("http*://**", lambda route: complaints.append(route.request.url))
         view.goto(file.as_uri())
-        expect(view.locator("#figures tbody tr")).to_have_count(len({r.title for r in report.rows}))
-        expect(view.locator("canvas")).to_have_count(2)
-        expect(view.locator("#wrong")).to_contain_text("</script><b>elsewhere</b>")
-        assert view.evaluate("document.documentElement.scrollWidth") == width
         view.add_script_tag(path=str(AXE))
         found = view.evaluate("axe.run()")["violations"]
-        assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+        seen = Looks(
+            num_rows=view.locator("#figures tbody tr").count(),
+            num_plots=view.locator("canvas").count(),
+            wrong=view.locator("#wrong").inner_text(),
+            width=view.evaluate("document.documentElement.scrollWidth"),
+            hard_to_use=[one["id"] for one in found if one["impact"] in ("serious", "critical")],
+            complaints=complaints,
+        )
         browser.close()
-    assert complaints == []
+    return seen
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_the_report_can_be_read(
+    report: Report, tmp_path: Path, width: int, scheme: Literal["dark", "light"]
+) -> None:
+    seen = look_at(page(report), tmp_path / "report.html", width, scheme)
+    assert seen.num_rows == len({row.title for row in report.rows})
+    assert seen.num_plots == 2
+    assert "</script><b>elsewhere</b>" in seen.wrong
+    assert (seen.width, seen.hard_to_use, seen.complaints) == (width, [], [])
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_the_report_of_agents_can_be_read(
+    agents_report: AgentsReport, tmp_path: Path, width: int, scheme: Literal["dark", "light"]
+) -> None:
+    seen = look_at(agents_page(agents_report), tmp_path / "agents.html", width, scheme)
+    assert seen.num_rows == len({row.title for row in agents_report.rows})
+    assert seen.num_plots == 3
+    assert "</script><b>elsewhere</b>" in seen.wrong
+    assert "absent was not run: no such file" in seen.wrong
+    assert (seen.width, seen.hard_to_use, seen.complaints) == (width, [], [])
