@@ -280,7 +280,9 @@ class GenerateRequest(Struct, frozen=True):
     `overflow` is what is done with a conversation that does not fit, None what its model's
     settings say; `summaries` were made of its beginnings for that. `said` is where an answer goes
     on whose worker was lost. The answer is expected to be like `prediction`; it `speculates` where
-    its name may.
+    its name may. The last message of a `prefill` is still being written where `written_by` names
+    the request that writes it: nothing behind its breakpoint is computed, and it may be computed
+    while only that one decodes.
     """
 
     request_id: str
@@ -310,6 +312,7 @@ class GenerateRequest(Struct, frozen=True):
     summaries: tuple[Summary, ...] = ()
     prediction: str = ""
     speculates: bool = False
+    written_by: str | None = None
 
     def context_within(self, loaded: int) -> int:
         """How many tokens prompt and answer may have where the loaded model has so many."""

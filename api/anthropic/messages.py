@@ -35,7 +35,7 @@ from api.http.hearth_info import hearth_of, ignored_info
 from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
 from api.observe.record import CompactionInfo, Tally, record_of
 from runtime.errors import ContextTooLong
-from runtime.types import Chunk, Finished, ModelSpec
+from runtime.types import Chunk, Finished, GenerateRequest, ModelSpec
 
 MAX_SILENCE_S = 15.0
 
@@ -55,7 +55,8 @@ async def messages(
     door = await _door(request, gate, spec)
     asked = await request.apart(lambda: messages_to_generate(data, frame.id, door))
     is_loaded = gate.is_loaded(spec)
-    answer = gate.submit(request.scope, [asked.request])
+    following = (lambda: _after(request, asked, "")) if asked.compacts else None
+    answer = gate.submit(request.scope, [asked.request], following)
     if asked.num_compacted:
         answer.tally.notes.append(f"compacted_messages:{asked.num_compacted}")
     if data.stream:
@@ -109,8 +110,12 @@ async def _look_ahead(
 ) -> None:
     """After a compaction: have the next request foreseen, before its end is told."""
     if asked.compacts:
-        following = await request.apart(lambda: after_summary(asked, blocks.summary))
+        following = await _after(request, asked, blocks.summary)
         tally.compaction = CompactionInfo(gate.foresee(following))
+
+
+async def _after(request: HttpRequest, asked: ConvertedRequest, summary: str) -> GenerateRequest:
+    return await request.apart(lambda: after_summary(asked, summary))
 
 
 class _Content:

@@ -47,6 +47,8 @@ class Answer:
         self.num_pieces = 0
         """Of output, as they arrived: about as many as tokens, which are counted at the end."""
         self.tally = Tally(num_choices=generations[0].request.num_choices)
+        self.listener: Callable[[Chunk], None] | None = None
+        """Is told each chunk as it arrives, also of a held answer, where some may be in vain."""
         self._is_held = False
         self._measuring: asyncio.Handle | None = None
         self.num_prompt_tokens = 0
@@ -100,6 +102,8 @@ class Answer:
         chunks = await self._source.next_chunks(timeout_s)
         has_output = False
         for chunk in chunks or ():
+            if self.listener is not None and not self._is_held:
+                self.listener(chunk)
             match chunk:
                 case Finished():
                     self.tally.add(chunk)
@@ -125,6 +129,8 @@ class Answer:
 
     def _hear(self, chunk: Chunk) -> None:
         """Output of a held answer arrived; what comes in one step counts as one."""
+        if self.listener is not None:
+            self.listener(chunk)
         if isinstance(chunk, _NO_OUTPUT):
             return
         self.num_pieces += 1

@@ -26,6 +26,7 @@ from runtime.config.settings import Settings
 from runtime.errors import ContextTooLong
 from runtime.keys import plain
 from runtime.models.catalog import Catalog, Refused
+from runtime.prewarm.growing import Following
 from runtime.prewarm.prewarm import Prewarm
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.status import ModelStatus, without_use
@@ -129,8 +130,16 @@ class Gate:
         if record_of(scope).num_body_bytes > bounds.body_bytes and not spec.sees:
             raise BodyTooLarge(bounds.body_bytes, bounds.body_setting)
 
-    def submit(self, scope: Scope, requests: Sequence[GenerateRequest]) -> Answer:
+    def submit(
+        self,
+        scope: Scope,
+        requests: Sequence[GenerateRequest],
+        following: Following | None = None,
+    ) -> Answer:
         """Submit requests for one model, to be answered together. The answer must be closed.
+
+        The answer to a single request may be a summary, with which `following` goes on: that is
+        computed while the summary is written.
 
         Raises:
             RequestRejected: one of them was refused; none of them is kept.
@@ -157,7 +166,17 @@ class Gate:
             unless_all.pop_all()
         watch = self._prewarm.watch(generations[0].request)
         meter = self.metrics.meter(model, watch)
-        answer = self._answer(generations, meter, lambda: self._remember(record))
+        growing = None
+        if following is not None:
+            growing = self._prewarm.growing.begin(generations[0], following)
+
+        def closed() -> None:
+            if growing is not None:
+                growing.close()
+            self._remember(record)
+
+        answer = self._answer(generations, meter, closed)
+        answer.listener = growing.hear if growing is not None else None
         last = generations[0].request.cache
         if last.is_last and last.session_id is None:
             answer.tally.ignored.append("release (it names no conversation)")

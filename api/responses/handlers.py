@@ -50,8 +50,9 @@ from api.responses.stream import (
 from api.responses.two_answers import TwoAnswers
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.keys import owned
+from runtime.prewarm.growing import Following
 from runtime.prompt.compaction import summary_request
-from runtime.types import ChatPrompt, ModelSpec
+from runtime.types import ChatPrompt, GenerateRequest, ModelSpec
 
 MAX_PATIENCE_S = 1.0
 """A model that is loaded accepts within that; one that must be loaded shows signs of life."""
@@ -81,7 +82,8 @@ async def create_response(
             plan = plan._replace(compacts_first=True)
             answer = _summed_up_first(asked, request, gate)
         else:
-            answer = gate.submit(request.scope, [plan.request])
+            following = _following(asked, request, gate) if plan.compacts else None
+            answer = gate.submit(request.scope, [plan.request], following)
             answer.tally.notes.extend(remarks)
         foresee = _foresight(asked, request, gate)
         reply = ResponseDraft(data, plan, spec, answer, foresee)
@@ -116,7 +118,8 @@ async def compact(
         refuse(field, "is not supported here: leave it out, or send a compaction_trigger item.")
     with _naming_input():
         asked = await _planned(data, request, gate, responses, [Item(TRIGGER_ITEM, "input")])
-        answer = gate.submit(request.scope, [asked.plan.request])
+        following = _following(asked, request, gate)
+        answer = gate.submit(request.scope, [asked.plan.request], following)
         writer = SummaryWriter()
         await whole(request, answer, writer.add)
         (item,) = map(written_item, writer.items)
@@ -283,22 +286,32 @@ def _summed_up_first(asked: _Asked, request: HttpRequest, gate: Gate) -> TwoAnsw
         whole_request, request_id=f"{whole_request.request_id}-summary", max_tokens=None
     )
     asks = summary_request(unbounded, asked.spec.context)
-    return TwoAnswers(gate.submit(request.scope, [asks]), follow)
+    following = _following(asked, request, gate)
+    return TwoAnswers(gate.submit(request.scope, [asks], following), follow)
 
 
 def _foresight(asked: _Asked, request: HttpRequest, gate: Gate) -> Foresee:
     """What goes on from a compaction item of this conversation is computed ahead."""
-    caller = asker_of(request)
 
     async def foresee(item: Item) -> str | None:
-        items = compacted(asked.history, item)
-        plan = await request.apart(
-            lambda: plan_of(asked.data, items, "", asked.spec, caller, gate.settings),
-            stored_weight(items),
-        )
-        return gate.foresee(plan.request)
+        return gate.foresee(await _after(item, asked, request, gate))
 
     return foresee
+
+
+def _following(asked: _Asked, request: HttpRequest, gate: Gate) -> Following:
+    """What goes on from a summary that is not written yet."""
+    return lambda: _after(compaction_item(""), asked, request, gate)
+
+
+async def _after(item: Item, asked: _Asked, request: HttpRequest, gate: Gate) -> GenerateRequest:
+    """What goes on from a compaction item of this conversation."""
+    items, caller = compacted(asked.history, item), asker_of(request)
+    plan = await request.apart(
+        lambda: plan_of(asked.data, items, "", asked.spec, caller, gate.settings),
+        stored_weight(items),
+    )
+    return plan.request
 
 
 async def _planned(

@@ -19,6 +19,7 @@ import structlog
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import Aborted, HearthError, QueueTimeout, UnknownModel
+from runtime.prewarm.growing import GrowingPrompts
 from runtime.prewarm.prefix_registry import CONFIGURED, PrefixRegistry
 from runtime.prewarm.prefixes import KEEP_ALIVE_SHARE, warming_of
 from runtime.prewarm.task import PrewarmTask, Source, TaskTable
@@ -67,6 +68,7 @@ class Prewarm:
         self._book = PrefixRegistry(settings, kv)
         self._known = TaskTable()
         self._queue: deque[PrewarmTask] = deque()
+        self.growing = GrowingPrompts(settings, supervisor.warm, self._spawn)
         self._generation: Generation | None = None
         """Of the one that is being warmed."""
         self._warm: dict[str, set[str]] = {}
@@ -113,9 +115,7 @@ class Prewarm:
         return warming
 
     def foresee(self, request: GenerateRequest) -> PrewarmTask | None:
-        """Warm what its client is about to send after a compaction, when nothing else is to be
-        done; None where that is not wanted. One for each conversation, and it is not tried twice.
-        """
+        """Warm what follows a compaction, one for each conversation; None where that is off."""
         is_off = not self._settings.prewarm or request.cache.mode == "off"
         if is_off or not self._is_loaded(request.model):
             return None
@@ -176,6 +176,7 @@ class Prewarm:
         self._book.forget(session=session, models=models)
         self._end_all(self._known.foreseen_of(session))
         self._end_all(one for one in self._known.foreseen() if one.is_of(models))
+        self.growing.forget(session, models)
 
     async def sweep(self) -> None:
         """Touch what would expire, try again what had to make way, write down what was learned."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime.types import ChatPrompt, GenerateRequest, Message, ToolChoice
+from runtime.types import Breakpoint, ChatPrompt, GenerateRequest, Message, ToolChoice
 
 REQUEST = (
     "Stop here and write a summary of this conversation for whoever goes on with the task. They "
@@ -30,6 +30,20 @@ _MAX_SHARE = 4
 def summary_message(summary: str) -> Message:
     """What the model reads in place of what was summed up."""
     return Message(role="user", text=INTRODUCTION + summary)
+
+
+def with_summary_begun(request: GenerateRequest, said: str) -> GenerateRequest:
+    """The request, whose last message is a summary, with as much of that as is `said` so far.
+
+    A breakpoint is before its last word: how that is tokenized may depend on what comes next.
+    """
+    prompt = request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    text = (INTRODUCTION + said.lstrip()).rstrip()
+    end = Breakpoint(at=len(text) - len(text.split()[-1]), keep_s=0.0)
+    last = msgspec.structs.replace(prompt.messages[-1], text=text, breakpoints=(end,))
+    prompt = msgspec.structs.replace(prompt, messages=(*prompt.messages[:-1], last))
+    return msgspec.structs.replace(request, prompt=prompt)
 
 
 def summary_request(

@@ -6,7 +6,8 @@ their rate however long the prompt is (ops/bench measures it). Where a step take
 slice, several slices follow it: many short prompts do not wait for a step each.
 A request of a better class overtakes between two slices, and one slice in nine goes to whom it
 keeps waiting; what warms the cache beforehand is computed while nothing else is to be done,
-decoding included.
+decoding included. Only what goes on from an answer that is being written is computed beside that
+answer, while nobody else is here; it shares the time with it as any other prompt does.
 
 Within a class the prompt that lacks least is computed first, so that a short one never waits for
 a long one; and of the tokens computed past the oldest prompt it gets one for every three. So
@@ -150,7 +151,7 @@ class Scheduler:
         num_running += len(joining)
         if num_running and self._decode_credit_s > 0.0:
             return StepPlan(None, num_running, joining)
-        group = self._next_group(num_running, [*rows, *self._claimed()])
+        group = self._next_group(num_running, [*rows, *self._claimed()], (*running, *joining))
         return StepPlan(group, num_running, joining)
 
     def num_calm_steps(self, running: Iterable[Choice]) -> int:
@@ -297,12 +298,13 @@ class Scheduler:
         able = (g for g in self.waiting if not g.is_waiting and _rank(g) != _WARMING)
         return any(_is_started(g) or self.memory.fits(held, self._claims(g)) for g in able)
 
-    def _next_group(self, num_running: int, held: list[RowUse]) -> SequenceGroup | None:
+    def _next_group(
+        self, num_running: int, held: list[RowUse], running: Collection[Choice]
+    ) -> SequenceGroup | None:
         able = [g for g in self.waiting if not g.is_waiting]
         if num_running:
-            able = [g for g in able if _rank(g) != _WARMING]
-        if num_running >= self._max_batch:
-            return None
+            others = (*self.waiting, *self._joining)
+            able = _beside(able, others, running, has_row=num_running < self._max_batch)
         able, passing = self._with_memory(able, held)
         if not able:
             return None
@@ -370,6 +372,25 @@ class Scheduler:
 def _is_started(group: SequenceGroup) -> bool:
     """Some of its prompt is in memory."""
     return group.kv is not None or group.num_computed_tokens > 0
+
+
+def _beside(
+    able: list[SequenceGroup],
+    others: Collection[SequenceGroup],
+    running: Collection[Choice],
+    *,
+    has_row: bool,
+) -> list[SequenceGroup]:
+    """Those that may be computed while others decode: requests, if there is a row for one, and what
+    goes on from the only request that is here.
+    """
+    present = {one.group.request.request_id for one in running}
+    present |= {group.request.request_id for group in others if _rank(group) != _WARMING}
+    return [
+        group
+        for group in able
+        if (has_row and _rank(group) != _WARMING) or present == {group.request.written_by}
+    ]
 
 
 def _num_tokens(group: SequenceGroup, num_said: int) -> int:

@@ -41,6 +41,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]
         yield server
 
 
+@pytest.fixture(scope="module")
+def unprepared(tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]:
+    with running(tmp_path_factory.mktemp("late"), config=f"prewarm = false\n{CONFIG}") as server:
+        yield server
+
+
 class Session:
     """A client in Codex' way: it sends its whole history, and keeps what it is answered."""
 
@@ -84,6 +90,13 @@ class Session:
         return view
 
 
+def num_open(server: RunningServer) -> float:
+    """Requests that the worker has, foreseen ones among them."""
+    figures = server.request("GET", "/metrics", headers={"authorization": "Bearer admin"}).text
+    lines = [one for one in figures.splitlines() if one.startswith("hearth_running{")]
+    return sum(float(one.rpartition(" ")[2]) for one in lines)
+
+
 def said(role: str, text: str) -> dict[str, Any]:
     return {"type": "message", "role": role, "content": text}
 
@@ -121,6 +134,38 @@ async def test_a_compaction_reads_what_is_new_and_the_turn_after_it_what_the_cli
     assert first["hearth"]["cache"]["tier"] == "hot"
     figures = server.request("GET", "/metrics", headers={"authorization": "Bearer admin"}).text
     assert 'source="compaction"} 1.0' in figures
+
+
+@pytest.mark.parametrize("name", ["same-one", "same-two", "same-three"])
+async def test_a_summary_and_the_turn_after_it_are_the_same_where_nothing_is_computed_ahead(
+    server: RunningServer, unprepared: RunningServer, name: str
+) -> None:
+    """The next turn is sent in the moment in which the summary is there."""
+    said_by: list[Any] = []
+    for one in (server, unprepared):
+        session = Session(one, name)
+        session.turn(f"{name}, go on. {TASK}")
+        session.turn(TASK)
+        asked = session.ask(TRIGGER, max_output_tokens=60)
+        session.history.append(asked["output"][0])
+        first = session.ask(said("user", "And now?"))
+        text = [part["text"] for item in first["output"] for part in item.get("content", ())]
+        said_by.append((asked["output"][0]["encrypted_content"], text, counts(first)[1]))
+        await until(lambda one=one: num_open(one) == 0, "nothing is left open")
+    assert said_by[0] == said_by[1]
+
+
+async def test_whoever_leaves_before_his_summary_is_written_leaves_nothing_open(
+    server: RunningServer,
+) -> None:
+    session = Session(server, "left")
+    session.turn(TASK)
+    for body in (session.body(TRIGGER, stream=True), session.body(TRIGGER, stream=True)):
+        with server.stream("POST", RESPONSES, json=body, headers=session.headers) as answer:
+            assert answer.status_code == 200
+            next(answer.iter_lines())
+        await until(lambda: num_open(server) == 0, "nothing is left open")
+    assert counts(session.ask(TRIGGER))[0] > 0
 
 
 def test_the_turn_after_a_compaction_is_known_after_the_worker_was_started_anew(

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from runtime.errors import ContextTooLong, InvalidRequest
+from runtime.prompt.compaction import summary_message, with_summary_begun
 from runtime.prompt.healing import Cut
 from runtime.types import (
     CacheParams,
@@ -566,3 +567,45 @@ def test_a_turn_that_ended_with_another_end_token_than_the_templates_is_healed(t
     assert healed.token_ids[: len(before) - 1] == before[:-1]
     assert talk.text_of(healed.token_ids[len(before) - 1 :]).startswith(END)
     assert num_healed(healed) == 1
+
+
+SUMMARIES = st.text(alphabet="ab1é好 .,:;!?-'\n\t\u00a0", max_size=40)
+
+
+@given(
+    said=SUMMARIES,
+    rest=SUMMARIES,
+    name=st.sampled_from(sorted(TEMPLATES)),
+    needs_state=st.booleans(),
+)
+def test_of_a_summary_that_is_still_written_no_token_is_read_that_may_change(
+    said: str, rest: str, name: str, needs_state: bool
+) -> None:
+    """Whatever it goes on with: what is computed of it is how the whole of it begins."""
+    composer = written_with(name, needs_state=needs_state)
+    first = ChatPrompt(messages=(USER, Message(role="user", text="")))
+    following = GenerateRequest(request_id="r", model="m", prompt=first)
+
+    def composed(text: str) -> Composed:
+        request = with_summary_begun(following, text)
+        assert isinstance(request.prompt, ChatPrompt)
+        return composer.compose(request, request.prompt)
+
+    begun = composed(said).up_to_last_keep()
+    messages = (USER, summary_message((said + rest + " x").strip()))
+    whole = composer.compose(following, ChatPrompt(messages=messages))
+    computed = begun.token_ids[:-1]
+    assert computed == whole.token_ids[: len(computed)]
+    assert max(begun.boundaries) == len(computed)
+    later = composed(said + rest).up_to_last_keep().token_ids[:-1]
+    assert later[: len(computed)] == computed
+    if not said.strip():
+        known = composer.template.render(ChatPrompt(messages=(USER,)), opens_answer=False)
+        assert len(composer.template.encode(known).token_ids) - 3 < len(computed)
+
+
+@cache
+def written_with(name: str, *, needs_state: bool) -> Composer:
+    with TemporaryDirectory() as directory:
+        template = template_of(Path(directory), name)
+    return Talk(template, TurnStore(), needs_state=needs_state).composer

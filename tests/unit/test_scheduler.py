@@ -474,6 +474,79 @@ def test_nothing_is_warmed_while_somebody_decodes():
     assert slice_of(scheduler, scheduler.plan(0))[1:] == (0, 2048)
 
 
+def foreseen_group(num_tokens: int, writer: str) -> SequenceGroup:
+    group = warming_group(num_tokens)
+    group.request = msgspec.structs.replace(group.request, written_by=writer)
+    return group
+
+
+def test_what_goes_on_from_an_answer_is_computed_beside_it_in_small_slices_for_less_than_half():
+    scheduler = new_scheduler(block_s=0.25)
+    scheduler.add(foreseen := foreseen_group(10_000, "summary"))
+    running = new_group(10, name="summary").sequences
+    scheduler.on_decode(0.05)
+    plan = scheduler.plan(1, running)
+    assert slice_of(scheduler, plan) == (foreseen, 0, 256)
+    carry_out(scheduler, plan, seconds=0.256, num_running=1)
+    # At 1,000 tokens a second: what decode may wait for, and two of its steps.
+    num_steps = 0
+    while (plan := scheduler.plan(1, running)).prefill is None:
+        scheduler.on_decode(0.05)
+        num_steps += 1
+    assert num_steps == 6  # 1.25 x 0.256 s, of which decode had one step before
+    assert slice_of(scheduler, plan) == (foreseen, 256, 576)
+
+
+def test_it_needs_no_row_and_waits_for_whoever_else_decodes_waits_or_is_about_to_begin():
+    summary = new_group(10, name="summary").sequences
+    others = new_group(10, name="other").sequences
+
+    def planned(*waiting: SequenceGroup, running: list[Sequence], max_batch: int = 1):
+        scheduler = new_scheduler(max_batch=max_batch)
+        for group in (foreseen_group(10_000, "summary"), *waiting):
+            scheduler.add(group)
+        return scheduler.plan(len(running), running).prefill
+
+    assert planned(running=summary) is not None
+    assert planned(running=others, max_batch=4) is None
+    assert planned(running=[*summary, *others], max_batch=4) is None
+    waiting = new_group(500, name="waits")
+    assert planned(waiting, running=summary) is None
+    assert planned(waiting, running=summary, max_batch=4) is waiting
+    scheduler = new_scheduler(max_batch=1)
+    scheduler.add(foreseen_group(10_000, "summary"))
+    scheduler.add(waiting)
+    scheduler.on_computed(waiting)
+    assert scheduler.plan(1, summary).prefill is None
+
+
+@given(
+    st.lists(st.sampled_from(["step", "come", "go"]), min_size=1, max_size=40),
+    st.integers(min_value=1, max_value=3),
+)
+def test_nobody_ever_has_a_slice_of_it_before_his_own(events: list[str], max_batch: int):
+    """It is computed only while nobody but its own writer is there, whoever comes and goes."""
+    scheduler = new_scheduler(max_batch=max_batch)
+    scheduler.add(foreseen := foreseen_group(100_000, "summary"))
+    running, waiting = list(new_group(10, name="summary").sequences), list[SequenceGroup]()
+    for number, event in enumerate(events):
+        if event == "come":
+            waiting.append(group := new_group(400, name=f"r{number}"))
+            scheduler.add(group)
+        elif event == "go":
+            running = running[:1]
+        plan = scheduler.plan(len(running), running)
+        running += plan.joining
+        if plan.prefill is foreseen:
+            assert not waiting
+            assert len(running) == 1
+        if plan.prefill is not None:
+            carry_out(scheduler, plan, num_running=len(running))
+        if len(running) > 1:
+            waiting = [g for g in waiting if g not in [one.group for one in running]]
+        scheduler.on_decode(0.01)
+
+
 def test_background_requests_are_computed_beside_decode_but_after_others():
     scheduler = new_scheduler()
     background = new_group(500, name="b")

@@ -125,6 +125,16 @@ class Composed(NamedTuple):
     reason: MissReason | None = None
     packed: array[int] = array("I")
 
+    def up_to_last_keep(self) -> Composed:
+        """What is to be computed up to the last breakpoint: its tokens and one more."""
+        end = max((at for at, _ in self.keeps), default=0)
+        if not end:
+            return self
+        return self._replace(
+            token_ids=self.token_ids[: end + 1],
+            boundaries=tuple(at for at in self.boundaries if at <= end),
+        )
+
 
 @dataclass(slots=True)
 class Composer:

@@ -73,6 +73,8 @@ class Intake:
             except ContextTooLong as error:
                 raise _naming_max_context(error, request) from error
         composed, prompt_images = self._compose(request)
+        if request.written_by is not None:
+            composed = composed.up_to_last_keep()
         request = _as_read(request, composed)
         token_ids = self._model_ids(composed)
         self._check(request, composed, token_ids)
