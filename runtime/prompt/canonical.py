@@ -1,21 +1,22 @@
 """Canonical form: a chain of digests that tells which conversation a request continues.
 
 What clients are known to change on the way is left out of an assistant's turn: thinking, ids,
-blanks around it and at the ends of lines, how arguments are written. Everything else counts to the
-letter, and so do everybody else's words. The digests stay in memory and
+blanks around it and at the ends of lines, how arguments are written, and arguments that are what
+the tool's schema says they are without being given. Everything else counts to the letter, and so
+do everybody else's words. The digests stay in memory and
 inside private files that hold the tokens as well.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import cast
 
 import msgspec
 
-from runtime.types import Message, ToolCall
+from runtime.types import Message, Tool, ToolCall
 
 DIGEST_BYTES = 16
 _OPENS, _CLOSES = "<think>", "</think>"
@@ -31,9 +32,22 @@ Form = tuple[object, ...]
 """A message without what clients change."""
 
 
-def forms(messages: Sequence[Message]) -> list[Form]:
+Defaults = Mapping[str, Mapping[str, str]]
+"""By tool and argument: what it is where a call does not give it, as JSON."""
+NO_DEFAULTS: Defaults = {}
+
+
+def defaults_of(tools: Sequence[Tool]) -> Defaults:
+    """What the schemas of tools say of arguments that are left out."""
+    found = {tool.name: _defaults(tool.parameters) for tool in tools}
+    return {name: defaults for name, defaults in found.items() if defaults}
+
+
+def forms(messages: Sequence[Message], defaults: Defaults = NO_DEFAULTS) -> list[Form]:
     """The canonical forms of a conversation's messages."""
-    return [canonical(message, messages[:number]) for number, message in enumerate(messages)]
+    return [
+        canonical(message, messages[:number], defaults) for number, message in enumerate(messages)
+    ]
 
 
 def chain(root: bytes, said: Sequence[Form]) -> list[bytes]:
@@ -51,11 +65,14 @@ def advance(before: bytes, form: Form) -> bytes:
     return digest(before, form)
 
 
-def canonical(message: Message, before: Sequence[Message] = ()) -> Form:
+def canonical(
+    message: Message, before: Sequence[Message] = (), defaults: Defaults = NO_DEFAULTS
+) -> Form:
     """A message without what clients change; `before` are the messages that precede it."""
     pictures = [(image.at, image.data, image.url) for image in message.images]
     if message.role == "assistant":
-        said = answer(message.text, message.tool_calls, is_thought=bool(message.reasoning))
+        is_thought = bool(message.reasoning)
+        said = answer(message.text, message.tool_calls, defaults, is_thought=is_thought)
         return (*said, pictures) if pictures else said
     return (
         message.role,
@@ -68,12 +85,18 @@ def canonical(message: Message, before: Sequence[Message] = ()) -> Form:
     )
 
 
-def answer(text: str, calls: Sequence[ToolCall] = (), *, is_thought: bool = False) -> Form:
+def answer(
+    text: str,
+    calls: Sequence[ToolCall] = (),
+    defaults: Defaults = NO_DEFAULTS,
+    *,
+    is_thought: bool = False,
+) -> Form:
     """An assistant's turn as a client shows it; with `is_thought` its thoughts are elsewhere."""
     return (
         "assistant",
         _trimmed(_parted(text, is_thought=is_thought)[1]),
-        [(call.name, _arguments(call.arguments)) for call in calls],
+        [(call.name, _arguments(call.arguments, defaults.get(call.name, {}))) for call in calls],
     )
 
 
@@ -112,12 +135,33 @@ def _call_number(message: Message, before: Sequence[Message]) -> int | None:
     return -1
 
 
-def _arguments(text: str) -> str:
-    """JSON in one spelling; what is none, as text."""
+def _arguments(text: str, defaults: Mapping[str, str]) -> str:
+    """JSON in one spelling, without what it would be anyway; what is none, as text."""
     try:
-        return json.dumps(_plain(json.loads(text)), sort_keys=True, separators=(",", ":"))
+        return _spelled(_given(json.loads(text), defaults))
     except (ValueError, RecursionError):
         return _trimmed(text)
+
+
+def _given(arguments: object, defaults: Mapping[str, str]) -> object:
+    """Those that are not their default."""
+    if not defaults or not isinstance(arguments, dict):
+        return arguments
+    named = cast("dict[str, object]", arguments)
+    return {key: one for key, one in named.items() if _spelled(one) != defaults.get(key)}
+
+
+def _defaults(parameters: str) -> dict[str, str]:
+    """By argument of this JSON schema its default."""
+    try:
+        properties = json.loads(parameters).get("properties", {}).items()
+        return {key: _spelled(one["default"]) for key, one in properties if "default" in one}
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        return {}
+
+
+def _spelled(value: object) -> str:
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
 
 
 def _trimmed(text: str) -> str:

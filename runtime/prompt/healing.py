@@ -118,9 +118,10 @@ class AnswerRecord:
     def is_empty(self) -> bool:
         return not self.calls and not "".join(self.texts).strip()
 
-    def form(self) -> canonical.Form:
+    def form(self, defaults: canonical.Defaults = canonical.NO_DEFAULTS) -> canonical.Form:
         """Its canonical form."""
-        return canonical.answer("".join(self.texts), self.calls, is_thought=any(self.thoughts))
+        text, is_thought = "".join(self.texts), any(self.thoughts)
+        return canonical.answer(text, self.calls, defaults, is_thought=is_thought)
 
     def thought(self) -> bytes:
         """What stands for the thoughts before it; empty where there were none."""

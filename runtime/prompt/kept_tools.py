@@ -25,6 +25,14 @@ def packed(tools: Sequence[Tool]) -> bytes:
     return _encode(tools) if tools else b""
 
 
+def unpacked(kept: bytes) -> tuple[Tool, ...]:
+    """The tools of `packed`; none where it is damaged."""
+    try:
+        return _decode(kept)
+    except msgspec.DecodeError:
+        return ()
+
+
 class WithTools(NamedTuple):
     """A prompt with tools that were kept, and how that is told."""
 
@@ -39,10 +47,7 @@ def with_tools_of(prompt: ChatPrompt, kept: bytes, *, can_forbid: bool) -> WithT
     possible. One with tools gets the spelling of the kept ones, if its own differs in nothing but
     the order of keys.
     """
-    try:
-        tools = _decode(kept)
-    except msgspec.DecodeError:
-        return None
+    tools = unpacked(kept)
     choice = prompt.tool_choice
     if not prompt.tools:
         if choice.mode == "required" or not tools or not can_forbid:

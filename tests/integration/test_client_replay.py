@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -18,7 +19,7 @@ from runtime.cache.service import KvStore
 from runtime.config.settings import ModelSettings, PromptSwitches
 from runtime.embedded import HEARTH_TINY
 from runtime.supervisor.supervisor import Supervisor
-from runtime.types import CacheParams, Message, Usage
+from runtime.types import CacheParams, ChatPrompt, Message, Tool, Usage
 from tests.asking import Answer, ask, script, supervising, supervising_with_store
 from tests.client_shapes import NEEDLE, SHAPES, Conversation, Said, Shape, with_clock
 from tests.templates import TEMPLATES
@@ -170,6 +171,34 @@ async def test_programs_that_ask_one_model_at_once_pay_for_new_tokens_only(tmp_p
     await replay.run(num_turns=6, num_starts=2, at_once=True)
     for client in replay.turns:
         check(replay, client)
+
+
+async def test_a_client_that_completes_a_call_by_its_schema_pays_for_new_tokens_only(
+    tmp_path: Path,
+):
+    """Claude Code sends `replace_all: false` back with every edit that did not say it."""
+    write_model(tmp_path / "models" / "m")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "models" / "m" / "tokenizer.json"))
+    said = f"<tool_call>{TOOL_CALL}</tool_call><|im_end|>"
+    sampling = script(tokenizer.encode(said, add_special_tokens=False).ids)
+    properties = {"at": {"type": "integer"}, "all": {"type": "boolean", "default": False}}
+    schema = {"type": "object", "properties": properties}
+    look = Tool(name="look", parameters=json.dumps(schema))
+    asked = (Message(role="user", text="the quick brown fox"),)
+    async with supervising(tmp_path) as supervisor:
+        prompt = ChatPrompt(messages=asked, tools=(look,))
+        first = await ask(supervisor, prompt, sampling=sampling)
+        (call,) = first.calls
+        for completed, num_healed in (("false", 1), ("true", 0)):
+            arguments = f'{{"all": {completed}, "at": 7}}'
+            sent = msgspec.structs.replace(call, arguments=arguments)
+            result = Message(role="tool", text="rain falls", tool_call_id=call.id)
+            turns = (Message(role="assistant", tool_calls=(sent,)), result)
+            prompt = ChatPrompt(messages=(*asked, *turns), tools=(look,))
+            usage = (await ask(supervisor, prompt)).finished.usage
+            assert healed(usage) == num_healed
+            known = first.finished.usage.num_prompt_tokens + first.finished.usage.num_output_tokens
+            assert (usage.num_cached_tokens >= known) == bool(num_healed)
 
 
 async def test_a_clock_in_the_system_prompt_costs_what_follows_it_alone(tmp_path: Path):

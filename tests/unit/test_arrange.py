@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -250,6 +251,27 @@ def test_what_clients_change_does_not_count():
     assert chain(*turn("I look.", '{"x": 2, "y": "é"}', "one")) != known
     assert chain(*turn("I  look.", '{"x": 1, "y": "é"}', "one")) != known, "a client's own edit"
     assert chain(*turn("I looked.", '{"x": 1, "y": "é"}', "one")) != known
+
+
+def test_an_argument_that_is_what_its_schema_says_it_is_anyway_does_not_count():
+    properties = {"all": {"type": "boolean", "default": False}, "x": {"default": {"b": 1, "a": 0}}}
+    look = Tool(name="look", parameters=json.dumps({"properties": properties}))
+    defaults = canonical.defaults_of([look, Tool(name="wait", parameters="nonsense")])
+
+    def form(arguments: str, name: str = "look") -> canonical.Form:
+        call = ToolCall(id="1", name=name, arguments=arguments)
+        said = message("assistant", tool_calls=(call,))
+        assert canonical.answer("", (call,), defaults) == canonical.canonical(said, (), defaults)
+        return canonical.canonical(said, (), defaults)
+
+    known = form('{"at": 7}')
+    assert form('{"all": false, "at": 7}') == form('{"at":7,"x":{"a":0,"b":1.0}}') == known
+    assert form('{"all": true, "at": 7}') != known
+    assert form('{"all": 0, "at": 7}') != known
+    assert form('{"all": null, "at": 7}') != known
+    assert form('{"other": false, "at": 7}') != known
+    assert form('{"all": false, "at": 7}', "wait") != form('{"at": 7}', "wait")
+    assert form("[]") != form("{}")
 
 
 def test_an_edit_of_indentation_is_another_conversation_and_blanks_at_line_ends_are_not():

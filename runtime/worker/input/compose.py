@@ -17,7 +17,15 @@ from msgspec.structs import astuple
 from runtime.errors import ContextTooLong, InvalidRequest
 from runtime.kv.media import Medium, Placed, located, moved, place_media
 from runtime.prompt.arrange import arranging_steps
-from runtime.prompt.canonical import advance, answer, chain, digest, forms, thoughts_of
+from runtime.prompt.canonical import (
+    advance,
+    answer,
+    chain,
+    defaults_of,
+    digest,
+    forms,
+    thoughts_of,
+)
 from runtime.prompt.healing import (
     SENTINEL,
     KnownPrefix,
@@ -485,6 +493,7 @@ def _links(
         probe = shown(_PROBE)
     except InvalidRequest:
         probe = shown(_PROBE[:1])
-    fingerprint, said = template.fingerprint, forms(prompt.messages)
-    bare = chain(digest(fingerprint, *whose), said)
+    fingerprint, defaults = template.fingerprint, defaults_of(prompt.tools)
+    bare = chain(digest(fingerprint, *whose), forms(prompt.messages))
+    said = forms(prompt.messages, defaults)
     return chain(digest(fingerprint, probe, *whose), said), bare

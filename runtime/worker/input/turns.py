@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from runtime.kv.room import UNBOUNDED, WriteRoom
-from runtime.prompt.canonical import advance
+from runtime.prompt.canonical import advance, defaults_of
 from runtime.prompt.healing import AnswerRecord, Cut, KnownPrefix, Lineage, TurnScope
+from runtime.prompt.kept_tools import unpacked
 from runtime.worker.input.template import Template
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
 from store.errors import OverCap
@@ -687,7 +688,7 @@ class PendingTurn:
         token_ids = array("I", self.prompt_ids[lineage.start :])
         token_ids.extend(output_ids)
         end = len(self.prompt_ids) + len(output_ids)
-        form = self.spoken.form()
+        form = self.spoken.form(defaults_of(unpacked(lineage.tools)))
         turn = Turn(
             key=advance(lineage.key, form),
             parent=parent,
@@ -696,7 +697,7 @@ class PendingTurn:
             ends=(*lineage.ends, end),
             prefix_end=lineage.prefix_end,
             thoughts=self.spoken.thought(),
-            bare=advance(lineage.bare, form) if lineage.bare else b"",
+            bare=advance(lineage.bare, self.spoken.form()) if lineage.bare else b"",
             tools=lineage.tools if lineage.tools != tools_of(lineage.way) else b"",
         )
         self.turns.put(turn, lineage.scope, is_durable=self.is_durable, age=self.age)
