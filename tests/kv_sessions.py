@@ -125,7 +125,7 @@ class Session:
         """
         group = SequenceGroup(
             request=_REQUEST,
-            token_ids=cursor.token_ids,
+            token_ids=[*cursor.token_ids],
             num_prompt_tokens=len(cursor.token_ids),
             max_tokens=1,
             deadline_s=0.0,

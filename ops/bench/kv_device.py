@@ -210,7 +210,7 @@ def _prefill(shape: Shape, tiers: Tiers | None, cursor: CacheCursor) -> float:
     last = len(cursor.token_ids) - 1
     for begin in range(0, last, SLICE):
         end = min(begin + SLICE, last)
-        seconds = shape.prefill(cursor.token_ids[begin:end], kv)
+        seconds = shape.prefill([*cursor.token_ids[begin:end]], kv)
         if tiers is not None:
             tiers.on_prefill(cursor, kv, (begin, end), seconds)
     return time.perf_counter() - start

@@ -136,7 +136,7 @@ class _Talk:
             name=name,
             ttft_ms=answer.ttft_ms,
             prompt_tokens=answer.prompt_tokens,
-            cached_tokens=answer.cached_tokens,
+            cached_tokens=answer.cached_tokens or 0,
             num_images=self._num_images,
             num_encoded=num_encoded,
             text=answer.text,

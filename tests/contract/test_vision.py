@@ -257,7 +257,9 @@ def test_a_match_that_ends_inside_a_picture_goes_back_to_its_start(model: Loaded
     group = session.group(NEXT["another second picture"])
     span = group.image_batch.spans[1]
     theirs = session.group(BEGINNING.parts).cursor.token_ids
-    group.cursor.token_ids[span.start] = theirs[span.start]
+    ids = [*group.cursor.token_ids]
+    ids[span.start] = theirs[span.start]
+    group.cursor.token_ids = ids
     num_tokens = session.see(group)
     expected = group.image_batch.spans[0].start if session.tiers.needs_state else span.start
     assert num_tokens == expected

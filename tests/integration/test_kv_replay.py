@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -43,7 +44,7 @@ class Hashing:
             return [KVCache(), CacheList(KVCache(), KVCache())]
         return [KVCache(), CacheList(ArraysCache(1), KVCache()), RotatingKVCache(WINDOW)]
 
-    def compute(self, kv: list[Any], ids: list[int], start: int, end: int) -> None:
+    def compute(self, kv: list[Any], ids: Sequence[int], start: int, end: int) -> None:
         for leaf in leaves(kv):
             if isinstance(leaf, ArraysCache):
                 leaf[0] = rows(ids, end - 1, end)
@@ -51,7 +52,7 @@ class Hashing:
                 leaf.update_and_fetch(rows(ids, start, end), rows(ids, start, end))
         mx.eval([cache.state for cache in kv])
 
-    def check(self, kv: list[Any], ids: list[int], num_tokens: int) -> None:
+    def check(self, kv: list[Any], ids: Sequence[int], num_tokens: int) -> None:
         """These caches hold exactly the first tokens."""
         for leaf in leaves(kv):
             if not num_tokens:
@@ -80,7 +81,7 @@ def digest(ids: tuple[int, ...]) -> bytes:
     return blake2b(parent + array("I", ids[-1:]).tobytes(), digest_size=16).digest()
 
 
-def rows(ids: list[int], start: int, end: int) -> mx.array:
+def rows(ids: Sequence[int], start: int, end: int) -> mx.array:
     """`[1, heads, tokens, 4]`."""
     for length in range(0, start, 200):
         digest(tuple(ids[:length]))
