@@ -1,8 +1,9 @@
 """What a compaction costs a conversation: `python -m ops.bench.compaction`.
 
-hearth-tiny, Responses, greedy. Every request is given one token to answer with, so its time is that
-to the first token. Ratios are those of one round, in one server; `cold` is the very request of
-`first` with the cache off. Writes `compaction.json`.
+hearth-tiny that never ends by itself, so that a summary has the length of one; Responses, greedy.
+Every other request is given one token to answer with, so its time is that to the first token.
+Ratios are those of one round, in one server; `cold` is the very request of `first` with the cache
+off. Writes `compaction.json`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import statistics
 import tempfile
 import time
@@ -27,13 +29,15 @@ _REPORT = Path(__file__).parent / "compaction.json"
 _NUM_TURNS = 5
 _TURN_SENTENCES = 14
 _RULES = 40
+_SUMMARY_TOKENS = 256
 
 
 class Round(msgspec.Struct):
     """Milliseconds to the first token, and cached tokens of how many.
 
     `hot` is a turn before the compaction, `summary` the request for the summary, `first` the turn
-    after it once it was prepared, `at_once` one that is sent as soon as the summary is there.
+    after it once it was prepared, `at_once` one that is sent as soon as the summary is there;
+    `summary_alone` is a summary beside which nothing is prepared, and `unprepared` what follows it.
     """
 
     times_ms: dict[str, float]
@@ -87,7 +91,9 @@ class Session:
 
     async def compact(self, name: str | None = None) -> Any:
         """The history becomes what a client keeps after a compaction."""
-        answer = await self.ask(name, {"type": "compaction_trigger"}, max_output_tokens=64)
+        answer = await self.ask(
+            name, {"type": "compaction_trigger"}, max_output_tokens=_SUMMARY_TOKENS
+        )
         self.history = [one for one in self.history if one["role"] != "assistant"]
         self.history += answer["output"]
         return answer
@@ -137,21 +143,36 @@ async def one_round(ahead: Hearth, without: Hearth, seed: str) -> Round:
     await hurried.compact()
     await hurried.ask("at_once", question)
     unprepared = await begun(without, f"{seed} door")
-    await unprepared.compact()
+    await unprepared.compact("summary_alone")
     await unprepared.ask("unprepared", question)
     session.made.times_ms |= hurried.made.times_ms | unprepared.made.times_ms
     session.made.cached |= hurried.made.cached | unprepared.made.cached
     return session.made
 
 
+def endless(folder: Path) -> Path:
+    """hearth-tiny with an end token that it never says."""
+    shutil.copytree(HEARTH_TINY, folder)
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((folder / name).read_text()) | {"eos_token_id": 0}
+        (folder / name).write_text(json.dumps(config))
+    tokenizer = folder / "tokenizer_config.json"
+    config = json.loads(tokenizer.read_text()) | {"eos_token": "<|endoftext|>"}
+    tokenizer.write_text(json.dumps(config))
+    return folder
+
+
 async def measure(rounds: int) -> Figures:
     """So many rounds after one that warms up."""
     began = environment()
     made: list[Round] = []
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+    with tempfile.TemporaryDirectory() as folder:
+        model, one, other = endless(Path(folder) / "bench"), Path(folder) / "1", Path(folder) / "2"
+        for home in (one, other):
+            home.mkdir(mode=0o700)
         async with (
-            hearth(HEARTH_TINY, Path(one), spare_worker=False) as ahead,
-            hearth(HEARTH_TINY, Path(other), spare_worker=False, prewarm=False) as without,
+            hearth(model, one, spare_worker=False) as ahead,
+            hearth(model, other, spare_worker=False, prewarm=False) as without,
         ):
             for number in range(rounds + 1):
                 found = await one_round(ahead, without, f"round {number}")
