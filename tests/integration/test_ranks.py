@@ -249,6 +249,8 @@ async def test_a_rank_that_dies_is_the_workers_crash(
     assert (talk.first.text, second.text) == expected.turns[:2]
     assert use.tier == "warm"
     assert use.num_tokens >= expected.turns[2]
+    # Where an answer was taken up again, all ranks end it at the same token.
+    assert status_of(two).num_crashes == 1
 
 
 async def test_what_is_damaged_of_one_rank_is_computed_again_by_all(

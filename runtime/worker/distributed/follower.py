@@ -186,6 +186,7 @@ class Follower:
             # What turns tokens into text and tells grammars is rank 0's alone.
             one = Sequence(group, row.index, cast("Any", None), cast("Any", None))
             one.ignores_eos = not row.ends_at_eos
+            one.output_token_ids = list(row.said)
             self._rows[row.number] = one
             group.sequences.append(one)
         self._decoder.insert(group, group.sequences, takes=record.takes)

@@ -229,7 +229,8 @@ class LeaderDecoder(Decoder):
         for one in sequences:
             self._num_rows += 1
             self._rows[one] = self._num_rows
-            rows.append(Row(self._num_rows, one.index, one.ends_at_eos))
+            said = list(one.output_token_ids)
+            rows.append(Row(self._num_rows, one.index, one.ends_at_eos, said))
         self._lead.tell(
             Insert(
                 kv=group.kv.number,

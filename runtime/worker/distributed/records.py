@@ -96,11 +96,16 @@ class Score(msgspec.Struct, frozen=True, tag=True):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence that begins to decode; `number` names it from now on."""
+    """A sequence that begins to decode; `number` names it from now on.
+
+    `said` are the tokens of its answer up to now: they count towards its longest length, its draws
+    and its penalties where it is taken up again.
+    """
 
     number: int
     index: int
     ends_at_eos: bool
+    said: list[int]
 
 
 class Insert(msgspec.Struct, frozen=True, tag=True):
