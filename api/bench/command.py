@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 from rich.console import Console
@@ -108,6 +110,14 @@ def run(_: Settings, arguments: argparse.Namespace) -> int:
         Misused: flags that do not belong together.
     """
     _settle(arguments)
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        return _measure_and_print(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _measure_and_print(arguments: argparse.Namespace) -> int:
     command = f"hearth {shlex.join(sys.argv[1:])}"
     if arguments.peers[:1] == [AGENTS]:
         return run_agents(arguments, command)
@@ -115,6 +125,11 @@ def run(_: Settings, arguments: argparse.Namespace) -> int:
     text = msgspec.json.encode(report).decode() if arguments.as_json else table(report)
     sys.stdout.write(text + "\n")
     return int(any(row.num_wrong or row.num_failed for row in report.rows))
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """Asked to end: the servers that were started go first."""
+    sys.exit(128 + number)
 
 
 def write(report: Report, folder: Path) -> None:

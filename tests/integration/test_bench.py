@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +16,7 @@ from threading import Thread
 from typing import NamedTuple
 
 import msgspec
+import psutil
 import pytest
 
 from api.bench.command import measure, run
@@ -23,6 +27,7 @@ from api.cli.arguments import add_bench_arguments
 from ops.bench.peers import BEGIN, END, with_table
 from runtime.config.settings import Settings
 from tests.running_server import running
+from tests.waiting import until
 
 OVER_HTTP = {"cold", "retry", "follow-up", "sibling", "mid-edit", "1 stream", "2 streams"}
 
@@ -154,6 +159,20 @@ def test_servers_are_started_swapped_killed_and_restarted() -> None:
         assert not [text for text in rows.values() if "WRONG" in text or "failed" in text]
     killed = [one for one in report.rounds[0].samples if one.scenario == "kill"]
     assert killed[0].cached_tokens > killed[0].prompt_tokens / 2
+
+
+@pytest.mark.parametrize("kind", [["agents", "hearth"], ["hearth"]])
+async def test_a_run_that_is_asked_to_end_takes_its_server_with_it(kind: list[str]) -> None:
+    command = [sys.executable, "-m", "api", "bench", *kind, "--model", "hearth-tiny"]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as measuring:
+        this = psutil.Process(measuring.pid)
+        await until(lambda: len(this.children(recursive=True)) > 1, "a server with a worker")
+        started = this.children(recursive=True)
+        measuring.terminate()
+        assert measuring.wait(60) == 128 + signal.SIGTERM
+    assert psutil.wait_procs(started, timeout=10)[1] == []
 
 
 def test_a_server_without_a_recipe_is_named() -> None:

@@ -69,6 +69,12 @@ class Gate:
                 self.ended = f"{MAX_FAILURES} turns in a row failed"
             self._condition.notify_all()
 
+    def end(self, why: str) -> None:
+        """No further turn may begin."""
+        with self._condition:
+            self.ended = self.ended or why
+            self._condition.notify_all()
+
     def _is_due(self) -> bool:
         return bool(self._ahead) and self._num_begun >= self._ahead[0].after_turns
 

@@ -107,6 +107,9 @@ class Replay:
                 for one in played:
                     one.result()
                 self._run.wall_s = round(time.perf_counter() - self._begun_s, 1)
+            except (KeyboardInterrupt, SystemExit):
+                self._gate.end("it was interrupted")
+                raise
             finally:
                 self._run.ended_early = self._gate.ended
                 self._run.happened = self._gate.happened
