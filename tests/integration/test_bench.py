@@ -164,7 +164,7 @@ def test_servers_are_started_swapped_killed_and_restarted() -> None:
 @pytest.mark.parametrize("kind", [["agents", "hearth"], ["hearth"]])
 async def test_a_run_that_is_asked_to_end_takes_its_server_with_it(kind: list[str]) -> None:
     command = [sys.executable, "-m", "api", "bench", *kind, "--model", "hearth-tiny"]
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: ASYNC220
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as measuring:
         this = psutil.Process(measuring.pid)
