@@ -54,7 +54,7 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
             "test_swapped_files_are_misses",
         ),
         "integration/test_kv_store.py": ("test_damaged_slots_are_a_miss_and_put_aside",),
-        "integration/test_residents.py": (
+        "integration/test_idle_caches.py": (
             "test_what_is_taken_up_is_what_the_runs_hold",
             "test_what_is_deleted_leaves_its_caches_too_and_nobody_elses",
         ),

@@ -317,8 +317,8 @@ class Restorer:
         return is_same
 
     def _taken_up(self, found: Found, num_room: int) -> list[Any]:
-        if (resident := self._state.residents.take(found.path)) is not None:
-            return resident
+        if (idle := self._state.idle_caches.take(found.path)) is not None:
+            return idle
         kv, parts = self._state.model.new_kv(found.num_tokens), self._state.parts
         given = _to_give(self._hot, found) if parts.can_divide else []
         if pieces := _pieces(self._hot, found):

@@ -10,11 +10,11 @@ from typing import Any
 from runtime.kv.blocks import HashChain
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.hot import HotTier
+from runtime.kv.idle_cache import IdleCaches
 from runtime.kv.losses import Losses
 from runtime.kv.parts import Caches, Parts
 from runtime.kv.prefix_tree import PrefixTree, Run, part_of, path_to
 from runtime.kv.rates import Rates
-from runtime.kv.resident import Residents
 from runtime.types import MissReason
 from runtime.wire import KvCounts
 from store.keyed_names import Asker
@@ -43,7 +43,7 @@ class TierState:
         default_factory=OrderedDict["bytes", "MissReason"]
     )
     losses: Losses = field(default_factory=Losses)
-    residents: Residents = field(default_factory=Residents)
+    idle_caches: IdleCaches = field(default_factory=IdleCaches)
     max_hot_bytes: int = 0
     left_bytes: int | None = None
     """What running requests leave to the hot tier of the memory for both; None: enough."""
@@ -123,7 +123,7 @@ class TierState:
         """Drop a run, and remember why it is missed."""
         self.hot.drop(run)
         self._remember([run], reason)
-        self.residents.let_go(self.hot.__contains__)
+        self.idle_caches.let_go(self.hot.__contains__)
 
     def forget_askers(self, is_meant: Callable[[Asker], bool]) -> tuple[list[Run], list[str]]:
         """Forget what only these used and is not published, as `HotTier.forget`."""
@@ -133,7 +133,7 @@ class TierState:
             held = self.hot[run]
             part = self.shorten(run, held.reach(), "deleted")
             self.hot.others += [part] if part is not None and held.is_queued else []
-        self.residents.let_go(self.hot.__contains__)
+        self.idle_caches.let_go(self.hot.__contains__)
         gone = [run for run in (*told.runs, *told.longer) if run not in self.hot]
         return gone, told.unwritten
 
@@ -178,13 +178,13 @@ class TierState:
     def leave_beside_rows(self, num_bytes: int | None, following: Sequence[Run] = ()) -> None:
         """So much is left to it beside running requests; None: enough.
 
-        `following` are taken up next: what is resident of them is among what requests have.
+        `following` are taken up next: the idle cache of them is among what requests have.
         """
-        self.residents.want(following)
+        self.idle_caches.want(following)
         self.left_bytes, most_bytes = num_bytes, self.max_hot_bytes
         budget_bytes = most_bytes if num_bytes is None else min(most_bytes, num_bytes)
         if budget_bytes == self.hot.budget_bytes:
-            self.fit_residents()
+            self.fit_idle_caches()
             return
         is_less = budget_bytes < self.hot.num_bytes
         self.hot.budget_bytes = budget_bytes
@@ -197,23 +197,23 @@ class TierState:
         forgotten = self.hot.shrink()
         self._remember(forgotten, "evicted")
         if forgotten:
-            self.residents.let_go(self.hot.__contains__)
-        self.fit_residents()
+            self.idle_caches.let_go(self.hot.__contains__)
+        self.fit_idle_caches()
 
-    def keep_resident(self, cursor: CacheCursor, kv: Sequence[Any]) -> None:
+    def keep_idle(self, cursor: CacheCursor, kv: Sequence[Any]) -> None:
         """Whoever goes on from the end of a cursor is given these caches, if all of it is kept.
 
         Pictures have more in them than tokens say, and of the caches of ranks only a part is here.
         """
         is_plain = not cursor.media and self.parts.can_divide
         if is_plain and cursor.leaf in self.hot and cursor.num_kept == len(cursor.token_ids):
-            self.residents.keep(path_to(cursor.leaf, cursor.num_kept), [*kv])
-            self.fit_residents()
+            self.idle_caches.keep(path_to(cursor.leaf, cursor.num_kept), [*kv])
+            self.fit_idle_caches()
 
-    def fit_residents(self) -> None:
+    def fit_idle_caches(self) -> None:
         """They have what running requests and the hot tier leave of the memory for both."""
         both_bytes = self.max_hot_bytes if self.left_bytes is None else self.left_bytes
-        self.residents.fit(both_bytes - self.hot.num_bytes)
+        self.idle_caches.fit(both_bytes - self.hot.num_bytes)
 
     def _remember(self, forgotten: list[Run], reason: MissReason) -> None:
         for run in forgotten:

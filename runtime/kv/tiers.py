@@ -222,7 +222,7 @@ class Tiers:
             if cursor.leaf is not None and cursor.leaf in self.hot:
                 self._notes.reached(cursor)
                 self._notes.ended(cursor.leaf)
-            self._state.keep_resident(cursor, kv)
+            self._state.keep_idle(cursor, kv)
         heed(self.hot, cursor)
 
     def on_kv_start(self, cursor: CacheCursor, token_ids: list[int], kv: Sequence[Any]) -> None:

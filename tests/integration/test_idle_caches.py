@@ -48,8 +48,8 @@ def same_bytes(one: list[Any], other: list[Any], num_tokens: int) -> bool:
     )
 
 
-def bytes_of_residents(session: Session) -> int:
-    return session.tier_state.residents.num_bytes
+def bytes_of_idle_caches(session: Session) -> int:
+    return session.tier_state.idle_caches.num_bytes
 
 
 def test_the_next_turn_has_the_caches_of_the_last_one_themselves(dense: LoadedModel):
@@ -73,7 +73,7 @@ def test_two_that_go_on_from_one_turn_have_caches_of_their_own(dense: LoadedMode
 def test_layers_that_cannot_forget_leave_none(hybrid: LoadedModel):
     session = Session(hybrid)
     answered(session, FIRST, SAID)
-    assert len(session.tier_state.residents) == 0
+    assert len(session.tier_state.idle_caches) == 0
 
 
 def test_what_is_deleted_leaves_its_caches_too_and_nobody_elses(dense: LoadedModel):
@@ -82,24 +82,24 @@ def test_what_is_deleted_leaves_its_caches_too_and_nobody_elses(dense: LoadedMod
     others = ids(8, 90)
     answered(session, others, SAID, asker=Asker("m", "b"))
     session.tiers.hear(Forget(number=1, whom=Whom(session_id="a"), secret=SECRET))
-    assert len(session.tier_state.residents) == 1
+    assert len(session.tier_state.idle_caches) == 1
     assert session.take_up(session.cursor(TURN_2))[1] == 0
     kept = session.take_up(session.cursor([*others, *SAID, *NEXT]))
     assert kept[1] == len(others) + len(SAID)
-    assert len(session.tier_state.residents) == 0
+    assert len(session.tier_state.idle_caches) == 0
 
 
 def test_they_take_what_requests_and_the_hot_tier_leave(dense: LoadedModel):
     session = Session(dense)
     answered(session, FIRST, SAID)
     answered(session, ids(8, 90), SAID)
-    both = bytes_of_residents(session)
+    both = bytes_of_idle_caches(session)
     session.tiers.leave_beside_rows(session.tiers.hot.num_bytes + both)
-    assert bytes_of_residents(session) == both
+    assert bytes_of_idle_caches(session) == both
     session.tiers.leave_beside_rows(session.tiers.hot.num_bytes + both - 1)
-    assert 0 < bytes_of_residents(session) < both
+    assert 0 < bytes_of_idle_caches(session) < both
     session.tiers.leave_beside_rows(session.tiers.hot.num_bytes)
-    assert bytes_of_residents(session) == 0
+    assert bytes_of_idle_caches(session) == 0
     assert session.take_up(session.cursor(TURN_2))[1] == len(FIRST) + len(SAID)
 
 
@@ -112,7 +112,7 @@ def test_who_is_restored_next_need_not_make_room_for_its_own_caches(dense: Loade
     session.tiers.leave_beside_rows(session.tiers.hot.num_bytes, cursor.pinned)
     kv, _ = session.tiers.restore(cursor)
     assert [id(cache) for cache in kv] == [id(cache) for cache in ended]
-    assert bytes_of_residents(session) == 0
+    assert bytes_of_idle_caches(session) == 0
 
 
 def test_another_tenant_has_none_of_them(dense: LoadedModel):
@@ -123,7 +123,7 @@ def test_another_tenant_has_none_of_them(dense: LoadedModel):
 
 
 class Pair:
-    """The same requests with residents and without; what both take up is the same to the byte."""
+    """The same requests with idle caches and without; what both take up is the same to the byte."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.sessions = Session(model), Session(model)
@@ -139,12 +139,12 @@ class Pair:
         for (session, cursor), kv in zip(pairs, (ours, theirs), strict=True):
             session.compute(cursor, kv, num_ours)
             session.answer(cursor, kv, said)
-        self.sessions[1].tier_state.residents.fit(0)
+        self.sessions[1].tier_state.idle_caches.fit(0)
 
     def hear(self, news: Forget) -> None:
         for session in self.sessions:
             session.tiers.hear(news)
-        self.sessions[1].tier_state.residents.fit(0)
+        self.sessions[1].tier_state.idle_caches.fit(0)
 
 
 @given(

@@ -1,9 +1,9 @@
-"""Residents: the live caches of sequences that ended, for whoever goes on from one of them.
+"""Idle caches: the layer caches of sequences that ended, for whoever goes on from one of them.
 
-How far a prompt is known the prefix tree says. A resident only spares putting that together again
-from its runs, which takes the longer the more turns a conversation has. It lies in memory that
-neither running requests nor the hot tier want, and goes as soon as they do, or when a run that it
-holds is forgotten. Belongs to the mlx thread.
+How far a prompt is known the prefix tree says. An idle cache only spares putting that together
+again from its runs, which takes the longer the more turns a conversation has. It lies in memory
+that neither running requests nor the hot tier want, and goes as soon as they do, or when a run
+that it holds is forgotten. Belongs to the mlx thread.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from runtime.kv import layers
 from runtime.kv.prefix_tree import Run
 
-MAX_RESIDENTS = 64
+MAX_IDLE_CACHES = 64
 
 Path = Sequence[tuple[Run, int]]
 """Runs that follow each other from the first token on, each with the position where it is left."""
 
 
 @dataclass(eq=False, slots=True)
-class Resident:
+class IdleCache:
     """Layer caches that hold the tokens of these runs, and room behind them."""
 
     path: Path
@@ -49,12 +49,12 @@ class Resident:
         return is_longer and [run for run, _ in path[:number]] == [run for run, _ in self.path]
 
 
-class Residents:
+class IdleCaches:
     """Those of one model, the one that ended last at the end."""
 
     def __init__(self) -> None:
-        self._all: list[Resident] = []
-        self._wanted: Resident | None = None
+        self._all: list[IdleCache] = []
+        self._wanted: IdleCache | None = None
 
     def __len__(self) -> int:
         return len(self._all)
@@ -72,8 +72,8 @@ class Residents:
         """
         if path and layers.can_go_on(kv):
             self._all = [one for one in self._all if not one.is_before(path)]
-            self._all.append(Resident(path, kv, layers.num_bytes(kv)))
-            del self._all[:-MAX_RESIDENTS]
+            self._all.append(IdleCache(path, kv, layers.num_bytes(kv)))
+            del self._all[:-MAX_IDLE_CACHES]
 
     def want(self, runs: Sequence[Run]) -> None:
         """What follows these runs is taken up next, in the memory that it has already."""
