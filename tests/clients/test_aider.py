@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.clients.conftest import MODEL
+from tests.clients.python_clients import environment_with
 from tests.documents import ROOT, blocks
 from tests.running_server import RunningServer
 from tests.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 
-INSTALL_S = 900.0
 AIDER = "aider-chat==0.86.2"
 
 
@@ -35,19 +34,7 @@ def num_answered(server: RunningServer) -> int:
 @pytest.fixture(scope="module")
 def aider(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, in an environment of its own."""
-    uv = Path(sys.executable).parent / "uv"
-    folder = tmp_path_factory.mktemp("aider") / "venv"
-    python = folder / "bin" / "python"
-    for command in (
-        [uv, "venv", "--quiet", "--python", sys.executable, folder],
-        [uv, "pip", "install", "--quiet", "--python", python, AIDER],
-    ):
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INSTALL_S, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"aider cannot be installed: {done.stderr[-300:]}")
-    return folder / "bin" / "aider"
+    return environment_with(tmp_path_factory.mktemp("aider") / "venv", AIDER) / "aider"
 
 
 @pytest.mark.parametrize("typed", ["", "Hello!\nAnd once more?\nAnd again.\n/exit\n"])

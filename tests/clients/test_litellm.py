@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.clients.conftest import MODEL
+from tests.clients.python_clients import environment_with
 from tests.running_server import RunningServer
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 LITELLM = ("litellm==1.106.2", "mcp")
 """It imports `mcp` whenever tools are used, and does not ask for it."""
-INSTALL_S = 600.0
 
 
 def run(
@@ -36,16 +35,7 @@ def run(
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python with LiteLLM, which is skipped where it cannot be installed."""
-    folder = tmp_path_factory.mktemp("litellm") / "venv"
-    uv = Path(sys.executable).parent / "uv"
-    if not uv.exists():
-        pytest.skip("uv is missing: `make setup` installs it")
-    run(uv, "venv", "--quiet", folder, timeout_s=60)
-    python = folder / "bin" / "python"
-    ended = run(uv, "pip", "install", "--quiet", "--python", python, *LITELLM, timeout_s=INSTALL_S)
-    if ended.returncode:
-        pytest.skip(f"{LITELLM[0]} cannot be installed: {ended.stderr[-300:]}")
-    return python
+    return environment_with(tmp_path_factory.mktemp("litellm") / "venv", *LITELLM) / "python"
 
 
 @pytest.fixture(scope="module")
