@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 from typing_extensions import override
@@ -13,7 +14,7 @@ from api.http.errors import GenerationFailed
 from api.http.sse import unheard
 from api.observe.metrics import Meter
 from api.observe.record import SummaryCost
-from runtime.errors import NoSummary, SummaryWanted
+from runtime.errors import ContextTooLong, NoSummary, SummaryWanted
 from runtime.prompt.compaction import summary_request
 from runtime.prompt.overflow import most_summary
 from runtime.supervisor.generation import Generation
@@ -21,6 +22,9 @@ from runtime.types import ChatPrompt, Failed, GenerateRequest, Summary, TextDelt
 
 NOT_SUMMARISED = "not_summarised"
 """The model wrote no summary, so that what does not fit was dropped."""
+
+MOST_NESTED = 16
+"""Summaries each of which waits for one of its own beginning; what is before that is dropped."""
 
 
 class SummarisedAnswer(Answer):
@@ -44,11 +48,22 @@ class SummarisedAnswer(Answer):
         self._summing: Answer | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._is_closed = False
+        self.num_above = 0
+        """Answers that wait for this one, which is a summary if there are any."""
 
     @property
     @override
     def phase(self) -> str:
-        return f"summary: {self._summing.phase}" if self._summing is not None else super().phase
+        if (at_work := self._summing) is None:
+            return super().phase
+        while isinstance(at_work, SummarisedAnswer) and at_work.waits_for is not None:
+            at_work = at_work.waits_for
+        return f"summary: {at_work.phase}"
+
+    @property
+    def waits_for(self) -> Answer | None:
+        """The summary that is being made for it."""
+        return self._summing
 
     @property
     @override
@@ -80,7 +95,7 @@ class SummarisedAnswer(Answer):
             request = self._all[0].request
             if any(one.first == first for one in request.summaries):
                 raise NoSummary
-            made = Summary(first=first, text=await self._summed_up(request, first))
+            made = Summary(first=first, text=await self._summary(request, first))
             again = msgspec.structs.replace(request, summaries=(*request.summaries, made))
             self._all[0] = self._source = generation = self._submit(again)
             if self._is_held:
@@ -96,10 +111,30 @@ class SummarisedAnswer(Answer):
             return wanted.first
         return None
 
-    async def _summed_up(self, request: GenerateRequest, first: int) -> str:
-        """The summary of the messages before that one; nothing where the model writes none."""
+    async def _summary(self, request: GenerateRequest, first: int) -> str:
+        """What stands for the messages before that one; nothing where none can be had of them.
+
+        Raises:
+            NoSummary: this answer is a summary itself, of these very messages.
+        """
         prompt = request.prompt
         assert isinstance(prompt, ChatPrompt), "only conversations overflow"
+        if self.num_above and first == len(prompt.messages) - 1:
+            raise NoSummary
+        text = ""
+        if self.num_above < MOST_NESTED:
+            with suppress(ContextTooLong, NoSummary):
+                text = await self._summed_up(request, prompt, first)
+        if not text and NOT_SUMMARISED not in self.tally.notes:
+            self.tally.notes.append(NOT_SUMMARISED)
+        return text
+
+    async def _summed_up(self, request: GenerateRequest, prompt: ChatPrompt, first: int) -> str:
+        """What the model says in place of these messages.
+
+        Raises:
+            ContextTooLong, NoSummary: beside the request for it there is no room for any of them.
+        """
         beginning = msgspec.structs.replace(prompt, messages=prompt.messages[:first])
         window = request.context_within(0)
         asked = msgspec.structs.replace(
@@ -112,6 +147,8 @@ class SummarisedAnswer(Answer):
             prediction="",
         )
         answer = self._summing = self._ask(summary_request(asked, window))
+        if isinstance(answer, SummarisedAnswer):
+            answer.num_above = self.num_above + 1
         texts: list[str] = []
         try:
             await answer.accepted()
@@ -124,9 +161,9 @@ class SummarisedAnswer(Answer):
             answer.close()
             self._summing = None
         self._tell_cost(answer)
-        if not (text := "".join(texts).strip()):
+        if NOT_SUMMARISED in answer.tally.notes:
             self.tally.notes.append(NOT_SUMMARISED)
-        return text
+        return "".join(texts).strip()
 
     def _tell_cost(self, answer: Answer) -> None:
         """With that of earlier summaries, and of those that this one needed."""

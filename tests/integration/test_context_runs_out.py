@@ -355,6 +355,17 @@ def test_what_goes_is_summed_up_once_and_the_summary_is_read_turn_by_turn(
     assert num_made >= 2
 
 
+def test_where_a_summary_has_no_room_the_turns_are_dropped_and_that_is_told(
+    server: RunningServer,
+):
+    client = outgrown(server)
+    client.said.append(("user", "And now?"))
+    limited = {"model": "whole", "overflow": "summarise", "max_context": 200, "max_tokens": 4}
+    hearth = server.post(CHAT, client.body() | limited).json()["hearth"]
+    assert [one["rule"] for one in hearth["prompt"]] == ["dropped_turns"]
+    assert hearth["notes"] == ["not_summarised"]
+
+
 class SummedNamed(Named):
     model = "sums"
 

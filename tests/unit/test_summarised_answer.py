@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from api.http.answer import Answer
-from api.http.summarised import NOT_SUMMARISED, SummarisedAnswer
+from api.http.summarised import MOST_NESTED, NOT_SUMMARISED, SummarisedAnswer
 from api.observe.metrics import Metrics
 from runtime.cache.figures import DiskFigures, KvFigures
-from runtime.errors import Aborted, NoSummary, SummaryWanted
+from runtime.errors import Aborted, ContextTooLong, HearthError, NoSummary, SummaryWanted
 from runtime.prompt.compaction import REQUEST
 from runtime.supervisor.generation import Generation
 from runtime.types import (
@@ -43,10 +44,10 @@ ASKED = GenerateRequest(
 class Worker:
     """All that was submitted, to be answered by the test as a worker would."""
 
-    def __init__(self) -> None:
+    def __init__(self, asked: GenerateRequest = ASKED) -> None:
         self.metrics = Metrics(list, lambda: KvFigures({}, {}, DiskFigures()))
         self.sent: list[Generation] = []
-        self.answer = self._answer(ASKED)
+        self.answer = self._answer(asked)
 
     def _submit(self, request: GenerateRequest) -> Generation:
         self.sent.append(Generation(request, Alone()))
@@ -123,6 +124,40 @@ async def test_without_a_summary_it_goes_on_and_says_so():
     says(again, "Yes.")
     await accepting
     assert worker.answer.tally.notes == [NOT_SUMMARISED]
+
+
+@pytest.mark.parametrize("no_room", [SummaryWanted(2), ContextTooLong(200, 100)])
+async def test_where_the_request_for_a_summary_has_no_room_it_goes_on_and_says_so(
+    no_room: HearthError,
+):
+    """It fits without what it is to sum up only: then it would want that summed up, for ever."""
+    worker = Worker()
+    accepting = asyncio.create_task(worker.answer.accepted())
+    worker.sent[0].fail(SummaryWanted(2))
+    (await worker.nth(1)).fail(no_room)
+    again = await worker.nth(2)
+    assert [(one.first, one.text) for one in again.request.summaries] == [(2, "")]
+    says(again, "Yes.")
+    await accepting
+    assert worker.answer.tally.notes == [NOT_SUMMARISED]
+    assert len(worker.sent) == 3
+
+
+async def test_summaries_of_summaries_have_an_end_and_what_is_not_summed_up_is_told():
+    num_turns = 2 * MOST_NESTED
+    messages = MESSAGES[:2] * num_turns + MESSAGES[:1]
+    worker = Worker(msgspec.structs.replace(ASKED, prompt=ChatPrompt(messages=messages)))
+    accepting = asyncio.create_task(worker.answer.accepted())
+    for number in range(MOST_NESTED + 1):
+        (await worker.nth(number)).fail(SummaryWanted(2 * (num_turns - number)))
+    assert worker.answer.phase == "summary: queued"
+    for number in range(MOST_NESTED + 1):
+        says(await worker.nth(MOST_NESTED + 1 + number), "a")
+    await accepting
+    assert len(worker.sent) == 2 * (MOST_NESTED + 1)
+    assert worker.answer.tally.notes == [NOT_SUMMARISED]
+    assert worker.answer.tally.summaries is not None
+    assert worker.answer.tally.summaries.num_summaries == MOST_NESTED
 
 
 async def test_a_worker_that_wants_the_same_again_ends_it():
