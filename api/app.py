@@ -39,7 +39,7 @@ from api.http.limits import Bounds, BoundsByHandler, TimeLimit
 from api.http.openapi import SchemaPlugin
 from api.jobs import Chore, Jobs
 from api.models import get_model, list_models
-from api.observe.log import RequestLog, configure_logging
+from api.observe.log import RequestLog
 from api.observe.metrics import Metrics
 from api.observe.store_metrics import HistoryCollector
 from api.observe.trend import SAMPLE_S
@@ -49,6 +49,7 @@ from api.openai.chat import chat_completions
 from api.openai.completions import completions
 from api.openai.embeddings import embeddings
 from api.openai.tokens import detokenize, tokenize, tokenizer_info
+from api.preflight import Preflight
 from api.prewarm import PinnedPrompts, PrewarmCollector
 from api.responses import handlers as responses_handlers
 from api.responses.archive import Archive
@@ -56,13 +57,10 @@ from api.responses.service import ResponseService
 from runtime.cache.history import History
 from runtime.cache.history_figures import HistoryFigures
 from runtime.cache.service import KvStore
-from runtime.config.home import Home
 from runtime.config.limits import RouteKind
-from runtime.config.settings import Settings, check_places
-from runtime.errors import SettingsError, UnknownModel
+from runtime.config.settings import Settings
 from runtime.keys import digest_of
 from runtime.memory import trim_heap
-from runtime.models.arrivals import Arrivals
 from runtime.models.catalog import Catalog
 from runtime.prewarm.prewarm import Prewarm
 from runtime.supervisor.source import WorkerSource
@@ -114,47 +112,21 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
 
 
 class HearthServer(NamedTuple):
-    """A server that is put together but not started. Its home is its own until the process ends."""
+    """A server that is put together but not started."""
 
     app: ASGIApp
-    catalog: Catalog
     supervisor: Supervisor
     kv: KvStore
     metrics: Metrics
 
 
-def build_server(settings: Settings, workers: WorkerSource | None = None) -> HearthServer:
-    """Put the server together as the settings say, logging included.
-
-    `workers` is where they come from, if that was begun already.
-
-    Raises:
-        HomeTaken: another server owns the home.
-        SettingsError: the settings name a model or a `models_dir` that does not exist.
-    """
-    check_places(settings)
-    home = Home.take(settings.home)  # before anything is written, the log included
-    try:
-        configure_logging(settings.log_level, settings.log_format, settings.log_file)
-    except OSError as error:
-        why = f"log_file {settings.log_file} cannot be written: {error.strerror}."
-        raise SettingsError(why) from error
-    catalog = Catalog(settings, Arrivals() if settings.allow_download else None)
-    named = [("preload", name) for name in settings.preload or ()]
-    if settings.default_model is not None:
-        named.append(("default_model", settings.default_model))
-    for key, name in named:
-        try:
-            catalog.resolve(name)
-        except UnknownModel as error:
-            if catalog.may_come(name):
-                continue
-            raise SettingsError(f"{key} cannot be used: {error.message}") from error
+def build_server(settings: Settings, found: Preflight, workers: WorkerSource) -> HearthServer:
+    """Put the server together as the settings say; `workers` is where processes come from."""
     kv = KvStore(settings)
-    supervisor = Supervisor(settings, catalog, kv, workers)
-    rules = rules_of(settings, digest_of(home.new_admin_token()))
-    app = create_app(settings, catalog, supervisor, kv, rules)
-    return HearthServer(app, catalog, supervisor, kv, app.metrics)
+    supervisor = Supervisor(settings, found.catalog, kv, workers)
+    rules = rules_of(settings, digest_of(found.home.new_admin_token()))
+    app = create_app(settings, found.catalog, supervisor, kv, rules)
+    return HearthServer(app, supervisor, kv, app.metrics)
 
 
 _ERRORS = ErrorHandlers([(speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error)])

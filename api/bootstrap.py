@@ -1,6 +1,7 @@
 """What answers first: liveness at once, everything else as soon as the house is built.
 
-Importing and building the application takes most of a second; a probe need not wait for it.
+Importing and building the application takes most of a second; a probe need not wait for it, and
+neither need whoever is told which models there are.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from runtime.errors import HearthError
 
 if TYPE_CHECKING:
     from api.app import HearthServer
+    from api.preflight import Preflight
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -24,13 +26,19 @@ _HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % 
 
 
 class BootstrapApp:
-    """An ASGI application in front of the one that `build` makes, in a thread, when it starts.
+    """An ASGI application in front of the one that `build` makes, when it starts, of what `look`
+    found before; both in a thread.
 
     `on_end` is called when the house was closed or could not be built; `failure` then says why.
     """
 
-    def __init__(self, build: Callable[[], HearthServer]) -> None:
+    def __init__(
+        self, look: Callable[[], Preflight], build: Callable[[Preflight], HearthServer]
+    ) -> None:
+        self._look = look
         self._build = build
+        self._found: Preflight | None = None
+        self._has_looked = asyncio.Event()
         self._server: HearthServer | None = None
         self._is_settled = asyncio.Event()
         self.on_end: Callable[[], None] = lambda: None
@@ -46,6 +54,13 @@ class BootstrapApp:
         else:
             app: AnyApp = (await self.house()).app
             await app(scope, receive, send)
+
+    async def found(self) -> Preflight:
+        """What was found before the house is built; cancelled where that failed."""
+        await self._has_looked.wait()
+        if self._found is None:
+            raise asyncio.CancelledError
+        return self._found
 
     async def house(self) -> HearthServer:
         """The house, once it is open; cancelled when it never will be."""
@@ -86,7 +101,9 @@ class BootstrapApp:
                 await send(message)
 
         try:
-            self._server = await asyncio.to_thread(self._build)
+            self._found = await asyncio.to_thread(self._look)
+            self._has_looked.set()
+            self._server = await asyncio.to_thread(self._build, self._found)
             app: AnyApp = self._server.app
             await app(scope, inner_receive, inner_send)
         except HearthError as error:
@@ -94,6 +111,7 @@ class BootstrapApp:
         except asyncio.CancelledError:
             pass  # told to hurry: the loop ends without waiting for the lifespan
         finally:
+            self._has_looked.set()
             self._is_settled.set()
             self.on_end()
 

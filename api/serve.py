@@ -1,4 +1,4 @@
-"""Running the server: its signals, and the line that says it is ready.
+"""Running the server: its signals, and the lines that say how far it is.
 
 Only what the first liveness probe needs is imported here; `build` brings the rest.
 """
@@ -11,7 +11,7 @@ import math
 import shlex
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -28,22 +28,20 @@ from runtime.embedded import HEARTH_TINY
 from runtime.errors import HearthError, UnknownModel
 
 if TYPE_CHECKING:
-    from api.app import HearthServer
+    from runtime.models.catalog import Catalog
 
-_POLL_S = 0.05
 _LAST_WORDS_S = 5.0
 _SHOWN_MODELS = 5
 _KEEP_CONNECTION_S = 75
 
 
 async def serve(
-    settings: Settings, listener: socket.socket, build: Callable[[], HearthServer]
+    settings: Settings, listener: socket.socket, bootstrap: BootstrapApp
 ) -> HearthError | None:
     """Serve until a signal says stop; why the house could not be built, if that is so.
 
     A second signal does not wait for workers.
     """
-    bootstrap = BootstrapApp(build)
     connections = Connections(most_connections(settings.max_connections))
     config = uvicorn.Config(
         SlowClientGuard(bootstrap, settings.send_timeout_s),
@@ -118,39 +116,53 @@ async def _count(bootstrap: BootstrapApp, connections: Connections) -> None:
 
 
 async def _announce(bootstrap: BootstrapApp, settings: Settings, port: int) -> None:
+    """Say at once where the server is, and of each model of the start how that went."""
+    found = await bootstrap.found()
+    url = url_of(settings.host, port)
+    _say(ready_line(settings, found.catalog, url))
     house = await bootstrap.house()
-    while not house.supervisor.is_ready:  # noqa: ASYNC110 - it changes a few times in its life
-        await asyncio.sleep(_POLL_S)
-    await house.kv.settled()  # or whoever reads the line could take the store first
-    line = ready_line(house, url_of(settings.host, port), has_keys=bool(settings.api_keys))
+    async for name, why_not in house.supervisor.boot_loads.outcomes():
+        _say(f"{name} could not be loaded: {why_not}" if why_not else f"{name} is loaded")
+
+
+def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def ready_line(house: HearthServer, url: str, *, has_keys: bool) -> str:
-    """One line: where the server is, what it serves, and a command to try it with.
+def ready_line(settings: Settings, catalog: Catalog, url: str) -> str:
+    """One line: where the server is, what it serves, what of that is still being loaded, and a
+    command to try it with.
 
     With keys the command takes one from the shell: the server knows their digests only.
     """
-    catalog = house.catalog
+    from runtime.supervisor.boot import models_at_boot, names_at_boot  # noqa: PLC0415 - long
+
     try:
         default = catalog.default()
     except UnknownModel:  # it is not here yet
         default = catalog.resolve(HEARTH_TINY.name)
     names = [spec.id for spec in catalog.models()]
     names.sort(key=lambda name: name != default.id)
-    more = len(names) - _SHOWN_MODELS
-    shown = ", ".join(names[:_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")
-    failures = [s for s in house.supervisor.status() if s.state == "failed"]
-    trouble = "".join(f"; {s.spec.id} could not be loaded: {s.last_error}" for s in failures)
+    loading = [spec.id for spec in models_at_boot(names_at_boot(settings, catalog), catalog)]
+    trouble = ""
+    if loading:
+        trouble = f"; {_few(loading)} {'are' if len(loading) > 1 else 'is'} still being loaded"
+        trouble += ", and requests wait for that"
     for name, why in catalog.unusable.items():
         how = "is not here yet" if catalog.may_come(name) else "cannot be used"
         trouble += f"; {name} {how}: {why}"
-    key = '-H "x-api-key: $HEARTH_API_KEY" ' if has_keys else ""
+    key = '-H "x-api-key: $HEARTH_API_KEY" ' if settings.api_keys else ""
     body = {"model": default.id, "messages": [{"role": "user", "content": "Hello!"}]}
     return (
-        f"Hearth is ready at {url} with {shown}{trouble} - try: "
+        f"Hearth is ready at {url} with {_few(names)}{trouble} - try: "
         f"curl -s {shlex.quote(url + '/v1/chat/completions')} {key}"
         "-H 'content-type: application/json' "
         f"-d {shlex.quote(json.dumps(body, separators=(',', ':')))}"
     )
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(names) - _SHOWN_MODELS
+    return ", ".join(names[:_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")

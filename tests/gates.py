@@ -25,7 +25,8 @@ def wait(event, args):
     reached = folder / f"{args[0]}.reached"
     if not reached.exists():
         modules = reached.with_suffix(f".{os.getpid()}")
-        modules.write_text(json.dumps(sorted(set(sys.modules) - brought)))
+        imported = {name for name, module in sys.modules.items() if module is not None}
+        modules.write_text(json.dumps(sorted(imported - brought)))
         modules.rename(reached)
     while (folder / args[0]).exists() and os.getppid() == parent:
         time.sleep(0.01)

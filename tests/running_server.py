@@ -28,6 +28,7 @@ from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent
 START_S = 60.0
+STORE_S = 3.0
 ANSWER_S = 150.0
 """A model that is loaded may wait a minute for a slow store before it answers, and be swapped."""
 Process = subprocess.Popen[bytes] | ForkedProcess
@@ -49,21 +50,40 @@ class RunningServer:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.ready_line = ""
+        self._printed = b""
         self._http = httpx.Client(base_url=self.url, timeout=ANSWER_S, trust_env=False)
 
     @property
     def stderr(self) -> str:
         return (self.home / "stderr.txt").read_text()
 
-    def wait_until_ready(self, timeout_s: float = START_S) -> None:
-        """Take the ready line, which is printed when the models are loaded."""
+    def next_line(self, timeout_s: float = START_S) -> str:
+        """What it prints next; nothing when it has ended."""
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
-        self.ready_line = self.process.stdout.readline().decode().strip() if ready else ""
+        out, due_s = self.process.stdout.fileno(), time.monotonic() + timeout_s
+        while b"\n" not in self._printed:
+            left_s = max(due_s - time.monotonic(), 0.0)
+            assert select.select([out], [], [], left_s)[0], f"no line:\n{self.stderr}"
+            piece = os.read(out, 1 << 16)
+            if not piece:
+                return ""
+            self._printed += piece
+        line, _, self._printed = self._printed.partition(b"\n")
+        return line.decode()
+
+    def wait_until_ready(self, timeout_s: float = START_S) -> None:
+        """Take the ready line; then until the models are loaded, and the store is had or not."""
+        due_s = time.monotonic() + timeout_s
+        self.ready_line = self.next_line(timeout_s)
         assert self.ready_line, f"no ready line within {timeout_s:g} s:\n{self.stderr}"
+        while (answer := self.get("/health/ready")).status_code != 200:
+            assert time.monotonic() < due_s, f"{answer.text}\n{self.stderr}"
+        due_s = min(due_s, time.monotonic() + STORE_S)
+        while self.get("/health/ready").json()["cache"] == "opening" and time.monotonic() < due_s:
+            pass
 
     def wait_for_the_store(self, timeout_s: float = START_S) -> None:
-        """Until it is open: the ready line waits for it only for a while."""
+        """Until it is open: `wait_until_ready` waits for it only for a while."""
         deadline_s = time.monotonic() + timeout_s
         while (cache := self.get("/health/ready").json()["cache"]) != "ok":
             assert time.monotonic() < deadline_s, f"cache: {cache}\n{self.stderr}"

@@ -76,6 +76,11 @@ class Peer:
         self._cpu_s: dict[int, float] = {}
 
     @property
+    def log(self) -> Path:
+        """What it prints."""
+        return self._home / "log.txt"
+
+    @property
     def can_restart(self) -> bool:
         return bool(self.recipe.start)
 
@@ -117,7 +122,7 @@ class Peer:
         environ = dict(os.environ) | blas_environment("auto", os.environ) | own
         command = fill_all(self.recipe.start, self._values)
         try:
-            with (self._home / "log.txt").open("ab") as log:
+            with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -222,7 +227,7 @@ class Peer:
             return []
 
     def _log_tail(self) -> str:
-        return (self._home / "log.txt").read_text(errors="replace")[-_LOG_TAIL:]
+        return self.log.read_text(errors="replace")[-_LOG_TAIL:]
 
     def install(self) -> None:
         """Make its environment, unless it is there, whole or not at all. Raises RecipeError."""

@@ -12,10 +12,10 @@ from typing import TextIO
 
 import msgspec
 
-from api.cli.client import NoServer, ServerLink
+from api.cli.client import ServerLink
 from api.cli.views import count, show, took
 from runtime.config.settings import Settings
-from runtime.errors import HearthError
+from runtime.errors import HearthError, NoServer
 
 _END = b"data: [DONE]"
 

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from runtime.config.settings import Settings
-from runtime.errors import HearthError
+from runtime.errors import HearthError, NoServer
 from runtime.keys import read_admin_token
 from runtime.progress import Progress, Watch
 
@@ -21,18 +21,6 @@ CONNECT_S = 5.0
 _PATIENCE_S = 30.0
 _TIMEOUT_S = 3600.0
 _ANY = frozenset({"0.0.0.0", "::", ""})  # noqa: S104
-
-
-class NoServer(HearthError):
-    """Nothing answers where the settings say that the server is."""
-
-    code = "no_server"
-
-
-class Misused(HearthError):
-    """The command line says too little, or what cannot be said together."""
-
-    code = "misused"
 
 
 class _ErrorBody(msgspec.Struct):

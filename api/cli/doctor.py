@@ -17,14 +17,14 @@ import psutil
 
 from api.address import listen
 from api.cli import doctor_disk, service
-from api.cli.client import NoServer, ServerLink
+from api.cli.client import ServerLink
 from api.cli.config import check
 from api.cli.doctor_disk import Finding
 from api.cli.models import ReadinessReport
 from api.cli.views import log_errors_only, show, size
 from runtime.config.settings import Settings
 from runtime.environment import INSTALL_HINT, find_blas, packaged_blas, worker_environment
-from runtime.errors import HearthError
+from runtime.errors import HearthError, NoServer
 from runtime.models.vision_files import can_see
 
 _IMPORT_TIMEOUT_S = 120

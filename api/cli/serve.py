@@ -23,6 +23,7 @@ from runtime.supervisor.spawned import why_no_mlx
 
 if TYPE_CHECKING:
     from api.app import HearthServer
+    from api.preflight import Preflight
 
 
 def serve(settings: Settings, _: argparse.Namespace) -> int:
@@ -49,19 +50,32 @@ async def _serve(settings: Settings, listener: socket.socket) -> HearthError | N
     if settings.preload != () or settings.spare_worker:
         with contextlib.suppress(OSError):  # the supervisor says so, when it wants one
             await workers.begin()
+    from api.bootstrap import BootstrapApp  # noqa: PLC0415
     from api.serve import serve as serve_house  # noqa: PLC0415 - a quarter of a second
 
     try:
-        return await serve_house(settings, listener, lambda: _build(settings, workers))
+        bootstrap = BootstrapApp(
+            lambda: _look(settings), lambda found: _build(settings, found, workers)
+        )
+        return await serve_house(settings, listener, bootstrap)
     finally:
         await workers.close()
 
 
-def _build(settings: Settings, workers: WorkerSource) -> HearthServer:
+def _look(settings: Settings) -> Preflight:
     """Imported in a thread, while liveness is already answered."""
+    # structlog would import it, which takes as long as all else before the ready line.
+    sys.modules.setdefault("rich", None)  # pyright: ignore[reportArgumentType]
+    from api.preflight import preflight  # noqa: PLC0415
+
+    return preflight(settings)
+
+
+def _build(settings: Settings, found: Preflight, workers: WorkerSource) -> HearthServer:
+    """Imported in a thread, while requests wait for it already."""
     from api.app import build_server  # noqa: PLC0415
 
-    house = build_server(settings, workers)
+    house = build_server(settings, found, workers)
     gc.freeze()
     gc.enable()
     return house

@@ -14,11 +14,11 @@ from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Header, Static
 from typing_extensions import override
 
-from api.cli.client import Misused, ServerLink
+from api.cli.client import ServerLink
 from api.cli.models import Running
 from api.cli.views import count, show, size, span, took
 from runtime.config.settings import Settings
-from runtime.errors import HearthError
+from runtime.errors import HearthError, Misused
 
 _PERIOD_S = 1.0
 _BAR = 12

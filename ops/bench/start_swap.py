@@ -11,11 +11,11 @@ import argparse
 import shutil
 import statistics
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 
@@ -34,15 +34,17 @@ NUM_TURNS = 6
 _REPORT = Path(__file__).parent / "start_swap.json"
 _POLL_S = 0.005
 _PATIENCE_S = 120.0
+_SAYS_WHERE = (b"Hearth is ready at ", b"Starting httpd at ")
 
 
 class Times(msgspec.Struct):
-    """Milliseconds. `live` is until the server listens and `start` until its first answer, both
-    from the command; the others are until the first token. `turn` is a question to either model in
-    turn, as soon as the other has answered.
+    """Milliseconds. `live` is until the server listens, `line` until it says where, and `start`
+    until its first answer, all from the command; the others are until the first token. `turn` is a
+    question to either model in turn, as soon as the other has answered.
     """
 
     live_ms: float
+    line_ms: float
     start_ms: float
     swap_ms: float
     back_ms: float
@@ -80,12 +82,11 @@ def recipe_before(checkout: Path) -> Recipe:
 
 def one_round(peer: Peer, num_tokens: int, number: int) -> Times:
     """All of it with one life of a server."""
-    live_s: list[float] = []
-    looking = threading.Thread(target=_look, args=(peer, live_s, time.perf_counter()))
-    looking.start()
+    begun_s = time.perf_counter()
     try:
-        start_s = peer.start()
-        looking.join()
+        with ThreadPoolExecutor(2) as beside:
+            live_s, line_s = [beside.submit(one, peer, begun_s) for one in (_look, _read)]
+            start_s = peer.start()
         second = peer.second
         assert second is not None
         talk = conversation(int(num_tokens * CHARACTERS_PER_TOKEN), 1000 + number)
@@ -99,11 +100,27 @@ def one_round(peer: Peer, num_tokens: int, number: int) -> Times:
         turns_ms = [_ttft_ms(both[one % 2], 10 * number + one) for one in range(NUM_TURNS)]
     finally:
         peer.stop()
-    return Times(live_s[0] * 1000, start_s * 1000, swap_ms, back_ms, statistics.median(turns_ms))
+    return Times(
+        live_ms=live_s.result() * 1000,
+        line_ms=line_s.result() * 1000,
+        start_ms=start_s * 1000,
+        swap_ms=swap_ms,
+        back_ms=back_ms,
+        turn_ms=statistics.median(turns_ms),
+    )
 
 
-def _look(peer: Peer, into: list[float], begun_s: float) -> None:
-    """Until whatever listens there gives any answer at all, or for long."""
+def _read(peer: Peer, begun_s: float) -> float:
+    """Until it prints where it is, or for long; seconds."""
+    while time.perf_counter() - begun_s < _PATIENCE_S:
+        if peer.log.exists() and any(one in peer.log.read_bytes() for one in _SAYS_WHERE):
+            break
+        time.sleep(_POLL_S)
+    return time.perf_counter() - begun_s
+
+
+def _look(peer: Peer, begun_s: float) -> float:
+    """Until whatever listens there gives any answer at all, or for long; seconds."""
     while time.perf_counter() - begun_s < _PATIENCE_S:
         address = peer.target.url.removesuffix("/v1") + "/health/live"
         try:
@@ -114,7 +131,7 @@ def _look(peer: Peer, into: list[float], begun_s: float) -> None:
             break
         except (OSError, HTTPException):  # it has no port yet, or nobody listens
             time.sleep(_POLL_S)
-    into.append(time.perf_counter() - begun_s)
+    return time.perf_counter() - begun_s
 
 
 def _ttft_ms(target: Target, seed: int) -> float:

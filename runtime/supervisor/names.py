@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from runtime.errors import ModelDownloading, ModelNotDownloaded, UnknownModel
 from runtime.models.catalog import Catalog
@@ -35,20 +35,13 @@ class Names:
                 specs.setdefault(spec.id, spec)
         return list(specs.values())
 
-    def wanted_at_boot(self, preload: Sequence[str] | None) -> list[ModelSpec]:
-        """What is to be loaded first: these, else the default one, and the pinned ones.
+    def await_arrivals(self, names: Iterable[str], load: Callable[[ModelSpec], None]) -> None:
+        """Begin with downloads, and have loaded what of these names was not here at boot.
 
         Raises UnknownModel.
         """
-        names = [self._catalog.default_name] if preload is None else preload
-        specs = [*map(self._coming_or_here, names)]
-        specs += [spec for spec in self._catalog.models() if spec.id in self._pinned]
-        pinned = sorted(filter(self._catalog.may_come, self._pinned))
-        specs += map(self._coming_or_here, pinned)
-        return list(filter(None, specs))
-
-    def await_arrivals(self, load: Callable[[ModelSpec], None]) -> None:
-        """Begin with downloads, and have loaded what boot would have loaded if it had been here."""
+        for name in names:
+            self._coming_or_here(name)
 
         def on_arrival(_: str) -> None:
             self._catalog.refresh()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from itertools import count
 
 import msgspec
@@ -20,6 +20,7 @@ from runtime.config.settings import Settings
 from runtime.errors import HearthError, UnknownRequest, WorkerError
 from runtime.memory import Departure
 from runtime.models.catalog import Catalog
+from runtime.supervisor.boot import BootLoads, models_at_boot, names_at_boot
 from runtime.supervisor.calls import LoadRequest, QueuedRequest
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.lifecycle import HELD_BACK, ModelState, Transition
@@ -47,6 +48,7 @@ class Supervisor:
         self, settings: Settings, catalog: Catalog, kv: KvStore, source: WorkerSource | None = None
     ) -> None:
         self.news: News[Transition] = News()
+        self.boot_loads = BootLoads()
         self._entered: defaultdict[str, Counter[ModelState]] = defaultdict(Counter)
         self._settings = settings
         self._catalog = catalog
@@ -55,8 +57,7 @@ class Supervisor:
         self._spares = StandbyPool(settings, self._source)
         self._costs = SwapCosts()
         self._workers: dict[WorkerProcess, None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._preloading: set[str] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._numbers = count()
         self._stop_bound_s = rules_of(settings).limits_s["flushing"]
         self._memory = MemoryLedger(settings)
@@ -72,7 +73,7 @@ class Supervisor:
     @property
     def is_ready(self) -> bool:
         """Every model to be preloaded is loaded, or has failed to."""
-        return not self._preloading and not self._scheduler.is_stopping
+        return self.boot_loads.is_over and not self._scheduler.is_stopping
 
     @property
     def is_idle(self) -> bool:
@@ -85,10 +86,9 @@ class Supervisor:
 
     async def start(self) -> None:
         """Begin to load what is to be loaded at boot; a model that fails is no failure to boot."""
-        unique = {spec.engine: spec for spec in self._names.wanted_at_boot(self._settings.preload)}
-        self._preloading = set(unique)
-        self._spawn(self._preload(list(unique.values())))
-        self._names.await_arrivals(lambda spec: self._spawn(self._try_load(spec.id)))
+        names = names_at_boot(self._settings, self._catalog)
+        self._spawn(self._preload(self.boot_loads.expect(models_at_boot(names, self._catalog))))
+        self._names.await_arrivals(names, lambda spec: self._spawn(self._try_load(spec.id)))
 
     async def stop(self) -> None:
         """Refuse what is new and what waits, then let the workers leave.
@@ -260,8 +260,6 @@ class Supervisor:
         """Reconcile again at that time."""
         self._timer.set(due_s)
 
-    # Inside
-
     def _on_change(self, worker: WorkerProcess) -> None:
         with self._scheduler.reconcile:
             self._scheduler.on_change(worker.spec.id, worker)
@@ -293,22 +291,25 @@ class Supervisor:
     async def _remember(self) -> None:
         self._memory.learn(await self._kv.remembered())
 
-    async def _preload(self, specs: list[ModelSpec]) -> None:
-        """One after the other, as long as there is room."""
+    async def _preload(self, specs: Sequence[ModelSpec]) -> None:
         await self._remember()
-        for spec in specs:
-            if self._scheduler.fits(spec):
-                await self._try_load(spec.id)
-            else:
-                _log.warning("not preloaded: no room beside the others", model=spec.id)
-            self._preloading.discard(spec.engine)
+        await self.boot_loads.load(specs, self._load_if_it_fits)
         self._spares.want()
 
-    async def _try_load(self, model: str) -> None:
+    async def _load_if_it_fits(self, spec: ModelSpec) -> str:
+        if self._scheduler.fits(spec):
+            return await self._try_load(spec.id)
+        _log.warning("not preloaded: no room beside the others", model=spec.id)
+        return "there is no room beside the others"
+
+    async def _try_load(self, model: str) -> str:
+        """Why it is not loaded; nothing if it is."""
         try:
             await self._wish(self._names.resolve(model), "background").granted()
         except HearthError as error:
             _log.warning("not loaded", model=model, why=error.message)
+            return error.message
+        return ""
 
     def _wish(self, spec: ModelSpec, priority: Priority) -> LoadRequest:
         wish = LoadRequest()
@@ -335,7 +336,7 @@ class Supervisor:
             unreturned_bytes=self._memory.unreturned_bytes(model) + actor.abandoned_bytes,
         )
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

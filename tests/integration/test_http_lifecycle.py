@@ -64,10 +64,10 @@ async def test_liveness_is_answered_before_the_server_is_built_and_readiness_whe
     tmp_path: Path, models_dir: Path
 ) -> None:
     """And little is imported until then: that much takes a fraction of a second anywhere."""
-    gates = Gates(tmp_path / "gates", ("api.app", "mlx.core"))
+    gates = Gates(tmp_path / "gates", ("api.preflight", "api.app", "mlx.core"))
     home, how = tmp_path / "home", config(models_dir)
     with started(home, config=how, is_fresh=True, **gates.variables) as server:
-        imported = await gates.reached("api.app")
+        imported = await gates.reached("api.preflight")
         packages = {name.partition(".")[0] for name in imported if not name.startswith("_")}
         assert packages - sys.stdlib_module_names == NEEDED_FOR_LIVENESS
         assert len(imported) < 320
@@ -76,6 +76,9 @@ async def test_liveness_is_answered_before_the_server_is_built_and_readiness_whe
         async with server.client() as client:
             asked = asyncio.create_task(client.get("/health/ready"))
             assert server.get("/health/live").json() == {"status": "live"}
+            gates.open("api.preflight")
+            await gates.reached("api.app")
+            assert "; tiny is still being loaded, and requests wait" in server.next_line()
             assert not asked.done()
             gates.open("api.app")
             unready = await asked
@@ -83,7 +86,7 @@ async def test_liveness_is_answered_before_the_server_is_built_and_readiness_whe
         await gates.reached("mlx.core")
         assert status(server, "/health/ready") == 503
         gates.open("mlx.core")
-        server.wait_until_ready()
+        assert server.next_line() == "tiny is loaded"
         ready = server.get("/health/ready")
         assert (ready.status_code, ready.json()["status"]) == (200, "ready")
         states = {model["id"]: model["state"] for model in ready.json()["models"]}
@@ -103,7 +106,10 @@ def test_a_first_start_says_three_things(tmp_path: Path) -> None:
         assert "model=hearth-tiny" in loading
         assert "conversations are kept" in kept
         assert f"directory={tmp_path / 'new' / 'kv'}" in kept
-        assert f"Hearth is ready at {new.url} with hearth-tiny - try: curl " in new.ready_line
+        waits = "; hearth-tiny is still being loaded, and requests wait for that"
+        ready = f"Hearth is ready at {new.url} with hearth-tiny{waits} - try: curl "
+        assert new.ready_line.startswith(ready)
+        assert new.next_line() == "hearth-tiny is loaded"
         assert " now=" not in new.stderr
 
 
@@ -187,7 +193,8 @@ def test_a_model_that_cannot_be_loaded_does_not_keep_the_others_from_being_serve
     tmp_path: Path, models_dir: Path
 ) -> None:
     with running(tmp_path, "--default-model", "broken", config=config(models_dir)) as server:
-        assert "broken could not be loaded" in server.ready_line
+        assert "; broken is still being loaded" in server.ready_line
+        assert server.next_line().startswith("broken could not be loaded: ")
         assert server.post(COMPLETIONS, SHORT).status_code == 200
 
 

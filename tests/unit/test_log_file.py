@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from api.observe.log import NUM_OLD, RotatingFile
+from api.observe.log_output import NUM_OLD, RotatingFile
 
 
 def test_a_log_file_stays_small_keeps_the_last_lines_and_is_ours_alone(tmp_path: Path):

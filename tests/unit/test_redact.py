@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import structlog
 
-from api.observe.log import Format, configure_logging
+from api.observe.log_output import Format, configure_logging
 from api.observe.redact import HIDDEN, hiding
 from runtime.errors import InvalidRequest
 
