@@ -22,7 +22,7 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "integration/test_kv_deleted.py": ("test_what_others_say_as_well_is_theirs",),
         "integration/test_intake_bounded.py": (
-            "test_what_takes_too_much_is_refused_and_others_are_answered_meanwhile",
+            "test_what_takes_too_much_is_refused_and_others_are_answered_meanwhile[schema]",
         ),
         "integration/test_streams_survive.py": ("test_neighbours_go_on_as_well",),
         "integration/test_supervision.py": (

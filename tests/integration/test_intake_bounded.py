@@ -92,14 +92,17 @@ def busy(supervisor: Supervisor, at_least_s: float = 0.3) -> list[psutil.Process
 @pytest.mark.parametrize(
     ("prompt", "fields", "param", "why"),
     [
-        (chat("a"), {"constraint": allofs(18)}, "response_format", "s of computing"),
+        pytest.param(
+            *(chat("a"), {"constraint": allofs(18)}, "response_format", "s of computing"),
+            id="schema",
+        ),
         pytest.param(
             *(chat("a"), {"constraint": multiples(7, 11, 13, 17, 19, 23)}, "response_format"),
             "more",
             marks=pytest.mark.soak,
         ),
-        (chat("qvloop"), {}, "messages", "s of computing"),
-        (chat("qvgrow"), {}, "messages", "memory"),
+        pytest.param(chat("qvloop"), {}, "messages", "s of computing", id="endless template"),
+        pytest.param(chat("qvgrow"), {}, "messages", "memory", id="growing template"),
         pytest.param(
             chat("a", tools=(Tool(name="t", parameters=allofs(19).text, is_strict=True),)),
             {},
