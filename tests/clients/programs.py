@@ -280,3 +280,46 @@ def opencode_turn(opencode: Project, home: Path, *arguments: str, model: str = M
     events = [one["type"] for one in lines_of(ended.stdout)]
     assert "error" not in events, ended.stdout
     return events.count("step_finish")
+
+
+# qwen-code
+
+
+def qwen_program() -> Project:
+    return installed("qwen", "@qwen-code/qwen-code@0.24.4")
+
+
+QWEN_SETTINGS = {
+    "security": {"auth": {"selectedType": "openai"}},
+    "general": {"enableAutoUpdate": False},
+    "privacy": {"usageStatisticsEnabled": False},
+    "memory": {"enableManagedAutoMemory": False},
+}
+
+
+def qwen_home(folder: Path) -> Path:
+    """A home in which qwen-code asks OpenAI's protocol and nobody else."""
+    (folder / ".qwen").mkdir(parents=True)
+    (folder / ".qwen" / "settings.json").write_text(json.dumps(QWEN_SETTINGS))
+    return folder
+
+
+def qwen_turn(qwen: Project, home: Path, url: str, *arguments: str, model: str = MODEL) -> int:
+    """One question to qwen-code; how many answers of the model it needed."""
+    cli = qwen.folder / "node_modules" / "@qwen-code" / "qwen-code" / "cli.js"
+    ended = qwen.run(
+        cli,
+        "--yolo",
+        "--output-format",
+        "json",
+        *arguments,
+        home=home,
+        timeout_s=TASK_S,
+        OPENAI_BASE_URL=f"{url}/v1",
+        OPENAI_API_KEY="unused",
+        OPENAI_MODEL=model,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    events = json.loads(ended.stdout)
+    assert not events[-1]["is_error"], events[-1]
+    return sum(one["type"] == "assistant" for one in events)

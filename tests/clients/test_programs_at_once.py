@@ -33,6 +33,9 @@ from tests.clients.programs import (
     pi_home,
     pi_program,
     pi_turn,
+    qwen_home,
+    qwen_program,
+    qwen_turn,
     scripted_config,
 )
 from tests.clients.scripted_model import Step
@@ -82,6 +85,10 @@ def ask_pi(home: Path, url: str, text: str) -> int:
     return pi_turn(pi_program(), home, "chat", "-p", text, model=SCRIPTED)
 
 
+def ask_qwen(home: Path, url: str, text: str) -> int:
+    return qwen_turn(qwen_program(), qwen_home(home), url, text, model=SCRIPTED)
+
+
 PROGRAMS = {
     "claude-code": Program(
         "/v1/messages",
@@ -129,8 +136,19 @@ PROGRAMS = {
         ),
         lambda command: ("bash", {"command": command}),
     ),
+    "qwen-code": Program(
+        "/v1/chat/completions",
+        0,
+        ask_qwen,
+        lambda file: ("read_file", {"file_path": str(file)}),
+        lambda file: (
+            "edit",
+            {"file_path": str(file), "old_string": BEFORE, "new_string": AFTER},
+        ),
+        lambda command: ("run_shell_command", {"command": command, "is_background": False}),
+    ),
 }
-PAIRS = (("claude-code", "pi"), ("opencode", "codex"))
+PAIRS = (("claude-code", "pi"), ("opencode", "codex"), ("qwen-code", "codex"))
 
 
 class Desk:
