@@ -12,6 +12,7 @@ from litestar import MediaType, Request, Response
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import ResponseSpec
+from litestar.params import QueryParameter
 from litestar.types import Scope
 
 from api.http.framing import HeadTooLarge, Malformed
@@ -349,7 +350,7 @@ def _is_tenants(scope: Scope) -> bool:
 
 
 def _of_http_exception(request: AnyRequest, error: HTTPException) -> Refusal:
-    if isinstance(error, ValidationException) and (found := _wrong_parameter(error)) is not None:
+    if isinstance(error, ValidationException) and (found := _wrong_parameter(request, error)):
         message, param = found
         return Refusal(400, "invalid_request_error", message, "invalid_request", param)
     status = error.status_code
@@ -364,12 +365,15 @@ def _of_http_exception(request: AnyRequest, error: HTTPException) -> Refusal:
     return Refusal(status, "invalid_request_error", message, code, headers=headers)
 
 
-def _wrong_parameter(error: ValidationException) -> tuple[str, str] | None:
-    """What is wrong with a parameter of the query, and its name."""
+def _wrong_parameter(request: AnyRequest, error: ValidationException) -> tuple[str, str] | None:
+    """What is wrong with a parameter of the query, and its name as it was sent."""
     found = error.extra if isinstance(error.extra, list) else []
+    known = request.scope["route_handler"].parsed_fn_signature.parameters
     for one in found:
         match one:
-            case {"key": str(name), "message": str(problem)}:
+            case {"key": str(key), "message": str(problem)}:
+                given = known[key].kwarg_definition if key in known else None
+                name = given.name or key if isinstance(given, QueryParameter) else key
                 expected = problem.partition(", got ")[0].replace(" | null", "")
                 for ours, theirs in (("`int`", "`integer`"), ("`bool`", "`boolean`")):
                     expected = expected.replace(ours, theirs)

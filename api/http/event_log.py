@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from itertools import islice
 
 _END = b"\n\n"
+PIECE_BYTES = 1 << 16
+"""Of events that are there already so many are given at once, rounded up to whole events."""
 
 
 class EventLog:
@@ -63,13 +65,24 @@ class EventLog:
         while place >= self.first:
             more, end = self._more, self.first + len(self._events)
             if place < end:
-                new = islice(self._events, place - self.first, None)
-                place = end
+                new = self._piece(place)
+                place += len(new)
                 yield b"".join(new)
             elif self.is_complete:
                 return
             else:
                 await more.wait()
+
+    def _piece(self, place: int) -> list[bytes]:
+        """The events from that one on, until they are many bytes."""
+        new: list[bytes] = []
+        num_bytes = 0
+        for event in islice(self._events, place - self.first, None):
+            new.append(event)
+            num_bytes += len(event)
+            if num_bytes >= PIECE_BYTES:
+                break
+        return new
 
     def _wake(self) -> None:
         self._more.set()

@@ -52,7 +52,8 @@ class Gate:
         self.supervisor = supervisor
         self._kv = kv
         self._prewarm = prewarm
-        self.streams = KeptStreams()
+        num_keys = len(settings.api_keys)
+        self.streams = KeptStreams(num_tenants=num_keys + 1 if num_keys else 1)  # and the admin
         self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
         metrics.add(WaitCollector(self.longest_waits_s))
 

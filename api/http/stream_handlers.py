@@ -14,6 +14,9 @@ from api.http.sse import EventStream, read_on
 from api.http.streams import streams_of
 from runtime.errors import UnknownStream
 
+_MOST_DIGITS = 18
+"""Of the number of an event; Python refuses to read some thousands of them."""
+
 
 @get("/v1/streams/{stream_id:str}", tags=["Streams"], sync_to_thread=False)
 def read_stream(
@@ -25,7 +28,7 @@ def read_stream(
     kept = streams_of(request.scope).find(stream_id, tenant_of(request.scope))
     if start is None:
         last = request.headers.get("last-event-id", "").strip()
-        if last and not (last.isascii() and last.isdigit()):
+        if last and not (last.isascii() and last.isdigit() and len(last) <= _MOST_DIGITS):
             refuse("last-event-id", "must be the number in the last event's id.")
         start = int(last) + 1 if last else 0
     if start < kept.log.first:

@@ -17,7 +17,7 @@ from api.http.body import HttpRequest
 from api.http.event_log import EventLog
 from api.http.refusal import refuse
 from runtime.errors import UnknownStream
-from runtime.keys import owned
+from runtime.keys import owned, owner, plain
 
 RESUME_HEADER = "hearth-resume"
 STREAM_HEADER = "hearth-stream"
@@ -26,6 +26,7 @@ KEEP_S = 60.0
 MAX_BYTES = 4 << 20
 """Of the latest events of one stream."""
 MAX_STREAMS = 64
+"""Of all tenants together, each of whom has an equal part of them."""
 
 _log = structlog.stdlib.get_logger("hearth.streams")
 
@@ -34,9 +35,10 @@ class KeptStream:
     """One of them: whoever reads it `joined`, and `left`; nobody for `keep_s`, and it is over."""
 
     def __init__(
-        self, name: str, close: Callable[[], None], forget: Callable[[], None], keep_s: float
+        self, key: str, close: Callable[[], None], forget: Callable[[], None], keep_s: float
     ) -> None:
-        self.name = name
+        self.name = plain(key)
+        self.tenant = owner(key)
         self.log = EventLog(has_ids=True, max_bytes=MAX_BYTES)
         self._close = close
         self._forget = forget
@@ -85,8 +87,9 @@ class KeptStream:
 class KeptStreams:
     """All of them, each its tenant's own. There is one for the whole server."""
 
-    def __init__(self, keep_s: float = KEEP_S) -> None:
+    def __init__(self, keep_s: float = KEEP_S, num_tenants: int = 1) -> None:
         self._keep_s = keep_s
+        self._share = max(1, MAX_STREAMS // num_tenants)
         self._streams: dict[str, KeptStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -95,16 +98,19 @@ class KeptStreams:
     ) -> KeptStream | None:
         """Have the events made whoever reads them; None where there are too many already.
 
-        `close` gives up what makes them; it may be called any number of times.
+        The oldest that has ended and that nobody reads makes room, of the tenant's own if it has
+        its share. `close` gives up what makes them; it may be called any number of times.
         """
-        while len(self._streams) >= MAX_STREAMS:
-            idle = next((one for one in self._streams.values() if one.is_idle), None)
+        mine = [one for one in self._streams.values() if one.tenant == tenant]
+        has_share = len(mine) >= self._share
+        if has_share or len(self._streams) >= MAX_STREAMS:
+            others = mine if has_share else self._streams.values()
+            idle = next((one for one in others if one.is_idle), None)
             if idle is None:
                 return None
             idle.end()
-        name = f"stream_{secrets.token_hex(16)}"
-        key = owned(tenant, name)
-        kept = KeptStream(name, close, lambda: self._forget(key), self._keep_s)
+        key = owned(tenant, f"stream_{secrets.token_hex(16)}")
+        kept = KeptStream(key, close, lambda: self._forget(key), self._keep_s)
         self._streams[key] = kept
         task = asyncio.create_task(kept.fill(events))
         self._tasks.add(task)

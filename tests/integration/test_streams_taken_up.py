@@ -76,6 +76,24 @@ async def test_a_stream_that_is_ended_or_unknown_is_not_found(server: RunningSer
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "hearth-resume")
 
 
+async def test_a_number_that_is_none_is_refused_by_the_name_it_was_sent_under(
+    server: RunningServer,
+):
+    async with server.client() as client:
+        async with client.stream("POST", CHAT, json=ASKED[CHAT], headers=STAYS) as response:
+            url = f"/v1/streams/{response.headers['hearth-stream']}"
+            await response.aread()
+        for number in ("9" * 5000, "9" * 30, "-1", "1.5", "x"):
+            answer = await client.get(url, headers={"last-event-id": number})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, "last-event-id")
+        for number in ("9" * 5000, "-1", "1.5", "x"):
+            answer = await client.get(url, params={"from": number})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, "from")
+            assert error["message"].startswith("from: ")
+
+
 async def test_without_asking_for_it_no_event_has_a_number(server: RunningServer):
     async with server.client() as client:
         answer = await client.post(CHAT, json=ASKED[CHAT])

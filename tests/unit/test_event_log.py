@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.http.event_log import EventLog
-from api.http.streams import KeptStreams
+from api.http.event_log import PIECE_BYTES, EventLog
+from api.http.streams import MAX_STREAMS, KeptStreams
 from runtime.errors import UnknownStream
 from tests.waiting import until
 
@@ -82,4 +82,60 @@ async def test_a_stream_waits_for_a_reader_that_comes_back():
     assert not source.closed.is_set()
     kept.end()
     assert await read(kept.log, -1) == [b"id: 0\ndata: first\n\n", b"id: 1\ndata: last\n\n"]
+    await streams.close()
+
+
+@given(st.lists(st.integers(1, 3 * PIECE_BYTES), max_size=9))
+def test_a_reader_who_is_far_behind_is_given_a_piece_at_a_time(sizes: list[int]):
+    """What waits to be sent to a client that does not read is a copy for each that does not."""
+
+    async def check() -> None:
+        log = EventLog()
+        for size in sizes:
+            log.add(b"x" * size + b"\n\n")
+        log.complete()
+        pieces = [piece async for piece in log.follow(-1)]
+        assert b"".join(pieces) == log.whole
+        for piece in pieces:
+            *others, _, _ = piece.split(b"\n\n")
+            assert len(b"\n\n".join(others)) < PIECE_BYTES
+
+    asyncio.run(check())
+
+
+async def ended_stream(streams: KeptStreams, tenant: str) -> str:
+    """The name of a stream that has ended and that nobody reads."""
+    source = Source()
+    source.closed.set()
+    kept = streams.keep(source.events(), source.closed.set, tenant)
+    assert kept is not None
+    await until(lambda: kept.is_idle, "its end")
+    return kept.name
+
+
+async def test_a_tenant_with_many_streams_takes_no_room_from_another():
+    streams, source = KeptStreams(num_tenants=2), Source()
+    bobs = await ended_stream(streams, "bob")
+    first, *others = [await ended_stream(streams, "alice") for _ in range(MAX_STREAMS // 2)]
+    latest = await ended_stream(streams, "alice")
+    for name in (*others, latest):
+        assert streams.find(name, "alice").is_idle
+    with pytest.raises(UnknownStream):
+        streams.find(first, "alice")
+    running = [streams.keep(source.events(), source.closed.set, "alice") for _ in range(40)]
+    assert [one is not None for one in running] == [
+        number < MAX_STREAMS // 2 for number in range(40)
+    ]
+    assert streams.find(bobs, "bob").is_idle
+    assert streams.keep(source.events(), source.closed.set, "bob") is not None
+    source.closed.set()
+    await streams.close()
+
+
+async def test_all_tenants_together_have_no_more_than_all():
+    streams = KeptStreams(num_tenants=10 * MAX_STREAMS)
+    names = [await ended_stream(streams, str(number)) for number in range(MAX_STREAMS + 1)]
+    with pytest.raises(UnknownStream):
+        streams.find(names[0], "0")
+    assert streams.find(names[1], "1").is_idle
     await streams.close()
