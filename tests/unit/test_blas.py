@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ def test_a_library_that_others_can_write_is_not_loaded(home: Path):
     packaged(home).chmod(0o722)
     with pytest.raises(subprocess.CalledProcessError):
         packaged(home)
+
+
+@needs_linux
+def test_all_installations_of_a_version_have_one_copy(home: Path):
+    files = metadata.files("scipy-openblas32") or []
+    digest = next(one.hash for one in files if one.name == "libscipy_openblas.so")
+    assert digest is not None
+    version = metadata.version("scipy-openblas32")
+    assert packaged(home).name == f"libopenblas-{version}-{digest.value}.so"
 
 
 @pytest.fixture
