@@ -12,6 +12,9 @@ import socket
 
 from runtime.zygote import NUMBER, STATUS_UNKNOWN
 
+_TELL_S = 3.0
+"""So long the zygote has to say how a process ended that has; one that is stopped never does."""
+
 
 class ForkedProcess:
     """What is used of `asyncio.subprocess.Process`. It belongs to the event loop.
@@ -27,6 +30,7 @@ class ForkedProcess:
         self._report = report
         self._prints = prints
         self._pidfd = -1
+        self._due: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._has_begun = self._loop.create_future()
         self._has_ended = asyncio.Event()
@@ -64,10 +68,10 @@ class ForkedProcess:
         if message and fds:
             (self.pid,) = NUMBER.unpack(message)
             (self._pidfd,) = fds
+            self._loop.add_reader(self._pidfd, self._await_status)
             self._has_begun.set_result(None)
             return
-        self._loop.remove_reader(self._report)
-        self._report.close()
+        self._close_report()
         if message:
             self._end(*NUMBER.unpack(message))
         elif self._pidfd >= 0:
@@ -78,7 +82,20 @@ class ForkedProcess:
             self._has_begun.exception()  # somebody may ask, or nobody
             self._end(STATUS_UNKNOWN)
 
+    def _await_status(self) -> None:
+        """It has ended, of which its descriptor tells nothing else."""
+        self._loop.remove_reader(self._pidfd)
+        self._due = self._loop.call_later(_TELL_S, self._end, STATUS_UNKNOWN)
+
+    def _close_report(self) -> None:
+        if self._report.fileno() >= 0:
+            self._loop.remove_reader(self._report)
+            self._report.close()
+
     def _end(self, status: int) -> None:
+        self._close_report()
+        if self._due is not None:
+            self._due.cancel()
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)

@@ -174,7 +174,7 @@ def cause_of_death(returncode: int | None) -> str:
     if returncode is None:
         return "closed its connection"
     if returncode == STATUS_UNKNOWN:
-        return "has ended, and the process that could tell how has ended before it"
+        return "has ended, and the process that could tell how has ended before it, or is stopped"
     if returncode < 0:
         return f"was killed by {signal.Signals(-returncode).name}"
     return f"ended with exit status {returncode}"

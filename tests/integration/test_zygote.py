@@ -25,6 +25,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
 HELLO_S = 60.0
+NOTICED_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,15 @@ async def test_the_end_of_a_worker_that_outlived_the_zygote_is_noticed_and_no_ca
         (record,) = Crashes(home / "crashes").records()
         assert (record.pid, record.signal, record.exit_status) == (process.pid, None, None)
         assert process.crash_reporter.returncode == STATUS_UNKNOWN
+
+
+async def test_the_end_of_a_worker_is_noticed_while_the_zygote_is_stopped():
+    async with forking() as (source, zygote):
+        child = await child_of(source)
+        os.kill(zygote.pid, signal.SIGSTOP)
+        child.signal(signal.SIGKILL)
+        assert await child.wait(NOTICED_S)
+        assert child.returncode == STATUS_UNKNOWN
 
 
 async def test_while_there_is_no_zygote_workers_are_spawned(home: Path):
