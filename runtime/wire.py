@@ -57,8 +57,14 @@ class KvOptions(Struct, frozen=True):
     secret: bytes = b""
 
 
+class Prepare(Struct, frozen=True, tag="prepare"):
+    """Read all of this model but its weights, as it is probably the one to be loaded."""
+
+    spec: ModelSpec
+
+
 class Load(Struct, frozen=True, tag="load"):
-    """Load this model; the first command a worker gets, and the only one of its kind."""
+    """Load this model; but for `Prepare` the first command, and the only one of its kind."""
 
     spec: ModelSpec
     options: WorkerOptions
@@ -82,11 +88,11 @@ class Stop(Struct, frozen=True, tag="stop"):
     exit_s: float = 20.0
 
 
-Command = Load | Submit | Abort | Stop | RoomGiven | KvNews
+Command = Prepare | Load | Submit | Abort | Stop | RoomGiven | KvNews
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """The worker's imports are done; it waits for `Load`."""
+    """The worker's imports are done; it waits for `Prepare` or `Load`."""
 
     pid: int
 

@@ -74,6 +74,7 @@ class World:
         self.now_s = 0.0
         self.puppets: list[Puppet] = []
         self.transitions: list[Transition] = []
+        self.prepared: list[str] = []
         self.due_s: float | None = None
         self.num_reconciled = 0
         """It says when to wake whenever it has reconciled."""
@@ -101,6 +102,11 @@ class World:
 
     def publish(self, transition: Transition) -> None:
         self.transitions.append(transition)
+
+    def prepare_worker(self, spec: ModelSpec) -> None:
+        """It takes no room, and is of a model that has none yet."""
+        assert all(one.spec.id != spec.id or one.is_dismissed for one in self.alive())
+        self.prepared.append(spec.id)
 
     def wake_at(self, due_s: float | None) -> None:
         self.due_s = due_s

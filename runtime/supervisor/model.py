@@ -91,6 +91,10 @@ class Effects(Protocol):
         """A process for this model, which begins to load it."""
         ...
 
+    def prepare_worker(self, spec: ModelSpec) -> None:
+        """Begin with what takes no memory of a model: it follows on one that has to leave."""
+        ...
+
     def stop_worker(self, worker: WorkerHandle) -> None:
         """Have it write what is worth keeping and leave."""
         ...

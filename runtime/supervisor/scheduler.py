@@ -306,6 +306,8 @@ class RequestScheduler:
             asked = self._queue.of(model)[0].spec
             needed = self._memory.need(asked.loaded).num_bytes
             self.actor(model).admit(asked, self._keep_alive_s(asked.id), needed, now_s)
+        if steps.follows is not None:
+            self._effects.prepare_worker(self._queue.of(steps.follows)[0].spec.loaded)
         for model in steps.blocked:
             for call in self._queue.take_all_of(model):
                 pinned = [one.model for one in self.actors.values() if one.is_pinned]

@@ -20,6 +20,8 @@ from runtime.memory import available_bytes
 from runtime.supervisor.source import WorkerSource
 from runtime.supervisor.spawn import Child
 from runtime.timeouts import term_grace_s
+from runtime.types import ModelSpec
+from runtime.wire import Prepare
 
 _log = structlog.get_logger("hearth.spare")
 PAUSE_S = 1.0
@@ -58,6 +60,9 @@ class StandbyPool:
         self._pause_s = pause_s
         self._has_room = has_room
         self._child: Child | None = None
+        self._follows: ModelSpec | None = None
+        self._prepares: ModelSpec | None = None
+        """What the process that waits was told to prepare."""
         self._num_starting = 0
         self._not_before_s = 0.0
         self._wake = asyncio.Event()
@@ -75,12 +80,28 @@ class StandbyPool:
         """There is a process that has its imports done."""
         return self._child is not None and self._child.hello is not None and self._is_fit()
 
+    def prepare(self, spec: ModelSpec) -> None:
+        """Have the process that waits, or the next one, read all of this model but its weights.
+
+        Not of one that sees, whose parts upstream does not tell apart, or that ranks share.
+        """
+        if not spec.is_vision and self._settings.model(spec.id).together is None:
+            self._follows = spec
+            self._tell()
+
+    def _tell(self) -> None:
+        child, spec = self._child, self._follows
+        if child is not None and child.hello is not None and spec not in (None, self._prepares):
+            self._prepares = spec
+            child.send(Prepare(spec))
+
     async def take(self) -> tuple[Child, bool]:
         """A process to load a model with, and whether it had been waiting. Raises OSError."""
         self._num_starting += 1
+        self._follows = None
         child = self._child
         if child is not None and self._fits(child):
-            self._child = None
+            self._child = self._prepares = None
             self._not_before_s = time.monotonic()
             return child, child.hello is not None
         self._drop()
@@ -157,8 +178,8 @@ class StandbyPool:
         _log.debug("spare worker started", pid=child.pid)
 
     def _keep(self, child: Child) -> None:
-        self._child = child
-        child.listen(lambda _: None, self._wake.set)
+        self._child, self._prepares = child, None
+        child.listen(lambda _: self._tell(), self._wake.set)
 
     def _drop(self) -> None:
         child, self._child = self._child, None

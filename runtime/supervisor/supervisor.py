@@ -55,6 +55,7 @@ class Supervisor:
         self._kv = kv
         self._source = source or WorkerSource(settings.cpu_blas, forks=settings.spare_worker)
         self._spares = StandbyPool(settings, self._source)
+        self.prepare_worker = self._spares.prepare
         self._costs = SwapCosts()
         self._workers: dict[WorkerProcess, None] = {}
         self._tasks: set[asyncio.Task[object]] = set()

@@ -110,9 +110,9 @@ class SwapPlan(Struct, frozen=True):
     """What to do now, and when to ask again if nothing happens before.
 
     `grants` are request ids in order, all for ready models. `loads` fit as they are; a model that
-    must wait for one of `unloads` to be gone is loaded by a later plan. A loading model among
-    `unloads` is awaited by nobody. `closed` models take no requests beyond their cohort, and
-    `blocked` ones cannot load before something pinned leaves.
+    must wait for one of `unloads` to be gone is loaded by a later plan, `follows` first of all. A
+    loading model among `unloads` is awaited by nobody. `closed` models take no requests beyond
+    their cohort, and `blocked` ones cannot load before something pinned leaves.
     """
 
     grants: tuple[str, ...] = ()
@@ -120,6 +120,7 @@ class SwapPlan(Struct, frozen=True):
     unloads: tuple[str, ...] = ()
     closed: frozenset[str] = frozenset()
     blocked: frozenset[str] = frozenset()
+    follows: str | None = None
     wake_s: float | None = None
 
 
@@ -175,6 +176,7 @@ class _Planning:
         self._loads: list[str] = []
         self._unloads: list[str] = []
         self._wakes: list[float] = []
+        self._follows: str | None = None
 
     def plan(self) -> SwapPlan:
         targets, blocked = self._targets()
@@ -187,6 +189,7 @@ class _Planning:
             unloads=tuple(self._unloads),
             closed=frozenset(self._closed),
             blocked=blocked,
+            follows=self._follows,
             wake_s=self._wake_s(frozenset(grants)),
         )
 
@@ -245,6 +248,8 @@ class _Planning:
                     del staying[candidate.resident.model]
                 if not leaving and not is_foreground:
                     continue
+            if target.model not in self._loads:
+                self._follows = self._follows or target.model
             claims.append(need.num_bytes)
 
     def _candidates(self, staying: Iterable[Resident], wish: _Wish) -> list[_Candidate]:

@@ -42,6 +42,7 @@ from runtime.wire import (
     Load,
     LoadError,
     LoadProgress,
+    Prepare,
     Ready,
     Stop,
     Submit,
@@ -61,11 +62,12 @@ from runtime.worker.engine import Engine
 from runtime.worker.input.compose import Composer
 from runtime.worker.input.intake import Intake
 from runtime.worker.input.intake_pool import IntakePool, refusal_of
-from runtime.worker.input.preparer import OverBudget, PromptPreparer
+from runtime.worker.input.preparer import OverBudget
 from runtime.worker.input.sandbox import Sandbox, SandboxGone
-from runtime.worker.input.template import Template, inner_tokenizer
+from runtime.worker.input.template import Template
 from runtime.worker.input.turns import TurnStore
 from runtime.worker.model import LoadedModel
+from runtime.worker.preparing import Preparation
 from runtime.worker.row_memory import RowFootprint, RowMemory
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import SequenceGroup
@@ -95,7 +97,8 @@ class Worker:
         self._sandbox = sandbox
         self._sender = Sender(sock, self._heartbeat)
         self._engine: Engine | None = None
-        self._load: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
+        self._load: queue.SimpleQueue[Prepare | Load | None] = queue.SimpleQueue()
+        self._preparation = Preparation(sandbox)
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._writer: tuple[SlotWriter, threading.Thread] | None = None
         self._room = AskedRoom(self._sender.send)
@@ -118,8 +121,10 @@ class Worker:
         sending = self._sending = _thread("sender", self._sender.run)
         _thread("reader", self._read)
         self._sender.send(Hello(pid=os.getpid()))
-        command = self._load.get()
+        while isinstance(command := self._load.get(), Prepare):
+            self._preparation.prepare(command.spec)
         if command is None:
+            self._preparation.drop()
             return 0
         try:
             engine = self._start_engine(command)
@@ -159,7 +164,8 @@ class Worker:
         team = self._team = DistributedGroup.of(command, self._on_rank_lost)
         share = team.split if team is not None else None
         form = KvForm(command.kv.kv_bits, kv_start=command.kv.kv_start)
-        model = models.load(spec, self._on_load_progress, form, share)
+        opened, preparer = self._preparation.take(spec, share)
+        model = opened.read(self._on_load_progress, form)
         draft = _draft_of(model, self._on_load_progress)
         load_s = time.perf_counter() - start
         self._phase = "warming"
@@ -167,7 +173,9 @@ class Worker:
         memory, warm_s = _warmed(model, draft, command, lambda: self._sender.send(Warming()))
         if team is not None:
             model = team.model(model)
-        reception = self._reception = self._receiving(model)
+        reception = self._reception = IntakePool(
+            self._sandbox, preparer.result(), self._take_in, self._inbox.put, self._sender.send
+        )
         processor = model.vision_model.image_processor if model.vision_model is not None else None
         markup = processor.markup if processor is not None else None
         template = Template(model.tokenizer, markup=markup, bench=reception)
@@ -259,9 +267,11 @@ class Worker:
         """Until it is to stop, or the server is gone (False). Aborts overtake the queue as well."""
         for command in told:
             match command:
-                case Load():
-                    self._root = Path(command.kv.root) if command.kv.root is not None else None
-                    self._seal.know(command.kv.secret)
+                case Prepare():
+                    self._load.put(command)
+                case Load(kv=kv):
+                    self._root = Path(kv.root) if kv.root is not None else None
+                    self._seal.know(kv.secret)
                     self._load.put(command)
                 case Attach(model_hash=model_hash, secret=secret):
                     self._seal.know(secret)
@@ -284,13 +294,6 @@ class Worker:
                 case _:
                     self._inbox.put(command)
         return False
-
-    def _receiving(self, model: LoadedModel) -> IntakePool:
-        """Where requests are taken in, in processes that know the model's tokenizer only."""
-        tokenizer = inner_tokenizer(model.tokenizer)
-        bench = PromptPreparer(tokenizer, model.vocab_size, model.eos_token_ids)
-        self._sandbox.equip(bench)
-        return IntakePool(self._sandbox, bench, self._take_in, self._inbox.put, self._sender.send)
 
     def _put(self, request: GenerateRequest) -> None:
         assert self._reception is not None

@@ -857,7 +857,7 @@ def warm_decode(
 ) -> None:
     """A few decode steps over KV that lacks only the last of `token_ids`: alone and in batches,
     greedy and with every sampling filter, so that no kernel is compiled under a request. Where
-    there are none to compile the last batch shows that the model runs.
+    there are none to compile a greedy batch shows that the model runs.
 
     `on_progress` is called after each batch: one kernel can take half a minute to compile.
     """
@@ -872,11 +872,12 @@ def warm_decode(
     generator = _upstream.BatchGenerator(
         model.model, stream=model.stream, completion_batch_size=max(_WARM_ROWS)
     )
-    batches = [[None, filtered]]
+    greedy: list[Sampler | None] = [None]
+    batches = [greedy * 2]
     if compiles_kernels():
-        batches = [[None], [filtered], [None, filtered, filtered]]
+        batches = [greedy, [filtered], [None, filtered, filtered]]
         # Matrices of other heights have kernels of their own.
-        batches += [[None] * rows for rows in _WARM_ROWS]
+        batches += [greedy * rows for rows in _WARM_ROWS]
     for samplers in batches:
         rows = len(samplers)
         generator.insert(

@@ -15,10 +15,11 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -42,9 +43,12 @@ from runtime.worker.output.upstream import dialect_of
 from runtime.worker.sampler import Sampler
 from runtime.worker.scores import TokenScore, scores_of
 from runtime.worker.vision.images import ImageBatch
+from store.types import FileStamp
 
 if TYPE_CHECKING:
     from runtime.worker.vision.model import VisionModel
+
+T = TypeVar("T")
 
 _LOAD_GROUP_BYTES = 256 * 1024 * 1024
 _WARM_TOKENS = 65  # so that a matrix of 64 rows is multiplied
@@ -197,6 +201,93 @@ class LoadedModel:
         return kv if self.vision_model is None else self.vision_model.from_decode(kv)
 
 
+class OpenedModel:
+    """All of a model but its weights: its layers, its configuration, and its tokenizer, which is
+    read in a thread. No memory is taken for weights before `read`.
+
+    It belongs to the mlx thread. `close` it unless it is read.
+    """
+
+    def __init__(self, spec: ModelSpec, split: Callable[[Any], object] | None = None) -> None:
+        """Raises as `load`."""
+        self.spec = spec
+        self._files = _stamps(spec)
+        self._copy = ExitStack()
+        self._beside = ThreadPoolExecutor(1, "tokenizer")
+        with ExitStack() as in_vain:
+            in_vain.callback(self.close)
+            path = self._copy.enter_context(copied(checked_folder(Path(spec.path))))
+            self._open(path, split)
+            in_vain.pop_all()
+
+    def _open(self, path: Path, split: Callable[[Any], object] | None) -> None:
+        spec = self.spec
+        self._why_text_only, self._vision_model = "", None
+        if spec.is_vision and split is None:
+            self._model, config, self._vision_model = _load_seeing(path)
+            if self._vision_model.image_processor is None and reads_as_text(spec.model_type):
+                self._why_text_only = self._vision_model.blindness
+                (self._model, config), self._vision_model = _load_reading(path), None
+        else:
+            self._model, config = _load_reading(path)
+        if split is not None:
+            split(self._model)
+        end = config.get("eos_token_id")
+        options = _template_of(path) | {"trust_remote_code": False, "local_files_only": True}
+        # A large one takes as long as the weights.
+        self._reading = self._beside.submit(load_tokenizer, path, options, eos_token_ids=end)
+        self._stream = mx.default_stream(mx.default_device())
+        self.vocab_size = _vocab_size(self._model, self._stream)
+
+    def is_still(self, spec: ModelSpec) -> bool:
+        """It is that model, of whose files none has changed since."""
+        return spec == self.spec and _stamps(spec) == self._files
+
+    def beside(self, work: Callable[[Any], T]) -> Future[T]:
+        """Have something done with the tokenizer, in the thread that reads it."""
+        reading = self._reading
+        return self._beside.submit(lambda: work(reading.result()))
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._beside.shutdown(cancel_futures=True)
+        self._copy.close()
+
+    def read(self, on_progress: Callable[[float], None], form: KvForm = _PLAIN) -> LoadedModel:
+        """Read the weights; once. What is done `beside` goes on. Raises as `load`."""
+        model, stream = self._model, self._stream
+        with ExitStack() as in_vain:
+            in_vain.callback(self.close)
+            weights_bytes = _read_weights(model, on_progress)
+            if gains_from_forms():
+                choose_forms(model)
+            if gains_from_columns():
+                lay_columns(model)
+            # Private arrays, rope frequencies among them, are no parameters and would stay lazy.
+            mx.eval(model)
+            tokenizer = self._reading.result()
+            in_vain.pop_all()
+        self._beside.shutdown(wait=False)
+        self._copy.close()
+        _check_kv_form(model, stream, form)
+        caches = _new_kv(model, None if form.kv_start else form.kv_bits)
+        return LoadedModel(
+            spec=self.spec,
+            model=model,
+            tokenizer=tokenizer,
+            eos_token_ids=frozenset(tokenizer.eos_token_ids),
+            vocab_size=self.vocab_size,
+            is_batchable=all(hasattr(cache, "merge") for cache in caches),
+            stream=stream,
+            weights_bytes=weights_bytes,
+            dialect=dialect_of(tokenizer),
+            kv_bits=form.kv_bits,
+            kv_start=form.kv_start if _is_quantisable(model) else 0,
+            vision_model=self._vision_model,
+            why_text_only=self._why_text_only,
+        )
+
+
 def load(
     spec: ModelSpec,
     on_progress: Callable[[float], None],
@@ -214,57 +305,17 @@ def load(
         BrokenModel: the files are not, or no longer, those of a model that can be loaded.
         FileNotFoundError, ValueError, RuntimeError, OSError, KeyError: as upstream finds the files.
     """
-    with copied(checked_folder(Path(spec.path))) as path:
-        return _load_copy(path, spec, on_progress, form, split)
+    return OpenedModel(spec, split).read(on_progress, form)
 
 
-def _load_copy(
-    path: Path,
-    spec: ModelSpec,
-    on_progress: Callable[[float], None],
-    form: KvForm,
-    split: Callable[[Any], object] | None,
-) -> LoadedModel:
-    why_text_only = ""
-    if spec.is_vision and split is None:
-        model, config, vision_model = _load_seeing(path)
-        if vision_model.image_processor is None and reads_as_text(spec.model_type):
-            why_text_only = vision_model.blindness
-            (model, config), vision_model = _load_reading(path), None
-    else:
-        (model, config), vision_model = _load_reading(path), None
-    if split is not None:
-        split(model)
-    with ThreadPoolExecutor(1, "tokenizer") as beside:  # a large one takes as long as the weights
-        end = config.get("eos_token_id")
-        options = _template_of(path) | {"trust_remote_code": False, "local_files_only": True}
-        reading = beside.submit(load_tokenizer, path, options, eos_token_ids=end)
-        weights_bytes = _read_weights(model, on_progress)
-        if gains_from_forms():
-            choose_forms(model)
-        if gains_from_columns():
-            lay_columns(model)
-        # Private arrays, rope frequencies among them, are no parameters and would stay lazy.
-        mx.eval(model)
-        tokenizer = reading.result()
-    stream = mx.default_stream(mx.default_device())
-    _check_kv_form(model, stream, form)
-    caches = _new_kv(model, None if form.kv_start else form.kv_bits)
-    return LoadedModel(
-        spec=spec,
-        model=model,
-        tokenizer=tokenizer,
-        eos_token_ids=frozenset(tokenizer.eos_token_ids),
-        vocab_size=_vocab_size(model, stream),
-        is_batchable=all(hasattr(cache, "merge") for cache in caches),
-        stream=stream,
-        weights_bytes=weights_bytes,
-        dialect=dialect_of(tokenizer),
-        kv_bits=form.kv_bits,
-        kv_start=form.kv_start if _is_quantisable(model) else 0,
-        vision_model=vision_model,
-        why_text_only=why_text_only,
-    )
+def _stamps(spec: ModelSpec) -> dict[str, FileStamp]:
+    """The state of every file from which a model is made."""
+    found: dict[str, FileStamp] = {}
+    for pattern in ("*", "*/*"):
+        for file in Path(spec.path).glob(pattern):
+            with suppress(OSError):
+                found[str(file)] = FileStamp.of(file.stat())
+    return found
 
 
 def _load_reading(path: Path) -> tuple[Any, dict[str, object]]:

@@ -130,7 +130,7 @@ def test_an_interactive_waiter_takes_nothing_from_a_cohort():
 def test_a_model_that_was_idle_stays_for_an_instant_for_who_asks_together_with_others():
     idle = ready("a", last_finished_s=5.0)
     together = [waits("b1", 99.9), waits("c1", 99.95)]
-    assert decide(together, [idle], now_s=100.0) == SwapPlan(wake_s=99.9 + 0.3)
+    assert decide(together, [idle], now_s=100.0) == SwapPlan(follows="b", wake_s=99.9 + 0.3)
     assert decide([*together, waits("a1", 100.0)], [idle], now_s=100.0).grants == ("a1",)
     assert decide(together, [idle], now_s=100.2).unloads == ("a",)
     assert decide([waits("b1", 99.9, "background")], [idle], now_s=100.0).unloads == ("a",)
@@ -169,14 +169,14 @@ def test_two_that_fit_together_stay_together():
 def test_the_number_of_models_is_a_limit_of_its_own():
     room = LoadCapacity(num_bytes=1000, num_models=1)
     assert decide([waits("b1", 10.0)], [ready("a", last_finished_s=50.0)], room=room) == SwapPlan(
-        unloads=("a",), closed=frozenset({"a"}), wake_s=None
+        unloads=("a",), closed=frozenset({"a"}), follows="b", wake_s=None
     )
 
 
 def test_what_is_leaving_still_takes_its_room():
     leaving = msgspec.structs.replace(ready("a"), state="leaving")
     assert decide([waits("b1", 99.0)], [leaving]).loads == ()
-    assert decide([waits("a1", 99.0)], [leaving]) == SwapPlan(wake_s=159.0)
+    assert decide([waits("a1", 99.0)], [leaving]) == SwapPlan(follows="a", wake_s=159.0)
     assert decide([waits("b1", 99.0)], [leaving], room=LoadCapacity(num_bytes=20)).loads == ("b",)
 
 
@@ -305,3 +305,16 @@ def test_whatever_the_scene_no_move_is_against_the_rules(
     dice.shuffle(waiting)
     dice.shuffle(residents)
     assert decide(waiting, residents, now_s=300.0, room=room) == result
+
+
+def test_what_follows_is_the_first_that_waits_for_somebody_to_leave():
+    waiting = [waits("b1", 60.0), waits("c1", 50.0), waits("d1", 90.0, "background")]
+    busy = ready("a", num_running=1)
+    assert decide(waiting, [busy]).follows == "c"
+    assert decide(waiting[:1], [busy]).follows == "b"
+    assert decide(waiting, []).loads == ("c",)
+    assert decide(waiting, []).follows == "b"
+    assert decide([waits("a1", 60.0)], [busy]).follows is None
+    assert decide(waiting[2:], [busy]).follows is None, "it displaces nobody"
+    pinned = msgspec.structs.replace(busy, is_pinned=True)
+    assert decide(waiting, [pinned]).follows is None, "it is not going to leave"
