@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
 import psutil
 import structlog
 
@@ -44,6 +45,7 @@ class MemoryLedger:
         self._hot_bytes = settings.hot_bytes
         self._models = settings.models
         self._rows: Mapping[str, ModelRow] = {}
+        self._started: dict[str, ModelRow] = {}
         self._needs: dict[str, tuple[ModelSpec, Need]] = {}
         """By the files that they were worked out for, and what former runs showed."""
         self._strain = MemoryPressure()
@@ -53,6 +55,13 @@ class MemoryLedger:
     def learn(self, rows: Mapping[str, ModelRow]) -> None:
         """What former runs needed, by model id."""
         self._rows = rows
+        self._needs.clear()
+
+    def started(self, spec: ModelSpec, start_ms: float) -> None:
+        """What a model's start took just now: how long others take, too."""
+        self._started[spec.id] = ModelRow(
+            hash=b"", label=spec.id, weights_bytes=spec.nbytes, load_ms=start_ms
+        )
         self._needs.clear()
 
     def remembered(self, model: str) -> ModelRow | None:
@@ -145,7 +154,9 @@ class MemoryLedger:
         }
 
     def _profile(self, spec: ModelSpec) -> Profile:
-        return Profile.of(spec, self._rows.get(spec.id), self._models.get(spec.id))
+        profile = Profile.of(spec, self._rows.get(spec.id), self._models.get(spec.id))
+        known = [*self._rows.values(), *self._started.values()]
+        return msgspec.structs.replace(profile, start_s=placement.start_s(known))
 
     def budgets(self, actors: Mapping[str, ModelActor]) -> Budgets:
         """How much there is to deal out now."""

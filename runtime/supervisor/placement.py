@@ -29,7 +29,8 @@ _PROCESS_BYTES = 256 << 20
 _PREFILL_SHARE = 0.1
 _MIN_PREFILL_BYTES = 2 << 30
 _READ_BYTES_PER_S = 1e9
-_START_S = 3.0
+START_S = 3.0
+"""What it takes to have a model loaded beside reading its weights, where none ever was."""
 
 
 class Need(Struct, frozen=True):
@@ -69,8 +70,9 @@ class Profile(Struct, frozen=True):
     """What is known of a model before it is loaded. None is what nobody measured or can tell.
 
     `peak_bytes` is the most that former runs used, weights included, the hot tier not; `load_ms`
-    what it took to have it in another's place. Of `num_ranks` that share a model each holds its
-    part, and so many as are `here` hold it on this machine; a peak is that of one of them.
+    what it took to have it in another's place, `start_s` what of that is not reading its weights.
+    Of `num_ranks` that share a model each holds its part, and so many as are `here` hold it on
+    this machine; a peak is that of one of them.
     """
 
     weights_bytes: int
@@ -79,6 +81,7 @@ class Profile(Struct, frozen=True):
     image_bytes: int = 0
     peak_bytes: int | None = None
     load_ms: float | None = None
+    start_s: float = START_S
     num_ranks: int = 1
     num_ranks_here: int = 1
 
@@ -151,10 +154,23 @@ def _here(profile: Profile, num_bytes: int) -> int:
 
 def need(profile: Profile, min_hot_bytes: int = MIN_HOT_BYTES) -> Need:
     """What the swap policy is told of a model."""
-    swap_s = profile.weights_bytes / _READ_BYTES_PER_S + _START_S
+    swap_s = profile.weights_bytes / _READ_BYTES_PER_S + profile.start_s
     if profile.load_ms is not None:
         swap_s = profile.load_ms / 1000
     return Need(num_bytes=reservation(profile, min_hot_bytes), swap_s=swap_s)
+
+
+def start_s(rows: Iterable[ModelRow]) -> float:
+    """What the quickest of these models' starts took beside reading its weights, in seconds.
+
+    That is its process, which is any model's: one that was never loaded takes about as long.
+    """
+    starts = (
+        row.load_ms / 1000 - (row.weights_bytes or 0) / _READ_BYTES_PER_S
+        for row in rows
+        if row.load_ms is not None
+    )
+    return max(min(starts, default=START_S), 0.0)
 
 
 class Unreturned(Struct, frozen=True):

@@ -78,7 +78,7 @@ class WorkerProcess:
         self.ready: Ready | None = None
         self.error: WorkerError | None = None
         self.watchdog = Watchdog(HealthLimits.of(settings), time.monotonic())
-        self.clock = WorkerClock()
+        self.clock = WorkerClock(is_first=standbys is not None and standbys.num_taken == 0)
         """What its start and its end cost, as far as they got."""
         own = settings.model(self.spec.id)
         self.lost_on: Sequence[GenerateRequest] = ()

@@ -63,6 +63,8 @@ class StandbyPool:
         self._follows: ModelSpec | None = None
         self._prepares: ModelSpec | None = None
         """What the process that waits was told to prepare."""
+        self.num_taken = 0
+        """How many processes were taken to load a model with."""
         self._num_starting = 0
         self._not_before_s = 0.0
         self._wake = asyncio.Event()
@@ -98,6 +100,7 @@ class StandbyPool:
     async def take(self) -> tuple[Child, bool]:
         """A process to load a model with, and whether it had been waiting. Raises OSError."""
         self._num_starting += 1
+        self.num_taken += 1
         self._follows = None
         child = self._child
         if child is not None and self._fits(child):

@@ -279,6 +279,7 @@ class Supervisor:
         try:
             await worker.start()
             self._costs.started(worker.spec.id, worker.clock.start_cost)
+            self._memory.started(worker.spec, worker.clock.start_cost.total_ms)
         except WorkerError as error:
             log = _log.info if worker.error is None else _log.error
             log("model not loaded", model=worker.spec.id, error=error.message)
@@ -287,13 +288,10 @@ class Supervisor:
             self._costs.left(worker.spec.id, worker.clock.leave_cost)
         self._workers.pop(worker, None)
         self._memory.share(self._scheduler.actors)
-        await self._remember()
-
-    async def _remember(self) -> None:
         self._memory.learn(await self._kv.remembered())
 
     async def _preload(self, specs: Sequence[ModelSpec]) -> None:
-        await self._remember()
+        self._memory.learn(await self._kv.remembered())
         await self.boot_loads.load(specs, self._load_if_it_fits)
         self._spares.want()
 

@@ -7,7 +7,8 @@ multiple of what the swap takes, so that swaps that take half a second keep nobo
 long; for somebody interactive it is one swap, where the model serves nobody interactive. Whatever
 waited when it became ready, its cohort, is served all the same. A model that runs dry earlier
 lingers a moment, because the next turn of a tool loop is seconds away, and then leaves; and one
-that has been idle waits for an instant, because agents that are started together ask together.
+that has been idle waits for an instant, because agents that are started together ask together,
+unless swaps are quick.
 Background work never displaces what is in use.
 """
 
@@ -73,6 +74,7 @@ class Terms(Struct, frozen=True):
     linger_share: float = 0.5
     max_linger_s: float = 10.0
     max_grace_s: float = 0.3
+    quick_swap_s: float = 0.3
     raise_after_s: float = 60.0
     reuse_half_life_s: float = 600.0
 
@@ -89,7 +91,12 @@ class Terms(Struct, frozen=True):
         return min(self.linger_share * swap_s, self.max_linger_s)
 
     def grace_s(self, swap_s: float) -> float:
-        """How long a model stays at the least once another one is waited for."""
+        """How long a model stays at the least once another one is waited for.
+
+        Not at all where two swaps too many cost little more than everybody's waiting.
+        """
+        if swap_s < self.quick_swap_s:
+            return 0.0
         return min(self.linger_share * swap_s, self.max_grace_s)
 
 

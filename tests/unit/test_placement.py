@@ -6,6 +6,7 @@ import pytest
 from runtime.config.settings import ModelSettings
 from runtime.kv_sizes import MIN_HOT_BYTES
 from runtime.supervisor.placement import (
+    START_S,
     LoadCapacity,
     Profile,
     Unreturned,
@@ -14,9 +15,11 @@ from runtime.supervisor.placement import (
     need,
     reservation,
     room_left,
+    start_s,
     still_missing,
 )
 from runtime.types import ModelSpec
+from store.types import ModelRow
 
 GB = 1_000_000_000
 FIXED = (256 << 20) + MIN_HOT_BYTES
@@ -93,6 +96,18 @@ def test_a_small_hot_tier_is_reserved_as_it_is():
 def test_a_swap_costs_what_it_cost_before_or_what_reading_the_weights_will():
     assert need(LARGE).swap_s == pytest.approx(43.0)
     assert need(msgspec.structs.replace(LARGE, load_ms=8000.0)).swap_s == 8.0
+    assert need(msgspec.structs.replace(LARGE, start_s=0.25)).swap_s == 40.25
+
+
+def test_a_start_takes_what_the_quickest_of_other_models_took_beside_its_weights():
+    none, small, large = (
+        ModelRow(hash=b"", label="m", weights_bytes=weights_bytes, load_ms=load_ms)
+        for weights_bytes, load_ms in ((1_000, None), (500_000_000, 900.0), (4_000_000_000, 9e3))
+    )
+    assert start_s([]) == start_s([none]) == START_S
+    assert start_s([none, small, large]) == pytest.approx(0.4)
+    read_faster = ModelRow(hash=b"", label="m", weights_bytes=4_000_000_000, load_ms=2000.0)
+    assert start_s([small, read_faster]) == 0.0
     assert need(LARGE).num_bytes == reservation(LARGE)
 
 

@@ -34,11 +34,12 @@ def decide(
     residents: list[Resident],
     now_s: float = 100.0,
     room: LoadCapacity = ONE,
+    swap_s: float = 8.0,
     **sizes: int,
 ) -> SwapPlan:
-    """A plan for models of 10 bytes, or their `sizes`, and swaps of 8 s."""
+    """A plan for models of 10 bytes, or their `sizes`, and swaps of 8 s unless told otherwise."""
     names = {one.model for one in waiting} | {one.model for one in residents}
-    needs = {name: Need(num_bytes=sizes.get(name, 10), swap_s=8.0) for name in names}
+    needs = {name: Need(num_bytes=sizes.get(name, 10), swap_s=swap_s) for name in names}
     swap_state = SwapState(
         waiting=tuple(waiting),
         residents=tuple(residents),
@@ -101,6 +102,13 @@ def test_the_quantum_follows_the_swaps_cost_within_bounds(swap_s: float, quantum
     assert TERMS.urgent_quantum_s(swap_s) == swap_s
     assert TERMS.linger_s(swap_s) == min(swap_s / 2, 10.0)
     assert TERMS.grace_s(swap_s) == min(swap_s / 2, 0.3)
+
+
+def test_an_idle_model_leaves_at_once_where_swaps_are_quick():
+    assert [TERMS.grace_s(swap_s) for swap_s in (0.0, 0.1, 0.29, 0.3)] == [0.0, 0.0, 0.0, 0.15]
+    idle = ready("a", last_finished_s=5.0)
+    assert decide([waits("b1", 100.0)], [idle], now_s=100.0, swap_s=0.29).unloads == ("a",)
+    assert decide([waits("b1", 100.0)], [idle], now_s=100.0, swap_s=0.3).wake_s == 100.15
 
 
 def test_an_interactive_waiter_closes_a_stay_after_one_swap():

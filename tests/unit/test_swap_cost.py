@@ -29,6 +29,16 @@ def test_a_spare_costs_what_it_takes_to_tell_it_what_to_load():
     assert clock.start_cost == StartCost(spawn_ms=500.0, load_ms=500.0)
 
 
+def test_what_the_first_process_imports_for_all_is_no_part_of_what_a_model_costs():
+    clock = WorkerClock(is_first=True)
+    clock.began(10.0)
+    clock.sent_load(10.5)
+    clock.said_hello(12.0)
+    clock.read_weights(15.0)
+    clock.became_ready(15.25)
+    assert clock.start_cost == StartCost(spawn_ms=0.0, load_ms=3000.0, warm_ms=250.0)
+
+
 def test_an_end_is_split_at_the_flush():
     clock = WorkerClock()
     clock.asked_to_leave(10.0)
