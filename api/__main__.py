@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from api.cli.commands import COMMANDS, TABLES, WITHOUT_SETTINGS, parser
+from api.cli.errors import Misused, NoServer
 from runtime.config.settings import Settings, given_outside, load_settings
-from runtime.errors import HearthError, Misused, NoServer, SettingsError
+from runtime.errors import HearthError, SettingsError
 
 _FLAGS = ("config", *(name for name in Settings.__struct_fields__ if name not in TABLES))
 _BY_NAME = {command.name: command for command in COMMANDS}

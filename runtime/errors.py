@@ -547,15 +547,3 @@ class Aborted(HearthError):
     """The request was cancelled, by its client or by the operator."""
 
     code = "cancelled"
-
-
-class NoServer(HearthError):
-    """Nothing answers a command where the settings say that the server is."""
-
-    code = "no_server"
-
-
-class Misused(HearthError):
-    """The command line says too little, or what cannot be said together."""
-
-    code = "misused"

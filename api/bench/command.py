@@ -24,8 +24,8 @@ from api.bench.report import PeerNote, Report, page, table
 from api.bench.scenarios import Asking, Round, Sizes, num_samples
 from api.bench.servers import Servers
 from api.cli.arguments import AGENTS, BASELINE
+from api.cli.errors import Misused
 from runtime.config.settings import Settings
-from runtime.errors import Misused
 
 _OF_CONVERSATIONS = {"tokens": 4096, "streams": 4}
 _OF_AGENTS: dict[str, float | None] = {

@@ -15,13 +15,14 @@ from typing import cast
 import msgspec
 
 from api.cli.cache_target import CacheService, opened_cache
+from api.cli.errors import Misused
 from api.cli.progress import watching
 from api.cli.views import ago, aligned, count, fact, log_errors_only, show, size, span
 from runtime.cache.inventory_views import ConversationView, ShownView, StatsView
 from runtime.cache.mlx_lm_exchange import done
 from runtime.cache.mlx_lm_import import Exchanged, ImportRequest
 from runtime.config.settings import Settings
-from runtime.errors import HearthError, InterchangeFailed, Misused, UnknownModel
+from runtime.errors import HearthError, InterchangeFailed, UnknownModel
 from runtime.mlx_lm_exchange import Export
 from runtime.models.catalog import Catalog
 from runtime.progress import Watch

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from api.cli.client import ServerLink
+from api.cli.errors import NoServer
 from runtime.cache.collection import GarbageCollection
 from runtime.cache.inventory import Inventory, ModelSelection, meant, total
 from runtime.cache.inventory_pins import Pinned, pin, pin_ahead, shown, unpin
@@ -28,7 +29,7 @@ from runtime.cache.mlx_lm_import import Exchanged, ImportRequest, take_in
 from runtime.cache.owned import OpenStore
 from runtime.cache.store_opening import open_store
 from runtime.config.settings import Settings
-from runtime.errors import NoServer, StoreUnavailable
+from runtime.errors import StoreUnavailable
 from runtime.models.catalog import Catalog
 from runtime.progress import Watch
 from store.errors import StoreError, StoreLocked

@@ -13,9 +13,10 @@ from typing import TextIO
 import msgspec
 
 from api.cli.client import ServerLink
+from api.cli.errors import NoServer
 from api.cli.views import count, show, took
 from runtime.config.settings import Settings
-from runtime.errors import HearthError, NoServer
+from runtime.errors import HearthError
 
 _END = b"data: [DONE]"
 

@@ -10,8 +10,9 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from api.cli.errors import NoServer
 from runtime.config.settings import Settings
-from runtime.errors import HearthError, NoServer
+from runtime.errors import HearthError
 from runtime.keys import read_admin_token
 from runtime.progress import Progress, Watch
 

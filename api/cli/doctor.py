@@ -20,11 +20,12 @@ from api.cli import doctor_disk, service
 from api.cli.client import ServerLink
 from api.cli.config import check
 from api.cli.doctor_disk import Finding
+from api.cli.errors import NoServer
 from api.cli.models import ReadinessReport
 from api.cli.views import log_errors_only, show, size
 from runtime.config.settings import Settings
 from runtime.environment import INSTALL_HINT, find_blas, packaged_blas, worker_environment
-from runtime.errors import HearthError, NoServer
+from runtime.errors import HearthError
 from runtime.models.vision_files import can_see
 
 _IMPORT_TIMEOUT_S = 120

@@ -15,10 +15,11 @@ from api.admin.history import (
     restore,
 )
 from api.cli.client import ServerLink
+from api.cli.errors import Misused, NoServer
 from api.cli.views import ago, aligned, count, log_errors_only, show, size, span
 from runtime.cache.history import FILE, OpenHistory
 from runtime.config.settings import Settings
-from runtime.errors import HearthError, Misused, NoServer
+from runtime.errors import HearthError
 from store.errors import StoreError
 from store.history import set_aside_rows
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from api.cli.client import ServerLink
+from api.cli.errors import Misused
 from api.cli.progress import watching
 from api.cli.views import count, show, took
 from runtime.config.settings import Settings
-from runtime.errors import HearthError, Misused
+from runtime.errors import HearthError
 from runtime.progress import Progress
 
 _POLL_S = 0.2

@@ -15,10 +15,11 @@ from textual.widgets import DataTable, Footer, Header, Static
 from typing_extensions import override
 
 from api.cli.client import ServerLink
+from api.cli.errors import Misused
 from api.cli.models import Running
 from api.cli.views import count, show, size, span, took
 from runtime.config.settings import Settings
-from runtime.errors import HearthError, Misused
+from runtime.errors import HearthError
 
 _PERIOD_S = 1.0
 _BAR = 12

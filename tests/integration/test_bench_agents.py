@@ -19,8 +19,8 @@ from api.bench.agents.replay import ServerRun
 from api.bench.agents.report import AgentsReport
 from api.bench.command import run
 from api.cli.arguments import add_bench_arguments
+from api.cli.errors import Misused
 from runtime.config.settings import Settings
-from runtime.errors import Misused
 from tests.running_server import running
 
 FEW = ("--sessions", "2", "--turns", "3", "--scale", "0.003", "--pause-scale", "0")
