@@ -33,14 +33,13 @@ class Zygote:
         """Fork until the server is gone (None). In each forked process: the socket it works on."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _close_copies_of_streams()
-        gc.collect()
-        gc.freeze()
         with suppress(OSError):  # the server is gone, which it reads next
             self._control.send(READY)
         ends = select.poll()
         ends.register(self._control, select.POLLIN)
+        is_tidy = False  # the first order waits already, and tidying up takes a tenth of a second
         while True:
-            for fd, _ in ends.poll():
+            for fd, _ in ends.poll(None if is_tidy else 0):
                 if fd in self._told:
                     ends.unregister(fd)
                     self._bury(fd)
@@ -51,6 +50,10 @@ class Zygote:
                 worker = self._obey(fds, ends)
                 if worker is not None:
                     return worker
+            if not is_tidy:
+                gc.collect()
+                gc.freeze()
+                is_tidy = True
 
     def _obey(self, fds: list[int], ends: select.poll) -> socket.socket | None:
         """Fork for one order; its socket in the new process.
