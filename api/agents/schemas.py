@@ -12,7 +12,8 @@ from api.http.hearth_info import IgnoredInfo
 from api.openai.fields import Body, Raws
 from api.openai.schemas import CalledTool, ChatCompletion, ChatMessage, ChatRequest
 
-ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$(?!\n)"
+"""In Python `$` alone also matches before a last line break."""
 AgentId = Annotated[str, Meta(pattern=ID_PATTERN)]
 KvStatus = Literal["hot", "warm", "cold", "none"]
 

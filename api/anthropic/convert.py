@@ -26,6 +26,7 @@ from api.http.durations import seconds_of
 from api.http.expansion import Expansion
 from api.http.fields import stops_of
 from api.http.images import check_images
+from api.http.json_schemas import parameters_text, schema_text
 from api.http.priorities import priority_of
 from api.http.refusal import refuse
 from api.http.unused import listed
@@ -208,20 +209,11 @@ def _tool(definition: ToolDefinition, path: str, breakpoints: Breakpoints) -> To
     return Tool(
         name=definition.name,
         description=definition.description,
-        parameters=_schema(definition.input_schema, f"{path}.input_schema"),
+        parameters=parameters_text(definition.input_schema, f"{path}.input_schema"),
         is_strict=bool(definition.strict),
         is_deferred=bool(definition.defer_loading),
         keep_s=breakpoints.keep_s(definition.cache_control, path),
     )
-
-
-def _schema(raw: msgspec.Raw, path: str) -> str:
-    text = bytes(raw).decode(errors="replace")
-    if text == "null":
-        return "{}"
-    if not text.startswith("{"):
-        refuse(path, "must be a JSON schema, that is an object.")
-    return text
 
 
 def _tool_choice(given: ToolChoiceField | None, tools: Sequence[Tool]) -> ToolChoice:
@@ -280,7 +272,7 @@ def _constraint(given: OutputFormat | None, path: str) -> Constraint | None:
         return None
     if given.type != "json_schema":
         refuse(f"{path}.type", f"is {given.type[:64]!r}: the only one is 'json_schema'.")
-    text = _schema(given.schema, f"{path}.schema")
+    text = schema_text(given.schema, f"{path}.schema")
     return Constraint(kind="json_schema", text=text, field=path)
 
 

@@ -10,6 +10,7 @@ from api.http.caller import Caller
 from api.http.durations import seconds_of
 from api.http.fields import stops_of
 from api.http.images import check_images, image_of
+from api.http.json_schemas import parameters_text
 from api.ollama.schemas import (
     Call,
     GenerateBody,
@@ -222,15 +223,12 @@ def _tools(definitions: Sequence[OllamaTool]) -> tuple[Tool, ...]:
     tools: list[Tool] = []
     for i, definition in enumerate(definitions):
         function = definition.function
-        parameters = bytes(function.parameters).decode(errors="replace")
-        if parameters != "null" and not parameters.startswith("{"):
-            path = f"tools[{i}].function.parameters"
-            raise InvalidRequest(f"{path} must be a JSON schema, that is an object.", path)
+        path = f"tools[{i}].function.parameters"
         tools.append(
             Tool(
                 name=function.name,
                 description=function.description,
-                parameters="{}" if parameters == "null" else parameters,
+                parameters=parameters_text(function.parameters, path),
             )
         )
     return tuple(tools)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from api.http.json_schemas import schema_text
 from api.http.refusal import refuse
 from api.openai.fields import JsonSchemaFormat, is_given
 from runtime.types import Constraint
-
-ANYTHING = "{}"
 
 
 def constraint_of(
@@ -31,17 +28,3 @@ def constraint_of(
         refuse(path, 'of type "json_schema" needs a schema: give `name` and `schema`.')
     text = schema_text(schema.schema, f"{schema_path}.schema")
     return Constraint(kind="json_schema", text=text, field=path)
-
-
-def schema_text(raw: msgspec.Raw, path: str) -> str:
-    """A JSON schema as text; null is one that allows anything.
-
-    Raises:
-        InvalidRequest: it is no object.
-    """
-    text = bytes(raw).decode(errors="replace")
-    if text == "null":
-        return ANYTHING
-    if not text.startswith("{"):
-        refuse(path, "must be a JSON schema, that is an object.")
-    return text

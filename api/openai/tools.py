@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from api.http.json_schemas import parameters_text
 from api.http.refusal import refuse
 from api.http.unused import listed
 from api.openai.calls import CallFormat
 from api.openai.fields import FunctionDefinition
-from api.openai.formats import schema_text
 from api.openai.freeform import freeform_tool, unheld
 from api.openai.response_schemas import CustomTool, GrammarFields
 from api.openai.schemas import (
@@ -144,6 +144,6 @@ def _tool(function: FunctionDefinition, path: str) -> Tool:
     return Tool(
         name=function.name,
         description=function.description,
-        parameters=schema_text(function.parameters, f"{path}.parameters"),
+        parameters=parameters_text(function.parameters, f"{path}.parameters"),
         is_strict=bool(function.strict),
     )

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from api.http.body import decoded_at
+from api.http.json_schemas import parameters_text
 from api.http.refusal import refuse
 from api.openai.fields import FunctionDefinition
-from api.openai.formats import schema_text
 from api.openai.freeform import freeform_tool, unheld
 from api.openai.response_schemas import (
     ChosenTool,
@@ -168,7 +168,7 @@ def _function(function: FunctionDefinition, path: str) -> Tool:
     return Tool(
         name=function.name,
         description=function.description,
-        parameters=schema_text(function.parameters, f"{path}.parameters"),
+        parameters=parameters_text(function.parameters, f"{path}.parameters"),
         is_strict=bool(function.strict),
     )
 

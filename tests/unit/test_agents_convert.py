@@ -160,6 +160,13 @@ def test_the_call_of_a_custom_tool_is_its_text():
 ASKED = Message(role="user", text="q")
 
 
+@pytest.mark.parametrize("name", ["a\n", "a b", "../a", "a/b", "@bob/a", "", ".", "é", "a" * 129])
+def test_what_is_no_id_of_an_agent_is_refused(name: str):
+    body = json.dumps({"id": name})
+    with pytest.raises(msgspec.ValidationError, match="id"):
+        msgspec.json.decode(body, type=AgentCreate)
+
+
 @pytest.mark.parametrize(
     ("last", "chunks", "kept"),
     [

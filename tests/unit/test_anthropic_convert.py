@@ -349,6 +349,7 @@ def test_four_breakpoints_are_served_and_a_fifth_is_refused() -> None:
         ({"system": [{"type": "thinking", "thinking": ""}]}, "system[0]"),
         ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
         ({"tools": [LOOK | {"input_schema": [1]}]}, "tools[0].input_schema"),
+        ({"tools": [LOOK | {"input_schema": {"type": "array"}}]}, "tools[0].input_schema.type"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "tool_choice.name"),

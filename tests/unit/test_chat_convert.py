@@ -250,6 +250,29 @@ def test_strict_tools_and_formats_are_held_to_their_schemas() -> None:
     assert generate(response_format={"type": "text"}).constraint is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_served"),
+    [
+        ("object", True),
+        (["object", "null"], True),
+        (None, True),
+        ([], True),
+        ("dict", True),
+        ("array", False),
+        ("string", False),
+        (["null", "integer"], False),
+    ],
+)
+def test_arguments_are_an_object_and_a_schema_that_has_none_is_refused(kind: Any, is_served: bool):
+    tool = {"type": "function", "function": LOOK | {"parameters": {"type": kind}}}
+    if is_served:
+        assert json.loads(prompt(tools=[tool]).tools[0].parameters) == {"type": kind}
+        return
+    with pytest.raises(InvalidRequest) as refused:
+        prompt(tools=[tool])
+    assert refused.value.param == "tools[0].function.parameters.type"
+
+
 def test_messages_in_the_older_form_know_which_call_they_answer() -> None:
     called = {"name": "look", "arguments": '{"at": 1}'}
     found = prompt(

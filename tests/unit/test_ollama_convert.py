@@ -216,6 +216,10 @@ def test_a_request_without_a_prompt_only_loads_or_unloads():
         ({"format": 7}, "format"),
         ({"think": "a lot"}, "think"),
         ({"tools": [{"function": {"name": "f", "parameters": 1}}]}, "tools[0].function.parameters"),
+        (
+            {"tools": [{"function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "tools[0].function.parameters.type",
+        ),
         ({"messages": [{"role": "user", "images": ["§"]}]}, "messages[0].images[0]"),
     ],
 )

@@ -250,6 +250,12 @@ def test_tools_of_a_namespace_are_shown_by_flat_names_and_lead_back() -> None:
     assert found.ignored == ("tools[2]: web_search",)
 
 
+def test_a_tool_whose_arguments_are_no_object_is_refused():
+    with pytest.raises(InvalidRequest) as refused:
+        plan(tools=[LOOK | {"parameters": {"type": "array"}}])
+    assert refused.value.param == "tools[0].parameters.type"
+
+
 def test_names_that_would_be_the_same_are_told_apart() -> None:
     taken = LOOK | {"name": "agents__look"}
     found = plan(tools=[taken, SPACE])
