@@ -61,6 +61,9 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         "integration/test_swap.py": (
             "test_weights_that_change_under_a_loaded_model_are_not_taken_for_the_old_ones",
         ),
+        "integration/test_preparing.py": (
+            "test_what_was_changed_after_it_was_prepared_is_read_again[weights]",
+        ),
         # Of the kinds of models the one that mixes attention with layers that cannot be cut.
         "integration/test_hot_tier.py": tuple(
             f"{name}[qwen3_5]"
