@@ -53,6 +53,10 @@ class Shape:
     swaps_results: bool = False
 
 
+LAST_OF_ITS_DAY = 8
+"""After this turn the date that clients write into their prompts is another one."""
+
+
 class Conversation:
     """One session of a client, turn by turn."""
 
@@ -99,7 +103,7 @@ class Conversation:
         self.later += results[::-1] if self.shape.swaps_results else results
         if not results:
             self.later.append(Message(role="user", text=f"Go on with step {number + 1}."))
-        if number == 8:
+        if number == LAST_OF_ITS_DAY:
             self.day += timedelta(days=1)
 
 

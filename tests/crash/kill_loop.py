@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import sys
 import threading
 from array import array
 from collections.abc import Callable, Generator, Iterable
@@ -71,7 +72,8 @@ class Talk:
     """A conversation. `pieces` are what only it, and what branches from it, said: position, tokens.
 
     The first `num_durable` of its tokens were told durable, but for the `lost` ones. It `is_awake`
-    while all of it is in memory, and `is_going` when a deletion was not answered.
+    while all of it is in memory, and `is_going` when a deletion was not answered. Beyond
+    `num_sure` tokens the server may know it by another turn: one that was broken off by a kill.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Talk:
     is_awake: bool = False
     is_going: bool = False
     was_damaged: bool = False
+    num_sure: int = sys.maxsize
 
     @property
     def num_due(self) -> int:
@@ -183,15 +186,17 @@ class KillLoop:
             self.hear_what_is_durable(server)
 
     def hear_what_is_durable(self, server: RunningServer) -> None:
-        """Also what was on its way when it was answered. The latest turn may be one nobody saw.
+        """Also what was on its way when it was answered.
 
-        How far the end of a conversation is does not tell of what was damaged before it.
+        How far the end of a conversation is does not tell of what was damaged before it, nor of
+        which turn it is the end, where one was answered that nobody saw.
         """
         told = self.told(server)
         for talk in self.talks.values():
             if not talk.was_damaged:
                 num = told.get(self.key_of(talk).hex(), 0)
-                talk.num_durable = max(talk.num_durable, min(num, len(talk.ids)))
+                num = min(num, len(talk.ids), talk.num_sure)
+                talk.num_durable = max(talk.num_durable, num)
 
     def told(self, server: RunningServer) -> dict[str, int]:
         """How far each conversation is on disk, by what stands for it."""
@@ -320,7 +325,14 @@ class KillLoop:
         self.answer(server, talk)
 
     def answering(self, server: RunningServer, talk: Talk) -> Callable[[], Any]:
-        return lambda: self.answer(server, talk)
+        def deed() -> None:
+            try:
+                self.answer(server, talk)
+            except httpx.TransportError:
+                talk.num_sure = len(talk.ids)
+                raise
+
+        return deed
 
     def answer(self, server: RunningServer, talk: Talk) -> None:
         """A turn, of which all that must be reused is, and which says what it must."""
@@ -433,7 +445,7 @@ class KillLoop:
         for: its history may have got an answer that nobody here knows.
         """
         path, body = self.body(talk)
-        talk.is_going = isinstance(talk, Spoken)
+        talk.is_going, talk.num_sure = isinstance(talk, Spoken), len(talk.ids)
         with server.stream("POST", path, json=body | {"max_tokens": 60, "stream": True}) as answer:
             lines = answer.iter_lines()
             next(lines)
