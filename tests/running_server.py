@@ -21,6 +21,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from runtime.keys import read_admin_token
 from tests import forked_server
 from tests.forked_server import ForkedProcess, can_fork
 from tests.forked_worker import SLOW_LOADS
@@ -76,16 +77,22 @@ class RunningServer:
         due_s = time.monotonic() + timeout_s
         self.ready_line = self.next_line(timeout_s)
         assert self.ready_line, f"no ready line within {timeout_s:g} s:\n{self.stderr}"
-        while (answer := self.get("/health/ready")).status_code != 200:
+        while (answer := self._readiness()).status_code != 200:
             assert time.monotonic() < due_s, f"{answer.text}\n{self.stderr}"
         due_s = min(due_s, time.monotonic() + STORE_S)
-        while self.get("/health/ready").json()["cache"] == "opening" and time.monotonic() < due_s:
+        while self._readiness().json()["cache"] == "opening" and time.monotonic() < due_s:
             pass
+
+    def _readiness(self) -> httpx.Response:
+        """As the operator of this home is told it, where there are keys."""
+        token = read_admin_token(self.home)
+        headers = {"authorization": f"Bearer {token}"} if token is not None else {}
+        return self.request("GET", "/health/ready", headers=headers)
 
     def wait_for_the_store(self, timeout_s: float = START_S) -> None:
         """Until it is open: `wait_until_ready` waits for it only for a while."""
         deadline_s = time.monotonic() + timeout_s
-        while (cache := self.get("/health/ready").json()["cache"]) != "ok":
+        while (cache := self._readiness().json()["cache"]) != "ok":
             assert time.monotonic() < deadline_s, f"cache: {cache}\n{self.stderr}"
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ async def test_a_killed_server_goes_on_with_what_was_seen(tmp_path: Path, vlms_d
             lambda: (
                 max(
                     (
-                        one["num_tokens"]
+                        one["num_durable"]
                         for one in server.get("/admin/cache").json()["conversations"]
                     ),
                     default=0,
