@@ -278,7 +278,7 @@ def started(
     home.mkdir(parents=True, exist_ok=True)
     if config:
         (home / "hearth.toml").write_text(config)
-    port = free_port()
+    port = int(variables.get("HEARTH_PORT") or free_port())
     defaults = {"HEARTH_HOME": str(home), "HEARTH_PORT": str(port), "HEARTH_SPARE_WORKER": "false"}
     variables = defaults | variables
     with (home / "stderr.txt").open("wb") as stderr:

@@ -144,7 +144,6 @@ def test_a_withdrawn_key_ends_what_was_opened_with_it(browser: Browser, tmp_path
             signed_in(page, server)
             cookie, port = cookie_of(page.context), server.port
         with running(tmp_path, config=config(NEXT), HEARTH_PORT=str(port)) as server:
-            server.port = port
             page.goto(f"http://127.0.0.1:{port}/")
             give(page, ADMIN)
             expect(page.get_by_role("alert")).to_contain_text("not known")
