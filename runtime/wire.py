@@ -210,6 +210,7 @@ WorkerPhase = Literal[
     "loading",
     "warming",
     "idle",
+    "upkeep",
     "intake",
     "restore",
     "prefill",
@@ -222,15 +223,18 @@ WorkerPhase = Literal[
 
 
 class Heartbeat(Struct, frozen=True, tag="beat"):
-    """Sent every second. `step` counts engine steps: busy and not stepping means wedged.
+    """Sent every second. Busy and not stepping means wedged: `step` counts what the part that
+    `phase` is of has done, so that no other part's progress hides that this one makes none.
 
-    The bytes are the allocator's: in use, kept for reuse, and the most that were in use since the
-    heartbeat before.
+    `decode_step_s` is what decode steps took on average, one that has not ended left out. The bytes
+    are the allocator's: in use, kept for reuse, and the most that were in use since the heartbeat
+    before.
     """
 
     step: int
     is_busy: bool
     phase: WorkerPhase
+    decode_step_s: float = 0.0
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0

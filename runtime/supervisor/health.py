@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from runtime.config.settings import Settings
@@ -11,40 +10,35 @@ from runtime.types import Struct
 from runtime.wire import Heartbeat, WorkerPhase
 
 LOADING = frozenset(row.phase for row in MODEL_STATES.values() if row.stage == "loading")
-_SMOOTHING = 0.2
-_DECODE_FLOOR_S = 15.0
 LOAD_STALL_S = 60.0
-_FLOOR_FACTORS: Mapping[str, float] = {"prefill": 10.0, "decode": 50.0}
-"""How many of its own average steps a phase may take before it is held to be stuck."""
+_DECODE_S = 15.0
+_MAX_AVERAGE_STEPS = 50.0
+"""A decode step may take `_DECODE_S`, or as long as so many steps do on average."""
 
 
 class HealthLimits(Struct, frozen=True):
-    """How long a worker may be silent, and be in one step of a phase, in seconds.
+    """How long a worker may be silent, and be in one step, in seconds.
 
-    A slice of prefill and a step of decode may take longer when they usually do. While a model
-    loads neither silence nor a heartbeat counts, only progress: reading holds the interpreter.
+    While a model loads neither silence nor a heartbeat counts, only progress: reading holds the
+    interpreter.
     """
 
     silent_s: float
-    prefill_s: float
-    decode_s: float
-    restore_s: float
+    step_s: float
     load_s: float
     warm_s: float
 
     @classmethod
     def of(cls, settings: Settings) -> HealthLimits:
-        """Decode steps are short, so little is waited for them.
+        """A load that does not move for a fifth of its time is not going to end in time.
 
-        A load that does not move for a fifth of its time is not going to end in time, nor one that
-        reads nothing for a minute. Compiling kernels tells no progress and may take that fifth.
+        Nor is one that reads nothing for a minute. Compiling kernels tells no progress and may take
+        that fifth.
         """
         share_s = settings.load_timeout_s / 5
         return cls(
             silent_s=settings.heartbeat_timeout_s,
-            prefill_s=settings.wedge_timeout_s,
-            decode_s=min(settings.wedge_timeout_s, _DECODE_FLOOR_S),
-            restore_s=settings.wedge_timeout_s,
+            step_s=settings.wedge_timeout_s,
             load_s=min(share_s, LOAD_STALL_S),
             warm_s=share_s,
         )
@@ -71,7 +65,6 @@ class Watchdog:
         self._limits = limits
         self._heard_s = now_s
         self._moved_s = now_s
-        self._steps_s: dict[str, float] = {}
         self.phase: WorkerPhase = "starting"
         """What it does, as last heard."""
         self.last: Heartbeat | None = None
@@ -82,12 +75,10 @@ class Watchdog:
         self._heard_s = now_s
         if {self.phase, heartbeat.phase} <= LOADING:
             return
-        num_steps = heartbeat.step - last.step if last is not None else 0
+        has_stepped = last is not None and heartbeat.step != last.step
         was_busy = last is not None and last.is_busy and heartbeat.is_busy
-        if last is not None and was_busy and num_steps > 0:
-            self._learn(last.phase, (now_s - self._moved_s) / num_steps)
         is_at_rest = not was_busy and heartbeat.phase not in LOADING
-        if num_steps or is_at_rest or heartbeat.phase != self.phase:
+        if has_stepped or is_at_rest or heartbeat.phase != self.phase:
             self._moved_s = now_s
         self.phase = heartbeat.phase
 
@@ -113,13 +104,8 @@ class Watchdog:
         return None
 
     def limit_s(self, phase: str) -> float:
-        """How long one step of this phase may take now."""
-        floor_s = {
-            "decode": self._limits.decode_s,
-            "restore": self._limits.restore_s,
-        }.get(phase, self._limits.prefill_s)
-        return max(floor_s, _FLOOR_FACTORS.get(phase, 0.0) * self._steps_s.get(phase, 0.0))
-
-    def _learn(self, phase: str, seconds: float) -> None:
-        average = self._steps_s.get(phase, seconds)
-        self._steps_s[phase] = average + _SMOOTHING * (seconds - average)
+        """How long one step of this phase may take now; those of decode are short."""
+        if phase != "decode" or self.last is None:
+            return self._limits.step_s
+        usual_s = _MAX_AVERAGE_STEPS * self.last.decode_step_s
+        return min(self._limits.step_s, max(_DECODE_S, usual_s))

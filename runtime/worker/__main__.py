@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestRejected
 from runtime.kv.blocks import HashChain
@@ -368,26 +369,21 @@ class Worker:
         os._exit(1 if self._engine is None and is_fault else EXIT_TAINTED)
 
     def _heartbeat(self) -> Heartbeat:
-        engine = self._engine
-        step, is_busy, kv = 0, False, None
-        phase: WorkerPhase = self._phase
+        engine, reception = self._engine, self._reception
+        beat = Heartbeat(step=0, is_busy=False, phase=self._phase)
         if engine is not None:
-            step, is_busy, kv = engine.num_steps, engine.is_busy, engine.kv_counts
-            phase = phase if phase in _LEAVING else engine.phase
-        if engine is not None and self._reception is not None:
-            step += self._reception.num_turns
-            if self._reception.whose and not is_busy:
-                is_busy, phase = True, "intake"
+            beat = engine.heartbeat()
+            if self._phase in _LEAVING:
+                beat = structs.replace(beat, phase=self._phase)
+            elif not beat.is_busy and reception is not None and reception.whose:
+                beat = structs.replace(beat, step=reception.num_turns, is_busy=True, phase="intake")
         peak_bytes = mx.get_peak_memory()
         mx.reset_peak_memory()
-        return Heartbeat(
-            step=step,
-            is_busy=is_busy,
-            phase=phase,
+        return structs.replace(
+            beat,
             active_bytes=mx.get_active_memory(),
             cache_bytes=mx.get_cache_memory(),
             peak_bytes=peak_bytes,
-            kv=kv,
         )
 
 

@@ -21,7 +21,7 @@ from runtime.types import (
     PromptLogprobs,
     TextWasReasoning,
 )
-from runtime.wire import Accepted, Chunks, KvCounts, SaidToken, WorkerPhase, Working
+from runtime.wire import Accepted, Chunks, Heartbeat, SaidToken, WorkerPhase, Working
 from runtime.worker.admission import rejected
 from runtime.worker.arrivals import AbortRequest, Arrival, EngineChannel, Quit
 from runtime.worker.auxiliary import ERRANDS, AuxiliaryRequests
@@ -73,10 +73,14 @@ class Engine:
         self.num_steps = 0
         self.phase: WorkerPhase = "idle"
 
-    @property
-    def kv_counts(self) -> KvCounts:
-        """What the tiers did so far; may be read from any thread."""
-        return self._tiers.wire_counts(self._model.num_encoded_images)
+    def heartbeat(self) -> Heartbeat:
+        """What it does, and that it is busy unless it waits and nothing came; from any thread."""
+        phase, average_s = self.phase, self._scheduler.decode_step_s
+        busy = phase != "idle" or not self._inbox.empty()
+        kv = self._tiers.wire_counts(self._model.num_encoded_images)
+        return Heartbeat(
+            step=self.num_steps, is_busy=busy, phase=phase, decode_step_s=average_s, kv=kv
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -97,11 +101,14 @@ class Engine:
     def _await_work(self) -> None:
         """Wait until there is something to do besides decoding, or until a read may be overdue."""
         if not self.is_busy:
-            self.phase = "idle"
+            self.phase = "upkeep"
             self._work_on(())
             self._rows.share_memory()
             self._tiers.set_idle(is_idle=True)
-            self._receive(self.slices.wait(self._inbox) if self.slices else self._inbox.get())
+            self.phase = "idle"
+            arrival = self.slices.wait(self._inbox) if self.slices else self._inbox.get()
+            self.phase = "upkeep"
+            self._receive(arrival)
         elif not (self._scheduler.has_work or self._auxiliary.waiting):
             self.phase = "restore"
             with contextlib.suppress(queue.Empty):
@@ -280,7 +287,7 @@ class Engine:
         group = sequence.group
         self._rows.remove(sequence)
         if kv is not None:
-            self._keep(sequence, kv)
+            _keep_answer(self._tiers, sequence, kv)
         self._tiers.note_durable(group.cursor)
         request_id = group.request.request_id
         output = sequence.output
@@ -307,13 +314,6 @@ class Engine:
             self._items.append((request_id, chunk))
             if sequence.answer is not None:
                 sequence.answer.spoken.add(chunk)
-
-    def _keep(self, sequence: Sequence, kv: list[Any]) -> None:
-        group = sequence.group
-        cursor = group.cursor if len(group.sequences) == 1 else group.cursor.fork()
-        already = len(group.token_ids) - group.num_prompt_tokens
-        with _keeping():
-            self._tiers.on_finished(cursor, sequence.output_token_ids[already:], kv)
 
     # Leaving
 
@@ -415,6 +415,14 @@ def _keep_at_start(tiers: Tiers, sequence: Sequence, kv: list[Any], num_tokens: 
     prompt = group.cursor.token_ids[: group.num_prompt_tokens]
     with _keeping():
         tiers.on_kv_start(group.cursor, [*prompt, *sequence.output_token_ids][:num_tokens], kv)
+
+
+def _keep_answer(tiers: Tiers, sequence: Sequence, kv: list[Any]) -> None:
+    group = sequence.group
+    cursor = group.cursor if len(group.sequences) == 1 else group.cursor.fork()
+    already = len(group.token_ids) - group.num_prompt_tokens
+    with _keeping():
+        tiers.on_finished(cursor, sequence.output_token_ids[already:], kv)
 
 
 def _is_to_go_on(tiers: Tiers, group: SequenceGroup, waiting: Iterable[SequenceGroup]) -> bool:

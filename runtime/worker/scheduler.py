@@ -89,7 +89,8 @@ class Scheduler:
         self._num_groups_passed = 0
         self._awaited: SequenceGroup | None = None
         """Others have passed it often enough: the memory for it is kept free until it begins."""
-        self._decode_step_s = 0.0
+        self.decode_step_s = 0.0
+        """What decode steps take on average, as of late."""
         self.prefill_rate = 0.0
         """Tokens per second, as of late."""
         self._decode_credit_s = 0.0
@@ -215,7 +216,7 @@ class Scheduler:
 
     def on_decode(self, seconds: float) -> None:
         """A decode step of all running sequences took `seconds`."""
-        self._decode_step_s = _smooth(self._decode_step_s, seconds)
+        self.decode_step_s = _smooth(self.decode_step_s, seconds)
         # A step that took longer than it had to is made up for by the slices that follow.
         self._decode_credit_s = max(self._decode_credit_s - seconds, -seconds)
 
@@ -360,7 +361,7 @@ class Scheduler:
         if group.echo is not None:
             size = min(size, group.echo.max_slice)
         if num_running:
-            allowed = self.block_s + 2 * self._decode_step_s
+            allowed = self.block_s + 2 * self.decode_step_s
             rate = self.prefill_rate
             size = min(size, int(rate * allowed) if rate else _FIRST_SLICE)
         grid = self._max_slice if size >= self._max_slice else SLICE_GRID

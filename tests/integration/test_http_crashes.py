@@ -63,7 +63,7 @@ async def test_a_worker_killed_under_eight_streams_is_replaced_and_every_stream_
         crash_id = listed()[0]["id"]
         record = server.get(f"/admin/crashes/{crash_id}").json()
         assert (record["id"], record["num_running"]) == (crash_id, NUM_STREAMS)
-        assert record["phase"] in ("idle", "prefill", "restore", "decode")
+        assert record["phase"] in ("idle", "upkeep", "prefill", "restore", "decode")
         for file in (tmp_path / "crashes").iterdir():
             assert "secret" not in file.read_text()
             assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import pytest_asyncio
 from runtime.cache.service import KvStore
 from runtime.config.settings import ModelSettings
 from runtime.errors import LoadFailed
+from runtime.supervisor.generation import Generation
 from runtime.supervisor.placement import Profile, reservation
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import Constraint, SamplingParams
+from runtime.wire import Heartbeat
 from store.slots import slot_path
 from store.upkeep import QUARANTINE
 from tests.asking import (
+    PATIENCE_S,
     Answer,
     answer,
     ask,
@@ -49,6 +53,8 @@ PROMPTS = (
     "def answer(question): return",
     "naïve café",
 )
+SOON: dict[str, Any] = {"wedge_timeout_s": 4.0, "stop_timeout_s": 1.0}
+"""What hangs is noticed soon."""
 BOOLEAN = Constraint(kind="regex", text="true|false")
 
 
@@ -307,14 +313,54 @@ async def test_rank_0_takes_the_others_with_it(two: Supervisor):
 
 
 async def test_a_stopped_rank_is_a_hung_worker_and_no_process_is_left(home: Path):
-    async with on_ranks(home, 2, wedge_timeout_s=4.0, stop_timeout_s=1.0) as supervisor:
+    """Also while others ask: what is taken in meanwhile is no progress of what hangs."""
+    async with on_ranks(home, 2, **SOON) as supervisor:
         await ask(supervisor, PROMPTS[0])
         ranks = processes(supervisor)
         running = supervisor.submit(request(PROMPTS[1], max_tokens=3000, ignore_eos=True))
         await first_chunks(running)
+        watchdog = worker_of(supervisor).watchdog
+        others: list[Generation] = []
+
+        def is_given_up(seen: Heartbeat | None) -> bool:
+            return bool(status_of(supervisor).num_crashes) or watchdog.last is not seen
+
         ranks[1].suspend()
-        await until(lambda: status_of(supervisor).num_crashes, "its being given up")
+        async with asyncio.timeout(PATIENCE_S):
+            while not status_of(supervisor).num_crashes:
+                others.append(supervisor.submit(request(PROMPTS[2], max_tokens=1)))
+                await until(partial(is_given_up, watchdog.last), "a heartbeat, or the last one")
         running.abort()
+        await all_over(ranks)
+        for one in others:
+            assert (await answer(one)).finished.usage.num_output_tokens == 1
+
+
+async def test_a_rank_that_is_stopped_between_requests_costs_the_next_one_time_only(
+    home: Path, expected: Expected
+):
+    async with on_ranks(home, 2, **SOON) as supervisor:
+        await ask(supervisor, PROMPTS[0])
+        ranks = processes(supervisor)
+        ranks[1].suspend()
+        assert (await ask(supervisor, LONG)).text == expected.turns[0]
+        assert status_of(supervisor).num_crashes == 1
+        assert "made no progress in prefill" in str(status_of(supervisor).last_error)
+        await all_over(ranks)
+
+
+async def test_a_stopped_rank_is_a_hung_worker_also_while_nobody_asks(home: Path, tmp_path: Path):
+    """A conversation is brought into memory, which takes all ranks."""
+    disk: dict[str, Any] = {"kv_disk": True, "kv_dir": tmp_path, "prewarm_share": 0.0}
+    async with on_ranks_with_store(home, 2, **disk, **SOON) as (supervisor, kv):
+        rows = await Talk(supervisor, kv, await ask(supervisor, LONG)).published()
+        last = max((row.header for row in rows), key=lambda header: header.end)
+        await supervisor.restart("m").granted()
+        await ask(supervisor, PROMPTS[0])
+        ranks = processes(supervisor)
+        ranks[1].suspend()
+        kv.memory.bring({last.model: [last.id]})
+        await until(lambda: status_of(supervisor).num_crashes, "its being given up")
         await all_over(ranks)
 
 
