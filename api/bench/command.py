@@ -27,7 +27,7 @@ from api.cli.arguments import AGENTS, BASELINE
 from api.cli.errors import Misused
 from runtime.config.settings import Settings
 
-_OF_CONVERSATIONS = {"tokens": 4096, "streams": 4}
+_OF_CONVERSATIONS = {"tokens": 4096, "streams": 4, "random_weights": False}
 _OF_AGENTS: dict[str, float | None] = {
     "sessions": 8,
     "at_once": 4,
@@ -86,7 +86,8 @@ class BenchRun:
                 self.servers.peer(recipe, 0).install()
         wanted = int(self._arguments.tokens)
         per_token = self.servers.characters_per_token(max(1, wanted // 8))
-        sizes = Sizes(int(wanted * per_token), self._arguments.streams)
+        judges = not self._arguments.random_weights
+        sizes = Sizes(int(wanted * per_token), self._arguments.streams, judges)
         for number in range(self._arguments.rounds):
             for recipe in self.servers.in_turn(number):
                 if deadline_s is not None and time.monotonic() >= deadline_s:
@@ -170,10 +171,11 @@ def measure(arguments: argparse.Namespace, command: str) -> Report:
                 made_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 environment=before,
                 model=Path(arguments.model).name,
-                second=Path(arguments.second).name if arguments.second else "the same, renamed",
+                second=Path(arguments.second).name if arguments.second else "a copy of it",
                 num_tokens=arguments.tokens,
                 num_rounds=max((one.number + 1 for one in course.rounds), default=0),
                 num_streams=arguments.streams,
+                texts_judged=not arguments.random_weights,
                 seconds=round(time.perf_counter() - begun, 1),
                 baseline=baseline,
                 peers=[PeerNote.of(one) for one in servers.recipes],

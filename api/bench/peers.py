@@ -48,9 +48,24 @@ class Models(NamedTuple):
 
 
 def lay_out(folder: Path, model: str, second: str | None) -> Models:
-    """Put both models under a name of their own; without a second one the first has two names."""
-    words = (_link(folder / _FIRST, model), _link(folder / _SECOND, second or model))
-    return Models(folder, *words)
+    """Put both models under a name of their own; without a second one it is a copy of the first.
+
+    A link to the first would be the same model to a server that looks where its files are, and
+    nothing would be swapped.
+    """
+    first = _link(folder / _FIRST, model)
+    if second is None and first != model:
+        shutil.copytree(folder / _FIRST, folder / _SECOND, copy_function=_copy)
+        return Models(folder, first, _SECOND)
+    return Models(folder, first, _link(folder / _SECOND, second or model))
+
+
+def _copy(source: str, target: str) -> None:
+    """The same file twice where the disk can do that; weights are large."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _link(place: Path, model: str) -> str:

@@ -45,6 +45,8 @@ class Report(msgspec.Struct):
     peers: list[PeerNote]
     rows: list[FigureRow]
     rounds: list[Round]
+    texts_judged: bool = True
+    """Every answer was compared with what it should hold; not where the weights are random."""
 
 
 def table(report: Report) -> str:
@@ -64,11 +66,12 @@ def markdown(report: Report) -> str:
         cells = " | ".join(_cell(report, title, name) for name in names)
         lines.append(f"| **{title}**: {meanings[title]} | {cells} |")
     machine = report.environment
-    told = (
-        f"{machine.cpu}, {machine.cores} cores, {report.num_rounds} rounds, {report.made_at[:10]}"
-    )
+    device = machine.gpu or machine.cpu
+    told = f"{device}, {machine.cores} cores, {report.num_rounds} rounds, {report.made_at[:10]}"
     if machine.load_before[0] > machine.cores / 2:
         told += f"; busy with other work (load {machine.load_before[0]}): read the ratios only"
+    if not report.texts_judged:
+        told += "; random weights: texts were not judged"
     return "\n".join([*lines, "", f"{told}."])
 
 

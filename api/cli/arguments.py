@@ -94,9 +94,7 @@ def add_bench_arguments(sub: argparse.ArgumentParser) -> None:
         default=str(HEARTH_TINY),
         help="a model directory, or a name that the servers know",
     )
-    sub.add_argument(
-        "--second", help="a second model to swap to (default: the same one under another name)"
-    )
+    sub.add_argument("--second", help="a second model to swap to (default: a copy of the first)")
     sub.add_argument("--rounds", type=_count, help="how often each server is measured")
     sub.add_argument(
         "--minutes", type=_positive, help="how long it may take: then nothing new is begun"
@@ -113,6 +111,12 @@ def add_bench_arguments(sub: argparse.ArgumentParser) -> None:
         "--tokens", type=tokens_of, help="length of the long prompts, such as 16k (default: 4096)"
     )
     talks.add_argument("--streams", type=_count, help="how many requests run at once (default: 4)")
+    talks.add_argument(
+        "--random-weights",
+        action="store_true",
+        default=None,
+        help="the weights are random: do not compare answers with what they should hold",
+    )
     _add_agents_arguments(sub.add_argument_group(AGENTS))
 
 

@@ -64,7 +64,7 @@ def agents_report() -> AgentsReport:
         made_at="2026-11-24T12:00:00+00:00",
         environment=environment(),
         model="hearth-tiny",
-        second="the same, renamed",
+        second="a copy of it",
         seed=1,
         scale=shape.scale,
         pause_scale=shape.pause_scale,

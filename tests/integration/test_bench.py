@@ -21,11 +21,14 @@ import pytest
 
 from api.bench.command import measure, run
 from api.bench.figures import said
+from api.bench.peers import lay_out
 from api.bench.recipes import RecipeError
 from api.bench.report import Report, markdown
 from api.cli.arguments import add_bench_arguments
+from api.cli.errors import Misused
 from ops.bench.peers import BEGIN, END, with_table
 from runtime.config.settings import Settings
+from runtime.embedded import HEARTH_TINY
 from tests.running_server import running
 from tests.waiting import until
 
@@ -113,6 +116,31 @@ def test_wrong_answers_are_said_to_be_wrong_and_not_timed(ended: Ended) -> None:
     assert "1 WRONG" in ended.printed
     assert ended.code == 1
     assert all(row.times_better is None for row in report.rows)
+
+
+def test_answers_of_random_weights_are_timed_and_not_judged(stubborn: str) -> None:
+    report = measure(arguments_of(stubborn, "--random-weights"), "a test")
+    rows = rows_of(report, 0)
+    assert rows.keys() >= OVER_HTTP
+    assert not [text for text in rows.values() if "WRONG" in text]
+    assert not report.texts_judged
+    assert "random weights: texts were not judged" in markdown(report)
+    arguments = arguments_of("agents", stubborn, "--random-weights")
+    arguments.tokens = arguments.streams = None
+    with pytest.raises(Misused, match="--random-weights is a flag"):
+        measure(arguments, "a test")
+
+
+def test_the_second_model_is_one_that_has_to_be_swapped_to(tmp_path: Path) -> None:
+    """It is no link to the first: a server that looks where its files are would swap nothing."""
+    models = lay_out(tmp_path, str(HEARTH_TINY), None)
+    first, second = (tmp_path / name for name in (models.first, models.second))
+    assert first.resolve() == HEARTH_TINY.resolve()
+    assert second.resolve() == second
+    names = {file.name for file in HEARTH_TINY.iterdir()}
+    assert {file.name for file in second.iterdir()} == names
+    assert all((second / name).read_bytes() == (first / name).read_bytes() for name in names)
+    assert lay_out(tmp_path / "hub", "some/model", None)[1:] == ("some/model", "some/model")
 
 
 def test_what_needs_a_restart_is_not_asked_of_a_server_that_runs_already(report: Report) -> None:

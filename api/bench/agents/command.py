@@ -175,7 +175,7 @@ class AgentsCourse:
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
             environment=self._environment,
             model=Path(arguments.model).name,
-            second=Path(arguments.second).name if arguments.second else "the same, renamed",
+            second=Path(arguments.second).name if arguments.second else "a copy of it",
             seed=arguments.seed,
             scale=arguments.scale,
             pause_scale=arguments.pause_scale,

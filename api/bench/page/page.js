@@ -4,7 +4,7 @@ const amount = (value, unit) => (unit ? `${Math.round(value).toLocaleString("en"
 function head() {
   const { environment: machine } = report;
   place("about").textContent = `${report.made_at}: ${report.num_rounds} rounds with ${report.model}, ` +
-    `prompts of ${report.num_tokens} tokens, on ${machine.cpu} (${machine.cores} cores). ${report.command}`;
+    `prompts of ${report.num_tokens} tokens, on ${machine.gpu || machine.cpu} (${machine.cores} cores)${report.texts_judged === false ? "; random weights: texts were not judged" : ""}. ${report.command}`;
   warn(machine);
   place("ratio").textContent = `Medians of the right answers, below them the range over the rounds; × is how many times better than ${report.baseline} in the same run. CPU seconds and reused tokens, as the server counts them, depend less on what else the machine does.`;
 }
