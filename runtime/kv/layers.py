@@ -447,11 +447,17 @@ def _moving() -> list[mx.ThreadLocalStream] | list[None]:
 class _Rows(BatchKVCache):
     """The rows of a batch, which may end apart: each can give back its last tokens.
 
-    While they end together it does what upstream's does, with one row in that one's own arrays.
+    While they end together it does what upstream's does, with one row in that one's own arrays; and
+    where nothing has to be hidden from one token of each, there is no mask.
     """
+
+    keeps_shapes = False
+    """Attention over several tokens is given the room behind them as well, and a mask for it."""
 
     def __init__(self, left_padding: list[int]) -> None:
         super().__init__(left_padding)
+        self._padding = left_padding
+        """The same as `left_padding`, known without waiting for the device."""
         self._ends: list[int] | None = None
         """Where the tokens of each row end, when they do not end together at `_idx`."""
 
@@ -474,19 +480,26 @@ class _Rows(BatchKVCache):
         self._ends = None if min(ends) == self._idx else ends
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        if self._ends is None:
-            return super().update_and_fetch(keys, values)
         num_rows, _, num_tokens, _ = keys.shape
-        at = self._ends_on_device + mx.arange(num_tokens)
-        self._make_room(num_tokens)
-        assert self.keys is not None
-        assert self.values is not None
-        rows = mx.arange(num_rows)[:, None]
-        self.keys[rows, :, at] = keys.swapaxes(1, 2)
-        self.values[rows, :, at] = values.swapaxes(1, 2)
-        self.offset = self.offset + num_tokens
-        self._end_at([end + num_tokens for end in self._ends])
-        return self.keys_and_values()
+        gives_room = self._gives_room(num_tokens)
+        if gives_room or self._ends is not None:
+            self._make_room(num_tokens)
+        if self._ends is None:
+            held = super().update_and_fetch(keys, values)
+        else:
+            assert self.keys is not None
+            assert self.values is not None
+            at = self._ends_on_device + mx.arange(num_tokens)
+            rows = mx.arange(num_rows)[:, None]
+            self.keys[rows, :, at] = keys.swapaxes(1, 2)
+            self.values[rows, :, at] = values.swapaxes(1, 2)
+            self.offset = self.offset + num_tokens
+            self._end_at([end + num_tokens for end in self._ends])
+            held = self.keys_and_values()
+        return (self.keys, self.values) if gives_room else held
+
+    def _gives_room(self, num_tokens: int) -> bool:
+        return self.keeps_shapes and num_tokens > 1 and self.keys is not None
 
     @property
     def _ends_on_device(self) -> mx.array:
@@ -494,24 +507,36 @@ class _Rows(BatchKVCache):
         return (self.left_padding + self.offset)[:, None]
 
     def _make_room(self, num_tokens: int) -> None:
-        assert self.keys is not None
-        assert self.values is not None
-        lacking = self._idx + num_tokens - self.keys.shape[_TOKEN_AXIS]
-        if lacking > 0:
-            room = [(0, 0), (0, 0), (0, lacking + -lacking % _ROOM_TOKENS), (0, 0)]
+        lacking = self._num_lacking(num_tokens)
+        if lacking:
+            assert self.keys is not None
+            assert self.values is not None
+            room = [(0, 0), (0, 0), (0, lacking), (0, 0)]
             self.keys, self.values = mx.pad(self.keys, room), mx.pad(self.values, room)
 
-    def make_mask(
+    def _num_lacking(self, num_tokens: int) -> int:
+        """By how many tokens the arrays have to grow for so many more."""
+        assert self.keys is not None
+        lacking = self._idx + num_tokens - self.keys.shape[_TOKEN_AXIS]
+        return lacking + -lacking % _ROOM_TOKENS if lacking > 0 else 0
+
+    def make_mask(  # pyright: ignore[reportIncompatibleMethodOverride] - as plain caches have it
         self,
         N: int,  # noqa: N803
         return_array: bool = False,
         window_size: int | None = None,
         **kwargs: Any,
-    ) -> mx.array:
-        if self._ends is None:
+    ) -> mx.array | None:
+        gives_room = self._gives_room(N)
+        if self._ends is None and not gives_room:
+            if N == 1 and window_size is None and not any(self._padding):
+                return None
             return super().make_mask(N, return_array, window_size=window_size, **kwargs)
         at = (self._ends_on_device + mx.arange(N))[:, None, :, None]
         columns = mx.arange(self._idx + N)
+        if gives_room:
+            assert self.keys is not None
+            columns = mx.arange(self.keys.shape[_TOKEN_AXIS] + self._num_lacking(N))
         mask = (columns <= at) & (self.left_padding[:, None, None, None] <= columns)
         return mask if window_size is None else mask & (at < columns + window_size)
 
@@ -521,6 +546,8 @@ class _Rows(BatchKVCache):
             self._idx = max(ends[number] for number in batch_indices)
         before = self._idx
         super().filter(batch_indices)
+        self._padding = [self._padding[number] for number in batch_indices]
+        self._padding = [padding - min(self._padding) for padding in self._padding]
         if ends is not None:
             shift = before - self._idx
             self._end_at([ends[number] - shift for number in batch_indices])
@@ -530,9 +557,11 @@ class _Rows(BatchKVCache):
         before = self._idx, other._idx
         is_apart = self._ends is not None or other._ends is not None
         super().extend(other)
+        shifts = [self._idx - one for one in before]
+        paddings = zip(shifts, (self._padding, other._padding), strict=True)
+        self._padding = [padding + shift for shift, each in paddings for padding in each]
         if is_apart:
             num_ours = len(ends) - other.offset.size
-            shifts = [self._idx - one for one in before]
             self._end_at([e + shifts[n >= num_ours] for n, e in enumerate(ends)])
 
     @property
@@ -553,6 +582,20 @@ class _Rows(BatchKVCache):
             row.keys = self.keys[idx : idx + 1, :, padding:end]
             row.values = self.values[idx : idx + 1, :, padding:end]
         return row
+
+
+class _RoomyRows(_Rows):
+    """Rows for a device that has to plan attention anew for each number of keys."""
+
+    keeps_shapes = True
+
+
+def plans_attention() -> bool:
+    """Whether this device makes a plan for attention over several tokens, for each number of keys.
+
+    mlx's CUDA backend has cuDNN do it: 45 ms for a plan, where a step takes 10.
+    """
+    return mx.cuda.is_available() and mx.default_device() != mx.Device(mx.cpu)
 
 
 def can_take_back(kv: Sequence[Any]) -> bool:
@@ -607,34 +650,37 @@ def num_bytes(kv: Sequence[Any]) -> int:
     return sum(cache.nbytes for cache in kv)
 
 
-def handed_over(kv: Sequence[Any]) -> list[Any]:
+def handed_over(kv: Sequence[Any], *, keeps_shapes: bool = False) -> list[Any]:
     """The caches of one sequence as those of a batch, which writes behind their tokens.
 
-    Upstream's `merge` copies, and so does the first token after it, as it leaves no room.
+    Upstream's `merge` copies, and so does the first token after it, as it leaves no room. With
+    `keeps_shapes` a step of several tokens sees arrays of the same shape until their room is full.
     """
-    return [_handed_over(cache) for cache in kv]
+    rows = _RoomyRows if keeps_shapes else _Rows
+    return [_handed_over(cache, rows) for cache in kv]
 
 
-def merged(kvs: Sequence[Sequence[Any]]) -> list[Any]:
+def merged(kvs: Sequence[Sequence[Any]], *, keeps_shapes: bool = False) -> list[Any]:
     """Copies of several sequences' caches as those of one batch."""
-    return [_merged(list(caches)) for caches in zip(*kvs, strict=True)]
+    rows = _RoomyRows if keeps_shapes else _Rows
+    return [_merged(list(caches), rows) for caches in zip(*kvs, strict=True)]
 
 
-def _merged(caches: list[Any]) -> Any:
+def _merged(caches: list[Any], rows: type[_Rows]) -> Any:
     kind = type(caches[0])
     if kind is CacheList:
         children = zip(*(cast("Sequence[Any]", cache.caches) for cache in caches), strict=True)
-        return CacheList(*(_merged(list(one)) for one in children))
+        return CacheList(*(_merged(list(one), rows) for one in children))
     if kind is KVCache:
         is_empty = all(cache.keys is None for cache in caches)
-        return _Rows([0] * len(caches)) if is_empty else _Rows.merge(caches)
+        return rows([0] * len(caches)) if is_empty else rows.merge(caches)
     return kind.merge(caches)
 
 
-def _handed_over(cache: Any) -> Any:
+def _handed_over(cache: Any, rows: type[_Rows]) -> Any:
     if type(cache) is CacheList:
         children = cast("Sequence[Any]", cache.caches)
-        return CacheList(*map(_handed_over, children))
+        return CacheList(*(_handed_over(child, rows) for child in children))
     if type(cache) is KVCache:
-        return _Rows.of(cache)
+        return rows.of(cache)
     return cache.merge([cache])

@@ -281,7 +281,7 @@ class _Batch:
                 self._model.model,
                 uids,
                 mx.array([one.token_ids[-1] for one in joining]),
-                handed_over(rows[0]) if is_own else merged(rows),
+                self._as_batch(rows, is_own=is_own),
                 # Upstream makes an array of them, which only processors look at.
                 [list(one.token_ids[:-1] if own else ()) for one, own in pairs],
                 [_sampler(one.sequence, self._model) for one in joining],
@@ -296,6 +296,12 @@ class _Batch:
         self._num_joined += len(joining)
         self._by_uid |= dict(zip(uids, (one.sequence for one in joining), strict=True))
         self._waiting = later
+
+    def _as_batch(self, rows: list[list[Any]], *, is_own: bool) -> list[Any]:
+        keeps_shapes = self._model.keeps_shapes
+        if is_own:
+            return handed_over(rows[0], keeps_shapes=keeps_shapes)
+        return merged(rows, keeps_shapes=keeps_shapes)
 
     def _stop(self, sequence: Sequence) -> list[list[int]] | None:
         return self._eos if sequence.ends_at_eos else None
@@ -904,7 +910,11 @@ def warm_wide(
         return
     for num_rows in (rows for rows in _WARM_WIDE_ROWS if rows <= max_batch):
         with mx.stream(model.stream):
-            caches = merged([kv] * num_rows) if num_rows > 1 else handed_over(model.copy_kv(kv))
+            one, keeps_shapes = model.copy_kv(kv), model.keeps_shapes
+            if num_rows > 1:
+                caches = merged([one] * num_rows, keeps_shapes=keeps_shapes)
+            else:
+                caches = handed_over(one, keeps_shapes=keeps_shapes)
             for _ in range(min(num_rows, 2)):
                 for width in WIDTHS:
                     inputs = mx.array([[token_ids[-1]] * width] * num_rows)

@@ -102,7 +102,7 @@ class DraftRows:
 
     def _join(self, sequence: Sequence, one: _Coming) -> None:
         with mx.stream(self._draft.stream):
-            caches = handed_over(one.kv)
+            caches = handed_over(one.kv, keeps_shapes=self._draft.keeps_shapes)
             if self._rows:
                 add_rows(self._caches, caches)
             else:

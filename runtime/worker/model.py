@@ -26,6 +26,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
+from runtime.kv.layers import plans_attention
 from runtime.kv.media import rope_delta
 from runtime.models.files import checked_folder
 from runtime.models.folder import copied
@@ -82,6 +83,8 @@ class LoadedModel:
     """How it sees pictures, if it does."""
     why_text_only: str = ""
     """Why mlx-lm reads its text only, although its files promise more."""
+    keeps_shapes: bool = field(default_factory=plans_attention)
+    """Steps of several tokens are given all the room of their rows: shapes stay the same."""
     _since_clear: int = field(default=0)
 
     def new_kv(self, num_tokens: int = 0) -> list[Any]:

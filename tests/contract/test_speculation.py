@@ -70,9 +70,15 @@ class Said(NamedTuple):
     num_proposed: int
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama", "qwen3_moe"])
+KEEPS_SHAPES = "qwen3 where shapes are kept"
+
+
+@pytest.fixture(scope="module", params=["qwen3", KEEPS_SHAPES, "llama", "qwen3_moe"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load(write_model(tmp_path_factory.mktemp("speculation") / "model", request.param))
+    family = str(request.param).split()[0]
+    loaded = load(write_model(tmp_path_factory.mktemp("speculation") / "model", family))
+    loaded.keeps_shapes = request.param == KEEPS_SHAPES
+    return loaded
 
 
 def prompt(number: int) -> list[int]:
@@ -219,6 +225,21 @@ def test_whatever_is_predicted_changes_nothing(model: LoadedModel, data: st.Data
     ):
         assert same(ours, plain)
         assert is_kv_of(model, ours.kv, [*prompt(ask.number), *ours.token_ids])
+
+
+def test_rows_that_outgrow_their_room_say_what_they_say_alone(model: LoadedModel):
+    """They have 256 tokens of it at first: one crosses that with a wide step, one while alone."""
+    asks = [Ask(9), Ask(8), Ask(1)]
+    alone = [said_by(model, [ask], None)[0] for ask in asks]
+    predicting = [
+        a._replace(prediction=tuple(p.token_ids)) for a, p in zip(asks, alone, strict=True)
+    ]
+    for some in (predicting[:1], predicting):
+        together = said_by(model, some, AlwaysPays(), 2)
+        for ask, ours, plain in zip(some, together, alone, strict=False):
+            assert same(ours, plain)
+            assert is_kv_of(model, ours.kv, [*prompt(ask.number), *ours.token_ids])
+            assert ours.num_accepted > NUM_TOKENS // 2
 
 
 def test_who_rests_between_its_guesses_says_the_same(model: LoadedModel):
