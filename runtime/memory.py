@@ -37,17 +37,25 @@ def has_returned(footprint_bytes: int, freed_bytes: int) -> bool:
     return freed_bytes >= footprint_bytes * _RETURNED_SHARE - _NOISE_BYTES / 2
 
 
-def footprint_bytes(pid: int, allocated_bytes: int, *, num_processes: int = 1) -> int:
-    """What a process takes: resident pages, or what its allocator holds if that is more.
+def footprint_bytes(
+    pid: int, allocated_bytes: int, *, num_processes: int = 1, has_own_memory: bool = False
+) -> int:
+    """What a process takes of the machine: resident pages, or what its allocator holds if that is
+    more.
 
     Metal's buffers are no resident pages. With more processes its children are taken to hold as
-    much each as it says itself. One that has ended takes nothing, waited for or not.
+    much each as it says itself. One that has ended takes nothing, waited for or not. Where a GPU
+    `has_own_memory` what is allocated there is none of the machine's, nor are the pages that
+    processes share: its libraries are large.
     """
     resident = 0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         family = [process, *(process.children() if num_processes > 1 else ())]
-        resident = sum(one.memory_info().rss for one in family)
+        infos = [one.memory_info() for one in family]
+        resident = sum(one.rss for one in infos)
+        if has_own_memory:
+            return resident - sum(getattr(one, "shared", 0) for one in infos)
     return max(resident, allocated_bytes * num_processes) if resident else 0
 
 

@@ -499,7 +499,7 @@ class _Rows(BatchKVCache):
         return (self.keys, self.values) if gives_room else held
 
     def _gives_room(self, num_tokens: int) -> bool:
-        return self.keeps_shapes and num_tokens > 1 and self.keys is not None
+        return self.keeps_shapes and num_tokens > 1 and not self.empty()
 
     @property
     def _ends_on_device(self) -> mx.array:

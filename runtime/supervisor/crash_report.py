@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from runtime import nvidia
 from runtime.errors import WorkerDied, WorkerError
 from runtime.memory import (
     RETURN_S,
@@ -44,6 +45,7 @@ class CrashReporter:
 
     def __init__(self, home: Path, model: str, num_processes: int = 1) -> None:
         self._num_processes = num_processes
+        self._has_own_memory = nvidia.is_used()
         self._crashes = Crashes(home / "crashes")
         self._model = model
         self._memory = MemoryFigures()
@@ -76,7 +78,10 @@ class CrashReporter:
         beat = beat or Heartbeat(step=0, is_busy=False, phase="starting")
         available = available_bytes()
         footprint = footprint_bytes(
-            pid, beat.active_bytes + beat.cache_bytes, num_processes=self._num_processes
+            pid,
+            beat.active_bytes + beat.cache_bytes,
+            num_processes=self._num_processes,
+            has_own_memory=self._has_own_memory,
         )
         if footprint:
             self._memory = MemoryFigures(

@@ -166,7 +166,9 @@ class RequestScheduler:
         return True
 
     def fits(self, spec: ModelSpec) -> bool:
-        """Whether the model could be loaded now without another one having to leave."""
+        """Whether the model could be loaded now without another one having to leave, or is."""
+        if self.actor(spec.engine).stage != "away":
+            return True
         residents = (actor.resident() for actor in self.actors.values())
         held = [one.reserved_bytes for one in residents if one is not None]
         room = room_for(self.actors.values(), self._memory)

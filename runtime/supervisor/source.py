@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 
+from runtime import nvidia
 from runtime.supervisor.forked import ForkedProcess
 from runtime.supervisor.spawned import SpawnedProcess, spawn_worker
 from runtime.zygote import EXIT_UNFIT, ORDER, READY
@@ -111,13 +112,21 @@ class WorkerSource:
     """Makes worker processes; one owner for the zygote. It belongs to the event loop."""
 
     def __init__(self, cpu_blas: str, *, forks: bool = True) -> None:
-        """`forks` is False where no process may wait: then each one imports for itself."""
+        """`forks` is False where no process may wait: then each one imports for itself.
+
+        So it does where imports open the device: a zygote would do them only to refuse.
+        """
         self._cpu_blas = cpu_blas
-        self._forks = forks and sys.platform == "linux"
+        self._forks = forks and sys.platform == "linux" and not nvidia.is_used()
         self._zygote: Zygote | None = None
         self._not_before_s = 0.0
         self._ahead: SpawnedProcess | None = None
         self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def forks(self) -> bool:
+        """A process with its imports done is had by a fork."""
+        return self._forks
 
     @property
     def zygote(self) -> Zygote | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ _IMPORT_S = 60.0
 _TEND_S = 5.0
 _TIGHT_BYTES = 1 << 30
 _TIGHT_SHARE = 0.05
+_ENOUGH_CORES = 4
 
 
 def has_room() -> bool:
@@ -43,8 +45,9 @@ class StandbyPool:
 
     `take()` before a start, `rest()` after it. The next spare is begun as soon as no start is going
     on, so that it takes nothing from a load; who wants one meanwhile gets what the source makes,
-    which takes hundredths of a second where it forks. One that was lost is replaced after `pause_s`
-    seconds.
+    which takes hundredths of a second where it forks. Where it does not and there are processors
+    enough for both, the next one imports beside the load. One that was lost is replaced after
+    `pause_s` seconds.
     """
 
     def __init__(
@@ -54,11 +57,13 @@ class StandbyPool:
         *,
         pause_s: float = PAUSE_S,
         has_room: Callable[[], bool] = has_room,
+        num_cores: int | None = None,
     ) -> None:
         self._settings = settings
         self._source = source
         self._pause_s = pause_s
         self._has_room = has_room
+        self._num_cores = num_cores or os.cpu_count() or 1
         self._child: Child | None = None
         self._follows: ModelSpec | None = None
         self._prepares: ModelSpec | None = None
@@ -106,6 +111,7 @@ class StandbyPool:
         if child is not None and self._fits(child):
             self._child = self._prepares = None
             self._not_before_s = time.monotonic()
+            self._wake.set()
             return child, child.hello is not None
         self._drop()
         return await Child.adopt(await self._source.get()), False
@@ -148,7 +154,7 @@ class StandbyPool:
             self._wake.clear()
             if self._child is not None and not (self._is_fit() and self._has_room()):
                 self._drop()
-            if self._num_starting == 0 and self._has_room():
+            if (self._num_starting == 0 or self._imports_beside_loads) and self._has_room():
                 await self._prepare()
                 if self._child is None and time.monotonic() >= self._not_before_s:
                     await self._start()
@@ -159,6 +165,10 @@ class StandbyPool:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
+
+    @property
+    def _imports_beside_loads(self) -> bool:
+        return not self._source.forks and self._num_cores >= _ENOUGH_CORES
 
     async def _prepare(self) -> None:
         try:

@@ -67,6 +67,7 @@ from runtime.worker.input.preparer import OverBudget
 from runtime.worker.input.sandbox import Sandbox, SandboxGone
 from runtime.worker.input.template import Template
 from runtime.worker.input.turns import TurnStore
+from runtime.worker.kernels import CompiledKernels, kept_at, open_libraries
 from runtime.worker.model import LoadedModel
 from runtime.worker.preparing import Preparation
 from runtime.worker.row_memory import RowFootprint, RowMemory
@@ -122,6 +123,7 @@ class Worker:
         sending = self._sending = _thread("sender", self._sender.run)
         _thread("reader", self._read)
         self._sender.send(Hello(pid=os.getpid()))
+        open_libraries()
         while isinstance(command := self._load.get(), Prepare):
             self._preparation.prepare(command.spec)
         if command is None:
@@ -417,8 +419,14 @@ def _warmed(
     command: Load,
     on_progress: Callable[[], None],
 ) -> tuple[RowMemory, float]:
-    """Warm a model; the memory for its rows, and the seconds that it took."""
-    options = command.kv
+    """Warm a model; the memory for its rows, and the seconds that it took.
+
+    Kernels that were compiled before are only read, by whoever is the first to need them.
+    """
+    options, rows = command.kv, command.options.max_batch
+    wide = command.options.speculates or draft is not None
+    kernels = CompiledKernels(model.model, (rows, wide, options.kv_bits), kept_at())
+    compiles = models.compiles_kernels() and not kernels.are_there
     memory = RowMemory(
         is_batched=model.is_batchable,
         pool_bytes=options.pool_bytes,
@@ -435,17 +443,21 @@ def _warmed(
                 kv_start=model.kv_start, late_per_token=row_sizes(late)[0]
             )
         on_progress()
-        warm_decode(model, token_ids, kv, on_progress)
-        if command.options.speculates:
-            warm_wide(model, token_ids, kv, command.options.max_batch, on_progress)
+        warm_decode(model, token_ids, kv, on_progress, compiles=compiles)
+        if command.options.speculates and compiles:
+            warm_wide(model, token_ids, kv, rows, on_progress)
         if draft is not None:
             drafts = draft.new_kv()
             draft.prefill(token_ids[:-1], drafts)
             each = memory.footprint.per_token + row_sizes(drafts)[0]
             memory.footprint = memory.footprint._replace(per_token=each)
-            warm_wide(draft, token_ids, drafts, command.options.max_batch, on_progress)
+            if compiles:
+                warm_wide(draft, token_ids, drafts, rows, on_progress)
 
-    return memory, models.warm(model, decode)
+    seconds = models.warm(model, decode)
+    if compiles:
+        kernels.note()
+    return memory, seconds
 
 
 def _learner(options: WorkerOptions, around: Surroundings) -> SliceLearner | None:

@@ -860,10 +860,12 @@ def warm_decode(
     token_ids: list[int],
     kv: list[Any],
     on_progress: Callable[[], None] = lambda: None,
+    *,
+    compiles: bool,
 ) -> None:
     """A few decode steps over KV that lacks only the last of `token_ids`: alone and in batches,
     greedy and with every sampling filter, so that no kernel is compiled under a request. Where
-    there are none to compile a greedy batch shows that the model runs.
+    none is to be compiled a greedy batch shows that the model runs.
 
     `on_progress` is called after each batch: one kernel can take half a minute to compile.
     """
@@ -880,7 +882,7 @@ def warm_decode(
     )
     greedy: list[Sampler | None] = [None]
     batches = [greedy * 2]
-    if compiles_kernels():
+    if compiles:
         batches = [greedy, [filtered], [None, filtered, filtered]]
         # Matrices of other heights have kernels of their own.
         batches += [greedy * rows for rows in _WARM_ROWS]

@@ -88,6 +88,26 @@ async def test_none_is_started_while_a_model_loads_or_before_anybody_wants_one(h
         child.close()
 
 
+async def test_where_there_are_processors_for_both_the_next_one_imports_beside_a_load(home: Path):
+    """Else two models that take turns would each wait for a process that is still importing."""
+    source = WorkerSource("auto", forks=False)
+    standbys = StandbyPool(lone_settings(home), source, has_room=lambda: True, num_cores=4)
+    try:
+        standbys.want()
+        pid = await waiting_pid(standbys)
+        child, was_spare = await standbys.take()
+        assert was_spare
+        assert child.pid == pid
+        await until(lambda: standbys.is_waiting, "the next one, while a model loads", IMPORT_S)
+        assert standbys.pid != pid
+        standbys.rest()
+        await child.end(1.0)
+        child.close()
+    finally:
+        await standbys.stop()
+        await source.close()
+
+
 async def test_a_spare_that_died_is_replaced(home: Path):
     async with sparing(lone_settings(home)) as standbys:
         standbys.want()

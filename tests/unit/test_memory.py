@@ -39,6 +39,8 @@ def test_the_footprint_is_the_larger_of_resident_and_allocated():
     resident = footprint_bytes(os.getpid(), 0)
     assert resident > 1 << 20
     assert footprint_bytes(os.getpid(), 1 << 50) == 1 << 50
+    own = footprint_bytes(os.getpid(), 1 << 50, has_own_memory=True)
+    assert 0 < own <= resident, "what a GPU's own memory holds is none of the machine's"
 
 
 def test_a_process_that_is_gone_has_no_footprint():

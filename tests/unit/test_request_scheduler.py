@@ -445,6 +445,14 @@ async def test_a_process_that_cannot_be_ended_keeps_its_memory_until_it_has_ende
     assert world.scheduler.fits(spec_of("b"))
 
 
+async def test_a_model_that_a_request_has_loaded_needs_no_further_room_at_boot() -> None:
+    """The first request can come before what is to be loaded at boot; that was said to fail."""
+    world = World(1)
+    world.scheduler.submit(call_for(world, "a"))
+    assert world.scheduler.fits(spec_of("a"))
+    assert not world.scheduler.fits(spec_of("b"))
+
+
 def call_for(world: World, model: str) -> QueuedRequest:
     return QueuedRequest(
         spec_of(model),

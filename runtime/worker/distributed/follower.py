@@ -86,7 +86,8 @@ class Follower:
 
         self._model = model = models.load(load.spec, lambda _: None, KvForm(load.kv.kv_bits), split)
         model.agree = Agreement(group).wrap
-        models.warm(model, lambda tokens, one: warm_decode(model, tokens, one))
+        compiles = models.compiles_kernels()
+        models.warm(model, lambda ids, one: warm_decode(model, ids, one, compiles=compiles))
         self._parts = parts = RankParts(model, Rank(group.rank(), group.size(), ways[0]))
         channel.send(Loaded(needs_state=parts.needs_state, unsupported=parts.unsupported))
         self._decoder = Decoder(model, options.max_batch)
