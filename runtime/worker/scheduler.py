@@ -35,6 +35,8 @@ SLICE_GRID = 32
 
 _SMOOTHING = 0.2
 _FIRST_SLICE = 256
+_LONGEST_SLICE_S = 10.0
+"""A slice that takes longer than `wedge_timeout_s` would be taken for one that hangs."""
 _RANKS: dict[Priority, int] = {"interactive": 0, "default": 1, "background": 2}
 _WARMING = 3
 _MAX_PASSES = 8
@@ -360,10 +362,12 @@ class Scheduler:
         size = self._max_slice
         if group.echo is not None:
             size = min(size, group.echo.max_slice)
+        rate = self.prefill_rate
         if num_running:
             allowed = self.block_s + 2 * self.decode_step_s
-            rate = self.prefill_rate
             size = min(size, int(rate * allowed) if rate else _FIRST_SLICE)
+        elif rate:
+            size = min(size, int(rate * _LONGEST_SLICE_S))
         grid = self._max_slice if size >= self._max_slice else SLICE_GRID
         end = min((start + max(size, SLICE_GRID)) // grid * grid, last)
         end = min((b for b in group.cursor.boundaries if start < b < end), default=end)

@@ -61,6 +61,14 @@ def scored(num_tokens: int, vocab_size: int) -> SequenceGroup:
     return group
 
 
+def test_on_a_slow_device_a_slice_stays_far_below_what_counts_as_a_hang() -> None:
+    scheduler, group = new_scheduler(), new_group(10_000)
+    scheduler.add(group)
+    first = scheduler.plan(0)
+    carry_out(scheduler, first, seconds=50.0)  # 2,048 tokens at 41 a second
+    assert slice_of(scheduler, scheduler.plan(0)) == (group, 2048, 2048 + 384)
+
+
 def slice_of(scheduler: Scheduler, plan: StepPlan) -> tuple[SequenceGroup, int, int]:
     assert plan.prefill is not None
     cut = scheduler.next_slice(plan.prefill, plan.num_running)
