@@ -137,7 +137,7 @@ class Bench:
         """Have everything compiled and every width seen; the seconds that the first took."""
 
         def decode(token_ids: list[int], kv: list[Any]) -> None:
-            warm_decode(self._model, token_ids, kv)
+            warm_decode(self._model, token_ids, kv, compiles=models.compiles_kernels())
             warm_wide(self._model, token_ids, kv, most_streams)
 
         return models.warm(self._model, decode)
