@@ -51,6 +51,12 @@ _ROOT = str(Path(__file__).resolve().parents[1])
 """The directory that holds this package: the checkout, or `hearth/app` where it is installed."""
 
 
+def kernel_folder() -> Path:
+    """Where mlx keeps the CUDA kernels that it compiled."""
+    own = os.environ.get("MLX_PTX_CACHE_DIR")
+    return Path(own or Path(tempfile.gettempdir(), "mlx", metadata.version("mlx"), "ptx"))
+
+
 def worker_environment(cpu_blas: str) -> dict[str, str]:
     """The server's own, with our packages before others of their names, a fast BLAS preloaded, and
     no way to the network's model hub.

@@ -10,8 +10,6 @@ model of this shape was warmed to the end; it goes when the folder goes.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +18,8 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from runtime.environment import kernel_folder
+
 _MARKS = "hearth-warmed"
 
 
@@ -27,8 +27,7 @@ def kept_at() -> Path | None:
     """Where mlx keeps the kernels that it compiled; None where it compiles none to files."""
     if not mx.cuda.is_available():
         return None
-    own = os.environ.get("MLX_PTX_CACHE_DIR")
-    return Path(own) if own else Path(tempfile.gettempdir()) / "mlx" / version("mlx") / "ptx"
+    return kernel_folder()
 
 
 def open_libraries() -> None:

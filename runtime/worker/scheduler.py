@@ -359,15 +359,12 @@ class Scheduler:
 
     def _slice_end(self, group: SequenceGroup, num_running: int) -> int:
         start, last = group.num_computed_tokens, group.num_prefill_tokens
-        size = self._max_slice
-        if group.echo is not None:
-            size = min(size, group.echo.max_slice)
-        rate = self.prefill_rate
+        rate, allowed_s = self.prefill_rate, _LONGEST_SLICE_S
+        size = self._max_slice if group.echo is None else min(self._max_slice, group.echo.max_slice)
         if num_running:
-            allowed = self.block_s + 2 * self.decode_step_s
-            size = min(size, int(rate * allowed) if rate else _FIRST_SLICE)
-        elif rate:
-            size = min(size, int(rate * _LONGEST_SLICE_S))
+            allowed_s = self.block_s + 2 * self.decode_step_s
+        if rate or num_running:
+            size = min(size, int(rate * allowed_s) if rate else _FIRST_SLICE)
         grid = self._max_slice if size >= self._max_slice else SLICE_GRID
         end = min((start + max(size, SLICE_GRID)) // grid * grid, last)
         end = min((b for b in group.cursor.boundaries if start < b < end), default=end)
