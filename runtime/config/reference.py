@@ -93,8 +93,8 @@ SETTINGS: dict[str, str] = {
     "max_choices": "largest n in a request",
     "max_batch": "requests that one model works on at a time",
     "memory_budget": (
-        "bytes that all loaded models together may use (default: 85 % of what the GPU recommends, "
-        "or 65 % of the machine's memory)"
+        "bytes that all loaded models together may use (default: 85 % of an NVIDIA GPU's, "
+        "else 65 % of the machine's memory)"
     ),
     "memory_floor": (
         "when fewer bytes are free on the machine, KV in memory shrinks, then idle models unload "

@@ -217,7 +217,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     `spare_worker` a process waits for the next model, unless memory is tight (about 150 MB).
 
     All loaded models together reserve `memory_budget` bytes at most; None means 65 % of the
-    machine's memory, or 85 % of what a device recommends. At most `max_loaded_models` are loaded
+    machine's memory, or 85 % of an NVIDIA GPU's. At most `max_loaded_models` are loaded
     at a time; None leaves that to the memory. When less than `memory_floor` bytes of the machine
     are available (5 %, or 1 GiB) hot tiers shrink, then idle models leave, then requests wait.
 

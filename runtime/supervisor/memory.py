@@ -10,7 +10,7 @@ import msgspec
 import psutil
 import structlog
 
-from runtime import kv_sizes
+from runtime import kv_sizes, nvidia
 from runtime.config.settings import Settings
 from runtime.errors import MemoryShort
 from runtime.memory import Departure, available_bytes
@@ -39,7 +39,10 @@ class MemoryLedger:
 
     def __init__(self, settings: Settings) -> None:
         self._total_bytes = psutil.virtual_memory().total
-        budget = settings.memory_budget or placement.memory_budget(self._total_bytes)
+        budget = settings.memory_budget
+        if budget is None:
+            gpu_bytes = nvidia.memory_bytes() if nvidia.is_used() else None
+            budget = placement.memory_budget(self._total_bytes, gpu_bytes)
         self._room = LoadCapacity(num_bytes=budget, num_models=settings.max_loaded_models)
         self._floor_bytes = settings.memory_floor or pressure.floor_bytes(self._total_bytes)
         self._hot_bytes = settings.hot_bytes

@@ -15,7 +15,7 @@ from runtime.kv_sizes import MIN_HOT_BYTES
 from runtime.types import ModelSpec, Struct
 from store.types import ModelRow
 
-WORKING_SET_SHARE = 0.85
+GPU_SHARE = 0.85
 """Of what the device recommends to use at most."""
 
 MEMORY_SHARE = 0.65
@@ -106,10 +106,10 @@ class Profile(Struct, frozen=True):
         )
 
 
-def memory_budget(memory_bytes: int, working_set_bytes: int | None = None) -> int:
-    """What all models together may take, where nobody said; `working_set_bytes` is the device's."""
-    if working_set_bytes is not None:
-        return int(working_set_bytes * WORKING_SET_SHARE)
+def memory_budget(memory_bytes: int, gpu_bytes: int | None = None) -> int:
+    """What all models together may take, where nobody said, of a machine's memory or its GPU's."""
+    if gpu_bytes is not None:
+        return int(gpu_bytes * GPU_SHARE)
     return int(memory_bytes * MEMORY_SHARE)
 
 
