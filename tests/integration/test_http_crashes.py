@@ -91,7 +91,7 @@ async def test_a_worker_killed_under_whole_answers_costs_nobody_anything(
     tmp_path: Path, models_dir: Path
 ):
     """Tokens had come, but nobody was told of any: all are answered, told and counted once."""
-    config = f'models_dir = "{models_dir}"\ndefault_model = "tiny"\n'
+    config = f'models_dir = "{models_dir}"\ndefault_model = "tiny"\nheartbeat_timeout_s = 120\n'
     with running(tmp_path, config=config) as server:
         server.post("/v1/agents", {"id": "kept", "model": "tiny"})
 
@@ -99,6 +99,7 @@ async def test_a_worker_killed_under_whole_answers_costs_nobody_anything(
             return server.figure(name, model="tiny")
 
         async with server.client() as client:
+            os.kill(server.worker_pid(), signal.SIGSTOP)  # until all are there
             asked = [
                 asyncio.create_task(client.post(path, json={"model": "tiny"} | body, timeout=120))
                 for path, body in WHOLE.values()
@@ -106,6 +107,7 @@ async def test_a_worker_killed_under_whole_answers_costs_nobody_anything(
             num_prompts = len(WHOLE) + 1
             running_now = lambda: figure("hearth_running") == num_prompts  # noqa: E731
             await until(running_now, "all are at work")
+            os.kill(server.worker_pid(), signal.SIGCONT)
             await until(lambda: figure("hearth_inter_token_seconds_count") > 70, "tokens came")
             os.kill(server.worker_pid(), signal.SIGKILL)
             answers = dict(zip(WHOLE, await asyncio.gather(*asked), strict=True))
