@@ -47,7 +47,10 @@ class Talk:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._num_computed = 0
-        self.texts = {name: words(4 if " " in name else 150) for name in (*NAMES, "third")}
+        # None begins as another one does, or it would be used again by that one.
+        self.texts = {
+            name: f"{name[0]} {words(4 if ' ' in name else 150)}" for name in (*NAMES, "third")
+        }
 
     async def say(self, name: str, **hints: Any) -> int:
         """How many tokens of the conversation were in memory."""
@@ -59,8 +62,15 @@ class Talk:
 
     async def fill(self) -> None:
         """From now on there is no room for one more."""
-        channel, number = worker_of(self._supervisor).kv, self._num_computed
-        await until(lambda: channel.counts.num_computed_tokens >= number, "both are counted")
+        worker, number = worker_of(self._supervisor), self._num_computed
+        channel = worker.kv
+
+        def are_kept() -> bool:
+            """A prompt is counted when it is computed, and its bytes when its answer has ended."""
+            is_idle = worker.watchdog.phase == "idle"
+            return is_idle and channel.counts.num_computed_tokens >= number
+
+        await until(are_kept, "both are counted and kept")
         channel.set_budget(HotBudget(num_bytes=channel.counts.hot_bytes * 6 // 5))
 
 
