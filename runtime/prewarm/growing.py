@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 import msgspec
 
-from runtime.cache.deletion_log import Receipt
 from runtime.config.settings import Settings
 from runtime.errors import HearthError
 from runtime.prompt.compaction import with_summary_begun
@@ -36,7 +35,7 @@ class GrowingPrompt:
         self,
         writer: Generation,
         following: Following,
-        warm: Callable[[GenerateRequest, Receipt | None], Generation | None],
+        warm: Callable[[GenerateRequest], Generation | None],
     ) -> None:
         self._writer = writer
         self._following = following
@@ -106,7 +105,7 @@ class GrowingPrompt:
 
     async def _is_computed(self, piece: GenerateRequest) -> bool:
         """False when it is no time for it now. Raises HearthError when it failed or was ended."""
-        self._generation = generation = self._warm(piece, self._writer.received)
+        self._generation = generation = self._warm(piece)
         if generation is None:
             return False
         try:
@@ -126,7 +125,7 @@ class GrowingPrompts:
     def __init__(
         self,
         settings: Settings,
-        warm: Callable[[GenerateRequest, Receipt | None], Generation | None],
+        warm: Callable[[GenerateRequest], Generation | None],
         spawn: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
         self._settings = settings

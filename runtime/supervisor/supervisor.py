@@ -12,10 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Coroutine, Sequence
 from itertools import count
 
+import msgspec
 import structlog
-from msgspec import structs
 
-from runtime.cache.deletion_log import Receipt
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import HearthError, UnknownRequest, WorkerError
@@ -112,8 +111,8 @@ class Supervisor:
         for worker in self._workers:
             worker.kill()
 
-    def submit(self, request: GenerateRequest, received: Receipt | None = None) -> Generation:
-        """Queue a request for its model; it came with that receipt, or now.
+    def submit(self, request: GenerateRequest, since_s: float | None = None) -> Generation:
+        """Queue a request for its model; it came when the monotonic clock was at `since_s`, or now.
 
         Raises:
             UnknownModel: there is no such model.
@@ -123,22 +122,20 @@ class Supervisor:
         """
         self._memory.check()
         spec = self._names.resolve(request.model)
-        received = received or self._kv.receive()
-        generation, call = _generation(request, spec, self._scheduler, self._settings, received)
+        generation, call = _generation(request, spec, self._scheduler, self._settings, since_s)
         self._scheduler.submit(call)
         return generation
 
-    def warm(self, request: GenerateRequest, received: Receipt | None = None) -> Generation | None:
+    def warm(self, request: GenerateRequest) -> Generation | None:
         """Have a background prefill done in a model that is loaded; None when this is no time.
 
-        It came with that receipt, or now. It makes way for everything else, and its generation then
-        ends as one that was cancelled. Raises as `submit`.
+        It makes way for everything else, and its generation then ends as one that was cancelled.
+        Raises as `submit`.
         """
         if self._scheduler.is_stopping:
             return None
         spec = self._names.resolve(request.model)
-        received = received or self._kv.receive()
-        generation, call = _generation(request, spec, self._scheduler, self._settings, received)
+        generation, call = _generation(request, spec, self._scheduler, self._settings)
         call.yields = True
         return generation if self._scheduler.warm(call) else None
 
@@ -331,7 +328,7 @@ class Supervisor:
         model = spec.engine
         actor, row = self._scheduler.actor(model), self._memory.remembered(model)
         num_waiting = self._scheduler.num_waiting(spec)
-        return structs.replace(
+        return msgspec.structs.replace(
             status_of(spec, actor, num_waiting, time.monotonic(), row),
             swap_cost=self._costs.of(model),
             entered=tuple(self._entered[model].items()),
@@ -368,13 +365,12 @@ def _generation(
     spec: ModelSpec,
     scheduler: RequestScheduler,
     settings: Settings,
-    received: Receipt,
+    since_s: float | None = None,
 ) -> tuple[Generation, QueuedRequest]:
     """What a request becomes, with the settings of its model, and what waits for it."""
-    cache = structs.replace(request.cache, after_deletion=received.number)
-    request = with_settings(structs.replace(request, cache=cache), spec, settings)
+    request = with_settings(request, spec, settings)
     generation = Generation(request, scheduler)
-    generation.received = received
+    generation.since_s = generation.since_s if since_s is None else since_s
     priority = request.priority or "default"
     call = call_of(spec, generation, request.request_id, priority, settings.max_wait_s)
     return generation, call

@@ -14,7 +14,6 @@ from functools import cached_property
 import msgspec
 
 from runtime.errors import ContextTooLong, PromptChanged, SummaryWanted
-from runtime.kv.deletions import Recognised
 from runtime.kv.media import Medium
 from runtime.prompt.compaction import summary_message
 from runtime.prompt.healing import TurnScope
@@ -167,10 +166,9 @@ class _Overlong:
             raise SummaryWanted(first)
         else:
             return ""
-        if kept.summary:
+        if kept.summary and not cache.is_deleted:
             is_durable = is_named and cache.ttl_s != 0
-            known = Recognised(asker, cache.after_deletion)
-            turns.put(kept, scope, is_durable=is_durable, recognised=known)
+            turns.put(kept, scope, is_durable=is_durable, age=cache.after_deletion)
         return kept.summary
 
     def _size(self, message: Message) -> int:
