@@ -16,7 +16,7 @@ from runtime.types import ModelSpec, Struct
 from store.types import ModelRow
 
 GPU_SHARE = 0.85
-"""Of what the device recommends to use at most."""
+"""Of the memory that a GPU has of its own: screens and other programs take some."""
 
 MEMORY_SHARE = 0.65
 """Of the machine's memory, where the device says nothing: the rest is for everybody else."""

@@ -424,8 +424,8 @@ def _warmed(
     Kernels that were compiled before are only read, by whoever is the first to need them.
     """
     options, rows = command.kv, command.options.max_batch
-    wide = command.options.speculates or draft is not None
-    kernels = CompiledKernels(model.model, (rows, wide, options.kv_bits), kept_at())
+    beside = command.options.speculates, draft.spec.path if draft is not None else None
+    kernels = CompiledKernels(model.model, (rows, beside, options.kv_bits), kept_at())
     compiles = models.compiles_kernels() and not kernels.are_there
     memory = RowMemory(
         is_batched=model.is_batchable,
