@@ -191,7 +191,7 @@ def create_app(
         openapi_config=_openapi(),
         logging_config=None,
     )
-    return RequestLog(Guard(app, rules, _ERRORS), metrics, traces)
+    return RequestLog(Guard(app, rules, _ERRORS), metrics, traces, kv.receive)
 
 
 def _state(gate: Gate, settings: Settings) -> State:

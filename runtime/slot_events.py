@@ -158,12 +158,15 @@ class HotBudget(Struct, frozen=True, tag="hot_budget"):
 class Forget(Struct, frozen=True, tag="forget"):
     """Forget of a conversation what is not published and stage it no more; `Forgotten` answers.
 
-    `secret` is the store's, by which a key stands for a session id.
+    `secret` is the store's, by which a key stands for a session id. Deletions are numbered, and of
+    what came before that of the number `floor` nothing is in flight any more, or it counts as
+    deleted.
     """
 
     number: int
     whom: Whom
     secret: bytes
+    floor: int = 0
 
 
 class Hint(Struct, frozen=True, tag="hint"):

@@ -230,9 +230,8 @@ class CacheParams(Struct, frozen=True):
     the conversation for listing and deleting; what matches is decided by content alone. A `prefill`
     with a `pin` has its KV stay until that pin is taken back; in `prefix` mode that of the prefix.
     After the answer its client is away for `pause_s` seconds, or with `is_last` for good. Requests
-    of two tenants share nothing. `is_deleted` says that the conversation was deleted while the
-    request waited: nothing of it is reused or kept. `after_deletion` is the number of the last
-    deletion that its worker had been told of before: later ones concern it.
+    of two tenants share nothing. `after_deletion` is the number of the last deletion before it
+    came: later ones concern it.
     """
 
     mode: CacheMode = "full"
@@ -243,7 +242,6 @@ class CacheParams(Struct, frozen=True):
     pause_s: float | None = None
     is_last: bool = False
     tenant: str = ""
-    is_deleted: bool = False
     after_deletion: int = 0
 
 

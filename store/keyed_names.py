@@ -33,17 +33,31 @@ class Asker(msgspec.Struct, frozen=True):
 NOBODY = Asker()
 
 
+class Chain(msgspec.Struct, frozen=True):
+    """A conversation without a session id: its tokens, in four bytes each.
+
+    Others have the first `num_shared` of them as well. `root` is what the names of its blocks of
+    `block_size` tokens begin with, and `folders` are those of its turns, as far as these are known.
+    """
+
+    token_ids: bytes
+    num_shared: int = 0
+    root: bytes = b""
+    block_size: int = 1
+    folders: tuple[str, ...] = ()
+
+
 class Whom(msgspec.Struct, frozen=True):
     """A conversation by its session id, or by the key that stands for it; without either, all.
 
-    With a `model` only what was asked under that name. `chain` are the tokens of a conversation
-    without a session id, in four bytes each: nobody is meant but turns that are made of them.
+    With a `model` only what was asked under that name. With a `chain` nobody is meant but what is
+    recognised by these tokens.
     """
 
     session_id: str | None = None
     key: bytes | None = None
     model: str | None = None
-    chain: bytes | None = None
+    chain: Chain | None = None
 
     def means(self, asker: Asker, secret: bytes) -> bool:
         """Whether this is meant; a conversation without a session id is with all others only."""
@@ -57,6 +71,12 @@ class Whom(msgspec.Struct, frozen=True):
         if session_id is None:
             return False
         return session_id == self.session_id or conversation_key(secret, session_id) == self.key
+
+    def may_mean(self, asker: Asker, secret: bytes) -> bool:
+        """The same where tokens are not known: a chain may be of anybody without a session id."""
+        if self.chain is None:
+            return self.means(asker, secret)
+        return asker == Asker(self.model or "")
 
     def means_key(self, name: str, key: bytes, secret: bytes) -> bool:
         """The same of what is known by the key of its conversation, which is empty without one.

@@ -38,7 +38,8 @@ _CONVERSATIONS = 20
 def drop_chain(connection: Connection, leaf: str) -> tuple[SlotPlace, ...]:
     """Delete a chain without a session id, whoever asked it, and what only it continues.
 
-    Stops at the first slot that the chain leaves well before its end: its end is another's.
+    Stops at the first slot that the chain leaves well before its end: its end is another's. What
+    was said without a session id after its last slot, since that was the last one, goes first.
     """
     number = slot_rows.slot_ids(connection, [leaf]).get(leaf)
     way: list[tuple[int, int]] = []
@@ -52,13 +53,49 @@ def drop_chain(connection: Connection, leaf: str) -> tuple[SlotPlace, ...]:
         if is_branch:
             break
         number, leave = parent, start
+    later = _later(connection, [slot for slot, _ in way[:1]])
     for conversation in _nameless_of(connection, [slot for slot, _ in way[:1]]):
-        for slot, left_at in way:
+        for slot, left_at in (*later, *way):
             if not _leave(connection, conversation, slot, left_at):
                 break
-    mine = [slot for slot, _ in way]
-    unpublished.drop_nameless(connection, mine[:1])
+    mine = [slot for slot, _ in (*later, *way)]
+    unpublished.drop_nameless(connection, [slot for slot, _ in way[:1]])
     return drop_unneeded(connection, mine[:-1] if is_branch else mine)
+
+
+def num_shared(connection: Connection, leaf: str) -> int:
+    """How many of the first tokens of a chain without a session id stay when it is deleted."""
+    number = slot_rows.slot_ids(connection, [leaf]).get(leaf)
+    mine = _nameless_of(connection, [number] if number is not None else [])
+    below, left_at = None, None
+    while number is not None:
+        columns = select(Slot.parent_id, Slot.start, Slot.end, Slot.is_pinned)
+        parent, start, end, is_pinned = connection.execute(columns.where(Slot.id == number)).one()
+        left_at = end if left_at is None else left_at
+        others = (
+            select(func.max(ConversationSlot.reach))
+            .where(ConversationSlot.slot_id == number)
+            .where(ConversationSlot.conversation_id.not_in(mine))
+        )
+        further = select(func.max(Slot.start)).where(Slot.parent_id == number, Slot.id != below)
+        # What continues its last slot came while it was being deleted.
+        asked = (others, further) if below is not None else (others,)
+        needed = max(connection.execute(one).scalar() or 0 for one in asked)
+        if is_pinned or left_at + STRAY_TOKENS < end:
+            needed = left_at
+        if needed > start:
+            return min(needed, left_at)
+        number, below, left_at = parent, number, start
+    return 0
+
+
+def _later(connection: Connection, slots: Sequence[int]) -> list[tuple[int, int]]:
+    """The slots that continue these, the last ones first, and where each ends."""
+    if not slots:
+        return []
+    children = select(Slot.id, Slot.end).where(Slot.parent_id.in_(slots))
+    found = [(number, end) for number, end in connection.execute(children)]
+    return [*_later(connection, [slot for slot, _ in found]), *found]
 
 
 def _nameless_of(connection: Connection, slots: Sequence[int]) -> list[int]:

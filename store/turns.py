@@ -130,6 +130,11 @@ class Folders(NamedTuple):
 EVERYBODYS = Folders()
 
 
+def unnamed_folder(secret: bytes, beginning: bytes) -> str:
+    """What stands for a conversation without a session id, by what names its beginning."""
+    return UNNAMED + keyed_hash(secret, "unnamed", beginning).hex()
+
+
 def folder_name(conversation: str, name: str) -> str:
     """Where the turns of a conversation with a model that was asked by this name lie."""
     return f"{conversation}.{name}" if name else conversation
@@ -172,10 +177,7 @@ def drop_chain(root: Path, model: bytes, name: str, chain: TurnTokens) -> None:
 
     A turn that something else goes on from stays, with all before it. Raises StoreFailed.
     """
-    for path in turns_root(root, model).glob(f"{UNNAMED}*"):
-        if path.name not in Folders(name=name):
-            continue
-        turns = _turns_in(path)
+    for path, turns in _unnamed(root, model, name):
         mine = _on_way(turns, chain)
         with reported(path):
             for file in sorted(mine, key=lambda one: turns[one].end, reverse=True):
@@ -186,6 +188,11 @@ def drop_chain(root: Path, model: bytes, name: str, chain: TurnTokens) -> None:
                     break
         with suppress(OSError):
             path.rmdir()
+
+
+def folders_of(root: Path, model: bytes, name: str, chain: TurnTokens) -> tuple[str, ...]:
+    """The folders with turns that a chain without a session id is made of, asked by a name."""
+    return tuple(path.name for path, turns in _unnamed(root, model, name) if _on_way(turns, chain))
 
 
 def branch(root: Path, model: bytes, source: str, copy: str, chain: TurnTokens, end: int) -> None:
@@ -218,6 +225,13 @@ def link(source: Path, target: Path) -> None:
         raise
     except OSError:
         shutil.copy(source, target, follow_symlinks=False)
+
+
+def _unnamed(root: Path, model: bytes, name: str) -> Iterator[tuple[Path, dict[Path, Turn]]]:
+    """The folders of what was asked by a name without a session id, with their turns."""
+    for path in turns_root(root, model).glob(f"{UNNAMED}*"):
+        if path.name in Folders(name=name):
+            yield path, _turns_in(path)
 
 
 def _turns_in(folder: Path) -> dict[Path, Turn]:

@@ -110,6 +110,7 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "private": {
+        "integration/test_deletion_interleaved.py": ALL,
         "integration/test_kv_restart.py": (
             "test_nothing_of_a_short_conversation_is_said_where_it_is_kept",
         ),

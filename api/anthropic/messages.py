@@ -111,7 +111,7 @@ async def _look_ahead(
     """After a compaction: have the next request foreseen, before its end is told."""
     if asked.compacts:
         following = await _after(request, asked, blocks.summary)
-        tally.compaction = CompactionInfo(gate.foresee(following))
+        tally.compaction = CompactionInfo(gate.foresee(request.scope, following))
 
 
 async def _after(request: HttpRequest, asked: ConvertedRequest, summary: str) -> GenerateRequest:

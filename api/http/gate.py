@@ -161,7 +161,7 @@ class Gate:
                 cache = with_hints(request.cache, hints)
                 cache = msgspec.structs.replace(cache, tenant=tenant)
                 own = msgspec.structs.replace(request, cache=cache)
-                generation = self.supervisor.submit(own)
+                generation = self.supervisor.submit(own, record.received)
                 unless_all.callback(generation.abort)
                 generations.append(generation)
             unless_all.pop_all()
@@ -198,21 +198,21 @@ class Gate:
         if request.overflow != "summarise" or request.work != "generate":
             return Answer(generations, meter, on_closed)
 
-        since_s = generations[0].since_s  # what is deleted from then on is deleted for all of it
+        received = generations[0].received
 
         def submit(part: GenerateRequest) -> Generation:
-            return self.supervisor.submit(part, since_s)
+            return self.supervisor.submit(part, received)
 
         def ask(summary: GenerateRequest) -> Answer:
             return self._answer([submit(summary)], self.metrics.meter(summary.model))
 
         return SummarisedAnswer(generations, meter, submit, ask, on_closed)
 
-    def foresee(self, request: GenerateRequest) -> str | None:
+    def foresee(self, scope: Scope, request: GenerateRequest) -> str | None:
         """Have computed what a client is about to ask after a compaction, when nothing else is to
         be done; its id at `/v1/prewarm`, None where it is not computed.
         """
-        warming = self._prewarm.foresee(request)
+        warming = self._prewarm.foresee(request, record_of(scope).received)
         return plain(warming.id) if warming is not None else None
 
     def _remember(self, record: RequestRecord) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 from urllib.parse import quote
 
@@ -19,6 +19,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from api.observe.metrics import Metrics
 from api.observe.record import RequestRecord
 from api.observe.redact import PAGE_TOKEN, SESSION_HEADERS, hiding
+from runtime.cache.deletion_log import Receipt
 
 log = structlog.stdlib.get_logger("hearth.http")
 
@@ -38,8 +39,15 @@ class Traces(Protocol):
 class RequestLog:
     """The outermost ASGI layer: names each request, counts it, and writes its line when it ends."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, traces: Traces | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        traces: Traces | None,
+        received: Callable[[], Receipt],
+    ) -> None:
         self._app = app
+        self._received = received
         self.metrics = metrics
         self._traces = traces
 
@@ -48,7 +56,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(_request_id(scope))
+        record = RequestRecord(_request_id(scope), self._received())
         scope.setdefault("state", {})["record"] = record
         # Anthropic's clients know the id by the second name.
         own_id = record.request_id.encode()

@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 import msgspec
 from litestar.types import Scope
 
+from runtime.cache.deletion_log import Receipt
 from runtime.supervisor.generation import Generation
 from runtime.types import Finished, Usage
 from store.types import RequestRow
@@ -103,6 +104,8 @@ class RequestRecord:
     """One HTTP request, filled in by whoever learns something about it."""
 
     request_id: str
+    received: Receipt | None = None
+    """Of what is deleted from then on nothing that it asks for is kept."""
     started_s: float = field(default_factory=time.perf_counter)
     started_ns: int = field(default_factory=time.time_ns)
     num_body_bytes: int = 0

@@ -294,7 +294,7 @@ def _foresight(asked: _Asked, request: HttpRequest, gate: Gate) -> Foresee:
     """What goes on from a compaction item of this conversation is computed ahead."""
 
     async def foresee(item: Item) -> str | None:
-        return gate.foresee(await _after(item, asked, request, gate))
+        return gate.foresee(request.scope, await _after(item, asked, request, gate))
 
     return foresee
 

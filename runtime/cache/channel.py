@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from msgspec import structs
-
 from runtime.models.identified import look
 from runtime.models.identity import ModelFiles
 from runtime.slot_events import (
@@ -25,9 +23,9 @@ from runtime.slot_events import (
     KvReport,
     RoomGiven,
 )
-from runtime.types import GenerateRequest, ModelSpec
+from runtime.types import ModelSpec
 from runtime.wire import Heartbeat, KvCounts, KvOptions
-from store.keyed_names import Asker, Whom
+from store.keyed_names import Asker
 from store.types import RunFigures
 
 MAX_SLOTS = 2000
@@ -41,6 +39,10 @@ _READING_SHARE = 6
 
 _FORGET_PATIENCE_S = 5.0
 """Deleting waits longer; what a worker that is later still stages is refused until it answers."""
+
+
+Question = tuple[type[HotAsked | Forget], int]
+"""What was asked, and its number."""
 
 
 class ChannelOwner(Protocol):
@@ -61,7 +63,7 @@ class ChannelOwner(Protocol):
 
     def measured(self, channel: KvChannel, run: RunFigures) -> None: ...
 
-    def was_deleted(self, channel: KvChannel, asker: Asker, since_s: float) -> bool: ...
+    def deletions_for(self, channel: KvChannel) -> list[Forget]: ...
 
 
 class KvChannel:
@@ -97,10 +99,9 @@ class KvChannel:
         self._naming_wait_s: float | None = None
         self._is_named = asyncio.Event()
         self._is_named.set()
-        self._asked: dict[int, asyncio.Future[HotNow | Forgotten]] = {}
+        self._asked: dict[Question, asyncio.Future[HotNow | Forgotten]] = {}
         self._num_asked = 0
-        self._forgotten: dict[int, tuple[Whom, bytes]] = {}
-        self._last_forget = 0
+        self._forgetting: dict[int, Forget] = {}
 
     @property
     def has_disk(self) -> bool:
@@ -120,9 +121,14 @@ class KvChannel:
         return self.kv
 
     def open(self, send: Callable[[KvNews | RoomGiven], None]) -> None:
-        """The worker was told to load: tell it what is on disk of its model, unless it is gone."""
+        """The worker was told to load: tell it what is on disk of its model, unless it is gone.
+
+        First what was deleted: requests that are to be handed to it may have come before that.
+        """
         if not self._is_closed:
             self._send = send
+            for news in self._service.deletions_for(self):
+                send(news)
             self._service.join(self)
 
     async def told(self) -> None:
@@ -153,10 +159,10 @@ class KvChannel:
     def on_event(self, event: KvReport) -> None:
         """The worker reports."""
         if isinstance(event, Forgotten):
-            self._forgotten.pop(event.number, None)
+            self._forgetting.pop(event.number, None)
         if not isinstance(event, HotNow | Forgotten):
             self._service.hear(self, event)
-        elif (asked := self._asked.get(event.number)) is not None and not asked.done():
+        elif (asked := self._asked.get(_answered(event))) is not None and not asked.done():
             asked.set_result(event)
 
     def on_beat(self, beat: Heartbeat) -> None:
@@ -226,61 +232,52 @@ class KvChannel:
         """Those of these slots that are in the worker's memory; none if it does not answer."""
         if not self.has_disk:
             return ()
-        told = await self._ask(lambda number: HotAsked(number=number, ids=tuple(ids)))
+        told = await self._ask(HotAsked(self._next_number(), ids=tuple(ids)))
         return told.ids if isinstance(told, HotNow) else ()
 
     async def held(self, session_ids: Sequence[str]) -> tuple[tuple[Asker, int], ...]:
         """What of these conversations is in the worker's memory; nothing if it does not answer."""
-        told = await self._ask(lambda number: HotAsked(number, sessions=tuple(session_ids)))
+        told = await self._ask(HotAsked(self._next_number(), sessions=tuple(session_ids)))
         return told.sessions if isinstance(told, HotNow) else ()
 
-    async def forget(self, whom: Whom, secret: bytes) -> int:
-        """Have the worker forget what of a conversation is not published; how many pieces.
-
-        `secret` is the store's, which the worker may not know yet.
-        """
-        told = await self._ask(
-            lambda number: self._forgetting(number, whom, secret), _FORGET_PATIENCE_S
-        )
+    async def forget(self, news: Forget) -> int:
+        """Have the worker forget what of a conversation is not published; how many pieces."""
+        if self._send is not None:
+            self._forgetting[news.number] = news
+        told = await self._ask(news, _FORGET_PATIENCE_S)
         return told.num_forgotten if isinstance(told, Forgotten) else 0
 
     def is_forgotten(self, asker: Asker) -> bool:
-        """Whether the worker was told to forget what was asked so and has yet to do it."""
-        return any(whom.means(asker, secret) for whom, secret in self._forgotten.values())
+        """Whether the worker was told to forget what was asked so and has yet to do it.
 
-    def marked(self, request: GenerateRequest, since_s: float) -> GenerateRequest:
-        """A request that came at that monotonic time, marked if what it is of was deleted since,
-        and with what its worker had been told to forget by now.
+        Who deletes a chain waits for what comes of it, until that takes too long.
         """
-        asker = Asker(request.model, request.cache.session_id)
-        cache = structs.replace(
-            request.cache,
-            is_deleted=self._service.was_deleted(self, asker, since_s),
-            after_deletion=self._last_forget,
+        return any(
+            one.whom.means(asker, one.secret)
+            or (one.whom.may_mean(asker, one.secret) and (Forget, one.number) not in self._asked)
+            for one in self._forgetting.values()
         )
-        return structs.replace(request, cache=cache)
 
-    def _forgetting(self, number: int, whom: Whom, secret: bytes) -> Forget:
-        self._forgotten[number], self._last_forget = (whom, secret), number
-        return Forget(number=number, whom=whom, secret=secret)
+    def _next_number(self) -> int:
+        self._num_asked += 1
+        return self._num_asked
 
     async def _ask(
-        self, question: Callable[[int], HotAsked | Forget], patience_s: float = _PATIENCE_S
+        self, question: HotAsked | Forget, patience_s: float = _PATIENCE_S
     ) -> HotNow | Forgotten | None:
         """The answer; None from a worker that gives none in time."""
         if self._send is None:
             return None
-        self._num_asked += 1
-        number = self._num_asked
-        asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._send(question(number))
+        key = type(question), question.number
+        asked = self._asked[key] = asyncio.get_running_loop().create_future()
+        self._send(question)
         try:
             async with asyncio.timeout(patience_s):
                 return await asked
         except TimeoutError:
             return None
         finally:
-            del self._asked[number]
+            del self._asked[key]
 
     def set_budget(self, budget: HotBudget) -> None:
         """So much KV may be in the worker's memory from now on, or from its start on."""
@@ -302,3 +299,7 @@ class KvChannel:
         """Its writer waits for this, also where the store went away meanwhile."""
         if self._send is not None:
             self._send(RoomGiven(key=key, is_given=is_given))
+
+
+def _answered(event: HotNow | Forgotten) -> Question:
+    return Forget if isinstance(event, Forgotten) else HotAsked, event.number

@@ -8,10 +8,13 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from runtime.cache.compaction import cut_ends
 from runtime.cache.inventory_views import (
@@ -33,7 +36,7 @@ from store import listing, pins, prefixes, removal, sightings, turns, unpublishe
 from store.conversations import Conversations
 from store.disk import Reserve
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
-from store.keyed_names import Whom, model_key
+from store.keyed_names import Chain, Whom, model_key
 from store.listing import Entry, SlotLink
 from store.slot_file import is_slot_id
 from store.slots import read_header, read_token_ids, remove, slot_path, verify
@@ -213,13 +216,26 @@ class Inventory:
             UnknownConversation: as `find`; then what a deletion that was broken off left is gone.
         """
         try:
-            entry = self.find(name)
+            return self.remove(self.find(name))
         except UnknownConversation:
             num_lost = _drop_lost(self.store, name)
             done = self._finished(num_lost, 0)
             if num_lost:
                 return done
             raise
+
+    def remove(self, entry: Entry) -> RemovalView:
+        """The same of one that was found: what a chain went on with since then goes as well.
+
+        Raises:
+            UnknownConversation: a chain whose end has gone since then.
+        """
+        if not entry.is_named:
+            leaf = self.store.redirects.of(entry.id, entry.num_tokens) or entry.id
+            if not way_to(self.store, leaf):
+                message = f"The conversation {entry.id} has gone meanwhile."
+                raise UnknownConversation(message, "conversation")
+            entry = replace(entry, id=leaf, leaf=leaf)
         source = pins.source_of(entry.id)
         chain = tokens_to(self.store, entry.leaf) if not entry.is_named else None
         self.store.database.submit(lambda c: pins.drop(c, source)).result()
@@ -375,7 +391,14 @@ def _read_cold(store: OpenStore, place: SlotPlace, reserve: Reserve) -> int:
     return staged.num_bytes
 
 
-def whom(inventory: Inventory, name: str) -> Whom:
+class Named(NamedTuple):
+    """What goes by a name, and who is meant by that."""
+
+    entry: Entry
+    whom: Whom
+
+
+def named(inventory: Inventory, name: str) -> Named:
     """Who goes by that name: a session id, or the beginning of what stands for one, or a chain.
 
     Raises:
@@ -383,9 +406,25 @@ def whom(inventory: Inventory, name: str) -> Whom:
     """
     entry = inventory.find(name)
     if entry.is_named:
-        return Whom(session_id=name, key=bytes.fromhex(entry.id))
-    chain = tokens_to(inventory.store, entry.leaf)
-    return Whom(model=entry.name, chain=chain.token_ids.tobytes())
+        return Named(entry, Whom(session_id=name, key=bytes.fromhex(entry.id)))
+    return Named(entry, Whom(model=entry.name, chain=_chain_of(inventory.store, entry)))
+
+
+def _chain_of(store: OpenStore, entry: Entry) -> Chain:
+    """By what a conversation without a session id is recognised."""
+    tokens = tokens_to(store, entry.leaf)
+    chain = Chain(tokens.token_ids.tobytes())
+    with suppress(StoreError):
+        header = read_header(slot_path(store.root, entry.id))
+        asked = model_key(store.secret, entry.name)
+        chain = Chain(
+            chain.token_ids,
+            num_shared=store.database.read(lambda c: removal.num_shared(c, entry.id)),
+            root=header.root,
+            block_size=header.block_size,
+            folders=turns.folders_of(store.root, entry.model, asked, tokens),
+        )
+    return chain
 
 
 def way_to(store: OpenStore, leaf: str) -> list[SlotLink]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from runtime.cache.channel import KvChannel
+from runtime.cache.deletion_log import DeletionLog, Models
 from runtime.cache.lifecycle import StoreLife
 from runtime.cache.owned import OpenStore, Published, note
 from runtime.slot_events import (
@@ -24,20 +24,10 @@ from runtime.slot_events import (
     TurnEnded,
 )
 from store.errors import StoreError
-from store.keyed_names import Asker, Whom
+from store.keyed_names import Whom
 from store.types import SlotRow
 
 _MAX_GROUP = 64
-_MAX_DELETIONS = 1000
-"""What came before so many is taken for deleted."""
-
-
-class _Deletion(NamedTuple):
-    """At a time of the monotonic clock, of all models or of these."""
-
-    at_s: float
-    whom: Whom
-    models: Collection[bytes] | None
 
 
 class WrittenGroup(NamedTuple):
@@ -53,7 +43,11 @@ class Publisher:
     """`on_published` is called after each group. It belongs to the event loop."""
 
     def __init__(
-        self, life: StoreLife, channels: Collection[KvChannel], on_published: Callable[[], None]
+        self,
+        life: StoreLife,
+        channels: Collection[KvChannel],
+        on_published: Callable[[], None],
+        deletions: DeletionLog | None = None,
     ) -> None:
         self._life = life
         self._channels = channels
@@ -64,8 +58,7 @@ class Publisher:
         self._group: asyncio.Future[Published | None] | None = None
         self._under_way: set[asyncio.Task[None]] = set()
         self._noting: Future[None] | None = None
-        self._deletions: deque[_Deletion] = deque()
-        self._all_deleted_s = float("-inf")
+        self.deletions = DeletionLog() if deletions is None else deletions
 
     def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
         """Have `tell` called for every group of slots."""
@@ -103,42 +96,34 @@ class Publisher:
             with suppress(StoreError):
                 await asyncio.wrap_future(noting)
 
-    async def forget(self, whom: Whom, models: Collection[bytes] | None = None) -> int:
+    async def forget(self, whom: Whom, models: Models = None) -> int:
         """Have forgotten what of a conversation is not published; how many pieces of memory.
 
         Only with these models, if any are named. Afterwards the index has all that is on disk of
         it, and nothing more comes but what is said of it from now on.
         """
-        self._deletions.append(_Deletion(time.monotonic(), whom, models))
-        if len(self._deletions) > _MAX_DELETIONS:
-            self._all_deleted_s = self._deletions.popleft().at_s
-        channels = [one for one in self._channels if _may_be_of(one, models)]
         secret = self._life.secret
-        told = await asyncio.gather(*(one.forget(whom, secret) for one in channels))
+        news = self.deletions.record(whom, secret, models)
+        channels = [one for one in self._channels if may_be_of(one, models)]
+        told = await asyncio.gather(*(one.forget(news) for one in channels))
         num_forgotten = sum(told)
         # Also of workers that have left.
         meant = [
             (channel, one)
             for channel, one in self._staged
-            if _may_be_of(channel, models) and whom.means(one.asker, secret)
+            if may_be_of(channel, models) and whom.means(one.asker, secret)
         ]
         self._staged = [one for one in self._staged if one not in meant]
         for channel, staged in meant:
             self._turn_away(channel, staged)
+        # Whose tokens these are is not known here: what was staged of a chain goes with its rows.
+        other = {one.header.id for _, one in self._staged if whom.may_mean(one.asker, secret)}
+        while self._running is not None and other & {one.header.id for _, one in self._staged}:
+            await asyncio.wait([self._group or self._running])
         under_way = [*self._under_way, *([self._group] if self._group is not None else [])]
         if under_way:
             await asyncio.wait(under_way)
         return num_forgotten
-
-    def was_deleted(self, channel: KvChannel, asker: Asker, since_s: float) -> bool:
-        """Whether what was asked so at that time was deleted since: no worker was told of it."""
-        if since_s < self._all_deleted_s:
-            return True
-        secret = self._life.secret
-        return any(
-            since_s < one.at_s and _may_be_of(channel, one.models) and one.whom.means(asker, secret)
-            for one in self._deletions
-        )
 
     async def _publish(self) -> None:
         """One group after the other, for as long as something waits."""
@@ -200,6 +185,6 @@ def _discarded(store: OpenStore, staged: SlotStaged) -> None:
     store.disk.release(staged.header.id)
 
 
-def _may_be_of(channel: KvChannel, models: Collection[bytes] | None) -> bool:
+def may_be_of(channel: KvChannel, models: Models) -> bool:
     """One that has no name yet may be of any model."""
     return models is None or not channel.has_disk or channel.model_hash in models

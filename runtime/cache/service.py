@@ -19,13 +19,14 @@ import structlog
 from runtime import kv_sizes
 from runtime.cache.attachment import WorkerAttachment
 from runtime.cache.channel import KvChannel
+from runtime.cache.deletion_log import Receipt
 from runtime.cache.disk_budget import Evict
 from runtime.cache.figures import GAUGES, DiskFigures, KvFigures, added, disk_figures
 from runtime.cache.lifecycle import ColdStatus, KvStatus, Opener, StoreLife
 from runtime.cache.maintenance import StoreLimits, evictor, keep_within_caps, make_room
 from runtime.cache.naming import Naming, Reader
 from runtime.cache.owned import Merged, News, OpenStore
-from runtime.cache.publisher import Publisher
+from runtime.cache.publisher import Publisher, may_be_of
 from runtime.cache.reservations import Reservations
 from runtime.cache.store_opening import open_store
 from runtime.cache.unread_slots import BadSlots, Promotions
@@ -34,6 +35,7 @@ from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable
 from runtime.models.identified import Identity
 from runtime.slot_events import (
+    Forget,
     Forgotten,
     HotBudget,
     HotNow,
@@ -56,7 +58,6 @@ from runtime.slot_events import (
 from runtime.types import ModelSpec
 from runtime.wire import KvCounts, KvOptions
 from store.errors import StoreError
-from store.keyed_names import Asker
 from store.types import ModelRow, RequestRow, RunFigures
 
 T = TypeVar("T")
@@ -149,6 +150,10 @@ class KvStore:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._life.settled.wait()
+
+    def receive(self) -> Receipt:
+        """A request came: what is deleted from now on, its receipt is held, is deleted for it."""
+        return self.publisher.deletions.receive()
 
     async def is_open(self) -> bool:
         """Whether there is a store, while one is being opened after `patience_s` at the latest."""
@@ -281,9 +286,9 @@ class KvStore:
         model, counts = channel.spec.id, msgspec.structs.replace(channel.counts, **GAUGES)
         self._retired[model] = added(self._retired.get(model, KvCounts()), counts)
 
-    def was_deleted(self, channel: KvChannel, asker: Asker, since_s: float) -> bool:
-        """Whether what was asked so at that time, of the monotonic clock, was deleted since."""
-        return self.publisher.was_deleted(channel, asker, since_s)
+    def deletions_for(self, channel: KvChannel) -> list[Forget]:
+        """What a worker that comes now is to be told was deleted."""
+        return self.publisher.deletions.known(lambda models: may_be_of(channel, models))
 
     def hear(self, channel: KvChannel, event: KvReport) -> None:
         """A worker reports."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from runtime.kv.blocks import HashChain
+from runtime.kv.deletions import Recognised
 from runtime.kv.prefix_tree import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
 from store.keyed_names import NOBODY, Asker
@@ -25,8 +26,8 @@ class CacheCursor:
     is away for `pause_s` seconds, or with `is_last` for good. `leaf` holds the last of the
     first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more, `asked`
     says from where runs had to be read. Pictures, at `media`, have identity ids among `token_ids`.
-    Of its `asker` nothing is kept that came before a deletion, unless this is that of the number
-    `after_deletion`, or an older one.
+    It came after the deletion of the number `after_deletion`, and before later ones; by what it is
+    known whose it is then, besides `asker` and tokens, is as in `Recognised`.
     The tiers give it its names, `root` of the `tenant` and `block_hashes`, and others when the
     store turns out to be another one.
     """
@@ -40,6 +41,8 @@ class CacheCursor:
     ttl_s: float | None = DEFAULT_TTL_S
     asker: Asker = NOBODY
     after_deletion: int = 0
+    beginning: bytes = b""
+    num_said: int = 0
     prefix_end: int = 0
     boundaries: tuple[int, ...] = ()
     passing: frozenset[int] = frozenset()
@@ -63,6 +66,16 @@ class CacheCursor:
     def is_waiting(self) -> bool:
         """It waits for slots to be read."""
         return bool(self.waiting)
+
+    @property
+    def recognised(self) -> Recognised:
+        """Whose it is, for deletions."""
+        came_after, (beginning, num_said) = self.after_deletion, (self.beginning, self.num_said)
+        return Recognised(self.asker, came_after, self.token_ids, beginning, num_said, self.root)
+
+    def delete(self) -> None:
+        """What it is of was deleted: nothing of it is kept from now on, nor reused."""
+        self.mode, self.reason = "off", "deleted"
 
     def stop_at(self, position: int) -> None:
         """If the prompt goes beyond, have it computed up to there first, and kept."""

@@ -209,10 +209,15 @@ class HotTier:
         if held.is_queued and not held.is_saved:
             self.left.append(held.id)
 
-    def forget(self, is_meant: Callable[[Asker], bool]) -> ForgottenRuns:
+    def forget(
+        self,
+        is_meant: Callable[[Asker], bool],
+        is_theirs: Callable[[Run], bool] | None = None,
+    ) -> ForgottenRuns:
         """Forget what only these conversations used and is not published.
 
-        What others continue stays.
+        What others continue stays. With `is_theirs` those that are meant have others' runs too, and
+        of their own what others of them continue.
         """
         known = {one for held in self._held.values() for one in (*held.askers, *held.ended)}
         meant = {one for one in known if is_meant(one)}
@@ -223,6 +228,8 @@ class HotTier:
         told = ForgottenRuns([], [], [])
         for run in used:
             if (held := self._held.get(run)) is None:
+                continue
+            if is_theirs is not None and (self._is_continued(run) or not is_theirs(run)):
                 continue
             for one in meant:
                 for each in (held.askers, held.ended, held.noted):
@@ -241,13 +248,15 @@ class HotTier:
         above: Run | None = run
         while above is not None:
             run, above, held = above, above.parent, self._held[above]
-            is_continued = any(self._held[child].askers for child in run.children)
-            if held.askers or held.is_saved or is_continued:
+            if held.askers or held.is_saved or self._is_continued(run):
                 break
             if held.is_written:
                 told.unwritten.append(held.id)
             self.drop(run)
             told.runs.append(run)
+
+    def _is_continued(self, run: Run) -> bool:
+        return any(self._held[child].askers for child in run.children)
 
     def is_whole(self, slot_id: str) -> bool:
         """In memory, and so is what comes before it, which may be read after it."""

@@ -531,6 +531,16 @@ def path_to(run: Run | None, num_tokens: int) -> list[tuple[Run, int]]:
     return path
 
 
+def tokens_to(run: Run) -> array[int]:
+    """All tokens up to the end of a run, as far as they are known."""
+    token_ids = array("I")
+    for one, leave in path_to(run, run.end):
+        if one.start != len(token_ids) or one.token_ids is None:
+            break
+        token_ids += one.token_ids[: leave - one.start]
+    return token_ids
+
+
 def _start_of(run: Run) -> int:
     return run.start
 

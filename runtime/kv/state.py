@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.kv.blocks import HashChain
 from runtime.kv.cursor import CacheCursor
+from runtime.kv.deletions import Deletions, goes_through
 from runtime.kv.hot import HotTier
 from runtime.kv.idle_cache import IdleCaches
 from runtime.kv.losses import Losses
 from runtime.kv.parts import Caches, Parts
-from runtime.kv.prefix_tree import PrefixTree, Run, part_of, path_to
+from runtime.kv.prefix_tree import PrefixTree, Run, part_of, path_to, tokens_to
 from runtime.kv.rates import Rates
+from runtime.slot_events import Forget
 from runtime.types import MissReason
 from runtime.wire import KvCounts
 from store.keyed_names import Asker
@@ -43,6 +45,7 @@ class TierState:
         default_factory=OrderedDict["bytes", "MissReason"]
     )
     losses: Losses = field(default_factory=Losses)
+    deletions: Deletions = field(default_factory=Deletions)
     idle_caches: IdleCaches = field(default_factory=IdleCaches)
     max_hot_bytes: int = 0
     left_bytes: int | None = None
@@ -125,9 +128,28 @@ class TierState:
         self._remember([run], reason)
         self.idle_caches.let_go(self.hot.__contains__)
 
-    def forget_askers(self, is_meant: Callable[[Asker], bool]) -> tuple[list[Run], list[str]]:
-        """Forget what only these used and is not published, as `HotTier.forget`."""
-        told = self.hot.forget(is_meant)
+    def judge(self, cursor: CacheCursor) -> None:
+        """Keep nothing of it, from now on, if what it is of was deleted after it had come."""
+        known = cursor.recognised
+        if not self.model_hash:  # nothing has the names that it has in the store
+            known = known._replace(root=None)
+        if self.deletions.mean(known):
+            cursor.delete()
+
+    def forget_deleted(self, news: Forget) -> tuple[list[Run], list[str]]:
+        """Forget what only those used who are deleted and is not published, as `HotTier.forget`."""
+        self.deletions.add(news)
+        self.losses.forget(news.whom, news.secret)
+        chain = news.whom.chain
+
+        def is_meant(asker: Asker) -> bool:
+            return news.whom.may_mean(asker, news.secret)
+
+        def is_theirs(run: Run) -> bool:
+            is_named_so = chain is None or not self.model_hash or run.root == chain.root
+            return is_named_so and (chain is None or goes_through(chain, tokens_to(run)))
+
+        told = self.hot.forget(is_meant, is_theirs if chain is not None else None)
         self._remember(told.runs, "deleted")
         for run in told.longer:
             held = self.hot[run]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -55,30 +54,8 @@ from runtime.types import CacheUse, MissReason
 from runtime.wire import KvCounts
 from store.keyed_names import Asker
 
-_MAX_DELETIONS = 1000
-"""What came before so many is taken for deleted."""
 _WORTH_JOINING = 1
 """Blocks; copying the KV of a whole prompt is quicker than computing them."""
-
-
-class _Deletions:
-    """The last ones, for prompts that were still being read when they came."""
-
-    def __init__(self) -> None:
-        self._kept: deque[Forget] = deque(maxlen=_MAX_DELETIONS)
-
-    def append(self, news: Forget) -> None:
-        self._kept.append(news)
-
-    def mean(self, cursor: CacheCursor) -> bool:
-        """Whether what it is of was deleted while its prompt was still being read."""
-        kept = self._kept
-        if len(kept) == _MAX_DELETIONS and cursor.after_deletion < kept[0].number:
-            return True
-        return any(
-            cursor.after_deletion < one.number and one.whom.means(cursor.asker, one.secret)
-            for one in kept
-        )
 
 
 class Tiers:
@@ -107,7 +84,6 @@ class Tiers:
         self._notes = Notes(tier_state, report, has_disk=writer is not None)
         self._committer = Committer(tier_state, writer, self._notes)
         self._trails: WeakSet[CacheCursor] = WeakSet()
-        self._deletions = _Deletions()
         self._late = LateNames(tier_state, self._committer, self._restorer, writer, report)
 
     @property
@@ -153,11 +129,10 @@ class Tiers:
         """A prompt arrived; `cursor.is_waiting` says that something must be read first."""
         if self._state.unsupported is not None or (cursor.media and not self._state.keeps_pictures):
             cursor.mode, cursor.reason = "off", "unsupported"
-        if self._deletions.mean(cursor):
-            cursor.mode, cursor.reason = "off", "deleted"
         cursor.stop_at(self._state.model.kv_start)
         self._trails.add(cursor)
         self._state.name(cursor)
+        self._state.judge(cursor)
         self._restorer.begin(cursor)
 
     def is_overdue(self, cursor: CacheCursor) -> bool:
@@ -358,29 +333,26 @@ class Tiers:
 
     def _forget(self, news: Forget) -> None:
         """Nothing of a conversation that is not published is kept, nor what is now said of it."""
-        self._deletions.append(news)
-
-        def is_meant(asker: Asker) -> bool:
-            return news.whom.means(asker, news.secret)
-
-        self._state.losses.forget(news.whom, news.secret)
-        forgotten, unwritten = self._state.forget_askers(is_meant)
+        forgotten, unwritten = self._state.forget_deleted(news)
         self._notes.settle()
         for run in forgotten:
             self._restorer.on_lost(run)
         for cursor in self._trails:
-            if is_meant(cursor.asker):
-                cursor.mode, cursor.reason = "off", "deleted"
+            self._state.judge(cursor)
         answer = Forgotten(number=news.number, num_forgotten=len(forgotten))
         if self._writer is None:
             self._report(answer)
         else:
-            self._writer.forget(unwritten, is_meant, lambda: self._report(answer))
+            self._writer.forget(unwritten, _named_in(news), lambda: self._report(answer))
 
     def on_write_failed(self, failure: WriteFailed) -> None:
         """A slot was not written; its run lives in memory only, until its turn comes again."""
         self.counts.num_unwritten += 1
         self.on_gone([failure.slot_id], "evicted")
+
+
+def _named_in(news: Forget) -> Callable[[Asker], bool]:
+    return lambda asker: news.whom.means(asker, news.secret)
 
 
 def _hot_now(hot: HotTier, asked: HotAsked) -> HotNow:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 import msgspec
 
+from runtime.cache.deletion_log import Receipt
 from runtime.config.settings import Settings
 from runtime.errors import HearthError
 from runtime.prompt.compaction import with_summary_begun
@@ -35,7 +36,7 @@ class GrowingPrompt:
         self,
         writer: Generation,
         following: Following,
-        warm: Callable[[GenerateRequest], Generation | None],
+        warm: Callable[[GenerateRequest, Receipt | None], Generation | None],
     ) -> None:
         self._writer = writer
         self._following = following
@@ -105,7 +106,7 @@ class GrowingPrompt:
 
     async def _is_computed(self, piece: GenerateRequest) -> bool:
         """False when it is no time for it now. Raises HearthError when it failed or was ended."""
-        self._generation = generation = self._warm(piece)
+        self._generation = generation = self._warm(piece, self._writer.received)
         if generation is None:
             return False
         try:
@@ -125,7 +126,7 @@ class GrowingPrompts:
     def __init__(
         self,
         settings: Settings,
-        warm: Callable[[GenerateRequest], Generation | None],
+        warm: Callable[[GenerateRequest, Receipt | None], Generation | None],
         spawn: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
         self._settings = settings

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 import structlog
 
+from runtime.cache.deletion_log import Receipt
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import Aborted, HearthError, QueueTimeout, UnknownModel
@@ -40,6 +41,8 @@ _MAX_WAIT_S = 86_400.0
 """So long a prompt waits for its model to be loaded."""
 
 _MAX_FORESEEN = 8
+Came = Receipt | None
+
 _log = structlog.stdlib.get_logger("hearth.prewarm")
 
 
@@ -107,21 +110,21 @@ class Prewarm:
         self._known.check_room(self._settings.max_queue)
         is_loaded = self._is_loaded(request.model)
         wish = self._supervisor.load(request.model) if loads and not is_loaded else None
-        warming = self._add(request, "request")
+        warming = self._add(request, "request", self._kv.receive())
         if wish is not None:
             self._spawn(self._loaded(warming, wish.granted()))
         elif not is_loaded:
             warming.state = "waiting"
         return warming
 
-    def foresee(self, request: GenerateRequest) -> PrewarmTask | None:
+    def foresee(self, request: GenerateRequest, received: Came = None) -> PrewarmTask | None:
         """Warm what follows a compaction, one for each conversation; None where that is off."""
         is_off = not self._settings.prewarm or request.cache.mode == "off"
         if is_off or not self._is_loaded(request.model):
             return None
         self._end_all(self._known.foreseen_of(request.cache.session_id))
         is_full = len(self._known.foreseen()) >= _MAX_FORESEEN
-        return None if is_full else self._add(request, "compaction")
+        return None if is_full else self._add(request, "compaction", received)
 
     def _end_all(self, tasks: Iterable[PrewarmTask]) -> None:
         for warming in tasks:
@@ -163,7 +166,8 @@ class Prewarm:
 
         def finished(usage: Usage) -> None:
             self._end_all(one for one in foreseen if one.is_open)
-            self._book.note(request, time.time(), lambda name: count(name, usage))
+            if usage.cache.reason != "deleted":
+                self._book.note(request, time.time(), lambda name: count(name, usage))
 
         def count(name: str, usage: Usage) -> None:
             if name in self._warm.get(request.model, ()) and usage.num_cached_tokens:
@@ -243,8 +247,8 @@ class Prewarm:
             if warming.state == "waiting" and self._is_loaded(warming.model):
                 self._enqueue(warming)
 
-    def _add(self, request: GenerateRequest, source: Source) -> PrewarmTask:
-        warming = self._known.add(request, source, self._clock())
+    def _add(self, asked: GenerateRequest, source: Source, came: Came = None) -> PrewarmTask:
+        warming = self._known.add(asked, source, self._clock(), came)
         self._enqueue(warming)
         return warming
 
@@ -274,7 +278,7 @@ class Prewarm:
 
     async def _warm_up(self, warming: PrewarmTask) -> None:
         try:
-            generation = self._supervisor.warm(warming.request)
+            generation = self._supervisor.warm(warming.request, warming.received)
             if generation is None:
                 warming.put_off()
                 return

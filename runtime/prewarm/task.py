@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from runtime.cache.deletion_log import Receipt
 from runtime.errors import Overloaded
 from runtime.keys import owned
 from runtime.types import CacheTier, ChatPrompt, GenerateRequest
@@ -37,6 +38,8 @@ class PrewarmTask(msgspec.Struct, eq=False):
     is_pinned: bool = False
     name: str | None = None
     """The prefix it is, if it was learned."""
+    received: Receipt | None = None
+    """When somebody asked for it, if anybody did."""
 
     @property
     def is_open(self) -> bool:
@@ -53,7 +56,7 @@ class PrewarmTask(msgspec.Struct, eq=False):
 
     def end(self, state: State) -> None:
         """It is remembered without its prompt, which may be long."""
-        self.state = state
+        self.state, self.received = state, None
         self.request = msgspec.structs.replace(self.request, prompt=_NO_PROMPT)
 
     def put_off(self) -> None:
@@ -85,7 +88,13 @@ class TaskTable:
     def get(self, task_id: str) -> PrewarmTask | None:
         return self._tasks.get(task_id)
 
-    def add(self, request: GenerateRequest, source: Source, now_s: float) -> PrewarmTask:
+    def add(
+        self,
+        request: GenerateRequest,
+        source: Source,
+        now_s: float,
+        received: Receipt | None = None,
+    ) -> PrewarmTask:
         """A prompt that is computed in the background, under an id of its tenant's."""
         cache = request.cache
         task_id = owned(cache.tenant, f"prewarm-{time.time_ns():x}{len(self._tasks):03x}")
@@ -94,7 +103,7 @@ class TaskTable:
         request = msgspec.structs.replace(
             request, request_id=task_id, work="prefill", priority="background", cache=cache
         )
-        task = PrewarmTask(task_id, source, request, since_s=now_s)
+        task = PrewarmTask(task_id, source, request, since_s=now_s, received=received)
         task.is_pinned = cache.pin is not None
         self._tasks[task_id] = task
         while len(self._tasks) > _MAX_REMEMBERED:

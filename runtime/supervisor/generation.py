@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 from typing_extensions import override
 
+from runtime.cache.deletion_log import Receipt
 from runtime.errors import Aborted, HearthError, WorkerError
 from runtime.types import (
     CacheUse,
@@ -143,9 +144,9 @@ class Generation:
         self._is_resumable = request.work == "generate" and not request.scores_prompt
         self._hear: Callable[[Chunk], None] | None = None
         self._owner = owner
-        self.since_s = time.monotonic()
-        """When it came, of the monotonic clock."""
-        self._deadline_s = self.since_s + request.deadline_s
+        self.received: Receipt | None = None
+        """Held while it is in flight: of what is deleted meanwhile it keeps nothing."""
+        self._deadline_s = time.monotonic() + request.deadline_s
         self._accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._chunks: list[Chunk] = []
         self._arrived = asyncio.Event()

@@ -154,7 +154,7 @@ class WorkerProcess:
         assert self._child is not None
         self._work.add(generation)
         request = generation.sent(self._child.pid)
-        self._child.send(Submit(self.kv.marked(request, generation.since_s)))
+        self._child.send(Submit(request))
 
     def abort(self, generation: Generation) -> None:
         """Stop working for a generation; one that is not here is ignored."""

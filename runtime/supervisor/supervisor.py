@@ -12,9 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Coroutine, Sequence
 from itertools import count
 
-import msgspec
 import structlog
+from msgspec import structs
 
+from runtime.cache.deletion_log import Receipt
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import HearthError, UnknownRequest, WorkerError
@@ -111,8 +112,8 @@ class Supervisor:
         for worker in self._workers:
             worker.kill()
 
-    def submit(self, request: GenerateRequest, since_s: float | None = None) -> Generation:
-        """Queue a request for its model; it came when the monotonic clock was at `since_s`, or now.
+    def submit(self, request: GenerateRequest, received: Receipt | None = None) -> Generation:
+        """Queue a request for its model; it came with that receipt, or now.
 
         Raises:
             UnknownModel: there is no such model.
@@ -122,20 +123,22 @@ class Supervisor:
         """
         self._memory.check()
         spec = self._names.resolve(request.model)
-        generation, call = _generation(request, spec, self._scheduler, self._settings, since_s)
+        received = received or self._kv.receive()
+        generation, call = _generation(request, spec, self._scheduler, self._settings, received)
         self._scheduler.submit(call)
         return generation
 
-    def warm(self, request: GenerateRequest) -> Generation | None:
+    def warm(self, request: GenerateRequest, received: Receipt | None = None) -> Generation | None:
         """Have a background prefill done in a model that is loaded; None when this is no time.
 
-        It makes way for everything else, and its generation then ends as one that was cancelled.
-        Raises as `submit`.
+        It came with that receipt, or now. It makes way for everything else, and its generation then
+        ends as one that was cancelled. Raises as `submit`.
         """
         if self._scheduler.is_stopping:
             return None
         spec = self._names.resolve(request.model)
-        generation, call = _generation(request, spec, self._scheduler, self._settings)
+        received = received or self._kv.receive()
+        generation, call = _generation(request, spec, self._scheduler, self._settings, received)
         call.yields = True
         return generation if self._scheduler.warm(call) else None
 
@@ -328,7 +331,7 @@ class Supervisor:
         model = spec.engine
         actor, row = self._scheduler.actor(model), self._memory.remembered(model)
         num_waiting = self._scheduler.num_waiting(spec)
-        return msgspec.structs.replace(
+        return structs.replace(
             status_of(spec, actor, num_waiting, time.monotonic(), row),
             swap_cost=self._costs.of(model),
             entered=tuple(self._entered[model].items()),
@@ -365,12 +368,13 @@ def _generation(
     spec: ModelSpec,
     scheduler: RequestScheduler,
     settings: Settings,
-    since_s: float | None = None,
+    received: Receipt,
 ) -> tuple[Generation, QueuedRequest]:
     """What a request becomes, with the settings of its model, and what waits for it."""
-    request = with_settings(request, spec, settings)
+    cache = structs.replace(request.cache, after_deletion=received.number)
+    request = with_settings(structs.replace(request, cache=cache), spec, settings)
     generation = Generation(request, scheduler)
-    generation.since_s = generation.since_s if since_s is None else since_s
+    generation.received = received
     priority = request.priority or "default"
     call = call_of(spec, generation, request.request_id, priority, settings.max_wait_s)
     return generation, call

@@ -104,14 +104,12 @@ class Worker:
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._writer: tuple[SlotWriter, threading.Thread] | None = None
         self._room = AskedRoom(self._sender.send)
-        self._turns = TurnStore(room=self._room)
-        self._seal = Seal()
+        self._turns, self._seal = TurnStore(room=self._room), Seal()
         self._turning: threading.Thread | None = None
         self._root: Path | None = None
         self._phase: WorkerPhase = "starting"
         self._reception: IntakePool | None = None
-        self._is_quitting = False
-        self._is_heard = True
+        self._is_quitting, self._is_heard = False, True
         self._team: DistributedGroup | None = None
         self._sending: threading.Thread | None = None
         self._deadline = Deadline()
@@ -222,7 +220,10 @@ class Worker:
         parts = self._team.parts(model) if self._team is not None else None
         tier_state = TierState.of(model, chain, b"", options.hot_bytes, parts)
         tier_state.unsupported = tier_state.unsupported or model.unproven
-        tier_state.keeps_pictures = model.keeps_pictures
+        tier_state.keeps_pictures, tier_state.deletions = (
+            model.keeps_pictures,
+            self._turns.deletions,
+        )
         if options.root is None or (self._team is not None and not self._team.is_here):
             return Tiers(tier_state, None, None, self._sender.send, checks=sys.flags.dev_mode)
         tier_state.is_apart = True
@@ -290,9 +291,8 @@ class Worker:
                     return True
                 case RoomGiven():
                     self._room.hear(command)
-                case Forget(number=number, whom=whom, secret=secret):
-                    self._fetcher.forget()
-                    self._turns.forget(whom, secret, number)
+                case Forget():
+                    _forget(command, self._turns, self._fetcher)
                     self._inbox.put(command)
                 case _:
                     self._inbox.put(command)
@@ -387,6 +387,13 @@ class Worker:
             cache_bytes=mx.get_cache_memory(),
             peak_bytes=peak_bytes,
         )
+
+
+def _forget(news: Forget, turns: TurnStore, fetcher: Fetcher) -> None:
+    """Before the engine hears of it: what is being taken in asks whether it was deleted."""
+    turns.deletions.add(news)
+    fetcher.forget()
+    turns.forget(news.whom, news.secret)
 
 
 def _costs_of(options: WorkerOptions) -> StepCosts | None:

@@ -26,7 +26,7 @@ from runtime.slot_events import (
 )
 from runtime.types import ModelSpec
 from store import slots
-from store.keyed_names import Asker, Whom
+from store.keyed_names import Asker, Chain, Whom
 from tests.slot_samples import sample, slot_id
 from tests.waiting import until
 
@@ -97,6 +97,29 @@ async def test_deleting_ends_when_what_was_staged_meanwhile_is_gone(desk: Desk):
     await asyncio.gather(deleting, other)
     assert not staged.path.exists()
     assert [one.ids for one in desk.told if isinstance(one, SlotsGone)] == [(slot_id(1),)]
+
+
+async def test_what_was_staged_without_a_session_id_is_published_before_a_chain_is_deleted(
+    desk: Desk,
+):
+    """Whose its tokens are is told by its rows: it may be of another conversation."""
+    store = desk.life.store
+    assert store is not None
+    header, token_ids, tensors = sample(1)
+    staged = slots.stage(store.root, header, token_ids, tensors)
+    busy = threading.Event()
+    other = asyncio.create_task(desk.life.attempt(lambda _: busy.wait()))
+    deleting = asyncio.create_task(desk.publisher.forget(Whom(model="m", chain=Chain(b""))))
+    await until(lambda: desk.told, "the worker is told to forget")
+    [forget] = [one for one in desk.told if isinstance(one, Forget)]
+    desk.worker.on_event(SlotStaged(header, str(staged.path), staged.num_bytes, Asker("m")))
+    desk.worker.on_event(Forgotten(number=forget.number, num_forgotten=0))
+    await turns_of_the_loop()
+    is_early = deleting.done()
+    busy.set()
+    assert not is_early
+    await asyncio.gather(deleting, other)
+    assert [place.id for place in store.index.places()] == [slot_id(1)]
 
 
 async def test_what_a_worker_left_behind_is_deleted_as_well(desk: Desk):

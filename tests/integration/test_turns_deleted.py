@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from runtime.cache.inventory import Inventory, whom
+from runtime.cache.inventory import Inventory, named
 from runtime.cache.inventory_views import ConversationView
 from runtime.cache.service import KvStore
 from runtime.config.settings import ModelSettings
@@ -86,12 +86,9 @@ class Home:
         return Inventory(self.kv.store).conversations() if self.kv.store is not None else []
 
     async def delete(self, name: str) -> None:
-        await self.kv.publisher.forget(
-            await self.kv.tend(lambda store, _: whom(Inventory(store), name))
-        )
-        await self.kv.tend(
-            lambda store, on_gone: Inventory(store, on_gone).remove_conversation(name)
-        )
+        entry, whom = await self.kv.tend(lambda store, _: named(Inventory(store), name))
+        await self.kv.publisher.forget(whom)
+        await self.kv.tend(lambda store, on_gone: Inventory(store, on_gone).remove(entry))
 
     @property
     def turns(self) -> int:
@@ -201,20 +198,24 @@ async def test_answers_that_look_the_same_are_both_found(home: Path):
         assert len(added) == 1, "each goes on from its own thoughts"
 
 
-async def test_what_is_still_being_read_when_its_conversation_is_deleted_is_not_kept(home: Path):
+@pytest.mark.parametrize("names", [("gone", "stays"), (None, None), (None, "stays")])
+async def test_what_is_still_being_read_when_its_conversation_is_deleted_is_not_kept(
+    home: Path, names: tuple[str | None, str | None]
+):
     async with at_home(home) as here:
-        gone, stays = Talk("qvslow", "gone"), Talk("kettle", "stays")
+        gone, stays = Talk("qvslow", names[0]), Talk("kettle", names[1])
         await here.say(gone)
         (mine,) = here.kept()
         last = [await here.say(stays) for _ in range(2)][-1]
-        (kept,) = [one for one in here.kept() if one.id != mine.id]
+        before = [one.id for one in here.kept() if one.id != mine.id]
         asked = here.submit(gone, gone.asked("go on"))
         await until(lambda: worker_of(here.supervisor).num_running, "its worker has it")
         await here.delete(mine.id)
         usage = (await answer(asked)).finished.usage
         assert (usage.cache.reason, usage.cache.num_durable) == ("deleted", 0)
+        assert [one.id for one in here.kept()] == before
         check_reused(last, await here.say(stays))
-        assert [one.id for one in here.kept()] == [kept.id]
+        assert len(here.kept()) == 1
         # Who asks after that begins anew.
-        assert (await here.say(Talk("qvslow", "gone"))).num_cached_tokens < 32
+        assert (await here.say(Talk("qvslow", names[0]))).num_cached_tokens < 32
     assert here.turns == 4, "three of the one that stays"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.cache.deletion_log import Receipt
 from runtime.config.settings import Settings
 from runtime.errors import Aborted, HearthError
 from runtime.prewarm.growing import GrowingPrompt, GrowingPrompts
@@ -50,7 +51,8 @@ class Summary:
     async def following(self) -> GenerateRequest:
         return request("")
 
-    def warm(self, piece: GenerateRequest) -> Generation | None:
+    def warm(self, piece: GenerateRequest, received: Receipt | None) -> Generation | None:
+        assert received is self.writer.received
         if not self.is_time:
             return None
         generation = Generation(piece, Alone())

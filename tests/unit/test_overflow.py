@@ -10,14 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import ContextTooLong, SummaryWanted
+from runtime.kv.deletions import Deletions
 from runtime.prompt.compaction import summary_message
 from runtime.prompt.overflow import DROPPED, most_tokens, num_dropped, turn_starts
+from runtime.slot_events import Forget
 from runtime.types import (
     CacheParams,
     ChatPrompt,
@@ -29,7 +30,7 @@ from runtime.types import (
 from runtime.worker.input.compose import Composed
 from runtime.worker.input.overflow import compose_within
 from runtime.worker.input.turns import TurnStore
-from store.keyed_names import Whom
+from store.keyed_names import Chain, Whom
 from tests.templates import template_of
 from tests.unit.test_compose import END, LOOK, SYSTEM, Talk, chatml, kept_at
 
@@ -329,12 +330,13 @@ def test_where_the_model_wrote_no_summary_turns_are_dropped_and_the_next_request
 
 
 def test_nothing_is_kept_for_a_conversation_that_was_deleted_meanwhile():
-    talk = Talk(chatml(), TurnStore(), needs_state=False, context=WINDOW)
+    deletions = Deletions()
+    talk = Talk(chatml(), TurnStore(deletions), needs_state=False, context=WINDOW)
     messages = long_talk()
     first = wanted(talk, asked_for(messages))
     given = asked_for(messages, summaries=(Summary(first=first, text="Foxes."),))
-    cache = msgspec.structs.replace(given.cache, is_deleted=True)
-    composed = summed(talk, msgspec.structs.replace(given, cache=cache))
+    deletions.add(Forget(1, Whom(session_id="s"), b""))
+    composed = summed(talk, given)
     assert rule_of(composed, "summarised_turns")
     assert wanted(talk, asked_for(messages)) == first
 
@@ -366,7 +368,7 @@ def test_a_summary_survives_a_restart_and_is_gone_with_its_conversation(
         whom = Whom(session_id=session)
     else:
         wanted(restarted, asked_for(messages, session))
-        whom = Whom(model="m", chain=array("I", composed.token_ids).tobytes())
+        whom = Whom(model="m", chain=Chain(array("I", composed.token_ids).tobytes()))
     for one in (talk, restarted):
         one.store.forget(whom, b"secret")
         assert wanted(one, asked_for(messages, session)) == first

@@ -135,14 +135,14 @@ class Owners(RuleBasedStateMachine):
         known: Way = tuple(found[1][0].token_ids) if found is not None else ()
         rest = [token for q, a in said[num_known:] for token in (100 + q, 200 + a)]
         own = (*rest, 100 + question, 300 + thought, 200 + answer)
-        self.store.adopt(way, talk, is_durable=True, age=self.store.age)
+        self.store.adopt(way, talk, is_durable=True)
         turn = Turn(
             key=key_of((*said, asked)),
             parent=way[-1].id if way else b"",
             start=len(known),
             token_ids=array("I", own).tobytes(),
         )
-        self.store.put(turn, talk, is_durable=True, age=self.store.age)
+        self.store.put(turn, talk, is_durable=True)
         client.said, client.way = (*said, asked), (*known, *own)
         mine = self.owned.setdefault(talk, Owned())
         for one in way:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from pathlib import Path
 
-import pytest
-
+from runtime.kv.deletions import Deletions, Recognised
 from runtime.prompt.healing import TurnScope
-from runtime.worker.input.turns import MAX_FORGOTTEN, TurnStore
+from runtime.slot_events import Forget
+from runtime.worker.input.turns import TurnStore
 from store.keyed_names import Asker, Whom, conversation_key
 from store.turns import Turn
 
@@ -21,30 +21,42 @@ def turn() -> Turn:
     return Turn(KEY, b"", 0, ids.tobytes(), ends=(3,), prefix_end=1)
 
 
-@pytest.mark.parametrize("num_others", [0, 3 * MAX_FORGOTTEN])
-def test_an_answer_that_began_before_its_conversation_was_forgotten_is_not_kept(num_others: int):
-    turns = TurnStore()
-    began = turns.age
-    turns.forget(Whom(session_id="mine"), b"")
-    for number in range(num_others):
-        turns.forget(Whom(session_id=f"other-{number}"), b"")
-    turns.put(turn(), MINE, is_durable=False, age=began)
-    assert turns.find([KEY], MINE) is None
-    turns.put(turn(), MINE, is_durable=False, age=turns.age)
-    assert turns.find([KEY], MINE) is not None
+class Forgetting:
+    """Turns, and a server that numbers deletions."""
+
+    def __init__(self) -> None:
+        self.deletions = Deletions()
+        self.turns = TurnStore(self.deletions)
+        self.number = 0
+
+    def forget(self, whom: Whom, secret: bytes = b"") -> None:
+        self.number += 1
+        self.deletions.add(Forget(self.number, whom, secret))
+        self.turns.forget(whom, secret)
+
+    def put(self, came_after: int, *, is_durable: bool = False) -> None:
+        known = Recognised(MINE.asker, came_after)
+        self.turns.put(turn(), MINE, is_durable=is_durable, recognised=known)
+
+
+def test_an_answer_that_began_before_its_conversation_was_forgotten_is_not_kept():
+    one = Forgetting()
+    one.forget(Whom(session_id="mine"))
+    one.forget(Whom(session_id="other"))
+    one.put(0)
+    assert one.turns.find([KEY], MINE) is None
+    one.put(1)
+    assert one.turns.find([KEY], MINE) is not None
 
 
 def test_that_others_were_forgotten_costs_no_answer():
-    turns = TurnStore()
-    for number in range(2 * MAX_FORGOTTEN):
-        turns.forget(Whom(session_id=f"other-{number}"), b"")
-    began = turns.age
-    turns.forget(Whom(session_id="another"), b"")
-    turns.put(turn(), MINE, is_durable=False, age=began)
-    assert turns.find([KEY], MINE) is not None
-    turns.forget(Whom(), b"")
-    turns.put(turn(), MINE, is_durable=False, age=began)
-    assert turns.find([KEY], MINE) is None
+    one = Forgetting()
+    one.forget(Whom(session_id="another"))
+    one.put(0)
+    assert one.turns.find([KEY], MINE) is not None
+    one.forget(Whom())
+    one.put(1)
+    assert one.turns.find([KEY], MINE) is None
 
 
 def test_a_turn_that_goes_on_from_itself_is_not_followed():
@@ -75,12 +87,12 @@ def test_turns_of_before_the_store_was_open_are_kept_under_its_names(tmp_path: P
 
 
 def test_what_was_forgotten_before_the_store_was_open_is_not_kept_by_it(tmp_path: Path):
-    turns = TurnStore()
-    began = turns.age
-    turns.put(turn(), MINE, is_durable=True, age=began)
-    turns.forget(Whom(key=conversation_key(b"secret", "mine")), b"secret")
+    one = Forgetting()
+    turns = one.turns
+    one.put(0, is_durable=True)
+    one.forget(Whom(key=conversation_key(b"secret", "mine")), b"secret")
     assert turns.find([KEY], MINE) is None
-    turns.put(turn(), MINE, is_durable=True, age=began)
+    one.put(0, is_durable=True)
     turns.attach(tmp_path / "turns" / "m", b"secret")
     turns.close()
     turns.run()

@@ -170,12 +170,15 @@ class Intake:
 
     def _cursor(self, request: GenerateRequest, composed: Composed) -> CacheCursor:
         wish = request.cache
+        lineage = composed.lineage
         cursor = CacheCursor(
             token_ids=composed.packed,
             tenant=wish.tenant,
             mode=wish.mode,
             asker=Asker(request.model, wish.session_id),
             after_deletion=wish.after_deletion,
+            beginning=lineage.scope.beginning if lineage is not None else b"",
+            num_said=lineage.start if lineage is not None else 0,
             prefix_end=composed.prefix_end,
             boundaries=composed.boundaries,
             passing=composed.passing,
@@ -196,8 +199,6 @@ class Intake:
             cursor.limit, cursor.reason = 0, "scored"
         elif wish.mode != "off":
             cursor.reason = composed.reason
-        if wish.is_deleted:
-            cursor.mode, cursor.reason = "off", "deleted"
         return cursor
 
     def _echo(self, request: GenerateRequest, token_ids: list[int]) -> Echo | None:
@@ -257,8 +258,7 @@ class Intake:
     def _answer(self, group: SequenceGroup, composed: Composed) -> PendingTurn | None:
         """Where the answer is noted, unless it is not to be recognised."""
         composer = self.composer
-        is_wanted = group.request.work == "generate" and not group.request.cache.is_deleted
-        if composed.lineage is None or not is_wanted:
+        if composed.lineage is None or group.request.work != "generate":
             return None
         is_durable = group.request.cache.ttl_s != 0
         known = composer.turns, composed.lineage, composer.template

@@ -14,6 +14,7 @@ from functools import cached_property
 import msgspec
 
 from runtime.errors import ContextTooLong, PromptChanged, SummaryWanted
+from runtime.kv.deletions import Recognised
 from runtime.kv.media import Medium
 from runtime.prompt.compaction import summary_message
 from runtime.prompt.healing import TurnScope
@@ -166,9 +167,10 @@ class _Overlong:
             raise SummaryWanted(first)
         else:
             return ""
-        if kept.summary and not cache.is_deleted:
+        if kept.summary:
             is_durable = is_named and cache.ttl_s != 0
-            turns.put(kept, scope, is_durable=is_durable, age=cache.after_deletion)
+            known = Recognised(asker, cache.after_deletion)
+            turns.put(kept, scope, is_durable=is_durable, recognised=known)
         return kept.summary
 
     def _size(self, message: Message) -> int:

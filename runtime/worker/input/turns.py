@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+from runtime.kv.deletions import Deletions, Recognised
 from runtime.kv.room import UNBOUNDED, WriteRoom
 from runtime.prompt.canonical import advance, defaults_of
 from runtime.prompt.healing import AnswerRecord, Cut, KnownPrefix, Lineage, TurnScope
@@ -25,10 +26,8 @@ from runtime.prompt.kept_tools import unpacked
 from runtime.worker.input.template import Template
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
 from store.errors import OverCap
-from store.keyed_names import Asker, Whom, conversation_key, keyed_hash, model_key
+from store.keyed_names import Asker, Whom, conversation_key, model_key
 from store.turns import (
-    EVERYBODYS,
-    UNNAMED,
     Folders,
     Named,
     Turn,
@@ -39,6 +38,7 @@ from store.turns import (
     named,
     packed,
     read_turn,
+    unnamed_folder,
 )
 
 MAX_MEMORY_BYTES = 64 << 20
@@ -46,7 +46,6 @@ MAX_READ_BYTES = 16 << 20
 """Of turns that are on disk, so much of what was read last is kept in memory as well."""
 MAX_DISK_BYTES = 256 << 20
 MAX_FILES = 50_000
-MAX_FORGOTTEN = 1024
 MAX_ANSWERS = 4
 """So many answers to one question are tried, if they look the same."""
 _TEMPORARY = ".tmp-"
@@ -305,24 +304,26 @@ class TurnWithTools(NamedTuple):
 
 
 class TurnStore:
-    """In memory, and once there is a disk there. `run` belongs to a thread of its own."""
+    """In memory, and once there is a disk there. `run` belongs to a thread of its own.
+
+    Whoever has it forget something adds that to `deletions` before.
+    """
 
     def __init__(
         self,
+        deletions: Deletions | None = None,
         *,
         max_memory_bytes: int = MAX_MEMORY_BYTES,
         max_disk_bytes: int = MAX_DISK_BYTES,
         room: WriteRoom = UNBOUNDED,
     ) -> None:
+        self.deletions = Deletions() if deletions is None else deletions
         self._room = room
         self._root: Path | None = None
         self._secret = b""
         self._max_disk_bytes = max_disk_bytes
         self._lock = threading.Lock()
         self._memory = TurnMemory(max_memory_bytes)
-        self._age = 0
-        self._forgotten: OrderedDict[Folders, int] = OrderedDict()
-        self._all_forgotten = 0
         self._files = TurnFiles()
         self._reader = TurnReader()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -338,8 +339,6 @@ class TurnStore:
             if (root, secret) == (self._root, self._secret):
                 return
             self._root, self._secret = root, secret
-            if self._age:  # under other names
-                self._note_forgotten(EVERYBODYS)
             self._files.clear()
             self._reader.clear()
             self._files.learn(root)
@@ -386,17 +385,29 @@ class TurnStore:
             is_held = self._memory.has(turn, scope, is_durable=False)
             return is_held or self._files.has(self._folder(scope), self._named(turn))
 
-    def put(self, turn: Turn, scope: TurnScope, *, is_durable: bool, age: int = 0) -> None:
-        """Take a turn in, unless its conversation was forgotten since that `age`."""
-        self.adopt([turn], scope, is_durable=is_durable, age=age)
+    def put(
+        self,
+        turn: Turn,
+        scope: TurnScope,
+        *,
+        is_durable: bool,
+        recognised: Recognised | None = None,
+    ) -> None:
+        """Take a turn in, unless its conversation, as it is `recognised`, was deleted since."""
+        self.adopt([turn], scope, is_durable=is_durable, recognised=recognised)
 
     def adopt(
-        self, turns: Sequence[Turn], scope: TurnScope, *, is_durable: bool, age: int = 0
+        self,
+        turns: Sequence[Turn],
+        scope: TurnScope,
+        *,
+        is_durable: bool,
+        recognised: Recognised | None = None,
     ) -> None:
-        """These turns are part of a conversation, unless it was forgotten since that `age`."""
+        """These turns are part of a conversation, unless that was deleted since, as by `put`."""
         with self._lock:
             folder = self._folder(scope)
-            if age < self._forgotten_at(folder):
+            if recognised is not None and self.deletions.mean(recognised):
                 return
             new = [
                 turn
@@ -410,21 +421,18 @@ class TurnStore:
             for turn in new:
                 self._jobs.put(_Job(turn, scope))
 
-    def forget(self, whom: Whom, secret: bytes, number: int = 0) -> None:
+    def forget(self, whom: Whom, secret: bytes) -> None:
         """A conversation, or all, are owners no more, in memory and on disk. From any thread.
 
-        `secret` is the store's, also before it was attached, and `number` the server's for this
-        deletion, if it has one; they grow. Files of a chain the server removes.
+        `secret` is the store's, also before it was attached. Files of a chain the server removes.
         """
         if whom.chain is not None:
-            self._forget_chain(array("I", whom.chain), whom.model or "")
+            self._forget_chain(array("I", whom.chain.token_ids), whom.model or "")
             with self._placing:  # nothing of it is being written any more
                 self._reader.clear()
                 return
         with self._lock:
             whose = _folders_of(whom, secret)
-            self._age = max(self._age + 1, number)
-            self._note_forgotten(whose if secret == self._secret else EVERYBODYS)
             for turn_id, held in list(self._memory.held.items()):
                 for scope in [one for one in held.owners if whom.means(one.asker, secret)]:
                     self._memory.drop_owner(turn_id, scope)
@@ -460,11 +468,6 @@ class TurnStore:
             if (there := chain[one.start : one.end]) or not one.start
         )
 
-    @property
-    def age(self) -> int:
-        """The number of the last deletion."""
-        return self._age
-
     def run(self) -> None:
         """Write what comes until closed."""
         while (job := self._jobs.get()) is not None:
@@ -473,21 +476,6 @@ class TurnStore:
     def close(self) -> None:
         """Let `run` end when everything is written."""
         self._jobs.put(None)
-
-    def _note_forgotten(self, whose: Folders) -> None:
-        """When a conversation was; those of long ago are taken for forgotten all together."""
-        if whose == EVERYBODYS:
-            self._forgotten.clear()
-            self._all_forgotten = self._age
-            return
-        self._forgotten[whose] = self._age
-        self._forgotten.move_to_end(whose)
-        if len(self._forgotten) > MAX_FORGOTTEN:
-            _, self._all_forgotten = self._forgotten.popitem(last=False)
-
-    def _forgotten_at(self, folder: str) -> int:
-        times = (at for whose, at in self._forgotten.items() if folder in whose)
-        return max(times, default=self._all_forgotten)
 
     # Reading
 
@@ -553,7 +541,7 @@ class TurnStore:
         if asker.session_id is not None:
             conversation = conversation_key(self._secret, asker.session_id).hex()
         else:
-            conversation = UNNAMED + keyed_hash(self._secret, "unnamed", scope.beginning).hex()
+            conversation = unnamed_folder(self._secret, scope.beginning)
         name = model_key(self._secret, asker.model) if asker.model else ""
         return folder_name(conversation, name)
 
@@ -661,14 +649,18 @@ class PendingTurn:
     template: Template
     prompt_ids: Sequence[int]
     is_durable: bool
-    age: int = 0
-    """The number of the last deletion that its request came after."""
+    came_after: int = 0
+    """The number of the last deletion before its request came."""
     spoken: AnswerRecord = field(default_factory=AnswerRecord)
 
     def __post_init__(self) -> None:
-        self.turns.adopt(
-            self.lineage.way, self.lineage.scope, is_durable=self.is_durable, age=self.age
-        )
+        way, scope = self.lineage.way, self.lineage.scope
+        self.turns.adopt(way, scope, is_durable=self.is_durable, recognised=self._recognised)
+
+    @property
+    def _recognised(self) -> Recognised:
+        (asker, beginning), num_said = self.lineage.scope, self.lineage.start
+        return Recognised(asker, self.came_after, self.prompt_ids, beginning, num_said)
 
     def end(self, output_ids: Sequence[int], cut: Cut | None = None) -> None:
         """All of it was said, with these tokens, but for what ended it.
@@ -700,7 +692,8 @@ class PendingTurn:
             bare=advance(lineage.bare, self.spoken.form()) if lineage.bare else b"",
             tools=lineage.tools if lineage.tools != tools_of(lineage.way) else b"",
         )
-        self.turns.put(turn, lineage.scope, is_durable=self.is_durable, age=self.age)
+        known = self._recognised
+        self.turns.put(turn, lineage.scope, is_durable=self.is_durable, recognised=known)
 
     def _before(self, cut: Cut, output_ids: Sequence[int]) -> list[int] | None:
         """The tokens up to where the cut is; None where that is in doubt."""
