@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -78,7 +81,7 @@ class Home:
         usage = said.finished.usage
         num_tokens = usage.num_prompt_tokens + usage.num_output_tokens - 1
         await until(
-            lambda: any(one.num_tokens >= num_tokens for one in self.kept()), "it is on disk"
+            lambda: any(one.num_durable >= num_tokens for one in self.kept()), "it is on disk"
         )
         return usage
 
@@ -89,6 +92,17 @@ class Home:
         entry, whom = await self.kv.tend(lambda store, _: named(Inventory(store), name))
         await self.kv.publisher.forget(whom)
         await self.kv.tend(lambda store, on_gone: Inventory(store, on_gone).remove(entry))
+
+    @contextmanager
+    def worker_held(self) -> Generator[None]:
+        """Its worker reads nothing meanwhile."""
+        pid = worker_of(self.supervisor).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     @property
     def turns(self) -> int:
@@ -207,15 +221,19 @@ async def test_what_is_still_being_read_when_its_conversation_is_deleted_is_not_
         await here.say(gone)
         (mine,) = here.kept()
         last = [await here.say(stays) for _ in range(2)][-1]
+        await until(lambda: len(here.kept()) == 2, "what was there of the first turn is replaced")
         before = [one.id for one in here.kept() if one.id != mine.id]
-        asked = here.submit(gone, gone.asked("go on"))
-        await until(lambda: worker_of(here.supervisor).num_running, "its worker has it")
-        await here.delete(mine.id)
+        with here.worker_held():  # it finds both in its pipe, so it is told while it reads
+            asked = here.submit(gone, gone.asked("go on"))
+            await until(lambda: worker_of(here.supervisor).num_running, "its worker has it")
+            deletion = asyncio.create_task(here.delete(mine.id))
+            await until(lambda: here.kv.receive().number, "it has a number")
+        await deletion
         usage = (await answer(asked)).finished.usage
         assert (usage.cache.reason, usage.cache.num_durable) == ("deleted", 0)
         assert [one.id for one in here.kept()] == before
         check_reused(last, await here.say(stays))
-        assert len(here.kept()) == 1
+        await until(lambda: len(here.kept()) == 1, "it has one entry")
         # Who asks after that begins anew.
         assert (await here.say(Talk("qvslow", names[0]))).num_cached_tokens < 32
-    assert here.turns == 4, "three of the one that stays"
+        await until(lambda: here.turns == 4, "three of the one that stays, one that is new")
