@@ -8,7 +8,6 @@ are asked in turn without a pause; of this server, of the one of another checkou
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import tempfile
 import time
@@ -138,13 +137,12 @@ def _ttft_ms(target: Target, seed: int) -> float:
     return ask(target, short_question(seed).messages, ANSWER_TOKENS).ttft_ms
 
 
-def measure(recipes: Sequence[Recipe], rounds: int, num_tokens: int) -> Report:
+def measure(recipes: Sequence[Recipe], model: Path, rounds: int, num_tokens: int) -> Report:
     """All servers in turn, the other way round each time."""
     before = environment()
     found: dict[str, list[Times]] = {recipe.name: [] for recipe in recipes}
     with tempfile.TemporaryDirectory() as folder:
-        second = shutil.copytree(HEARTH_TINY, Path(folder) / "copy")  # a link would be the same one
-        models = lay_out(Path(folder), str(HEARTH_TINY), str(second))
+        models = lay_out(Path(folder), str(model), None)
         for number in range(rounds):
             for recipe in recipes[:: -1 if number % 2 else 1]:
                 home = Path(folder) / f"{recipe.name}-{number}"
@@ -173,6 +171,7 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.start_swap", description=__doc__)
     parser.add_argument("--before", type=Path, help="a checkout of what it is compared with")
+    parser.add_argument("--model", type=Path, default=HEARTH_TINY, help="and a copy of it")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=1024, help="length of the conversation")
     parser.add_argument("--json", type=Path, default=_REPORT)
@@ -180,7 +179,7 @@ def main() -> None:
     recipes = [find("hearth"), find(BASELINE)]
     if arguments.before is not None:
         recipes.insert(1, recipe_before(arguments.before.absolute()))
-    report = measure(recipes, arguments.rounds, arguments.tokens)
+    report = measure(recipes, arguments.model, arguments.rounds, arguments.tokens)
     for server in report.servers:
         print(server.name, msgspec.structs.asdict(server.medians), server.times_as_fast)
     arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")

@@ -135,7 +135,10 @@ def told(said: Answer, num_choices: int) -> list[Told]:
 
 
 async def answer_with_kills(generation: Generation, kills: Sequence[int]) -> tuple[Answer, int]:
-    """The answer, whose worker is killed whenever so many pieces of it have come; how often."""
+    """The answer, whose worker is killed whenever so many pieces of it have come; how often.
+
+    Where more had come by then, the next worker is given as many as planned all the same.
+    """
     due, chunks, killed = list(kills), list[Chunk](), set[int]()
     async with asyncio.timeout(PATIENCE_S):
         await generation.accepted()
@@ -146,7 +149,8 @@ async def answer_with_kills(generation: Generation, kills: Sequence[int]) -> tup
             is_due = due and num_pieces >= due[0] and not generation.is_finished
             if is_due and pid is not None and pid not in killed:
                 killed.add(pid)
-                due.pop(0)
+                late = num_pieces - due.pop(0)
+                due = [one + late for one in due]
                 os.kill(pid, signal.SIGKILL)
     return Answer(tuple(chunks)), len(killed)
 
@@ -188,7 +192,7 @@ async def test_a_stream_goes_on_in_another_worker_with_the_words_it_would_have_s
 async def test_it_goes_on_twice_and_not_a_third_time(home: Path):
     async with supervising(home, spare_worker=True) as supervisor:
         sampling = SamplingParams(temperature=1.0, seed=1)
-        asked = request("a", max_tokens=400, ignore_eos=True, sampling=sampling)
+        asked = request("a", max_tokens=1000, ignore_eos=True, sampling=sampling)
         assert await compare(supervisor, asked, [20, 120]) == 2
         await supervisor.restart("m").granted()
         asked = request("b", max_tokens=4000, ignore_eos=True)
