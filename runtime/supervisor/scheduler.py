@@ -102,6 +102,8 @@ class RequestScheduler:
         self._clock = clock
         self._queue: RequestQueue[QueuedRequest] = RequestQueue()
         self._quarantine = Quarantine()
+        self._made_way: ModelSpec | None = None
+        """What left last because another model needed its room: the first that may come back."""
         self.reconcile = OncePerEvent(self._reconcile)
         """Carries out everything that follows from how things stand."""
 
@@ -237,6 +239,8 @@ class RequestScheduler:
             actor.finish(call, keep_s, self._clock())
             if generation.usage is not None:
                 self._quarantine.acquit(call.digest)
+            if not actor.running:
+                self._foresee()
         self.reconcile()
 
     # What the effects report
@@ -252,6 +256,14 @@ class RequestScheduler:
         if actor.state == "ready" and before == "loading":
             actor.cohort = frozenset(call.request_id for call in self._queue.of(model))
         self.reconcile()
+
+    def _foresee(self) -> None:
+        """Two models often take turns: have the other one prepared before it is asked for, as soon
+        as nothing runs that would wait for a processor.
+        """
+        spec = self._made_way
+        if spec is not None and self.actor(spec.id).state == "cold":
+            self._effects.prepare_worker(spec)
 
     # What happens next
 
@@ -303,6 +315,7 @@ class RequestScheduler:
         for request_id in steps.grants:
             self._grant(request_id, now_s)
         for model in steps.unloads:
+            self._made_way = self.actors[model].spec
             self.actors[model].leave("another model needs its room", now_s)
         for model in steps.loads:
             asked = self._queue.of(model)[0].spec

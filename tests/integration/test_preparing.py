@@ -179,6 +179,16 @@ async def test_a_model_is_prepared_while_the_one_before_still_answers_and_loaded
         assert loaded(supervisor) == {"b"}
 
 
+async def test_a_model_that_made_room_is_prepared_before_anybody_asks_for_it_again(home: Path):
+    async with supervising(home, spare_worker=True, models=ENDLESS) as supervisor:
+        for model in ("a", "b"):
+            await answer(supervisor.submit(request("x", model=model)))
+        spare = await spare_beside(supervisor, "b")
+        assert loaded(supervisor) == {"b"}
+        assert (await answer(supervisor.submit(request("x", model="a")))).finished
+        assert worker_of(supervisor, "a").pid == spare
+
+
 async def test_a_wish_that_is_given_up_while_its_model_is_prepared_changes_nothing(home: Path):
     async with supervising(home, spare_worker=True, models=ENDLESS) as supervisor:
         running = endless(supervisor, "a")
