@@ -59,7 +59,7 @@ class CacheCursor:
     give_up_s: float = 0.0
     asked: dict[Run, CacheTier] = field(default_factory=dict["Run", "CacheTier"])
     waiting: set[Run] = field(default_factory=set["Run"])
-    pinned: list[Run] = field(default_factory=list["Run"])
+    pinned: dict[Run, None] = field(default_factory=dict["Run", None])
     use: CacheUse = field(default_factory=CacheUse)
 
     @property
@@ -119,5 +119,5 @@ class CacheCursor:
             give_up_s=0.0,
             asked={},
             waiting=set(),
-            pinned=[],
+            pinned={},
         )

@@ -9,7 +9,7 @@ for whoever computes it again. Runs hold complete blocks, and at their end a par
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -329,7 +329,7 @@ class PrefixTree:
         there: set[Run] = set()
         for number, block_hash in enumerate(block_hashes):
             runs = self._holding(block_hash)
-            there.update(run for run in runs if run.parent in there or not run.is_loose)
+            there.update(run for run in runs if _goes_on(run, there))
             if there.isdisjoint(runs):
                 return number
         return len(block_hashes)
@@ -463,8 +463,11 @@ def num_common(known: Sequence[int], known_start: int, token_ids: Sequence[int],
     limit = min(len(known) - known_start, len(token_ids) - start)
     if limit <= 0 or known[known_start] != token_ids[start]:
         return 0
-    low, high = 1, limit
-    # Comparing slices runs in C; halving finds the first difference.
+    # Comparing slices runs in C. Mostly all is the same; else halving finds the first difference.
+    a = array("I", known[known_start : known_start + limit])
+    if a == array("I", token_ids[start : start + limit]):
+        return limit
+    low, high = 1, limit - 1
     while low < high:
         middle = (low + high + 1) // 2
         a = array("I", known[known_start + low : known_start + middle])
@@ -550,6 +553,15 @@ def _top(run: Run) -> Run:
     while run.parent is not None:
         run = run.parent
     return run
+
+
+def _goes_on(run: Run, there: Container[Run]) -> bool:
+    """Whether it goes on from one of these, or has all tokens from the first on before it."""
+    while run.parent is not None:
+        run = run.parent
+        if run in there:
+            return True
+    return not run.start
 
 
 def _discard(index: dict[bytes, list[Run]], key: bytes, run: Run) -> None:

@@ -256,7 +256,7 @@ class Restorer:
 
     def _pin(self, cursor: CacheCursor, runs: Sequence[Run]) -> None:
         for run in (one for one in runs if one not in cursor.pinned):
-            cursor.pinned.append(run)
+            cursor.pinned[run] = None
             self._hot[run].num_readers += 1
 
     # Taking up

@@ -69,7 +69,8 @@ class RowExecutor:
     def share_memory(self, following: SequenceGroup | None = None) -> None:
         """The hot tier has what rows leave of the memory for both. `following` is computed next."""
         left_bytes = self._scheduler.left_bytes(self._decoder.sequences, following)
-        runs = following.cursor.pinned if following is not None and following.kv is None else ()
+        is_restored = following is not None and following.kv is None
+        runs = tuple(following.cursor.pinned) if is_restored else ()
         self._tiers.leave_beside_rows(left_bytes, runs)
 
     def refusal_of(self, group: SequenceGroup) -> RequestRejected | None:
