@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 from runtime.errors import MemoryTaken, NeedsTooMuchMemory, RequestRejected
+from runtime.kv.prefix_tree import Run
 from runtime.kv.tiers import Tiers
 from runtime.slot_events import HotBudget
 from runtime.types import ChatPrompt
@@ -69,8 +70,9 @@ class RowExecutor:
     def share_memory(self, following: SequenceGroup | None = None) -> None:
         """The hot tier has what rows leave of the memory for both. `following` is computed next."""
         left_bytes = self._scheduler.left_bytes(self._decoder.sequences, following)
-        is_restored = following is not None and following.kv is None
-        runs = tuple(following.cursor.pinned) if is_restored else ()
+        runs: tuple[Run, ...] = ()
+        if following is not None and following.kv is None:
+            runs = tuple(following.cursor.pinned)
         self._tiers.leave_beside_rows(left_bytes, runs)
 
     def refusal_of(self, group: SequenceGroup) -> RequestRejected | None:
