@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
 from store import pins, slot_rows, unpublished
 from store.cold import ColdStore
@@ -35,8 +35,8 @@ _CONVERSATIONS = 20
 """In one transaction, for the same reason."""
 
 
-def drop_chain(connection: Connection, leaf: str) -> tuple[SlotPlace, ...]:
-    """Delete a chain without a session id, whoever asked it, and what only it continues.
+def drop_chain(connection: Connection, leaf: str, name: str) -> tuple[SlotPlace, ...]:
+    """Delete a chain without a session id, asked by that name, and what only it continues.
 
     Stops at the first slot that the chain leaves well before its end: its end is another's. What
     was said without a session id after its last slot, since that was the last one, goes first.
@@ -54,19 +54,20 @@ def drop_chain(connection: Connection, leaf: str) -> tuple[SlotPlace, ...]:
             break
         number, leave = parent, start
     later = _later(connection, [slot for slot, _ in way[:1]])
-    for conversation in _nameless_of(connection, [slot for slot, _ in way[:1]]):
-        for slot, left_at in (*later, *way):
+    for conversation in _nameless_of(connection, [slot for slot, _ in way[:1]], name):
+        its = [one for one in later if _is_of(connection, conversation, one[0])]
+        for slot, left_at in (*its, *way):
             if not _leave(connection, conversation, slot, left_at):
                 break
     mine = [slot for slot, _ in (*later, *way)]
-    unpublished.drop_nameless(connection, [slot for slot, _ in way[:1]])
+    unpublished.drop_nameless(connection, [slot for slot, _ in way[:1]], name)
     return drop_unneeded(connection, mine[:-1] if is_branch else mine)
 
 
-def num_shared(connection: Connection, leaf: str) -> int:
-    """How many of the first tokens of a chain without a session id stay when it is deleted."""
+def num_shared(connection: Connection, leaf: str, name: str) -> int:
+    """How many of the first tokens stay when a chain is deleted, as by `drop_chain`."""
     number = slot_rows.slot_ids(connection, [leaf]).get(leaf)
-    mine = _nameless_of(connection, [number] if number is not None else [])
+    mine = _nameless_of(connection, [number] if number is not None else [], name)
     below, left_at = None, None
     while number is not None:
         columns = select(Slot.parent_id, Slot.start, Slot.end, Slot.is_pinned)
@@ -98,12 +99,20 @@ def _later(connection: Connection, slots: Sequence[int]) -> list[tuple[int, int]
     return [*_later(connection, [slot for slot, _ in found]), *found]
 
 
-def _nameless_of(connection: Connection, slots: Sequence[int]) -> list[int]:
-    """What was asked without a session id and has these slots, by the names that were asked."""
+def _nameless_of(connection: Connection, slots: Sequence[int], name: str) -> list[int]:
+    """What was asked by that name without a session id and has these slots."""
     member = ConversationSlot.conversation_id == Conversation.id
     found = select(Conversation.id).join(ConversationSlot, member)
-    found = found.where(Conversation.key == NAMELESS, ConversationSlot.slot_id.in_(slots))
+    found = found.join(Model, Model.id == Conversation.model_id)
+    is_asked = or_(Conversation.name == name, and_(Conversation.name == "", Model.label == name))
+    found = found.where(Conversation.key == NAMELESS, is_asked)
+    found = found.where(ConversationSlot.slot_id.in_(slots))
     return list(connection.execute(found.distinct()).scalars())
+
+
+def _is_of(connection: Connection, conversation: int, slot: int) -> bool:
+    mine = (ConversationSlot.slot_id == slot, ConversationSlot.conversation_id == conversation)
+    return connection.execute(select(ConversationSlot.reach).where(*mine)).first() is not None
 
 
 def _leave(connection: Connection, conversation: int, slot: int, left_at: int) -> bool:

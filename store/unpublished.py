@@ -99,13 +99,14 @@ def drop_key(connection: Connection, key: bytes, model: bytes | None = None) -> 
     return connection.execute(mine).rowcount
 
 
-def drop_nameless(connection: Connection, slots: Iterable[int]) -> None:
-    """Forget all without a session id of the models of these slots.
+def drop_nameless(connection: Connection, slots: Iterable[int], name: str) -> None:
+    """Forget all without a session id of the models of these slots, asked by that name.
 
     Hashes do not say which of it continued the chain that is deleted: none of it stays.
     """
     models = select(Slot.model_id).where(Slot.id.in_(list(slots)))
-    mine = (Unpublished.key == NAMELESS, Unpublished.model_id.in_(models))
+    is_asked = Unpublished.name.in_([name, ""])
+    mine = (Unpublished.key == NAMELESS, is_asked, Unpublished.model_id.in_(models))
     connection.execute(delete(Unpublished).where(*mine))
 
 

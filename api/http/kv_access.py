@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from runtime.cache.collection import GarbageCollection
-from runtime.cache.inventory import Inventory, ModelSelection, meant, named, total
+from runtime.cache.inventory import Inventory, ModelSelection, Named, meant, named, total
 from runtime.cache.inventory_views import CollectedView, RemovalView
 from runtime.cache.maintenance import StoreLimits
 from runtime.cache.service import KvStore
@@ -18,7 +18,6 @@ from runtime.prewarm.prewarm import Prewarm
 from runtime.progress import Watch
 from runtime.types import ModelSpec
 from store.keyed_names import Whom
-from store.listing import Entry
 
 T = TypeVar("T")
 
@@ -70,11 +69,13 @@ class KvAccess:
             StoreUnavailable: there is no store, or it fails.
         """
         self._prewarm.forget(session=name)
-        entry, whom = await self._named(name)
-        num_forgotten = await self.kv.publisher.forget(whom)
+        entries, whoms = await self._named(name)
+        num_forgotten = 0
+        for whom in whoms:
+            num_forgotten += await self.kv.publisher.forget(whom)
         try:
-            if entry is not None and not entry.is_named:
-                return await self.tend(lambda inventory: inventory.remove(entry))
+            if entries and not entries[0].is_named:
+                return await self.tend(lambda inventory: inventory.remove(entries))
             return await self.tend(lambda inventory: inventory.remove_conversation(name))
         except (UnknownConversation, StoreUnavailable) as error:
             is_all = isinstance(error, UnknownConversation) or not self._settings.kv_disk
@@ -82,11 +83,11 @@ class KvAccess:
                 return RemovalView(num_conversations=1, num_slots=0, is_cut=True)
             raise
 
-    async def _named(self, name: str) -> tuple[Entry | None, Whom]:
+    async def _named(self, name: str) -> Named:
         """As `inventory.named`; what the store does not know may be in a worker's memory."""
         with suppress(UnknownConversation, StoreUnavailable):
             return await self.tend(lambda inventory: named(inventory, name))
-        return None, Whom(session_id=name)
+        return Named([], [Whom(session_id=name)])
 
     async def remove_model(self, name: str) -> RemovalView:
         """Delete what was asked of a model by this name, or all of weights by their hash.

@@ -141,16 +141,22 @@ class Inventory:
         Raises:
             UnknownConversation: there is none, or the beginning fits several.
         """
+        return self.find_all(name)[0]
+
+    def find_all(self, name: str) -> list[Entry]:
+        """The same with all others of that id: a session with several models, what two names of a
+        model were asked alike. Raises as `find`.
+        """
         key = self.store.conversation_key(name).hex()
         known = self._entries()
         named = [entry for entry in known if entry.is_named and entry.id == key]
         if named:
-            return named[0]
+            return named
         prefix = name.lower()
         fitting = [e for e in known if len(prefix) >= MIN_PREFIX and e.id.startswith(prefix)]
         ids = {entry.id for entry in fitting}
         if len(ids) == 1:
-            return fitting[0]
+            return fitting
         if ids:
             shown = ", ".join(sorted(ids)[:5])
             message = (
@@ -216,7 +222,7 @@ class Inventory:
             UnknownConversation: as `find`; then what a deletion that was broken off left is gone.
         """
         try:
-            return self.remove(self.find(name))
+            return self.remove(self.find_all(name))
         except UnknownConversation:
             num_lost = _drop_lost(self.store, name)
             done = self._finished(num_lost, 0)
@@ -224,12 +230,18 @@ class Inventory:
                 return done
             raise
 
-    def remove(self, entry: Entry) -> RemovalView:
-        """The same of one that was found: what a chain went on with since then goes as well.
+    def remove(self, entries: Sequence[Entry]) -> RemovalView:
+        """The same of those of one id that were found: what a chain went on with since then goes
+        as well.
 
         Raises:
             UnknownConversation: a chain whose end has gone since then.
         """
+        chains = [one for one in entries if not one.is_named]
+        num_slots = sum(self._remove(one) for one in chains or entries[:1])
+        return self._finished(1, num_slots)
+
+    def _remove(self, entry: Entry) -> int:
         if not entry.is_named:
             leaf = self.store.redirects.of(entry.id, entry.num_tokens) or entry.id
             if not way_to(self.store, leaf):
@@ -248,8 +260,9 @@ class Inventory:
         if entry.is_named:
             dropping = Conversations(self.store.database).drop(bytes.fromhex(entry.id))
         else:
-            dropping = self.store.database.submit(lambda c: removal.drop_chain(c, entry.id))
-        return self._finished(1, self._unlink(dropping.result()))
+            whose = entry.id, entry.name
+            dropping = self.store.database.submit(lambda c: removal.drop_chain(c, *whose))
+        return self._unlink(dropping.result())
 
     def remove_name(self, name: str) -> RemovalView:
         """Delete everything that was asked of a model by this name, with all weights it had.
@@ -394,8 +407,8 @@ def _read_cold(store: OpenStore, place: SlotPlace, reserve: Reserve) -> int:
 class Named(NamedTuple):
     """What goes by a name, and who is meant by that."""
 
-    entry: Entry
-    whom: Whom
+    entries: list[Entry]
+    whoms: list[Whom]
 
 
 def named(inventory: Inventory, name: str) -> Named:
@@ -404,10 +417,12 @@ def named(inventory: Inventory, name: str) -> Named:
     Raises:
         UnknownConversation: as `Inventory.find`.
     """
-    entry = inventory.find(name)
-    if entry.is_named:
-        return Named(entry, Whom(session_id=name, key=bytes.fromhex(entry.id)))
-    return Named(entry, Whom(model=entry.name, chain=_chain_of(inventory.store, entry)))
+    entries = inventory.find_all(name)
+    if entries[0].is_named:
+        return Named(entries, [Whom(session_id=name, key=bytes.fromhex(entries[0].id))])
+    store = inventory.store
+    whoms = [Whom(model=entry.name, chain=_chain_of(store, entry)) for entry in entries]
+    return Named(entries, whoms)
 
 
 def _chain_of(store: OpenStore, entry: Entry) -> Chain:
@@ -419,7 +434,7 @@ def _chain_of(store: OpenStore, entry: Entry) -> Chain:
         asked = model_key(store.secret, entry.name)
         chain = Chain(
             chain.token_ids,
-            num_shared=store.database.read(lambda c: removal.num_shared(c, entry.id)),
+            num_shared=store.database.read(lambda c: removal.num_shared(c, entry.id, entry.name)),
             root=header.root,
             block_size=header.block_size,
             folders=turns.folders_of(store.root, entry.model, asked, tokens),

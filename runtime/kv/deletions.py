@@ -90,6 +90,9 @@ def _is_of_chain(chain: Chain, one: Recognised, secret: bytes) -> bool:
         return False
     own = array("I", chain.token_ids)
     num_same, num_own = num_common(own, 0, one.token_ids, 0), len(own) - chain.num_shared
+    goes_on = one.num_said > 0 and abs(one.num_said - len(own)) <= _STRAY_TOKENS
+    if goes_on and num_same >= len(own) - _STRAY_TOKENS:
+        return True
     if num_same <= chain.num_shared:
         return False
     if num_same >= len(own) - _num_stray(chain, len(own)):

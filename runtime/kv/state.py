@@ -172,7 +172,9 @@ class TierState:
         if held.kv is None:
             self.forget(run, reason)
         else:
-            self.shorten(run, held.reach(with_nameless=reason != "deleted"), reason)
+            going_on = (one.start for one in run.children if self.hot[one].askers)
+            end = held.reach(with_nameless=reason != "deleted")
+            self.shorten(run, max(end, *going_on, 0), reason)
 
     def shorten(self, run: Run, end: int, reason: MissReason) -> Run | None:
         """Keep in memory the whole blocks of a run up to a position, and forget the rest.

@@ -42,11 +42,21 @@ def home(tmp_path: Path) -> Path:
 class Talk:
     """A client that drops thoughts, as most do."""
 
-    def __init__(self, topic: str, session: str | None, messages: tuple[Message, ...] = ()) -> None:
+    def __init__(
+        self,
+        topic: str,
+        session: str | None,
+        messages: tuple[Message, ...] = (),
+        *,
+        model: str = "m",
+        tenant: str = "",
+        ttl_s: float | None = None,
+    ) -> None:
         self.topic, self.session, self.messages = topic, session, messages
+        self.model, self.tenant, self.ttl_s = model, tenant, ttl_s
 
-    def forked(self, session: str | None) -> Talk:
-        return Talk(self.topic, session, self.messages)
+    def forked(self, session: str | None, *, model: str = "m", ttl_s: float | None = None) -> Talk:
+        return Talk(self.topic, session, self.messages, model=model, ttl_s=ttl_s)
 
     def asked(self, question: str) -> ChatPrompt:
         user = Message(role="user", text=f"{self.topic} {question} {WORDS}")
@@ -68,8 +78,9 @@ class Home:
         return self.supervisor.submit(
             request(
                 prompt,
+                model=talk.model,
                 sampling=script(self.tokenizer.encode(words, add_special_tokens=False).ids),
-                cache=CacheParams(session_id=talk.session),
+                cache=CacheParams(session_id=talk.session, tenant=talk.tenant, ttl_s=talk.ttl_s),
             )
         )
 
@@ -79,6 +90,8 @@ class Home:
         assert said.reasoning == "let me see"
         talk.took(prompt, said.text)
         usage = said.finished.usage
+        if talk.ttl_s == 0:
+            return usage
         num_tokens = usage.num_prompt_tokens + usage.num_output_tokens - 1
         await until(
             lambda: any(one.num_durable >= num_tokens for one in self.kept()), "it is on disk"
@@ -89,9 +102,10 @@ class Home:
         return Inventory(self.kv.store).conversations() if self.kv.store is not None else []
 
     async def delete(self, name: str) -> None:
-        entry, whom = await self.kv.tend(lambda store, _: named(Inventory(store), name))
-        await self.kv.publisher.forget(whom)
-        await self.kv.tend(lambda store, on_gone: Inventory(store, on_gone).remove(entry))
+        entries, whoms = await self.kv.tend(lambda store, _: named(Inventory(store), name))
+        for whom in whoms:
+            await self.kv.publisher.forget(whom)
+        await self.kv.tend(lambda store, on_gone: Inventory(store, on_gone).remove(entries))
 
     @contextmanager
     def worker_held(self) -> Generator[None]:

@@ -106,7 +106,7 @@ def test_with_a_chain_that_has_no_name_goes_all_that_has_none(tmp_path: Path):
     with opened(tmp_path) as database:
         SlotIndex(database).insert([row(1)]).result()
         note(database, noted(2, NAMELESS), noted(3))
-        database.submit(lambda c: drop_chain(c, slot_id(1))).result()
+        database.submit(lambda c: drop_chain(c, slot_id(1), "m")).result()
         assert lost(database) == hashes(3)
 
 

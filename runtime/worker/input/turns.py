@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -448,14 +448,17 @@ class TurnStore:
         """Turns that only this chain without a session id is made of leave memory, from the end;
         whose a summary is cannot be told there, so all of those do.
         """
+        scopes: dict[TurnScope, dict[bytes, Turn]] = {}
         with self._lock:
-            held = [(scope, one.turn) for one in self._memory.held.values() for scope in one.owners]
-        for scope in {scope for scope, _ in held if scope.asker == Asker(model)}:
-            turns = {turn.id: turn for owner, turn in held if owner == scope}
+            for turn_id, one in self._memory.held.items():
+                for scope in one.owners:
+                    if scope.asker == Asker(model):
+                        scopes.setdefault(scope, {})[turn_id] = one.turn
+        for scope, turns in scopes.items():
+            going_on = Counter(one.parent for one in turns.values())
             for turn in sorted(turns.values(), key=lambda one: one.end, reverse=True):
-                is_last = all(one.parent != turn.id for one in turns.values())
-                if is_last and (turn.summary or self._is_made_of(turn, chain)):
-                    del turns[turn.id]
+                if not going_on[turn.id] and (turn.summary or self._is_made_of(turn, chain)):
+                    going_on[turn.parent] -= 1
                     with self._lock:
                         self._memory.drop_owner(turn.id, scope)
 
