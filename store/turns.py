@@ -4,7 +4,7 @@
 name by which the model was asked, KEY for the conversation up to the turn and TURN for this one of
 its answers. What was asked with tools is `KEY-TURN-BARE.turn`, where BARE stands for the same
 conversation whatever its tools are. A conversation without a session id has a folder that begins
-with `u-`.
+with `u-`, and then with what stands for its tenant if that has a name.
 
 A file belongs to its content. Every conversation that a turn is part of has a hard link to it in
 its own folder, so the file system counts who needs it, also where a process is killed.
@@ -31,6 +31,8 @@ TURNS = "turns"
 SUFFIX = ".turn"
 UNNAMED = "u-"
 _CHECK_BYTES = 16
+_NAME_CHARACTERS = 32
+_TENANT_CHARACTERS = 16
 _TOKEN_BYTES = 4
 
 
@@ -130,9 +132,16 @@ class Folders(NamedTuple):
 EVERYBODYS = Folders()
 
 
-def unnamed_folder(secret: bytes, beginning: bytes) -> str:
-    """What stands for a conversation without a session id, by what names its beginning."""
-    return UNNAMED + keyed_hash(secret, "unnamed", beginning).hex()
+def unnamed_folder(secret: bytes, beginning: bytes, tenant: bytes = b"") -> str:
+    """What stands for a conversation without a session id, by what names its beginning.
+
+    A `tenant` is told by where its hashes begin, the one without a name by nothing.
+    """
+    return UNNAMED + _tag(tenant) + keyed_hash(secret, "unnamed", beginning).hex()
+
+
+def _tag(tenant: bytes) -> str:
+    return tenant.hex()[:_TENANT_CHARACTERS]
 
 
 def folder_name(conversation: str, name: str) -> str:
@@ -172,12 +181,16 @@ class TurnTokens(NamedTuple):
     is_whole: bool = True
 
 
-def drop_chain(root: Path, model: bytes, name: str, chain: TurnTokens) -> None:
+def drop_chain(
+    root: Path, model: bytes, name: str, chain: TurnTokens, tenant: bytes | None = None
+) -> None:
     """Remove the turns that only this chain without a session id is made of, asked by a name.
+
+    Those of a `tenant`, as `unnamed_folder` has it, or of any.
 
     A turn that something else goes on from stays, with all before it. Raises StoreFailed.
     """
-    for path, turns in _unnamed(root, model, name):
+    for path, turns in _unnamed(root, model, name, tenant):
         mine = _on_way(turns, chain)
         with reported(path):
             for file in sorted(mine, key=lambda one: turns[one].end, reverse=True):
@@ -190,9 +203,12 @@ def drop_chain(root: Path, model: bytes, name: str, chain: TurnTokens) -> None:
             path.rmdir()
 
 
-def folders_of(root: Path, model: bytes, name: str, chain: TurnTokens) -> tuple[str, ...]:
-    """The folders with turns that a chain without a session id is made of, asked by a name."""
-    return tuple(path.name for path, turns in _unnamed(root, model, name) if _on_way(turns, chain))
+def folders_of(
+    root: Path, model: bytes, name: str, chain: TurnTokens, tenant: bytes
+) -> tuple[str, ...]:
+    """The folders with turns that a chain without a session id is made of, as by `drop_chain`."""
+    unnamed = _unnamed(root, model, name, tenant)
+    return tuple(path.name for path, turns in unnamed if _on_way(turns, chain))
 
 
 def branch(root: Path, model: bytes, source: str, copy: str, chain: TurnTokens, end: int) -> None:
@@ -227,10 +243,14 @@ def link(source: Path, target: Path) -> None:
         shutil.copy(source, target, follow_symlinks=False)
 
 
-def _unnamed(root: Path, model: bytes, name: str) -> Iterator[tuple[Path, dict[Path, Turn]]]:
-    """The folders of what was asked by a name without a session id, with their turns."""
+def _unnamed(
+    root: Path, model: bytes, name: str, tenant: bytes | None
+) -> Iterator[tuple[Path, dict[Path, Turn]]]:
+    """The folders of what a tenant asked by a name without a session id, with their turns."""
     for path in turns_root(root, model).glob(f"{UNNAMED}*"):
-        if path.name in Folders(name=name):
+        conversation, _, _ = path.name.partition(".")
+        tag = conversation.removeprefix(UNNAMED)[:-_NAME_CHARACTERS]
+        if path.name in Folders(name=name) and (tenant is None or tag == _tag(tenant)):
             yield path, _turns_in(path)
 
 

@@ -255,7 +255,10 @@ class Inventory:
             turns.drop_folders(self.store.root, Folders(conversation=entry.id))
         else:
             asked = model_key(self.store.secret, entry.name)
-            turns.drop_chain(self.store.root, entry.model, asked, chain)
+            tenant: bytes | None = None
+            with suppress(StoreError):
+                tenant = read_header(slot_path(self.store.root, entry.id)).root
+            turns.drop_chain(self.store.root, entry.model, asked, chain, tenant)
         prefixes.remove_session(self.store.root, entry.id if entry.is_named else "")
         if entry.is_named:
             dropping = Conversations(self.store.database).drop(bytes.fromhex(entry.id))
@@ -437,7 +440,7 @@ def _chain_of(store: OpenStore, entry: Entry) -> Chain:
             num_shared=store.database.read(lambda c: removal.num_shared(c, entry.id, entry.name)),
             root=header.root,
             block_size=header.block_size,
-            folders=turns.folders_of(store.root, entry.model, asked, tokens),
+            folders=turns.folders_of(store.root, entry.model, asked, tokens, header.root),
         )
     return chain
 

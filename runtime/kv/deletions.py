@@ -100,7 +100,7 @@ def _is_of_chain(chain: Chain, one: Recognised, secret: bytes) -> bool:
     if one.num_said > num_same + 1:
         return False
     if one.beginning and chain.folders:
-        folder = unnamed_folder(secret, one.beginning)
+        folder = unnamed_folder(secret, one.beginning, chain.root)
         return any(name in Folders(conversation=folder) for name in chain.folders)
     is_within = num_same >= len(one.token_ids) - 1
     return is_within or num_same - chain.num_shared >= min(chain.block_size, num_own // 2)

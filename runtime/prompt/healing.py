@@ -59,10 +59,13 @@ class KnownPrefix(NamedTuple):
 
 
 class TurnScope(NamedTuple):
-    """What its turns are kept by: who asks, and without a session's id how it began."""
+    """What its turns are kept by: who asks, and without a session's id how it began, and whose
+    it is.
+    """
 
     asker: Asker
     beginning: bytes = b""
+    tenant: str = ""
 
 
 class Cut(NamedTuple):

@@ -280,7 +280,8 @@ class Worker:
                 case Attach(model_hash=model_hash, secret=secret):
                     self._seal.know(secret)
                     if self._root is not None:
-                        self._turns.attach(turns_root(self._root, model_hash), secret)
+                        tenant_root = HashChain(secret, model_hash).root_of
+                        self._turns.attach(turns_root(self._root, model_hash), secret, tenant_root)
                     self._inbox.put(command)
                 case Submit():
                     self._put(command.request)

@@ -140,3 +140,28 @@ async def test_who_is_in_memory_only_keeps_what_it_began_with(
         (mine,) = here.kept()
         await here.delete(name or mine.id)
         check_reused(first, await here.say(other))
+
+
+async def test_what_another_tenant_was_told_alike_stays_its(home: Path):
+    async with at_home(home) as here:
+        one, other = (Talk("stone", None, tenant=name) for name in ("a", ""))
+        for talk in (one, other):
+            await here.say(talk)
+            last = await here.say(talk)
+        await until(lambda: here.turns == 4 and len(here.kept()) == 2, "turns of both")
+        mine = min(here.kept(), key=lambda view: view.last_used_s)
+        await here.delete(mine.id)
+        assert here.turns == 2
+        check_reused(last, await here.say(other))
+
+
+async def test_what_another_tenant_says_meanwhile_is_kept(home: Path):
+    async with at_home(home) as here:
+        one, other = (Talk("qvslow", None, tenant=name) for name in ("a", "b"))
+        for talk in (one, other):
+            await here.say(talk)
+        await until(lambda: here.turns == 2 and len(here.kept()) == 2, "turns of both")
+        mine = min(here.kept(), key=lambda view: view.last_used_s)
+        usage = await deleted_while_read(here, mine.id, other)
+        assert usage.cache.reason != "deleted"
+        await until(lambda: here.turns == 2, "two of the one that stays")

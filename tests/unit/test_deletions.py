@@ -76,7 +76,7 @@ def test_who_shares_no_more_than_what_others_have_is_not_meant():
 
 
 def test_who_began_otherwise_or_goes_on_from_another_turn_is_not_meant():
-    folder = unnamed_folder(SECRET, b"began")
+    folder = unnamed_folder(SECRET, b"began", b"r")
     of = chain(num_shared=0, folders=(f"{folder}.name",))
     sibling = [*SYSTEM, *range(300, 400)]
     assert means_chain(sibling, of), "nothing else is known of it"

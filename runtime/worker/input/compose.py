@@ -104,6 +104,7 @@ class PromptInput(NamedTuple):
     beginning: Beginning | None = None
     begun_link: bytes = b""
     media: Mapping[bytes, Medium] = {}
+    tenant: str = ""
 
     def pictures(self, messages: Sequence[Message]) -> list[Medium]:
         """Those of some messages, in their order."""
@@ -279,7 +280,8 @@ class Composer:
         asker = Asker(request.model, request.cache.session_id)
         sent, parts = prompt.messages, rewritten.parts
         asked = PromptInput(arranged, sent, parts, links, bare, changes, asker, beginning)
-        return asked._replace(begun_link=_begun_link(links, beginning))
+        begun_link = _begun_link(links, beginning)
+        return asked._replace(begun_link=begun_link, tenant=request.cache.tenant)
 
     def _steps(self, request: GenerateRequest, prompt: ChatPrompt) -> list[RewriteStep]:
         """All that is done to a request's messages before they are rendered."""
@@ -456,7 +458,7 @@ def _scope(asked: PromptInput) -> TurnScope:
         return TurnScope(asked.asker)
     roles = [message.role for message in asked.prompt.messages]
     first = roles.index("assistant") if "assistant" in roles else len(roles)
-    return TurnScope(asked.asker, asked.links[max(first - 1, 0)])
+    return TurnScope(asked.asker, asked.links[max(first - 1, 0)], asked.tenant)
 
 
 def _begun_link(links: Sequence[bytes], beginning: Beginning | None) -> bytes:

@@ -154,7 +154,7 @@ class _Overlong:
         key = summed_up(cache.tenant, self.prompt.messages[:first])
         is_named = cache.session_id is not None
         asker = Asker(self.request.model, cache.session_id)
-        scope = TurnScope(asker, b"" if is_named else key)
+        scope = TurnScope(asker) if is_named else TurnScope(asker, key, cache.tenant)
         text = next((one.text for one in self.request.summaries if one.first == first), None)
         if text is not None:
             ids = self.composer.template.encode(text).token_ids

@@ -12,7 +12,7 @@ import queue
 import threading
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from runtime.prompt.kept_tools import unpacked
 from runtime.worker.input.template import Template
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
 from store.errors import OverCap
-from store.keyed_names import Asker, Whom, conversation_key, model_key
+from store.keyed_names import Asker, Chain, Whom, conversation_key, model_key
 from store.turns import (
     Folders,
     Named,
@@ -296,6 +296,12 @@ class TurnReader:
         return turn
 
 
+def _no_root(tenant: str) -> bytes:
+    """Nobody has a name."""
+    del tenant
+    return b""
+
+
 class TurnWithTools(NamedTuple):
     """A turn, and the tools that it was asked with, packed."""
 
@@ -321,6 +327,7 @@ class TurnStore:
         self._room = room
         self._root: Path | None = None
         self._secret = b""
+        self._tenant_root: Callable[[str], bytes] = _no_root
         self._max_disk_bytes = max_disk_bytes
         self._lock = threading.Lock()
         self._memory = TurnMemory(max_memory_bytes)
@@ -330,15 +337,18 @@ class TurnStore:
         self._placing = threading.Lock()
         """Held from where it is known that a turn is wanted until its file is there."""
 
-    def attach(self, root: Path, secret: bytes) -> None:
+    def attach(
+        self, root: Path, secret: bytes, tenant_root: Callable[[str], bytes] = _no_root
+    ) -> None:
         """From now on turns are kept at `root` as well, those that came before among them.
 
-        Names there are keyed with the store's `secret`.
+        Names there are keyed with the store's `secret`, and tenants told by where their hashes
+        begin.
         """
         with self._lock:
             if (root, secret) == (self._root, self._secret):
                 return
-            self._root, self._secret = root, secret
+            self._root, self._secret, self._tenant_root = root, secret, tenant_root
             self._files.clear()
             self._reader.clear()
             self._files.learn(root)
@@ -407,6 +417,8 @@ class TurnStore:
         """These turns are part of a conversation, unless that was deleted since, as by `put`."""
         with self._lock:
             folder = self._folder(scope)
+            if recognised is not None and self._root is not None:
+                recognised = recognised._replace(root=self._tenant_root(scope.tenant))
             if recognised is not None and self.deletions.mean(recognised):
                 return
             new = [
@@ -427,7 +439,7 @@ class TurnStore:
         `secret` is the store's, also before it was attached. Files of a chain the server removes.
         """
         if whom.chain is not None:
-            self._forget_chain(array("I", whom.chain.token_ids), whom.model or "")
+            self._forget_chain(whom.chain, whom.model or "")
             with self._placing:  # nothing of it is being written any more
                 self._reader.clear()
                 return
@@ -444,20 +456,23 @@ class TurnStore:
                 _remove(path)
         self._reader.clear()
 
-    def _forget_chain(self, chain: array[int], model: str) -> None:
+    def _forget_chain(self, chain: Chain, model: str) -> None:
         """Turns that only this chain without a session id is made of leave memory, from the end;
         whose a summary is cannot be told there, so all of those do.
         """
         scopes: dict[TurnScope, dict[bytes, Turn]] = {}
+        token_ids = array("I", chain.token_ids)
         with self._lock:
+            is_known = self._root is not None
             for turn_id, one in self._memory.held.items():
                 for scope in one.owners:
-                    if scope.asker == Asker(model):
+                    is_its = not is_known or self._tenant_root(scope.tenant) == chain.root
+                    if is_its and scope.asker == Asker(model):
                         scopes.setdefault(scope, {})[turn_id] = one.turn
         for scope, turns in scopes.items():
             going_on = Counter(one.parent for one in turns.values())
             for turn in sorted(turns.values(), key=lambda one: one.end, reverse=True):
-                if not going_on[turn.id] and (turn.summary or self._is_made_of(turn, chain)):
+                if not going_on[turn.id] and (turn.summary or self._is_made_of(turn, token_ids)):
                     going_on[turn.parent] -= 1
                     with self._lock:
                         self._memory.drop_owner(turn.id, scope)
@@ -544,7 +559,8 @@ class TurnStore:
         if asker.session_id is not None:
             conversation = conversation_key(self._secret, asker.session_id).hex()
         else:
-            conversation = unnamed_folder(self._secret, scope.beginning)
+            tenant = self._tenant_root(scope.tenant)
+            conversation = unnamed_folder(self._secret, scope.beginning, tenant)
         name = model_key(self._secret, asker.model) if asker.model else ""
         return folder_name(conversation, name)
 
@@ -662,7 +678,7 @@ class PendingTurn:
 
     @property
     def _recognised(self) -> Recognised:
-        (asker, beginning), num_said = self.lineage.scope, self.lineage.start
+        (asker, beginning, _), num_said = self.lineage.scope, self.lineage.start
         return Recognised(asker, self.came_after, self.prompt_ids, beginning, num_said)
 
     def end(self, output_ids: Sequence[int], cut: Cut | None = None) -> None:
