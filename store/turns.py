@@ -246,11 +246,14 @@ def link(source: Path, target: Path) -> None:
 def _unnamed(
     root: Path, model: bytes, name: str, tenant: bytes | None
 ) -> Iterator[tuple[Path, dict[Path, Turn]]]:
-    """The folders of what a tenant asked by a name without a session id, with their turns."""
+    """The folders of what a tenant asked by a name without a session id, with their turns.
+
+    Those that name no tenant are among them: they may be from before tenants were named there.
+    """
     for path in turns_root(root, model).glob(f"{UNNAMED}*"):
         conversation, _, _ = path.name.partition(".")
         tag = conversation.removeprefix(UNNAMED)[:-_NAME_CHARACTERS]
-        if path.name in Folders(name=name) and (tenant is None or tag == _tag(tenant)):
+        if path.name in Folders(name=name) and (tenant is None or tag in ("", _tag(tenant))):
             yield path, _turns_in(path)
 
 

@@ -144,7 +144,7 @@ async def test_who_is_in_memory_only_keeps_what_it_began_with(
 
 async def test_what_another_tenant_was_told_alike_stays_its(home: Path):
     async with at_home(home) as here:
-        one, other = (Talk("stone", None, tenant=name) for name in ("a", ""))
+        one, other = (Talk("stone", None, tenant=name) for name in ("a", "b"))
         for talk in (one, other):
             await here.say(talk)
             last = await here.say(talk)
