@@ -36,7 +36,10 @@ class Recognised(NamedTuple):
 
 
 class Deletions:
-    """Those that something in flight may have come before. One thread adds, any may ask."""
+    """Those that something in flight may have come before.
+
+    One thread adds, the one that hears what the worker is told; any may ask.
+    """
 
     def __init__(self) -> None:
         self._kept: tuple[Forget, ...] = ()
@@ -56,9 +59,10 @@ class Deletions:
 
         What came before all that is known here is taken for deleted.
         """
+        kept = self._kept  # before the floor, which rises before anything leaves
         if one.came_after < self._floor:
             return True
-        return any(concerns(news, one) for news in self._kept if one.came_after < news.number)
+        return any(concerns(news, one) for news in kept if one.came_after < news.number)
 
 
 def concerns(news: Forget, one: Recognised) -> bool:
