@@ -113,13 +113,14 @@ class Publisher:
             for channel, one in self._staged
             if may_be_of(channel, models) and whom.means(one.asker, secret)
         ]
-        self._staged = [one for one in self._staged if one not in meant]
-        for channel, staged in meant:
-            self._turn_away(channel, staged)
+        self._turn_away_staged({one.header.id for _, one in meant})
         # Whose tokens these are is not known here: what was staged of a chain goes with its rows.
         other = {one.header.id for _, one in self._staged if whom.may_mean(one.asker, secret)}
-        while self._running is not None and other & {one.header.id for _, one in self._staged}:
-            await asyncio.wait([self._group or self._running])
+        while (running := self._running) is not None and not running.done():
+            if not other & {one.header.id for _, one in self._staged}:
+                break
+            await asyncio.wait([self._group or running])
+        self._turn_away_staged(other)  # what publishing broke off left would get its rows later
         under_way = [*self._under_way, *([self._group] if self._group is not None else [])]
         if under_way:
             await asyncio.wait(under_way)
@@ -155,6 +156,15 @@ class Publisher:
             channels[slot_id].tell(SlotsGone((slot_id,), "evicted"))
         if outcome.error is not None:
             self._life.fail(outcome.error.reason, str(outcome.error))
+
+    def _turn_away_staged(self, ids: Collection[str]) -> None:
+        """Of those that are still to be published."""
+        staged, self._staged = self._staged, []
+        for channel, one in staged:
+            if one.header.id in ids:
+                self._turn_away(channel, one)
+            else:
+                self._staged.append((channel, one))
 
     def _turn_away(self, channel: KvChannel, staged: SlotStaged) -> None:
         """What it belongs to was deleted while it was written."""

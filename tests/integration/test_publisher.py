@@ -27,6 +27,7 @@ from runtime.slot_events import (
 from runtime.types import ModelSpec
 from store import slots
 from store.keyed_names import Asker, Chain, Whom
+from tests.asking import PATIENCE_S
 from tests.slot_samples import sample, slot_id
 from tests.waiting import until
 
@@ -42,12 +43,18 @@ class Desk(KvStore):
         spec = ModelSpec(id="m", path="m", context=1, model_type="m", nbytes=1, created_s=0)
         self.worker = KvChannel(self, spec)
         self.worker.names = Attach(model_hash=b"m", secret=b"")
+        self.unnamed = KvChannel(self, spec)
+        """One more, whose model nobody knows yet; it is opened where it is wanted."""
         self.workers = {self.worker}
         self.publisher = Publisher(self.life, self.workers, lambda: None)
         self.worker.open(self.told.append)
 
     def join(self, channel: KvChannel) -> None:
         """Nothing is on disk yet."""
+
+    @property
+    def forgets(self) -> list[Forget]:
+        return [one for one in self.told if isinstance(one, Forget)]
 
     def leave(self, channel: KvChannel) -> None:
         self.workers.discard(channel)
@@ -62,6 +69,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     one = Desk(tmp_path)
     one.life.start()
     await one.life.settled.wait()
+    await one.worker.told()
     yield one
     await one.life.close()
 
@@ -139,3 +147,28 @@ async def test_what_a_worker_left_behind_is_deleted_as_well(desk: Desk):
     await asyncio.gather(deleting, other)
     assert not staged.path.exists()
     assert [place.id for place in store.index.places()] == [slot_id(2)]
+
+
+async def test_publishing_that_broke_off_leaves_nothing_of_a_chain_and_nobody_waiting(desk: Desk):
+    def fail() -> None:
+        raise RuntimeError("the first group was one too many")
+
+    desk.publisher = Publisher(desk.life, desk.workers, fail)
+    store = desk.life.store
+    assert store is not None
+    header, token_ids, tensors = sample(1)
+    staged = slots.stage(store.root, header, token_ids, tensors)
+    busy = threading.Event()
+    other = asyncio.create_task(desk.life.attempt(lambda _: busy.wait()))
+    await turns_of_the_loop()
+    desk.worker.on_event(staged_by_another(store.root))
+    await turns_of_the_loop()
+    desk.worker.on_event(SlotStaged(header, str(staged.path), staged.num_bytes, Asker("m")))
+    deleting = asyncio.create_task(desk.publisher.forget(Whom(model="m", chain=Chain(b""))))
+    await until(lambda: desk.forgets, "the worker is told to forget")
+    desk.worker.on_event(Forgotten(number=desk.forgets[0].number, num_forgotten=0))
+    await turns_of_the_loop()
+    busy.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(deleting, other)
+    assert not staged.path.exists()
