@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from runtime.cache.collection import GarbageCollection
 from runtime.cache.inventory import Inventory, ModelSelection, meant, named, total
 from runtime.cache.inventory_views import CollectedView, RemovalView
@@ -66,21 +68,23 @@ class KvAccess:
         """Delete a conversation everywhere: on disk, in the workers' memory, in what was learned.
 
         Raises:
-            UnknownConversation: nothing goes by that name.
+            UnknownConversation: nothing goes by that name, and every worker has looked.
             StoreUnavailable: there is no store, or it fails.
         """
         self._prewarm.forget(session=name)
         entry, whom = await self._named(name)
-        num_forgotten = await self.kv.publisher.forget(whom)
+        told = await self.kv.publisher.forget(whom)
         try:
             if entry is not None and not entry.is_named:
-                return await self.tend(lambda inventory: inventory.remove(entry))
-            return await self.tend(lambda inventory: inventory.remove_conversation(name))
+                view = await self.tend(lambda inventory: inventory.remove(entry))
+            else:
+                view = await self.tend(lambda inventory: inventory.remove_conversation(name))
         except (UnknownConversation, StoreUnavailable) as error:
             is_all = isinstance(error, UnknownConversation) or not self._settings.kv_disk
-            if num_forgotten and is_all:
-                return RemovalView(num_conversations=1, num_slots=0, is_cut=True)
-            raise
+            if not is_all or not (told.num_forgotten or told.is_pending):
+                raise
+            view = RemovalView(int(told.num_forgotten > 0), num_slots=0, is_cut=True)
+        return replace(view, is_pending=told.is_pending)
 
     async def _named(self, name: str) -> tuple[Entry | None, Whom]:
         """As `inventory.named`; what the store does not know may be in a worker's memory."""
@@ -101,8 +105,9 @@ class KvAccess:
         self._prewarm.forget(models=tuple(names))
         views: list[RemovalView] = []
         for one in sorted(names):
-            await self.kv.publisher.forget(Whom(model=one))
-            views.append(await self.tend(lambda inventory, one=one: inventory.remove_name(one)))
+            told = await self.kv.publisher.forget(Whom(model=one))
+            view = await self.tend(lambda inventory, one=one: inventory.remove_name(one))
+            views.append(replace(view, is_pending=told.is_pending))
         return total(views)
 
     async def meant(self, name: str) -> ModelSelection:
@@ -118,13 +123,15 @@ class KvAccess:
     async def remove_all(self) -> RemovalView:
         """Delete everything there is. Raises StoreUnavailable."""
         self._prewarm.forget(models=None)
-        await self.kv.publisher.forget(Whom())
-        return await self.tend(lambda inventory: inventory.remove_all())
+        told = await self.kv.publisher.forget(Whom())
+        view = await self.tend(lambda inventory: inventory.remove_all())
+        return replace(view, is_pending=told.is_pending)
 
     async def _remove_weights(self, models: Collection[bytes]) -> RemovalView:
         self._prewarm.forget(models=None)
-        await self.kv.publisher.forget(Whom(), models)
-        return await self.tend(lambda inventory: inventory.remove_models(models))
+        told = await self.kv.publisher.forget(Whom(), models)
+        view = await self.tend(lambda inventory: inventory.remove_models(models))
+        return replace(view, is_pending=told.is_pending)
 
     async def identify(self, spec: ModelSpec) -> bytes:
         """The model hash of a model as it is now.

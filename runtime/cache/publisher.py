@@ -39,6 +39,13 @@ class WrittenGroup(NamedTuple):
     end_ns: int
 
 
+class ForgetOutcome(NamedTuple):
+    """How many pieces of memory were forgotten; `is_pending` where a worker has yet to do it."""
+
+    num_forgotten: int
+    is_pending: bool
+
+
 class Publisher:
     """`on_published` is called after each group. It belongs to the event loop."""
 
@@ -96,22 +103,20 @@ class Publisher:
             with suppress(StoreError):
                 await asyncio.wrap_future(noting)
 
-    async def forget(self, whom: Whom, models: Models = None) -> int:
-        """Have forgotten what of a conversation is not published; how many pieces of memory.
+    async def forget(self, whom: Whom, models: Models = None) -> ForgetOutcome:
+        """Have forgotten what of a conversation is not published.
 
         Only with these models, if any are named. Afterwards the index has all that is on disk of
         it, and nothing more comes but what is said of it from now on.
         """
         secret = self._life.secret
         news = self.deletions.record(whom, secret, models)
-        channels = [one for one in self._channels if may_be_of(one, models)]
-        told = await asyncio.gather(*(one.forget(news) for one in channels))
-        num_forgotten = sum(told)
+        told = await asyncio.gather(*(one.forget(news, models) for one in list(self._channels)))
         # Also of workers that have left.
         meant = [
             (channel, one)
             for channel, one in self._staged
-            if may_be_of(channel, models) and whom.means(one.asker, secret)
+            if (models is None or channel.model_hash in models) and whom.means(one.asker, secret)
         ]
         self._turn_away_staged({one.header.id for _, one in meant})
         # Whose tokens these are is not known here: what was staged of a chain goes with its rows.
@@ -124,7 +129,7 @@ class Publisher:
         under_way = [*self._under_way, *([self._group] if self._group is not None else [])]
         if under_way:
             await asyncio.wait(under_way)
-        return num_forgotten
+        return ForgetOutcome(sum(filter(None, told)), is_pending=None in told)
 
     async def _publish(self) -> None:
         """One group after the other, for as long as something waits."""
@@ -193,8 +198,3 @@ def _published(store: OpenStore, group: Sequence[SlotStaged]) -> Published:
 def _discarded(store: OpenStore, staged: SlotStaged) -> None:
     store.discard(staged)
     store.disk.release(staged.header.id)
-
-
-def may_be_of(channel: KvChannel, models: Models) -> bool:
-    """One that has no name yet may be of any model."""
-    return models is None or not channel.has_disk or channel.model_hash in models

@@ -140,8 +140,9 @@ def test_a_worker_that_comes_late_knows_what_the_others_were_told():
         received.append(log.receive())
         if number == 5:
             del received[:3]
-    for news in log.known(lambda models: models is None):
-        late.add(news)
+    for news, models in log.known():
+        if models is None:
+            late.add(news)
     for one in received:
         for number in range(0, 20, 2):
             known = Recognised(Asker("m", str(number)), one.number)
