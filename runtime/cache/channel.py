@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from runtime.cache.deletion_log import Models
+from runtime.kv.deletions import may_go_through
 from runtime.models.identified import look
 from runtime.models.identity import ModelFiles
 from runtime.slot_events import (
@@ -27,7 +28,7 @@ from runtime.slot_events import (
 from runtime.types import ModelSpec
 from runtime.wire import Heartbeat, KvCounts, KvOptions
 from store.keyed_names import Asker, Whom
-from store.types import RunFigures
+from store.types import RunFigures, SlotHeader
 
 MAX_SLOTS = 2000
 """Slots in one frame: a worker must not be kept from its requests for long."""
@@ -315,16 +316,21 @@ class KvChannel:
         for news, models in waiting:
             self._delete(news, models)
 
-    def is_forgotten(self, asker: Asker) -> bool:
+    def is_forgotten(self, asker: Asker, header: SlotHeader | None = None) -> bool:
         """Whether the worker was told to forget what was asked so and has yet to do it.
 
-        Who deletes a chain waits for what comes of it, until that takes too long.
+        Who deletes a chain waits for what comes of it, until that takes too long. From then on
+        what has no session id is taken for the chain's unless its `header` says otherwise.
         """
         if self._further is not None:
             return True
         return any(
             one.whom.means(asker, one.secret)
-            or (one.whom.may_mean(asker, one.secret) and (Forget, one.number) not in self._asked)
+            or (
+                (Forget, one.number) not in self._asked
+                and one.whom.may_mean(asker, one.secret)
+                and (header is None or may_go_through(one, header))
+            )
             for one in self._forgetting.values()
         )
 

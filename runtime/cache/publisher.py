@@ -73,7 +73,7 @@ class Publisher:
 
     def take(self, channel: KvChannel, staged: SlotStaged) -> None:
         """A worker staged a slot: it is published soon, unless its conversation was deleted."""
-        if channel.is_forgotten(staged.asker):
+        if channel.is_forgotten(staged.asker, staged.header):
             self._turn_away(channel, staged)
             return
         self._staged.append((channel, staged))
