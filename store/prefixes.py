@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE, reported
+from store.temp_names import PART, TEMPORARY, temp_name
 
 PREFIXES = "prefixes"
-_TEMPORARY = ".tmp-"
 
 
 class StoredPrefix(msgspec.Struct, frozen=True):
@@ -83,17 +83,22 @@ def remove_model(root: Path, model: bytes | None) -> None:
 def _write(path: Path, prefix: StoredPrefix) -> None:
     for directory in (path.parent.parent, path.parent):
         directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}")
+    temporary = path.with_name(temp_name(path.name, PART))
     flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
-        file.write(msgspec.msgpack.encode(prefix))
-    temporary.rename(path)
+    try:
+        with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
+            file.write(msgspec.msgpack.encode(prefix))
+        temporary.rename(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def _each(folder: Path) -> Iterator[tuple[Path, StoredPrefix]]:
     for path in sorted(folder.glob("*")):
         with suppress(msgspec.MsgspecError, FileNotFoundError):
-            if path.name.startswith(_TEMPORARY):
+            if path.name.startswith(TEMPORARY):
                 continue
             yield path, msgspec.msgpack.decode(path.read_bytes(), type=StoredPrefix)
             continue

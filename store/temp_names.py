@@ -14,22 +14,27 @@ from functools import cache
 from pathlib import Path
 
 SUFFIX = ".safetensors"
+PART = ".part"
+"""Ends the names of unfinished turns and prefixes: nobody takes them for whole ones."""
+
+TEMPORARY = ".tmp-"
 _NAME = re.compile(
-    r"\.tmp-(?P<boot>[0-9a-f]+)-(?P<pid>\d+)\.(?P<start>\d+)-(?P<id>[0-9a-f]{32})"
-    r"\.safetensors(\.zst)?"
+    r"\.tmp-(?P<boot>[0-9a-f]+)-(?P<pid>\d+)\.(?P<start>\d+)-(?P<of>.+)", flags=re.DOTALL
 )
+_SLOT = re.compile(r"(?P<id>[0-9a-f]{32})\.safetensors(\.zst)?")
 
 
-def temp_name(slot_id: str, suffix: str = SUFFIX) -> str:
-    """The name of the file in which this process writes the slot `slot_id`."""
+def temp_name(of: str, suffix: str = SUFFIX) -> str:
+    """The name of the file in which this process writes the slot `of`, or a file of that name."""
     pid = os.getpid()
-    return f".tmp-{boot_id()}-{pid}.{_start_of(pid) or 0}-{slot_id}{suffix}"
+    return f"{TEMPORARY}{boot_id()}-{pid}.{_start_of(pid) or 0}-{of}{suffix}"
 
 
 def slot_id_of(name: str) -> str | None:
     """The slot that is written under this name; None for any other name."""
     match = _NAME.fullmatch(name)
-    return match["id"] if match else None
+    slot = _SLOT.fullmatch(match["of"]) if match else None
+    return slot["id"] if slot else None
 
 
 def is_abandoned(name: str) -> bool:
@@ -38,6 +43,11 @@ def is_abandoned(name: str) -> bool:
     if match is None:
         return False
     return match["boot"] != boot_id() or _start_of(int(match["pid"])) != int(match["start"])
+
+
+def tells_no_writer(name: str) -> bool:
+    """Whether an unfinished file is called so that nobody can tell whose it is, as turns were."""
+    return name.startswith(TEMPORARY) and _NAME.fullmatch(name) is None
 
 
 @cache

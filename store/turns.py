@@ -186,13 +186,16 @@ def drop_chain(
 ) -> None:
     """Remove the turns that only this chain without a session id is made of, asked by a name.
 
-    Those of a `tenant`, as `unnamed_folder` has it, or of any.
-
-    A turn that something else goes on from stays, with all before it. Raises StoreFailed.
+    Those of a `tenant`, as `unnamed_folder` has it, or of any. A turn that something else goes on
+    from stays, with all before it. Whose a damaged one was nobody can tell, and nobody can use it:
+    it goes. Raises StoreFailed.
     """
     for path, turns in _unnamed(root, model, name, tenant):
         mine = _on_way(turns, chain)
         with reported(path):
+            for file in set(path.glob(f"*{SUFFIX}")) - turns.keys():
+                if read_turn(file) is None:  # it has not come just now
+                    file.unlink(missing_ok=True)
             for file in sorted(mine, key=lambda one: turns[one].end, reverse=True):
                 turn_id = turns.pop(file).id
                 if all(other.parent != turn_id for other in turns.values()):

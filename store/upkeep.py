@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +19,11 @@ from store.disk import (
     sync_directories,
 )
 from store.errors import StoreFull
+from store.prefixes import PREFIXES
 from store.slot_file import is_slot_id
 from store.slots import SLOTS
-from store.temp_names import SUFFIX, is_abandoned, temp_name
+from store.temp_names import SUFFIX, TEMPORARY, is_abandoned, tells_no_writer, temp_name
+from store.turns import TURNS
 
 COLD = "cold"
 QUARANTINE = "quarantine"
@@ -85,8 +88,25 @@ def slot_files(root: Path) -> Iterator[Path]:
 
 
 def sweep_temp(root: Path) -> int:
-    """Remove unfinished files of processes that are dead. Returns how many. Raises StoreFailed."""
-    return _sweep([root]) + sum(map(sweep_fan_out, (root / SLOTS, root / COLD)))
+    """Remove unfinished files of processes that are dead, wherever in a store they may be.
+
+    Returns how many. Raises StoreFailed.
+    """
+    num_swept = _sweep([root]) + sum(map(sweep_fan_out, (root / SLOTS, root / COLD)))
+    return num_swept + _sweep_text(root / TURNS) + _sweep_text(root / PREFIXES)
+
+
+def _sweep_text(directory: Path) -> int:
+    """The same of turns or prefixes, and the folders that held nothing else."""
+    with reported(directory):
+        paths = list(directory.glob(f"*/{TEMPORARY}*")) + list(directory.glob(f"*/*/{TEMPORARY}*"))
+    abandoned = [path for path in paths if is_abandoned(path.name) or tells_no_writer(path.name)]
+    for path in abandoned:
+        with reported(path):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.parent.rmdir()
+    return len(abandoned)
 
 
 def sweep_fan_out(directory: Path) -> int:

@@ -18,7 +18,7 @@ from runtime.kv.state import Caches, TierState
 from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.ranks import KvForm
-from runtime.slot_events import KnownSlot, KvReport, SlotQueued, SlotsLeft
+from runtime.slot_events import Forget, KnownSlot, KvReport, SlotQueued, SlotsLeft
 from runtime.types import GenerateRequest, MissReason, ModelSpec, TokenPrompt
 from runtime.worker import model as models
 from runtime.worker.model import LoadedModel
@@ -115,6 +115,11 @@ class Session:
             self.tiers.hear(one)
         else:
             self.tiers.on_write_failed(one)
+
+    def forget(self, news: Forget) -> None:
+        """As a worker does: who hears of a deletion first adds it."""
+        self.tier_state.deletions.add(news)
+        self.tiers.hear(news)
 
     def compute(
         self, cursor: CacheCursor, kv: list[Any], start: int, *, keeps: bool = True

@@ -55,13 +55,13 @@ class AgentKv:
     async def remove(self, session: str) -> bool:
         """Delete the KV of a session, on disk and in memory; False when that must wait."""
         try:
-            await self._cache.remove_conversation(session)
+            removed = await self._cache.remove_conversation(session)
         except UnknownConversation:
             return True
         except StoreUnavailable as error:
             log.warning("kv_not_deleted", why=error.message)
             return False
-        return True
+        return not removed.is_pending
 
 
 def _merged(kept: Sequence[tuple[SessionKv, bool]], held: Mapping[str, int]) -> list[KvView]:

@@ -132,7 +132,7 @@ class AgentList(Body):
 
 
 class AgentDeleted(Body):
-    """`kv` is `pending` when the KV store could not delete now; the server does it later."""
+    """`kv` is `pending` when the store or a worker cannot do it now; the server does it later."""
 
     id: str
     kv: Literal["deleted", "pending"]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from runtime.cache.collection import GarbageCollection
 from runtime.cache.inventory import Inventory, ModelSelection, Named, meant, named, total
 from runtime.cache.inventory_views import CollectedView, RemovalView
@@ -65,23 +67,25 @@ class KvAccess:
         """Delete a conversation everywhere: on disk, in the workers' memory, in what was learned.
 
         Raises:
-            UnknownConversation: nothing goes by that name.
+            UnknownConversation: nothing goes by that name, and every worker has looked.
             StoreUnavailable: there is no store, or it fails.
         """
         self._prewarm.forget(session=name)
         entries, whoms = await self._named(name)
-        num_forgotten = 0
-        for whom in whoms:
-            num_forgotten += await self.kv.publisher.forget(whom)
+        told = [await self.kv.publisher.forget(whom) for whom in whoms]
+        num_forgotten = sum(one.num_forgotten for one in told)
+        is_pending = any(one.is_pending for one in told)
         try:
             if entries and not entries[0].is_named:
-                return await self.tend(lambda inventory: inventory.remove(entries))
-            return await self.tend(lambda inventory: inventory.remove_conversation(name))
+                view = await self.tend(lambda inventory: inventory.remove(entries))
+            else:
+                view = await self.tend(lambda inventory: inventory.remove_conversation(name))
         except (UnknownConversation, StoreUnavailable) as error:
             is_all = isinstance(error, UnknownConversation) or not self._settings.kv_disk
-            if num_forgotten and is_all:
-                return RemovalView(num_conversations=1, num_slots=0, is_cut=True)
-            raise
+            if not is_all or not (num_forgotten or is_pending):
+                raise
+            view = RemovalView(int(num_forgotten > 0), num_slots=0, is_cut=True)
+        return replace(view, is_pending=is_pending)
 
     async def _named(self, name: str) -> Named:
         """As `inventory.named`; what the store does not know may be in a worker's memory."""
@@ -102,8 +106,9 @@ class KvAccess:
         self._prewarm.forget(models=tuple(names))
         views: list[RemovalView] = []
         for one in sorted(names):
-            await self.kv.publisher.forget(Whom(model=one))
-            views.append(await self.tend(lambda inventory, one=one: inventory.remove_name(one)))
+            told = await self.kv.publisher.forget(Whom(model=one))
+            view = await self.tend(lambda inventory, one=one: inventory.remove_name(one))
+            views.append(replace(view, is_pending=told.is_pending))
         return total(views)
 
     async def meant(self, name: str) -> ModelSelection:
@@ -119,13 +124,15 @@ class KvAccess:
     async def remove_all(self) -> RemovalView:
         """Delete everything there is. Raises StoreUnavailable."""
         self._prewarm.forget(models=None)
-        await self.kv.publisher.forget(Whom())
-        return await self.tend(lambda inventory: inventory.remove_all())
+        told = await self.kv.publisher.forget(Whom())
+        view = await self.tend(lambda inventory: inventory.remove_all())
+        return replace(view, is_pending=told.is_pending)
 
     async def _remove_weights(self, models: Collection[bytes]) -> RemovalView:
         self._prewarm.forget(models=None)
-        await self.kv.publisher.forget(Whom(), models)
-        return await self.tend(lambda inventory: inventory.remove_models(models))
+        told = await self.kv.publisher.forget(Whom(), models)
+        view = await self.tend(lambda inventory: inventory.remove_models(models))
+        return replace(view, is_pending=told.is_pending)
 
     async def identify(self, spec: ModelSpec) -> bytes:
         """The model hash of a model as it is now.

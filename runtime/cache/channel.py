@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from runtime.cache.deletion_log import Models
+from runtime.kv.deletions import may_go_through
 from runtime.models.identified import look
 from runtime.models.identity import ModelFiles
 from runtime.slot_events import (
@@ -25,8 +27,8 @@ from runtime.slot_events import (
 )
 from runtime.types import ModelSpec
 from runtime.wire import Heartbeat, KvCounts, KvOptions
-from store.keyed_names import Asker
-from store.types import RunFigures
+from store.keyed_names import Asker, Whom
+from store.types import RunFigures, SlotHeader
 
 MAX_SLOTS = 2000
 """Slots in one frame: a worker must not be kept from its requests for long."""
@@ -39,6 +41,10 @@ _READING_SHARE = 6
 
 _FORGET_PATIENCE_S = 5.0
 """Deleting waits longer; what a worker that is later still stages is refused until it answers."""
+
+_MAX_UNANSWERED = 100
+"""Deletions. A worker that owes more answers is told of the further ones at once, and that all of
+its conversations were deleted."""
 
 
 Question = tuple[type[HotAsked | Forget], int]
@@ -63,7 +69,7 @@ class ChannelOwner(Protocol):
 
     def measured(self, channel: KvChannel, run: RunFigures) -> None: ...
 
-    def deletions_for(self, channel: KvChannel) -> list[Forget]: ...
+    def deletions(self) -> list[tuple[Forget, Models]]: ...
 
 
 class KvChannel:
@@ -99,9 +105,14 @@ class KvChannel:
         self._naming_wait_s: float | None = None
         self._is_named = asyncio.Event()
         self._is_named.set()
-        self._asked: dict[Question, asyncio.Future[HotNow | Forgotten]] = {}
+        self._asked: dict[Question, asyncio.Future[HotNow | Forgotten | None]] = {}
         self._num_asked = 0
+        self._awaits_name = True
+        self._of_some: list[tuple[Forget, Models]] = []
+        """Deletions of some models: until its own is known nobody can say whether it is meant."""
         self._forgetting: dict[int, Forget] = {}
+        self._further: Forget | None = None
+        """Stands for all deletions that it was not told of, as it owes so many answers."""
 
     @property
     def has_disk(self) -> bool:
@@ -127,8 +138,9 @@ class KvChannel:
         """
         if not self._is_closed:
             self._send = send
-            for news in self._service.deletions_for(self):
-                send(news)
+            for news, models in self._service.deletions():
+                if not self._puts_off(news, models) and self._is_meant(models):
+                    send(news)
             self._service.join(self)
 
     async def told(self) -> None:
@@ -160,10 +172,11 @@ class KvChannel:
         """The worker reports."""
         if isinstance(event, Forgotten):
             self._forgetting.pop(event.number, None)
+            self._tell_further()
         if not isinstance(event, HotNow | Forgotten):
             self._service.hear(self, event)
-        elif (asked := self._asked.get(_answered(event))) is not None and not asked.done():
-            asked.set_result(event)
+        elif (asked := self._asked.get(_answered(event))) is not None:
+            _answer(asked, event)
 
     def on_beat(self, beat: Heartbeat) -> None:
         """The worker's counters, as they are now."""
@@ -181,13 +194,19 @@ class KvChannel:
         self._is_named.set()
         if self._send is not None:
             self._send = None
+            for asked in self._asked.values():
+                _answer(asked, None)
             self._service.leave(self)
 
     # What follows is the store's side.
 
     def attach(self, names: Attach) -> None:
-        """The store is open; what it has is told next, and then that it was all."""
+        """The store is open; what it has is told next, and then that it was all.
+
+        First what was deleted of its model: nothing of that gets the names it has in the store.
+        """
         self.names = names
+        self._settle_put_off()
         self.tell(names)
 
     def welcomed(self) -> None:
@@ -224,7 +243,8 @@ class KvChannel:
         asyncio.get_running_loop().call_later(wait_s, self._is_told.set)
 
     def is_nameless(self) -> None:
-        """It stays so: what its memory holds is not for the disk."""
+        """It stays so: what its memory holds is not for the disk, and may be of any model."""
+        self._settle_put_off()
         self._is_told.set()
         self._is_named.set()
 
@@ -240,21 +260,77 @@ class KvChannel:
         told = await self._ask(HotAsked(self._next_number(), sessions=tuple(session_ids)))
         return told.sessions if isinstance(told, HotNow) else ()
 
-    async def forget(self, news: Forget) -> int:
-        """Have the worker forget what of a conversation is not published; how many pieces."""
+    async def forget(self, news: Forget, models: Models = None) -> int | None:
+        """Have the worker forget what of a conversation is not published; how many pieces.
+
+        With any model, or with these. None: it has not done it yet, and does it before anything
+        that it reads after that.
+        """
+        if self._send is None:  # it is gone, or is told when it opens
+            return 0
+        if not self._is_loaded.is_set():  # it was handed nothing yet, and reads this before
+            self._delete(news, models)
+            return 0
+        told = await self._ask(news, _FORGET_PATIENCE_S, lambda: self._delete(news, models))
+        if isinstance(told, Forgotten):
+            return told.num_forgotten
+        return None if self._send is not None else 0
+
+    def _delete(self, news: Forget, models: Models) -> None:
+        """Tell the worker, or whoever asks that it is not meant; unless that must wait."""
+        if self._puts_off(news, models):
+            return
+        if not self._is_meant(models):
+            self.on_event(Forgotten(news.number, 0))
+        elif len(self._forgetting) < _MAX_UNANSWERED and self._further is None:
+            self._tell_deletion(news)
+        else:
+            self._further = Forget(news.number, Whom(), news.secret, news.floor)
+
+    def _tell_deletion(self, news: Forget) -> None:
         if self._send is not None:
             self._forgetting[news.number] = news
-        told = await self._ask(news, _FORGET_PATIENCE_S)
-        return told.num_forgotten if isinstance(told, Forgotten) else 0
+            self._send(news)
 
-    def is_forgotten(self, asker: Asker) -> bool:
+    def _tell_further(self) -> None:
+        """It has answered all that it was told."""
+        if self._further is not None and not self._forgetting:
+            news, self._further = self._further, None
+            self._tell_deletion(news)
+
+    def _is_meant(self, models: Models) -> bool:
+        """Whether a deletion means this worker's model; one without a name may be any."""
+        return models is None or not self.has_disk or self.model_hash in models
+
+    def _puts_off(self, news: Forget, models: Models) -> bool:
+        """Whether it is told when its model is known: nothing of it can be written before."""
+        waits = models is not None and self._awaits_name and not self.has_disk
+        if waits and len(self._of_some) < _MAX_UNANSWERED:
+            self._of_some.append((news, models))
+            return True
+        return False
+
+    def _settle_put_off(self) -> None:
+        self._awaits_name = False
+        waiting, self._of_some = self._of_some, []
+        for news, models in waiting:
+            self._delete(news, models)
+
+    def is_forgotten(self, asker: Asker, header: SlotHeader | None = None) -> bool:
         """Whether the worker was told to forget what was asked so and has yet to do it.
 
-        Who deletes a chain waits for what comes of it, until that takes too long.
+        Who deletes a chain waits for what comes of it, until that takes too long. From then on
+        what has no session id is taken for the chain's unless its `header` says otherwise.
         """
+        if self._further is not None:
+            return True
         return any(
             one.whom.means(asker, one.secret)
-            or (one.whom.may_mean(asker, one.secret) and (Forget, one.number) not in self._asked)
+            or (
+                (Forget, one.number) not in self._asked
+                and one.whom.may_mean(asker, one.secret)
+                and (header is None or may_go_through(one, header))
+            )
             for one in self._forgetting.values()
         )
 
@@ -263,14 +339,23 @@ class KvChannel:
         return self._num_asked
 
     async def _ask(
-        self, question: HotAsked | Forget, patience_s: float = _PATIENCE_S
+        self,
+        question: HotAsked | Forget,
+        patience_s: float = _PATIENCE_S,
+        say: Callable[[], None] | None = None,
     ) -> HotNow | Forgotten | None:
-        """The answer; None from a worker that gives none in time."""
+        """The answer; None from a worker that gives none in time, or is gone.
+
+        What is asked is sent, unless `say` does that in another way.
+        """
         if self._send is None:
             return None
         key = type(question), question.number
         asked = self._asked[key] = asyncio.get_running_loop().create_future()
-        self._send(question)
+        if say is not None:
+            say()
+        else:
+            self._send(question)
         try:
             async with asyncio.timeout(patience_s):
                 return await asked
@@ -299,6 +384,13 @@ class KvChannel:
         """Its writer waits for this, also where the store went away meanwhile."""
         if self._send is not None:
             self._send(RoomGiven(key=key, is_given=is_given))
+
+
+def _answer(
+    asked: asyncio.Future[HotNow | Forgotten | None], event: HotNow | Forgotten | None
+) -> None:
+    if not asked.done():
+        asked.set_result(event)
 
 
 def _answered(event: HotNow | Forgotten) -> Question:

@@ -6,7 +6,7 @@ It belongs to the event loop.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -70,13 +70,13 @@ class DeletionLog:
             self._logged.popleft()
         return Forget(self._now.number, whom, secret, floor)
 
-    def known(self, is_meant: Callable[[Models], bool]) -> list[Forget]:
-        """What a worker that comes now is to be told, of those deletions that are for its model."""
+    def known(self) -> list[tuple[Forget, Models]]:
+        """What a worker that comes now is to be told, and for which models that is."""
         floor = max(self._lost, min(one.number for one in self._open))
         return [
-            structs.replace(one.news, floor=floor)
+            (structs.replace(one.news, floor=floor), one.models)
             for one in self._logged
-            if one.news.number > floor and is_meant(one.models)
+            if one.news.number > floor
         ]
 
     @property

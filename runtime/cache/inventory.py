@@ -506,6 +506,7 @@ def total(views: Sequence[RemovalView]) -> RemovalView:
         num_conversations=sum(one.num_conversations for one in views),
         num_slots=sum(one.num_slots for one in views),
         is_cut=all(one.is_cut for one in views),
+        is_pending=any(one.is_pending for one in views),
     )
 
 

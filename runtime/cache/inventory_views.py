@@ -93,11 +93,17 @@ class ShownView(Struct, frozen=True):
 
 
 class RemovalView(Struct, frozen=True):
-    """`hearth cache rm`: what is gone. `is_cut` says that the index's log holds no trace either."""
+    """`hearth cache rm`: what is gone. `is_cut` says that the index's log holds no trace either.
+
+    `is_pending` says that a worker that is busy, or has yet to learn what its model is called, may
+    still have some of it in memory: that is forgotten as soon as it reads what it was told, and not
+    written. It is not counted here.
+    """
 
     num_conversations: int
     num_slots: int
     is_cut: bool
+    is_pending: bool = False
 
 
 class ChainView(Struct, frozen=True):

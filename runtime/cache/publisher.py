@@ -39,6 +39,13 @@ class WrittenGroup(NamedTuple):
     end_ns: int
 
 
+class ForgetOutcome(NamedTuple):
+    """How many pieces of memory were forgotten; `is_pending` where a worker has yet to do it."""
+
+    num_forgotten: int
+    is_pending: bool
+
+
 class Publisher:
     """`on_published` is called after each group. It belongs to the event loop."""
 
@@ -66,7 +73,7 @@ class Publisher:
 
     def take(self, channel: KvChannel, staged: SlotStaged) -> None:
         """A worker staged a slot: it is published soon, unless its conversation was deleted."""
-        if channel.is_forgotten(staged.asker):
+        if channel.is_forgotten(staged.asker, staged.header):
             self._turn_away(channel, staged)
             return
         self._staged.append((channel, staged))
@@ -96,34 +103,33 @@ class Publisher:
             with suppress(StoreError):
                 await asyncio.wrap_future(noting)
 
-    async def forget(self, whom: Whom, models: Models = None) -> int:
-        """Have forgotten what of a conversation is not published; how many pieces of memory.
+    async def forget(self, whom: Whom, models: Models = None) -> ForgetOutcome:
+        """Have forgotten what of a conversation is not published.
 
         Only with these models, if any are named. Afterwards the index has all that is on disk of
         it, and nothing more comes but what is said of it from now on.
         """
         secret = self._life.secret
         news = self.deletions.record(whom, secret, models)
-        channels = [one for one in self._channels if may_be_of(one, models)]
-        told = await asyncio.gather(*(one.forget(news) for one in channels))
-        num_forgotten = sum(told)
+        told = await asyncio.gather(*(one.forget(news, models) for one in list(self._channels)))
         # Also of workers that have left.
         meant = [
             (channel, one)
             for channel, one in self._staged
-            if may_be_of(channel, models) and whom.means(one.asker, secret)
+            if (models is None or channel.model_hash in models) and whom.means(one.asker, secret)
         ]
-        self._staged = [one for one in self._staged if one not in meant]
-        for channel, staged in meant:
-            self._turn_away(channel, staged)
+        self._turn_away_staged({one.header.id for _, one in meant})
         # Whose tokens these are is not known here: what was staged of a chain goes with its rows.
         other = {one.header.id for _, one in self._staged if whom.may_mean(one.asker, secret)}
-        while self._running is not None and other & {one.header.id for _, one in self._staged}:
-            await asyncio.wait([self._group or self._running])
+        while (running := self._running) is not None and not running.done():
+            if not other & {one.header.id for _, one in self._staged}:
+                break
+            await asyncio.wait([self._group or running])
+        self._turn_away_staged(other)  # what publishing broke off left would get its rows later
         under_way = [*self._under_way, *([self._group] if self._group is not None else [])]
         if under_way:
             await asyncio.wait(under_way)
-        return num_forgotten
+        return ForgetOutcome(sum(filter(None, told)), is_pending=None in told)
 
     async def _publish(self) -> None:
         """One group after the other, for as long as something waits."""
@@ -156,6 +162,15 @@ class Publisher:
         if outcome.error is not None:
             self._life.fail(outcome.error.reason, str(outcome.error))
 
+    def _turn_away_staged(self, ids: Collection[str]) -> None:
+        """Of those that are still to be published."""
+        staged, self._staged = self._staged, []
+        for channel, one in staged:
+            if one.header.id in ids:
+                self._turn_away(channel, one)
+            else:
+                self._staged.append((channel, one))
+
     def _turn_away(self, channel: KvChannel, staged: SlotStaged) -> None:
         """What it belongs to was deleted while it was written."""
         self._see_through(self._discard(channel, staged))
@@ -183,8 +198,3 @@ def _published(store: OpenStore, group: Sequence[SlotStaged]) -> Published:
 def _discarded(store: OpenStore, staged: SlotStaged) -> None:
     store.discard(staged)
     store.disk.release(staged.header.id)
-
-
-def may_be_of(channel: KvChannel, models: Models) -> bool:
-    """One that has no name yet may be of any model."""
-    return models is None or not channel.has_disk or channel.model_hash in models

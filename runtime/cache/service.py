@@ -19,14 +19,14 @@ import structlog
 from runtime import kv_sizes
 from runtime.cache.attachment import WorkerAttachment
 from runtime.cache.channel import KvChannel
-from runtime.cache.deletion_log import Receipt
+from runtime.cache.deletion_log import Models, Receipt
 from runtime.cache.disk_budget import Evict
 from runtime.cache.figures import GAUGES, DiskFigures, KvFigures, added, disk_figures
 from runtime.cache.lifecycle import ColdStatus, KvStatus, Opener, StoreLife
 from runtime.cache.maintenance import StoreLimits, evictor, keep_within_caps, make_room
 from runtime.cache.naming import Naming, Reader
 from runtime.cache.owned import Merged, News, OpenStore
-from runtime.cache.publisher import Publisher, may_be_of
+from runtime.cache.publisher import Publisher
 from runtime.cache.reservations import Reservations
 from runtime.cache.store_opening import open_store
 from runtime.cache.unread_slots import BadSlots, Promotions
@@ -286,9 +286,9 @@ class KvStore:
         model, counts = channel.spec.id, msgspec.structs.replace(channel.counts, **GAUGES)
         self._retired[model] = added(self._retired.get(model, KvCounts()), counts)
 
-    def deletions_for(self, channel: KvChannel) -> list[Forget]:
-        """What a worker that comes now is to be told was deleted."""
-        return self.publisher.deletions.known(lambda models: may_be_of(channel, models))
+    def deletions(self) -> list[tuple[Forget, Models]]:
+        """What a worker that comes now is to be told was deleted, if it is of these models."""
+        return self.publisher.deletions.known()
 
     def hear(self, channel: KvChannel, event: KvReport) -> None:
         """A worker reports."""

@@ -10,10 +10,12 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from runtime.kv.blocks import HashChain
 from runtime.kv.prefix_tree import num_common
 from runtime.slot_events import Forget
 from store.keyed_names import NOBODY, Asker, Chain
 from store.turns import Folders, unnamed_folder
+from store.types import SlotHeader
 
 _STRAY_TOKENS = 8
 """Of the end of an answer: its KV may end before its last one, or a client give them otherwise."""
@@ -36,7 +38,10 @@ class Recognised(NamedTuple):
 
 
 class Deletions:
-    """Those that something in flight may have come before. One thread adds, any may ask."""
+    """Those that something in flight may have come before.
+
+    One thread adds, the one that hears what the worker is told; any may ask.
+    """
 
     def __init__(self) -> None:
         self._kept: tuple[Forget, ...] = ()
@@ -56,9 +61,10 @@ class Deletions:
 
         What came before all that is known here is taken for deleted.
         """
+        kept = self._kept  # before the floor, which rises before anything leaves
         if one.came_after < self._floor:
             return True
-        return any(concerns(news, one) for news in self._kept if one.came_after < news.number)
+        return any(concerns(news, one) for news in kept if one.came_after < news.number)
 
 
 def concerns(news: Forget, one: Recognised) -> bool:
@@ -76,6 +82,29 @@ def goes_through(chain: Chain, token_ids: Sequence[int]) -> bool:
     if num_same <= chain.num_shared:
         return False
     return num_same >= min(len(token_ids) - 1, len(own) - _num_stray(chain, len(own)))
+
+
+def may_go_through(news: Forget, header: SlotHeader) -> bool:
+    """Whether a slot without a session id may be of the chain that is deleted, by its hashes.
+
+    It is not where the last hash that both have of a prefix differs; in doubt it is.
+    """
+    chain, size = news.whom.chain, header.block_size
+    if chain is None or chain.block_size != size:
+        return True
+    if header.end <= chain.num_shared:
+        return False
+    own = array("I", chain.token_ids)
+    own = own[: len(own) - _num_stray(chain, len(own))]
+    names = HashChain(news.secret, header.model, block_size=size)
+    hashes = names.block_hashes(own, root=chain.root)
+    first = header.start // size
+    last = min(len(hashes), (header.end - 1) // size) - 1
+    if last >= first:
+        return hashes[last] == header.block_hashes[last - first]
+    if not header.start % size and 0 < first <= len(hashes):
+        return hashes[first - 1] == header.start_hash
+    return True
 
 
 def _is_of_chain(chain: Chain, one: Recognised, secret: bytes) -> bool:

@@ -137,8 +137,10 @@ class TierState:
             cursor.delete()
 
     def forget_deleted(self, news: Forget) -> tuple[list[Run], list[str]]:
-        """Forget what only those used who are deleted and is not published, as `HotTier.forget`."""
-        self.deletions.add(news)
+        """Forget what only those used who are deleted and is not published, as `HotTier.forget`.
+
+        It is among `deletions` already: who is told of it first adds it there, and nobody else.
+        """
         self.losses.forget(news.whom, news.secret)
         chain = news.whom.chain
 

@@ -143,7 +143,7 @@ class ConversationsApart(RuleBasedStateMachine):
         del self.talks[talk.name]
         self.deleted |= set(talk.ids) - {one for other in self.talks.values() for one in other.ids}
         whom = Whom(session_id=talk.name)
-        self.session.tiers.hear(Forget(number=1, whom=whom, secret=self.store.secret))
+        self.session.forget(Forget(number=1, whom=whom, secret=self.store.secret))
         Inventory(self.store, self.tell).remove_conversation(talk.name)
         said = {one for path in self.whole_files() for one in tokens_of(path)}
         assert not said & self.deleted, "what was deleted is on disk"

@@ -81,12 +81,19 @@ def test_what_is_deleted_leaves_its_caches_too_and_nobody_elses(dense: LoadedMod
     answered(session, FIRST, SAID, asker=Asker("m", "a"))
     others = ids(8, 90)
     answered(session, others, SAID, asker=Asker("m", "b"))
-    session.tiers.hear(Forget(number=1, whom=Whom(session_id="a"), secret=SECRET))
+    session.forget(Forget(number=1, whom=Whom(session_id="a"), secret=SECRET))
     assert len(session.tier_state.idle_caches) == 1
     assert session.take_up(session.cursor(TURN_2))[1] == 0
     kept = session.take_up(session.cursor([*others, *SAID, *NEXT]))
     assert kept[1] == len(others) + len(SAID)
     assert len(session.tier_state.idle_caches) == 0
+
+
+def test_the_tiers_do_not_add_a_deletion_that_their_worker_has_added(dense: LoadedModel):
+    """Two threads that add one at the same time lose one of the two."""
+    session = Session(dense)
+    session.tiers.hear(Forget(number=1, whom=Whom(session_id="a"), secret=SECRET))
+    assert len(session.tier_state.deletions) == 0
 
 
 def test_they_take_what_requests_and_the_hot_tier_leave(dense: LoadedModel):
@@ -143,7 +150,7 @@ class Pair:
 
     def hear(self, news: Forget) -> None:
         for session in self.sessions:
-            session.tiers.hear(news)
+            session.forget(news)
         self.sessions[1].tier_state.idle_caches.fit(0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from runtime.cache.service import KvStore
 from runtime.models.identified import Identity
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheUse, GenerateRequest, TokenPrompt
+from store.keyed_names import Whom
 from tests.asking import (
     PATIENCE_S,
     answer,
@@ -102,6 +104,28 @@ async def test_kv_stays_in_memory_until_the_weights_are_read_and_is_saved_then(h
     async with serving(home) as (supervisor, _):
         again = await use_of(supervisor)
         assert (again.num_tokens, again.tier) == (NUM_TOKENS - 1, "warm")
+
+
+@pytest.mark.parametrize("is_its", [True, False])
+async def test_weights_that_are_deleted_while_they_are_read_leave_memory_when_they_have_a_name(
+    home: Path, is_its: bool
+):
+    """And nobody else's do, as long as nobody can say whose they are."""
+    async with serving(home) as (supervisor, kv):
+        await use_of(supervisor)
+        await saved(kv)
+        [model] = kv.loaded_models()
+    shutil.rmtree(home / "kv")
+    gate = Gate()
+    async with serving(home, gate) as (supervisor, kv):
+        try:
+            assert (await use_of(supervisor)).num_tokens == 0
+            deleted = model if is_its else b"another's"
+            assert await kv.publisher.forget(Whom(), {deleted}) == (0, True)
+        finally:
+            gate.opened.set()
+        await until(kv.loaded_models, "it has a name")
+        assert (await use_of(supervisor)).num_tokens == (0 if is_its else NUM_TOKENS - 1)
 
 
 def replaced(weights: Path) -> None:

@@ -57,6 +57,32 @@ def test_only_files_of_the_dead_are_swept(tmp_path: Path):
     assert upkeep.sweep_temp(tmp_path) == 0
 
 
+TEXTS = ("turns/model/u-conversation/key-turn.turn", "prefixes/model/prefix.name")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_unfinished_text_of_the_dead_is_swept_with_its_folder(tmp_path: Path, text: str):
+    path = tmp_path / text
+    path.parent.mkdir(parents=True)
+    program = (
+        "import sys; from store.temp_names import *; print(temp_name(sys.argv[1], ''), end='')"
+    )
+    dead = subprocess.run(
+        [sys.executable, "-c", program, path.name], check=True, capture_output=True, text=True
+    ).stdout
+    living = path.with_name(temp_names.temp_name(path.name, temp_names.PART))
+    living.write_text("canary")
+    assert upkeep.sweep_temp(tmp_path) == 0
+    living.rename(path)
+    for name in (dead, f".tmp-{path.name}-1", f".tmp-{path.name}"):  # two of earlier forms
+        path.with_name(name).write_text("canary")
+    assert upkeep.sweep_temp(tmp_path) == 3
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
+    path.rename(path.with_name(dead))
+    assert upkeep.sweep_temp(tmp_path) == 1
+    assert not path.parent.exists()
+
+
 def test_an_owner_is_known_by_boot_number_and_start():
     own = temp_names.temp_name(slot_id(1))
     boot, pid_and_start = own.removeprefix(".tmp-").split("-")[:2]

@@ -27,6 +27,7 @@ from runtime.worker.input.template import Template
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
 from store.errors import OverCap
 from store.keyed_names import Asker, Chain, Whom, conversation_key, model_key
+from store.temp_names import PART, temp_name
 from store.turns import (
     Folders,
     Named,
@@ -48,7 +49,6 @@ MAX_DISK_BYTES = 256 << 20
 MAX_FILES = 50_000
 MAX_ANSWERS = 4
 """So many answers to one question are tried, if they look the same."""
-_TEMPORARY = ".tmp-"
 _CONTEXT_TOKENS = 8
 Name = TypeVar("Name", str, bytes)
 
@@ -573,7 +573,7 @@ class TurnStore:
             if root is None or not self._is_wanted(job):
                 return  # it was forgotten meanwhile
         path, data = root / folder / name.file, packed(turn)
-        key = f"{_TEMPORARY}{path.name}-{os.getpid()}"
+        key = temp_name(path.name, PART)
         try:
             self._room.take(key, len(data))
         except OverCap:
@@ -625,7 +625,7 @@ def _linked(path: Path, others: Sequence[Path]) -> bool:
 
 def _write_file(path: Path, data: bytes) -> None:
     """Have a turn at this path as a file of its own. Raises OSError."""
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
+    temporary = path.with_name(temp_name(path.name, PART))
     try:
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
