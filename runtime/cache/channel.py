@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from runtime.cache.deletion_log import Models
-from runtime.kv.deletions import may_go_through
+from runtime.cache.told_deletions import ToldDeletions
 from runtime.models.identified import look
 from runtime.models.identity import ModelFiles
 from runtime.slot_events import (
@@ -27,7 +27,7 @@ from runtime.slot_events import (
 )
 from runtime.types import ModelSpec
 from runtime.wire import Heartbeat, KvCounts, KvOptions
-from store.keyed_names import Asker, Whom
+from store.keyed_names import Asker
 from store.types import RunFigures, SlotHeader
 
 MAX_SLOTS = 2000
@@ -41,11 +41,6 @@ _READING_SHARE = 6
 
 _FORGET_PATIENCE_S = 5.0
 """Deleting waits longer; what a worker that is later still stages is refused until it answers."""
-
-_MAX_UNANSWERED = 100
-"""Deletions. A worker that owes more answers is told of the further ones at once, and that all of
-its conversations were deleted."""
-
 
 Question = tuple[type[HotAsked | Forget], int]
 """What was asked, and its number."""
@@ -107,12 +102,7 @@ class KvChannel:
         self._is_named.set()
         self._asked: dict[Question, asyncio.Future[HotNow | Forgotten | None]] = {}
         self._num_asked = 0
-        self._awaits_name = True
-        self._of_some: list[tuple[Forget, Models]] = []
-        """Deletions of some models: until its own is known nobody can say whether it is meant."""
-        self._forgetting: dict[int, Forget] = {}
-        self._further: Forget | None = None
-        """Stands for all deletions that it was not told of, as it owes so many answers."""
+        self._deletions = ToldDeletions(self._tell_deletion, self.on_event)
 
     @property
     def has_disk(self) -> bool:
@@ -138,9 +128,7 @@ class KvChannel:
         """
         if not self._is_closed:
             self._send = send
-            for news, models in self._service.deletions():
-                if not self._puts_off(news, models) and self._is_meant(models):
-                    send(news)
+            self._deletions.begin(self._service.deletions())
             self._service.join(self)
 
     async def told(self) -> None:
@@ -171,8 +159,7 @@ class KvChannel:
     def on_event(self, event: KvReport) -> None:
         """The worker reports."""
         if isinstance(event, Forgotten):
-            self._forgetting.pop(event.number, None)
-            self._tell_further()
+            self._deletions.answered(event.number)
         if not isinstance(event, HotNow | Forgotten):
             self._service.hear(self, event)
         elif (asked := self._asked.get(_answered(event))) is not None:
@@ -206,7 +193,7 @@ class KvChannel:
         First what was deleted of its model: nothing of that gets the names it has in the store.
         """
         self.names = names
-        self._settle_put_off()
+        self._deletions.named(names.model_hash)
         self.tell(names)
 
     def welcomed(self) -> None:
@@ -244,7 +231,7 @@ class KvChannel:
 
     def is_nameless(self) -> None:
         """It stays so: what its memory holds is not for the disk, and may be of any model."""
-        self._settle_put_off()
+        self._deletions.named(None)
         self._is_told.set()
         self._is_named.set()
 
@@ -269,70 +256,24 @@ class KvChannel:
         if self._send is None:  # it is gone, or is told when it opens
             return 0
         if not self._is_loaded.is_set():  # it was handed nothing yet, and reads this before
-            self._delete(news, models)
+            self._deletions.tell(news, models)
             return 0
-        told = await self._ask(news, _FORGET_PATIENCE_S, lambda: self._delete(news, models))
+        told = await self._ask(news, _FORGET_PATIENCE_S, lambda: self._deletions.tell(news, models))
         if isinstance(told, Forgotten):
             return told.num_forgotten
         return None if self._send is not None else 0
 
-    def _delete(self, news: Forget, models: Models) -> None:
-        """Tell the worker, or whoever asks that it is not meant; unless that must wait."""
-        if self._puts_off(news, models):
-            return
-        if not self._is_meant(models):
-            self.on_event(Forgotten(news.number, 0))
-        elif len(self._forgetting) < _MAX_UNANSWERED and self._further is None:
-            self._tell_deletion(news)
-        else:
-            self._further = Forget(news.number, Whom(), news.secret, news.floor)
+    def is_forgotten(self, asker: Asker, header: SlotHeader | None = None) -> bool:
+        """Whether the worker has yet to forget what was asked so, as in `ToldDeletions.mean`."""
+        return self._deletions.mean(asker, self._is_waited_for, header)
 
     def _tell_deletion(self, news: Forget) -> None:
+        """Also to a worker that has no disk."""
         if self._send is not None:
-            self._forgetting[news.number] = news
             self._send(news)
 
-    def _tell_further(self) -> None:
-        """It has answered all that it was told."""
-        if self._further is not None and not self._forgetting:
-            news, self._further = self._further, None
-            self._tell_deletion(news)
-
-    def _is_meant(self, models: Models) -> bool:
-        """Whether a deletion means this worker's model; one without a name may be any."""
-        return models is None or not self.has_disk or self.model_hash in models
-
-    def _puts_off(self, news: Forget, models: Models) -> bool:
-        """Whether it is told when its model is known: nothing of it can be written before."""
-        waits = models is not None and self._awaits_name and not self.has_disk
-        if waits and len(self._of_some) < _MAX_UNANSWERED:
-            self._of_some.append((news, models))
-            return True
-        return False
-
-    def _settle_put_off(self) -> None:
-        self._awaits_name = False
-        waiting, self._of_some = self._of_some, []
-        for news, models in waiting:
-            self._delete(news, models)
-
-    def is_forgotten(self, asker: Asker, header: SlotHeader | None = None) -> bool:
-        """Whether the worker was told to forget what was asked so and has yet to do it.
-
-        Who deletes a chain waits for what comes of it, until that takes too long. From then on
-        what has no session id is taken for the chain's unless its `header` says otherwise.
-        """
-        if self._further is not None:
-            return True
-        return any(
-            one.whom.means(asker, one.secret)
-            or (
-                (Forget, one.number) not in self._asked
-                and one.whom.may_mean(asker, one.secret)
-                and (header is None or may_go_through(one, header))
-            )
-            for one in self._forgetting.values()
-        )
+    def _is_waited_for(self, number: int) -> bool:
+        return (Forget, number) in self._asked
 
     def _next_number(self) -> int:
         self._num_asked += 1

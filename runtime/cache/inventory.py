@@ -238,34 +238,8 @@ class Inventory:
             UnknownConversation: a chain whose end has gone since then.
         """
         chains = [one for one in entries if not one.is_named]
-        num_slots = sum(self._remove(one) for one in chains or entries[:1])
+        num_slots = sum(self._unlink(_dropped(self.store, one)) for one in chains or entries[:1])
         return self._finished(1, num_slots)
-
-    def _remove(self, entry: Entry) -> int:
-        if not entry.is_named:
-            leaf = self.store.redirects.of(entry.id, entry.num_tokens) or entry.id
-            if not way_to(self.store, leaf):
-                message = f"The conversation {entry.id} has gone meanwhile."
-                raise UnknownConversation(message, "conversation")
-            entry = replace(entry, id=leaf, leaf=leaf)
-        source = pins.source_of(entry.id)
-        chain = tokens_to(self.store, entry.leaf) if not entry.is_named else None
-        self.store.database.submit(lambda c: pins.drop(c, source)).result()
-        if chain is None:
-            turns.drop_folders(self.store.root, Folders(conversation=entry.id))
-        else:
-            asked = model_key(self.store.secret, entry.name)
-            tenant: bytes | None = None
-            with suppress(StoreError):
-                tenant = read_header(slot_path(self.store.root, entry.id)).root
-            turns.drop_chain(self.store.root, entry.model, asked, chain, tenant)
-        prefixes.remove_session(self.store.root, entry.id if entry.is_named else "")
-        if entry.is_named:
-            dropping = Conversations(self.store.database).drop(bytes.fromhex(entry.id))
-        else:
-            whose = entry.id, entry.name
-            dropping = self.store.database.submit(lambda c: removal.drop_chain(c, *whose))
-        return self._unlink(dropping.result())
 
     def remove_name(self, name: str) -> RemovalView:
         """Delete everything that was asked of a model by this name, with all weights it had.
@@ -405,6 +379,36 @@ def _read_cold(store: OpenStore, place: SlotPlace, reserve: Reserve) -> int:
         staged = store.cold.promote(store.root, place.id, reserve)
         remove(staged.path)
     return staged.num_bytes
+
+
+def _dropped(store: OpenStore, entry: Entry) -> tuple[SlotPlace, ...]:
+    """Remove all of a conversation but its slots, which nobody needs now.
+
+    Raises:
+        UnknownConversation: a chain whose end has gone.
+    """
+    chain: TurnTokens | None = None
+    if not entry.is_named:
+        leaf = store.redirects.of(entry.id, entry.num_tokens) or entry.id
+        if not way_to(store, leaf):
+            message = f"The conversation {entry.id} has gone meanwhile."
+            raise UnknownConversation(message, "conversation")
+        entry = replace(entry, id=leaf, leaf=leaf)
+        chain = tokens_to(store, leaf)
+    source = pins.source_of(entry.id)
+    store.database.submit(lambda c: pins.drop(c, source)).result()
+    if chain is None:
+        turns.drop_folders(store.root, Folders(conversation=entry.id))
+    else:
+        asked, tenant = model_key(store.secret, entry.name), None
+        with suppress(StoreError):
+            tenant = read_header(slot_path(store.root, entry.id)).root
+        turns.drop_chain(store.root, entry.model, asked, chain, tenant)
+    prefixes.remove_session(store.root, entry.id if entry.is_named else "")
+    if entry.is_named:
+        return Conversations(store.database).drop(bytes.fromhex(entry.id)).result()
+    whose = entry.id, entry.name
+    return store.database.submit(lambda c: removal.drop_chain(c, *whose)).result()
 
 
 class Named(NamedTuple):

@@ -275,9 +275,9 @@ class RequestScheduler:
             if actor.is_overdue(now_s):
                 actor.on_overdue(now_s)
             if actor.state == "ready":
-                self._expire(actor, now_s)
+                _expire(self._queue, actor, now_s)
             elif actor.state in HELD_BACK:
-                self._turn_away(actor, now_s)
+                _turn_away(self._queue, actor, now_s)
         if self.is_stopping:
             self._effects.wake_at(self._next_due_s(None))
             return
@@ -341,18 +341,6 @@ class RequestScheduler:
         else:
             actor.grant(call, now_s)
 
-    def _expire(self, actor: ModelActor, now_s: float) -> None:
-        """Unload what nobody has used for long."""
-        expires_s = actor.expires_s
-        if expires_s is not None and expires_s <= now_s and not self._queue.num_of(actor.model):
-            actor.leave("nobody used it", now_s)
-
-    def _turn_away(self, actor: ModelActor, now_s: float) -> None:
-        """Nobody waits for a model that is not going to be tried before long."""
-        if actor.state == "failed" or actor.due_s - now_s > PATIENCE_S:
-            for call in self._queue.take_all_of(actor.model):
-                call.fail(refusal_of(actor, now_s))
-
     def _next_due_s(self, wake_s: float | None) -> float | None:
         times = [self._queue.due_s(), wake_s]
         for actor in self.actors.values():
@@ -390,6 +378,20 @@ class RequestScheduler:
             f"Two processes of the model {call.name} died while they worked for this request. "
             f"It is not served again for {max(1, round(until_s - now_s))} s; change it."
         )
+
+
+def _expire(queue: RequestQueue[QueuedRequest], actor: ModelActor, now_s: float) -> None:
+    """Unload what nobody has used for long."""
+    expires_s = actor.expires_s
+    if expires_s is not None and expires_s <= now_s and not queue.num_of(actor.model):
+        actor.leave("nobody used it", now_s)
+
+
+def _turn_away(queue: RequestQueue[QueuedRequest], actor: ModelActor, now_s: float) -> None:
+    """Nobody waits for a model that is not going to be tried before long."""
+    if actor.state == "failed" or actor.due_s - now_s > PATIENCE_S:
+        for call in queue.take_all_of(actor.model):
+            call.fail(refusal_of(actor, now_s))
 
 
 def _tell_phases(calls: Iterable[QueuedRequest], actors: Mapping[str, ModelActor]) -> None:
