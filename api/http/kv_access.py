@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from runtime.cache.collection import GarbageCollection
+from runtime.cache.deletion_log import Models
 from runtime.cache.inventory import Inventory, ModelSelection, meant, named, total
 from runtime.cache.inventory_views import CollectedView, RemovalView
 from runtime.cache.maintenance import StoreLimits
@@ -69,9 +70,23 @@ class KvAccess:
             UnknownConversation: nothing goes by that name.
             StoreUnavailable: there is no store, or it fails.
         """
-        self._prewarm.forget(session=name)
         entry, whom = await self._named(name)
-        num_forgotten = await self.kv.publisher.forget(whom)
+        async with self._forgetting(whom) as num_forgotten:
+            return await self._removed(name, entry, num_forgotten)
+
+    @asynccontextmanager
+    async def _forgetting(self, whom: Whom, models: Models = None) -> AsyncGenerator[int]:
+        """While it is deleted from the disk, so that nothing in memory brings it back; how many
+        pieces of memory it had.
+        """
+        self._prewarm.forget(whom, models)
+        num_forgotten = await self.kv.publisher.forget(whom, models)
+        try:
+            yield num_forgotten
+        finally:
+            await self._prewarm.forget_stored(whom, models)
+
+    async def _removed(self, name: str, entry: Entry | None, num_forgotten: int) -> RemovalView:
         try:
             if entry is not None and not entry.is_named:
                 return await self.tend(lambda inventory: inventory.remove(entry))
@@ -98,11 +113,10 @@ class KvAccess:
         names, hashes = await self.meant(name)
         if hashes:
             return await self._remove_weights(hashes)
-        self._prewarm.forget(models=tuple(names))
         views: list[RemovalView] = []
         for one in sorted(names):
-            await self.kv.publisher.forget(Whom(model=one))
-            views.append(await self.tend(lambda inventory, one=one: inventory.remove_name(one)))
+            async with self._forgetting(Whom(model=one)):
+                views.append(await self.tend(lambda inventory, one=one: inventory.remove_name(one)))
         return total(views)
 
     async def meant(self, name: str) -> ModelSelection:
@@ -117,14 +131,12 @@ class KvAccess:
 
     async def remove_all(self) -> RemovalView:
         """Delete everything there is. Raises StoreUnavailable."""
-        self._prewarm.forget(models=None)
-        await self.kv.publisher.forget(Whom())
-        return await self.tend(lambda inventory: inventory.remove_all())
+        async with self._forgetting(Whom()):
+            return await self.tend(lambda inventory: inventory.remove_all())
 
     async def _remove_weights(self, models: Collection[bytes]) -> RemovalView:
-        self._prewarm.forget(models=None)
-        await self.kv.publisher.forget(Whom(), models)
-        return await self.tend(lambda inventory: inventory.remove_models(models))
+        async with self._forgetting(Whom(), models):
+            return await self.tend(lambda inventory: inventory.remove_models(models))
 
     async def identify(self, spec: ModelSpec) -> bytes:
         """The model hash of a model as it is now.

@@ -70,6 +70,11 @@ class DeletionLog:
             self._logged.popleft()
         return Forget(self._now.number, whom, secret, floor)
 
+    def is_deleted(self, received: Receipt, is_meant: Callable[[Forget], bool]) -> bool:
+        """Whether a deletion since then is meant; what came before all that is known is deleted."""
+        later = (one.news for one in self._logged if one.news.number > received.number)
+        return received.number < self._lost or any(map(is_meant, later))
+
     def known(self, is_meant: Callable[[Models], bool]) -> list[Forget]:
         """What a worker that comes now is to be told, of those deletions that are for its model."""
         floor = max(self._lost, min(one.number for one in self._open))
