@@ -32,6 +32,7 @@ from api.http.kv_access import KvAccess
 from api.http.limits import bounds_of, check_size, narrowed
 from api.http.refusal import refuse
 from api.http.unused import unused_fields
+from api.observe.record import record_of
 from api.ollama.convert import chat_request
 from api.ollama.schemas import OllamaChatRequest
 from api.openai.convert import chat_to_generate
@@ -165,7 +166,8 @@ async def announce(
         num_tokens = len(body) // _MOST_TOKEN_BYTES
         least_bytes = num_tokens * (spec.kv_bytes_per_token or 0)
         await prewarm.check_pins(caller.tenant, least_bytes)
-    return _answer(view_of(prewarm.ask(generate, loads=bool(options.load))), unused)
+    received = record_of(request.scope).received
+    return _answer(view_of(prewarm.ask(generate, received, loads=bool(options.load))), unused)
 
 
 @get("/v1/prewarm/{prewarm_id:str}", tags=["Hearth"])

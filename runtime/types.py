@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from store.types import UNKNOWN_HEAD, PromptHead
+
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 Priority = Literal["interactive", "default", "background"]
@@ -401,7 +403,8 @@ class Usage(Struct, frozen=True):
     Of the tokens that were guessed, by a prediction or by what was said before, so many were
     accepted into the answer, and so many rejected.
 
-    `ignored` are fields of the request that have no effect with this model.
+    `ignored` are fields of the request that have no effect with this model. `head` is the prompt's,
+    which is known of some without a session id: it is by tokens that these are deleted.
     """
 
     num_prompt_tokens: int
@@ -414,6 +417,7 @@ class Usage(Struct, frozen=True):
     cache: CacheUse = CacheUse()
     prompt_changes: tuple[PromptChange, ...] = ()
     ignored: tuple[str, ...] = ()
+    head: PromptHead = UNKNOWN_HEAD
 
     @property
     def num_cached_tokens(self) -> int:

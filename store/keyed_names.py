@@ -36,12 +36,14 @@ NOBODY = Asker()
 class Chain(msgspec.Struct, frozen=True):
     """A conversation without a session id: its tokens, in four bytes each.
 
-    Others have the first `num_shared` of them as well. `root` is what the names of its blocks of
+    Others have the first `num_shared` of them as well, and who has no session id either said at
+    least the first `num_alike`. `root` is what the names of its blocks of
     `block_size` tokens begin with, and `folders` are those of its turns, as far as these are known.
     """
 
     token_ids: bytes
     num_shared: int = 0
+    num_alike: int = 0
     root: bytes = b""
     block_size: int = 1
     folders: tuple[str, ...] = ()

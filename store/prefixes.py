@@ -2,8 +2,8 @@
 
 `prefixes/MODEL/PREFIX.NAME`, keyed hashes in hex, private like slots: NAME stands for the name by
 which the model was asked; files without one are from before and anybody's. Each names the
-conversations that used it, as keyed hashes, and goes with the last of them; the one without a
-session id is "".
+conversations that used it, as keyed hashes, and goes with the last of them. Those without a session
+id are "" together: which of them used it is seen by the tokens that it begins a prompt with.
 """
 
 from __future__ import annotations
@@ -16,16 +16,29 @@ from pathlib import Path
 import msgspec
 
 from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE, reported
+from store.keyed_names import Chain
 from store.temp_names import PART, TEMPORARY, temp_name
+from store.types import UNKNOWN_HEAD, PromptHead
 
 PREFIXES = "prefixes"
 
 
 class StoredPrefix(msgspec.Struct, frozen=True):
-    """`payload` is its writer's own."""
+    """`payload` is its writer's own, `head` what it is as tokens."""
 
     sessions: tuple[str, ...]
     payload: bytes
+    head: PromptHead = UNKNOWN_HEAD
+
+
+def goes_with(head: PromptHead, chain: Chain) -> bool:
+    """Whether of all conversations without a session id only this one has said a prefix.
+
+    Also where its tokens are not known: it is learned anew if somebody else asks with it.
+    """
+    if not head.num_tokens:
+        return True
+    return chain.num_alike < head.num_tokens and head.begins(chain.token_ids)
 
 
 def write(root: Path, model: bytes, asked: str, name: str, prefix: StoredPrefix) -> None:
@@ -66,11 +79,17 @@ def remove_session(root: Path, session: str) -> None:
     with reported(root / PREFIXES):
         for folder in (root / PREFIXES).glob("*"):
             for path, one in _each(folder):
-                left = tuple(name for name in one.sessions if name != session)
-                if not left:
-                    path.unlink(missing_ok=True)
-                elif left != one.sessions:
-                    _write(path, StoredPrefix(left, one.payload))
+                _leave(path, one, session)
+
+
+def remove_chain(root: Path, model: bytes, asked: str, chain: Chain) -> None:
+    """Remove what only a conversation without a session id used, with a model that was asked by
+    one name. Raises StoreError.
+    """
+    with reported(root / PREFIXES):
+        for path, one in _each(root / PREFIXES / model.hex()):
+            if path.suffix in ("", f".{asked}") and goes_with(one.head, chain):
+                _leave(path, one, "")
 
 
 def remove_model(root: Path, model: bytes | None) -> None:
@@ -78,6 +97,14 @@ def remove_model(root: Path, model: bytes | None) -> None:
     with reported(root / PREFIXES):
         for path in (root / PREFIXES).glob(f"{model.hex() if model is not None else '*'}/*"):
             path.unlink(missing_ok=True)
+
+
+def _leave(path: Path, prefix: StoredPrefix, session: str) -> None:
+    left = tuple(name for name in prefix.sessions if name != session)
+    if not left:
+        path.unlink(missing_ok=True)
+    elif left != prefix.sessions:
+        _write(path, msgspec.structs.replace(prefix, sessions=left))
 
 
 def _write(path: Path, prefix: StoredPrefix) -> None:

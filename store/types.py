@@ -8,6 +8,7 @@ anywhere: the last, incomplete block of a turn is part of it.
 from __future__ import annotations
 
 import os
+from hashlib import blake2b
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -22,6 +23,8 @@ DEFAULT_TTL_S = 1_209_600.0
 """The same where nobody says, two weeks; before that the caps on the disk decide."""
 
 _MAX_INTEGER = 2**63 - 1
+TOKEN_BYTES = 4
+_DIGEST_BYTES = 16
 
 HIT_HALF_LIFE_S = 6 * 3600.0
 """After this long without use a hit counts half, in the index and in eviction."""
@@ -41,6 +44,31 @@ def class_of(ttl_s: float) -> TtlClass:
 def decayed_hits(hits: float, age_s: float) -> float:
     """What `hits`, counted `age_s` seconds ago, are worth now."""
     return hits * 2.0 ** (-max(age_s, 0.0) / HIT_HALF_LIFE_S)
+
+
+class PromptHead(Struct, frozen=True):
+    """Tools and system prompt of a prompt, by its first tokens; without any they are not known.
+
+    `digest` is that of the tokens in four bytes each.
+    """
+
+    num_tokens: int = 0
+    digest: bytes = b""
+
+    @staticmethod
+    def of(token_ids: bytes, num_tokens: int) -> PromptHead:
+        """The first tokens of these, in four bytes each."""
+        if not num_tokens:
+            return UNKNOWN_HEAD
+        digest = blake2b(token_ids[: num_tokens * TOKEN_BYTES], digest_size=_DIGEST_BYTES)
+        return PromptHead(num_tokens=num_tokens, digest=digest.digest())
+
+    def begins(self, token_ids: bytes) -> bool:
+        """Whether these tokens, in four bytes each, begin with it."""
+        return self == PromptHead.of(token_ids, self.num_tokens)
+
+
+UNKNOWN_HEAD = PromptHead()
 
 
 class MediaSpan(NamedTuple):

@@ -165,7 +165,7 @@ class Gate:
                 unless_all.callback(generation.abort)
                 generations.append(generation)
             unless_all.pop_all()
-        watch = self._prewarm.watch(generations[0].request)
+        watch = self._prewarm.watch(generations[0].request, record.received)
         meter = self.metrics.meter(model, watch)
         growing = None
         if following is not None:

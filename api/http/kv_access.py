@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from runtime.cache.collection import GarbageCollection
+from runtime.cache.deletion_log import Models
 from runtime.cache.inventory import Inventory, ModelSelection, Named, meant, named, total
 from runtime.cache.inventory_views import CollectedView, RemovalView
 from runtime.cache.maintenance import StoreLimits
+from runtime.cache.publisher import ForgetOutcome
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable, UnknownConversation
@@ -20,6 +22,7 @@ from runtime.prewarm.prewarm import Prewarm
 from runtime.progress import Watch
 from runtime.types import ModelSpec
 from store.keyed_names import Whom
+from store.listing import Entry
 
 T = TypeVar("T")
 
@@ -70,11 +73,30 @@ class KvAccess:
             UnknownConversation: nothing goes by that name, and every worker has looked.
             StoreUnavailable: there is no store, or it fails.
         """
-        self._prewarm.forget(session=name)
         entries, whoms = await self._named(name)
-        told = [await self.kv.publisher.forget(whom) for whom in whoms]
-        num_forgotten = sum(one.num_forgotten for one in told)
+        async with self._forgetting(whoms) as told:
+            return await self._removed(name, entries, told)
+
+    @asynccontextmanager
+    async def _forgetting(
+        self, whoms: Sequence[Whom], models: Models = None
+    ) -> AsyncGenerator[ForgetOutcome]:
+        """While it is deleted from the disk, so that nothing in memory brings it back; how many
+        pieces of memory it had.
+        """
+        for whom in whoms:
+            self._prewarm.forget(whom, models)
+        told = [await self.kv.publisher.forget(whom, models) for whom in whoms]
         is_pending = any(one.is_pending for one in told)
+        try:
+            yield ForgetOutcome(sum(one.num_forgotten for one in told), is_pending)
+        finally:
+            for whom in whoms:
+                await self._prewarm.forget_stored(whom, models)
+
+    async def _removed(
+        self, name: str, entries: Sequence[Entry], told: ForgetOutcome
+    ) -> RemovalView:
         try:
             if entries and not entries[0].is_named:
                 view = await self.tend(lambda inventory: inventory.remove(entries))
@@ -82,10 +104,10 @@ class KvAccess:
                 view = await self.tend(lambda inventory: inventory.remove_conversation(name))
         except (UnknownConversation, StoreUnavailable) as error:
             is_all = isinstance(error, UnknownConversation) or not self._settings.kv_disk
-            if not is_all or not (num_forgotten or is_pending):
+            if not is_all or not (told.num_forgotten or told.is_pending):
                 raise
-            view = RemovalView(int(num_forgotten > 0), num_slots=0, is_cut=True)
-        return replace(view, is_pending=is_pending)
+            view = RemovalView(int(told.num_forgotten > 0), num_slots=0, is_cut=True)
+        return replace(view, is_pending=told.is_pending)
 
     async def _named(self, name: str) -> Named:
         """As `inventory.named`; what the store does not know may be in a worker's memory."""
@@ -103,11 +125,10 @@ class KvAccess:
         names, hashes = await self.meant(name)
         if hashes:
             return await self._remove_weights(hashes)
-        self._prewarm.forget(models=tuple(names))
         views: list[RemovalView] = []
         for one in sorted(names):
-            told = await self.kv.publisher.forget(Whom(model=one))
-            view = await self.tend(lambda inventory, one=one: inventory.remove_name(one))
+            async with self._forgetting([Whom(model=one)]) as told:
+                view = await self.tend(lambda inventory, one=one: inventory.remove_name(one))
             views.append(replace(view, is_pending=told.is_pending))
         return total(views)
 
@@ -123,15 +144,13 @@ class KvAccess:
 
     async def remove_all(self) -> RemovalView:
         """Delete everything there is. Raises StoreUnavailable."""
-        self._prewarm.forget(models=None)
-        told = await self.kv.publisher.forget(Whom())
-        view = await self.tend(lambda inventory: inventory.remove_all())
+        async with self._forgetting([Whom()]) as told:
+            view = await self.tend(lambda inventory: inventory.remove_all())
         return replace(view, is_pending=told.is_pending)
 
     async def _remove_weights(self, models: Collection[bytes]) -> RemovalView:
-        self._prewarm.forget(models=None)
-        told = await self.kv.publisher.forget(Whom(), models)
-        view = await self.tend(lambda inventory: inventory.remove_models(models))
+        async with self._forgetting([Whom()], models) as told:
+            view = await self.tend(lambda inventory: inventory.remove_models(models))
         return replace(view, is_pending=told.is_pending)
 
     async def identify(self, spec: ModelSpec) -> bytes:

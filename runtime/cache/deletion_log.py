@@ -6,7 +6,7 @@ It belongs to the event loop.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -69,6 +69,11 @@ class DeletionLog:
         while self._logged and self._logged[0].news.number <= floor:
             self._logged.popleft()
         return Forget(self._now.number, whom, secret, floor)
+
+    def is_deleted(self, received: Receipt, is_meant: Callable[[Forget], bool]) -> bool:
+        """Whether a deletion since then is meant; what came before all that is known is deleted."""
+        later = (one.news for one in self._logged if one.news.number > received.number)
+        return received.number < self._lost or any(map(is_meant, later))
 
     def known(self) -> list[tuple[Forget, Models]]:
         """What a worker that comes now is to be told, and for which models that is."""

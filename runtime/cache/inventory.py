@@ -28,6 +28,7 @@ from runtime.cache.inventory_views import (
 from runtime.cache.owned import INDEX, Merged, OpenStore
 from runtime.cache.repair import repair
 from runtime.errors import InterchangeFailed, NothingKept, UnknownConversation, UnknownModel
+from runtime.kv.prefix_tree import num_common
 from runtime.progress import Progress, Watch, unwatched
 from runtime.ranks import KvForm
 from runtime.slot_events import SlotsGone
@@ -36,6 +37,7 @@ from store import listing, pins, prefixes, removal, sightings, turns, unpublishe
 from store.conversations import Conversations
 from store.disk import Reserve
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
+from store.forks import forks
 from store.keyed_names import Chain, Whom, model_key
 from store.listing import Entry, SlotLink
 from store.slot_file import is_slot_id
@@ -45,6 +47,8 @@ from store.types import ConversationRow, SlotPlace
 
 MIN_PREFIX = 4
 _CHECKPOINT_TRIES = 5
+_MAX_FORKS = 64
+"""So many of the last ones are read: what is asked often has many, which are as much alike."""
 
 
 def ignore(news: SlotsGone | Merged) -> None:
@@ -387,24 +391,26 @@ def _dropped(store: OpenStore, entry: Entry) -> tuple[SlotPlace, ...]:
     Raises:
         UnknownConversation: a chain whose end has gone.
     """
-    chain: TurnTokens | None = None
+    tokens: TurnTokens | None = None
     if not entry.is_named:
         leaf = store.redirects.of(entry.id, entry.num_tokens) or entry.id
         if not way_to(store, leaf):
             message = f"The conversation {entry.id} has gone meanwhile."
             raise UnknownConversation(message, "conversation")
         entry = replace(entry, id=leaf, leaf=leaf)
-        chain = tokens_to(store, leaf)
+        tokens = tokens_to(store, leaf)
     source = pins.source_of(entry.id)
     store.database.submit(lambda c: pins.drop(c, source)).result()
-    if chain is None:
+    if tokens is None:
         turns.drop_folders(store.root, Folders(conversation=entry.id))
+        prefixes.remove_session(store.root, entry.id)
     else:
         asked, tenant = model_key(store.secret, entry.name), None
         with suppress(StoreError):
             tenant = read_header(slot_path(store.root, entry.id)).root
-        turns.drop_chain(store.root, entry.model, asked, chain, tenant)
-    prefixes.remove_session(store.root, entry.id if entry.is_named else "")
+        chain = _chain_of(store, entry, tokens)
+        turns.drop_chain(store.root, entry.model, asked, tokens, tenant)
+        prefixes.remove_chain(store.root, entry.model, asked, chain)
     if entry.is_named:
         return Conversations(store.database).drop(bytes.fromhex(entry.id)).result()
     whose = entry.id, entry.name
@@ -428,13 +434,13 @@ def named(inventory: Inventory, name: str) -> Named:
     if entries[0].is_named:
         return Named(entries, [Whom(session_id=name, key=bytes.fromhex(entries[0].id))])
     store = inventory.store
-    whoms = [Whom(model=entry.name, chain=_chain_of(store, entry)) for entry in entries]
+    chains = [_chain_of(store, entry, tokens_to(store, entry.leaf)) for entry in entries]
+    whoms = [Whom(model=one.name, chain=of) for one, of in zip(entries, chains, strict=True)]
     return Named(entries, whoms)
 
 
-def _chain_of(store: OpenStore, entry: Entry) -> Chain:
+def _chain_of(store: OpenStore, entry: Entry, tokens: TurnTokens) -> Chain:
     """By what a conversation without a session id is recognised."""
-    tokens = tokens_to(store, entry.leaf)
     chain = Chain(tokens.token_ids.tobytes())
     with suppress(StoreError):
         header = read_header(slot_path(store.root, entry.id))
@@ -442,11 +448,29 @@ def _chain_of(store: OpenStore, entry: Entry) -> Chain:
         chain = Chain(
             chain.token_ids,
             num_shared=store.database.read(lambda c: removal.num_shared(c, entry.id, entry.name)),
+            num_alike=_num_alike(store, entry, tokens.token_ids),
             root=header.root,
             block_size=header.block_size,
             folders=turns.folders_of(store.root, entry.model, asked, tokens, header.root),
         )
     return chain
+
+
+def _num_alike(store: OpenStore, entry: Entry, token_ids: array[int]) -> int:
+    """How many of a chain's first tokens another one begins with, asked by the same name and
+    without a session id either; less where that cannot be read.
+
+    Slots are parted between blocks, so the last ones that they have in common are compared.
+    """
+    found = store.database.read(lambda c: forks(c, entry.id, entry.name))
+    num_alike = 0
+    for fork in found[:_MAX_FORKS]:
+        with suppress(StoreError):
+            said = read_token_ids(slot_path(store.root, fork.slot))[fork.at - fork.start :]
+            num_same = num_common(token_ids, fork.at, said, 0)
+            if fork.goes_on or num_same < len(said):
+                num_alike = max(num_alike, fork.at + num_same)
+    return num_alike
 
 
 def way_to(store: OpenStore, leaf: str) -> list[SlotLink]:

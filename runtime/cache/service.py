@@ -155,6 +155,10 @@ class KvStore:
         """A request came: what is deleted from now on, its receipt is held, is deleted for it."""
         return self.publisher.deletions.receive()
 
+    def is_deleted(self, received: Receipt, is_meant: Callable[[Forget], bool]) -> bool:
+        """Whether something was deleted since then, and is meant."""
+        return self.publisher.deletions.is_deleted(received, is_meant)
+
     async def is_open(self) -> bool:
         """Whether there is a store, while one is being opened after `patience_s` at the latest."""
         await self.settled(self.patience_s)

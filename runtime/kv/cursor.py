@@ -76,6 +76,7 @@ class CacheCursor:
     def delete(self) -> None:
         """What it is of was deleted: nothing of it is kept from now on, nor reused."""
         self.mode, self.reason = "off", "deleted"
+        self.use = structs.replace(self.use, reason="deleted")
 
     def stop_at(self, position: int) -> None:
         """If the prompt goes beyond, have it computed up to there first, and kept."""

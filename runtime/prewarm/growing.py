@@ -7,7 +7,7 @@ that goes on from the last one: so what is left when the summary is complete is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 
 import msgspec
 
@@ -47,13 +47,9 @@ class GrowingPrompt:
         self.is_open = True
 
     @property
-    def model(self) -> str:
-        return self._writer.request.model
-
-    @property
-    def session_id(self) -> str | None:
-        """The conversation that is summed up."""
-        return self._writer.request.cache.session_id
+    def request(self) -> GenerateRequest:
+        """That sums up the conversation."""
+        return self._writer.request
 
     def hear(self, chunk: Chunk) -> None:
         """Take in what the writer says."""
@@ -147,9 +143,8 @@ class GrowingPrompts:
         self._spawn(growing.run())
         return growing
 
-    def forget(self, session: str | None, models: Sequence[str] | None) -> None:
-        """Close those of a conversation that is deleted, and of models or (None) all of them."""
+    def forget(self, is_deleted: Callable[[GenerateRequest], bool]) -> None:
+        """Close those of conversations that are deleted."""
         for one in self._open:
-            is_of_session = session is not None and one.session_id == session
-            if is_of_session or models is None or one.model in models:
+            if is_deleted(one.request):
                 one.close()

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 import structlog
 
+from runtime.cache.deletion_log import Models, Receipt
 from runtime.cache.owned import OpenStore
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable
 from runtime.prewarm import prefixes
 from runtime.prewarm.prefixes import Prefix
+from runtime.slot_events import Forget
 from runtime.types import ChatPrompt, GenerateRequest
 from store import prefixes as files
-from store.keyed_names import model_key
-from store.prefixes import StoredPrefix
+from store.keyed_names import Asker, Whom, conversation_key, model_key
+from store.prefixes import StoredPrefix, goes_with
+from store.types import PromptHead
 
 _CANDIDATES = 8
 CONFIGURED = "config:"
@@ -34,6 +38,14 @@ _log = structlog.stdlib.get_logger("hearth.prewarm")
 _decode = msgspec.msgpack.Decoder(Prefix).decode
 
 
+class Answered(NamedTuple):
+    """A request that was answered: when it came, and the head of its prompt, as far as known."""
+
+    request: GenerateRequest
+    received: Receipt
+    head: PromptHead
+
+
 class PrefixRegistry:
     """By model and name. At most `prewarm_learned` of a model are kept for longer than this run.
 
@@ -45,7 +57,9 @@ class PrefixRegistry:
         self._kv = kv
         self._key = secrets.token_bytes(32)
         self._models: dict[str, dict[str, Prefix]] = {}
-        self._notes: dict[asyncio.Task[None], GenerateRequest] = {}
+        self._notes: set[asyncio.Task[None]] = set()
+        self._storing = asyncio.Lock()
+        """Held while what is in memory and the files are brought together."""
         self._written: dict[str, dict[str, Prefix]] = {}
 
     def get(self, model: str, name: str) -> Prefix | None:
@@ -73,22 +87,25 @@ class PrefixRegistry:
         mark = prefixes.mark_of(request.prompt, "", request.cache.tenant, self._secret)
         return f"{CONFIGURED}{request.model}:{mark}"
 
+    def means(self, whom: Whom, request: GenerateRequest) -> bool:
+        """Whether a deletion means a request, as far as that is known without its tokens."""
+        return whom.means(Asker(request.model, request.cache.session_id), self._secret)
+
     @property
     def _secret(self) -> bytes:
         store = self._kv.store
         return store.secret if store is not None else self._key
 
-    def note(self, request: GenerateRequest, now_s: float, then: Callable[[str], None]) -> None:
+    def note(self, answered: Answered, now_s: float, then: Callable[[str], None]) -> None:
         """A request was answered; `then` is given the name of its prefix, if it is learned."""
         if not self._settings.prewarm_learned or len(self._notes) >= _MAX_NOTES:
             return
-        task = asyncio.get_running_loop().create_task(self._learn(request, now_s, then))
-        self._notes[task] = request
-        task.add_done_callback(lambda _: self._notes.pop(task, None))
+        task = asyncio.get_running_loop().create_task(self._learn(answered, now_s, then))
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
 
-    async def _learn(
-        self, request: GenerateRequest, now_s: float, then: Callable[[str], None]
-    ) -> None:
+    async def _learn(self, answered: Answered, now_s: float, then: Callable[[str], None]) -> None:
+        request, received, head = answered
         cache = request.cache
         if cache.ttl_s is None:
             cache = msgspec.structs.replace(cache, ttl_s=self._settings.kv_ttl_of(request.model))
@@ -96,13 +113,23 @@ class PrefixRegistry:
         off = frozenset(self._settings.prompt_rules_off(request.model))
         own = self._settings.own_rules_for(request.client)
         found = await asyncio.to_thread(prefixes.prefix_of, request, off, self._secret, own)
-        if found is not None:
-            self._add(request.model, found, self._session(cache.session_id), now_s)
+        if found is None:
+            return
+        found = msgspec.structs.replace(found, head=head)
+        session = self._session(cache.session_id)
+
+        def is_meant(news: Forget) -> bool:
+            return self._goes(found, request.model, session, news.whom)
+
+        if not self._kv.is_deleted(received, is_meant):
+            self._add(request.model, found, session, now_s)
             then(found.name)
 
     def _add(self, model: str, found: Prefix, session: str, now_s: float) -> None:
         known = self._models.setdefault(model, {})
-        known[found.name] = known.get(found.name, found).used(session, now_s, _MAX_SESSIONS)
+        used = known.get(found.name, found).used(session, now_s, _MAX_SESSIONS)
+        head = found.head if found.head.num_tokens else used.head
+        known[found.name] = msgspec.structs.replace(used, head=head)
         limit = self._settings.prewarm_learned * _CANDIDATES
         while len(known) > limit:
             del known[min(known, key=lambda name: (known[name].worth(now_s), name))]
@@ -112,32 +139,46 @@ class PrefixRegistry:
         if (known := self.get(model, name)) is not None:
             self._models[model][name] = msgspec.structs.replace(known, touched_s=now_s)
 
-    def forget(self, *, session: str | None = None, models: Sequence[str] | None = ()) -> None:
-        """Forget what only a conversation used, or of models (None: all). Files are the store's."""
-        for note, request in self._notes.items():
-            is_of_models = models is None or request.model in models
-            if is_of_models or (session is not None and request.cache.session_id == session):
-                note.cancel()
-        for model in list(self._models) if models is None else models:
-            self._models.pop(model, None)
-            self._written.pop(model, None)
-        if session is None:
-            return
-        name = self._session(session)
-        for known in self._models.values():
-            for one in list(known.values()):
-                left = tuple(other for other in one.sessions if other != name)
-                if left:
-                    known[one.name] = msgspec.structs.replace(one, sessions=left)
-                else:
-                    del known[one.name]
+    def forget(self, whom: Whom, models: Models = None) -> None:
+        """Forget what only those used who are deleted, with these models. Files are the store's."""
+        for model in list(self._models):
+            model_hash = self._kv.memory.hash_of(model)
+            if models is None or model_hash in models:
+                self._forget(model, whom)
+            elif model_hash is None:  # which of them it is will be seen by its files
+                del self._models[model]
+                self._written.pop(model, None)
+
+    def _forget(self, model: str, whom: Whom) -> None:
+        known = self._models[model]
+        for one in list(known.values()):
+            left = tuple(name for name in one.sessions if not self._goes(one, model, name, whom))
+            if not left:
+                del known[one.name]
+            elif left != one.sessions:
+                known[one.name] = msgspec.structs.replace(one, sessions=left)
+
+    def _goes(self, prefix: Prefix, model: str, session: str, whom: Whom) -> bool:
+        """Whether the use of a prefix by somebody, as files name him, goes with a deletion."""
+        is_meant = whom.means_key(model, _key_of(session), self._secret)
+        return is_meant and (whom.chain is None or goes_with(prefix.head, whom.chain))
+
+    async def forget_stored(self, whom: Whom, models: Models = None) -> None:
+        """The same once files are gone: what was read of them meanwhile, or being written."""
+        async with self._storing:
+            self.forget(whom, models)
+        await self.save()
 
     async def open(self, model: str) -> None:
         """Take in what was learned of a model that is loaded now, once."""
         model_hash = self._kv.memory.hash_of(model)
-        if model in self._written or model_hash is None:
+        if model_hash is None:
             return
+        async with self._storing:
+            if model not in self._written:
+                await self._read(model, model_hash)
 
+    async def _read(self, model: str, model_hash: bytes) -> None:
         def read(store: OpenStore, _: object) -> dict[str, Prefix]:
             stored = files.read(store.root, model_hash, model_key(store.secret, model))
             return dict(_decoded(stored))
@@ -160,11 +201,12 @@ class PrefixRegistry:
             if model_hash is None:
                 continue
             await self.open(model)
-            before = self._written.get(model, {})
-            after = {one.name: one for one in self.learned(model, time.time())}
-            is_same = after.keys() == before.keys()
-            if not is_same or any(one is not before[name] for name, one in after.items()):
-                await self._write(model, model_hash, before, after)
+            async with self._storing:
+                before = self._written.get(model, {})
+                after = {one.name: one for one in self.learned(model, time.time())}
+                is_same = after.keys() == before.keys()
+                if not is_same or any(one is not before[name] for name, one in after.items()):
+                    await self._write(model, model_hash, before, after)
 
     async def _write(
         self, model: str, model_hash: bytes, before: dict[str, Prefix], after: dict[str, Prefix]
@@ -173,7 +215,8 @@ class PrefixRegistry:
             asked = model_key(store.secret, model)
             for name, prefix in after.items():
                 if before.get(name) != prefix:
-                    stored = StoredPrefix(prefix.sessions, msgspec.msgpack.encode(prefix))
+                    payload = msgspec.msgpack.encode(prefix)
+                    stored = StoredPrefix(prefix.sessions, payload, prefix.head)
                     num_bytes = len(msgspec.msgpack.encode(stored))
                     if store.disk.reserve(f"prefix-{name}", num_bytes, is_small=True):
                         files.write(store.root, model_hash, asked, name, stored)
@@ -190,10 +233,14 @@ class PrefixRegistry:
 
     def _session(self, session_id: str | None) -> str:
         """What stands for a conversation in files; "" for those without a name."""
-        store = self._kv.store
-        if session_id is None:
-            return ""
-        return store.conversation_key(session_id).hex() if store is not None else session_id
+        return "" if session_id is None else conversation_key(self._secret, session_id).hex()
+
+
+def _key_of(session: str) -> bytes:
+    """The key of a conversation as files name it; they once named some otherwise."""
+    with suppress(ValueError):
+        return bytes.fromhex(session)
+    return session.encode()
 
 
 def _decoded(stored: Mapping[str, StoredPrefix]) -> Iterator[tuple[str, Prefix]]:

@@ -13,7 +13,7 @@ import msgspec
 
 from runtime.prompt.stabilise import stabilise
 from runtime.types import CacheParams, ChatPrompt, GenerateRequest, LineRule, Message, Struct
-from store.types import DEFAULT_TTL_S, decayed_hits
+from store.types import DEFAULT_TTL_S, UNKNOWN_HEAD, PromptHead, decayed_hits
 
 MIN_CHARS = 1000
 """Shorter ones are computed before anybody notices."""
@@ -33,6 +33,7 @@ class Prefix(Struct, frozen=True):
     """The head of prompts of one model. Times are wall time; `sessions` are those that used it.
 
     `num_uses` is as it was at `last_used_s`; `touched_s` is when its KV was last used or warmed.
+    `head` is what it is as tokens, once that was seen.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Prefix(Struct, frozen=True):
     ttl_s: float | None = None
     sessions: tuple[str, ...] = ()
     tenant: str = ""
+    head: PromptHead = UNKNOWN_HEAD
 
     @property
     def num_chars(self) -> int:

@@ -16,12 +16,12 @@ from typing import Literal
 import msgspec
 import structlog
 
-from runtime.cache.deletion_log import Receipt
+from runtime.cache.deletion_log import Models, Receipt
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import Aborted, HearthError, QueueTimeout, UnknownModel
 from runtime.prewarm.growing import GrowingPrompts
-from runtime.prewarm.prefix_registry import CONFIGURED, PrefixRegistry
+from runtime.prewarm.prefix_registry import CONFIGURED, Answered, PrefixRegistry
 from runtime.prewarm.prefixes import KEEP_ALIVE_SHARE, warming_of
 from runtime.prewarm.task import PrewarmTask, Source, TaskTable
 from runtime.supervisor.generation import Generation
@@ -29,6 +29,7 @@ from runtime.supervisor.lifecycle import Transition
 from runtime.supervisor.news import Listener
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import Failed, Finished, GenerateRequest, Usage
+from store.keyed_names import Whom
 
 Outcome = Literal["hot", "restored", "computed", "preempted", "failed"]
 
@@ -100,8 +101,10 @@ class Prewarm:
 
     # What clients may ask for
 
-    def ask(self, request: GenerateRequest, *, loads: bool) -> PrewarmTask:
+    def ask(self, request: GenerateRequest, received: Came = None, *, loads: bool) -> PrewarmTask:
         """Warm a prompt when its model is loaded; with `loads` have it loaded.
+
+        It was asked for with that receipt, or now.
 
         Raises:
             Overloaded: as many are open as may be.
@@ -110,7 +113,7 @@ class Prewarm:
         self._known.check_room(self._settings.max_queue)
         is_loaded = self._is_loaded(request.model)
         wish = self._supervisor.load(request.model) if loads and not is_loaded else None
-        warming = self._add(request, "request", self._kv.receive())
+        warming = self._add(request, "request", received or self._kv.receive())
         if wish is not None:
             self._spawn(self._loaded(warming, wish.granted()))
         elif not is_loaded:
@@ -158,8 +161,12 @@ class Prewarm:
 
     # What is learned
 
-    def watch(self, request: GenerateRequest) -> Callable[[Usage], None]:
-        """To be told what a request used, once it has finished."""
+    def watch(self, request: GenerateRequest, received: Came = None) -> Callable[[Usage], None]:
+        """To be told what a request used, once it has finished; it came with that receipt, or now.
+
+        What was deleted since is not learned, however late its client reads the end of its answer.
+        """
+        came = received or self._kv.receive()
         foreseen = self._known.foreseen_of(request.cache.session_id)
         # What is being computed of it already is taken up by this request.
         self._end_all(one for one in foreseen if one.state != "running")
@@ -167,7 +174,8 @@ class Prewarm:
         def finished(usage: Usage) -> None:
             self._end_all(one for one in foreseen if one.is_open)
             if usage.cache.reason != "deleted":
-                self._book.note(request, time.time(), lambda name: count(name, usage))
+                answered = Answered(request, came, usage.head)
+                self._book.note(answered, time.time(), lambda name: count(name, usage))
 
         def count(name: str, usage: Usage) -> None:
             if name in self._warm.get(request.model, ()) and usage.num_cached_tokens:
@@ -175,12 +183,21 @@ class Prewarm:
 
         return finished
 
-    def forget(self, *, session: str | None = None, models: Sequence[str] | None = ()) -> None:
-        """What was deleted is not learned from any more, of models or (None) all of them."""
-        self._book.forget(session=session, models=models)
-        self._end_all(self._known.foreseen_of(session))
-        self._end_all(one for one in self._known.foreseen() if one.is_of(models))
-        self.growing.forget(session, models)
+    def forget(self, whom: Whom, models: Models = None) -> None:
+        """What is deleted is not learned from any more, nor warmed again."""
+        self._book.forget(whom, models)
+        self._end_all(one for one in self._known if one.is_open and self._is_gone(one, whom))
+        self.growing.forget(lambda request: self._book.means(whom, request))
+
+    def _is_gone(self, warming: PrewarmTask, whom: Whom) -> bool:
+        if warming.name is not None:
+            return self._book.get(warming.model, warming.name) is None
+        return warming.is_foreseen and self._book.means(whom, warming.request)
+
+    async def forget_stored(self, whom: Whom, models: Models = None) -> None:
+        """The same once it is off the disk: nothing comes back that was read from there before."""
+        await self._book.forget_stored(whom, models)
+        self.forget(whom, models)
 
     async def sweep(self) -> None:
         """Touch what would expire, try again what had to make way, write down what was learned."""
@@ -297,19 +314,8 @@ class Prewarm:
         started_s = time.monotonic()
         try:
             await generation.accepted()
-            while chunks := await generation.next_chunks():
-                match chunks[-1]:
-                    case Failed(code=Aborted.code, message=message):
-                        raise Aborted(message)
-                    case Failed(code=code, message=message):
-                        error = HearthError(message)
-                        error.code = code
-                        raise error
-                    case Finished(usage=usage):
-                        elapsed_ms = (time.monotonic() - started_s) * 1000
-                        self._complete(warming, usage, elapsed_ms)
-                    case _:
-                        pass
+            if (usage := await _used(generation)) is not None:
+                self._complete(warming, usage, (time.monotonic() - started_s) * 1000)
         finally:
             self._generation = None
             generation.abort()
@@ -319,9 +325,7 @@ class Prewarm:
         warming.end("completed")
         warming.num_tokens, warming.num_cached_tokens = usage.num_prompt_tokens, cache.num_tokens
         warming.tier, warming.elapsed_ms = cache.tier, elapsed_ms
-        outcome: Outcome = "computed"
-        if cache.reason is None or cache.num_tokens * 2 > usage.num_prompt_tokens:
-            outcome = "hot" if cache.tier == "hot" else "restored"
+        outcome = _outcome_of(usage)
         self.counts[outcome, warming.source] += 1
         self.tokens[warming.source] += usage.num_prompt_tokens
         if warming.name is not None:
@@ -346,3 +350,30 @@ class Prewarm:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _used(generation: Generation) -> Usage | None:
+    """What it used, when it has ended. Raises HearthError when it fails, Aborted when it had to
+    make way.
+    """
+    usage: Usage | None = None
+    while chunks := await generation.next_chunks():
+        match chunks[-1]:
+            case Failed(code=Aborted.code, message=message):
+                raise Aborted(message)
+            case Failed(code=code, message=message):
+                error = HearthError(message)
+                error.code = code
+                raise error
+            case Finished(usage=used):
+                usage = used
+            case _:
+                pass
+    return usage
+
+
+def _outcome_of(usage: Usage) -> Outcome:
+    cache = usage.cache
+    if cache.reason is None or cache.num_tokens * 2 > usage.num_prompt_tokens:
+        return "hot" if cache.tier == "hot" else "restored"
+    return "computed"

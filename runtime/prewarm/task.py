@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -70,10 +70,6 @@ class PrewarmTask(msgspec.Struct, eq=False):
         """What was foreseen and had no turn for so long was asked for by now, or will not be."""
         if self.is_foreseen and self.is_open and now_s - self.since_s > _MAX_FORESIGHT_S:
             self.end("cancelled")
-
-    def is_of(self, models: Sequence[str] | None) -> bool:
-        """It is of one of these models, or (None) of any."""
-        return models is None or self.model in models
 
 
 class TaskTable:

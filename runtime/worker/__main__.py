@@ -393,7 +393,7 @@ class Worker:
 def _forget(news: Forget, turns: TurnStore, fetcher: Fetcher) -> None:
     """Before the engine hears of it: what is being taken in asks whether it was deleted."""
     turns.deletions.add(news)
-    fetcher.forget()
+    fetcher.forget(news.number)
     turns.forget(news.whom, news.secret)
 
 

@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -262,13 +263,13 @@ def test_public_addresses_are_told_from_others(address: str, expected: bool):
     assert is_public(ipaddress.ip_address(address)) is expected
 
 
-def request(name: str, *urls: str, tenant: str = "") -> GenerateRequest:
+def request(name: str, *urls: str, tenant: str = "", came_after: int = 0) -> GenerateRequest:
     images = (
         Image(at=1, field="a", data=b"here"),
         *(Image(at=2, field=FIELD, url=u) for u in urls),
     )
     prompt = ChatPrompt(messages=(Message(role="user", text="see", images=images),))
-    cache = CacheParams(tenant=tenant)
+    cache = CacheParams(tenant=tenant, after_deletion=came_after)
     return GenerateRequest(request_id=name, model="m", prompt=prompt, cache=cache)
 
 
@@ -308,11 +309,12 @@ class Turns:
     def _refuse(self, name: str, error: InvalidRequest) -> None:
         raise AssertionError(name, error.message)
 
-    def take(self, *urls: str, tenant: str = "") -> tuple[list[bytes], int]:
+    def take(self, *urls: str, tenant: str = "", came_after: int = 0) -> tuple[list[bytes], int]:
         """The pictures at these addresses, and how often the server was asked for them."""
         before = len(_Handler.asked)
         self._num_taken += 1
-        self.fetcher.take(request(f"r{self._num_taken}", *urls, tenant=tenant))
+        name = f"r{self._num_taken}"
+        self.fetcher.take(request(name, *urls, tenant=tenant, came_after=came_after))
         prompt = self._answers.get(timeout=10).prompt
         assert isinstance(prompt, ChatPrompt)
         images = [image.data for image in prompt.messages[0].images[1:]]
@@ -353,8 +355,33 @@ def test_what_was_fetched_is_bounded_and_forgotten_and_each_tenants_own(
     assert turns.take(first)[1] == 1, "there is room for one"
     assert turns.take(second)[1] == 1
     assert turns.take(second)[1] == 0
-    turns.fetcher.forget()
-    assert turns.take(second)[1] == 1
+    turns.fetcher.forget(1)
+    assert turns.take(second, came_after=1)[1] == 1
+    assert turns.take(second, came_after=1)[1] == 0
+
+
+def test_a_picture_that_is_on_its_way_when_something_is_deleted_is_not_kept(
+    place: tuple[str, FetchPolicy], monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever wanted it came before that: it is shown to that request alone."""
+    url, policy = place
+    turns, here, may_go = Turns(policy), threading.Event(), threading.Event()
+
+    def show(handler: _Handler) -> bytes:
+        here.set()
+        may_go.wait(10)
+        return IMAGE
+
+    monkeypatch.setattr(_Handler, "shown", property(show))
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(turns.take, f"{url}/changing.png")
+        assert here.wait(10)
+        turns.fetcher.forget(1)
+        may_go.set()
+        assert asked.result() == ([IMAGE], 1)
+    assert turns.take(f"{url}/changing.png")[1] == 1, "it waited in the server meanwhile"
+    assert turns.take(f"{url}/changing.png", came_after=1)[1] == 1
+    assert turns.take(f"{url}/changing.png", came_after=1)[1] == 0
 
 
 def test_what_may_not_be_fetched_is_refused_whatever_was_fetched_before(

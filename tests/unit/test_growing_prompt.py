@@ -25,6 +25,7 @@ from runtime.types import (
     TextWasReasoning,
     Usage,
 )
+from store.keyed_names import Asker, Whom
 from tests.lone_worker import Alone
 from tests.waiting import until
 
@@ -154,11 +155,16 @@ async def test_what_had_to_make_way_is_not_begun_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("session", "models", "is_open"),
-    [("s", (), False), ("other", (), True), (None, ("m",), False), (None, None, False)],
+    ("whom", "is_open"),
+    [
+        (Whom(session_id="s"), False),
+        (Whom(session_id="other"), True),
+        (Whom(model="m"), False),
+        (Whom(), False),
+    ],
 )
 async def test_it_ends_when_its_conversation_or_its_model_is_forgotten(
-    session: str | None, models: tuple[str, ...] | None, is_open: bool
+    whom: Whom, is_open: bool
 ) -> None:
     summary, tasks = await begun(), list[asyncio.Task[None]]()
     prompts = GrowingPrompts(
@@ -167,7 +173,7 @@ async def test_it_ends_when_its_conversation_or_its_model_is_forgotten(
     growing = prompts.begin(summary.writer, summary.following)
     assert growing is not None
     await summary.begun(2)
-    prompts.forget(session, models)
+    prompts.forget(lambda one: whom.means(Asker(one.model, one.cache.session_id), b""))
     assert (growing.is_open, summary.pieces[1].is_finished) == (is_open, not is_open)
     growing.close()
     summary.growing.close()

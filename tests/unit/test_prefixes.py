@@ -8,9 +8,11 @@ import pytest
 
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
-from runtime.prewarm.prefix_registry import PrefixRegistry
+from runtime.prewarm.prefix_registry import Answered, PrefixRegistry
 from runtime.prewarm.prefixes import Prefix, is_due, learned, prefix_of, warming_of
 from runtime.types import CacheParams, ChatPrompt, GenerateRequest, Image, Message, TextPrompt, Tool
+from store.keyed_names import Whom
+from store.types import UNKNOWN_HEAD
 
 SYSTEM = "Be kind to boats. " * 100
 KEY = b"key"
@@ -125,20 +127,20 @@ def test_warming_keeps_the_prefix_alone_and_yields():
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    "whose", [{"session": "boats"}, {"models": ("m",)}, {"models": None}], ids=str
+    "whom", [Whom(session_id="boats"), Whom(model="m"), Whom()], ids=["session", "model", "all"]
 )
-async def test_what_is_deleted_before_it_was_looked_at_is_not_learned(
-    tmp_path: Path, whose: dict[str, Any]
-):
+async def test_what_is_deleted_before_it_was_looked_at_is_not_learned(tmp_path: Path, whom: Whom):
     settings = Settings(home=tmp_path)
-    registry = PrefixRegistry(settings, KvStore(settings))
+    kv = KvStore(settings)
+    registry, came = PrefixRegistry(settings, kv), kv.receive()
     one = request(system(), user("a"), cache=CacheParams(session_id="boats"))
     other = request(system("another " + SYSTEM), user("a"), model="other")
     named: list[str] = []
-    registry.note(one, 0.0, named.append)
-    registry.note(other, 0.0, named.append)
-    registry.forget(**whose)
+    registry.note(Answered(one, came, UNKNOWN_HEAD), 0.0, named.append)
+    registry.note(Answered(other, came, UNKNOWN_HEAD), 0.0, named.append)
+    registry.forget(whom)
+    await kv.publisher.forget(whom)
     await registry.save()
     assert list(registry.names("m")) == []
     assert list(registry.names("other")) == named
-    assert len(named) == (whose != {"models": None})
+    assert len(named) == (whom != Whom())

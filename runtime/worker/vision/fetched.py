@@ -44,6 +44,7 @@ class Fetched:
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._num_bytes = 0
+        self._last_deletion = 0
 
     def get(self, tenant: str, url: str) -> bytes | None:
         """The picture, if it was fetched for this tenant and is still known."""
@@ -55,17 +56,23 @@ class Fetched:
             self._put(key, kept.data, now_s)
             return kept.data
 
-    def put(self, tenant: str, url: str, data: bytes) -> None:
-        """It was fetched just now."""
+    def put(self, tenant: str, url: str, data: bytes, came_after: int = 0) -> None:
+        """It was fetched just now, for who came after the deletion of this number.
+
+        What somebody wanted before the last deletion is not kept: it may be of what was deleted.
+        """
         now_s = self._clock()
         with self._lock:
+            if came_after < self._last_deletion:
+                return
             for key in [key for key, kept in self._kept.items() if kept.until_s < now_s]:
                 self._take(key)
             self._put(_key(tenant, url), data, now_s)
 
-    def clear(self) -> None:
-        """Forget all of them."""
+    def clear(self, deletion: int) -> None:
+        """Forget all of them at the deletion of this number."""
         with self._lock:
+            self._last_deletion = max(self._last_deletion, deletion)
             self._kept.clear()
             self._num_bytes = 0
 

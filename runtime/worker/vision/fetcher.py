@@ -59,9 +59,9 @@ class Fetcher:
         with self._lock:
             self._wanted.discard(request_id)
 
-    def forget(self) -> None:
-        """Keep nothing of what was fetched."""
-        self._fetched.clear()
+    def forget(self, deletion: int) -> None:
+        """Keep nothing of what was fetched, nor is for who came before this deletion."""
+        self._fetched.clear(deletion)
 
     def _complete(self, request: GenerateRequest) -> None:
         whole: GenerateRequest | None = None
@@ -102,9 +102,9 @@ class Fetcher:
     def _with_data(self, image: Image, request: GenerateRequest) -> Image:
         if image.url is None or request.request_id not in self._wanted:
             return image
-        tenant = request.cache.tenant
+        tenant, came_after = request.cache.tenant, request.cache.after_deletion
         data = self._fetched.get(tenant, image.url)
         if data is None:
             data = fetch(image.url, image.field, self._policy)
-            self._fetched.put(tenant, image.url, data)
+            self._fetched.put(tenant, image.url, data, came_after)
         return msgspec.structs.replace(image, data=data, url=None)
