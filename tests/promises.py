@@ -111,6 +111,16 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "private": {
         "integration/test_deletion_interleaved.py": ALL,
+        "integration/test_chains_deleted.py": (
+            "test_one_that_a_session_goes_on_from_is_deleted_and_the_session_keeps_all",
+            "test_what_two_names_were_asked_alike_is_deleted_for_both",
+            "test_what_another_tenant_was_told_alike_stays_its",
+        ),
+        "integration/test_prefixes_deleted.py": (
+            "test_a_system_prompt_that_was_learned_goes_with_all_that_said_it",
+            "test_unnamed_conversations_keep_what_they_said_while_others_are_deleted",
+        ),
+        "integration/test_deletion_pending.py": ALL,
         "integration/test_kv_restart.py": (
             "test_nothing_of_a_short_conversation_is_said_where_it_is_kept",
         ),

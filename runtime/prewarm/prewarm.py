@@ -186,13 +186,8 @@ class Prewarm:
     def forget(self, whom: Whom, models: Models = None) -> None:
         """What is deleted is not learned from any more, nor warmed again."""
         self._book.forget(whom, models)
-        self._end_all(one for one in self._known if one.is_open and self._is_gone(one, whom))
+        self._end_all(one for one in self._known if one.is_open and _is_gone(self._book, one, whom))
         self.growing.forget(lambda request: self._book.means(whom, request))
-
-    def _is_gone(self, warming: PrewarmTask, whom: Whom) -> bool:
-        if warming.name is not None:
-            return self._book.get(warming.model, warming.name) is None
-        return warming.is_foreseen and self._book.means(whom, warming.request)
 
     async def forget_stored(self, whom: Whom, models: Models = None) -> None:
         """The same once it is off the disk: nothing comes back that was read from there before."""
@@ -350,6 +345,12 @@ class Prewarm:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _is_gone(book: PrefixRegistry, warming: PrewarmTask, whom: Whom) -> bool:
+    if warming.name is not None:
+        return book.get(warming.model, warming.name) is None
+    return warming.is_foreseen and book.means(whom, warming.request)
 
 
 async def _used(generation: Generation) -> Usage | None:
