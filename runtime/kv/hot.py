@@ -135,6 +135,8 @@ class HotTier:
         self.budget_bytes = budget_bytes
         self.num_bytes = 0
         self.num_evicted = 0
+        self.num_changes = 0
+        """How often a run came into memory or left it."""
         self.left: list[str] = []
         """Slots that were queued and left before they were on disk; whoever tells it clears it."""
         self.others: list[Run] = []
@@ -394,6 +396,7 @@ class HotTier:
         return found
 
     def _detach(self, run: Run) -> None:
+        self.num_changes += 1
         held = self._held[run]
         self.num_bytes -= held.hot_bytes
         held.kv, held.hot_bytes = None, 0

@@ -50,7 +50,7 @@ from runtime.slot_events import (
     SlotsSaved,
     WritesPaused,
 )
-from runtime.types import CacheUse, MissReason
+from runtime.types import MissReason
 from runtime.wire import KvCounts
 from store.keyed_names import Asker
 
@@ -171,20 +171,17 @@ class Tiers:
 
     def knows_more(self, cursor: CacheCursor, num_tokens: int) -> bool:
         """Others computed so much more of a prompt than these tokens that it is worth a copy."""
-        if cursor.mode == "off":
-            return False
         worth = num_tokens + _WORTH_JOINING * self._state.chain.block_size
         worth = min(worth, len(cursor.token_ids) - 1)
-        return self._restorer.num_at_hand(cursor) >= worth > num_tokens
+        return self.num_at_hand(cursor) >= worth > num_tokens
 
     def is_ahead(self, other: CacheCursor, cursor: CacheCursor, num_tokens: int) -> bool:
         """Two prompts are the same in the whole block after so many tokens of them."""
         return cursor.shares_block(other, num_tokens // self._state.chain.block_size)
 
-    def look_again(self, cursor: CacheCursor) -> None:
-        """Others may have computed more of a prompt that waits: `cursor.use` is to say so."""
-        if cursor.mode != "off":
-            cursor.use = _at_least(cursor.use, self._restorer.num_at_hand(cursor))
+    def num_at_hand(self, cursor: CacheCursor) -> int:
+        """How many of a prompt's tokens it could take up from memory now."""
+        return 0 if cursor.mode == "off" else self._restorer.num_at_hand(cursor)
 
     def on_finished(
         self, cursor: CacheCursor, output_ids: Sequence[int], kv: Sequence[Any]
@@ -359,13 +356,6 @@ def _hot_now(hot: HotTier, asked: HotAsked) -> HotNow:
     ids = tuple(filter(hot.is_whole, asked.ids))
     held = hot.of_sessions(frozenset(asked.sessions)) if asked.sessions else {}
     return HotNow(asked.number, ids, tuple(held.items()))
-
-
-def _at_least(use: CacheUse, num_tokens: int) -> CacheUse:
-    if num_tokens <= use.num_tokens:
-        return use
-    tier = use.tier if use.num_tokens else "hot"
-    return structs.replace(use, tier=tier, num_tokens=num_tokens)
 
 
 def _fits(slot: KnownSlot, block_size: int) -> bool:

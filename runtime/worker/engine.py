@@ -239,9 +239,6 @@ class Engine:
                 self._finish(sequence, "length" if group.request.work == "generate" else "stop")
             return
         self._scheduler.on_computed(group)
-        for other in self._scheduler.waiting:
-            if other.kv is None and not other.is_waiting:
-                self._tiers.look_again(other.cursor)
 
     def _decode(self) -> None:
         self.phase = "decode"

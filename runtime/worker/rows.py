@@ -25,6 +25,8 @@ class RowExecutor:
         self._planned: list[Sequence] = []
         self._num_calm_steps = 0
         """For how many more steps of the rows in `_planned` there is nothing to plan."""
+        self._num_changes_seen = 0
+        """What is in memory had changed so often when prompts were looked up last."""
 
     def plan(self) -> StepPlan:
         """What to do now; who leaves or joins has done so, and the hot tier has made room."""
@@ -32,6 +34,7 @@ class RowExecutor:
         self._num_calm_steps -= self._decoder.most_said
         if self._num_calm_steps >= 0 and running is self._planned and not self._scheduler.waiting:
             return StepPlan(None, len(running))
+        self._look_again()
         plan = self._scheduler.plan(len(running), running)
         for sequence in plan.leaving:
             self._decoder.remove(sequence)
@@ -53,6 +56,15 @@ class RowExecutor:
         else:
             self._tiers.release(group.cursor)
             self.put_back([one for one in group.sequences if not one.is_finished])
+
+    def _look_again(self) -> None:
+        """Have those that wait know what others have computed of their prompts meanwhile."""
+        if self._num_changes_seen == self._tiers.hot.num_changes:
+            return
+        self._num_changes_seen = self._tiers.hot.num_changes
+        for group in self._scheduler.waiting:
+            if not group.is_waiting:
+                group.num_at_hand = self._tiers.num_at_hand(group.cursor)
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
         """Have them computed again, first of all, with what they have said so far."""

@@ -162,6 +162,8 @@ class SequenceGroup:
     kv: list[Any] | None = None
     num_computed_tokens: int = 0
     prefill_s: float = 0.0
+    num_at_hand: int = 0
+    """Tokens of it in memory when that changed last: others may have computed them meanwhile."""
     looked_s: float = 0.0
     """What pictures of the next slice took up to now."""
     decode_started_s: float = 0.0
@@ -184,7 +186,8 @@ class SequenceGroup:
     @property
     def num_lacking_tokens(self) -> int:
         """Tokens to compute, as far as is known: what is kept of them is taken up first."""
-        return self.num_prefill_tokens - max(self.num_computed_tokens, self.cursor.use.num_tokens)
+        num_known = max(self.cursor.use.num_tokens, self.num_at_hand)
+        return self.num_prefill_tokens - max(self.num_computed_tokens, num_known)
 
     @property
     def is_waiting(self) -> bool:

@@ -9,8 +9,9 @@ import pytest
 import pytest_asyncio
 
 from runtime.config.settings import ModelSettings
+from runtime.supervisor.generation import Generation
 from runtime.supervisor.supervisor import Supervisor
-from runtime.types import CacheParams, TokenPrompt
+from runtime.types import CacheParams, Chunk, PrefillProgress, TokenPrompt
 from tests.asking import Answer, answer, ask, request, supervising, worker_of
 from tests.tiny_models import write_model
 
@@ -83,3 +84,22 @@ async def test_what_prompts_share_is_computed_once_though_they_overtake_one_anot
     assert num_computed <= 1.02 * num_distinct
     for ids, one in zip(prompts, said, strict=True):
         assert one.text == await alone(supervisor, ids)
+
+
+async def test_a_begun_prompt_that_others_passed_knows_what_they_computed_of_it(
+    supervisor: Supervisor,
+):
+    """It lacks less than a longer one that shares as much, and so ends before that."""
+    shared = new_ids(20, 8192)
+    prompts = tuple((*shared, *new_ids(21 + n, own)) for n, own in enumerate((4000, 3000, 100)))
+    generations: list[Generation] = []
+    heard: list[list[Chunk]] = []
+    for ids in prompts:  # each lacks less than those that are begun before it, and passes them
+        one = request(TokenPrompt(token_ids=ids), max_tokens=1, ignore_eos=True)
+        generations.append(supervisor.submit(one))
+        await generations[-1].accepted()
+        heard.append(await generations[-1].next_chunks() or [])
+        assert isinstance(heard[-1][0], PrefillProgress)
+    await asyncio.gather(*map(answer, generations, heard))
+    longest, long, short = (one.finished_ns or 0 for one in generations)
+    assert short < long < longest
