@@ -16,7 +16,7 @@ from runtime.config.settings import Settings
 from runtime.errors import HearthError
 from runtime.prompt.compaction import with_summary_begun
 from runtime.supervisor.generation import Generation
-from runtime.types import Chunk, Failed, GenerateRequest, TextDelta, TextWasReasoning
+from runtime.types import Chunk, Failed, Finished, GenerateRequest, TextDelta, TextWasReasoning
 
 _MAX_OPEN = 8
 _PIECE_CHARACTERS = 256
@@ -52,8 +52,11 @@ class GrowingPrompt:
         return self._writer.request
 
     def hear(self, chunk: Chunk) -> None:
-        """Take in what the writer says."""
+        """Take in what the writer says; with its end this ends, before anybody goes on from it."""
         match chunk:
+            case Finished() | Failed():
+                self.close()
+                return
             case TextDelta(text=text):
                 self._said += text
             case TextWasReasoning():

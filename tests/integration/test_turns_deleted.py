@@ -95,10 +95,12 @@ class Home:
         if talk.ttl_s == 0:
             return usage
         num_tokens = usage.num_prompt_tokens + usage.num_output_tokens - 1
-        await until(
-            lambda: any(one.num_durable >= num_tokens for one in self.kept()), "it is on disk"
-        )
+        await until(lambda: self._is_kept(talk.model, num_tokens), "it is on disk")
         return usage
+
+    def _is_kept(self, model: str, num_tokens: int) -> bool:
+        """So much was asked by this name, and is on disk."""
+        return any(one.model == model and one.num_durable >= num_tokens for one in self.kept())
 
     def kept(self) -> list[ConversationView]:
         return Inventory(self.kv.store).conversations() if self.kv.store is not None else []

@@ -125,6 +125,19 @@ async def test_when_its_answer_is_closed_what_is_computed_ends_and_nothing_is_be
     assert not summary.growing.is_open
 
 
+@pytest.mark.parametrize(
+    "end",
+    [Finished(index=0, reason="stop", usage=Usage(1, 0)), Failed(code="model_error", message="")],
+)
+async def test_when_the_summary_is_complete_what_is_computed_ends(end: Finished | Failed) -> None:
+    """What goes on from it comes next: with the piece's name, that would be open already."""
+    summary = await begun()
+    summary.growing.hear(end)
+    assert summary.pieces[0].is_finished
+    await summary.task
+    assert not summary.growing.is_open
+
+
 async def test_it_waits_for_the_next_words_where_it_is_no_time() -> None:
     summary = Summary()
     summary.is_time = False
