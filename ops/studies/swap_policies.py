@@ -45,10 +45,21 @@ def ours(swap_state: SwapState) -> SwapPlan:
     return swap_policy.plan(swap_state, Terms())
 
 
+def always_lingers(swap_state: SwapState) -> SwapPlan:
+    """The same, whether or not requests come back while it lingers."""
+    return ours(_unwatched(swap_state))
+
+
 def floor_of_20_s(swap_state: SwapState) -> SwapPlan:
     """The same as it was: a stay of 20 s however cheap the swap, nothing early, no grace."""
     terms = Terms(min_quantum_s=20.0, urgent_factor=math.inf, max_grace_s=0.0)
-    return swap_policy.plan(swap_state, terms)
+    return swap_policy.plan(_unwatched(swap_state), terms)
+
+
+def _unwatched(swap_state: SwapState) -> SwapState:
+    """Nothing is known of when requests come back."""
+    residents = tuple(msgspec.structs.replace(one, returns_s=()) for one in swap_state.residents)
+    return msgspec.structs.replace(swap_state, residents=residents)
 
 
 def drain(swap_state: SwapState) -> SwapPlan:
@@ -167,6 +178,12 @@ def common_start(swap_s: float = 0.5) -> Workload:
     return Workload(models(swap_s, "ABC"), (*earlier, *once), ONE_MODEL)
 
 
+def hand_over(swap_s: float = 8.0) -> Workload:
+    """An agent that asks one model what to do and has the other one do it, turn by turn."""
+    one = agents("A", 1, other="B", tool_s=(0.1, 1.0))
+    return Workload(models(swap_s), one, ONE_MODEL)
+
+
 class Case(NamedTuple):
     """What is simulated."""
 
@@ -186,9 +203,13 @@ CASES = (
     Case("2 + 1 interactive", 8.0, urgent()),
     Case("2 + 1 interactive", 0.5, urgent(0.5)),
     Case("common start", 0.5, common_start()),
+    Case("one agent, two models", 8.0, hand_over()),
+    Case("one agent, two models", 25.0, hand_over(25.0)),
+    Case("one agent, two models", 0.2, hand_over(0.2)),
 )
 POLICIES: dict[str, Policy] = {
     "cohort + quantum + linger": ours,
+    "the same, always lingers": always_lingers,
     "a floor of 20 s": floor_of_20_s,
     "drain": drain,
     "resident first": resident_first,
@@ -243,7 +264,7 @@ def row(case: Case, policy: str, seeds: Sequence[int] = _SEEDS) -> Row:
         loads_per_h=round(statistics.mean(one.num_loads for one in outcomes) / _HOURS, 1),
         loading_share=round(statistics.mean(one.loading_s for one in outcomes) / until_s, 3),
         waits={
-            model.name: waits([t for t in turns if t.agent.model == model.name], until_s)
+            model.name: waits([t for t in turns if t.model == model.name], until_s)
             for model in case.workload.models
         },
     )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from runtime.supervisor.placement import LoadCapacity, Need
-from runtime.supervisor.swap_policy import Resident, SwapPlan, SwapState, Waiting
+from runtime.supervisor.swap_policy import Resident, Returns, SwapPlan, SwapState, Waiting
 from runtime.types import Priority
 
 Policy = Callable[[SwapState], SwapPlan]
@@ -46,7 +46,8 @@ class Agent(NamedTuple):
     """Asks `num_turns` times (None: for ever), `service_s` each, with tool calls in between.
 
     Most gaps are `tool_s`; a share of `pause_share` is `pause_s`. A turn that was not handed over
-    after `patience_s` is given up. Spans are uniform, in seconds.
+    after `patience_s` is given up. Every other turn asks `other`, if there is one. Spans are
+    uniform, in seconds.
     """
 
     name: str
@@ -59,6 +60,11 @@ class Agent(NamedTuple):
     pause_s: Span = (10.0, 40.0)
     pause_share: float = 0.15
     patience_s: float | None = None
+    other: str | None = None
+
+    def asks(self, number: int) -> str:
+        """The model that a turn asks."""
+        return self.model if self.other is None or number % 2 else self.other
 
 
 class Workload(NamedTuple):
@@ -74,6 +80,7 @@ class Turn(msgspec.Struct):
 
     id: str
     agent: Agent
+    model: str
     since_s: float
     service_s: float
     granted_s: float | None = None
@@ -133,6 +140,7 @@ class _Machine:
         self._now_s = 0.0
         self._waiting: dict[str, Turn] = {}
         self._processes: dict[str, _Process] = {}
+        self._returns = {model.name: Returns() for model in workload.models}
         self._turns: list[Turn] = []
         self._num_loads = 0
         self._num_betrayed = 0
@@ -159,11 +167,13 @@ class _Machine:
         turn = Turn(
             id=f"{agent.name}/{number}",
             agent=agent,
+            model=agent.asks(number),
             since_s=self._now_s,
             service_s=self._dice.uniform(*agent.service_s),
         )
         self._turns.append(turn)
         self._waiting[turn.id] = turn
+        self._returns[turn.model].asked(self._now_s)
         if agent.patience_s is not None:
             self._at(self._now_s + agent.patience_s, lambda: self._give_up(turn))
 
@@ -201,13 +211,16 @@ class _Machine:
         waiting = [
             Waiting(
                 request_id=turn.id,
-                model=turn.agent.model,
+                model=turn.model,
                 since_s=turn.since_s,
                 priority=turn.agent.priority,
             )
             for turn in self._waiting.values()
         ]
-        residents = [process.seen for process in self._processes.values()]
+        residents = [
+            msgspec.structs.replace(process.seen, returns_s=self._returns[model].last_s)
+            for model, process in self._processes.items()
+        ]
         return SwapState(
             waiting=tuple(waiting),
             residents=tuple(residents),
@@ -220,10 +233,10 @@ class _Machine:
         if len(set(plan.grants)) < len(plan.grants):
             raise IllegalMove("grants a request twice")
         for request_id in plan.grants:
-            process = self._processes.get(self._waiting[request_id].agent.model)
+            process = self._processes.get(self._waiting[request_id].model)
             if process is None or process.seen.state != "ready":
                 raise IllegalMove(f"grants {request_id}, whose model is not ready")
-        granted = {self._waiting[one].agent.model for one in plan.grants}
+        granted = {self._waiting[one].model for one in plan.grants}
         for model in plan.unloads:
             self._check_unload(self._processes[model].seen, plan, granted)
         room = self._room.without(one.seen.reserved_bytes for one in self._processes.values())
@@ -234,7 +247,7 @@ class _Machine:
             room = room.without([need.num_bytes])
 
     def _check_unload(self, seen: Resident, plan: SwapPlan, granted: set[str]) -> None:
-        waiting = {turn.id for turn in self._waiting.values() if turn.agent.model == seen.model}
+        waiting = {turn.id for turn in self._waiting.values() if turn.model == seen.model}
         if seen.is_pinned or seen.num_running or seen.model in granted or seen.state == "leaving":
             raise IllegalMove(f"unloads {seen}")
         if seen.state == "loading" and waiting:
@@ -253,7 +266,7 @@ class _Machine:
     def _become_ready(self, process: _Process) -> None:
         if process.seen.state == "loading":
             name = process.model.name
-            cohort = {turn.id for turn in self._waiting.values() if turn.agent.model == name}
+            cohort = {turn.id for turn in self._waiting.values() if turn.model == name}
             process.change(state="ready", ready_since_s=self._now_s, cohort=frozenset(cohort))
 
     def _unload(self, process: _Process) -> None:
@@ -266,7 +279,7 @@ class _Machine:
         del self._processes[name]
 
     def _grant(self, turn: Turn) -> None:
-        process = self._processes[turn.agent.model]
+        process = self._processes[turn.model]
         turn.granted_s = self._now_s
         process.queue.append(turn)
         process.running.append(turn)
@@ -285,6 +298,9 @@ class _Machine:
         process.num_serving -= 1
         process.running.remove(turn)
         process.note_running(last_finished_s=self._now_s)
+        awaited = {turn.model for turn in self._waiting.values()}
+        if not process.running and turn.model not in awaited:
+            self._returns[turn.model].ran_dry(self._now_s)
         self._serve(process)
         self._think(turn)
 

@@ -35,7 +35,7 @@ from runtime.supervisor.lifecycle import (
     Stage,
     Transition,
 )
-from runtime.supervisor.swap_policy import Resident
+from runtime.supervisor.swap_policy import Resident, Returns
 from runtime.types import GenerateRequest, ModelSpec
 from runtime.wire import Ready
 
@@ -147,6 +147,7 @@ class ModelActor(Lifecycle):
         self._history = CrashHistory()
         self._ready_since_s: float | None = None
         self._last_finished_s: float | None = None
+        self._returns = Returns()
         self._keeps = _Keeps()
         self._files: Fingerprint = ()
         self._abandoned: list[tuple[WorkerHandle, int]] = []
@@ -200,11 +201,20 @@ class ModelActor(Lifecycle):
             num_running=len(self.running),
             is_interactive=any(call.priority == "interactive" for call in self.running.values()),
             last_finished_s=self._last_finished_s,
+            returns_s=self._returns.last_s,
             is_pinned=bool(self.pinned),
             cohort=self.cohort,
         )
 
     # What the scheduler wants
+
+    def asked(self, now_s: float) -> None:
+        """A request for it came."""
+        self._returns.asked(now_s)
+
+    def ran_dry(self, now_s: float) -> None:
+        """None of its requests runs any more, or waits."""
+        self._returns.ran_dry(now_s)
 
     def want(self, now_s: float) -> None:
         """Somebody waits for it."""

@@ -137,6 +137,8 @@ class RequestScheduler:
         actor = self.actor(call.model)
         if actor.state == "failed" and actor.has_changed_files():
             actor.forgive(self._clock())
+        if call.is_use:
+            actor.asked(self._clock())
         self._queue.add(call)
         self.reconcile()
 
@@ -240,6 +242,8 @@ class RequestScheduler:
             if generation.usage is not None:
                 self._quarantine.acquit(call.digest)
             if not actor.running:
+                if call.is_use and not self._queue.num_of(call.model):
+                    actor.ran_dry(self._clock())
                 self._foresee()
         self.reconcile()
 

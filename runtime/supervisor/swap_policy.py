@@ -6,14 +6,15 @@ the model became ready, whichever is later; then it closes and the model drains.
 multiple of what the swap takes, so that swaps that take half a second keep nobody waiting for
 long; for somebody interactive it is one swap, where the model serves nobody interactive. Whatever
 waited when it became ready, its cohort, is served all the same. A model that runs dry earlier
-lingers a moment, because the next turn of a tool loop is seconds away, and then leaves; and one
-that has been idle waits for an instant, because agents that are started together ask together,
-unless swaps are quick.
+lingers a moment, because the next turn of a tool loop is seconds away, and then leaves; not where
+its requests have come back later than that of late. One that has been idle waits for an instant,
+because agents that are started together ask together, unless swaps are quick.
 Background work never displaces what is in use.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
@@ -25,6 +26,8 @@ from runtime.types import Priority, Struct
 _RANKS: dict[Priority, int] = {"interactive": 0, "default": 1, "background": 2}
 _BACKGROUND = _RANKS["background"]
 _MAX_CANDIDATES = 10
+_RETURNS = 3
+"""One of three that comes back in time is worth the wait: it saves two swaps, for half of one."""
 
 
 class Waiting(Struct, frozen=True):
@@ -40,7 +43,8 @@ class Resident(Struct, frozen=True):
     """A model that has a process, from the decision to load it until the process is gone.
 
     `num_running` counts the requests handed over and not finished, `is_interactive` says that one
-    of them is so; `cohort` holds the ids of those that waited when it became ready. Times are None
+    of them is so; `cohort` holds the ids of those that waited when it became ready. `returns_s` is
+    after how long the next request came, each of the last times that it ran dry. Times are None
     for what has not happened. Its state is never `away`.
     """
 
@@ -51,6 +55,7 @@ class Resident(Struct, frozen=True):
     num_running: int = 0
     is_interactive: bool = False
     last_finished_s: float | None = None
+    returns_s: tuple[float, ...] = ()
     is_pinned: bool = False
     cohort: frozenset[str] = frozenset()
 
@@ -58,6 +63,29 @@ class Resident(Struct, frozen=True):
     def last_used_s(self) -> float:
         times = (self.ready_since_s, self.last_finished_s)
         return max((time for time in times if time is not None), default=0.0)
+
+
+class Returns:
+    """After how long a model that ran dry is asked again, be it loaded then or not; one clock."""
+
+    def __init__(self) -> None:
+        self._last_s: deque[float] = deque(maxlen=_RETURNS)
+        self._dry_since_s: float | None = None
+
+    @property
+    def last_s(self) -> tuple[float, ...]:
+        """The last few."""
+        return tuple(self._last_s)
+
+    def ran_dry(self, now_s: float) -> None:
+        """None of its requests runs any more, or waits."""
+        self._dry_since_s = now_s
+
+    def asked(self, now_s: float) -> None:
+        """A request for it came."""
+        if self._dry_since_s is not None:
+            self._last_s.append(now_s - self._dry_since_s)
+            self._dry_since_s = None
 
 
 class Terms(Struct, frozen=True):
@@ -296,9 +324,9 @@ class _Planning:
         swap_s, since_s, urgent_s = wish
         if resident.state != "ready" or resident.ready_since_s is None:
             return self._now_s
-        linger_s = self._now_s
-        if resident.last_finished_s is not None:
-            linger_s = resident.last_finished_s + self._terms.linger_s(swap_s)
+        linger_s, may_linger_s = self._now_s, self._terms.linger_s(swap_s)
+        if resident.last_finished_s is not None and _may_return(resident, may_linger_s):
+            linger_s = resident.last_finished_s + may_linger_s
         if since_s is None:
             return linger_s
         begin_s = max(since_s, resident.ready_since_s)
@@ -353,6 +381,11 @@ class _Planning:
 
     def _need(self, model: str) -> Need:
         return self._scene.needs[model]
+
+
+def _may_return(resident: Resident, within_s: float) -> bool:
+    """Some of its requests have come back within that time of late, or nothing is known of it."""
+    return not resident.returns_s or min(resident.returns_s) <= within_s
 
 
 def _model(resident: Resident) -> str:

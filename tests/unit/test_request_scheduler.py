@@ -500,6 +500,43 @@ async def test_a_request_that_is_refused_for_its_id_takes_nobody_out_of_the_queu
     assert isinstance((await _end_of(first))[0], Finished)
 
 
+def asked(world: World, model: str, name: str) -> None:
+    request = GenerateRequest(request_id=name, model=model, prompt=TextPrompt(text=name))
+    world.scheduler.submit(
+        QueuedRequest(
+            spec_of(model),
+            Generation(request, world.scheduler),
+            request_id=name,
+            priority="default",
+            since_s=world.now_s,
+            until_s=world.now_s + 600.0,
+        )
+    )
+
+
+@pytest.mark.parametrize(("pauses_s", "lingers"), [((), True), ((50.0,), False), ((50, 1), True)])
+async def test_a_model_waits_for_its_next_request_unless_such_have_come_late(
+    pauses_s: tuple[float, ...], lingers: bool
+) -> None:
+    world = World(1)
+    asked(world, "a", "first")
+    brought_up(world)
+    (puppet,) = world.alive()
+    world.finish(puppet, "first")
+    for pause_s in pauses_s:
+        world.pass_time(pause_s)
+        asked(world, "a", f"after {pause_s}")
+        asked(world, "a", f"beside {pause_s}")
+        for request_id in list(puppet.open):
+            world.finish(puppet, request_id)
+    world.pass_time(0.5)
+    asked(world, "b", "other")
+    world.pass_time(0.4)  # the grace is 0.3 s, the linger 1 s
+    assert puppet.is_dismissed == (not lingers)
+    world.pass_time(0.2)
+    assert puppet.is_dismissed
+
+
 @pytest.mark.parametrize("end", ["answered", "lost", "left", "stopped"])
 async def test_what_becomes_of_many_requests_in_one_event_is_reconciled_once(end: str) -> None:
     world = World(None)

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.supervisor.placement import LoadCapacity, Need
-from runtime.supervisor.swap_policy import Resident, SwapPlan, SwapState, Terms, Waiting, plan
+from runtime.supervisor.swap_policy import (
+    Resident,
+    Returns,
+    SwapPlan,
+    SwapState,
+    Terms,
+    Waiting,
+    plan,
+)
 from runtime.types import Priority
 from tests.examples import usual
 
@@ -158,6 +166,24 @@ def test_an_idle_model_lingers_for_the_next_turn_and_leaves_then():
     assert decide([waits("b1", 98.0)], [idle], now_s=99.0 + LINGER_S).unloads == ("a",)
 
 
+def test_an_idle_model_lingers_only_if_some_request_came_back_in_time_of_late():
+    idle = ready("a", last_finished_s=99.0, returns_s=(30.0, LINGER_S, 5.0))
+    assert decide([waits("b1", 98.0)], [idle]).wake_s == 99.0 + LINGER_S
+    late = ready("a", last_finished_s=99.0, returns_s=(30.0, LINGER_S + 0.1, 5.0))
+    assert decide([waits("b1", 98.0)], [late]).unloads == ("a",)
+
+
+def test_a_return_is_counted_from_running_dry_and_the_last_three_are_known():
+    returns = Returns()
+    returns.asked(1.0)
+    assert returns.last_s == ()
+    for dry_s, asked_s in ((2.0, 3.0), (4.0, 6.0), (7.0, 10.0), (11.0, 15.0)):
+        returns.ran_dry(dry_s)
+        returns.asked(asked_s)
+        returns.asked(asked_s + 0.5)  # beside the one before
+    assert returns.last_s == (2.0, 3.0, 4.0)
+
+
 def test_lingering_ends_with_the_quantum():
     idle = ready("a", last_finished_s=99.0)
     assert decide([waits("b1", 100.5 - QUANTUM_S)], [idle]).wake_s == 100.5
@@ -273,6 +299,7 @@ processes = st.lists(
         ready_since_s=times,
         num_running=st.integers(0, 2),
         last_finished_s=st.none() | times,
+        returns_s=st.lists(times, max_size=3).map(tuple),
         is_pinned=st.booleans(),
         cohort=st.frozensets(st.sampled_from([f"{m}{i}" for m in "abc" for i in range(4)])),
     ),
