@@ -49,8 +49,15 @@ def act(server: RunningServer, method: str, path: str, **query: Any) -> Any:
 
 async def saved(server: RunningServer, num: int) -> list[Any]:
     """The conversations, once so many are on disk."""
-    await until(lambda: len(listed(server)) == num, f"{num} conversations on disk")
-    return listed(server)
+    seen: list[Any] = []
+
+    def are_saved() -> bool:
+        """Listed they are before their last turn is on disk."""
+        seen[:] = listed(server)
+        return len(seen) == num and all(one["own_bytes"] for one in seen)
+
+    await until(are_saved, f"{num} conversations on disk")
+    return seen
 
 
 async def test_what_was_reused_is_counted_to_the_token_and_survives_a_restart(tmp_path: Path):

@@ -152,6 +152,10 @@ async def test_a_stream_is_cancelled_from_elsewhere(server: RunningServer) -> No
 # What is waited for
 
 
+def num_open(server: RunningServer) -> float:
+    return server.figure("hearth_running") + server.figure("hearth_waiting")
+
+
 async def test_life_is_signed_after_the_beginning_and_before_anything_else(
     narrow_server: RunningServer,
 ) -> None:
@@ -159,7 +163,7 @@ async def test_life_is_signed_after_the_beginning_and_before_anything_else(
         # One alone may come to the end of its context before three signs were given.
         asked = (client.post(RESPONSES, json=ENDLESS | {"store": False}) for _ in range(3))
         first = asyncio.gather(*asked, return_exceptions=True)
-        await until(lambda: narrow_server.figure("hearth_running") > 0, "it runs")
+        await until(lambda: num_open(narrow_server) == 3, "all of them are before it")
         events: list[dict[str, Any]] = []
         body = BODY | {"stream": True, "store": False}
         async with client.stream("POST", RESPONSES, json=body) as response:
