@@ -147,22 +147,26 @@ class PrefixTree:
         """The runs that go on with a prompt once it is computed from `position` to their beginning.
 
         Each with where it is left, the last one where it ends itself or a block of the prompt does.
-        Empty where the prompt is not known any further; the first one starts after `position`.
+        Empty where the prompt is not known any further; the first one starts after `position`. Of
+        several that begin at the same place it is what leads furthest.
         """
         if not self._loose:
             return []
-        top: Run | None = None
+        tops: set[Run] = set()
         last, end = None, position
         for number in range(position // self._chain.block_size, len(block_hashes) + 1):
-            tops = self._reaching(number, token_ids, block_hashes, root)
-            if top is None:
-                later = sorted((run for run in tops if run.start > position), key=_start_of)
-                said = (run for run in later if self._says(token_ids, block_hashes, run, root))
-                top = next(said, None)
-            elif top not in tops:
-                break
-            if top is not None:
-                last, end = tops[top]
+            reached = self._reaching(number, token_ids, block_hashes, root)
+            if not tops:
+                later = (run for run in reached if run.start > position)
+                said = [run for run in later if self._says(token_ids, block_hashes, run, root)]
+                first = min(map(_start_of, said), default=0)
+                tops = {run for run in said if run.start == first}
+            else:
+                tops = {run for run in tops if run in reached}
+                if not tops:
+                    break
+            if tops:
+                last, end = max((reached[run] for run in tops), key=lambda way: way[1])
         return path_to(last, end)
 
     def _reaching(

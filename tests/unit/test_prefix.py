@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -175,6 +176,24 @@ def test_what_ends_within_a_block_between_two_gaps_is_known_as_well(tree: Tree):
     tree.tree.remove(first)
     assert tree.next_loose(ids_to(22), 4) == [(short, 14)]
     assert tree.next_loose(ids_to(22), 14) == [(last, 22)]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_of_several_that_begin_behind_a_gap_it_is_what_leads_furthest(
+    tree: Tree, order: tuple[int, ...]
+):
+    """As when a conversation was cut and said again before its beginning was damaged."""
+    tree.insert(ids_to(6))
+    ways = [((9, 10), (10, 12)), ((9, 11),), ((9, 15), (15, 22))]
+    ends: dict[int, list[tuple[Run, int]]] = {}
+    for number in order:
+        parent: Run | None = None
+        for start, end in ways[number]:
+            parent = tree.insert(ids_to(end), start, parent)
+            ends.setdefault(number, []).append((parent, end))
+    assert tree.next_loose(ids_to(22), 6) == ends[2]
+    tree.insert(ids_to(9), 6)
+    assert tree.match(ids_to(22))[1] == 22
 
 
 def test_slots_may_be_told_of_in_any_order(tree: Tree):
