@@ -145,14 +145,8 @@ class RequestScheduler:
     def find(self, request_id: str) -> list[QueuedRequest]:
         """What waits or runs under that id; all prompts of a request share its beginning."""
         begin = f"{request_id}-"
-        opened = self._open_calls()
+        opened = _opened(self._queue, self.actors.values())
         return [c for c in opened if c.request_id == request_id or c.request_id.startswith(begin)]
-
-    def _open_calls(self) -> list[QueuedRequest]:
-        opened = list(self._queue)
-        for actor in self.actors.values():
-            opened += actor.running.values()
-        return opened
 
     def warm(self, call: QueuedRequest) -> bool:
         """Hand over a call that yields, if its model is loaded and no other one is waited for.
@@ -356,7 +350,7 @@ class RequestScheduler:
     def _check(self, call: QueuedRequest) -> None:
         if self.is_stopping:
             raise ShuttingDown
-        rules, opened = self._rules, self._open_calls()
+        rules, opened = self._rules, _opened(self._queue, self.actors.values())
         check_number(len(opened), rules.max_open, "requests are open", "max_queue")
         of_model = [one for one in opened if one.name == call.name]
         what = f"requests for {call.name} are open"
@@ -408,6 +402,11 @@ def _tell_phases(calls: Iterable[QueuedRequest], actors: Mapping[str, ModelActor
             call.generation.loading(actor.worker.load_fraction)
         else:
             call.generation.waits_for = Queued(position)
+
+
+def _opened(queue: Iterable[QueuedRequest], actors: Iterable[ModelActor]) -> list[QueuedRequest]:
+    """Everything that waits or runs."""
+    return [*queue, *(call for actor in actors for call in actor.running.values())]
 
 
 def _drop(queue: RequestQueue[QueuedRequest], generation: Generation) -> None:
