@@ -1,10 +1,11 @@
 """Files of generated turns: workers write them, whoever deletes a conversation removes them here.
 
-`turns/MODEL/CONVERSATION.NAME/KEY-TURN.turn`, all of them keyed hashes in hex: NAME stands for the
-name by which the model was asked, KEY for the conversation up to the turn and TURN for this one of
-its answers. What was asked with tools is `KEY-TURN-BARE.turn`, where BARE stands for the same
-conversation whatever its tools are. A conversation without a session id has a folder that begins
-with `u-`, and then with what stands for its tenant if that has a name.
+`turns/MODEL/CONVERSATION.NAME/KEY-TURN-BARE-ASKED.turn`, all of them keyed hashes in hex: NAME
+stands for the name by which the model was asked, KEY for the conversation up to the turn and TURN
+for this one of its answers. What was asked with tools has BARE, which stands for the same
+conversation whatever its tools are. ASKED stands for the conversation up to the question: half of
+the answer is found by that. A conversation without a session id has a folder that begins with
+`u-`, and then with what stands for its tenant if that has a name.
 
 A file belongs to its content. Every conversation that a turn is part of has a hard link to it in
 its own folder, so the file system counts who needs it, also where a process is killed.
@@ -42,7 +43,9 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, dict=True):
     `key` names the conversation up to it, `parent` is its parent's `id`. `ends` are positions at
     which messages end, `prefix_end` where tools and system prompt do. `thoughts` names what was
     thought before the answer. Asked with tools, it has these packed in `tools`, unless they are
-    its parent's, and `bare` names the conversation up to it whatever its tools are.
+    its parent's, and `bare` names the conversation up to it whatever its tools are. `asked` names
+    the conversation up to its question, and the answer begins at token `said_at`. An answer that
+    was cut inside of thoughts or of a call has no key: only what comes before may be gone on from.
     A `summary` is no turn, but what stands for several; it is kept as they are, under its own key.
     """
 
@@ -56,6 +59,8 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, dict=True):
     bare: bytes = b""
     tools: bytes = b""
     summary: str = ""
+    asked: bytes = b""
+    said_at: int = 0
 
     @cached_property
     def id(self) -> bytes:
@@ -90,15 +95,16 @@ def read_turn(path: Path) -> Turn | None:
 
 
 class Named(NamedTuple):
-    """What stands for a turn in the names of files: its key, itself, and `bare` if it has that."""
+    """What stands for a turn in the names of files: itself, and its keys as far as it has them."""
 
     key: str
     turn: str
     bare: str = ""
+    asked: str = ""
 
     @property
     def file(self) -> str:
-        return "-".join(part for part in self if part) + SUFFIX
+        return "-".join(self).rstrip("-") + SUFFIX
 
 
 def name_of_key(secret: bytes, key: bytes) -> str:
@@ -114,7 +120,9 @@ def name_of_turn(secret: bytes, turn_id: bytes) -> str:
 def named(file: str) -> Named | None:
     """What a file is called; None where that is no turn's name."""
     parts = file.removesuffix(SUFFIX).split("-")
-    return Named(*parts) if len(parts) in (2, 3) and file.endswith(SUFFIX) else None
+    return (
+        Named(*parts) if 2 <= len(parts) <= len(Named._fields) and file.endswith(SUFFIX) else None
+    )
 
 
 class Folders(NamedTuple):

@@ -110,6 +110,11 @@ def thoughts_of(message: Message) -> bytes | None:
     return thoughts(message.reasoning or _parted(message.text)[0]) or None
 
 
+def shown(message: Message) -> str:
+    """What an assistant's message says beside its thoughts."""
+    return _parted(message.text, is_thought=bool(message.reasoning))[1]
+
+
 def _parted(text: str, *, is_thought: bool = False) -> tuple[str, str]:
     """The thoughts that a text begins with, and what follows them.
 

@@ -150,8 +150,7 @@ class Engine:
         match arrival:
             case AbortRequest(request_id=request_id):
                 if request_id in self._groups:
-                    _keep_begun(self._tiers, self._groups[request_id])
-                    self._drop(self._groups[request_id])
+                    self._cut_off(self._groups[request_id])
                 self._auxiliary.drop(request_id)
             case SequenceGroup() if arrival.request.work in ERRANDS:
                 self._emit(_accepted(arrival))
@@ -178,10 +177,9 @@ class Engine:
     def _expire(self, now: float) -> None:
         for group in list(self._groups.values()):
             if group.deadline_s <= now:
-                _keep_begun(self._tiers, group)
                 for sequence in group.sequences:
                     sequence.output.remark((DEADLINE_EXCEEDED,))
-                    self._finish(sequence, "length", self._decoder.take(sequence))
+                self._cut_off(group)
         for group in self._scheduler.waiting:
             if self._tiers.is_overdue(group.cursor):
                 self._tiers.give_up(group.cursor)
@@ -289,8 +287,9 @@ class Engine:
         request_id = group.request.request_id
         output = sequence.output
         self._say(sequence, output.finish(sequence.detokenizer.finish(), is_cut=reason != "stop"))
-        if sequence.answer is not None and (reason == "stop" or not output.is_broken_off):
-            sequence.answer.end(sequence.output_token_ids, output.cut)
+        if sequence.answer is not None:
+            is_whole = reason == "stop" or not output.is_broken_off
+            sequence.answer.end(sequence.output_token_ids, output.cut, is_whole=is_whole)
         finished = Finished(
             index=sequence.index,
             reason=output.reason(reason),
@@ -313,6 +312,13 @@ class Engine:
                 sequence.answer.spoken.add(chunk)
 
     # Leaving
+
+    def _cut_off(self, group: SequenceGroup) -> None:
+        """A request ends here, and what was computed for it is kept: it may be asked to go on."""
+        for one in {group, *(sequence.group for sequence in group.sequences)}:
+            _keep_begun(self._tiers, one)
+        for sequence in group.sequences:
+            self._finish(sequence, "length", self._decoder.take(sequence))
 
     def _drop(self, group: SequenceGroup) -> None:
         """Forget a group in whatever phase it is, and give its memory back."""

@@ -49,6 +49,7 @@ from runtime.types import (
     ToolCall,
 )
 from runtime.worker.input.beginning import Beginning, gone_on, taken_out
+from runtime.worker.input.half_answers import Half, HalfAnswers
 from runtime.worker.input.kept import READ, Found, KeptTurn, kept_turns, leaves_room
 from runtime.worker.input.places import (
     end_of_head,
@@ -58,12 +59,14 @@ from runtime.worker.input.places import (
     varying_at,
 )
 from runtime.worker.input.template import TOOLS_FIRST, Marked, Template
-from runtime.worker.input.turns import TurnStore
+from runtime.worker.input.turns import TurnStore, known_prefix
 from runtime.worker.output.dialect import Dialect
 from store.keyed_names import Asker
 from store.types import MediaSpan
 
 MAX_BOUNDARIES = 8
+_MAX_HALVES = 4
+"""So many messages of a request are compared with answers that may have been cut."""
 HEALED = "healed_turn"
 BEGUN = "begun_answer"
 _PROBE = (
@@ -320,7 +323,7 @@ class Composer:
         if not asked.links:
             return None
         links, scope = asked.links[:-1], _scope(asked)
-        while links and (found := self.turns.find(links, scope)) is not None:
+        while links and (found := self._last_turn(asked, links, scope)) is not None:
             number, answers = found
             edits = [_edited(asked, known) for known in answers]
             if None in edits:
@@ -328,10 +331,42 @@ class Composer:
             links = links[: max(edited for edited in edits if edited is not None)]
         return None
 
+    def _last_turn(
+        self, asked: PromptInput, links: Sequence[bytes], scope: TurnScope
+    ) -> tuple[int, list[KnownPrefix]] | None:
+        """The last of these messages that is an answer of ours, or half of one."""
+        found = self.turns.find(links, scope)
+        num_tried = 0
+        for number in range(len(links) - 1, found[0] if found is not None else 0, -1):
+            message = asked.prompt.messages[number]
+            if message.role != "assistant" or num_tried == _MAX_HALVES:
+                continue
+            bare = asked.bare[number] if asked.prompt.tools else b""
+            half = Half(message, links[number], bare)
+            halves, is_tried = self._halves(asked, links[number - 1], half)
+            if halves:
+                return number, halves
+            num_tried += is_tried
+        return found
+
+    def _halves(
+        self, asked: PromptInput, question: bytes, half: Half
+    ) -> tuple[list[KnownPrefix], bool]:
+        """Answers of ours to a question as far as a client gives them back, if there are any."""
+        ways = self.turns.to_question(question)
+        dialect = self.template.spoken(self.dialect)
+        halves = HalfAnswers(self.template, dialect, asked.prompt, self.eos_token_ids)
+        cut = [halves.cut(way, half) for way in ways]
+        return [known_prefix(way) for way in cut if way is not None], bool(ways)
+
     def _resumed(self, asked: PromptInput) -> Composed | None:
         """The very tokens of an answer that was cut off and is to go on, where they are known."""
         found = self.turns.find([asked.begun_link], _scope(asked))
         answers = found[1] if found is not None else []
+        if not answers and asked.beginning is not None:
+            message = Message(role="assistant", text=asked.beginning.text, reasoning=" ")
+            half = Half(message, asked.begun_link, b"")
+            answers, _ = self._halves(asked, asked.links[-1], half)
         known = next((one for one in answers if _edited(asked, one) is None), None)
         if known is None:
             return None

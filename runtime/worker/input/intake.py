@@ -268,14 +268,11 @@ class Intake:
 
     def _reasoning_block(self, prompt: Prompt, composed: Composed) -> ReasoningBlock:
         """How the prompt leaves its thinking block."""
-        template = self.composer.template
         if not isinstance(prompt, ChatPrompt):
             return "unsaid"
         if composed.beginning is not None:
             return "open" if composed.beginning.is_thinking else "begun"
-        if template.starts_in_reasoning(composed.token_ids):
-            return "open"
-        return "closed" if template.has_closed_reasoning(composed.token_ids) else "unsaid"
+        return self.composer.template.reasoning_block(composed.token_ids)
 
 
 def _as_read(request: GenerateRequest, composed: Composed) -> GenerateRequest:

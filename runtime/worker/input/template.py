@@ -42,7 +42,7 @@ from runtime.worker.output.detokenizer import (
     StreamDetokenizer,
     token_bytes,
 )
-from runtime.worker.output.dialect import Dialect, with_generic_calls
+from runtime.worker.output.dialect import Dialect, ReasoningBlock, with_generic_calls
 from runtime.worker.vision.images import Markup
 
 DEFERRED = "deferred_tools"
@@ -308,6 +308,12 @@ class Template:
         tokenizer = self._tokenizer
         tail = token_ids[-_THINK_END_TAIL_TOKENS:]
         return tokenizer.has_thinking and tokenizer.rfind_think_end(tail) >= 0
+
+    def reasoning_block(self, token_ids: list[int]) -> ReasoningBlock:
+        """How these tokens, of which the end is enough, leave the thinking block of an answer."""
+        if self.starts_in_reasoning(token_ids):
+            return "open"
+        return "closed" if self.has_closed_reasoning(token_ids) else "unsaid"
 
     def detokenizer(self, context: Sequence[int]) -> Detokenizer:
         """A fresh detokenizer for text that follows `context`."""

@@ -113,6 +113,7 @@ class TurnFiles:
         self._answers: _Latest[str] = _Latest()
         """By key."""
         self._bare: _Latest[str] = _Latest()
+        self._asked: _Latest[str] = _Latest()
         self._num_bytes = 0
 
     def clear(self) -> None:
@@ -120,6 +121,7 @@ class TurnFiles:
         self._files.clear()
         self._answers.clear()
         self._bare.clear()
+        self._asked.clear()
         self._num_bytes = 0
 
     def learn(self, root: Path) -> None:
@@ -151,6 +153,8 @@ class TurnFiles:
             self._answers.add(name.key, name.turn)
             if name.bare:
                 self._bare.add(name.bare, name.turn)
+            if name.asked:
+                self._asked.add(name.asked, name.turn)
         self._files[name.turn].links[folder] = path
 
     def name_of(self, turn: str) -> Named | None:
@@ -179,6 +183,10 @@ class TurnFiles:
         """The turns that end this conversation with whatever tools, those that came last first."""
         return [self._files[turn].name for turn in self._bare.of(bare)]
 
+    def to_question(self, asked: str) -> list[Named]:
+        """All answers to this question, those that came last first."""
+        return [self._files[turn].name for turn in self._asked.of(asked)]
+
     def lose(self, folder: str, name: Named) -> None:
         """A link is there no more."""
         file = self._files.get(name.turn)
@@ -189,6 +197,7 @@ class TurnFiles:
         self._num_bytes -= file.num_bytes
         self._answers.discard(file.name.key, name.turn)
         self._bare.discard(file.name.bare, name.turn)
+        self._asked.discard(file.name.asked, name.turn)
 
     def forget(self, folder: str) -> list[Path]:
         """A folder's links, which are known no more."""
@@ -219,6 +228,7 @@ class TurnMemory:
         self._num_bytes = 0
         self._keys: _Latest[bytes] = _Latest()
         self._bare: _Latest[bytes] = _Latest()
+        self._asked: _Latest[bytes] = _Latest()
 
     def answers(self, key: bytes) -> list[_Held]:
         """The turns with this key, those that came last first."""
@@ -227,6 +237,10 @@ class TurnMemory:
     def with_tools(self, bare: bytes) -> list[Turn]:
         """The same of what names a conversation with whatever tools."""
         return [self.held[turn_id].turn for turn_id in self._bare.of(bare)]
+
+    def to_question(self, asked: bytes) -> list[Turn]:
+        """The same of all answers to this question."""
+        return [self.held[turn_id].turn for turn_id in self._asked.of(asked)]
 
     def has(self, turn: Turn, scope: TurnScope, *, is_durable: bool) -> bool:
         """It is there for this owner, and as durable."""
@@ -243,6 +257,8 @@ class TurnMemory:
         self._keys.add(turn.key, turn_id)
         if turn.bare:
             self._bare.add(turn.bare, turn_id)
+        if turn.asked:
+            self._asked.add(turn.asked, turn_id)
         self.held.move_to_end(turn_id)
         held.owners[scope] = is_durable
         while self._num_bytes > self._max_bytes and len(self.held) > 1:
@@ -259,6 +275,7 @@ class TurnMemory:
         self._num_bytes -= _num_bytes(held.turn)
         self._keys.discard(held.turn.key, turn_id)
         self._bare.discard(held.turn.bare, turn_id)
+        self._asked.discard(held.turn.asked, turn_id)
 
 
 class TurnReader:
@@ -367,7 +384,7 @@ class TurnStore:
         self._look_at(scope)
         for number in range(len(links) - 1, -1, -1):
             ways = [self._way_to(turn) for turn in self._answers(links[number], scope)]
-            if found := [_known(way) for way in ways if way is not None]:
+            if found := [known_prefix(way) for way in ways if way is not None]:
                 return number, found
         return None
 
@@ -379,14 +396,16 @@ class TurnStore:
         with self._lock:
             turns = self._memory.with_tools(bare)
             names = self._files.with_tools(name_of_key(self._secret, bare))
-        turns += [
-            turn
-            for name in names[:MAX_ANSWERS]
-            if (turn := self._read(name)) is not None and turn.bare == bare
-        ]
-        latest = list({turn.id: turn for turn in turns}.values())[:MAX_ANSWERS]
-        ways = [self._way_to(turn) for turn in latest]
-        return [TurnWithTools(way[-1], tools_of(way)) for way in ways if way is not None]
+        turns += [one for one in self._all_of(names) if one.bare == bare]
+        return [TurnWithTools(way[-1], tools_of(way)) for way in self._ways_to(turns)]
+
+    def to_question(self, asked: bytes) -> list[list[Turn]]:
+        """The last answers to the question that this names, each with all turns before it."""
+        with self._lock:
+            turns = self._memory.to_question(asked)
+            names = self._files.to_question(name_of_key(self._secret, asked))
+        turns += [one for one in self._all_of(names) if one.asked == asked]
+        return self._ways_to(turns)
 
     def is_of(self, turn: Turn, scope: TurnScope) -> bool:
         """Whether a turn is part of this conversation."""
@@ -519,6 +538,15 @@ class TurnStore:
         ordered = sorted(found, key=lambda one: one[0])
         return list({turn.id: turn for _, turn in ordered}.values())[:MAX_ANSWERS]
 
+    def _all_of(self, names: Sequence[Named]) -> list[Turn]:
+        read = [self._read(name) for name in names[:MAX_ANSWERS]]
+        return [turn for turn in read if turn is not None]
+
+    def _ways_to(self, turns: Sequence[Turn]) -> list[list[Turn]]:
+        """To the first few of these turns."""
+        latest = list({turn.id: turn for turn in turns}.values())[:MAX_ANSWERS]
+        return [way for turn in latest if (way := self._way_to(turn)) is not None]
+
     def _way_to(self, turn: Turn) -> list[Turn] | None:
         """A turn and all before it, the first one first; None when one of them is missing."""
         turns = [turn]
@@ -549,9 +577,11 @@ class TurnStore:
         return None
 
     def _named(self, turn: Turn) -> Named:
-        bare = name_of_key(self._secret, turn.bare) if turn.bare else ""
-        key, itself = name_of_key(self._secret, turn.key), name_of_turn(self._secret, turn.id)
-        return Named(key, itself, bare)
+        key, bare, asked = (
+            name_of_key(self._secret, one) if one else ""
+            for one in (turn.key, turn.bare, turn.asked)
+        )
+        return Named(key, name_of_turn(self._secret, turn.id), bare, asked)
 
     def _folder(self, scope: TurnScope) -> str:
         """What stands for a conversation; one with a session's id as the store's rows have it."""
@@ -646,7 +676,8 @@ def _num_bytes(turn: Turn) -> int:
     return len(turn.token_ids) + len(turn.tools) + len(turn.summary)
 
 
-def _known(turns: Sequence[Turn]) -> KnownPrefix:
+def known_prefix(turns: Sequence[Turn]) -> KnownPrefix:
+    """Turns in a row as the beginning of a conversation."""
     token_ids = array("I")
     for turn in turns:
         token_ids.frombytes(turn.token_ids)
@@ -681,10 +712,13 @@ class PendingTurn:
         (asker, beginning, _), num_said = self.lineage.scope, self.lineage.start
         return Recognised(asker, self.came_after, self.prompt_ids, beginning, num_said)
 
-    def end(self, output_ids: Sequence[int], cut: Cut | None = None) -> None:
+    def end(
+        self, output_ids: Sequence[int], cut: Cut | None = None, *, is_whole: bool = True
+    ) -> None:
         """All of it was said, with these tokens, but for what ended it.
 
         What says nothing, or no more than it began with, is no turn: it would be its own parent.
+        Unless it `is_whole` it ended inside of thoughts or of a call.
         """
         if self.spoken.is_empty:
             return
@@ -695,24 +729,28 @@ class PendingTurn:
                 return
             output_ids = kept
         lineage = self.lineage
-        parent = lineage.way[-1].id if lineage.way else b""
+        before = lineage.way[-1] if lineage.way else None
+        is_resumed = before is not None and before.asked == lineage.key
         token_ids = array("I", self.prompt_ids[lineage.start :])
         token_ids.extend(output_ids)
         end = len(self.prompt_ids) + len(output_ids)
         form = self.spoken.form(defaults_of(unpacked(lineage.tools)))
         turn = Turn(
-            key=advance(lineage.key, form),
-            parent=parent,
+            key=advance(lineage.key, form) if is_whole else b"",
+            parent=before.id if before is not None else b"",
             start=lineage.start,
             token_ids=token_ids.tobytes(),
             ends=(*lineage.ends, end),
             prefix_end=lineage.prefix_end,
             thoughts=self.spoken.thought(),
-            bare=advance(lineage.bare, self.spoken.form()) if lineage.bare else b"",
+            bare=advance(lineage.bare, self.spoken.form()) if lineage.bare and is_whole else b"",
             tools=lineage.tools if lineage.tools != tools_of(lineage.way) else b"",
+            # Where an answer that its client began has begun nobody knows, if it was not ours.
+            asked=lineage.key if is_resumed or not lineage.begun else b"",
+            said_at=before.said_at if before is not None and is_resumed else len(self.prompt_ids),
         )
-        known = self._recognised
-        self.turns.put(turn, lineage.scope, is_durable=self.is_durable, recognised=known)
+        whose = self._recognised
+        self.turns.put(turn, lineage.scope, is_durable=self.is_durable, recognised=whose)
 
     def _before(self, cut: Cut, output_ids: Sequence[int]) -> list[int] | None:
         """The tokens up to where the cut is; None where that is in doubt."""

@@ -109,6 +109,11 @@ class OutputParser:
         return self._is_broken or self.is_reasoning
 
     @property
+    def is_settled(self) -> bool:
+        """All that was read is said, but for blanks, and no thoughts and no call are open."""
+        return self._state[0] in (START, NORMAL, ANSWER) and not self._state[3]
+
+    @property
     def num_tool_calls(self) -> int:
         return self._calls.num_calls
 
