@@ -36,6 +36,10 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "warm before it is asked": {
+        "integration/test_http_litellm.py": (
+            "test_each_of_three_turns_goes_on_from_the_one_before[chat]",
+            "test_each_of_three_turns_goes_on_from_the_one_before[messages]",
+        ),
         "integration/test_prewarm.py": (
             "test_a_text_a_file_and_a_table_with_tools_are_warm_for_their_first_request",
         ),

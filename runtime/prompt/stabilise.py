@@ -1,7 +1,8 @@
 """Stabilise: what clients write anew into a system prompt shall not cost the KV of the rest.
 
-Telemetry is taken out, by rules that are data. A rule says what was observed. It removes whole
-lines at the beginning of a system message, and only for the client that sends them. Two clients
+Telemetry is taken out, by rules that are data. A rule says what was observed. It removes one whole
+line at the beginning of the first system text, for the client that sends it, or where every field
+of the line is one that this client writes. Two clients
 have system texts in places where they cost the others: Claude Code says the same in every session
 after what its user said first, which is read before it, and OpenClaw's envelope has fields that are
 other ones at every request, which are read last. What a user or a tool says is never touched, and
@@ -22,12 +23,38 @@ from typing import NamedTuple
 import msgspec
 
 from runtime.prompt import openclaw
-from runtime.prompt.rewriting import Made, RewriteStep, Rewritten, each, rewrite
+from runtime.prompt.rewriting import Made, RewriteStep, Rewritten, rewrite
 from runtime.types import Image, LineRule, Message
 
 
+_WORD = r"[a-z][a-z0-9_-]{0,31}"
+_COUNT = r"\d{1,9}"
+_BILLED = {
+    "cch": r"[0-9a-f]{5,16}",
+    "cc_workload": _WORD,
+    "cc_is_subagent": r"true",
+    "cc_prev_req": r"req_[\w-]{1,36}",
+    "cc_prompt_id": r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "cc_turn_origin": _WORD,
+    "cc_prompt_index": _COUNT,
+    "cc_turn_index": _COUNT,
+    "cc_gateway": r"1|env",
+    "cc_project": r"\w{1,64}",
+    "cc_project_src": _WORD,
+    "cc_prev_msg": r"msg_\w{1,64}",
+    "cc_prev_prompt_index": _COUNT,
+    "cc_prev_turn_index": _COUNT,
+    "cc_dispatch_entrypoint": _WORD,
+}
+"""The fields that Claude Code 2.1.329 writes behind its version and entrypoint, and their values,
+none of which has room for a sentence."""
+
+
 class Rule(NamedTuple):
-    """One observed shape, which `pattern` matches at the beginning of a system message."""
+    """One observed shape, which `pattern` matches at the beginning of the first system text.
+
+    `client` is the family that sends it, or `*` where the form alone tells whose it is.
+    """
 
     name: str
     pattern: re.Pattern[str]
@@ -35,12 +62,27 @@ class Rule(NamedTuple):
     observed: str
 
 
+_OBSERVED = "x-anthropic-billing-header: cc_version=2.1.329.ec4; cc_entrypoint=sdk-cli; cch=7f3a9;"
 RULES = (
     Rule(
         "billing_header",
         re.compile(r"x-anthropic-billing-header: cc_version=[^\n]*(?:\n|\Z)"),
         "claude-code",
-        "x-anthropic-billing-header: cc_version=2.1.329.ec4; cc_entrypoint=sdk-cli; cch=7f3a9;",
+        _OBSERVED,
+    ),
+    # A proxy between them drops the headers that tell the client.
+    Rule(
+        "billing_header",
+        re.compile(
+            r"x-anthropic-billing-header: "
+            r"cc_version=\d{1,4}(?:\.\d{1,5}){2}(?:-[a-z0-9.]{1,32})?\.[0-9a-f]{3,8}; "
+            rf"cc_entrypoint={_WORD};"
+            rf"(?: (?:{'|'.join(f'{name}=(?:{form})' for name, form in _BILLED.items())});){{0,32}}"
+            r"(?:\n|\Z)",
+            re.ASCII,
+        ),
+        "*",
+        _OBSERVED,
     ),
 )
 
@@ -54,14 +96,11 @@ def stabilising_steps(
 ) -> list[RewriteStep]:
     """What is done to a request of this client (its family; "" is unknown).
 
-    A message that only held telemetry disappears. OpenClaw is known by what it says. The owner's
-    own rules come last.
+    A message that only held telemetry disappears. OpenClaw is known by what it says, and so is
+    telemetry that comes through a proxy. The owner's own rules come last.
     """
-    steps = [
-        RewriteStep(rule.name, each(partial(_stripped, rule)))
-        for rule in RULES
-        if rule.client == client
-    ]
+    telemetry = next(rule for rule in RULES if rule.client in (client, "*"))
+    steps = [RewriteStep(telemetry.name, partial(_without_telemetry, telemetry))]
     if client == "claude-code":
         steps.append(RewriteStep(SYSTEM_FIRST, _with_system_first))
     steps.append(RewriteStep(MOVED_FIELDS, _with_fields_last))
@@ -135,12 +174,16 @@ def _with_lines_moved(rule: LineRule, messages: Sequence[Message]) -> list[Made]
     return made
 
 
-def _stripped(rule: Rule, message: Message) -> Message | None:
-    match = rule.pattern.match(message.text) if message.role == "system" else None
+def _without_telemetry(rule: Rule, messages: Sequence[Message]) -> list[Made]:
+    made = [Made(message, (number,)) for number, message in enumerate(messages)]
+    match = None
+    if messages and messages[0].role == "system":
+        match = rule.pattern.match(messages[0].text)
     if match is None:
-        return message
-    stripped = _without(message, match.end())
-    return stripped if stripped.text.strip() or stripped.images else None
+        return made
+    stripped = _without(messages[0], match.end())
+    is_left = bool(stripped.text.strip() or stripped.images)
+    return [Made(stripped, (0,)), *made[1:]] if is_left else made[1:]
 
 
 def _without(message: Message, end: int) -> Message:

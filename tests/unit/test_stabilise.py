@@ -1,6 +1,6 @@
-"""Only a known client's telemetry leaves its system prompt; every other word stays in its place."""
+"""Only known telemetry leaves a system prompt; every other word stays in its place."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -31,12 +31,12 @@ def system(text: str) -> Message:
     return Message(role="system", text=text)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.client)
 def test_each_rule_matches_the_shape_it_was_made_for(rule: Rule):
     assert rule.pattern.match(rule.observed)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.client)
 @pytest.mark.parametrize("line", ["{}", "x-anthropic-billing-header:{}", "\n{}"])
 def test_a_long_line_of_blanks_is_read_once(rule: Rule, line: str):
     assert rule.pattern.match(line.format(" " * 1_000_000)) is None
@@ -57,11 +57,77 @@ def test_a_block_that_was_only_telemetry_disappears():
     assert stable.messages == (system("You are an agent."), USER)
 
 
-@pytest.mark.parametrize("client", ["", "openclaw", "codex"])
-def test_nobody_elses_prompt_is_touched(client: str):
-    messages = (system(f"{HEADER}\nYou are an agent."), USER)
+REST = "You are an agent.\n\nUse the tools."
+FIELDS = st.lists(
+    st.sampled_from(
+        [
+            *("cch=7f3a9", "cch=00000", "cc_workload=cron", "cc_is_subagent=true"),
+            *("cc_prev_req=req_011CU-x_Y", "cc_turn_origin=user_prompt", "cc_gateway=env"),
+            *("cc_prompt_id=0b5e0c4e-9a39-4a53-8a65-0f2f4ad1c1aa", "cc_gateway=1"),
+            *("cc_prompt_index=0", "cc_turn_index=12", "cc_prev_msg=msg_01Ab"),
+        ]
+    ),
+    max_size=6,
+)
+CLIENTS = st.sampled_from(["", "litellm", "openclaw", "codex", "openai-sdk"])
+
+
+def billing(fields: Sequence[str]) -> str:
+    return " ".join([HEADER, *(f"{field};" for field in fields)])
+
+
+@given(fields=FIELDS, client=CLIENTS)
+def test_behind_a_proxy_the_exact_line_goes_whoever_asks(fields: list[str], client: str):
+    whole = stabilise([system(f"{billing(fields)}\n{REST}"), USER], client)
+    assert whole.messages == (system(REST), USER)
+    assert whole.changes == (PromptChange(rule="billing_header"),)
+    alone = stabilise([system(billing(fields)), system(REST), USER], client)
+    assert alone.messages == (system(REST), USER)
+
+
+MEANT = st.sampled_from(["Be brief.", "cch is a nonce", "x", "cc_note=hi;", "cch=G;", "cch=7f3a9"])
+RESEMBLING: dict[str, Callable[[str, str], str]] = {
+    "said behind it": lambda line, meant: f"{line} {meant}",
+    "no line of its own": lambda line, meant: f"{line}{meant}",
+    "said before it": lambda line, meant: f"{meant} {line}",
+    "a later line": lambda line, meant: f"{meant}\n{line}",
+    "said in a field": lambda line, meant: f"{line[:-1]} {meant};",
+    "said in the version": lambda line, meant: line.replace("2.1.329", meant),
+    "another header": lambda line, _: line.replace("billing", "bill"),
+    "no entrypoint": lambda line, _: line.replace("cc_entrypoint=sdk-cli; ", ""),
+    "upper case": lambda line, _: line.upper(),
+    "an open end": lambda line, _: line[:-1],
+    "a blank at its end": lambda line, _: f"{line} ",
+    "quoted": lambda line, _: f"> {line}",
+    "a tab": lambda line, _: line.replace("; ", ";\t", 1),
+    "a figure that is no ASCII": lambda line, _: line.replace("329", "\u0663\u0662\u0669"),
+}
+
+
+@pytest.mark.parametrize("kind", RESEMBLING)
+@given(fields=FIELDS.filter(bool), client=CLIENTS, meant=MEANT)
+def test_what_only_resembles_the_line_stays_to_the_letter(
+    kind: str, fields: list[str], client: str, meant: str
+):
+    text = RESEMBLING[kind](billing(fields), meant)
+    messages = (system(f"{text}\n{REST}"), USER)
     stable = stabilise(messages, client)
     assert (stable.messages, stable.changes) == (messages, ())
+
+
+@given(fields=FIELDS, client=st.sampled_from(["", "litellm", CLAUDE_CODE]))
+def test_the_line_in_another_place_than_the_first_system_text_stays(
+    fields: list[str], client: str
+):
+    line = f"{billing(fields)}\n{REST}"
+    for messages in (
+        (system(REST), system(line), USER),
+        (Message(role="user", text=line),),
+        (system(REST), USER, Message(role="tool", text=line)),
+        (USER, Message(role="assistant", text=line), system(line)),
+    ):
+        stable = stabilise(messages, client)
+        assert (stable.messages, stable.changes) == (messages, ())
 
 
 @pytest.mark.parametrize(
@@ -133,17 +199,15 @@ MESSAGES = st.lists(
 
 @settings(deadline=None)
 @given(MESSAGES, st.sampled_from(["", "claude-code", "openclaw", "codex"]))
-def test_nothing_goes_but_telemetry_at_the_head_of_a_system_message(
+def test_nothing_goes_but_telemetry_at_the_head_of_the_first_system_text(
     messages: list[Message], client: str
 ):
     stable = stabilise(messages, client, frozenset({"system_first"}))
-    expected: list[Message] = []
-    for message in messages:
-        first, _, rest = message.text.partition("\n")
-        if client == "claude-code" and message.role == "system" and first == HEADER:
-            expected += [Message(role="system", text=rest)] if rest.strip() else []
-        else:
-            expected.append(message)
+    expected = messages
+    if messages and messages[0].role == "system":
+        first, _, rest = messages[0].text.partition("\n")
+        if first == HEADER:
+            expected = [system(rest)] * bool(rest.strip()) + messages[1:]
     assert list(stable.messages) == expected
     assert bool(stable.changes) == (expected != messages)
 
