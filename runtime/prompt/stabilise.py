@@ -26,7 +26,6 @@ from runtime.prompt import openclaw
 from runtime.prompt.rewriting import Made, RewriteStep, Rewritten, rewrite
 from runtime.types import Image, LineRule, Message
 
-
 _WORD = r"[a-z][a-z0-9_-]{0,31}"
 _COUNT = r"\d{1,9}"
 _BILLED = {

@@ -212,7 +212,7 @@ def claude_turn(
         home=home,
         timeout_s=TASK_S,
         ANTHROPIC_BASE_URL=url,
-        ANTHROPIC_AUTH_TOKEN="unused",
+        ANTHROPIC_AUTH_TOKEN="sk-unused",
         ANTHROPIC_MODEL=model,
         ANTHROPIC_SMALL_FAST_MODEL=model,
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",

@@ -36,7 +36,9 @@ class Told(NamedTuple):
 def billing(request: str) -> str:
     """Its line, which is another one at every request."""
     nonce = blake2b(request.encode(), digest_size=3).hexdigest()[:5]
-    return f"x-anthropic-billing-header: cc_version=2.1.329.ec4; cc_entrypoint=sdk-cli; cch={nonce};"
+    return (
+        f"x-anthropic-billing-header: cc_version=2.1.329.ec4; cc_entrypoint=sdk-cli; cch={nonce};"
+    )
 
 
 def chat(server: RunningServer, session: str, said: list[tuple[str, str]], line: str) -> Told:

@@ -116,9 +116,7 @@ def test_what_only_resembles_the_line_stays_to_the_letter(
 
 
 @given(fields=FIELDS, client=st.sampled_from(["", "litellm", CLAUDE_CODE]))
-def test_the_line_in_another_place_than_the_first_system_text_stays(
-    fields: list[str], client: str
-):
+def test_the_line_in_another_place_than_the_first_system_text_stays(fields: list[str], client: str):
     line = f"{billing(fields)}\n{REST}"
     for messages in (
         (system(REST), system(line), USER),
