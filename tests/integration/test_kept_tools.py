@@ -136,6 +136,21 @@ def test_codex_compaction_is_computed_from_its_own_words_on_also_after_a_kill(tm
         assert "kept_tools" not in after.rules
 
 
+def test_codex_compaction_near_the_full_window_is_computed_from_its_own_words_on(
+    tmp_path: Path,
+):
+    """Codex compacts when nine tenths of the window are used, and says no `max_output_tokens`."""
+    context = 2048
+    with running(tmp_path, config=f"{CONFIG}[models.hearth-tiny]\ncontext = {context}\n") as server:
+        codex = Codex()
+        before = codex.ask(server, TASK)
+        while before.num_prompt + before.num_output <= 0.87 * context:
+            before = codex.ask(server, "Say it again, and say how the rain falls on the hearth.")
+        told = codex.ask(server, COMPACT, tools=False, max_output_tokens=None)
+        assert told.num_prompt > 7 * context // 8
+        check_continued(told, before)
+
+
 def test_another_thread_that_says_the_same_has_no_tools_and_is_told_why(server: RunningServer):
     codex = Codex("mine")
     codex.ask(server, TASK)

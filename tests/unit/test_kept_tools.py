@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.prompt.kept_tools import packed, with_tools_of
-from runtime.types import ChatPrompt, Message, Tool, ToolChoice
+from runtime.types import ChatPrompt, GenerateRequest, Message, Tool, ToolChoice
 from runtime.worker.input.compose import Composed
 from runtime.worker.input.explain import explain
+from runtime.worker.input.kept import leaves_room
 from runtime.worker.input.template import Template
 from runtime.worker.input.turns import TurnStore
 from runtime.worker.output.dialect import Dialect
@@ -182,15 +183,44 @@ def test_where_calls_cannot_be_forbidden_or_one_is_demanded_nothing_is_shown(tal
     assert "kept_tools" not in rules(demanding)
 
 
-def test_tools_that_were_not_sent_never_take_the_room_of_the_answer(talk: Talk):
+def test_tools_that_were_not_sent_leave_room_for_a_summary(talk: Talk):
     begun(talk)
     num_tokens = len(summary(talk).token_ids)
-    talk.composer.context = num_tokens + 9
-    assert talk.composer.context // 8 > 9
-    assert "kept_tools" in rules(summary(talk, max_tokens=9))
-    composed = summary(talk)
-    assert (rules(composed).get("kept_tools"), composed.reason) == (None, "tools_removed")
-    assert len(composed.token_ids) < num_tokens
+    # The least context that leaves a sixteenth of itself.
+    least = next(n for n in range(num_tokens, 2 * num_tokens) if n - num_tokens >= n // 16)
+    for context, fields, has_tools in (
+        (least, {}, True),
+        (least - 1, {}, False),
+        (num_tokens + 9, {"max_tokens": 9}, True),
+        (num_tokens + 9, {"max_tokens": 10}, False),
+    ):
+        talk.composer.context = context
+        composed = summary(talk, **fields)
+        reason = None if has_tools else "tools_removed"
+        assert (rules(composed).get("kept_tools"), composed.reason) == (
+            2 * has_tools or None,
+            reason,
+        )
+        assert (len(composed.token_ids) == num_tokens) == has_tools
+
+
+@pytest.mark.parametrize(
+    ("context", "max_tokens", "least"),
+    [
+        (2048, None, 128),  # a sixteenth
+        (65_536, None, 4096),
+        (262_144, None, 4096),  # which is enough for any summary
+        (65_536, 500, 500),  # its own word
+        (65_536, 5000, 5000),
+        (65_536, 32_000, 8192),  # of what is always asked for, an eighth
+    ],
+)
+def test_room_for_a_summary_is_what_the_request_may_say_or_a_sixteenth(
+    context: int, max_tokens: int | None, least: int
+):
+    request = GenerateRequest(request_id="r", model="m", prompt="", max_tokens=max_tokens)
+    assert leaves_room(context - least, context, request)
+    assert not leaves_room(context - least + 1, context, request)
 
 
 def test_who_only_counts_is_told_of_what_was_sent(talk: Talk):

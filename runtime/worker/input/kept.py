@@ -18,6 +18,8 @@ READ = frozenset({"generate", "prefill", "explain"})
 _MAX_TOOLS = 4
 """So many sets of tools are tried."""
 _ANSWER_SHARE = 8
+"""Some clients always allow 32,000 tokens: no more than this share of a context counts."""
+_SUMMARY_SHARE, _SUMMARY_TOKENS = 16, 4096
 
 Found = tuple[int, KnownPrefix]
 """Which message is the last turn of ours, and all tokens up to its end."""
@@ -46,7 +48,13 @@ def kept_turns(turns: TurnStore, bare: Sequence[bytes], found: Found | None) -> 
 
 
 def leaves_room(num_tokens: int, context: int, request: GenerateRequest) -> bool:
-    """An eighth of the context is left for the answer, or all that it may have."""
-    most = request.max_tokens if request.max_tokens is not None else context
+    """What the answer may have is left for it, or else enough for a summary.
+
+    Clients compact when nine tenths are used, so more than a sixteenth would never be there.
+    """
+    if (most := request.max_tokens) is None:
+        room = min(context // _SUMMARY_SHARE, _SUMMARY_TOKENS)
+    else:
+        room = min(most, context // _ANSWER_SHARE)
     is_allowed = num_tokens <= (request.max_prompt_tokens or context)
-    return is_allowed and context - num_tokens >= min(most, context // _ANSWER_SHARE)
+    return is_allowed and context - num_tokens >= room
