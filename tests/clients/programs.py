@@ -152,7 +152,7 @@ model_context_window = {context}
 [model_providers.local]
 name = "local"
 base_url = "{url}/v1"
-env_key = "LOCAL_KEY"
+env_key = "HEARTH_API_KEY"
 wire_api = "responses"
 [analytics]
 enabled = false
@@ -178,7 +178,7 @@ def codex_turn(codex: Project, home: Path, *arguments: str) -> int:
         home=home,
         timeout_s=TASK_S,
         CODEX_HOME=str(home),
-        LOCAL_KEY="unused",
+        HEARTH_API_KEY="unused",
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     events = [one["type"] for one in lines_of(ended.stdout)]
