@@ -24,13 +24,15 @@ from api.agents import handlers as agent_handlers
 from api.agents.expiry import ExpiryJob
 from api.agents.service import open_agents
 from api.anthropic.errors import anthropic_error, speaks_anthropic
-from api.anthropic.messages import count_tokens, messages
+from api.anthropic.messages import count_tokens, delete_thread, messages
+from api.anthropic.threads import Threads
 from api.application import Application
 from api.dashboard import handlers as dashboard_handlers
 from api.dashboard import page, sign_in
 from api.dashboard.service import Dashboard
 from api.http import stream_handlers
 from api.http.body import HttpRequest
+from api.http.chains import Chains
 from api.http.errors import ErrorHandlers
 from api.http.gate import Gate
 from api.http.guard import Guard, GuardRules, rules_of
@@ -84,6 +86,7 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
     "prewarm": (*prewarming.HANDLERS, cache_hints.hint),
     "history": (
         *responses_handlers.KEEPING,
+        delete_thread,
         *agent_handlers.KEEPING,
         *stream_handlers.HANDLERS,
     ),
@@ -139,14 +142,15 @@ def create_app(
     metrics = Metrics(supervisor.status, kv.figures)
     prewarm = Prewarm(settings, supervisor, kv, PinnedPrompts(settings, catalog))
     gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
-    cache = KvAccess(settings, catalog, kv, prewarm)
     history = History(settings.home, settings.history_grace_s)
+    chains = Chains(history, settings, kv.is_deleted)
+    cache = KvAccess(settings, catalog, kv, prewarm, chains)
     dashboard = Dashboard(gate, cache, history)
     history_figures = HistoryFigures(history)
     metrics.add(PrewarmCollector(prewarm), HistoryCollector(history_figures, settings))
     agents, janitor = open_agents(gate, cache, history)
-    responses = ResponseService(Archive(history, settings))
-    chores = _chores(kv, janitor, responses, prewarm, dashboard, supervisor)
+    responses = ResponseService(Archive(chains))
+    chores = _chores(kv, janitor, chains, prewarm, dashboard, supervisor)
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
     traces = _open_traces(settings.otlp_endpoint, kv)
 
@@ -176,6 +180,7 @@ def create_app(
             cache=cache,
             agents=agents,
             responses=responses,
+            threads=Threads(chains),
             history=history,
             history_figures=history_figures,
             prewarm=prewarm,
@@ -228,7 +233,7 @@ async def _close(traces: OtlpTraces | None) -> None:
 def _chores(
     kv: KvStore,
     janitor: ExpiryJob,
-    responses: ResponseService,
+    chains: Chains,
     prewarm: Prewarm,
     dashboard: Dashboard,
     supervisor: Supervisor,
@@ -236,7 +241,7 @@ def _chores(
     """What is done now and then."""
     return [
         Chore("agents", 60.0, janitor.run),
-        Chore("responses", 60.0, responses.archive.expire),
+        Chore("responses", 60.0, chains.expire),
         Chore("prewarm", prewarm.period_s, prewarm.sweep),
         Chore("dashboard", SAMPLE_S, dashboard.tick),
         Chore("figures", REFRESH_S, kv.refresh),

@@ -251,7 +251,7 @@ def shape_of(fields: Mapping[str, msgspec.Raw]) -> Shape:
     messages = decoded_at(fields.get("messages", msgspec.Raw(b"[]")), list[_Spoken], "messages")
     kinds = {kind for one in messages for kind in _kinds(one.content)}
     tools = bytes(fields.get("tools", b""))
-    if "system" in fields or _ANTHROPIC_TOOL in tools or kinds & _ANTHROPIC_PARTS:
+    if fields.keys() & {"system", "thread"} or _ANTHROPIC_TOOL in tools or kinds & _ANTHROPIC_PARTS:
         return "messages"
     is_ollama = any(one.images or one.tool_name for one in messages)
     return "ollama" if is_ollama or fields.keys() & _OLLAMA_FIELDS else "chat"
@@ -292,6 +292,8 @@ def prompt_of(
     elif shape == "messages":
         fields |= {"max_tokens": msgspec.Raw(b"1")} | ({} if has_turns else {"messages": _OPENING})
         data = _decoded(fields, MessagesRequest)
+        if data.thread is not None and data.thread.type != "create":
+            refuse("thread", "cannot be continued here: send the whole prompt.")
         generate = messages_to_generate(data, "", ConversionContext(spec, settings, caller)).request
     else:
         messages = decoded_at(msgspec.Raw(given), list[msgspec.Raw], "messages")

@@ -307,6 +307,33 @@ class UnknownPrevious(RequestRejected):
         )
 
 
+class ThreadNotFound(RequestRejected):
+    """The turn of a message thread is not stored, or not all that it goes on from is."""
+
+    code = "thread_not_found"
+
+    def __init__(
+        self, message_id: str, note: str = "", param: str = "thread.previous_message_id"
+    ) -> None:
+        super().__init__(
+            f"There is no thread with a message {message_id[:80]!r}: it was not stored, was "
+            "deleted, or was not used for too long. Send the whole conversation with `thread: "
+            f'{{"type": "create"}}` instead.{note}',
+            param,
+        )
+
+
+class ThreadUnsupported(RequestRejected):
+    """Threads cannot be kept now; a client that is told so sends the whole conversation."""
+
+    code = "thread_unsupported_request"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"Threads cannot be kept: {why} Send the whole conversation without `thread`.", "thread"
+        )
+
+
 class UnknownExpired(RequestRejected):
     """Nothing of that id has expired and can be restored."""
 

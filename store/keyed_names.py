@@ -61,6 +61,11 @@ class Whom(msgspec.Struct, frozen=True):
     model: str | None = None
     chain: Chain | None = None
 
+    @property
+    def names_one(self) -> bool:
+        """Whether one conversation is meant by its session id, and not all of a model or server."""
+        return self.session_id is not None or self.key is not None
+
     def means(self, asker: Asker, secret: bytes) -> bool:
         """Whether this is meant; a conversation without a session id is with all others only."""
         if self.model is not None and asker.model != self.model:

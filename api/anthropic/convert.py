@@ -89,6 +89,8 @@ class ConversionContext(NamedTuple):
     caller: Caller = Caller()
     unused: Sequence[str] = ()
     """The fields of the body that nobody knows."""
+    num_stored: int = 0
+    """The first messages, which were not sent but are kept in the thread."""
 
 
 def messages_to_generate(
@@ -148,7 +150,8 @@ def count_to_generate(
     transcript = Transcript(breakpoints, Expansion.allowed(door.spec, door.settings), tools)
     transcript.add_system(data.system, "system")
     for i, turn in enumerate(data.messages):
-        transcript.add(turn, f"messages[{i}]")
+        at = i - door.num_stored
+        transcript.add(turn, f"messages[{at}]" if at >= 0 else f"thread: message {i}")
     if not transcript.messages:
         refuse("messages", "have no content that is known here: say something in them.")
     check_images(transcript.messages, door.spec, door.settings)

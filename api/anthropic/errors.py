@@ -10,7 +10,7 @@ from litestar.types import Scope
 from msgspec import UNSET, UnsetType
 
 from api.http.errors import Refusal
-from runtime.errors import ContextTooLong, LoadFailed
+from runtime.errors import ContextTooLong, LoadFailed, ThreadUnsupported
 
 TYPES = {
     400: "invalid_request_error",
@@ -28,10 +28,13 @@ HOPELESS = frozenset({LoadFailed.code})
 
 
 class ErrorDetails(msgspec.Struct, gc=False, omit_defaults=True):
-    """`error_code` names the cause, `param` the field at fault where there is one."""
+    """`error_code` names the cause, `param` the field at fault where there is one; `unsupported`
+    what a client is to leave out, and be answered.
+    """
 
     error_code: str
     param: str | UnsetType = UNSET
+    unsupported: list[str] | UnsetType = UNSET
 
 
 class ErrorBody(msgspec.Struct, gc=False):
@@ -64,6 +67,8 @@ def error_answer(refusal: Refusal, request_id: str) -> ErrorAnswer:
         tokens, maximum = refusal.error.num_tokens, refusal.error.context - 1
         message = f"prompt is too long: {tokens} tokens > {maximum} maximum"
     details = ErrorDetails(refusal.code, refusal.param or UNSET)
+    if isinstance(refusal.error, ThreadUnsupported):
+        details.unsupported = ["thread"]
     kind = TYPES.get(_status(refusal), "invalid_request_error")
     return ErrorAnswer(error=ErrorBody(kind, message, details), request_id=request_id)
 

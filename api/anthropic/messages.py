@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import TypeVar
 
-from litestar import Response, post
+from litestar import Response, delete, post
 from litestar.di import NamedDependency
-from litestar.params import JSONBody
+from litestar.params import FromPath, JSONBody
 
 from api.anthropic.convert import (
     ConversionContext,
@@ -16,7 +16,13 @@ from api.anthropic.convert import (
     messages_to_generate,
 )
 from api.anthropic.errors import ErrorAnswer
-from api.anthropic.schemas import CountRequest, MessageAnswer, MessagesRequest, TokenCount
+from api.anthropic.schemas import (
+    CountRequest,
+    MessageAnswer,
+    MessagesRequest,
+    ThreadDeleted,
+    TokenCount,
+)
 from api.anthropic.stream import (
     Blocks,
     MessageEnvelope,
@@ -26,16 +32,21 @@ from api.anthropic.stream import (
     stop_of,
     usage_of,
 )
+from api.anthropic.threads import Threads
 from api.http.body import HttpRequest
 from api.http.cache_header import cache_header
-from api.http.caller import asker_of
+from api.http.caller import asker_of, tenant_of
+from api.http.chains import Owner
 from api.http.errors import documented
+from api.http.expansion import Expansion
 from api.http.gate import Gate
 from api.http.hearth_info import hearth_of, ignored_info
 from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
 from api.observe.record import CompactionInfo, Tally, record_of
 from runtime.errors import ContextTooLong
 from runtime.types import Chunk, Finished, GenerateRequest, ModelSpec
+
+R = TypeVar("R", bound=CountRequest)
 
 MAX_SILENCE_S = 15.0
 
@@ -47,28 +58,40 @@ MAX_SILENCE_S = 15.0
     responses=documented(MessageAnswer, ErrorAnswer),
 )
 async def messages(
-    data: JSONBody[MessagesRequest], request: HttpRequest, gate: NamedDependency[Gate]
+    data: JSONBody[MessagesRequest],
+    request: HttpRequest,
+    gate: NamedDependency[Gate],
+    threads: NamedDependency[Threads],
 ) -> Response[MessageAnswer] | EventStream:
     """Continue a conversation; with `stream`, as server-sent events."""
     spec = gate.spec(data.model)
     frame = MessageEnvelope(data.model or spec.id)
-    door = await _door(request, gate, spec)
-    asked = await request.apart(lambda: messages_to_generate(data, frame.id, door))
+    whole_data, door, weight = await _opened(data, request, gate, threads, spec)
+    asked = await request.apart(lambda: messages_to_generate(whole_data, frame.id, door), weight)
     is_loaded = gate.is_loaded(spec)
     following = (lambda: _after(request, asked, "")) if asked.compacts else None
     answer = gate.submit(request.scope, [asked.request], following)
     if asked.num_compacted:
         answer.tally.notes.append(f"compacted_messages:{asked.num_compacted}")
+
+    async def settle(blocks: Blocks) -> None:
+        await _look_ahead(request, gate, asked, answer.tally, blocks)
+        if data.thread is not None:
+            owner = Owner.of(asked.request, record_of(request.scope).received)
+            said = [answered(block, asked) for block in blocks.written]
+            if not await threads.keep(frame.id, data, said, owner):
+                answer.tally.notes.append("thread_not_stored")
+
     if data.stream:
         stream = MessageStream(frame, answer, asked, record_of(request.scope).request_id)
         keep_alive_s = min(gate.settings.keep_alive_s, MAX_SILENCE_S)
         # Who waits for a model to load hears so at once; otherwise a refusal gets its status.
         patience_s = keep_alive_s if is_loaded else 0.0
-        ahead = partial(_look_ahead, request, gate, asked, answer.tally, stream.blocks)
-        return await open_stream(request, answer, stream, Pace(patience_s, keep_alive_s), ahead)
+        pace = Pace(patience_s, keep_alive_s)
+        return await open_stream(request, answer, stream, pace, lambda: settle(stream.blocks))
     content = _Content(asked)
     await whole(request, answer, content.take)
-    await _look_ahead(request, gate, asked, answer.tally, content.blocks)
+    await settle(content.blocks)
     return Response(
         content.message(frame, asked, answer.tally),
         headers=cache_header(answer.tally.least_cached),
@@ -82,12 +105,16 @@ async def messages(
     responses=documented(TokenCount, ErrorAnswer),
 )
 async def count_tokens(
-    data: JSONBody[CountRequest], request: HttpRequest, gate: NamedDependency[Gate]
+    data: JSONBody[CountRequest],
+    request: HttpRequest,
+    gate: NamedDependency[Gate],
+    threads: NamedDependency[Threads],
 ) -> TokenCount:
     """How many tokens the same request to `/v1/messages` would have, rendered by the model."""
     spec = gate.spec(data.model)
-    door, request_id = await _door(request, gate, spec), record_of(request.scope).request_id
-    asked = await request.apart(lambda: count_to_generate(data, request_id, door))
+    whole_data, door, weight = await _opened(data, request, gate, threads, spec)
+    request_id = record_of(request.scope).request_id
+    asked = await request.apart(lambda: count_to_generate(whole_data, request_id, door), weight)
     answer = gate.submit(request.scope, [asked.request])
     record_of(request.scope).tally = None  # no answer, whose tokens the log could name
     try:
@@ -100,9 +127,26 @@ async def count_tokens(
     return TokenCount(num_tokens, ignored_info(asked.ignored))
 
 
-async def _door(request: HttpRequest, gate: Gate, spec: ModelSpec) -> ConversionContext:
+@delete("/v1/messages/{message_id:str}", status_code=200, tags=["Anthropic"])
+async def delete_thread(
+    message_id: FromPath[str], request: HttpRequest, threads: NamedDependency[Threads]
+) -> ThreadDeleted:
+    """Delete the thread that an answer is in: all that was said in it, before and after."""
+    await threads.remove(tenant_of(request.scope), message_id)
+    return ThreadDeleted(message_id)
+
+
+async def _opened(
+    data: R, request: HttpRequest, gate: Gate, threads: Threads, spec: ModelSpec
+) -> tuple[R, ConversionContext, int]:
+    """The request with all that its thread remembers, what it is turned around with, and what was
+    added to it, in bytes.
+    """
     unused = await request.unused_fields(MessagesRequest)
-    return ConversionContext(spec, gate.settings, asker_of(request), unused)
+    caller, expansion = asker_of(request), Expansion.allowed(spec, gate.settings)
+    resumed = await threads.resumed(data, caller.tenant, expansion)
+    door = ConversionContext(spec, gate.settings, caller, unused, resumed.num_stored)
+    return resumed.whole, door, resumed.num_bytes
 
 
 async def _look_ahead(

@@ -134,6 +134,13 @@ class Metadata(AnthropicBody):
     user_id: str | None = None
 
 
+class ThreadField(AnthropicBody):
+    """`type` is `create`, or `continue` the conversation that `previous_message_id` answered."""
+
+    type: str
+    previous_message_id: str | None = None
+
+
 class CountRequest(AnthropicBody, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: everything that makes up a prompt."""
 
@@ -152,6 +159,7 @@ class CountRequest(AnthropicBody, kw_only=True):
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
     compaction: CompactionConfig | None = None
+    thread: ThreadField | None = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -238,6 +246,13 @@ class MessageAnswer(AnthropicBody, kw_only=True):
     stop_sequence: str | None = None
     usage: Usage
     hearth: HearthInfo | UnsetType = UNSET
+
+
+class ThreadDeleted(AnthropicBody):
+    """The thread that this message was in is deleted."""
+
+    id: str
+    type: Literal["message_deleted"] = "message_deleted"
 
 
 class TokenCount(AnthropicBody):

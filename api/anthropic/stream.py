@@ -149,6 +149,11 @@ class Blocks:
         """What stands for the conversation, once it is written."""
         return self.open.content.strip() if self.open is not None else ""
 
+    @property
+    def written(self) -> list[OpenBlock]:
+        """All blocks so far, the open one included."""
+        return [*self.done, *([self.open] if self.open is not None else [])]
+
     def end(self) -> None:
         """Nothing follows. Raises NoSummary where one was asked for and there is none."""
         if self._is_summary and not self.summary:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from api.http.chains import Chains
 from runtime.cache.collection import GarbageCollection
 from runtime.cache.deletion_log import Models
 from runtime.cache.inventory import Inventory, ModelSelection, Named, meant, named, total
@@ -30,11 +31,19 @@ T = TypeVar("T")
 class KvAccess:
     """The KV of all conversations, on disk and in workers' memory. One for the whole server."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, kv: KvStore, prewarm: Prewarm) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        kv: KvStore,
+        prewarm: Prewarm,
+        stored: Chains,
+    ) -> None:
         self._settings = settings
         self._catalog = catalog
         self.kv = kv
         self._prewarm = prewarm
+        self._stored = stored
 
     async def tend(self, work: Callable[[Inventory], T]) -> T:
         """Have something done to what is on disk, in a thread.
@@ -69,13 +78,25 @@ class KvAccess:
     async def remove_conversation(self, name: str) -> RemovalView:
         """Delete a conversation everywhere: on disk, in the workers' memory, in what was learned.
 
+        The text of responses and threads that were asked for by its session id goes as well.
+
         Raises:
             UnknownConversation: nothing goes by that name, and every worker has looked.
             StoreUnavailable: there is no store, or it fails.
         """
         entries, whoms = await self._named(name)
         async with self._forgetting(whoms) as told:
-            return await self._removed(name, entries, told)
+            try:
+                view = await self._removed(name, entries, told)
+            except UnknownConversation:
+                if not await self._stored.forget(whoms, self.kv.secret):
+                    raise
+                return RemovalView(1, num_slots=0, is_cut=True, is_pending=told.is_pending)
+            except StoreUnavailable:
+                await self._stored.forget(whoms, self.kv.secret)
+                raise
+            await self._stored.forget(whoms, self.kv.secret)
+            return view
 
     @asynccontextmanager
     async def _forgetting(

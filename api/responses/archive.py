@@ -9,24 +9,20 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 import msgspec
-import structlog
-from sqlalchemy import Connection
 
 from api.http.body import LARGE_BYTES, apart, decoded_at
+from api.http.chains import Chains, Owner
 from api.http.expansion import Expansion
 from api.openai.fields import Raws
 from api.openai.response_schemas import ItemHead
 from api.responses.items import Item, head_of
 from api.responses.output import ResponseResource
-from runtime.cache.history import History
-from runtime.config.settings import Settings
-from runtime.errors import InvalidRequest, StoreUnavailable, UnknownPrevious, UnknownResponse
+from runtime.errors import InvalidRequest, UnknownPrevious, UnknownResponse
 from runtime.keys import owned, plain
-from store.history import expired_rows, response_rows
-from store.history.quota import HistoryCapacity, make_room
-from store.history.response_rows import Chain, ItemRow, ResponseRow
+from store.history import response_rows
+from store.history.response_rows import ItemRow, ResponseRow
 
-log = structlog.stdlib.get_logger("hearth.responses")
+KIND = "resp_"
 
 _MANY = 64
 NULL = msgspec.Raw(b"null")
@@ -49,15 +45,14 @@ class Stored(NamedTuple):
 
 
 class Archive:
-    """The stored responses of a server: `history_max_bytes` and `history_ttl_s` bound them.
+    """The stored responses of a server.
 
     Ids of responses are as `runtime.keys.owned` makes them: nobody finds another tenant's.
     """
 
-    def __init__(self, history: History, settings: Settings) -> None:
-        self._history = history
-        self._max_bytes = settings.history_max_bytes
-        self._ttl_s = settings.history_ttl_s
+    def __init__(self, chains: Chains) -> None:
+        self._chains = chains
+        self._history = chains.history
 
     async def past(self, previous_id: str | None, expansion: Expansion) -> list[Item]:
         """All items that went into and came out of the responses up to that one.
@@ -69,13 +64,7 @@ class Archive:
         """
         if previous_id is None:
             return []
-
-        def read(connection: Connection) -> Chain:
-            num_bytes = response_rows.chain_bytes(connection, previous_id)
-            expansion.count(num_bytes, "previous_response_id")
-            return response_rows.chain(connection, previous_id)
-
-        chain = await self._history.read(read)
+        chain = await self._chains.past(previous_id, KIND, expansion, "previous_response_id")
         if chain.missing is not None:
             raise UnknownPrevious(plain(chain.missing), self._history.note)
         return [
@@ -96,19 +85,10 @@ class Archive:
         references = await apart(_num_bytes(items), lambda: _references(items))
         if not references:
             return list(items)
-
-        def read(connection: Connection) -> dict[str, bytes]:
-            mine = owned(tenant, "")
-            found = response_rows.find_items(connection, references.values(), mine)
-            for path, item_id in references.items():
-                if item_id not in found:
-                    _refuse_unknown(path, item_id)
-                expansion.count(found[item_id].num_bytes, path)
-            return {
-                one: response_rows.item_body(connection, row.number) for one, row in found.items()
-            }
-
-        bodies = await self._history.read(read)
+        bodies = await self._chains.found_items(KIND, tenant, references, expansion)
+        for path, item_id in references.items():
+            if item_id not in bodies:
+                _refuse_unknown(path, item_id)
         return [
             item._replace(raw=msgspec.Raw(bodies[references[item.path]]), is_stored=True)
             if item.path in references
@@ -117,29 +97,16 @@ class Archive:
         ]
 
     async def keep(
-        self, resource: ResponseResource, items: Sequence[Item], tenant: str, events: bytes = b""
+        self, resource: ResponseResource, items: Sequence[Item], asker: Owner, events: bytes = b""
     ) -> None:
-        """Store a response of a tenant whole, with its own input and the events that told it.
+        """Store a response whole, with its own input and the events that told it.
 
         Raises:
             StoreUnavailable: it was not stored.
         """
         packed = await asyncio.to_thread(zlib.compress, events) if events else b""
-        row, rows = await apart(_num_bytes(items), lambda: _rows(resource, items, tenant))
-
-        def put(connection: Connection) -> None:
-            now_s = self._history.now_s()
-            size = len(row.body) + sum(len(one.body) for one in rows) + len(packed)
-            if row.previous_id is not None:
-                response_rows.touch(connection, row.previous_id, now_s)
-            make_room(
-                connection, HistoryCapacity(self._max_bytes, size, row.previous_id or ""), now_s
-            )
-            response_rows.put(connection, row, rows, now_s)
-            if packed:
-                response_rows.put_events(connection, row.id, packed)
-
-        await self._history.write(put)
+        row, rows = await apart(_num_bytes(items), lambda: _rows(resource, items, asker))
+        await self._chains.keep(row, rows, asker.received, packed)
 
     async def find(self, response_id: str) -> Stored:
         """A response and its own input.
@@ -148,7 +115,9 @@ class Archive:
             UnknownResponse: it is not stored.
             StoreUnavailable: the history cannot be read.
         """
-        found = await self._history.read(lambda c: response_rows.get(c, response_id))
+        found = None
+        if plain(response_id).startswith(KIND):
+            found = await self._history.read(lambda c: response_rows.get(c, response_id))
         if found is None:
             raise UnknownResponse(plain(response_id), self._history.note)
         row, items = found
@@ -173,29 +142,8 @@ class Archive:
             UnknownResponse: it is not stored.
             StoreUnavailable: it could not be deleted.
         """
-
-        def work(connection: Connection) -> bool:
-            is_gone = response_rows.remove(connection, response_id, self._history.now_s())
-            return expired_rows.erase_id(connection, "response", response_id) or is_gone
-
-        if not await self._history.write(work):
+        if not await self._chains.remove(response_id, KIND):
             raise UnknownResponse(plain(response_id), self._history.note)
-        await self._history.tidy()
-
-    async def expire(self) -> None:
-        """Put what was not used for too long where only `hearth history restore` finds it; where
-        the history fails, next time.
-        """
-
-        def work(connection: Connection) -> int:
-            return expired_rows.expire_responses(connection, self._history.now_s(), self._ttl_s)
-
-        try:
-            if num_expired := await self._history.write(work):
-                log.info("responses_expired", num=num_expired)
-                await self._history.tidy()
-        except StoreUnavailable as error:
-            log.debug("expiry_waits", why=error.message)
 
 
 def _references(items: Sequence[Item]) -> dict[str, str]:
@@ -214,15 +162,16 @@ def _num_bytes(items: Sequence[Item]) -> int:
 
 
 def _rows(
-    resource: ResponseResource, items: Sequence[Item], tenant: str
+    resource: ResponseResource, items: Sequence[Item], asker: Owner
 ) -> tuple[ResponseRow, list[ItemRow]]:
     body = msgspec.json.encode(msgspec.structs.replace(resource, output=[]))
     previous_id = resource.previous_response_id
     row = ResponseRow(
-        id=owned(tenant, resource.id),
-        previous_id=owned(tenant, previous_id) if previous_id is not None else None,
+        id=owned(asker.tenant, resource.id),
+        previous_id=owned(asker.tenant, previous_id) if previous_id is not None else None,
         body=body,
         created_s=float(resource.created_at),
+        session=asker.session,
     )
     made = [
         ItemRow(msgspec.json.decode(raw, type=ItemHead).id or "", bytes(raw), is_output=True)

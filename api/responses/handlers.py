@@ -24,7 +24,7 @@ from api.http.gate import Gate
 from api.http.hearth_info import hearth_of, ignored_info
 from api.http.refusal import refuse
 from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
-from api.observe.record import CompactionInfo
+from api.observe.record import CompactionInfo, record_of
 from api.openai.response_schemas import ItemHead, ResponseRequest
 from api.responses.archive import in_full
 from api.responses.compaction import TRIGGER_ITEM, compacted, compaction_item
@@ -86,7 +86,7 @@ async def create_response(
             answer = gate.submit(request.scope, [plan.request], following)
             answer.tally.notes.extend(remarks)
         foresee = _foresight(asked, request, gate)
-        reply = ResponseDraft(data, plan, spec, answer, foresee)
+        reply = ResponseDraft(data, plan, spec, answer, foresee, record_of(request.scope).received)
         responses.begin(reply)
         if data.background:
             queued = await responses.start(reply, new, _keep_alive_s(gate))

@@ -44,7 +44,7 @@ class ResponseService:
         if not reply.is_to_be_stored:
             return
         try:
-            await self.archive.keep(reply.ended(), items, reply.tenant)
+            await self.archive.keep(reply.ended(), items, reply.owner)
         except StoreUnavailable as error:
             log.warning("response_not_stored", reason=error.message)
             reply.unstored(error.code)
@@ -59,7 +59,7 @@ class ResponseService:
         """
         queued = reply.begun("queued")
         try:
-            await self.archive.keep(queued, items, reply.tenant)
+            await self.archive.keep(queued, items, reply.owner)
         except StoreUnavailable:
             reply.answer.close()
             raise
@@ -159,7 +159,7 @@ class ResponseService:
         finally:
             reply.answer.close()
         try:
-            await self.archive.keep(resource, items, reply.tenant, events.whole + last)
+            await self.archive.keep(resource, items, reply.owner, events.whole + last)
         except StoreUnavailable as error:
             log.warning("response_not_stored", reason=error.message)
         events.add(last)

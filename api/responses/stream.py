@@ -10,11 +10,13 @@ import msgspec
 from msgspec import UNSET
 
 from api.http.answer import Answer
+from api.http.chains import Owner
 from api.http.hearth_info import hearth_of
 from api.observe.record import CompactionInfo, Tally
 from api.openai.caching import applied
 from api.openai.fields import CACHE_TTL_S, is_given
 from api.openai.response_schemas import FormatFields, ResponseRequest, ToolChoiceFields
+from api.responses.archive import KIND
 from api.responses.convert import ENCRYPTED, ResponsePlan
 from api.responses.events import (
     Event,
@@ -42,6 +44,7 @@ from api.responses.output import (
     WrittenByTtl,
 )
 from api.responses.two_answers import TwoAnswers
+from runtime.cache.deletion_log import Receipt
 from runtime.errors import Aborted, HearthError
 from runtime.keys import owned
 from runtime.types import Chunk, ModelSpec
@@ -56,7 +59,7 @@ encode = msgspec.json.Encoder().encode
 
 def new_response_id() -> str:
     """An id that nobody can guess."""
-    return f"resp_{secrets.token_hex(24)}"
+    return f"{KIND}{secrets.token_hex(24)}"
 
 
 class ResponseDraft:
@@ -69,6 +72,7 @@ class ResponseDraft:
         spec: ModelSpec,
         answer: Answer | TwoAnswers,
         foresee: Foresee | None = None,
+        received: Receipt | None = None,
     ) -> None:
         has_summary = data.reasoning is not None and bool(
             data.reasoning.summary or data.reasoning.generate_summary
@@ -81,7 +85,7 @@ class ResponseDraft:
         self.answer = answer
         self._foresee = foresee
         self._is_bounded_by_us = plan.compacts and data.max_output_tokens is None
-        self.tenant = plan.request.cache.tenant
+        self.owner = Owner.of(plan.request, received)
         self._begun = _begun(data, plan, spec)
         self._ended: ResponseResource | None = None
 
@@ -96,7 +100,7 @@ class ResponseDraft:
     @property
     def key(self) -> str:
         """What the service and the archive know it by."""
-        return owned(self.tenant, self.id)
+        return owned(self.owner.tenant, self.id)
 
     @property
     def is_to_be_stored(self) -> bool:

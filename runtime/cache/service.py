@@ -155,6 +155,11 @@ class KvStore:
         """A request came: what is deleted from now on, its receipt is held, is deleted for it."""
         return self.publisher.deletions.receive()
 
+    @property
+    def secret(self) -> bytes:
+        """By which keys stand for session ids."""
+        return self._life.secret
+
     def is_deleted(self, received: Receipt, is_meant: Callable[[Forget], bool]) -> bool:
         """Whether something was deleted since then, and is meant."""
         return self.publisher.deletions.is_deleted(received, is_meant)

@@ -92,6 +92,41 @@ def erase_id(connection: Connection, kind: Kind, one_id: str) -> bool:
     return bool(connection.execute(gone).rowcount)
 
 
+def erase_responses(
+    connection: Connection, is_meant: Callable[[ResponseRow], bool]
+) -> list[ResponseRow]:
+    """Delete for good all stored turns that are meant; what they were."""
+    rows = (
+        select(Expired.number, ExpiredPart.body)
+        .join(ExpiredPart, ExpiredPart.expired_number == Expired.number)
+        .where(Expired.kind == "response", ExpiredPart.position == 0)
+    )
+    found = {
+        number: msgspec.msgpack.decode(body, type=ResponseRow)
+        for number, body in connection.execute(rows)
+    }
+    gone = {number: row for number, row in found.items() if is_meant(row)}
+    for number in gone:
+        connection.execute(delete(Expired).where(Expired.number == number))
+    return [*gone.values()]
+
+
+def erase_chain(connection: Connection, one_id: str, now_s: float) -> bool:
+    """Delete for good a stored turn, all that it goes on from and all that goes on from these;
+    False where there was nothing.
+    """
+    left, is_gone = {one_id}, False
+    while left:
+        ids = response_rows.relatives(connection, left.pop())
+        num_gone = sum([response_rows.remove(connection, one, now_s) for one in ids])
+        erased = erase_responses(
+            connection, lambda row, ids=ids: not ids.isdisjoint((row.id, row.previous_id))
+        )
+        left |= {one for row in erased for one in (row.id, row.previous_id) if one is not None}
+        is_gone = is_gone or bool(num_gone or erased)
+    return is_gone
+
+
 def erase_number(connection: Connection, number: str, now_s: float) -> None:
     """Delete one for good, for want of room. `now_s` is not needed here."""
     del now_s

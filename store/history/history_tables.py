@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 APPLICATION_ID = 0x48525459
 """What SQLite's header says of the file: `HRTY`."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """SQLite's user_version; it goes up with every migration."""
 
 
@@ -83,10 +83,17 @@ class LeftSession(HistoryTable):
 
 
 class Response(HistoryTable):
-    """A stored response without its items. `previous_id` is the one it goes on from."""
+    """A stored response, or turn of a thread, without its items.
+
+    `previous_id` is the one it goes on from, `session` names its KV, "" where nothing does.
+    """
 
     __tablename__ = "responses"
-    __table_args__ = (Index("responses_by_use", "last_used_s"),)
+    __table_args__ = (
+        Index("responses_by_use", "last_used_s"),
+        Index("responses_by_previous", "previous_id"),
+        Index("responses_by_session", "session"),
+    )
 
     number: Mapped[int] = mapped_column(primary_key=True)
     id: Mapped[str] = mapped_column(unique=True)
@@ -94,6 +101,7 @@ class Response(HistoryTable):
     body: Mapped[bytes]
     created_s: Mapped[float]
     last_used_s: Mapped[float]
+    session: Mapped[str] = mapped_column(server_default="")
 
 
 class ResponseItem(HistoryTable):

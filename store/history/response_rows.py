@@ -1,7 +1,8 @@
-"""Stored responses in the history, in the transaction of the caller. Bodies are opaque.
+"""Stored responses and turns of threads in the history, in the transaction of the caller.
 
-A response goes on from a previous one, so they form chains that share their beginnings. Whoever is
-used is younger than whatever it goes on from is old: what goes for want of room is a chain's end.
+Bodies are opaque. One goes on from a previous one, so they form chains that share their beginnings.
+Whoever is used is younger than whatever it goes on from is old: what goes for want of room is a
+chain's end.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class ResponseRow(NamedTuple):
     previous_id: str | None
     body: bytes
     created_s: float
+    session: str = ""
 
 
 class Chain(NamedTuple):
@@ -94,8 +96,10 @@ def touch(connection: Connection, response_id: str, now_s: float) -> None:
 
 def get(connection: Connection, response_id: str) -> tuple[ResponseRow, list[ItemRow]] | None:
     """A response and its own items, in order."""
-    columns = (Response.id, Response.previous_id, Response.body, Response.created_s)
-    found = connection.execute(select(*columns).where(Response.id == response_id)).first()
+    columns = select(
+        Response.id, Response.previous_id, Response.body, Response.created_s, Response.session
+    )
+    found = connection.execute(columns.where(Response.id == response_id)).first()
     if found is None:
         return None
     return ResponseRow(*found), _items(connection, response_id)
@@ -120,15 +124,13 @@ def chain_bytes(connection: Connection, response_id: str) -> int:
 
 
 def find_items(
-    connection: Connection, item_ids: Iterable[str], owner: str = ""
+    connection: Connection, item_ids: Iterable[str], prefix: str = ""
 ) -> dict[str, FoundItem]:
-    """The items of these ids in responses whose ids begin with `owner`; "": with no `@`.
+    """The items of these ids in responses whose ids begin with `prefix`.
 
     Of several with one id, which are sent again with every turn, the newest is found.
     """
-    is_mine = func.substr(Response.id, 1, len(owner)) == owner
-    if not owner:
-        is_mine = func.substr(Response.id, 1, 1) != "@"
+    is_mine = func.substr(Response.id, 1, len(prefix)) == prefix
     found: dict[str, FoundItem] = {}
     wanted = [*dict.fromkeys(item_ids)]
     for start in range(0, len(wanted), _MANY_IDS):
@@ -155,6 +157,33 @@ def remove(connection: Connection, response_id: str, now_s: float) -> bool:
     del now_s
     gone = connection.execute(delete(Response).where(Response.id == response_id))
     return bool(gone.rowcount)
+
+
+def relatives(connection: Connection, response_id: str) -> set[str]:
+    """The ids that this one goes on from and of all that goes on from any of these, its own
+    included. Those that nothing has any more are among them.
+    """
+    before = select(_links(response_id).c.previous_id)
+    found = {response_id, *filter(None, connection.execute(before).scalars())}
+    ring = [*found]
+    while ring:
+        some, ring = ring[:_MANY_IDS], ring[_MANY_IDS:]
+        after = select(Response.id).where(Response.previous_id.in_(some))
+        new = {*connection.execute(after).scalars()} - found
+        found |= new
+        ring += new
+    return found
+
+
+def sessions(connection: Connection) -> set[str]:
+    """The names of all KV that stored turns have."""
+    named = select(Response.session).where(Response.session != "").distinct()
+    return {*connection.execute(named).scalars()}
+
+
+def remove_session(connection: Connection, session: str) -> int:
+    """Delete all that was asked under that name; how many."""
+    return connection.execute(delete(Response).where(Response.session == session)).rowcount
 
 
 def unused(connection: Connection, before_s: float) -> list[tuple[str, float]]:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from api.dashboard.service import Dashboard
+from api.http.chains import Chains
 from api.http.gate import Gate
 from api.http.kv_access import KvAccess
 from api.observe.metrics import Metrics
@@ -26,8 +27,9 @@ async def test_what_is_just_given_to_the_store_is_counted_once(tmp_path: Path):
         prewarm = Prewarm(settings, supervisor, kv, lambda _: ())
         catalog = Catalog(settings)
         gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
-        cache = KvAccess(settings, catalog, kv, prewarm)
-        desk = Dashboard(gate, cache, History(tmp_path))
+        history = History(tmp_path)
+        stored = Chains(history, settings, kv.is_deleted)
+        desk = Dashboard(gate, KvAccess(settings, catalog, kv, prewarm, stored), history)
         await until(lambda: kv.store is not None, "the store is open")
         await desk.snapshot()
         assert kv.store is not None

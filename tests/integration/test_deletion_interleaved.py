@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from api.http.chains import Chains
 from api.http.kv_access import KvAccess
 from runtime.cache.inventory import tokens_to
 from runtime.cache.service import KvStore
@@ -139,7 +140,8 @@ class Interleaving:
         chosen = Settings(home=home)
         catalog = Catalog(chosen, hub_cache=home / "hub")
         prewarm = Prewarm(chosen, supervisor, kv, lambda _: ())
-        self.access = KvAccess(chosen, catalog, kv, prewarm)
+        stored = Chains(History(home), chosen, kv.is_deleted)
+        self.access = KvAccess(chosen, catalog, kv, prewarm, stored)
         self.tokenizer = Tokenizer.from_file(str(home / "models" / "m" / "tokenizer.json"))
         self.talks: list[Talk] = []
         self.probed: set[str] = set()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.agents.kv import AgentKv
+from api.http.chains import Chains
 from api.http.kv_access import KvAccess
 from runtime.cache.inventory_views import RemovalView
 from runtime.config.settings import ModelSettings, Settings
@@ -30,7 +31,8 @@ def access_to(here: Home, home: Path) -> KvAccess:
     settings = Settings(home=home)
     catalog = Catalog(settings, hub_cache=home / "hub")
     prewarm = Prewarm(settings, here.supervisor, here.kv, lambda _: ())
-    return KvAccess(settings, catalog, here.kv, prewarm)
+    stored = Chains(History(home), settings, here.kv.is_deleted)
+    return KvAccess(settings, catalog, here.kv, prewarm, stored)
 
 
 async def ask(here: Home, session: str, *, model: str = "m", ttl_s: float | None = None) -> Usage:

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from api.http.answer import Answer
 from api.http.caller import Caller
+from api.http.chains import Chains
 from api.http.expansion import Expansion
 from api.observe.metrics import Meter, Metrics
 from api.openai.response_schemas import ItemHead, ResponseRequest
@@ -23,6 +24,7 @@ from api.responses.service import ResponseService
 from api.responses.stream import ResponseDraft, new_response_id
 from runtime.cache.figures import DiskFigures, KvFigures
 from runtime.cache.history import History
+from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import InvalidRequest, UnknownResponse, WorkerError
 from runtime.supervisor.generation import Generation
@@ -49,11 +51,16 @@ class Nobody:
     def ended(self, generation: Generation) -> None: ...
 
 
+def chains_of(history: History, home: Path) -> Chains:
+    settings = Settings(home=home)
+    return Chains(history, settings, KvStore(settings).is_deleted)
+
+
 class HeldArchive(Archive):
     """Tells what it has read only when it may."""
 
-    def __init__(self, history: History, settings: Settings) -> None:
-        super().__init__(history, settings)
+    def __init__(self, chains: Chains) -> None:
+        super().__init__(chains)
         self.num_read = 0
         self.may_tell = asyncio.Event()
 
@@ -102,7 +109,7 @@ async def events(desk: ResponseService, response_id: str, after: int = -1) -> li
 
 async def test_who_asks_while_it_ends_is_not_told_that_it_was_interrupted(tmp_path: Path) -> None:
     async with living(tmp_path) as history:
-        archive = HeldArchive(history, Settings(home=tmp_path))
+        archive = HeldArchive(chains_of(history, tmp_path))
         desk = ResponseService(archive)
         made = Made(tmp_path)
         await made.begin(desk)
@@ -117,7 +124,7 @@ async def test_who_asks_while_it_ends_is_not_told_that_it_was_interrupted(tmp_pa
 async def test_events_are_the_same_after_a_restart_and_go_with_the_response(tmp_path: Path) -> None:
     made = Made(tmp_path)
     async with living(tmp_path) as history:
-        desk = ResponseService(Archive(history, Settings(home=tmp_path)))
+        desk = ResponseService(Archive(chains_of(history, tmp_path)))
         await made.begin(desk)
         following = asyncio.create_task(events(desk, made.id))
         await made.finish(desk)
@@ -125,7 +132,7 @@ async def test_events_are_the_same_after_a_restart_and_go_with_the_response(tmp_
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     assert told[-1]["type"] == "response.completed"
     async with living(tmp_path) as history:
-        desk = ResponseService(Archive(history, Settings(home=tmp_path)))
+        desk = ResponseService(Archive(chains_of(history, tmp_path)))
         assert await events(desk, made.id) == told
         assert await events(desk, made.id, after=3) == told[4:]
         await desk.remove(made.id)
@@ -139,7 +146,7 @@ async def test_what_is_stored_is_not_read_when_it_is_more_than_a_request_may_hav
 ) -> None:
     made = Made(tmp_path)
     async with living(tmp_path) as history:
-        archive = Archive(history, Settings(home=tmp_path))
+        archive = Archive(chains_of(history, tmp_path))
         desk = ResponseService(archive)
         await made.begin(desk)
         await made.finish(desk)
@@ -163,7 +170,7 @@ async def test_what_is_stored_is_not_read_when_it_is_more_than_a_request_may_hav
 
 async def test_a_response_that_waits_says_so_in_its_events(tmp_path: Path) -> None:
     async with living(tmp_path) as history:
-        desk = ResponseService(Archive(history, Settings(home=tmp_path)))
+        desk = ResponseService(Archive(chains_of(history, tmp_path)))
         made = Made(tmp_path)
         await made.begin(desk, keep_alive_s=0.01)
         log = await desk.events_of(made.id)
