@@ -218,13 +218,30 @@ class AgentChanged(RequestRejected):
 
 
 class Unauthorized(RequestRejected):
-    """It needs a key, and there is none or it is not known."""
+    """It needs a key."""
+
+
+class MissingKey(Unauthorized):
+    """It needs a key, and none was sent. `wanted` is the kind of key."""
+
+    code = "missing_api_key"
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__(
+            f"No key was sent, and this needs an {wanted}: send it as `Authorization: Bearer KEY` "
+            "or `x-api-key: KEY`."
+        )
+
+
+class WrongKey(Unauthorized):
+    """It needs a key, and the one that was sent is not known."""
 
     code = "invalid_api_key"
 
     def __init__(self) -> None:
         super().__init__(
-            "This server needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key`."
+            "The key that was sent is not known to this server. Its settings hold the digests of "
+            "the keys that are; `hearth key` makes a key and its digest."
         )
 
 

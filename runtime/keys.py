@@ -10,9 +10,9 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 _PREFIX = "sha256:"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -62,17 +62,34 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-class Keyring:
-    """All keys that open something. `tenants` maps a name to its digest.
+Need = Literal["nothing", "API key", "admin key"]
 
-    With several of them the server `is_shared`: what is summed over all is the admin's to see.
+
+class Needs(NamedTuple):
+    """The key that is asked for: by the protocols, by sums over all callers, by administration."""
+
+    use: Need
+    sums: Need
+    admin: Need
+
+
+def needs_of(tenants: Collection[str], admin_key: str | None) -> Needs:
+    """Every key that is configured is asked for; without any, this machine's programs are let in.
+
+    Sums tell a tenant that is alone nothing but its own, and all others something of each other.
     """
+    if not tenants and not admin_key:
+        return Needs("nothing", "nothing", "nothing")
+    use: Need = "API key" if tenants else "nothing"
+    return Needs(use, use if len(tenants) == 1 else "admin key", "admin key")
+
+
+class Keyring:
+    """All keys that open something. `tenants` maps a name to its digest."""
 
     def __init__(self, tenants: Mapping[str, str], admin_digests: tuple[str, ...]) -> None:
         admins = [(digest, Principal(is_admin=True)) for digest in admin_digests]
         self._known = [(digest, Principal(name)) for name, digest in tenants.items()] + admins
-        self.is_required = bool(tenants)
-        self.is_shared = len(tenants) > 1
 
     def find(self, key: str) -> Principal | None:
         """Whose key this is; it takes the same time whichever of them it is, or none."""

@@ -132,6 +132,7 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_prompt_of_one_is_new_when_another_sends_it[300]",
         ),
         "integration/test_http_security.py": ALL,
+        "integration/test_keys_asked_for.py": ALL,
         "integration/test_store_ownership.py": (
             "test_a_second_server_on_a_home_changes_nothing_in_it",
         ),

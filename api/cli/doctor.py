@@ -26,6 +26,7 @@ from api.cli.views import log_errors_only, show, size
 from runtime.config.settings import Settings
 from runtime.environment import INSTALL_HINT, find_blas, packaged_blas, worker_environment
 from runtime.errors import HearthError
+from runtime.keys import needs_of
 from runtime.models.vision_files import can_see
 
 _IMPORT_TIMEOUT_S = 120
@@ -60,6 +61,7 @@ def examine(settings: Settings, config: Path | None = None) -> Iterator[Finding]
     yield _memory(settings)
     yield from _ranks(settings)
     yield _open_files(settings.max_queue)
+    yield _keys(settings)
     yield _port(settings)
     yield _service(settings, config)
 
@@ -218,6 +220,16 @@ def _open_files(max_queue: int) -> Finding:
         remedy = f"ulimit -n {service.OPEN_FILES}{allowed}; a service gets as many by itself"
         return Finding("Open files", f"{fact}, but up to {needed} may be needed", remedy)
     return Finding("Open files", fact)
+
+
+def _keys(settings: Settings) -> Finding:
+    """What is asked for, and what is open without: the default for one person is no fault."""
+    needs = needs_of(settings.api_keys, settings.admin_key)
+    if needs.admin == "nothing":
+        open_to_all = "none are set, so every program on this machine may use the server and /admin"
+        return Finding("Keys", f"{open_to_all} (`hearth key` makes one)")
+    asked = "by all but liveness" if needs.use != "nothing" else "by /admin, figures and dashboard"
+    return Finding("Keys", f"asked for {asked}; /admin takes the admin key or admin.token")
 
 
 def _port(settings: Settings) -> Finding:

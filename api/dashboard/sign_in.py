@@ -46,7 +46,7 @@ def sign_in_page(
     next: FromQuery[str] = FRONT,  # noqa: A002 - what the rest of the web calls it
 ) -> Response[bytes] | Redirect:
     """The form; whoever needs it no more is sent on."""
-    if not rules.keyring.is_required or rules.sessions.find(request.headers) is not None:
+    if rules.needs.admin == "nothing" or rules.sessions.find(request.headers) is not None:
         return Redirect(place(next), status_code=303)
     return _page(next)
 
@@ -63,7 +63,7 @@ async def sign_in(
     """
     check_own_page("POST", request.headers)
     key, wanted = await _fields(request, "key", "next")
-    if not rules.keyring.is_required:
+    if rules.needs.admin == "nothing":
         return Redirect(place(wanted), status_code=303)
     try:
         caller = rules.keys.find(key, address_of(request.scope))

@@ -45,9 +45,14 @@ class Caller(NamedTuple):
         return keys.owned(self.tenant, given)
 
 
+def caller_in(scope: Scope) -> keys.Principal:
+    """Who the guard let in with this request."""
+    return cast("keys.Principal", scope["state"]["caller"])
+
+
 def tenant_of(scope: Scope) -> str:
     """Whose key let this request in; "" where none is asked for."""
-    return cast("keys.Principal", scope["state"]["caller"]).tenant
+    return caller_in(scope).tenant
 
 
 def asker_of(request: HttpRequest) -> Caller:

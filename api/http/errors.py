@@ -30,6 +30,7 @@ from runtime.errors import (
     LoadFailed,
     MemoryShort,
     MemoryTaken,
+    MissingKey,
     ModelDownloading,
     ModelNotDownloaded,
     ModelRefused,
@@ -52,7 +53,6 @@ from runtime.errors import (
     ThreadUnsupported,
     TooManyWrongKeys,
     TurnConflict,
-    Unauthorized,
     UnknownAgent,
     UnknownConversation,
     UnknownCrash,
@@ -66,6 +66,7 @@ from runtime.errors import (
     WorkerDied,
     WorkerError,
     WorkerWedged,
+    WrongKey,
 )
 from runtime.keys import Principal
 from runtime.types import Failed
@@ -150,7 +151,8 @@ STATUSES: dict[type[HearthError], HttpStatus] = {
     BodyTooLarge: HttpStatus(413, "invalid_request_error"),
     NotLocal: HttpStatus(403, "permission_error"),
     TooManyWrongKeys: HttpStatus(429, "rate_limit_error"),
-    Unauthorized: HttpStatus(401, "authentication_error"),
+    MissingKey: HttpStatus(401, "authentication_error"),
+    WrongKey: HttpStatus(401, "authentication_error"),
     Forbidden: HttpStatus(403, "permission_error"),
     UnknownModel: HttpStatus(404, "invalid_request_error"),
     ModelRefused: HttpStatus(404, "invalid_request_error"),

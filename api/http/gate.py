@@ -13,7 +13,7 @@ from litestar.datastructures import Headers
 from litestar.types import Scope
 
 from api.http.answer import Answer
-from api.http.caller import tenant_of
+from api.http.caller import caller_in, tenant_of
 from api.http.errors import BodyTooLarge
 from api.http.hints import hints_in, with_hints
 from api.http.limits import bounds_of, check_size, narrowed
@@ -24,7 +24,7 @@ from api.observe.record import RequestRecord, record_of
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import ContextTooLong
-from runtime.keys import plain
+from runtime.keys import needs_of, plain
 from runtime.models.catalog import Catalog, Refused
 from runtime.prewarm.growing import Following
 from runtime.prewarm.prewarm import Prewarm
@@ -52,6 +52,7 @@ class Gate:
         self.supervisor = supervisor
         self._kv = kv
         self._prewarm = prewarm
+        self._sums_need = needs_of(settings.api_keys, settings.admin_key).sums
         num_keys = len(settings.api_keys)
         self.streams = KeptStreams(num_tenants=num_keys + 1 if num_keys else 1)  # and the admin
         self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
@@ -90,8 +91,8 @@ class Gate:
         return any(one.is_loaded for one in self.supervisor.status() if one.spec.id == spec.id)
 
     def may_see_sums(self, scope: Scope) -> bool:
-        """Whether who asks may be told of all tenants together: not one of several."""
-        return not tenant_of(scope) or len(self.settings.api_keys) <= 1
+        """Whether who asks may be told of all callers together: not one of several."""
+        return self._sums_need != "admin key" or caller_in(scope).is_admin
 
     def status_for(self, scope: Scope) -> tuple[ModelStatus, ...]:
         """The models; one of several tenants is not told what the others do."""

@@ -10,6 +10,7 @@ import base64
 import ipaddress
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -21,8 +22,16 @@ from api.http import pages
 from api.http.errors import AnyRequest, ErrorHandlers
 from api.http.sessions import KeyChecker, Sessions
 from runtime.config.settings import Settings
-from runtime.errors import Forbidden, HearthError, SettingsError, TooManyWrongKeys, Unauthorized
-from runtime.keys import ANYONE, TENANT, Keyring, Principal, is_digest
+from runtime.errors import (
+    Forbidden,
+    HearthError,
+    MissingKey,
+    SettingsError,
+    TooManyWrongKeys,
+    Unauthorized,
+    WrongKey,
+)
+from runtime.keys import ANYONE, TENANT, Keyring, Need, Needs, Principal, is_digest, needs_of
 
 SIGN_IN = "/sign-in"
 SIGN_IN_FILES = frozenset({"icon.svg", "style.css", "theme.js"})
@@ -30,7 +39,7 @@ OPEN_PATHS = frozenset(
     {"/health", "/health/live", SIGN_IN, *(f"{SIGN_IN}/{name}" for name in SIGN_IN_FILES)}
 )
 _SUMS = frozenset({"/metrics", "/running"})
-"""What is told there is of all tenants together, so where there are several it is the admin's."""
+"""All callers together are summed up there, so where there may be several it is the admin's."""
 
 
 class GuardRules(NamedTuple):
@@ -39,6 +48,7 @@ class GuardRules(NamedTuple):
     hosts: frozenset[str]
     origins: frozenset[str]
     any_address: bool
+    needs: Needs
     keyring: Keyring
     keys: KeyChecker
     sessions: Sessions
@@ -77,6 +87,7 @@ def rules_of(settings: Settings, token_digest: str) -> GuardRules:
         hosts=frozenset(own),
         origins=frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins),
         any_address=not is_local,
+        needs=needs_of(settings.api_keys, settings.admin_key),
         keyring=keyring,
         keys=KeyChecker(keyring),
         sessions=Sessions(keyring, settings.port),
@@ -91,20 +102,42 @@ def judge(
     Raises:
         Forbidden: under that name, from that page, or with that key it is not to be had.
         TooManyWrongKeys: that address gave too many wrong ones.
-        Unauthorized: it needs a key, and there is none or it is unknown.
+        MissingKey, WrongKey: it needs a key, and there is none or it is unknown.
     """
     check_place(headers, rules)
-    caller = _caller(path, headers, rules, method, address)
-    if caller is None:
-        if rules.keyring.is_required and path not in OPEN_PATHS:
-            raise Unauthorized
+    need, key = _need(path, headers, rules.needs, method), key_of(headers)
+    if need == "nothing":
+        # There a wrong key is none; it counts as a guess, since an admin may be told more.
+        with suppress(Forbidden, TooManyWrongKeys):
+            return _known(key, headers, rules, method, address) or ANYONE
         return ANYONE
-    is_dashboard = path == "/" and pages.is_for_people(method, headers)
-    needs_admin = is_dashboard or pages.is_admin(path)
-    needs_admin |= rules.keyring.is_shared and path in _SUMS
-    if needs_admin and rules.keyring.is_required and not caller.is_admin:
+    caller = _known(key, headers, rules, method, address)
+    if caller is None:
+        raise WrongKey if key else MissingKey(need)
+    if need == "admin key" and not caller.is_admin:
         raise Forbidden("That needs the admin key.", "admin_key_needed")
     return caller
+
+
+def _need(path: str, headers: Mapping[str, str], needs: Needs, method: str) -> Need:
+    """The key that is asked for there. Only a browser that shows the dashboard gets it at `/`."""
+    if path in OPEN_PATHS:
+        return "nothing"
+    if pages.is_admin(path) or (path == "/" and pages.is_for_people(method, headers)):
+        return needs.admin
+    return needs.sums if path in _SUMS else needs.use
+
+
+def _known(
+    key: str, headers: Mapping[str, str], rules: GuardRules, method: str, address: str
+) -> Principal | None:
+    """Whose key was given, or who signed in.
+
+    Raises:
+        Forbidden: who signed in did not send this.
+        TooManyWrongKeys: that address gave too many wrong ones.
+    """
+    return rules.keys.find(key, address) if key else rules.sessions.caller(method, headers)
 
 
 def check_place(headers: Mapping[str, str], rules: GuardRules) -> None:
@@ -149,26 +182,6 @@ def _check_origin(headers: Mapping[str, str], host: str, rules: GuardRules) -> N
             f"Pages of {origin[:128]!r} may not ask this server; allowed_origins can let them.",
             "origin_not_allowed",
         )
-
-
-def _caller(
-    path: str, headers: Mapping[str, str], rules: GuardRules, method: str, address: str
-) -> Principal | None:
-    """Whose key was given, or who signed in; where no key is needed, a wrong one is none.
-
-    Raises:
-        Forbidden: who signed in did not send this.
-        TooManyWrongKeys, Unauthorized: a key is needed, and the one given is not known.
-    """
-    key = key_of(headers)
-    if not rules.keyring.is_required:
-        return rules.keyring.find(key) if key else None
-    if not key:
-        return None if path in OPEN_PATHS else rules.sessions.caller(method, headers)
-    caller = rules.keys.find(key, address)
-    if caller is None:
-        raise Unauthorized
-    return caller
 
 
 def key_of(headers: Mapping[str, str]) -> str:
@@ -238,10 +251,10 @@ class Guard:
     async def _refuse(self, error: HearthError, request: AnyRequest, send: Send) -> None:
         """People are asked for their key; programs are told how to send one."""
         headers, scope = request.headers, request.scope
+        if isinstance(error, MissingKey) and pages.is_for_people(scope["method"], headers):
+            await pages.send_on(send, _sign_in_url(scope))
+            return
         if isinstance(error, Unauthorized):
-            if not key_of(headers) and pages.is_for_people(scope["method"], headers):
-                await pages.send_on(send, _sign_in_url(scope))
-                return
             send = pages.telling(send, _challenges(headers))
         answer = self._service.refuse(request, error)
         await answer.to_asgi_response(app=None, request=request)(scope, request.receive, send)  # pyright: ignore[reportUnknownMemberType]

@@ -71,7 +71,7 @@ def ask(server: RunningServer, path: str, **headers: str) -> httpx.Response:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_command_of_the_ready_line_takes_the_key_from_the_shell(server: RunningServer):
     command = server.ready_line[server.ready_line.index("curl ") :]
-    for key, expected in ((KEY, b'"finish_reason"'), ("", b'"invalid_api_key"')):
+    for key, expected in ((KEY, b'"finish_reason"'), ("", b'"missing_api_key"')):
         env = os.environ | {"HEARTH_API_KEY": key}
         done = subprocess.run(["bash", "-c", command], capture_output=True, env=env, check=True)
         assert expected in done.stdout
@@ -82,7 +82,7 @@ def test_without_a_key_nothing_but_liveness_is_told(server: RunningServer):
     for path in ("/v1/models", "/metrics", "/schema", "/admin/cache", "/nowhere"):
         answer = ask(server, path)
         assert answer.status_code == 401, path
-        assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert answer.json()["error"]["code"] == "missing_api_key"
         kinds = answer.headers.get_list("www-authenticate")
         assert kinds == ['Bearer realm="Hearth"', 'Basic realm="Hearth"'], "a line for each"
 
@@ -92,6 +92,25 @@ def test_a_refusal_is_in_the_words_of_the_protocol(server: RunningServer):
     assert answer.status_code == 401
     assert answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", CHAT, "/v1/messages", "/api/tags", "/v1/agents"])
+def test_a_wrong_key_is_told_apart_from_none_in_the_words_of_each_protocol(
+    server: RunningServer, path: str
+):
+    method = "POST" if path in (CHAT, "/v1/messages") else "GET"
+    said: set[str] = set()
+    for headers in ({}, {"x-api-key": "wrong"}, {"authorization": "Bearer wrong"}):
+        answer = server.request(method, path, headers=headers)
+        error = answer.json()["error"]
+        message = error if isinstance(error, str) else error["message"]
+        expected = "invalid_api_key" if headers else "missing_api_key"
+        assert answer.status_code == 401
+        assert ("not known" in message) == bool(headers)
+        assert isinstance(error, str) or code_in(answer) == expected
+        assert "wrong" not in answer.text
+        said.add(message)
+    assert len(said) == 2, "how a wrong key was sent makes no difference"
 
 
 def test_a_key_opens_the_protocols_but_not_the_administration(server: RunningServer):

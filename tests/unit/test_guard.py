@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from api.http.guard import GuardRules, canonical, judge, rules_of
+from api.http.sessions import MAX_WRONG
 from runtime.config.settings import Settings
-from runtime.errors import Forbidden, SettingsError, Unauthorized
-from runtime.keys import ANYONE, Keyring, Principal, digest_of, new_key
+from runtime.errors import Forbidden, SettingsError, TooManyWrongKeys, Unauthorized
+from runtime.keys import ANYONE, Keyring, Principal, digest_of, needs_of, new_key
 
 ALICE, BOB, ADMIN, TOKEN = "alice-key", "bob-key", "admin-key", "token"
 KEYS = {"alice": digest_of(ALICE), "bob": digest_of(BOB)}
@@ -99,8 +100,7 @@ def test_without_a_known_key_only_liveness_is_told(headers: dict[str, str]):
     for path in ("/v1/models", "/metrics", "/", "/admin/cache", "/health/ready"):
         with pytest.raises(Unauthorized):
             judge(path, headers, KEYED)
-    if not headers:
-        assert judge("/health/live", headers, KEYED) == ANYONE
+    assert judge("/health/live", headers, KEYED) == ANYONE
 
 
 def test_administration_takes_the_admin_key_or_the_token_of_this_machine():
@@ -120,6 +120,35 @@ def test_a_path_is_judged_as_the_router_reads_it(path: str):
     if "admin" in path:
         with pytest.raises(Forbidden):
             judge(canonical(path), {"x-api-key": ALICE}, KEYED)
+
+
+@pytest.mark.parametrize("tenants", [{}, {"alice": KEYS["alice"]}, KEYS])
+@pytest.mark.parametrize("admin_key", [None, digest_of(ADMIN)])
+def test_what_is_asked_for_depends_on_the_keys_alone(
+    tenants: dict[str, str], admin_key: str | None
+):
+    use, sums, admin = needs_of(tenants, admin_key)
+    assert use == ("API key" if tenants else "nothing")
+    assert sums == ("admin key" if len(tenants) != 1 and (tenants or admin_key) else use)
+    assert admin == ("admin key" if tenants or admin_key else "nothing")
+    here = rules(api_keys=tenants, admin_key=admin_key)
+    everywhere = (
+        rules(host="0.0.0.0", allow_remote=True, api_keys=tenants, admin_key=admin_key)
+        if (tenants)
+        else here
+    )
+    assert here.needs == everywhere.needs == (use, sums, admin)
+
+
+def test_guesses_are_counted_where_no_key_is_needed_and_nobody_is_kept_out():
+    known = rules(admin_key=digest_of(ADMIN))
+    for number in range(MAX_WRONG + 5):
+        key = {"x-api-key": f"guess-{number}"}
+        assert judge("/v1/models", key, known, address="127.0.0.1") == ANYONE
+    for path in ("/v1/models", "/health"):
+        assert judge(path, {"x-api-key": ADMIN}, known, address="127.0.0.1") == ANYONE
+    with pytest.raises(TooManyWrongKeys):
+        judge("/admin/cache", {"x-api-key": ADMIN}, known, address="127.0.0.1")
 
 
 class Digest(str):
@@ -146,7 +175,8 @@ def test_where_no_key_is_needed_any_key_will_do():
 
 
 def test_other_machines_are_let_in_only_on_purpose_and_with_a_key():
-    for settings in ({}, {"allow_remote": True}, {"api_keys": KEYS}):
+    alone = {"allow_remote": True, "admin_key": digest_of(ADMIN)}
+    for settings in ({}, {"allow_remote": True}, {"api_keys": KEYS}, alone):
         with pytest.raises(SettingsError, match="allow_remote"):
             rules(host="0.0.0.0", **settings)
     remote = rules(host="0.0.0.0", allow_remote=True, api_keys=KEYS)
