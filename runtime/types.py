@@ -139,13 +139,14 @@ ANY_TOOL = ToolChoice()
 class Thinking(Struct, frozen=True):
     """How much the model is to think; None leaves it to its template.
 
-    After `budget_tokens` tokens the reasoning is closed and the answer begins. `fields` are the
-    places of the request that say it.
+    After `budget_tokens` tokens the reasoning is closed and the answer begins. `is_adaptive` leaves
+    it to the model at each turn. `fields` are the places of the request that say it.
     """
 
     is_enabled: bool | None = None
     effort: str | None = None
     budget_tokens: int | None = None
+    is_adaptive: bool = False
     fields: tuple[str, ...] = ()
 
     @property
@@ -458,7 +459,16 @@ class ReasoningDelta(Struct, frozen=True, tag="r", array_like=True):
 
 
 class TextWasReasoning(Struct, frozen=True, tag="o", array_like=True):
-    """All text of the choice so far was reasoning; the last piece of it is the mark of its end."""
+    """All text of the choice so far was reasoning; the last piece of it is the mark of its end.
+
+    There is none where it has been told as reasoning.
+    """
+
+    index: int
+
+
+class ReasoningWasText(Struct, frozen=True, tag="a", array_like=True):
+    """All reasoning of the choice so far was its answer, which the next piece of text repeats."""
 
     index: int
 
@@ -537,6 +547,7 @@ Chunk = (
     | TextDelta
     | ReasoningDelta
     | TextWasReasoning
+    | ReasoningWasText
     | ToolCallDelta
     | Tokens
     | Explained

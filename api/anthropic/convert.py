@@ -258,7 +258,7 @@ def _thinking(data: CountRequest, door: ConversionContext) -> Thinking:
         case ThinkingField(type="enabled", budget_tokens=budget):
             return Thinking(is_enabled=True, effort=effort, budget_tokens=budget, fields=said)
         case ThinkingField(type="adaptive"):
-            return Thinking(is_enabled=True, effort=effort, fields=said)
+            return Thinking(is_enabled=True, effort=effort, is_adaptive=True, fields=said)
         case _:
             return Thinking(effort=effort, fields=said)
 

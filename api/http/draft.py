@@ -13,6 +13,7 @@ from runtime.types import (
     Finished,
     FinishReason,
     ReasoningDelta,
+    ReasoningWasText,
     TextDelta,
     TextWasReasoning,
     TokenLogprobs,
@@ -80,15 +81,22 @@ def collect(drafts: Sequence[Draft], chunk: Chunk) -> None:
 
 
 def settled(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """A whole answer's chunks, of which the text that turned out to be reasoning is reasoning."""
+    """A whole answer's chunks, each piece told as what it turned out to be in the end."""
     told: list[Chunk] = []
     texts: defaultdict[int, list[int]] = defaultdict(list)
+    repeated: dict[int, tuple[TokenLogprobs, ...]] = {}
     skips_blank: set[int] = set()
     for chunk in chunks:
         match chunk:
             case TextWasReasoning(index):
                 _as_reasoning(told, texts.pop(index, []))
                 skips_blank.add(index)
+            case ReasoningWasText(index):
+                told, repeated[index] = _without_reasoning(told, index)
+            case TextDelta(index) if index in repeated:
+                texts[index].append(len(told))
+                logprobs = repeated.pop(index) + chunk.logprobs
+                told.append(msgspec.structs.replace(chunk, logprobs=logprobs))
             case TextDelta(index, text) if index in skips_blank:
                 told.append(msgspec.structs.replace(chunk, text=text.lstrip()))
                 skips_blank -= {index} if text.strip() else set()
@@ -101,6 +109,15 @@ def settled(chunks: Iterable[Chunk]) -> list[Chunk]:
             case _:
                 told.append(chunk)
     return told
+
+
+def _without_reasoning(
+    told: Sequence[Chunk], index: int
+) -> tuple[list[Chunk], tuple[TokenLogprobs, ...]]:
+    """What was told but for the reasoning of this choice, and the probabilities of its tokens."""
+    pieces = [one for one in told if isinstance(one, ReasoningDelta) and one.index == index]
+    rest = [one for one in told if not isinstance(one, ReasoningDelta) or one.index != index]
+    return rest, tuple(entry for one in pieces for entry in one.logprobs)
 
 
 def _as_reasoning(told: list[Chunk], places: Sequence[int]) -> None:

@@ -115,6 +115,18 @@ def shown(message: Message) -> str:
     return _parted(message.text, is_thought=bool(message.reasoning))[1]
 
 
+def is_same_thought(message: Message, had: bytes) -> bool:
+    """Whether a message leaves out what stands for its thoughts, or says just that.
+
+    A stream may have told the beginning of an answer as thoughts where there were none.
+    """
+    given = thoughts_of(message)
+    if given is None or given == had:
+        return True
+    begins = _trimmed(message.reasoning or "")
+    return not had and bool(begins) and _trimmed(message.text).startswith(begins)
+
+
 def _parted(text: str, *, is_thought: bool = False) -> tuple[str, str]:
     """The thoughts that a text begins with, and what follows them.
 

@@ -22,6 +22,7 @@ from runtime.types import (
     Message,
     PromptChange,
     ReasoningDelta,
+    ReasoningWasText,
     TextDelta,
     TextWasReasoning,
     ToolCall,
@@ -109,7 +110,9 @@ class AnswerRecord:
         elif isinstance(chunk, ReasoningDelta):
             self.thoughts.append(chunk.text)
         elif isinstance(chunk, TextWasReasoning):
-            self.thoughts, self.texts = self.texts[:-1], []
+            self.thoughts, self.texts = [*self.thoughts, *self.texts[:-1]], []
+        elif isinstance(chunk, ReasoningWasText):
+            self.thoughts = []
         elif isinstance(chunk, ToolCallDelta):
             if chunk.id is not None or not self.calls:
                 self.calls.append(ToolCall(id="", name=chunk.name or "", arguments=""))

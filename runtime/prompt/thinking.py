@@ -32,6 +32,20 @@ def is_heeded(wish: Thinking, responds: frozenset[str], *, has_block: bool, is_o
     return is_open or (has_block and is_bounded)
 
 
+def expects_thoughts(wish: Thinking, responds: frozenset[str], *, by_default: bool) -> bool:
+    """Whether the model is known to think though its prompt opens no thoughts.
+
+    `by_default` says that its template has it think unless it is told not to. A switch that is
+    turned on without a word on how much says it as well. An effort, a budget and a choice left to
+    the model do so only for a template with a switch: agents send them to every model.
+    """
+    if wish.is_enabled is False or (wish.effort is not None and wish.effort.lower() in OFF):
+        return False
+    is_on = wish.is_enabled is True or wish.effort is not None
+    is_bare = (wish.effort, wish.budget_tokens, wish.is_adaptive) == (None, None, False)
+    return by_default or (is_on and (is_bare or bool(responds & set(SWITCHES))))
+
+
 def switches(
     wish: Thinking, responds: frozenset[str], given: frozenset[str] = frozenset()
 ) -> dict[str, object]:

@@ -10,12 +10,21 @@ from openai import OpenAI
 
 from tests.calm_model import write_calm_model
 from tests.running_server import RunningServer, running
+from tests.templates import TEMPLATES
+from tests.tiny_models import CHAT_TEMPLATE
 
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's folder."""
-    return write_calm_model(tmp_path_factory.mktemp("calm_models") / "calm")
+    """The model's folder. `qwen3` beside it thinks unless it is told not to, and opens its thoughts
+    itself; `unswitched` has no switch for them.
+    """
+    folder = tmp_path_factory.mktemp("calm_models")
+    unswitched = CHAT_TEMPLATE.partition("{% if enable_thinking %}")[0] + "{% endif %}"
+    for name, template in (("qwen3", TEMPLATES["qwen3"]), ("unswitched", unswitched)):
+        write_calm_model(folder / name)
+        (folder / name / "chat_template.jinja").write_text(template)
+    return write_calm_model(folder / "calm")
 
 
 @pytest.fixture(scope="session")

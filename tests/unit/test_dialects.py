@@ -4,6 +4,7 @@ import importlib
 import json
 import pkgutil
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import mlx_lm.tool_parsers
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.http.draft import Draft, settled
-from runtime.prompt.canonical import canonical, thoughts_of
+from runtime.prompt.canonical import canonical, is_same_thought, thoughts_of
 from runtime.prompt.healing import AnswerRecord
 from runtime.types import (
     ANY_TOOL,
@@ -25,8 +26,8 @@ from runtime.types import (
 )
 from runtime.types import ToolCallDelta as Call
 from runtime.worker.output import harmony
-from runtime.worker.output.dialect import Dialect
-from runtime.worker.output.parser import OutputParser
+from runtime.worker.output.dialect import Dialect, ReasoningBlock
+from runtime.worker.output.parser import NO_TOOLS, OutputParser
 from runtime.worker.output.tools import RequestTools
 
 SCHEMA = {
@@ -425,6 +426,94 @@ def test_nothing_of_such_an_answer_is_lost_and_what_was_streamed_is_recognised(p
     kept = Message(role="assistant", text=draft.text, reasoning=draft.reasoning or None)
     assert record.form() == canonical(kept)
     assert thoughts_of(kept) in {record.thought() or None, None}
+
+
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Zurich"}}</tool_call>'
+EXPECTED_PIECES = st.lists(
+    st.sampled_from(
+        [*("a", "b", " ", "\n", "`", "```", "STOP"), "<think>", "</think>", "</think>", CALL]
+    ),
+    max_size=12,
+)
+
+
+@given(
+    pieces=EXPECTED_PIECES,
+    cuts=st.sets(st.integers(0, 200)),
+    has_tools=st.booleans(),
+    is_cut=st.booleans(),
+)
+def test_where_thoughts_are_expected_a_stream_says_what_the_whole_answer_says(
+    pieces: list[str], cuts: set[int], has_tools: bool, is_cut: bool
+):
+    """However it is split; and the whole answer is what it is where nothing is expected."""
+    turn = "".join(pieces)
+    ends = sorted({cut for cut in cuts if cut < len(turn)} | {0, len(turn)})
+    split = [turn[start:end] for start, end in pairwise(ends)]
+    tools = RequestTools.of((WEATHER,), ANY_TOOL) if has_tools else NO_TOOLS
+
+    def spoken(block: ReasoningBlock, split: list[str]) -> tuple[OutputParser, list[Chunk]]:
+        parser = OutputParser(
+            dialect("json_tools"), index=0, tools=tools, reasoning=block, stop=("STOP",)
+        )
+        chunks = [chunk for piece in split for chunk in parser.feed(piece)]
+        return parser, [*chunks, *parser.finish(is_cut=is_cut)]
+
+    parser, streamed = spoken("expected", split)
+    _, unexpected = spoken("unsaid", list(turn))
+    stream, whole, plain, record = Draft(), Draft(), Draft(), AnswerRecord()
+    for chunk in streamed:
+        stream.add(chunk)
+        record.add(chunk)
+    for chunk in settled(streamed):
+        whole.add(chunk)
+    for chunk in settled(unexpected):
+        plain.add(chunk)
+    assert stream.text == whole.text
+    assert [one.arguments for one in stream.calls] == [one.arguments for one in whole.calls]
+    assert whole.text.strip() == plain.text.strip()
+    assert whole.reasoning.strip() == plain.reasoning.strip()
+    if "no_thoughts" not in parser.notes:
+        assert stream.reasoning == whole.reasoning
+        assert "orphan_think_end" not in parser.notes
+    sent = Message(
+        role="assistant",
+        text=stream.text,
+        reasoning=stream.reasoning or None,
+        tool_calls=tuple(stream.calls),
+    )
+    assert record.form() == canonical(sent)
+    if not whole.reasoning or stream.reasoning == whole.reasoning:
+        assert is_same_thought(sent, record.thought())
+
+
+@pytest.mark.parametrize(
+    ("turn", "told_first", "text", "reasoning"),
+    [
+        ("hm\n</think>\n\nyes", "hm", "yes", "hm"),
+        ("<think>\nhm\n</think>\n\nyes", "hm", "yes", "hm"),
+        ("\n</think>\nyes", "", "yes", ""),
+        ("yes", "yes", "yes", ""),
+        ("see `</think>`", "see `", "see `</think>`", ""),
+        ("yes<think>hm</think>no", "yeshm", "yesno", "hm"),
+        ("hm</think>a</think>b", "hm", "a</think>b", "hm"),
+        ("yes STOP", "yes", "yes ", ""),
+        ("", "", "", ""),
+    ],
+)
+def test_what_is_expected_to_be_thought_is_told_as_reasoning_until_it_is_known(
+    turn: str, told_first: str, text: str, reasoning: str
+):
+    for pieces in ([turn], list(turn)):
+        parser = OutputParser(dialect("glm47"), index=0, reasoning="expected", stop=("STOP",))
+        streamed = [chunk for piece in pieces for chunk in parser.feed(piece)] + parser.finish()
+        stream, whole = Draft(), Draft()
+        for chunk in streamed:
+            stream.add(chunk)
+        for chunk in settled(streamed):
+            whole.add(chunk)
+        assert stream.reasoning == told_first
+        assert (stream.text, whole.text, whole.reasoning) == (text, text, reasoning)
 
 
 @pytest.mark.parametrize(

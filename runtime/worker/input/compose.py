@@ -24,7 +24,7 @@ from runtime.prompt.canonical import (
     defaults_of,
     digest,
     forms,
-    thoughts_of,
+    is_same_thought,
 )
 from runtime.prompt.healing import (
     SENTINEL,
@@ -512,8 +512,8 @@ def _begun_link(links: Sequence[bytes], beginning: Beginning | None) -> bytes:
 def _edited(asked: PromptInput, known: KnownPrefix) -> int | None:
     """The first message whose thoughts its client gives in other words than they were had."""
     for number, link in enumerate(asked.links):
-        given = thoughts_of(asked.prompt.messages[number]) if link in known.thoughts else None
-        if given is not None and given != known.thoughts[link]:
+        message, had = asked.prompt.messages[number], known.thoughts.get(link)
+        if had is not None and not is_same_thought(message, had):
             return number
     return None
 

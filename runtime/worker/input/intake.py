@@ -17,7 +17,7 @@ import msgspec
 from runtime.errors import MAX_CONTEXT, ContextTooLong, InvalidRequest, PromptChanged
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.media import highest, model_ids
-from runtime.prompt.thinking import EFFORT, budget_of, is_heeded
+from runtime.prompt.thinking import EFFORT, budget_of, expects_thoughts, is_heeded
 from runtime.types import ChatPrompt, GenerateRequest, Prompt, SaidAnswer, TextPrompt
 from runtime.worker.input.compose import Composed, Composer
 from runtime.worker.input.explain import explain
@@ -272,7 +272,15 @@ class Intake:
             return "unsaid"
         if composed.beginning is not None:
             return "open" if composed.beginning.is_thinking else "begun"
-        return self.composer.template.reasoning_block(composed.token_ids)
+        template = self.composer.template
+        block = template.reasoning_block(composed.token_ids)
+        if block != "unsaid":
+            return block
+        probe, wish = template.probe, prompt.thinking
+        is_expected = bool(self.spoken.think_end) and expects_thoughts(
+            wish, probe.responds, by_default=probe.thinks_by_default
+        )
+        return "expected" if is_expected else "unsaid"
 
 
 def _as_read(request: GenerateRequest, composed: Composed) -> GenerateRequest:

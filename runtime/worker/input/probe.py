@@ -77,6 +77,15 @@ class Probe:
             name for name, (one, other) in values.items() if self._differs(name, one, other)
         )
 
+    @cached_property
+    def thinks_by_default(self) -> bool:
+        """The text for an answer is that of thinking, unless a switch is turned off."""
+        given = self._text(("user",), opens_answer=True)
+        return any(
+            given == self._text(("user",), kwargs=json.dumps({name: True}), opens_answer=True)
+            for name in self.responds & set(SWITCHES)
+        )
+
     def definition(self, tool: Tool) -> str:
         """A tool as the template writes it, or else as JSON."""
         tool = msgspec.structs.replace(tool, is_deferred=False)

@@ -110,7 +110,7 @@ class Constrainer:
         plan = replace(
             self._bare_plan(None if demands_call else answer),
             starts_in_reasoning=reasoning == "open",
-            may_think=reasoning == "unsaid" and _may_think(prompt.thinking),
+            may_think=reasoning in ("unsaid", "expected") and _may_think(prompt.thinking),
             think_start=marks.think_start,
             think_end=marks.think_end,
             budget=budget if marks.think_end else None,

@@ -22,8 +22,9 @@ STOP = "stop "
 INVENTED = f"{STOP}invented"
 """A result begins, which is not the model's to write."""
 
-ReasoningBlock = Literal["open", "closed", "unsaid", "begun"]
-"""How a prompt leaves the thinking block of the answer; `begun` says that its text has begun."""
+ReasoningBlock = Literal["open", "closed", "unsaid", "expected", "begun"]
+"""How a prompt leaves the thinking block of the answer; `expected` is unsaid for a model that is
+known to think, `begun` says that its text has begun."""
 
 Edges = Mapping[str, tuple[tuple[str, str], ...]]
 ToolCallParser = Callable[[str, Any], Any]

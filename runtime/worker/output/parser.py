@@ -13,6 +13,7 @@ from runtime.types import (
     Chunk,
     FinishReason,
     ReasoningDelta,
+    ReasoningWasText,
     TextDelta,
     TextWasReasoning,
     TokenLogprobs,
@@ -47,7 +48,39 @@ What was streamed cannot be taken back: such a stream has the mark in its text.
 INVENTED_RESULT = "invented_tool_result"
 """After its call the model went on with a result of its own; the answer ends before it."""
 
+NO_THOUGHTS = "no_thoughts"
+"""The model was expected to think, and its answer has no end of thoughts.
+
+Such a stream has told it as reasoning, and tells it again as what it was.
+"""
+
 NO_TOOLS = RequestTools.of(())
+
+
+class ExpectedThoughts:
+    """What is said where thoughts are expected, until it is clear that they were some.
+
+    It is told as reasoning meanwhile, without blanks at either end.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._held = ""
+        self.has_told = False
+
+    @property
+    def text(self) -> str:
+        """All of it to the letter."""
+        return "".join(self._pieces)
+
+    def add(self, text: str) -> str:
+        """What is to be told of one more piece."""
+        self._pieces.append(text)
+        text = self._held + text if self.has_told else text.lstrip()
+        body = text.rstrip()
+        self._held = text[len(body) :]
+        self.has_told |= bool(body)
+        return body
 
 
 class OutputParser:
@@ -57,7 +90,8 @@ class OutputParser:
     reasoning and before a tool call belong to the template and are dropped. A tool call that
     cannot be understood is given to the client as the text it was; `notes` say why. In a
     constrained answer nothing but stop strings is a mark. `reasoning` says how the prompt left its
-    block; where it said nothing, one may close that was not opened, unless that is inside of code.
+    block; where it said nothing, one may close that was not opened, unless that is inside of code,
+    and where thoughts are expected the text before it is told as reasoning from its beginning on.
     What goes on with an answer that has begun is told to the letter.
     """
 
@@ -87,7 +121,9 @@ class OutputParser:
         self._held = ""
         self._header = ""
         self._skips_blank = reasoning == "open" or (self._has_tools and reasoning != "begun")
-        self._may_be_orphan = reasoning == "unsaid"
+        self._may_be_orphan = reasoning in ("unsaid", "expected")
+        is_expected = reasoning == "expected" and not is_constrained
+        self._expected = ExpectedThoughts() if is_expected else None
         self._num_backticks = 0
         self._is_constrained = is_constrained
         self._logprobs: list[TokenLogprobs] = []
@@ -161,7 +197,7 @@ class OutputParser:
             return chunks
         state = self._state[0]
         self._state, rest, _ = _TextStateMachine.flush(self._state)
-        chunks += self._say(state, rest)
+        chunks += self._say(state, rest) + self._told_as_text()
         if state == TOOL:
             is_closed = self._dialect.calls_end_with_turn and not is_cut
             chunks += self._finish_calls(is_closed=is_closed)
@@ -209,13 +245,19 @@ class OutputParser:
         if old == TOOL and self._calls.in_string:
             self._state = self._machine.make_state(TOOL)
             return list(self._calls.feed(self._dialect.tool_end))
-        if old == START and new == NORMAL and self._has_spoken:
-            if not self._may_be_orphan or self._num_backticks % 2:
-                return self._say(NORMAL, self._dialect.think_end)
+        is_end = old == START and new == NORMAL and self._has_spoken
+        if is_end and self._may_be_orphan and self._num_backticks % 2 == 0:
             return self._say_orphan()
+        said = self._told_as_text()
+        if is_end:
+            return said + self._say(NORMAL, self._dialect.think_end)
         if new == INVENTED and not self.num_tool_calls:
             self._state = self._machine.make_state(NORMAL)
-            return self._say(NORMAL, self._dialect.result_start)
+            return said + self._say(NORMAL, self._dialect.result_start)
+        return said + self._leave(old, new)
+
+    def _leave(self, old: str, new: str) -> list[Chunk]:
+        """The same where the mark between them is one."""
         held, self._held = self._held, ""
         self._skips_blank = True
         if new.startswith(STOP):
@@ -229,11 +271,22 @@ class OutputParser:
         return []
 
     def _say_orphan(self) -> list[Chunk]:
-        """The mark as it was written, for who has been told the text before it already."""
-        self._notes.append(ORPHAN)
+        """The mark as it was written, for who has been told the text before it as such already."""
         held, self._held = self._held, ""
+        if self._expected is not None:
+            self._expected, self._skips_blank = None, True
+            return [TextWasReasoning(self._index)]
+        self._notes.append(ORPHAN)
         mark = self._delta(NORMAL, held + self._dialect.think_end)
         return [mark, TextWasReasoning(self._index)]
+
+    def _told_as_text(self) -> list[Chunk]:
+        """What was told as the thoughts that were expected, if there were none."""
+        expected, self._expected = self._expected, None
+        if expected is None or not expected.has_told:
+            return []
+        self._notes.append(NO_THOUGHTS)
+        return [ReasoningWasText(self._index), TextDelta(index=self._index, text=expected.text)]
 
     def _stop_at(self, mark: str, held: str) -> list[Chunk]:
         """The answer ends with these blanks, before the mark of this state."""
@@ -268,7 +321,9 @@ class OutputParser:
             self._num_backticks += text.count("`")
             if self._is_constrained and state != ANSWER:
                 self._begin_answer()
-        return [self._delta(state, text)]
+        if state == START and self._expected is not None:
+            text, state = self._expected.add(text), REASONING
+        return [self._delta(state, text)] if text else []
 
     def _begin_answer(self) -> None:
         """From the first text of a constrained answer on, it is all answer."""
