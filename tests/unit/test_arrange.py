@@ -170,6 +170,7 @@ def test_a_template_is_asked_what_it_can(
     probe = template_of(tmp_path, name).probe
     assert probe.abilities == abilities
     assert probe.responds == responds
+    assert probe.thinks_by_default == (name == "qwen3")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

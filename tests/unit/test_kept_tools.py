@@ -188,14 +188,14 @@ def test_tools_that_were_not_sent_leave_room_for_a_summary(talk: Talk):
     num_tokens = len(summary(talk).token_ids)
     # The least context that leaves a sixteenth of itself.
     least = next(n for n in range(num_tokens, 2 * num_tokens) if n - num_tokens >= n // 16)
-    for context, fields, has_tools in (
-        (least, {}, True),
-        (least - 1, {}, False),
-        (num_tokens + 9, {"max_tokens": 9}, True),
-        (num_tokens + 9, {"max_tokens": 10}, False),
+    for context, max_tokens, has_tools in (
+        (least, None, True),
+        (least - 1, None, False),
+        (num_tokens + 9, 9, True),
+        (num_tokens + 9, 10, False),
     ):
         talk.composer.context = context
-        composed = summary(talk, **fields)
+        composed = summary(talk, max_tokens=max_tokens)
         reason = None if has_tools else "tools_removed"
         assert (rules(composed).get("kept_tools"), composed.reason) == (
             2 * has_tools or None,
@@ -218,7 +218,9 @@ def test_tools_that_were_not_sent_leave_room_for_a_summary(talk: Talk):
 def test_room_for_a_summary_is_what_the_request_may_say_or_a_sixteenth(
     context: int, max_tokens: int | None, least: int
 ):
-    request = GenerateRequest(request_id="r", model="m", prompt="", max_tokens=max_tokens)
+    request = GenerateRequest(
+        request_id="r", model="m", prompt=ChatPrompt(()), max_tokens=max_tokens
+    )
     assert leaves_room(context - least, context, request)
     assert not leaves_room(context - least + 1, context, request)
 

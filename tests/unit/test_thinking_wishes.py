@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.prompt.thinking import is_heeded
+from runtime.prompt.thinking import expects_thoughts, is_heeded
 from runtime.types import Thinking
 
 NOTHING = frozenset[str]()
@@ -40,3 +40,32 @@ def test_without_a_switch_only_what_can_be_bounded_or_is_so_anyway_is_heeded(
 @pytest.mark.parametrize("wish", [ON, OFF, LOW, BUDGET])
 def test_a_template_with_a_switch_heeds_every_wish(switch: str, wish: Thinking):
     assert is_heeded(wish, frozenset({switch}), has_block=False, is_open=False)
+
+
+@pytest.mark.parametrize(
+    ("wish", "without_switch", "with_switch"),
+    [
+        (Thinking(), False, False),
+        (ON, True, True),
+        (OFF, False, False),
+        (Thinking(is_enabled=True, effort="none"), False, False),
+        (LOW, False, True),
+        (Thinking(effort="low"), False, True),
+        (BUDGET, False, True),
+        (Thinking(is_enabled=True, is_adaptive=True), False, True),
+    ],
+)
+def test_thoughts_are_expected_where_the_request_says_that_the_model_thinks(
+    wish: Thinking, without_switch: bool, with_switch: bool
+):
+    assert expects_thoughts(wish, NOTHING, by_default=False) == without_switch
+    switch = frozenset({"enable_thinking"})
+    assert expects_thoughts(wish, switch, by_default=False) == with_switch
+
+
+@pytest.mark.parametrize("wish", [Thinking(), ON, LOW, BUDGET, OFF])
+def test_a_template_that_has_its_model_think_says_it_unless_the_request_turns_it_off(
+    wish: Thinking,
+):
+    switch = frozenset({"thinking"})
+    assert expects_thoughts(wish, switch, by_default=True) == (wish is not OFF)

@@ -76,7 +76,9 @@ class ExpectedThoughts:
     def add(self, text: str) -> str:
         """What is to be told of one more piece."""
         self._pieces.append(text)
-        text = self._held + text if self.has_told else text.lstrip()
+        text = self._held + text
+        if not self.has_told:
+            text = text.lstrip()
         body = text.rstrip()
         self._held = text[len(body) :]
         self.has_told |= bool(body)
