@@ -170,6 +170,13 @@ def count_to_generate(
         ),
         deadline_s=door.settings.request_deadline_s,
     )
+    for i, edit in enumerate(_edits(data.context_management)):
+        if bytes(edit.keep) != b'"all"':
+            refuse(
+                f"context_management.edits[{i}]",
+                f"is {edit.type[:64]!r}, which is not supported unless it keeps all: leave it out, "
+                "and drop in the client what the model is not to read any more.",
+            )
     is_by_default = _thinks_by_default(door)
     ignored = [
         *_unserved(data, is_by_default=is_by_default),
@@ -211,12 +218,20 @@ def _tool(definition: ToolDefinition, path: str, breakpoints: Breakpoints) -> To
         refuse(f"{path}.name", "is missing: it is required.")
     return Tool(
         name=definition.name,
-        description=definition.description,
+        description=_described(definition),
         parameters=parameters_text(definition.input_schema, f"{path}.input_schema"),
         is_strict=bool(definition.strict),
         is_deferred=bool(definition.defer_loading),
         keep_s=breakpoints.keep_s(definition.cache_control, path),
     )
+
+
+def _described(definition: ToolDefinition) -> str | None:
+    """What the model is told of a tool; examples have no place of their own in templates."""
+    if not definition.input_examples:
+        return definition.description
+    examples = (bytes(one).decode(errors="replace") for one in definition.input_examples)
+    return "\n".join((definition.description or "", "Examples of its input:", *examples)).strip()
 
 
 def _tool_choice(given: ToolChoiceField | None, tools: Sequence[Tool]) -> ToolChoice:
@@ -298,11 +313,7 @@ def _unserved(data: CountRequest, *, is_by_default: bool) -> list[str]:
     """Known fields that have no effect here. An effort has none where nothing is thought, which
     the model's settings may want by default.
     """
-    unserved = [
-        f"context_management.edits[{i}] ({edit.type[:64]})"
-        for i, edit in enumerate(_edits(data.context_management))
-        if bytes(edit.keep) != b'"all"'
-    ]
+    unserved: list[str] = []
     if data.thinking is not None and data.thinking.type not in ("enabled", "adaptive", "disabled"):
         unserved.append(f"thinking ({data.thinking.type[:64]})")
     is_thinking = data.thinking is not None and data.thinking.type != "disabled"

@@ -1,7 +1,7 @@
 """What Anthropic's clients send and expect back. Unknown fields are ignored, null means not given.
 
 Content blocks are kept as they are written until their type was looked at, see `block_at`. A type
-that is not here is skipped and reported.
+that is not here is refused, but for those that say nothing to a model.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class InputMessage(AnthropicBody):
     """One turn; `role` is `user`, `assistant` or, also in mid-conversation, `system`."""
 
     INNER: ClassVar[dict[str, object]] = {"content": BLOCKS}
+    REFUSED: ClassVar[dict[str, str]] = {
+        "clear_at": "is not supported: leave the message out once it is over."
+    }
 
     role: str
     content: Content | None = None
@@ -72,6 +75,7 @@ class ToolDefinition(AnthropicBody):
     name: str = ""
     type: str | None = None
     description: str | None = None
+    input_examples: list[msgspec.Raw] | None = None
     input_schema: msgspec.Raw = msgspec.field(default_factory=empty_object)
     strict: bool | None = None
     defer_loading: bool | None = None
@@ -145,6 +149,12 @@ class CountRequest(AnthropicBody, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: everything that makes up a prompt."""
 
     INNER: ClassVar[dict[str, object]] = {"system": BLOCKS}
+    REFUSED: ClassVar[dict[str, str]] = {
+        "container": "names files and skills on Anthropic's servers, which are not here: leave it "
+        "out, and send what they say as text.",
+        "mcp_servers": "has servers that Anthropic's own servers call: connect to them in the "
+        "client, and send their tools in `tools`.",
+    }
     SILENT = frozenset({"anthropic_version", "betas", "diagnostics", "inference_geo", "speed"})
     """They change nothing in an answer by themselves."""
 
@@ -283,6 +293,10 @@ class ModelPage(AnthropicBody):
     has_more: bool
 
 
+UNREADABLE = frozenset({"fallback", "redacted_thinking"})
+"""Blocks that say nothing to any model here: they are left out, and named."""
+
+
 class AnyBlock(AnthropicBody):
     type: str
 
@@ -353,6 +367,10 @@ class ToolReferenceBlock(AnthropicBody):
 
 class CompactionBlock(AnthropicBody):
     """A summary of all that stands before it; one without content stands for nothing."""
+
+    REFUSED: ClassVar[dict[str, str]] = {
+        "tool_changes": "is not supported: send the tools as they are now in `tools`."
+    }
 
     content: str | None = None
     cache_control: CacheControl | None = None

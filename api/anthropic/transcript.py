@@ -10,6 +10,7 @@ import msgspec
 from api.anthropic.breakpoints import Breakpoints
 from api.anthropic.schemas import (
     KINDS,
+    UNREADABLE,
     Block,
     CompactionBlock,
     Content,
@@ -68,7 +69,7 @@ class _Said:
 class Transcript:
     """Give it the system prompt and every turn in their order; `messages` is what they became.
 
-    `ignored` names what was skipped because nobody here knows it.
+    `ignored` names what was left out because it says nothing to a model.
     """
 
     def __init__(
@@ -229,6 +230,12 @@ class Transcript:
         for i, raw in enumerate(content):
             at = f"{path}[{i}]"
             block = block_at(raw, at)
+            if isinstance(block, str) and block not in UNREADABLE:
+                refuse(
+                    at,
+                    f"is a block of type {block[:64]!r}, which is not read here: leave it out, or "
+                    "send what it says as text.",
+                )
             if isinstance(block, str):
                 self.ignored.append(f"{at} ({block[:64]})")
             else:

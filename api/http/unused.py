@@ -2,8 +2,9 @@
 
 The types at the door say what is known. A struct may say more, in class variables: `INNER` is the
 type of a field that is decoded later (`Kinds` where an object's own type decides, in a list of one
-for a list of them), `SILENT` are fields that change nothing in an answer by themselves, and what an
-`IS_OPEN` one does not know is the client's own.
+for a list of them), `REFUSED` says of fields that would change what the model reads why they cannot
+be served and what to do instead, `SILENT` are fields that change nothing in an answer by
+themselves, and what an `IS_OPEN` one does not know is the client's own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from itertools import islice
 from typing import Annotated, NamedTuple, Union, cast, get_args, get_origin
 
 import msgspec
+
+from api.http.refusal import refuse
 
 MAX_NAMED = 32
 """So many are named, the rest is counted."""
@@ -40,6 +43,9 @@ class Kinds(NamedTuple):
     common: frozenset[str] = frozenset({"type"})
 
 
+NOTHING: Mapping[str, str] = types.MappingProxyType({})
+
+
 class _Known(NamedTuple):
     """What is known of a value: as an object, and of its parts if it is a list."""
 
@@ -47,6 +53,7 @@ class _Known(NamedTuple):
     kinds: Kinds | None = None
     part: _Known | None = None
     silent: frozenset[str] = frozenset()
+    refused: Mapping[str, str] = NOTHING
     is_open: bool = False
 
 
@@ -63,6 +70,9 @@ def unused_fields(
     are.
 
     What is null or false asks for nothing. A body that is no JSON has none.
+
+    Raises:
+        InvalidRequest: one would change what the model reads, and cannot be served.
     """
     try:
         given = msgspec.json.decode(body)
@@ -98,8 +108,12 @@ def _found_in(given: JsonObject, known: _Known, path: str) -> Iterator[str]:
     assert known.members is not None
     if not known.is_open:
         for name in sorted(given.keys() - known.members.keys() - known.silent):
-            if given[name] is not None and given[name] is not False:
-                yield f"{path}.{name[:MAX_NAME]}".removeprefix(".")[:MAX_PATH]
+            if given[name] is None or given[name] is False:
+                continue
+            named = f"{path}.{name[:MAX_NAME]}".removeprefix(".")[:MAX_PATH]
+            if given[name] and name in known.refused:
+                refuse(named, known.refused[name])
+            yield named
     for name, inner in known.members.items():
         if inner is not _ANYTHING and name in given:
             yield from _found(given[name], inner, f"{path}.{name}".removeprefix("."))
@@ -121,7 +135,12 @@ def _of_struct(kind: type[msgspec.Struct]) -> _Known:
         one.encode_name: _of(inner.get(one.name, one.type)) for one in msgspec.structs.fields(kind)
     }
     silent: frozenset[str] = getattr(kind, "SILENT", frozenset())
-    return _Known(members, silent=silent, is_open=getattr(kind, "IS_OPEN", False))
+    return _Known(
+        members,
+        silent=silent,
+        refused=getattr(kind, "REFUSED", NOTHING),
+        is_open=getattr(kind, "IS_OPEN", False),
+    )
 
 
 def _of(kind: object) -> _Known:

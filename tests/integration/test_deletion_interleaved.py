@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 
 from api.http.chains import Chains
 from api.http.kv_access import KvAccess
+from runtime.cache.history import History
 from runtime.cache.inventory import tokens_to
 from runtime.cache.service import KvStore
 from runtime.config.settings import ModelSettings, Settings
@@ -36,6 +37,7 @@ from runtime.types import CacheParams, ChatPrompt, Message, Usage
 from store import listing
 from store.listing import Entry
 from tests.asking import answer, request, script, supervising_with_store
+from tests.living_history import living
 from tests.tiny_models import CHAT_TEMPLATE, write_model
 from tests.waiting import until
 
@@ -135,12 +137,12 @@ class Interleaving:
 
     numbers = count()
 
-    def __init__(self, home: Path, supervisor: Supervisor, kv: KvStore) -> None:
+    def __init__(self, home: Path, history: History, supervisor: Supervisor, kv: KvStore) -> None:
         self.root, self.supervisor, self.kv = home / "kv", supervisor, kv
         chosen = Settings(home=home)
         catalog = Catalog(chosen, hub_cache=home / "hub")
         prewarm = Prewarm(chosen, supervisor, kv, lambda _: ())
-        stored = Chains(History(home), chosen, kv.is_deleted)
+        stored = Chains(history, chosen, kv.is_deleted)
         self.access = KvAccess(chosen, catalog, kv, prewarm, stored)
         self.tokenizer = Tokenizer.from_file(str(home / "models" / "m" / "tokenizer.json"))
         self.talks: list[Talk] = []
@@ -413,7 +415,8 @@ async def opened(home: Path) -> AsyncGenerator[Interleaving]:
     models = {name: ModelSettings(context=8_192) for name in MODELS}
     async with supervising_with_store(home, models=models, kv_disk=True, block_size=BLOCK) as found:
         await found[1].settled()
-        yield Interleaving(home, *found)
+        async with living(home) as history:
+            yield Interleaving(home, history, *found)
 
 
 @pytest.fixture(scope="module")

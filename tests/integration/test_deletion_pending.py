@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from runtime.prewarm.prewarm import Prewarm
 from runtime.types import CacheParams, Usage
 from tests.asking import answer, request, script, supervising_with_store
 from tests.integration.test_turns_deleted import Home, Talk, at_home
+from tests.living_history import living
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -27,12 +30,14 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def access_to(here: Home, home: Path) -> KvAccess:
+@asynccontextmanager
+async def access_to(here: Home, home: Path) -> AsyncGenerator[KvAccess]:
     settings = Settings(home=home)
     catalog = Catalog(settings, hub_cache=home / "hub")
     prewarm = Prewarm(settings, here.supervisor, here.kv, lambda _: ())
-    stored = Chains(History(home), settings, here.kv.is_deleted)
-    return KvAccess(settings, catalog, here.kv, prewarm, stored)
+    async with living(home) as history:
+        stored = Chains(history, settings, here.kv.is_deleted)
+        yield KvAccess(settings, catalog, here.kv, prewarm, stored)
 
 
 async def ask(here: Home, session: str, *, model: str = "m", ttl_s: float | None = None) -> Usage:
@@ -55,27 +60,27 @@ async def test_what_is_only_in_the_memory_of_a_busy_worker_is_said_to_be_pending
     async with at_home(home) as here:
         await ask(here, "mine", ttl_s=0.0)
         assert await held(here, "mine")
-        access = access_to(here, home)
-        agents = AgentKv(access)
-        with here.worker_held():
-            removed = await access.remove_conversation("mine")
-            assert removed == RemovalView(0, num_slots=0, is_cut=True, is_pending=True)
-            assert not await agents.remove("mine"), "it must wait"
-        assert not await held(here, "mine")
-        assert await agents.remove("mine")
-        with pytest.raises(UnknownConversation):
-            await access.remove_conversation("mine")
+        async with access_to(here, home) as access:
+            agents = AgentKv(access)
+            with here.worker_held():
+                removed = await access.remove_conversation("mine")
+                assert removed == RemovalView(0, num_slots=0, is_cut=True, is_pending=True)
+                assert not await agents.remove("mine"), "it must wait"
+            assert not await held(here, "mine")
+            assert await agents.remove("mine")
+            with pytest.raises(UnknownConversation):
+                await access.remove_conversation("mine")
 
 
 async def test_what_is_on_disk_is_gone_and_what_a_busy_worker_has_is_pending(home: Path):
     async with at_home(home) as here:
         await ask(here, "mine")
         await until(lambda: any(one.is_durable for one in here.kept()), "it is on disk")
-        access = access_to(here, home)
-        with here.worker_held():
-            removed = await access.remove_conversation("mine")
-            assert (removed.num_conversations, removed.is_pending) == (1, True)
-            everything = await access.remove_all()
+        async with access_to(here, home) as access:
+            with here.worker_held():
+                removed = await access.remove_conversation("mine")
+                assert (removed.num_conversations, removed.is_pending) == (1, True)
+                everything = await access.remove_all()
             assert (everything.num_conversations, everything.is_pending) == (0, True)
         assert not here.kept()
         assert not await held(here, "mine")
@@ -96,7 +101,8 @@ async def test_weights_are_deleted_by_their_hash_and_who_waits_for_others_loses_
             cache=CacheParams(session_id="other"),
         )
         asked = here.supervisor.submit(other)
-        removed = await access_to(here, home).remove_model(model)
+        async with access_to(here, home) as access:
+            removed = await access.remove_model(model)
         assert removed.num_conversations == 1
         cache = (await answer(asked)).finished.usage.cache
         assert cache.reason != "deleted"

@@ -341,7 +341,7 @@ async def test_what_can_be_read_of_a_damaged_file_is_taken_over_and_nothing_half
     tmp_path: Path, seed: int
 ):
     def spoil(data: bytearray) -> None:
-        pages = random.Random(seed).sample(range(14, len(data) // 4096), 3)
+        pages = random.Random(seed).sample(range(16, len(data) // 4096), 3)
         for page in pages:
             data[page * 4096 : (page + 1) * 4096] = bytes(4096)
 

@@ -195,9 +195,9 @@ def test_a_thread_survives_a_kill_and_no_byte_of_it_its_deletion(tmp_path: Path)
 def test_a_stranger_does_not_find_it(tmp_path: Path) -> None:
     keys = "\n".join(f'{one} = "{digest_of(one)}"' for one in ("alice", "bob"))
     with running(tmp_path, config=f"[api_keys]\n{keys}\n") as server:
-        alice, bob = ({"x-api-key": one} for one in ("alice", "bob"))
+        alice, bob = {"x-api-key": "alice"}, {"x-api-key": "bob"}
         first = ask(server, **FIRST, thread=CREATE, headers=alice)
-        asked = {"messages": [user("?")], "thread": continued(first["id"])}
+        asked: dict[str, Any] = {"messages": [user("?")], "thread": continued(first["id"])}
         assert code_of(ask(server, 404, **asked, headers=bob)) == "thread_not_found"
         path = f"{MESSAGES}/{first['id']}"
         assert server.request("DELETE", path, headers=bob).status_code == 404

@@ -151,21 +151,28 @@ def test_a_signature_cannot_swell_without_bound() -> None:
     assert reasoning_in(sign("x" * (MAX_BYTES + 1)), Expansion(2 * MAX_BYTES), "p") is None
 
 
-def test_what_nobody_knows_is_skipped_and_named() -> None:
+def test_what_says_nothing_to_a_model_is_left_out_and_named() -> None:
+    fallback = {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}}
     turns = [
-        user({"type": "container_upload", "file_id": "f", "content": {"a": 1}}, text("hi")),
-        assistant({"type": "redacted_thinking", "data": "ab"}, {"type": "server_tool_use"}),
+        user(text("hi")),
+        assistant({"type": "redacted_thinking", "data": "ab"}, fallback),
         USER,
     ]
     given = asked(messages=turns, safeguards=[{"type": "x"}], betas=["b"], anthropic_version="v")
     assert given.ignored == (
         "safeguards",
-        "messages[0].content[0] (container_upload)",
         "messages[1].content[0] (redacted_thinking)",
-        "messages[1].content[1] (server_tool_use)",
+        "messages[1].content[1] (fallback)",
     )
     assert isinstance(given.request.prompt, ChatPrompt)
     assert given.request.prompt.messages[0] == Message(role="user", text="hi")
+
+
+@pytest.mark.parametrize("kind", ["container_upload", "server_tool_use", "glow"])
+def test_a_block_that_a_model_would_read_and_nobody_knows_is_refused(kind: str) -> None:
+    param, message = refused(messages=[user(text("hi"), {"type": kind})])
+    assert param == "messages[0].content[1]"
+    assert kind in message
 
 
 def test_text_documents_and_search_results_are_text() -> None:

@@ -47,11 +47,11 @@ def test_tools_are_functions_with_their_schema_as_it_was_written() -> None:
 
 def test_a_tool_says_whether_it_is_strict_deferred_or_the_end_of_what_is_cached() -> None:
     tool = LOOK | {"type": "custom", "description": "Look", "eager_input_streaming": True}
-    tool |= {"strict": True, "defer_loading": True, "cache_control": HOUR, "input_examples": []}
+    tool |= {"strict": True, "defer_loading": True, "cache_control": HOUR, "input_examples": [{"at":1}]}
     assert prompt_of(tools=[tool]).tools == (
         Tool(
             name="look",
-            description="Look",
+            description='Look\nExamples of its input:\n{"at": 1}',
             parameters='{"type": "object"}',
             is_strict=True,
             is_deferred=True,
@@ -163,13 +163,13 @@ def test_a_number_stands_for_a_class() -> None:
     ]
 
 
-def test_context_edits_are_named_unless_they_keep_everything() -> None:
+def test_context_edits_are_refused_unless_they_keep_everything() -> None:
     keep_all = {"type": "clear_thinking_20251015", "keep": "all"}
     clear = {"type": "clear_tool_uses_20250919"}
     assert asked(context_management={"edits": [keep_all]}).ignored == ()
-    assert asked(context_management={"edits": [keep_all, clear]}).ignored == (
-        "context_management.edits[1] (clear_tool_uses_20250919)",
-    )
+    param, message = refused(context_management={"edits": [keep_all, clear]})
+    assert param == "context_management.edits[1]"
+    assert "clear_tool_uses_20250919" in message
 
 
 # Whose conversation
