@@ -41,18 +41,19 @@ ROUTES: dict[str, tuple[Kind, ...]] = {
     "/v1/messages": (
         messages.MessageCreateParamsNonStreaming,
         beta_messages.MessageCreateParamsNonStreaming,
-    ),
-    "/v1/messages/count_tokens": (
         count.MessageCountTokensParams,
         beta_count.MessageCountTokensParams,
     ),
     "/v1/chat/completions": (chat.CompletionCreateParamsNonStreaming,),
     "/v1/completions": (completions.CompletionCreateParamsNonStreaming,),
-    "/v1/responses": (responses.ResponseCreateParamsNonStreaming,),
-    "/v1/responses/input_tokens": (input_tokens.InputTokenCountParams,),
-    "/v1/responses/compact": (compact.ResponseCompactParams,),
+    "/v1/responses": (
+        responses.ResponseCreateParamsNonStreaming,
+        input_tokens.InputTokenCountParams,
+        compact.ResponseCompactParams,
+    ),
     "/v1/embeddings": (embeddings.EmbeddingCreateParams,),
 }
+"""A route, and the types of what it takes; of routes beside it that take no more, theirs as well."""
 
 
 class Found(NamedTuple):
@@ -137,11 +138,11 @@ def fields_of(roots: tuple[Kind, ...], whole: frozenset[str]) -> dict[Place, Fou
 
 
 Samples = Mapping[str, Any]
-"""Values that make sense, by `object.field` or by the field alone."""
+"""Values that make sense: of an object by its name, of a field by `object.field` or by itself."""
 
 
 class Bodies:
-    """Makes requests that have a certain field."""
+    """Makes requests that have a certain field, and besides it what `base` has."""
 
     def __init__(self, samples: Samples, base: Samples) -> None:
         self._samples = samples
@@ -149,71 +150,73 @@ class Bodies:
 
     def body(self, field: str, found: Found) -> dict[str, Any]:
         """The smallest request that has this field."""
-        body = self._with(field, found, found.way, "", found.root)
-        return {**self._base, **body}
+        asked = self._with(field, found, found.way, "", found.root)
+        top = [found.way[0][0]] if found.way else []
+        names = (*top, f"{self._name(found)}.{field}".removeprefix("."))
+        more = [self._samples.get(f"with {name}", {}) for name in names]
+        return {**self._base, **asked, **more[0], **more[-1]}
+
+    def _name(self, found: Found) -> str:
+        return name_of(*found.way[-1]) if found.way else ""
 
     def _with(self, field: str, found: Found, way: Any, name: str, kind: Kind) -> dict[str, Any]:
-        value = self.minimal(name, kind)
+        value = self._minimal(name, kind)
         if not way:
-            if field != "*":
-                value[field] = self.value(name, kind, field)
-            return value
+            return value if field == "*" else value | {field: self._value(name, kind, field)}
         (step, inner), *rest = way
-        label = name_of(step, inner)
-        inside = self._with(field, found, tuple(rest), label, inner)
-        value[step] = _wrapped(hints_of(kind)[step], inner, inside)
-        return value
+        inside = self._with(field, found, tuple(rest), name_of(step, inner), inner)
+        given = {step: _wrapped(hints_of(kind)[step], inner, inside)}
+        if str(inside.get("type")) in OF_THE_ASSISTANT and "role" in hints_of(kind):
+            given["role"] = "assistant"
+        return value | given
 
-    def minimal(self, name: str, kind: Kind) -> dict[str, Any]:
+    def _minimal(self, name: str, kind: Kind) -> dict[str, Any]:
         """An object with no more than it must have."""
         if name in self._samples:
             return dict(self._samples[name])
-        return {
-            field: self.value(name, kind, field)
-            for field in required_in(kind)
-            if name or field not in self._base
-        }
+        names = [field for field in required_in(kind) if name or field not in self._base]
+        return {field: self._value(name, kind, field) for field in names}
 
-    def value(self, name: str, kind: Kind, field: str) -> Any:
-        for key in (f"{name}.{field}", field):
+    def _value(self, name: str, kind: Kind, field: str) -> Any:
+        for key in (f"{name}.{field}", f"*.{field}"):
             if key in self._samples:
                 return self._samples[key]
         return self._made(field, hints_of(kind)[field])
 
     def _made(self, field: str, hint: Any) -> Any:
         if is_typed_dict(hint):
-            return self.minimal(name_of(field, hint), hint)
+            return self._minimal(name_of(field, hint), hint)
         origin, parts = get_origin(hint), get_args(hint)
-        if origin in (Required, NotRequired):
-            return self._made(field, parts[0])
         if origin is Literal:
             return parts[0]
         if hint in _SIMPLE:
             return _SIMPLE[hint]
-        if origin in (dict, Mapping) or getattr(origin, "__name__", "") in ("dict", "Mapping"):
-            return {"key": "text"}
-        if origin is not None and _is_list(origin):
+        if _is_list(origin):
             return [self._made(field, parts[0])]
-        for part in parts:
-            if part is not NoneType:
-                return self._made(field, part)
-        return {}
+        part = next((part for part in parts if part is not NoneType), None)
+        return (
+            {}
+            if part is None or getattr(origin, "__name__", "") in _MAPS
+            else self._made(field, part)
+        )
 
 
+OF_THE_ASSISTANT = frozenset({"thinking", "redacted_thinking", "tool_use", "fallback"})
+_MAPS = frozenset({"dict", "Dict", "Mapping"})
+_LISTS = frozenset({"list", "Iterable", "Sequence", "SequenceNotStr"})
 _SIMPLE: dict[Any, Any] = {str: "text", int: 1, float: 0.5, bool: True, object: {}, Any: {}}
 
 
 def _is_list(origin: Any) -> bool:
-    return getattr(origin, "__name__", "") in ("list", "Iterable", "Sequence", "SequenceNotStr")
+    return getattr(origin, "__name__", "") in _LISTS
 
 
 def _wrapped(hint: Any, kind: Kind, value: Any) -> Any:
     """The object as that field holds it: alone, in a list, or in a list of lists."""
     if hint is kind:
         return value
-    origin = get_origin(hint)
     for part in get_args(hint):
         if kind in kinds_in(part):
             inner = _wrapped(part, kind, value)
-            return [inner] if origin is not None and _is_list(origin) else inner
+            return [inner] if _is_list(get_origin(hint)) else inner
     return value

@@ -171,7 +171,7 @@ def count_to_generate(
         deadline_s=door.settings.request_deadline_s,
     )
     for i, edit in enumerate(_edits(data.context_management)):
-        if bytes(edit.keep) != b'"all"':
+        if msgspec.json.decode(edit.keep) not in ("all", {"type": "all"}):
             refuse(
                 f"context_management.edits[{i}]",
                 f"is {edit.type[:64]!r}, which is not supported unless it keeps all: leave it out, "

@@ -111,7 +111,7 @@ def _found_in(given: JsonObject, known: _Known, path: str) -> Iterator[str]:
             if given[name] is None or given[name] is False:
                 continue
             named = f"{path}.{name[:MAX_NAME]}".removeprefix(".")[:MAX_PATH]
-            if given[name] and name in known.refused:
+            if name in known.refused and given[name] not in ([], ""):
                 refuse(named, known.refused[name])
             yield named
     for name, inner in known.members.items():

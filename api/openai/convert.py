@@ -185,7 +185,7 @@ def _message(message: ChatMessage, path: str) -> Message:
     content = read(message.content, f"{path}.content")
     return Message(
         role=role,
-        text=content.text,
+        text=content.text or message.refusal or "",
         reasoning=message.reasoning_content or message.reasoning,
         tool_calls=_called_tools(message, path) if role == "assistant" else (),
         tool_call_id=_answered_call(message) if role == "tool" else message.tool_call_id,

@@ -207,6 +207,9 @@ class ResponseRequest(SamplingFields, kw_only=True):
     """
 
     INNER: ClassVar[dict[str, object]] = {**PLACES, "input": [ITEMS], "tools": [TOOLS]}
+    REFUSED: ClassVar[dict[str, str]] = {
+        "personality": "names a text of OpenAI's, which is not here: say it in `instructions`."
+    }
 
     input: str | list[msgspec.Raw] | None = None
     instructions: str | None = None

@@ -59,7 +59,10 @@ class ChatMessage(Body):
     and the role `function` are the older form of tool calls.
     """
 
-    SILENT = frozenset({"annotations", "audio", "refusal"})
+    SILENT = frozenset({"annotations"})
+    REFUSED: ClassVar[dict[str, str]] = {
+        "audio": "is an earlier answer in sound, which is not here: send its text as `content`."
+    }
 
     role: str
     content: Content = None
@@ -69,6 +72,7 @@ class ChatMessage(Body):
     tool_calls: list[HistoryToolCall] | None = None
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
+    refusal: str | None = None
 
 
 class CustomFormat(Body):
@@ -158,6 +162,10 @@ class ChatRequest(SharedFields, kw_only=True):
     """
 
     INNER: ClassVar[dict[str, object]] = {**PLACES}
+    REFUSED: ClassVar[dict[str, str]] = {
+        "web_search_options": "asks for a search of the web, which is not done here: leave it out, "
+        "or give the model a tool that searches."
+    }
 
     messages: list[ChatMessage]
     max_completion_tokens: Count | None = None

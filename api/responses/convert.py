@@ -98,6 +98,10 @@ def gone_on_with(items: Sequence[Item]) -> list[Item]:
     return [*earlier, Item(msgspec.Raw(msgspec.json.encode(fields)), last.path)]
 
 
+UNREADABLE = frozenset({"ghost_snapshot", "mcp_list_tools"})
+"""Items that say nothing to any model here: they are left out, and named."""
+
+
 class _Writer:
     """Writes messages; the assistant's current turn is open until something else follows."""
 
@@ -136,6 +140,12 @@ class _Writer:
             case str() if kind in KINDS:
                 self.end_turn()
                 self.messages.append(summary_message(summary_in(item, self._expansion)))
+            case str() if not item.is_stored and kind not in UNREADABLE:
+                refuse(
+                    item.path,
+                    f"is an item of type {kind[:64]!r}, which is not read here: leave it out, or "
+                    "send what it says as a message.",
+                )
             case _:
                 self.ignored.append(f"{item.path}: {(kind or '')[:64]}")
 

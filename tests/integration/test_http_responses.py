@@ -265,7 +265,6 @@ def test_a_request_as_codex_sends_it_is_answered(server: RunningServer) -> None:
                 "arguments": '{"ids": [1]}',
             },
             {"type": "function_call_output", "call_id": "call_1", "output": "Wall time: 0.1 s"},
-            {"type": "local_shell_call", "call_id": "x", "action": {"type": "exec"}},
         ],
         "tools": [FUNCTION, AGENTS_TOOL, {"type": "web_search", "external_web_access": False}],
         "tool_choice": "auto",
@@ -286,7 +285,6 @@ def test_a_request_as_codex_sends_it_is_answered(server: RunningServer) -> None:
     assert last["hearth"]["ignored"] == [
         "tools[2]: web_search",
         "input[3].encrypted_content: not written by this server",
-        "input[6]: local_shell_call",
     ]
     volatile = [dict(item, id="other") for item in body["input"]]
     changed = body | {"input": volatile, "client_metadata": {"turn": {"id": 8}}}

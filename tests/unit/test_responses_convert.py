@@ -222,9 +222,17 @@ def test_what_we_did_not_seal_is_not_read(sealed: str) -> None:
     assert unseal(seal("hm")[:-6], Expansion(1 << 20), "p") is None
 
 
-def test_unknown_items_have_no_effect_and_are_told() -> None:
-    found = plan(input=[{"type": "web_search_call", "action": 7}, {"role": "user", "content": "q"}])
-    assert found.ignored == ("input[0]: web_search_call",)
+def test_items_that_say_nothing_to_a_model_have_no_effect_and_are_told() -> None:
+    found = plan(input=[{"type": "mcp_list_tools", "tools": 7}, {"role": "user", "content": "q"}])
+    assert found.ignored == ("input[0]: mcp_list_tools",)
+
+
+@pytest.mark.parametrize("kind", ["web_search_call", "local_shell_call", "glow"])
+def test_items_that_a_model_would_read_and_nobody_knows_are_refused(kind: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        plan(input=[{"role": "user", "content": "q"}, {"type": kind, "action": 7}])
+    assert caught.value.param == "input[1]"
+    assert kind in caught.value.message
 
 
 # Tools
