@@ -264,7 +264,7 @@ def test_a_whole_call_without_its_last_mark_is_repaired(name: str):
 @pytest.mark.parametrize("name", sorted(SPOKEN))
 def test_garbage_between_the_marks_is_text(name: str):
     spoken = dialect(name)
-    garbled = f"{spoken.tool_start} 7 garbage, text {spoken.tool_end}"
+    garbled = f"So: \n{spoken.tool_start} 7 garbage, text {spoken.tool_end}"
     said = told([garbled], spoken, Tool(name="7"))
     assert (said.text, said.calls) == (garbled, ())
     assert said.notes == ("malformed_tool_call",)

@@ -164,6 +164,25 @@ def test_a_parser_that_fails_gives_the_text_back(error: type[Exception]):
     assert told(parse(["a[b]c"], dialect, tools=tools("f"))) == ("a[b]c", "", [])
 
 
+NO_CALLS = ("<tool_call>{</tool_call>", "<tool_call> 7 \n</tool_call>", "<tool_call>[]\n")
+
+
+@given(data=st.data(), pieces=st.lists(st.sampled_from((*NO_CALLS[:2], " ", "\n\n", "a "))))
+def test_what_is_no_call_is_given_back_to_the_letter(data: st.DataObject, pieces: list[str]):
+    text = "".join(["So:", *pieces, data.draw(st.sampled_from(NO_CALLS))])
+    said = told(parse(data.draw(cuts_of(text)), tools=tools("look")))
+    assert said == (text, "", [])
+
+
+def test_blanks_before_a_call_are_dropped_also_after_one_that_is_none():
+    text = f"see\n\n{NO_CALLS[0]} \n{LOOK} \n"
+    assert told(parse([text], tools=tools("look"))) == (
+        f"see\n\n{NO_CALLS[0]}",
+        "",
+        [(0, "look", '{"at": 7}')],
+    )
+
+
 def test_every_log_probability_comes_with_the_text_it_belongs_to():
     def logprobs(text: str) -> TokenLogprobs:
         return TokenLogprobs(chosen=TokenLogprob(token=text, token_bytes=b"", logprob=-1.0))

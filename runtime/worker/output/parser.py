@@ -90,11 +90,11 @@ class OutputParser:
 
     Stop strings end the answer, not the reasoning, and are not part of it. Blank lines around
     reasoning and before a tool call belong to the template and are dropped. A tool call that
-    cannot be understood is given to the client as the text it was; `notes` say why. In a
-    constrained answer nothing but stop strings is a mark. `reasoning` says how the prompt left its
-    block; where it said nothing, one may close that was not opened, unless that is inside of code,
-    and where thoughts are expected the text before it is told as reasoning from its beginning on.
-    What goes on with an answer that has begun is told to the letter.
+    cannot be understood is given to the client as the text it was, with the blanks before it;
+    `notes` say why. In a constrained answer nothing but stop strings is a mark. `reasoning` says
+    how the prompt left its block; where it said nothing, one may close that was not opened, unless
+    that is inside of code, and where thoughts are expected the text before it is told as reasoning
+    from its beginning on. What goes on with an answer that has begun is told to the letter.
     """
 
     def __init__(
@@ -121,6 +121,8 @@ class OutputParser:
         self._is_broken = False
         self._has_spoken = False
         self._held = ""
+        self._before_call = ""
+        """Blanks of the answer before the open section of calls, for when it is given as text."""
         self._header = ""
         self._skips_blank = reasoning == "open" or (self._has_tools and reasoning != "begun")
         self._may_be_orphan = reasoning in ("unsaid", "expected")
@@ -261,6 +263,8 @@ class OutputParser:
     def _leave(self, old: str, new: str) -> list[Chunk]:
         """The same where the mark between them is one."""
         held, self._held = self._held, ""
+        if new == TOOL:
+            self._before_call = "" if old == REASONING else held
         self._skips_blank = True
         if new.startswith(STOP):
             return self._stop_at(new, held)
@@ -357,7 +361,8 @@ class OutputParser:
         self._skips_blank = False
         text = section.text
         if not section.deltas and section.is_raw:
-            text = self._dialect.tool_start + text + (self._dialect.tool_end if is_closed else "")
+            text = self._before_call + self._dialect.tool_start + text
+            text += self._dialect.tool_end if is_closed else ""
         return [*section.deltas, self._delta(NORMAL, text)]
 
 
