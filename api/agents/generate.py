@@ -67,7 +67,7 @@ class Generates:
         if self._locks.is_full(agent_id):
             raise Overloaded("Too many requests wait for this agent.")
         steps = Steps(lambda: self.plan(agent_id, wish), wish.submit, self._keep)
-        return AgentTurn(self._locks, agent_id, steps, self._settings.request_deadline_s)
+        return AgentTurn(self._locks, agent_id, steps, self._settings.deadline_s)
 
     async def plan(self, agent_id: str, wish: GenerateJob) -> TurnPlan:
         """What the engine is asked. Raises UnknownAgent and what `chat_to_generate` does."""

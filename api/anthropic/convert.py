@@ -168,7 +168,7 @@ def count_to_generate(
             thinking=_thinking(data, door),
             continues_last=True,
         ),
-        deadline_s=door.settings.request_deadline_s,
+        deadline_s=door.settings.deadline_s,
     )
     for i, edit in enumerate(_edits(data.context_management)):
         if msgspec.json.decode(edit.keep) not in ("all", {"type": "all"}):

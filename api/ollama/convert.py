@@ -115,7 +115,7 @@ def _request(
         # -1 and -2 are Ollama's words for as many as it likes.
         max_tokens=options.num_predict if (options.num_predict or 0) > 0 else None,
         stop=stops_of(options.stop, "options.stop"),
-        deadline_s=settings.request_deadline_s,
+        deadline_s=settings.deadline_s,
         cache=CacheParams(session_id=caller.session_id((), ()), tenant=caller.tenant),
     )
 

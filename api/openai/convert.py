@@ -93,7 +93,7 @@ def chat_to_generate(
         num_choices=num_choices(data.n, settings.max_choices),
         top_logprobs=(data.top_logprobs or 0) if data.logprobs else None,
         ignore_eos=bool(data.ignore_eos),
-        deadline_s=settings.request_deadline_s,
+        deadline_s=settings.deadline_s,
         cache=cache_of(data, caller, data.extra_body, data.metadata),
         prediction=prediction,
     )
@@ -138,7 +138,7 @@ def completion_to_generate(
             top_logprobs=data.logprobs,
             scores_prompt=scores_prompt,
             ignore_eos=bool(data.ignore_eos),
-            deadline_s=settings.request_deadline_s,
+            deadline_s=settings.deadline_s,
             cache=cache_of(data, caller),
         )
         for index, prompt in enumerate(prompts)

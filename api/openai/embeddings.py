@@ -86,7 +86,7 @@ async def embeddings(
                 model=spec.id,
                 prompt=prompt,
                 work="embed",
-                deadline_s=gate.settings.request_deadline_s,
+                deadline_s=gate.settings.deadline_s,
             )
             for i, prompt in enumerate(prompts[start : start + size])
         ]

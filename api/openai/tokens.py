@@ -140,7 +140,7 @@ def _work(
         model=spec.id,
         prompt=prompt,
         work="detokenize" if is_back else "tokenize",
-        deadline_s=gate.settings.request_deadline_s,
+        deadline_s=gate.settings.deadline_s,
     )
 
 

@@ -339,7 +339,7 @@ def plan_of(
         max_tokens=data.max_output_tokens,
         top_logprobs=_top_logprobs(data),
         ignore_eos=bool(data.ignore_eos),
-        deadline_s=settings.request_deadline_s,
+        deadline_s=settings.deadline_s,
         cache=cache_of(data, caller, data.extra_body, data.metadata),
         overflow=OVERFLOWS.get(data.truncation) if data.truncation else None,
     )

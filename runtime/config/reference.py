@@ -101,7 +101,7 @@ SETTINGS: dict[str, str] = {
         "(default: 5 %, at least 1 GiB)"
     ),
     "max_loaded_models": "models that are loaded at a time (default: as many as fit)",
-    "request_deadline_s": "how long a request may take in all",
+    "request_deadline_s": "how long a request may take in all; 0 sets no limit",
     "keep_alive_s": "how often a waiting stream sends a keep-alive",
     "wedge_timeout_s": "a worker that is busy without progress for this long is killed",
     "heartbeat_timeout_s": "a worker that does not respond for this long is killed",

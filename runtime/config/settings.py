@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import stat
 import tomllib
@@ -98,6 +99,7 @@ LEAST_MODEL_BYTES = 512 << 20
 """What `runtime.supervisor.placement` reserves for a model without any weights."""
 
 MAX_KEEP_ALIVE_S = 10 * 365 * 86_400
+SecondsOrOff = Annotated[float, Meta(ge=0, le=365 * 86_400, extra={QUANTITY: TIME})]
 KeepAlive = Annotated[float, Meta(ge=-1e9, le=MAX_KEEP_ALIVE_S, extra={QUANTITY: TIME})]
 Lifetime = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400, extra={QUANTITY: TIME})]
 Milliseconds = Annotated[float, Meta(ge=0, le=3_600_000, extra={QUANTITY: MILLISECONDS})]
@@ -292,7 +294,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     memory_budget: Bytes | None = None
     memory_floor: Bytes | None = None
     max_loaded_models: Positive | None = None
-    request_deadline_s: Seconds = 600.0
+    request_deadline_s: SecondsOrOff = 600.0
     keep_alive_s: Seconds = 10.0
     wedge_timeout_s: Seconds = 60.0
     heartbeat_timeout_s: Seconds = 10.0
@@ -378,6 +380,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         """Seconds that this model stays loaded unused; negative is for ever."""
         own_s = self.model(model).keep_alive_s
         return self.model_keep_alive_s if own_s is None else own_s
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds that a request may take in all; infinite where no limit is set."""
+        return self.request_deadline_s or math.inf
 
     @property
     def max_image_body_bytes(self) -> int:

@@ -57,7 +57,7 @@ def rules_of(settings: Settings) -> SchedulerLimits:
         "spawning": LOAD_STALL_S + _MARGIN_S,
         "loading": load_s,
         "warming": load_s,
-        "draining": settings.request_deadline_s + _MARGIN_S,
+        "draining": settings.deadline_s + _MARGIN_S,
         "flushing": stop_s + _MARGIN_S,
         "stopping": stop_s + _MARGIN_S,
         "wedged": _WEDGED_S,

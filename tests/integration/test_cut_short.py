@@ -65,3 +65,21 @@ def test_an_answer_that_reached_its_own_limit_says_nothing_of_a_deadline(server:
     answer = server.post("/v1/completions", body).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert "notes" not in answer["hearth"]
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[RunningServer]:
+    """One that sets no deadline."""
+    config = f'models_dir = "{models_dir}"\ndefault_model = "tiny"\nrequest_deadline_s = 0\n'
+    with running(tmp_path_factory.mktemp("patient"), config=config) as server:
+        assert server.post("/v1/agents", {"id": "ann", "model": "tiny"}).status_code < 300
+        yield server
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/tokenize"])
+def test_without_a_deadline_every_protocol_answers_whole(patient: RunningServer, path: str):
+    body = PATHS.get(path) or {"prompt": TEXT}
+    answer = patient.post(path, {"model": "tiny", "stream": False} | body)
+    assert answer.status_code == 200, answer.text
+    assert not any("notes" in told for told in hearths(answer.text))
+    assert patient.request("POST", "/admin/models/tiny/unload").status_code == 200

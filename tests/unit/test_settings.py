@@ -1,5 +1,6 @@
 """The real loader with real files: precedence, types, errors that name key, place and remedy."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +86,12 @@ def test_every_simple_key_is_a_variable_and_a_flag(load: Load, tmp_path: Path):
     for key, (text, value) in values.items():
         assert getattr(load(**{f"HEARTH_{key.upper()}": text}), key) == value
         assert getattr(load(flags={key: text}), key) == value
+
+
+def test_a_deadline_of_0_is_none(load: Load):
+    assert load().deadline_s == 600
+    assert load("request_deadline_s = '2m'").deadline_s == 120
+    assert load("request_deadline_s = 0").deadline_s == math.inf
 
 
 @pytest.mark.parametrize(
