@@ -103,6 +103,7 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
         get_model,
         tokenizer_info,
         health.live,
+        health.health,
         health.live_head,
         health.ready,
         health.metrics,

@@ -193,6 +193,15 @@ class SamplingParams(Struct, frozen=True):
         return msgspec.structs.replace(defaults, **given)
 
 
+OWN_KWARGS = frozenset(
+    {
+        *("messages", "conversation", "tools", "documents"),
+        *("tokenize", "chat_template", "continue_final_message"),
+    }
+)
+"""Arguments of a chat template that nobody else may take the place of."""
+
+
 class ChatPrompt(Struct, frozen=True, tag="chat"):
     """A conversation to be rendered through the model's chat template.
 

@@ -20,12 +20,6 @@ from runtime.cache.history import History
 from runtime.cache.history_figures import HistoryFigures
 
 
-class Live(msgspec.Struct, gc=False):
-    """The server answers."""
-
-    status: Literal["live"] = "live"
-
-
 class ModelState(msgspec.Struct, gc=False):
     """Where a model stands; `error` is why it failed last."""
 
@@ -39,6 +33,17 @@ class AgentsState(msgspec.Struct, gc=False):
 
     active: int
     waiting: int
+
+
+class Live(msgspec.Struct, gc=False, omit_defaults=True):
+    """The server answers. Whoever may ask `/health/ready` is told at `/health` of its `models`,
+    `agents` and `pools` too, as there.
+    """
+
+    models: list[ModelState] | UnsetType = UNSET
+    agents: AgentsState | UnsetType = UNSET
+    pools: list[TierUse] | UnsetType = UNSET
+    status: Literal["live"] = msgspec.field(default_factory=lambda: "live")
 
 
 class Readiness(msgspec.Struct, gc=False):
@@ -66,10 +71,23 @@ class Readiness(msgspec.Struct, gc=False):
     history_message: str | None = None
 
 
-@get(["/health/live", "/health"], tags=["Health"], sync_to_thread=False)
+@get("/health/live", tags=["Health"], sync_to_thread=False)
 def live() -> Live:
     """The server process runs; says nothing about models."""
     return Live()
+
+
+@get("/health", tags=["Health"], sync_to_thread=False)
+def health(
+    request: HttpRequest,
+    gate: NamedDependency[Gate],
+    cache: NamedDependency[KvAccess],
+    agents: NamedDependency[Agents],
+) -> Live:
+    """The server process runs, with what it does for whoever may know. Nothing is waited for."""
+    if not gate.is_let_in(request.scope):
+        return Live()
+    return Live(_models(gate, request), _agents(agents, request), _pools(gate, cache, request))
 
 
 @head(
@@ -91,17 +109,14 @@ def ready(
     agents: NamedDependency[Agents],
 ) -> Response[Readiness]:
     """200 when requests need not wait for a model to load, else 503. Nothing is waited for."""
-    status = gate.status_for(request.scope)
-    activity = agents.activity(tenant_of(request.scope))
-    models = [ModelState(one.spec.id, one.state, one.last_error) for one in status]
     is_ready = gate.supervisor.is_ready
     stored, cold = cache.kv.status, cache.kv.cold
     kept = history.health
     readiness = Readiness(
         status="ready" if is_ready else "loading",
-        models=models,
-        agents=AgentsState(activity.num_active, activity.num_waiting),
-        pools=pools_of(gate, cache) if gate.may_see_sums(request.scope) else UNSET,
+        models=_models(gate, request),
+        agents=_agents(agents, request),
+        pools=_pools(gate, cache, request),
         cache=stored.state,
         cache_reason=stored.reason,
         cold=cold.state,
@@ -111,6 +126,20 @@ def ready(
         history_message=kept.message,
     )
     return Response(readiness, status_code=200 if is_ready else 503)
+
+
+def _models(gate: Gate, request: HttpRequest) -> list[ModelState]:
+    status = gate.status_for(request.scope)
+    return [ModelState(one.spec.id, one.state, one.last_error) for one in status]
+
+
+def _agents(agents: Agents, request: HttpRequest) -> AgentsState:
+    activity = agents.activity(tenant_of(request.scope))
+    return AgentsState(activity.num_active, activity.num_waiting)
+
+
+def _pools(gate: Gate, cache: KvAccess, request: HttpRequest) -> list[TierUse] | UnsetType:
+    return pools_of(gate, cache) if gate.may_see_sums(request.scope) else UNSET
 
 
 @head("/metrics", tags=["Health"], media_type=MediaType.TEXT, sync_to_thread=False)

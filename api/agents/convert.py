@@ -27,6 +27,7 @@ from api.http.unused import unused_fields
 from api.openai.calls import called_tool
 from api.openai.fields import Raws
 from api.openai.frame import chat_logprobs
+from api.openai.sampling import SESSION_NAMES
 from api.openai.schemas import (
     AssistantMessage,
     ChatChoice,
@@ -41,8 +42,8 @@ _OF_A_TURN = frozenset({"messages", "stream", "stream_options", "n"})
 OF_A_GENERATE = _OF_A_TURN | {"id", "agent_id", "turn"}
 _OF_A_CONVERSATION = frozenset(
     {
-        *("session_id", "conversation_id", "thread_id", "chat_id", "prompt_cache_key"),
-        *("prompt_cache_options", "prompt_cache_retention"),
+        *SESSION_NAMES,
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     }
 )
 """An agent's conversation is its own, and lives as long as its config says."""
@@ -81,7 +82,8 @@ def sent_fields(body: bytes, kind: type[msgspec.Struct]) -> Sent:
 
 def _without_effect(kind: type[msgspec.Struct]) -> frozenset[str]:
     """The known fields that do not count in such a body."""
-    return _OF_A_CONVERSATION | (_OF_A_TURN if issubclass(kind, AgentConfig) else {"ttl"})
+    unused = _OF_A_CONVERSATION | (_OF_A_TURN if issubclass(kind, AgentConfig) else {"ttl"})
+    return unused - {"agent_id"} if issubclass(kind, AgentCreate | AgentFork) else unused
 
 
 def wanted_id(data: AgentCreate | AgentFork) -> str | None:
@@ -113,13 +115,12 @@ def read_config(config: bytes) -> AgentConfig:
 
 def in_brief(view: AgentView) -> AgentSummary:
     """The agent as a line of a listing."""
-    return AgentSummary(
-        agent_id=view.id,
-        model=view.model,
-        status=view.status,
-        context_tokens=view.tokens,
-        last_accessed=datetime.fromtimestamp(int(view.last_used_at), UTC),
-    )
+    return AgentSummary(**{name: getattr(view, name) for name in AgentSummary.__struct_fields__})
+
+
+def utc(time_s: float) -> datetime:
+    """A Unix time, in whole seconds."""
+    return datetime.fromtimestamp(int(time_s), UTC)
 
 
 class ShownConfig(msgspec.Struct, gc=False):

@@ -78,7 +78,9 @@ class KvView(Body):
 
 
 class AgentView(Body):
-    """An agent. `status` and `tokens` are of its KV with the model it would use next.
+    """An agent. `status` and `tokens` are of its KV with the model it would use next. `agent_id`,
+    `context_tokens` and `last_accessed` (in UTC) are other names of `id`, `tokens` and
+    `last_used_at`, here and in brief.
 
     `models` lists its KV with every model; `session` names it to `hearth cache`. `expires_at` is
     null when it is pinned; `queued` counts generates that run or wait. `max_context` is how many
@@ -88,14 +90,17 @@ class AgentView(Body):
     """
 
     id: str
+    agent_id: str
     name: str | None
     model: str
     status: KvStatus
     tokens: int
+    context_tokens: int
     turns: int
     bytes: int
     created_at: float
     last_used_at: float
+    last_accessed: datetime
     ttl: float
     expires_at: float | None
     pinned: bool
@@ -110,12 +115,15 @@ class AgentView(Body):
 
 
 class AgentSummary(Body):
-    """An agent in brief. `context_tokens` are what its KV holds, `last_accessed` is in UTC."""
+    """An agent in brief, with the names of an `AgentView`."""
 
+    id: str
     agent_id: str
     model: str
     status: KvStatus
+    tokens: int
     context_tokens: int
+    last_used_at: float
     last_accessed: datetime
 
 

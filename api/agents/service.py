@@ -227,14 +227,17 @@ class AgentService:
         used_s = self._book.wall_s(row.last_used_s)
         return AgentView(
             id=plain(row.id),
+            agent_id=plain(row.id),
             name=config.name,
             model=model,
             status=current.status,
             tokens=current.tokens,
+            context_tokens=current.tokens,
             turns=row.num_turns,
             bytes=row.num_bytes,
             created_at=row.created_s,
             last_used_at=used_s,
+            last_accessed=convert.utc(used_s),
             ttl=ttl_s,
             expires_at=None if row.is_pinned else used_s + ttl_s,
             pinned=row.is_pinned,

@@ -1,9 +1,9 @@
 """Who asks, and which conversation a request belongs to, as far as its client says so.
 
 The first name that is given counts, from the most to the least precise: ids in the body
-(`session_id`, `conversation_id`, `thread_id`, `chat_id`; then the same ones in `extra_body` and
-`metadata`), ids in headers (in the order of `SESSION_HEADERS`), then what several conversations
-may share (`prompt_cache_key`, `user`).
+(`session_id`, `conversation_id`, `thread_id`, `chat_id`, `agent_id`; then the same ones in
+`extra_body` and `metadata`), ids in headers (in the order of `SESSION_HEADERS`), then what several
+conversations may share (`prompt_cache_key`, `user`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from api.observe.record import RequestRecord, record_of
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import ContextTooLong
-from runtime.keys import needs_of, plain
+from runtime.keys import ANYONE, needs_of, plain
 from runtime.models.catalog import Catalog, Refused
 from runtime.prewarm.growing import Following
 from runtime.prewarm.prewarm import Prewarm
@@ -52,7 +52,7 @@ class Gate:
         self.supervisor = supervisor
         self._kv = kv
         self._prewarm = prewarm
-        self._sums_need = needs_of(settings.api_keys, settings.admin_key).sums
+        self._needs = needs_of(settings.api_keys, settings.admin_key)
         num_keys = len(settings.api_keys)
         self.streams = KeptStreams(num_tenants=num_keys + 1 if num_keys else 1)  # and the admin
         self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
@@ -92,7 +92,11 @@ class Gate:
 
     def may_see_sums(self, scope: Scope) -> bool:
         """Whether who asks may be told of all callers together: not one of several."""
-        return self._sums_need != "admin key" or caller_in(scope).is_admin
+        return self._needs.sums != "admin key" or caller_in(scope).is_admin
+
+    def is_let_in(self, scope: Scope) -> bool:
+        """Whether who asks a route that needs no key may be told what the others tell."""
+        return self._needs.use == "nothing" or caller_in(scope) != ANYONE
 
     def status_for(self, scope: Scope) -> tuple[ModelStatus, ...]:
         """The models; one of several tenants is not told what the others do."""

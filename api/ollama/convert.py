@@ -113,7 +113,7 @@ def _request(
         sampling=_sampling(options),
         constraint=_constraint(data.format),
         # -1 and -2 are Ollama's words for as many as it likes.
-        max_tokens=options.num_predict if (options.num_predict or 0) > 0 else None,
+        max_tokens=spec.context if (options.num_predict or 0) < 0 else options.num_predict or None,
         stop=stops_of(options.stop, "options.stop"),
         deadline_s=settings.deadline_s,
         cache=CacheParams(session_id=caller.session_id((), ()), tenant=caller.tenant),

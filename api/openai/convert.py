@@ -27,7 +27,7 @@ from api.openai.schemas import (
 from api.openai.templates import goes_on, template_kwargs
 from api.openai.thinking import all_said
 from api.openai.tools import chosen_tools
-from runtime.config.settings import Settings
+from runtime.config.settings import ModelSettings, Settings
 from runtime.types import (
     ChatPrompt,
     GenerateRequest,
@@ -132,7 +132,7 @@ def completion_to_generate(
             priority=priority_of(data.priority),
             keep_alive_s=seconds_of(data.keep_alive),
             sampling=sampling_of(data),
-            max_tokens=DEFAULT_COMPLETION_TOKENS if data.max_tokens is None else data.max_tokens,
+            max_tokens=_completion_tokens(data, settings.model(spec.id)),
             stop=stops_of(data.stop, "stop", MAX_STOPS),
             num_choices=num_choices(data.n, settings.max_choices),
             top_logprobs=data.logprobs,
@@ -143,6 +143,12 @@ def completion_to_generate(
         )
         for index, prompt in enumerate(prompts)
     ]
+
+
+def _completion_tokens(data: CompletionRequest, own: ModelSettings) -> int:
+    if data.max_tokens is not None:
+        return data.max_tokens
+    return own.max_tokens or DEFAULT_COMPLETION_TOKENS
 
 
 def _predicted(prediction: Prediction | None) -> str:

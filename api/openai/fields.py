@@ -54,7 +54,7 @@ class SamplingFields(Body, kw_only=True):
     `session_id`, `cache_mode`, `ttl` (seconds on disk; 0: none), `tool_pause_s` (the client comes
     back in so many seconds), `release` (it does not), `keep_alive` (how long the model stays loaded
     afterwards: seconds, `5m`, -1 for ever) and `priority` are Hearth's own; the other
-    ids name the conversation as well, see `api/http/caller.py`.
+    ids (`agent_id` among them) name the conversation as well, see `api/http/caller.py`.
     """
 
     SILENT = frozenset({"client_metadata", "safety_identifier", "service_tier"})
@@ -63,6 +63,7 @@ class SamplingFields(Body, kw_only=True):
     conversation_id: str | None = None
     thread_id: str | None = None
     chat_id: str | None = None
+    agent_id: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: Retention | None = None
@@ -89,12 +90,16 @@ class SamplingFields(Body, kw_only=True):
 
 
 class ReasoningFields(Body):
-    """`reasoning`: OpenAI's `effort` and `summary`, and the switches other servers know."""
+    """`reasoning`: OpenAI's `effort` and `summary`, and the switches other servers know: `type` and
+    `level` are words like those of `thinking` and of efforts.
+    """
 
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
     enabled: bool | None = None
+    type: str | None = None
+    level: str | None = None
     max_tokens: Budget | None = None
 
 

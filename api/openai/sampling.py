@@ -12,7 +12,7 @@ from api.openai.caching import keep_s_of, mode_of, ttl_s_of
 from api.openai.fields import Raws, SamplingFields
 from runtime.types import CacheParams, SamplingParams
 
-_SESSION_NAMES = ("session_id", "conversation_id", "thread_id", "chat_id")
+SESSION_NAMES = ("session_id", "conversation_id", "thread_id", "chat_id", "agent_id")
 
 
 def sampling_of(data: SamplingFields) -> SamplingParams:
@@ -40,8 +40,10 @@ def cache_of(data: SamplingFields, caller: Caller, *places: Raws | None) -> Cach
 
     `places` are its objects for anything, which may name the conversation as well.
     """
-    own = (data.session_id, data.conversation_id, data.thread_id, data.chat_id)
-    ids = (*own, *(name for place in places for name in _names_in(place or {})))
+    ids = (
+        *(getattr(data, name) for name in SESSION_NAMES),
+        *(name for place in places for name in _names_in(place or {})),
+    )
     session_id = caller.session_id(ids, (data.prompt_cache_key, data.user))
     return CacheParams(
         mode=mode_of(data),
@@ -67,7 +69,7 @@ def num_choices(n: int | None, limit: int) -> int:
 
 def _names_in(place: Raws) -> Iterator[str]:
     """The conversation's names in an object for anything; what is no text names none."""
-    for name in _SESSION_NAMES:
+    for name in SESSION_NAMES:
         try:
             yield msgspec.json.decode(place.get(name, b'""'), type=str)
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -6,9 +6,7 @@ import msgspec
 
 from api.http.refusal import refuse
 from api.openai.fields import Raws
-
-# The worker gives these to the template itself; a client must not take their place.
-RESERVED = ("messages", "conversation", "tools", "tokenize", "chat_template")
+from runtime.types import OWN_KWARGS
 
 
 def template_kwargs(kwargs: Raws) -> str:
@@ -17,9 +15,8 @@ def template_kwargs(kwargs: Raws) -> str:
     Raises:
         InvalidRequest: one of them is not the client's to set.
     """
-    for name in RESERVED:
-        if name in kwargs:
-            refuse(f"chat_template_kwargs.{name}", "cannot be set by a request: leave it out.")
+    for name in sorted(OWN_KWARGS & kwargs.keys()):
+        refuse(f"chat_template_kwargs.{name}", "cannot be set by a request: leave it out.")
     return msgspec.json.encode(kwargs).decode(errors="replace")
 
 

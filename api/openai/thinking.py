@@ -41,6 +41,7 @@ class ExtraBody(Controls):
     conversation_id: str | None = None
     thread_id: str | None = None
     chat_id: str | None = None
+    agent_id: str | None = None
 
 
 PLACES = {"extra_body": ExtraBody, "metadata": OpenPlace, "chat_template_kwargs": OpenPlace}
@@ -126,7 +127,8 @@ def of_budget(budget: int | None) -> Thinking:
 
 def of_reasoning(fields: ReasoningFields) -> Thinking:
     """The object `reasoning`."""
-    given = [of_effort(fields.effort), of_budget(fields.max_tokens)]
+    words = [in_words(word) for word in (fields.type, fields.level) if word is not None]
+    given = [of_effort(fields.effort), *words, of_budget(fields.max_tokens)]
     return decided([Thinking(is_enabled=fields.enabled), *given])
 
 

@@ -184,6 +184,10 @@ MODEL: dict[str, str] = {
     "off in Anthropic's API)",
     "overflow": "what happens to a conversation that is too long: refuse (a 400), "
     "drop_oldest_turns or summarise (default: refuse)",
+    "max_tokens": "longest answer when a request does not say (default: what fits; 16 in "
+    "`/v1/completions`, as OpenAI's API has it)",
+    "template": "arguments for its chat template, such as `preserve_thinking`: "
+    "`[models.NAME.template]`; those of a request (`chat_template_kwargs`) win",
     "sampling": "used when a request does not set it: `[models.NAME.sampling]`",
     "prompt_rules": "as above, for this model: `[models.NAME.prompt_rules]`",
     "speculation": "guess what is copied from the prompt, where that is faster: auto or off",
@@ -199,9 +203,9 @@ MODEL: dict[str, str] = {
 
 EVERY = (
     "Defaults for all models, also those that have no table of their own. A model's own table "
-    "wins, key by key, also inside `sampling` and `prompt_rules`. `context` is an upper bound "
-    "here: a model whose own is shorter keeps that. The quotes are needed, `[models.*]` is not "
-    "valid TOML."
+    "wins, key by key, also inside `sampling`, `template` and `prompt_rules`. `context` is an "
+    "upper bound here: a model whose own is shorter keeps that. The quotes are needed, "
+    "`[models.*]` is not valid TOML."
 )
 
 OWN_RULE: dict[str, str] = {

@@ -28,8 +28,17 @@ from runtime.config.tables import (
 )
 from runtime.config.units import MILLISECONDS, TIME, TOKENS
 from runtime.errors import SettingsError
+from runtime.prompt.thinking import SWITCHES
 from runtime.ranks import LOOPBACK, KvForm, Ranks, Split, backend_problem
-from runtime.types import MAX_IMAGE_BYTES, LineRule, Overflow, Priority, SamplingParams, Struct
+from runtime.types import (
+    MAX_IMAGE_BYTES,
+    OWN_KWARGS,
+    LineRule,
+    Overflow,
+    Priority,
+    SamplingParams,
+    Struct,
+)
 
 
 class PromptSwitches(Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,10 +144,10 @@ class ModelDefaults(Struct, frozen=True, forbid_unknown_fields=True):
     """`[models."*"]`: of every model that does not say otherwise itself.
 
     `keep_alive_s` is how long it stays loaded unused (0: not at all, negative: for ever).
-    `priority` is that of its requests that name none, and `thinking` holds for those that do not
-    say. `overflow` is what is done with a conversation that no longer fits. Without `vision` a
-    model that could see reads text only. With `speculation` "auto" rows propose what they say next
-    where that was measured to pay.
+    `priority` is that of its requests that name none; `thinking`, `max_tokens` and the arguments
+    of its chat `template` hold for those that do not say. `overflow` is what is done with a
+    conversation that no longer fits. Without `vision` a model that could see reads text only. With
+    `speculation` "auto" rows propose what they say next where that was measured to pay.
     """
 
     context: Tokens | None = None
@@ -149,6 +158,8 @@ class ModelDefaults(Struct, frozen=True, forbid_unknown_fields=True):
     priority: Priority | None = None
     thinking: bool | None = None
     overflow: Overflow | None = None
+    max_tokens: Tokens | None = None
+    template: dict[str, object] = msgspec.field(default_factory=dict[str, object])
     sampling: SamplingSettings = SamplingSettings()
     prompt_rules: PromptSwitches = PromptSwitches()
     vision: bool = True
@@ -425,6 +436,7 @@ def load_settings(flags: Mapping[str, str], environ: Mapping[str, str]) -> Setti
     _check_memory(settings.memory_budget)
     _check_aliases(settings)
     _check_kv_start(settings)
+    _check_templates(settings)
     return settings
 
 
@@ -476,6 +488,19 @@ def _check_kv_start(settings: Settings) -> None:
             raise _no_kv_bits(("models", EVERY_MODEL, "quantized_kv_start"))
         if settings.quantized_kv_start:
             raise _no_kv_bits(("quantized_kv_start",))
+
+
+def _check_templates(settings: Settings) -> None:
+    """Their arguments are those that a request may give, but for thinking, which has a key."""
+    for name, own in settings.models.items():
+        for key in own.template:
+            path = _dotted(("models", name, "template", key))
+            if key in SWITCHES:
+                raise SettingsError(
+                    f"{path} is [{_dotted(('models', name))}] thinking here: set that instead."
+                )
+            if key in OWN_KWARGS:
+                raise SettingsError(f"{path} is what Hearth gives itself. Remove it.")
 
 
 def _no_kv_bits(path: tuple[str, ...]) -> SettingsError:

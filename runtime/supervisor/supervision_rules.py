@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from runtime.config.settings import Settings
+from runtime.config.settings import ModelSettings, Settings
+from runtime.prompt.thinking import EFFORT
 from runtime.supervisor.failures import BACKOFF_S, BREAKER_S
 from runtime.supervisor.health import LOAD_STALL_S
 from runtime.supervisor.lifecycle import ModelState
@@ -29,15 +30,14 @@ def with_settings(request: GenerateRequest, spec: ModelSpec, settings: Settings)
     priority = request.priority or own.priority or "default"
     sampling = request.sampling.over(spec.sampling)
     prompt = request.prompt
-    is_unsaid = isinstance(prompt, ChatPrompt) and prompt.thinking.is_unsaid
-    if is_unsaid and own.thinking is not None:
-        thinking = Thinking(is_enabled=own.thinking)
-        prompt = msgspec.structs.replace(prompt, thinking=thinking)
+    if isinstance(prompt, ChatPrompt):
+        prompt = _chat_with(prompt, own)
     return msgspec.structs.replace(
         request,
         model=spec.id,
         prompt=prompt,
         sampling=sampling,
+        max_tokens=own.max_tokens if request.max_tokens is None else request.max_tokens,
         cache=cache,
         priority=priority,
         context=spec.context,
@@ -46,6 +46,19 @@ def with_settings(request: GenerateRequest, spec: ModelSpec, settings: Settings)
         own_rules=settings.own_rules_for(request.client),
         overflow=request.overflow or own.overflow or "refuse",
     )
+
+
+def _chat_with(prompt: ChatPrompt, own: ModelSettings) -> ChatPrompt:
+    """What a model's settings say of prompts, where this one does not."""
+    if prompt.thinking.is_unsaid and own.thinking is not None:
+        prompt = msgspec.structs.replace(prompt, thinking=Thinking(is_enabled=own.thinking))
+    if own.template:
+        said = {EFFORT} if prompt.thinking.effort is not None else set[str]()
+        usual = {name: one for name, one in own.template.items() if name not in said}
+        kwargs = usual | msgspec.json.decode(prompt.template_kwargs, type=dict[str, object])
+        kwargs_json = msgspec.json.encode(kwargs).decode()
+        prompt = msgspec.structs.replace(prompt, template_kwargs=kwargs_json)
+    return prompt
 
 
 def rules_of(settings: Settings) -> SchedulerLimits:

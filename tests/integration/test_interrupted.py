@@ -149,13 +149,21 @@ async def test_what_is_not_to_be_kept_is_not(server: RunningServer, fields: dict
 async def test_a_deleted_conversation_keeps_nothing_of_a_request_that_is_cut(
     server: RunningServer,
 ):
-    body = {"messages": [ASKED], "session_id": "gone"} | LONG
+    asked = [ASKED | {"content": "gone " + ASKED["content"]}]
+    body = {"messages": asked, "session_id": "gone"} | LONG
+    text = ""
     async with streaming(server, CHAT, body) as stream:
         for _ in range(40):
-            await stream.next_event()
-        assert server.request("DELETE", "/admin/cache/gone").status_code in (200, 404)
+            event = await stream.next_event()
+            text += event["choices"][0]["delta"].get("content") or ""
+        named = {"conversation": "gone"}
+        server.request("DELETE", "/admin/cache/conversations", params=named).raise_for_status()
     await until(lambda: server.figure("hearth_running") == 0, "the request has ended")
-    assert "gone" not in server.get("/admin/cache").text
+    half = {"role": "assistant", "content": text}
+    following = {"messages": [*asked, half, GO_ON], "max_tokens": 1, "session_id": "gone"}
+    answer = server.post(CHAT, following).json()
+    assert PROTOCOLS["chat"].cached(answer) < 60
+    assert "healed_turn" not in [one["rule"] for one in answer["hearth"].get("prompt", [])]
 
 
 async def test_what_was_said_before_a_restart_cut_it_is_reused(tmp_path: Path, models_dir: Path):

@@ -136,6 +136,45 @@ def test_a_model_thinks_as_its_settings_say_when_a_request_does_not(
     assert replace(prompt.thinking, fields=()) == used
 
 
+@pytest.mark.parametrize("name", ["tools", "messages", "chat_template", "documents", "tokenize"])
+def test_what_is_ours_cannot_be_set_through_the_template_arguments(name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        generate(chat_template_kwargs={name: "x"})
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "used"), [(None, None, None), (None, 7, 7), (3, 7, 3), (3, None, 3)]
+)
+def test_a_model_has_a_longest_answer_for_requests_that_name_none(
+    asked: int | None, own: int | None, used: int | None
+) -> None:
+    settings = Settings(home=Path("/nowhere"), models={"*": ModelSettings(max_tokens=own)})
+    assert with_settings(generate(max_tokens=asked), SPEC, settings).max_tokens == used
+
+
+@pytest.mark.parametrize(
+    ("body", "own", "used"),
+    [
+        ({}, {"preserve_thinking": True}, {"preserve_thinking": True}),
+        (
+            {"chat_template_kwargs": {"preserve_thinking": False, "b": 1}},
+            {"preserve_thinking": True, "a": [1]},
+            {"preserve_thinking": False, "a": [1], "b": 1},
+        ),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "high", "a": 1}, {"a": 1}),
+        ({}, {"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+    ],
+)
+def test_a_models_template_has_its_arguments_unless_a_request_gives_them(
+    body: dict[str, Any], own: dict[str, object], used: dict[str, object]
+) -> None:
+    settings = Settings(home=Path("/nowhere"), models={"m": ModelSettings(template=own)})
+    prompt = with_settings(generate(**body), SPEC, settings).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert msgspec.json.decode(prompt.template_kwargs) == used
+
+
 @pytest.mark.parametrize(
     ("body", "thinking"),
     [
@@ -158,6 +197,17 @@ def test_a_model_thinks_as_its_settings_say_when_a_request_does_not(
         ({"reasoning_effort": "none"}, OFF),
         ({"reasoning_effort": "low"}, Thinking(is_enabled=True, effort="low")),
         ({"reasoning": {"enabled": False}}, OFF),
+        ({"reasoning": {"type": "disabled"}}, OFF),
+        ({"reasoning": {"type": "enabled"}}, ON),
+        ({"reasoning": {"type": "adaptive"}}, Thinking()),
+        ({"reasoning": {"level": "high"}}, Thinking(is_enabled=True, effort="high")),
+        ({"reasoning": {"level": "off"}}, OFF),
+        ({"reasoning": {"type": "on", "level": "low"}}, Thinking(is_enabled=True, effort="low")),
+        (
+            {"reasoning": {"effort": "low", "level": "high"}},
+            Thinking(is_enabled=True, effort="low"),
+        ),
+        ({"extra_body": {"reasoning": {"type": "off"}}}, OFF),
         ({"reasoning": {"effort": "low"}}, Thinking(is_enabled=True, effort="low")),
         ({"reasoning": {"max_tokens": 9}}, Thinking(is_enabled=True, budget_tokens=9)),
         ({"chat_template_kwargs": {"enable_thinking": False}}, OFF),

@@ -144,7 +144,8 @@ def test_options_are_sampling():
     )
     assert request.sampling == SamplingParams(temperature=0.5, top_k=0, repetition_penalty=2)
     assert (request.max_tokens, request.stop) == (9, ("x",))
-    assert generate(prompt="x", options={"num_predict": -1}).max_tokens is None
+    assert generate(prompt="x", options={"num_predict": -1}).max_tokens == SPEC.context
+    assert generate(prompt="x").max_tokens is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from runtime.errors import InvalidRequest
 from runtime.types import (
     ChatPrompt,
     Image,
@@ -71,14 +70,6 @@ def test_arguments_that_are_no_json_are_shown_as_they_are(template: Template):
     call = ToolCall(id="c", name="look", arguments="{at")
     text = template.render(ChatPrompt(messages=(Message(role="assistant", tool_calls=(call,)),)))
     assert '"arguments": "{at"' in text
-
-
-@pytest.mark.parametrize("name", ["tools", "chat_template", "documents"])
-def test_what_is_ours_cannot_be_set_through_the_template_arguments(template: Template, name: str):
-    prompt = ChatPrompt(messages=(HELLO,), template_kwargs=f'{{"{name}": "x"}}')
-    with pytest.raises(InvalidRequest) as caught:
-        template.render(prompt)
-    assert caught.value.param == f"chat_template_kwargs.{name}"
 
 
 def test_markers_in_a_prompt_are_one_token_each(template: Template):

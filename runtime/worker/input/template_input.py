@@ -8,12 +8,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.errors import InvalidRequest
 from runtime.types import ChatPrompt, Message, Tool
-
-_OWN_KWARGS = frozenset(
-    {"chat_template", "continue_final_message", "conversation", "documents", "tools"}
-)
 
 
 def shown_tools(prompt: ChatPrompt) -> tuple[Tool, ...]:
@@ -24,11 +19,7 @@ def shown_tools(prompt: ChatPrompt) -> tuple[Tool, ...]:
 
 
 def template_kwargs(prompt: ChatPrompt) -> dict[str, object]:
-    given: dict[str, object] = json.loads(prompt.template_kwargs)
-    if reserved := _OWN_KWARGS & given.keys():
-        name = min(reserved)
-        raise InvalidRequest(f"{name!r} is not yours to set.", f"chat_template_kwargs.{name}")
-    return given
+    return json.loads(prompt.template_kwargs)
 
 
 def template_message(message: Message) -> dict[str, object]:
