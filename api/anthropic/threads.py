@@ -137,8 +137,8 @@ def check(thread: ThreadField, data: CountRequest) -> None:
         return
     if not thread.previous_message_id:
         refuse("thread.previous_message_id", "is missing: give the id of the answer to go on from.")
-    for name in ("system", "tools"):
-        if getattr(data, name) is not None:
+    for name, value in (("system", data.system), ("tools", data.tools)):
+        if value is not None:
             refuse(
                 name,
                 "is kept from the request that created the thread: leave it out, or send the whole "

@@ -20,7 +20,6 @@ TESTS = "tests"
 
 MAX_FUNCTION_LINES = 60
 MAX_P90_FUNCTION_LINES = 35
-MAX_CLASS_LINES = 300
 MAX_PARAMETERS = 6
 MAX_COMMENT_LINES = 2
 
@@ -80,8 +79,8 @@ def parse(path: str, text: str) -> Source:
     return Source(path, text, ast.parse(text, path))
 
 
-def num_lines(node: Function | ast.ClassDef) -> int:
-    """Lines from `def` or `class` to the end of the body; decorators do not count."""
+def num_lines(node: Function) -> int:
+    """Lines from `def` to the end of the body; decorators do not count."""
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
@@ -90,12 +89,6 @@ def function_length(source: Source) -> Iterator[Remark]:
         if num_lines(node) > MAX_FUNCTION_LINES:
             message = f"{node.name}: {num_lines(node)} lines (at most {MAX_FUNCTION_LINES})"
             yield node.lineno, message
-
-
-def class_length(source: Source) -> Iterator[Remark]:
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.ClassDef) and num_lines(node) > MAX_CLASS_LINES:
-            yield node.lineno, f"{node.name}: {num_lines(node)} lines (at most {MAX_CLASS_LINES})"
 
 
 def parameter_count(source: Source) -> Iterator[Remark]:
@@ -235,7 +228,6 @@ def comments(source: Source) -> Iterator[Remark]:
 SIZE_RULES: tuple[Rule, ...] = (function_length,)
 RULES: tuple[Rule, ...] = (
     *SIZE_RULES,
-    class_length,
     parameter_count,
     global_statement,
     broad_except,

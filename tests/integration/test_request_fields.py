@@ -1,4 +1,4 @@
-"""docs/request-fields.md says of every field of the SDKs' types what becomes of it: that happens."""
+"""What docs/request-fields.md says of every field of the SDKs' types is what happens to it."""
 
 from __future__ import annotations
 

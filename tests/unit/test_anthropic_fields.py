@@ -47,7 +47,8 @@ def test_tools_are_functions_with_their_schema_as_it_was_written() -> None:
 
 def test_a_tool_says_whether_it_is_strict_deferred_or_the_end_of_what_is_cached() -> None:
     tool = LOOK | {"type": "custom", "description": "Look", "eager_input_streaming": True}
-    tool |= {"strict": True, "defer_loading": True, "cache_control": HOUR, "input_examples": [{"at":1}]}
+    tool |= {"strict": True, "defer_loading": True, "cache_control": HOUR}
+    tool |= {"input_examples": [{"at": 1}]}
     assert prompt_of(tools=[tool]).tools == (
         Tool(
             name="look",

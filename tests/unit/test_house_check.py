@@ -27,13 +27,6 @@ def test_decorators_do_not_lengthen_a_function_and_methods_count():
     assert findings(text) == ["runtime/example.py:3: long: 61 lines (at most 60)"]
 
 
-def test_a_class_may_have_300_lines_but_not_301():
-    assert findings("class A:\n" + "    x = 1\n" * 299) == []
-    assert findings("class A:\n" + "    x = 1\n" * 300) == [
-        "runtime/example.py:1: A: 301 lines (at most 300)"
-    ]
-
-
 @pytest.mark.parametrize(
     ("signature", "count"),
     [
