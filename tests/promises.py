@@ -46,9 +46,7 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         "integration/test_compaction.py": (
             "test_a_compaction_reads_what_is_new_and_the_turn_after_it_what_the_client_adds",
         ),
-        "integration/test_interrupted.py": (
-            "test_an_answer_that_its_client_left_is_reused[150]",
-        ),
+        "integration/test_interrupted.py": ("test_an_answer_that_its_client_left_is_reused[150]",),
     },
     "never wrong": {
         "contract/test_speculation.py": (
