@@ -53,7 +53,7 @@ ROUTES: dict[str, tuple[Kind, ...]] = {
     ),
     "/v1/embeddings": (embeddings.EmbeddingCreateParams,),
 }
-"""A route, and the types of what it takes; also those of routes beside it that take no more."""
+"""A route, and the types of what it takes; those of the routes beside it as well."""
 
 
 class Found(NamedTuple):
@@ -119,7 +119,6 @@ def name_of(field: str, kind: Kind) -> str:
 def fields_of(roots: tuple[Kind, ...], whole: frozenset[str]) -> dict[Place, Found]:
     """Every field, each once; objects that are `whole` are not looked into, they have `*`."""
     found: dict[Place, Found] = {}
-    queue: list[tuple[str, Kind, tuple[tuple[str, Kind], ...], Kind]]
     queue = [("", root, (), root) for root in roots]
     seen: set[tuple[str, Kind]] = set()
     while queue:

@@ -25,7 +25,6 @@ from tokenizers import Tokenizer
 from api.http.chains import Chains
 from api.http.kv_access import KvAccess
 from runtime.cache.history import History
-from runtime.cache.history import History
 from runtime.cache.inventory import tokens_to
 from runtime.cache.service import KvStore
 from runtime.config.settings import ModelSettings, Settings

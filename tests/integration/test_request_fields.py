@@ -1,4 +1,4 @@
-"""What docs/request-fields.md says of every field of the SDKs' types is what happens to it."""
+"""What docs/request-fields.md says of every field of the SDKs' types is what happens."""
 
 from __future__ import annotations
 

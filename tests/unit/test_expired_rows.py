@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import msgspec
+import pytest
 from sqlalchemy import Connection
 
 from store.database import Database
@@ -108,3 +110,30 @@ def test_for_want_of_room_it_goes_before_anything_that_lives(database: Database)
     assert database.submit(lambda c: make_room(c, room, 18.0)).result() == 1
     assert database.read(expired_rows.listing) == []
     assert database.read(lambda c: response_rows.get(c, "old")) is not None
+
+
+@pytest.mark.parametrize("one_id", ["1", "2", "3", "branch", "branched"])
+@pytest.mark.parametrize("expired", [(), ("3",), ("2", "3"), ("branched",), ("branch", "branched")])
+def test_a_chain_is_erased_by_any_of_its_turns_whichever_of_them_expired(
+    database: Database, one_id: str, expired: tuple[str, ...]
+):
+    chain = {"1": None, "2": "1", "3": "2", "branch": "1", "branched": "branch", "other": None}
+
+    def work(connection: Connection) -> tuple[bool, bool]:
+        for name, previous_id in chain.items():
+            row = ResponseRow(name, previous_id, b"{}", 1.0, session=name)
+            used_s = 1.0 if name in expired else 50.0
+            response_rows.put(connection, row, [], used_s)
+        expired_rows.expire_responses(connection, 55.0, 10.0)
+        return tuple(expired_rows.erase_chain(connection, one_id, 55.0) for _ in "ab")
+
+    assert database.submit(work).result() == (True, False)
+    assert database.read(expired_rows.listing) == []
+    left = database.read(lambda c: [name for name in chain if response_rows.get(c, name)])
+    assert left == ["other"]
+    assert database.read(response_rows.sessions) == {"other"}
+
+
+def test_rows_that_expired_before_sessions_were_known_are_restored(database: Database):
+    former = msgspec.msgpack.encode(("r", None, b"{}", 4.0))
+    assert msgspec.msgpack.decode(former, type=ResponseRow) == RESPONSE
