@@ -143,13 +143,12 @@ def create_app(
     metrics = Metrics(supervisor.status, kv.figures)
     prewarm = Prewarm(settings, supervisor, kv, PinnedPrompts(settings, catalog))
     gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
-    history = History(settings.home, settings.history_grace_s)
-    chains = Chains(history, settings, kv.is_deleted)
+    chains = Chains(History(settings.home, settings.history_grace_s), settings, kv.is_deleted)
     cache = KvAccess(settings, catalog, kv, prewarm, chains)
-    dashboard = Dashboard(gate, cache, history)
-    history_figures = HistoryFigures(history)
+    dashboard = Dashboard(gate, cache, chains.history)
+    history_figures = HistoryFigures(chains.history)
     metrics.add(PrewarmCollector(prewarm), HistoryCollector(history_figures, settings))
-    agents, janitor = open_agents(gate, cache, history)
+    agents, janitor = open_agents(gate, cache, chains.history)
     responses = ResponseService(Archive(chains))
     chores = _chores(kv, janitor, chains, prewarm, dashboard, supervisor)
     jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
@@ -157,9 +156,8 @@ def create_app(
 
     @asynccontextmanager
     async def supervised(_: Litestar) -> AsyncGenerator[None]:
-        kv.start()
-        history.start()
-        prewarm.start()
+        for part in (kv, chains.history, prewarm):
+            part.start()
         await supervisor.start()
         jobs.start()
         try:
@@ -171,7 +169,7 @@ def create_app(
             await asyncio.gather(responses.close(), gate.streams.close())
             await dashboard.keep()
             await kv.stop()
-            await history.close()
+            await chains.history.close()
             await _close(traces)
 
     app = Application(
@@ -182,7 +180,7 @@ def create_app(
             agents=agents,
             responses=responses,
             threads=Threads(chains),
-            history=history,
+            history=chains.history,
             history_figures=history_figures,
             prewarm=prewarm,
             dashboard=dashboard,

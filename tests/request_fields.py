@@ -119,6 +119,7 @@ def name_of(field: str, kind: Kind) -> str:
 def fields_of(roots: tuple[Kind, ...], whole: frozenset[str]) -> dict[Place, Found]:
     """Every field, each once; objects that are `whole` are not looked into, they have `*`."""
     found: dict[Place, Found] = {}
+    queue: list[tuple[str, Kind, tuple[tuple[str, Kind], ...], Kind]]
     queue = [("", root, (), root) for root in roots]
     seen: set[tuple[str, Kind]] = set()
     while queue:

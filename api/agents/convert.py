@@ -115,7 +115,7 @@ def read_config(config: bytes) -> AgentConfig:
 
 def in_brief(view: AgentView) -> AgentSummary:
     """The agent as a line of a listing."""
-    return AgentSummary(**{name: getattr(view, name) for name in AgentSummary.__struct_fields__})
+    return msgspec.convert(view, AgentSummary, from_attributes=True)
 
 
 def utc(time_s: float) -> datetime:

@@ -41,7 +41,7 @@ def cache_of(data: SamplingFields, caller: Caller, *places: Raws | None) -> Cach
     `places` are its objects for anything, which may name the conversation as well.
     """
     ids = (
-        *(getattr(data, name) for name in SESSION_NAMES),
+        *(data.session_id, data.conversation_id, data.thread_id, data.chat_id, data.agent_id),
         *(name for place in places for name in _names_in(place or {})),
     )
     session_id = caller.session_id(ids, (data.prompt_cache_key, data.user))

@@ -11,7 +11,6 @@ import pytest
 from api.agents.kv import AgentKv
 from api.http.chains import Chains
 from api.http.kv_access import KvAccess
-from runtime.cache.history import History
 from runtime.cache.inventory_views import RemovalView
 from runtime.config.settings import ModelSettings, Settings
 from runtime.errors import UnknownConversation
