@@ -94,7 +94,7 @@ def _wrappers(hint: Any) -> Iterator[Any]:
 
 
 def tag_of(kind: Kind) -> str:
-    """What tells an object's kind: its `type`, else its `role`."""
+    """The word that tells an object's kind: its `type`, else its `role`."""
     for name in ("type", "role"):
         if name in (hints := hints_of(kind)):
             words = [one for one in _literals(hints[name]) if isinstance(one, str)]

@@ -40,7 +40,7 @@ _NOTHING = b"{}"
 
 
 class _Beginning(AnthropicBody):
-    """What a thread keeps of the request that created it, beside messages."""
+    """The system prompt and tools of the request that created a thread."""
 
     system: Content | None = None
     tools: list[ToolDefinition] | None = None
@@ -53,7 +53,7 @@ class Resumed(NamedTuple, Generic[R]):
     num_stored: int = 0
     """Messages that were not sent with it."""
     num_bytes: int = 0
-    """What they take as long to read as."""
+    """They take as long to read as a body of so many bytes."""
 
 
 class Threads:
@@ -63,7 +63,7 @@ class Threads:
         self._chains = chains
 
     async def resumed(self, data: R, tenant: str, expansion: Expansion) -> Resumed[R]:
-        """What the request stands for.
+        """The request with what its thread remembers before its messages.
 
         Raises:
             InvalidRequest: a field does not go with a thread, or what it stands for is too much.

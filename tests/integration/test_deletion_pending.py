@@ -65,6 +65,7 @@ async def test_what_is_only_in_the_memory_of_a_busy_worker_is_said_to_be_pending
             with here.worker_held():
                 removed = await access.remove_conversation("mine")
                 assert removed == RemovalView(0, num_slots=0, is_cut=True, is_pending=True)
+            with here.worker_held():  # not for so long at once that it is taken for hung
                 assert not await agents.remove("mine"), "it must wait"
             assert not await held(here, "mine")
             assert await agents.remove("mine")
@@ -80,6 +81,7 @@ async def test_what_is_on_disk_is_gone_and_what_a_busy_worker_has_is_pending(hom
             with here.worker_held():
                 removed = await access.remove_conversation("mine")
                 assert (removed.num_conversations, removed.is_pending) == (1, True)
+            with here.worker_held():  # not for so long at once that it is taken for hung
                 everything = await access.remove_all()
             assert (everything.num_conversations, everything.is_pending) == (0, True)
         assert not here.kept()

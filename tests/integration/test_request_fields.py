@@ -1,4 +1,4 @@
-"""What docs/request-fields.md says of every field of the SDKs' types is what happens."""
+"""Every field of the SDKs' types becomes what docs/request-fields.md says of it."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
 
 
 def tables() -> dict[str, dict[Place, str]]:
-    """What the page says, by route; an object that is not looked into has the one field `*`."""
+    """The rows of the page, by route; an object that is not looked into has the one field `*`."""
     found: dict[str, dict[Place, str]] = {}
     for part in PAGE.read_text().split("\n## ")[1:]:
         route = re.search(r"`(/v1/[^`]+)`", part.partition("\n")[0])
@@ -201,7 +201,7 @@ def told(entry: str, place: Place) -> bool:
 
 
 def became(server: RunningServer, route: str, place: Place, found: Found, bodies: Bodies) -> str:
-    """What became of a field: as the page says it, but what is used has an effect or not."""
+    """The page's word for what became of a field; one without effect counts as used."""
     body = bodies.body(place[1], found)
     if route == "/v1/responses" and isinstance(body["input"], list):
         body["input"] = [*HI, *body["input"]]

@@ -125,8 +125,8 @@ def test_a_chain_is_erased_by_any_of_its_turns_whichever_of_them_expired(
             used_s = 1.0 if name in expired else 50.0
             response_rows.put(connection, row, [], used_s)
         expired_rows.expire_responses(connection, 55.0, 10.0)
-        first = expired_rows.erase_chain(connection, one_id, 55.0)
-        return first, expired_rows.erase_chain(connection, one_id, 55.0)
+        is_gone = expired_rows.erase_chain(connection, one_id, 55.0)
+        return is_gone, expired_rows.erase_chain(connection, one_id, 55.0)
 
     assert database.submit(work).result() == (True, False)
     assert database.read(expired_rows.listing) == []
