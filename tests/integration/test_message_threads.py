@@ -282,13 +282,12 @@ def test_deleting_a_session_deletes_the_text_that_is_kept_of_it(
     assert server.request("DELETE", SESSIONS, params=unknown).status_code == 404
 
 
-def test_what_is_deleted_while_it_is_answered_is_not_kept(server: RunningServer) -> None:
+def test_of_what_is_deleted_while_it_is_answered_nothing_is_kept(server: RunningServer) -> None:
     body = BODY | FIRST | {"thread": CREATE, "stream": True, "session_id": "gone"}
     with server.stream("POST", MESSAGES, json=body | {"max_tokens": 400}) as events:
         lines = (line[6:] for line in events.iter_lines() if line.startswith("data: "))
         first = json.loads(next(lines))["message"]["id"]
         server.request("DELETE", SESSIONS, params={"conversation": "gone"})
-        (end,) = [one for one in map(json.loads, lines) if one["type"] == "message_delta"]
-    assert "thread_not_stored" in end["hearth"]["notes"]
+        assert any(one["type"] == "message_delta" for one in map(json.loads, lines))
     refused = ask(server, 404, messages=[user("?")], thread=continued(first))
     assert code_of(refused) == "thread_not_found"
