@@ -97,7 +97,7 @@ def test_tool_choices(given: Any, expected: ToolChoice) -> None:
         ),
         (
             {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
-            Thinking(is_enabled=True, effort="high"),
+            Thinking(is_enabled=True, effort="high", is_adaptive=True),
         ),
     ],
 )
