@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from api.cli.commands import COMMANDS, TABLES, WITHOUT_SETTINGS, parser
+from api.cli.commands import COMMANDS, TABLES, TO_SERVERS, WITHOUT_SETTINGS, parser
 from api.cli.errors import Misused, NoServer
+from runtime.config.running import at_running
 from runtime.config.settings import Settings, given_outside, load_settings
 from runtime.errors import HearthError, SettingsError
 
@@ -71,6 +72,8 @@ def _run(arguments: argparse.Namespace) -> int:
     config = flags.get("config") or os.environ.get("HEARTH_CONFIG")
     arguments.config = Path(config).expanduser().absolute() if config else None
     arguments.given = given_outside(flags, os.environ)
+    if command.name in TO_SERVERS:
+        settings = at_running(settings, arguments.given)
     return command.run(settings, arguments)
 
 

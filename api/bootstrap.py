@@ -111,6 +111,8 @@ class BootstrapApp:
         except asyncio.CancelledError:
             pass  # told to hurry: the loop ends without waiting for the lifespan
         finally:
+            if self._found is not None:
+                self._found.home.listens_no_more()
             self._has_looked.set()
             self._is_settled.set()
             self.on_end()

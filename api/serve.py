@@ -119,6 +119,7 @@ async def _announce(bootstrap: BootstrapApp, settings: Settings, port: int) -> N
     """Say at once where the server is, and of each model of the start how that went."""
     found = await bootstrap.found()
     url = url_of(settings.host, port)
+    found.home.listens_at(url)
     _say(ready_line(settings, found.catalog, url))
     house = await bootstrap.house()
     async for name, why_not in house.supervisor.boot_loads.outcomes():

@@ -107,13 +107,18 @@ class Keyring:
 def write_admin_token(home: Path) -> str:
     """A new key for the operator's own programs on this machine, in a file that only they read."""
     token = new_key()
-    temporary = home / f"{_ADMIN_FILE}.new"
+    write_private(home / _ADMIN_FILE, token)
+    return token
+
+
+def write_private(path: Path, text: str) -> None:
+    """Have the file say this and nothing else, to nobody but us, at every moment."""
+    temporary = path.with_name(f"{path.name}.new")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(token)
-    temporary.replace(home / _ADMIN_FILE)
-    return token
+        file.write(text)
+    temporary.replace(path)
 
 
 def read_admin_token(home: Path) -> str | None:

@@ -217,5 +217,6 @@ class _ServerCache:
     def _unreachable(self, why: str) -> StoreUnavailable:
         return StoreUnavailable(
             f"A server has the store at {self._root}, and at {self._link.url}: {why} "
-            "Name the address it listens on with --host and --port, or stop it."
+            "Say which it is: its home with --home, or its address with --host and --port. Or stop "
+            "it."
         )

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from api.cli.errors import NoServer
+from runtime.config.running import read_url
 from runtime.config.settings import Settings
 from runtime.errors import HearthError
 from runtime.keys import read_admin_token
@@ -146,7 +147,7 @@ class ServerLink:
         if status == 401:
             return HearthError(
                 f"The server at {self.url} wants a key, and in {self._home} there is none of its. "
-                "Name the home it was started with: --home or HEARTH_HOME."
+                f"Name the home it was started with: --home or HEARTH_HOME.{self._elsewhere}"
             )
         try:
             return HearthError(msgspec.json.decode(content, type=_ErrorEnvelope).error.message)
@@ -155,6 +156,14 @@ class ServerLink:
 
     def _absent(self, why: str) -> NoServer:
         return NoServer(
-            f"No server answers at {self.url} ({why}). Start one with `hearth serve`, or say where "
-            "it is with --host, --port and --home."
+            f"No server answers at {self.url} ({why}). Start one with `hearth serve`, or say which "
+            f"it is: its home with --home, or its address with --host and --port.{self._elsewhere}"
         )
+
+    @property
+    def _elsewhere(self) -> str:
+        """Where the server of the home is, if that is not where it was looked for."""
+        url = read_url(self._home)
+        if url in (None, self.url):
+            return ""
+        return f" That of {self._home} is at {url}: leave --host and --port out."

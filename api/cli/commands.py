@@ -74,6 +74,8 @@ _ASKING = frozenset(
     "status ps top models load unload pin unpin restart prewarm prompt chat".split()
 )
 """They speak to a server, and need to know no more than where it is."""
+TO_SERVERS = _ASKING | {"cache", "history"}
+"""They look for the server of their home where that says that it listens."""
 
 _CONFIG = "show: print the settings in force; check: would a server start with them?"
 _HISTORY = (

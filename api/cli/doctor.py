@@ -23,6 +23,7 @@ from api.cli.doctor_disk import Finding
 from api.cli.errors import NoServer
 from api.cli.models import ReadinessReport
 from api.cli.views import log_errors_only, show, size
+from runtime.config.running import at_running
 from runtime.config.settings import Settings
 from runtime.environment import INSTALL_HINT, find_blas, packaged_blas, worker_environment
 from runtime.errors import HearthError
@@ -234,19 +235,30 @@ def _keys(settings: Settings) -> Finding:
 
 def _port(settings: Settings) -> Finding:
     host, port = settings.host, settings.port
+    link = ServerLink(at_running(settings), _PATIENCE_S)
+    is_elsewhere = link.url != ServerLink(settings).url
+    if is_elsewhere and _answers(link):
+        fact = f"the server of {settings.home} is running at {link.url}, where commands find it"
+        return Finding("Port", f"{fact}; the settings say {host} port {port}")
     try:
         listen(host, port).close()
     except OSError as error:
-        try:
-            ServerLink(settings, _PATIENCE_S).peek("/health/ready", ReadinessReport)
-        except NoServer:
-            return Finding(
-                "Port",
-                f"{host} port {port} cannot be used: {error.strerror}",
-                f"stop what uses it (lsof -i :{port}) or choose another with --port",
-            )
-        return Finding("Port", f"a Hearth server is running at {host} port {port}")
+        if _answers(ServerLink(settings, _PATIENCE_S)):
+            return Finding("Port", f"a Hearth server is running at {host} port {port}")
+        return Finding(
+            "Port",
+            f"{host} port {port} cannot be used: {error.strerror}",
+            f"stop what uses it (lsof -i :{port}) or choose another with --port",
+        )
     return Finding("Port", f"{host} port {port} is free")
+
+
+def _answers(link: ServerLink) -> bool:
+    try:
+        link.peek("/health/ready", ReadinessReport)
+    except NoServer:
+        return False
+    return True
 
 
 def _service(settings: Settings, config: Path | None) -> Finding:

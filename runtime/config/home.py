@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
+from runtime.config.running import read_url, remove_url, write_url
 from runtime.errors import HomeTaken
 from runtime.keys import new_key, write_admin_token
 from store import ownership
@@ -38,7 +40,8 @@ class Home:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             return cls(path, ownership.hold(path / LOCK))
         except StoreLocked as error:
-            raise HomeTaken(path, "Another server runs there") from error
+            where = f" at {url}" if (url := read_url(path)) else ""
+            raise HomeTaken(path, f"Another server runs there{where}") from error
         except (OSError, StoreError) as error:
             if os.path.lexists(path / LOCK):
                 raise HomeTaken(path, f"Another server may run there ({error})") from error
@@ -54,6 +57,21 @@ class Home:
         except OSError as error:
             _log.warning("no_admin_token", home=str(self.path), reason=error.strerror)
             return new_key()
+
+    def listens_at(self, url: str) -> None:
+        """Leave there where the server is to be had, whatever the settings say."""
+        if self._lock is None:
+            return
+        try:
+            write_url(self.path, url)
+        except OSError as error:
+            _log.warning("no_server_url", home=str(self.path), reason=error.strerror)
+
+    def listens_no_more(self) -> None:
+        """Nobody is to be sent there any longer."""
+        if self._lock is not None:
+            with suppress(OSError):
+                remove_url(self.path)
 
     def close(self) -> None:
         """Let another server own it."""

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Generator
@@ -22,6 +23,7 @@ from api.cli.client import ServerLink
 from api.cli.commands import COMMANDS, EXIT_CODES, parser
 from api.cli.progress import watching
 from api.cli.top import Top
+from runtime.config.running import read_url
 from runtime.config.settings import Settings
 from runtime.progress import Progress
 from tests.running_server import (
@@ -31,6 +33,7 @@ from tests.running_server import (
     environment,
     free_port,
     running,
+    started,
     streaming,
 )
 from tests.running_server import hearth as command
@@ -431,3 +434,25 @@ def test_progress_is_a_bar_on_a_terminal(server: RunningServer):
     os.close(ours)
     assert "verify" in drawn
     assert "\x1b[" in drawn
+
+
+def test_commands_find_the_server_of_their_home_on_whatever_port_it_is(tmp_path: Path):
+    home = tmp_path / "home"
+    found = ("--home", str(home))
+    with running(home, config="port = 1\n") as server:
+        url = read_url(home)
+        assert url is not None
+        assert url in server.ready_line
+        for words in (["ps"], ["models"], ["cache", "ls"], ["history"], ["load", "hearth-tiny"]):
+            done = command(*words, *found)
+            assert done.returncode == 0, done.stderr
+        assert url in command("status", *found).stdout
+        assert f"is running at {url}" in command("doctor", *found).stdout
+        lost = command("ps", *found, "--port", "1")
+        assert (lost.returncode, f"is at {url}" in lost.stderr) == (3, True)
+        with started(home) as second:
+            assert second.process.wait(60) == 1
+            assert f"Another server runs there at {url}" in second.stderr
+        assert stat.S_IMODE((home / "server.url").stat().st_mode) == 0o600
+    assert read_url(home) is None, "it is gone"
+    assert "http://127.0.0.1:1 " in command("ps", *found).stderr
