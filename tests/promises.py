@@ -170,6 +170,13 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "protocols and commands": {
+        "integration/test_model_defaults.py": (
+            "test_a_template_has_its_models_arguments_and_a_request_has_the_last_word",
+            "test_an_agents_id_names_a_chats_conversation",
+            "test_an_agent_is_spelled_in_one_way_everywhere",
+            "test_health_tells_what_readiness_does",
+            "test_a_clock_that_makes_thoughts_unknown_is_told_of",
+        ),
         "contract/test_openai_sdk.py": ALL,
         "contract/test_anthropic_sdk.py": ALL,
         "integration/test_http_agents.py": ALL,

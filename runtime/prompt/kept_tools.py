@@ -1,7 +1,7 @@
 """Kept tools: those of a conversation, for a request that leaves them out or spells them anew.
 
-Templates write tools before everything else. Without them, or with the keys of their schemas in
-another order, a conversation that goes on does not begin as it did.
+Templates write tools before everything else. Without them, or with them or the keys of their
+schemas in another order, a conversation that goes on does not begin as it did.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def with_tools_of(prompt: ChatPrompt, kept: bytes, *, can_forbid: bool) -> WithT
     """The prompt with the tools that were kept; None where it may not be or changes nothing.
 
     A prompt without tools gets all of them, and none may be called, which `can_forbid` says is
-    possible. One with tools gets the spelling of the kept ones, if its own differs in nothing but
-    the order of keys.
+    possible. One with tools gets the order and the spelling of the kept ones, if its own differ in
+    nothing but their order and that of keys.
     """
     tools = unpacked(kept)
     choice = prompt.tool_choice
@@ -64,19 +64,24 @@ def with_tools_of(prompt: ChatPrompt, kept: bytes, *, can_forbid: bool) -> WithT
 
 
 def _respelled(sent: tuple[Tool, ...], kept: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The tools as they are, with their schemas as those of `kept` are spelled; or as they came."""
-    shown = [(tool.name, tool.description, tool.is_freeform) for tool in sent]
-    if shown != [(tool.name, tool.description, tool.is_freeform) for tool in kept]:
+    """The tools in the order of `kept`, with their schemas spelled as there; or as they came."""
+    named = {tool.name: tool for tool in sent}
+    if not len(named) == len(sent) == len(kept):
         return sent
-    pairs = [*zip(sent, kept, strict=True)]
-    if any(_sorted(one.parameters) != _sorted(other.parameters) for one, other in pairs):
-        return sent
-    return tuple(
-        one
-        if one.parameters == other.parameters
-        else msgspec.structs.replace(one, parameters=other.parameters)
-        for one, other in pairs
-    )
+    respelled: list[Tool] = []
+    for other in kept:
+        one = named.get(other.name)
+        if one is None or _shown(one) != _shown(other):
+            return sent
+        is_same = one.parameters == other.parameters
+        spelled = one if is_same else msgspec.structs.replace(one, parameters=other.parameters)
+        respelled.append(spelled)
+    return tuple(respelled)
+
+
+def _shown(tool: Tool) -> tuple[object, ...]:
+    """What a model reads of a tool, however its schema is spelled."""
+    return tool.description, tool.is_freeform, _sorted(tool.parameters)
 
 
 def _sorted(parameters: str) -> str:

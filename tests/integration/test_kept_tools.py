@@ -188,7 +188,7 @@ def test_a_conversation_goes_on_in_another_protocol_with_its_tools_spelled_anew(
     text = first["choices"][0]["message"]["content"]
     spelled = [
         {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
-        for one in functions(turned=True)
+        for one in reversed(functions(turned=True))
     ]
     body = {
         "system": rules,

@@ -101,3 +101,18 @@ def test_health_tells_nobody_without_a_key_more_than_that_it_lives(tmp_path: Pat
         assert server.get("/health").json() == {"status": "live"}
         headers = {"authorization": "Bearer hearth-ann"}
         assert server.request("GET", "/health", headers=headers).json()["models"]
+
+
+def test_a_clock_that_makes_thoughts_unknown_is_told_of(server: RunningServer):
+    def asked(clock: str, *more: dict[str, Any]) -> dict[str, Any]:
+        system = {"role": "system", "content": f"It is {clock}. You are brief."}
+        body = {"model": "hearth-tiny", "session_id": "clock", "enable_thinking": True}
+        messages = [system, {"role": "user", "content": "What is the kettle?"}, *more]
+        return server.post(CHAT, body | {"messages": messages, "max_tokens": 60}).json()
+
+    said = asked("10:23")["choices"][0]["message"]
+    assert said["reasoning_content"]
+    given_back = {"role": "assistant", "content": said["content"]}
+    again = {"role": "user", "content": "And now?"}
+    assert "notes" not in asked("10:23", given_back, again)["hearth"]
+    assert asked("10:24", given_back, again)["hearth"]["notes"] == ["earlier_thoughts_unknown"]

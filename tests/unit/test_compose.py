@@ -609,3 +609,27 @@ def written_with(name: str, *, needs_state: bool) -> Composer:
     with TemporaryDirectory() as directory:
         template = template_of(Path(directory), name)
     return Talk(template, TurnStore(), needs_state=needs_state).composer
+
+
+@pytest.mark.parametrize(
+    ("now", "fields", "is_told"),
+    [
+        ("It is 10:24.", {}, True),
+        ("It is 10:23.", {}, False),
+        ("It is 10:24.", {"session": "other"}, False),
+        ("It is 10:24.", {"session": None}, False),
+        ("It is 10:24.", {"session": "@ann/s", "tenant": "ann"}, False),
+    ],
+)
+def test_thoughts_that_a_clock_makes_unknown_are_told_of_in_the_same_session(
+    talk: Talk, now: str, fields: dict[str, Any], is_told: bool
+):
+    clock = Message(role="system", text="It is 10:23.")
+    asked = talk.compose(clock, USER, session="s")
+    talk.says(asked, f"<think>\nlet me\n</think>\n\nrain{END}", "rain", thoughts="let me")
+    later = Message(role="system", text=now)
+    said, given = Message(role="assistant", text="rain"), {"session": "s"} | fields
+    composed = talk.compose(later, USER, said, USER, **given)
+    assert composed.notes == (("earlier_thoughts_unknown",) if is_told else ())
+    thoughtful = Message(role="assistant", text="rain", reasoning="let me")
+    assert talk.compose(later, USER, thoughtful, USER, **given).notes == ()

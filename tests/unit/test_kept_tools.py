@@ -258,6 +258,19 @@ def test_keys_in_another_order_are_read_in_that_of_the_conversation(talk: Talk):
     assert "tool_spelling" not in rules(as_sent)
 
 
+def test_tools_in_another_order_are_read_in_that_of_the_conversation(talk: Talk):
+    before = begun(talk)
+    asked = (SYSTEM, USER, SAID, USER)
+    for tools, num_places in {(READ, LOOK): 2, (READ_ANEW, LOOK): 2, (LOOK, READ): 0}.items():
+        composed = talk.compose(*asked, session="s", tools=tools)
+        assert composed.token_ids[: len(before)] == before
+        assert rules(composed).get("tool_spelling", 0) == num_places
+        assert composed.asked is not None
+        assert composed.asked.prompt.tools == (LOOK, READ)
+    fewer = talk.compose(*asked, session="s", tools=(READ,))
+    assert "tool_spelling" not in rules(fewer)
+
+
 def test_a_conversation_keeps_the_order_in_which_it_is_known_itself(talk: Talk):
     begun(talk, "a", (READ_ANEW,))
     mine = begun(talk, "b", (READ,))

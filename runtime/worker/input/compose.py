@@ -25,6 +25,7 @@ from runtime.prompt.canonical import (
     digest,
     forms,
     is_same_thought,
+    thoughts_of,
 )
 from runtime.prompt.healing import (
     SENTINEL,
@@ -69,6 +70,8 @@ _MAX_HALVES = 4
 """So many messages of a request are compared with answers that may have been cut."""
 HEALED = "healed_turn"
 BEGUN = "begun_answer"
+THOUGHTS_UNKNOWN = "earlier_thoughts_unknown"
+"""The session's answers came back without their thoughts, behind a text that is not as it was."""
 _PROBE = (
     Message(role="user", text="a"),
     Message(
@@ -123,6 +126,7 @@ class Composed(NamedTuple):
     said already, `asked` what it was composed of, `reason` why less of it is known than might be.
     `packed` are the same tokens of four bytes each, or nothing where they are not at hand.
     `head_end` is where tools and system prompt end also where KV is not kept by that; 0: unknown.
+    `notes` are machine-readable remarks for the answer.
     """
 
     token_ids: list[int]
@@ -138,6 +142,7 @@ class Composed(NamedTuple):
     reason: MissReason | None = None
     packed: array[int] = array("I")
     head_end: int = 0
+    notes: tuple[str, ...] = ()
 
     def up_to_last_keep(self) -> Composed:
         """What is to be computed up to the last breakpoint: its tokens and one more."""
@@ -254,7 +259,15 @@ class Composer:
         self, asked: PromptInput, found: Found | None, request: GenerateRequest
     ) -> Composed:
         composed = self._joined_or_fresh(asked, found, request)
-        return composed._replace(beginning=asked.beginning, asked=asked)
+        notes = (THOUGHTS_UNKNOWN,) if found is None and self._lacks_thoughts(asked) else ()
+        return composed._replace(beginning=asked.beginning, asked=asked, notes=notes)
+
+    def _lacks_thoughts(self, asked: PromptInput) -> bool:
+        """None of its answers has thoughts, though those of the same session here had some."""
+        answers = [one for one in asked.prompt.messages if one.role == "assistant"]
+        if not (answers and asked.links) or asked.asker.session_id is None:
+            return False
+        return not any(map(thoughts_of, answers)) and self.turns.had_thoughts(_scope(asked))
 
     def _joined_or_fresh(
         self, asked: PromptInput, found: Found | None, request: GenerateRequest

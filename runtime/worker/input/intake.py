@@ -110,7 +110,7 @@ class Intake:
         for sequence in group.sequences:
             sequence.ignored = ignored
             sequence.plan = demands.plan
-            sequence.output.remark(demands.notes)
+            sequence.output.remark((*composed.notes, *demands.notes))
         if request.said is not None:
             _take_up(group, request.said)
         return group

@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -413,6 +414,15 @@ class TurnStore:
         with self._lock:
             is_held = self._memory.has(turn, scope, is_durable=False)
             return is_held or self._files.has(self._folder(scope), self._named(turn))
+
+    def had_thoughts(self, scope: TurnScope) -> bool:
+        """Whether answers of this conversation had any, as far as a few of them tell."""
+        self._look_at(scope)
+        with self._lock:
+            turns = [one.turn for one in self._memory.held.values() if scope in one.owners]
+            names = self._files.folders.get(self._folder(scope), set[Named]())
+            some = [*islice(names, MAX_ANSWERS)]
+        return any(turn.thoughts for turn in [*turns, *self._all_of(some)])
 
     def put(
         self,
