@@ -24,7 +24,10 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         "integration/test_intake_bounded.py": (
             "test_what_takes_too_much_is_refused_and_others_are_answered_meanwhile[schema]",
         ),
-        "integration/test_streams_survive.py": ("test_neighbours_go_on_as_well",),
+        "integration/test_streams_survive.py": (
+            "test_neighbours_go_on_as_well",
+            "test_who_lost_a_worker_is_told_so_and_what_was_reused_when_the_answer_began",
+        ),
         "integration/test_supervision.py": (
             "test_only_what_a_worker_computed_for_is_blamed_for_its_end",
         ),

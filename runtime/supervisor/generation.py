@@ -29,6 +29,9 @@ from runtime.types import (
 )
 from runtime.wire import SaidToken
 
+WORKER_LOST = "worker_lost"
+"""A worker ended while it had the request; another one took it up."""
+
 
 class Owner(Protocol):
     """Who is told what becomes of a generation; none of it may await."""
@@ -139,6 +142,7 @@ class Generation:
         self._num_prefilled = 0
         self.has_spoken = False
         """A part of the answer arrived from the worker that it was handed to last."""
+        self._has_lost_worker = False
         self._choices = [_Saying() for _ in range(request.num_choices)]
         self._prompt_digest = b""
         self._is_resumable = request.work == "generate" and not request.scores_prompt
@@ -250,6 +254,7 @@ class Generation:
             if self.has_spoken and self._hear is None:
                 return False
             self._begin_again()
+        self._has_lost_worker |= self._accepted.done()
         self.has_spoken = False
         return True
 
@@ -269,7 +274,8 @@ class Generation:
         """The worker took the request, with what `prompt_digest` stands for."""
         self.accepted_ns = time.time_ns()
         self.waits_for = Prefilling()
-        self.cache = cache
+        if not (self._num_prefilled or self.said):  # else it finds what was computed for itself
+            self.cache = cache
         self.num_prompt_tokens = num_prompt_tokens
         self._prompt_digest = prompt_digest
         if not self._accepted.done():
@@ -294,7 +300,9 @@ class Generation:
             case PrefillProgress(num_done=done, num_total=total):
                 self.waits_for = Prefilling(done, total)
                 self._num_prefilled = done
-            case Finished(index=index, usage=usage):
+            case Finished():
+                chunk = self._as_begun(chunk) if self._has_lost_worker else chunk
+                index, usage = chunk.index, chunk.usage
                 self._num_open_choices -= 1
                 self._num_output_tokens[index] = usage.num_output_tokens
                 self.usage, self.finished_ns = usage, time.time_ns()
@@ -317,6 +325,15 @@ class Generation:
             self._speak()
         if self.is_finished:
             self._owner.ended(self)
+
+    def _as_begun(self, end: Finished) -> Finished:
+        """The end of a choice that lost a worker, with what was reused when the answer began."""
+        found, begun = end.usage.cache, self.cache
+        cache = msgspec.structs.replace(
+            found, tier=begun.tier, num_tokens=begun.num_tokens, reason=begun.reason, at=begun.at
+        )
+        usage = msgspec.structs.replace(end.usage, cache=cache)
+        return msgspec.structs.replace(end, usage=usage, notes=(*end.notes, WORKER_LOST))
 
     def _speak(self) -> None:
         if not self.has_spoken:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import WorkerDied
-from runtime.supervisor.generation import Generation
+from runtime.supervisor.generation import WORKER_LOST, Generation
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import (
     ChatPrompt,
@@ -127,7 +127,8 @@ class Told:
         end = choice.finished
         usage = end.usage
         counts = usage.num_prompt_tokens, usage.num_output_tokens, usage.num_reasoning_tokens
-        return cls(pieces, logprobs, (end.reason, end.stop, end.notes, counts))
+        notes = tuple(note for note in end.notes if note != WORKER_LOST)
+        return cls(pieces, logprobs, (end.reason, end.stop, notes, counts))
 
 
 def told(said: Answer, num_choices: int) -> list[Told]:
@@ -200,6 +201,23 @@ async def test_it_goes_on_twice_and_not_a_third_time(home: Path):
         killed, num_kills = await answer_with_kills(generation, [20, 120, 220])
         assert num_kills == 3
         assert killed.failed.code == WorkerDied.code
+
+
+async def test_who_lost_a_worker_is_told_so_and_what_was_reused_when_the_answer_began(home: Path):
+    async with supervising(home, spare_worker=True) as supervisor:
+        asked = request("the fox says " * 80, max_tokens=400, ignore_eos=True)
+        assert (await answer(supervisor.submit(asked))).choice(0).finished.notes == ()
+        generation = supervisor.submit(again(asked))
+        await generation.accepted()
+        begun = generation.cache
+        assert begun.num_tokens > 256
+        killed, num_kills = await answer_with_kills(generation, [20])
+        end = killed.choice(0).finished
+        assert (num_kills, end.notes) == (1, (WORKER_LOST,))
+        found = end.usage.cache
+        figures = found.tier, found.num_tokens, found.reason, found.at
+        assert figures == (begun.tier, begun.num_tokens, begun.reason, begun.at)
+        assert generation.cache == begun
 
 
 async def test_neighbours_go_on_as_well(home: Path):
