@@ -108,12 +108,14 @@ async def hearth(
     home: Path | None = None,
     others: Mapping[str, Path] | None = None,
     checkout: Path | None = None,
+    key: str = "",
     **settings: float | str | Sequence[str],
 ) -> AsyncGenerator[Hearth]:
     """Start `hearth serve` on a free port with `model`, and wait until it is ready.
 
     With a `home` of its own it finds what an earlier one left there. The model is named `bench`;
-    `others` can be named as well. `checkout` is where its code lies, this one unless told.
+    `others` can be named as well. `checkout` is where its code lies, this one unless told; `key`
+    is one of those in its settings, if it has any.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -134,7 +136,7 @@ async def hearth(
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            await _ready(port)
+            await _ready(port, key)
             yield Hearth(port, psutil.Process(process.pid), time.perf_counter() - start)
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -147,19 +149,21 @@ def _path_of(checkout: Path) -> str:
     return os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-async def _ready(port: int) -> None:
+async def _ready(port: int, key: str) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            if await asyncio.to_thread(_is_ready, port):
+            if await asyncio.to_thread(_is_ready, port, key):
                 return
         await asyncio.sleep(0.05)
     raise TimeoutError("the server did not become ready within 120 s")
 
 
-def _is_ready(port: int) -> bool:
+def _is_ready(port: int, key: str) -> bool:
+    url = f"http://127.0.0.1:{port}/health/ready"
+    asking = urllib.request.Request(url, headers={"x-api-key": key} if key else {})
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5) as answer:
+        with urllib.request.urlopen(asking, timeout=5) as answer:  # noqa: S310
             return answer.status == 200
     except urllib.error.HTTPError as refusal:
         refusal.close()
