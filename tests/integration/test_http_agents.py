@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -219,13 +218,19 @@ def test_what_cannot_be_changed_is_refused_or_named(tiny: RunningServer):
     assert ignored == ["system", "tools[0]: web_search"]
 
 
+IN_BRIEF = (
+    *("id", "agent_id", "model", "status"),
+    *("tokens", "context_tokens", "last_used_at", "last_accessed"),
+)
+
+
 async def test_an_agents_fields_have_other_names_and_a_listing_is_in_brief_too(
     tiny: RunningServer,
 ):
     sent = {"agent_id": "review-agent", "system_prompt": SYSTEM, "persist": False}
     made = tiny.post(AGENTS, sent)
     assert made.status_code == 201
-    assert made.json()["id"] == "review-agent"
+    assert made.json()["id"] == made.json()["agent_id"] == "review-agent"
     assert "hearth" not in made.json()
     assert made.json()["config"] == {"system": SYSTEM, "persist": False}
     agent = Agent(tiny, "review-agent")
@@ -247,16 +252,7 @@ async def test_an_agents_fields_have_other_names_and_a_listing_is_in_brief_too(
         """What was just answered may be stored between the two."""
         lines = {one["agent_id"]: one for one in tiny.get(AGENTS).json()["agents"]}
         return all(
-            lines[view["id"]]
-            == {
-                "agent_id": view["id"],
-                "model": view["model"],
-                "status": view["status"],
-                "context_tokens": view["tokens"],
-                "last_accessed": datetime.fromtimestamp(int(view["last_used_at"]), UTC).strftime(
-                    "%Y-%m-%dT%H:%M:%SZ"
-                ),
-            }
+            lines[view["id"]] == {name: view[name] for name in IN_BRIEF}
             for view in (agent.view(), kept.view())
         )
 
