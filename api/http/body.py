@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import lru_cache
 from typing import NoReturn, TypeVar, cast
 
@@ -18,11 +20,12 @@ from api.http.errors import (
     BodyTooLarge,
     ClientLeft,
     InvalidJson,
+    TooManyParts,
     WrongContentEncoding,
     WrongContentType,
 )
 from api.http.expansion import may_expand
-from api.http.limits import MAX_CONTAINERS, BodyCheck, Bounds, bounds_of
+from api.http.limits import MAX_NUMBER, BodyCheck, Bounds, bounds_of
 from api.http.unused import unused_fields
 from api.observe.record import record_of
 from runtime.errors import InvalidRequest
@@ -31,6 +34,9 @@ T = TypeVar("T")
 
 LARGE_BYTES = 1 << 16
 """What is done to all of so much is done in a thread."""
+_HUGE_BYTES = 1 << 20
+_ONE_AT_A_TIME = ThreadPoolExecutor(1, "huge-bodies")
+"""Each step that cannot be interrupted keeps all threads waiting: no two follow one another."""
 
 _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>.*)`$")
 _JSON_NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
@@ -52,7 +58,8 @@ class HttpRequest(Request[None, None, State]):
         Raises:
             WrongContentType: it is not declared as JSON, which browsers' forms cannot be either.
             WrongContentEncoding: it is compressed.
-            InvalidJson: it is empty, no UTF-8, or nested too deeply.
+            InvalidJson: it is empty, no UTF-8, nested too deeply, or has an endless number.
+            TooManyParts: it would take too long to decode.
             ClientLeft: the client went away while it sent them.
         """
         if self._checked:
@@ -81,7 +88,7 @@ class HttpRequest(Request[None, None, State]):
         bounds = bounds_of(self.scope)
         self._refuse_large(self.content_length or 0, bounds)
         num_bytes = 0
-        self._check = BodyCheck(bounds.limits.depth)
+        self._check = BodyCheck(bounds.limits.depth, bounds.limits.parts)
         async for piece in super().stream():
             if piece:
                 num_bytes += len(piece)
@@ -130,12 +137,14 @@ class HttpRequest(Request[None, None, State]):
             return
         if check.bad_byte is not None:  # parts are given back as they are written
             raise InvalidJson(f"it is not UTF-8 at byte {check.bad_byte}")
+        bounds = bounds_of(self.scope)
         if check.is_too_nested:
-            bounds = bounds_of(self.scope)
             most = f"{bounds.limits.depth} levels (limits.{bounds.kind}.depth)"
-            raise InvalidJson(
-                f"it is nested too much, at most {most} and {MAX_CONTAINERS} parts are read"
-            )
+            raise InvalidJson(f"it is nested too much, at most {most} are read")
+        if check.has_endless_number:
+            raise InvalidJson(f"a number has more than {MAX_NUMBER} characters")
+        if check.has_too_many_parts:
+            raise TooManyParts(bounds.limits.parts, f"limits.{bounds.kind}.parts")
 
     def _check_form(self) -> None:
         media_type = self.content_type[0]
@@ -150,7 +159,12 @@ async def apart(num_bytes: int, work: Callable[[], T]) -> T:
     """What comes of work that takes as long as so many bytes; of many in a thread, so that the
     event loop does other things meanwhile.
     """
-    return work() if num_bytes < LARGE_BYTES else await asyncio.to_thread(work)
+    if num_bytes < LARGE_BYTES:
+        return work()
+    if num_bytes < _HUGE_BYTES:
+        return await asyncio.to_thread(work)
+    context = copy_context()
+    return await asyncio.get_running_loop().run_in_executor(_ONE_AT_A_TIME, context.run, work)
 
 
 @lru_cache(maxsize=64)

@@ -101,6 +101,19 @@ class BodyTooLarge(RequestRejected):
         super().__init__(f"The body is too large: at most {limit} bytes are read ({setting}).")
 
 
+class TooManyParts(RequestRejected):
+    """The body is small enough, but it would take too long to decode."""
+
+    code = "too_many_parts"
+
+    def __init__(self, limit: int, setting: str) -> None:
+        super().__init__(
+            f"The body has too many parts: at most {limit} are read ({setting}). Lists, objects, "
+            "field names and texts are parts; so are eight numbers, or eight backslashes in texts. "
+            "Send fewer at once, and text as UTF-8 instead of escapes."
+        )
+
+
 class WrongContentType(RequestRejected):
     """The body is declared as something other than it is to be."""
 

@@ -21,11 +21,19 @@ MAX_MESSAGES = 16_384
 MAX_TOOLS = 1024
 """What is done for each of them looks at others: hundreds of thousands took minutes to read."""
 
-MAX_CONTAINERS = 250_000
-"""Lists and objects of a body, each of which takes time to count and to read."""
+SLOW_NUMBER_PARTS = 64
+"""A number that is long or has a large exponent is read as slowly as so many parts."""
+LONG_NUMBER = 20
+MAX_NUMBER = 1024
+"""Characters of a number. Reading one takes as long as the square of its length."""
 
 _TEXT = re.compile(rb'"[^"]*"')
-_NO_MARK = bytes(set(range(256)) - set(b'"[]{}'))
+_DIGIT_BY_DIGIT = bytes.maketrans(b"0123456789", b"0" * 10)
+_NO_MARK = bytes(set(range(256)) - set(b'"[]{},.0123456789eE+-'))
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+_CUT_NUMBER = re.compile(rb"[0.eE+-]*\Z")
+_SLOW_NUMBER = re.compile(rb"[0.]{%d,}|[eE][+-]?0{3}" % LONG_NUMBER)
+_ENDLESS_NUMBER = re.compile(rb"[0.eE+-]{%d}" % (MAX_NUMBER + 1))
 _STEP = [0] * 256
 _STEP[ord("[")] = _STEP[ord("{")] = 1
 _STEP[ord("]")] = _STEP[ord("}")] = -1
@@ -77,28 +85,47 @@ def bounds_of(scope: Scope) -> Bounds:
 class BodyCheck:
     """Looks at a body piece by piece while it arrives, so that nobody waits for the whole of it.
 
-    `depth` is how deeply JSON may be nested. Brackets inside texts do not count.
+    `depth` is how deeply JSON may be nested, `parts` how many parts it may have: decoding is one
+    step, in which no other thread runs, and takes as long as there are parts. Each list, each
+    object and two quotation marks are a part. So are eight commas or backslashes; a slow number is
+    `SLOW_NUMBER_PARTS`. Of what is inside texts only backslashes count.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, parts: int) -> None:
         self.is_too_nested = False
-        """It is, or has more lists and objects than is sane."""
+        self.has_too_many_parts = False
+        self.has_endless_number = False
+        """It has one of more than `MAX_NUMBER` characters."""
         self.bad_byte: int | None = None
         """Where it is no UTF-8."""
         self._depth = depth
+        self._most_eighths = 8 * parts
+        self._num_eighths = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._num_bytes = 0
         self._is_in_text = False
         self._level = 0
-        self._num_marks = 0
         self._backslash = b""
+        self._cut_number = b""
 
     def feed(self, piece: bytes, *, is_last: bool = False) -> None:
         """The next bytes; after the last ones the verdict stands."""
         if self.bad_byte is None:
             self._check_text(piece, is_last=is_last)
-        if piece and not self.is_too_nested:
-            self._check_nesting(piece)
+        if not self.is_odd:
+            marks = self._marks_outside(piece)
+            self._check_numbers(marks, is_last=is_last)
+            self._check_nesting(marks)
+
+    @property
+    def is_odd(self) -> bool:
+        """It is not to be decoded, whether it is UTF-8 or not."""
+        return self.is_too_nested or self.has_too_many_parts or self.has_endless_number
+
+    @property
+    def num_parts(self) -> int:
+        """So many were seen, as long as the body is not odd."""
+        return -(-self._num_eighths // 8)
 
     def _check_text(self, piece: bytes, *, is_last: bool) -> None:
         before = len(self._decoder.getstate()[0])
@@ -108,22 +135,43 @@ class BodyCheck:
             self.bad_byte = self._num_bytes - before + error.start
         self._num_bytes += len(piece)
 
-    def _check_nesting(self, piece: bytes) -> None:
+    def _marks_outside(self, piece: bytes) -> bytes:
+        """Brackets, commas and numbers, each digit as 0, of what is not inside texts."""
         piece = self._backslash + piece
         num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
         self._backslash = b"\\" * (num_backslashes % 2)
         piece = piece.removesuffix(self._backslash)
-        marks = piece.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_MARK)
+        marks = piece.replace(rb"\\", b"").replace(rb"\"", b"")
+        marks = marks.translate(_DIGIT_BY_DIGIT, _NO_MARK)
+        self._count(piece.count(b"\\") + 4 * marks.count(b'"'))
         if self._is_in_text:
             _, end, marks = marks.partition(b'"')
             self._is_in_text = not end
         marks, begin, _ = _TEXT.sub(b"", marks).partition(b'"')
         self._is_in_text |= bool(begin)
-        self._num_marks += len(marks)
-        levels = [*accumulate(map(_STEP.__getitem__, marks), initial=self._level)]
+        return marks
+
+    def _check_numbers(self, marks: bytes, *, is_last: bool) -> None:
+        """A number that goes on in the next piece is looked at there."""
+        marks = self._cut_number + marks
+        cut = _CUT_NUMBER.search(marks)
+        assert cut is not None, "it matches nothing as well"
+        self._cut_number = b"" if is_last else cut[0]
+        num_slow = len(_SLOW_NUMBER.findall(marks, 0, len(marks) - len(self._cut_number)))
+        self._count(8 * SLOW_NUMBER_PARTS * num_slow)
+        self.has_endless_number = _ENDLESS_NUMBER.search(marks) is not None
+
+    def _check_nesting(self, marks: bytes) -> None:
+        brackets = marks.translate(None, _NO_BRACKET)
+        num_opened = brackets.count(b"[") + brackets.count(b"{")
+        self._count(8 * num_opened + marks.count(b","))
+        levels = [*accumulate(map(_STEP.__getitem__, brackets), initial=self._level)]
         self._level = levels[-1]
-        is_deep = max(levels) > self._depth
-        self.is_too_nested = is_deep or self._num_marks > 2 * MAX_CONTAINERS
+        self.is_too_nested = max(levels) > self._depth
+
+    def _count(self, num_eighths: int) -> None:
+        self._num_eighths += num_eighths
+        self.has_too_many_parts = self._num_eighths > self._most_eighths
 
 
 def narrowed(request: GenerateRequest, limits: RouteLimits) -> GenerateRequest:

@@ -107,11 +107,11 @@ def _found(value: object, known: _Known, path: str) -> Iterator[str]:
 def _found_in(given: JsonObject, known: _Known, path: str) -> Iterator[str]:
     assert known.members is not None
     if not known.is_open:
-        for name in sorted(given.keys() - known.members.keys() - known.silent):
-            if given[name] is None or given[name] is False:
+        for name, value in given.items():
+            if name in known.members or name in known.silent or value is None or value is False:
                 continue
             named = f"{path}.{name[:MAX_NAME]}".removeprefix(".")[:MAX_PATH]
-            if name in known.refused and given[name] not in ([], ""):
+            if name in known.refused and value not in ([], ""):
                 refuse(named, known.refused[name])
             yield named
     for name, inner in known.members.items():

@@ -24,12 +24,14 @@ RouteKind = Literal["generate", "embed", "prewarm", "history", "admin", "read"]
 class RouteLimits(Struct, frozen=True, forbid_unknown_fields=True):
     """Of every kind. What is None is bounded by the setting for all routes alone, if there is one.
 
-    `body_bytes` count before images, `depth` is how deeply JSON may be nested. `time_s` is the
-    longest until the answer begins.
+    `body_bytes` count before images, `depth` is how deeply JSON may be nested, `parts` how many
+    lists, objects, field names and texts it may have. `time_s` is the longest until the answer
+    begins.
     """
 
     body_bytes: Bytes | None = None
     depth: Depth = 128
+    parts: Positive = 150_000
     time_s: Seconds | None = None
 
 

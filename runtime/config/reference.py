@@ -150,6 +150,7 @@ SETTINGS: dict[str, str] = {
 LIMITS: dict[str, str] = {
     "body_bytes": "largest body without images (default: max_body_bytes, which applies as well)",
     "depth": "how deeply JSON may be nested",
+    "parts": "lists, objects, field names, texts, and eighths of numbers and backslashes in a body",
     "time_s": "how long until the answer begins",
     "prompt_tokens": "longest prompt (default: the model's context)",
     "output_tokens": "longest answer, whatever the request says (default: the rest of the context)",

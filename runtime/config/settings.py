@@ -293,7 +293,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_connections: Positive | None = None
 
     limits: LimitSettings = LimitSettings()
-    max_body_bytes: Bytes = 64 * 1024 * 1024
+    max_body_bytes: Bytes = 16 * 1024 * 1024
     allow_remote_images: bool = False
     max_new_images: Positive = 4
     max_queue: Positive = 256

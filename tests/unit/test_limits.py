@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.app import ROUTES
-from api.http.limits import MAX_CONTAINERS, BodyCheck, Bounds, narrowed
+from api.http.limits import LONG_NUMBER, MAX_NUMBER, SLOW_NUMBER_PARTS, BodyCheck, Bounds, narrowed
 from runtime.config.limits import GenerateLimits, LimitSettings, PromptLimits, ReadLimits
 from runtime.config.settings import Settings, load_settings
 from runtime.errors import SettingsError
@@ -25,8 +25,8 @@ VALUES = st.recursive(
 )
 
 
-def checked(pieces: Iterable[bytes], depth: int) -> BodyCheck:
-    check = BodyCheck(depth)
+def checked(pieces: Iterable[bytes], depth: int, parts: int = 1 << 30) -> BodyCheck:
+    check = BodyCheck(depth, parts)
     for piece in pieces:
         check.feed(piece)
     check.feed(b"", is_last=True)
@@ -83,7 +83,7 @@ def test_where_a_body_was_split_changes_nothing_of_what_is_found(
     body = body[: len(body) // 2] + lost + body[len(body) // 2 :]
     whole = checked([body], depth)
     pieces = checked(split(body, cuts), depth)
-    assert (whole.is_too_nested, whole.bad_byte) == (pieces.is_too_nested, pieces.bad_byte)
+    assert (whole.is_odd, whole.bad_byte) == (pieces.is_odd, pieces.bad_byte)
     assert whole.bad_byte == bad_byte_of(body)
 
 
@@ -92,9 +92,52 @@ def test_a_text_full_of_brackets_and_escapes_is_flat(text: str):
     assert not is_too_nested(json.dumps({"a": [text, text]}).encode(), 2)
 
 
-def test_more_lists_than_anybody_sends_are_not_even_counted():
-    assert not is_too_nested(b"[" + b"[]," * (MAX_CONTAINERS - 1) + b"1]", 2)
-    assert is_too_nested(b"[" + b"[]," * MAX_CONTAINERS + b"1]", 2)
+def eighths_of(value: object) -> int:
+    """The least that any way to write the value comes to."""
+    match value:
+        case dict():
+            return 8 * (1 + len(value)) + sum(map(eighths_of, value.values()))
+        case list():
+            return 8 + sum(map(eighths_of, value)) + max(len(value) - 1, 0)
+        case str():
+            return 8
+        case _:
+            return 0
+
+
+@given(VALUES, st.lists(st.integers(0, 200), max_size=5))
+def test_all_that_decoding_makes_an_object_of_is_counted(value: object, cuts: list[int]):
+    """Each list, object, field name and text, and numbers by their commas."""
+    for ensure_ascii in (True, False):
+        body = json.dumps(value, ensure_ascii=ensure_ascii).encode()
+        parts = checked([body], 99).num_parts
+        assert parts >= eighths_of(value) // 8
+        assert checked(split(body, cuts), 99).num_parts == parts
+        assert not checked([body], 99, parts).is_odd
+        assert parts == 0 or checked(split(body, cuts), 99, parts - 1).has_too_many_parts
+
+
+SLOW = st.sampled_from(["1e300", "-12.5E-300", "1" * LONG_NUMBER, "0." + "0" * LONG_NUMBER + "1"])
+QUICK = st.sampled_from(["1", "-2.5", "1e22", "9" * (LONG_NUMBER - 1), "true", '"1e300"', "[]"])
+
+
+@given(st.lists(SLOW | QUICK, max_size=20), st.lists(st.integers(0, 200), max_size=9))
+def test_a_slow_number_counts_as_many_parts_wherever_the_body_was_split(
+    values: list[str], cuts: list[int]
+):
+    body = f"[{','.join(values)}]".encode()
+    num_slow = sum(len(one) >= LONG_NUMBER or one.endswith("300") for one in values)
+    parts = checked(split(body, cuts), 9).num_parts
+    assert (
+        num_slow * SLOW_NUMBER_PARTS <= parts < num_slow * SLOW_NUMBER_PARTS + 3 * len(values) + 2
+    )
+
+
+@given(st.integers(MAX_NUMBER - 2, MAX_NUMBER + 2), st.lists(st.integers(0, 1100), max_size=9))
+def test_a_number_without_end_is_seen_before_it_is_read(length: int, cuts: list[int]):
+    for body in (b"1" * length, b"1." + b"1" * (length - 2), b"[1e" + b"1" * (length - 2) + b"]"):
+        assert checked(split(body, cuts), 9).has_endless_number == (length > MAX_NUMBER)
+    assert not checked([b'"' + b"1" * length + b'"'], 9).has_endless_number
 
 
 def configured(folder: Path, text: str) -> Settings:
