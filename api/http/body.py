@@ -26,6 +26,7 @@ from api.http.errors import (
 )
 from api.http.expansion import may_expand
 from api.http.limits import MAX_NUMBER, BodyCheck, Bounds, bounds_of
+from api.http.uncollected import uncollected
 from api.http.unused import unused_fields
 from api.observe.record import record_of
 from runtime.errors import InvalidRequest
@@ -197,7 +198,8 @@ def decoded(body: bytes, body_type: type[T]) -> T:
         InvalidRequest: a field has the wrong type; `param` is its path.
     """
     try:
-        return cast("T", _decoder(body_type).decode(body))
+        with uncollected():
+            return cast("T", _decoder(body_type).decode(body))
     except msgspec.ValidationError as error:
         _refuse_field(str(error))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -31,9 +31,9 @@ _TEXT = re.compile(rb'"[^"]*"')
 _DIGIT_BY_DIGIT = bytes.maketrans(b"0123456789", b"0" * 10)
 _NO_MARK = bytes(set(range(256)) - set(b'"[]{},.0123456789eE+-'))
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
-_CUT_NUMBER = re.compile(rb"[0.eE+-]*\Z")
+_NUMBER = b"0.eE+-"
 _SLOW_NUMBER = re.compile(rb"[0.]{%d,}|[eE][+-]?0{3}" % LONG_NUMBER)
-_ENDLESS_NUMBER = re.compile(rb"[0.eE+-]{%d}" % (MAX_NUMBER + 1))
+_LONG_NUMBER = re.compile(rb"[0.eE+-]{%d,}" % LONG_NUMBER)
 _STEP = [0] * 256
 _STEP[ord("[")] = _STEP[ord("{")] = 1
 _STEP[ord("]")] = _STEP[ord("}")] = -1
@@ -106,7 +106,7 @@ class BodyCheck:
         self._is_in_text = False
         self._level = 0
         self._backslash = b""
-        self._cut_number = b""
+        self._cut_number: bytes = b""
 
     def feed(self, piece: bytes, *, is_last: bool = False) -> None:
         """The next bytes; after the last ones the verdict stands."""
@@ -154,17 +154,18 @@ class BodyCheck:
     def _check_numbers(self, marks: bytes, *, is_last: bool) -> None:
         """A number that goes on in the next piece is looked at there."""
         marks = self._cut_number + marks
-        cut = _CUT_NUMBER.search(marks)
-        assert cut is not None, "it matches nothing as well"
-        self._cut_number = b"" if is_last else cut[0]
-        num_slow = len(_SLOW_NUMBER.findall(marks, 0, len(marks) - len(self._cut_number)))
-        self._count(8 * SLOW_NUMBER_PARTS * num_slow)
-        self.has_endless_number = _ENDLESS_NUMBER.search(marks) is not None
+        whole = marks if is_last else marks.rstrip(_NUMBER)
+        self._cut_number = marks[len(whole) :]
+        self._count(8 * SLOW_NUMBER_PARTS * len(_SLOW_NUMBER.findall(whole)))
+        longest = max(map(len, _LONG_NUMBER.findall(marks)), default=0)
+        self.has_endless_number = longest > MAX_NUMBER
 
     def _check_nesting(self, marks: bytes) -> None:
         brackets = marks.translate(None, _NO_BRACKET)
         num_opened = brackets.count(b"[") + brackets.count(b"{")
         self._count(8 * num_opened + marks.count(b","))
+        if self.has_too_many_parts:
+            return
         levels = [*accumulate(map(_STEP.__getitem__, brackets), initial=self._level)]
         self._level = levels[-1]
         self.is_too_nested = max(levels) > self._depth

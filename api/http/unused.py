@@ -18,6 +18,7 @@ from typing import Annotated, NamedTuple, Union, cast, get_args, get_origin
 import msgspec
 
 from api.http.refusal import refuse
+from api.http.uncollected import uncollected
 
 MAX_NAMED = 32
 """So many are named, the rest is counted."""
@@ -75,7 +76,8 @@ def unused_fields(
         InvalidRequest: one would change what the model reads, and cannot be served.
     """
     try:
-        given = msgspec.json.decode(body)
+        with uncollected():
+            given = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     known = _of_struct(kind)

@@ -2,30 +2,37 @@
 
 A server is started whose loop is to be woken every millisecond, and which notes when it was later.
 Its model has a template that shows the beginnings of a few messages, so that long prompts are
-answered at once: what is measured is the server, not the model. Writes `loop_stall.json`.
+answered at once: what is measured is the server, not the model. Writes `loop_stall.json`. With
+`--bodies` it is sent the nasty bodies of `nasty_bodies` instead, each the largest that is read.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import statistics
 import tempfile
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from api.bench.machine import Environment, environment
-from ops.bench.processes import give, hearth
+from ops.bench.nasty_bodies import one_of_each, routes
+from ops.bench.processes import Hearth, give, hearth
+from runtime.config.settings import Settings
 from runtime.embedded import HEARTH_TINY
 
 NUM_TOKENS = 128_000
 PERIOD_MS = 1.0
 AIM_MS = 5.0
+BODY_AIM_MS = 50.0
 _REPORT = Path(__file__).parent / "loop_stall.json"
 _AFTER_S = 0.25
 """What follows an answer is the request's as well."""
@@ -81,13 +88,29 @@ class Stall(msgspec.Struct):
     median_ms: float
     longest_cpu_ms: float
     median_cpu_ms: float
+    where: str = ""
+    """Where the longest of all was."""
+
+
+class Bodies(msgspec.Struct):
+    """Of nasty bodies to all routes: the longest stalls by shape, and how they were answered."""
+
+    environment: Environment
+    rounds: int
+    aim_ms: float
+    greeting: Stall
+    stalls: list[Stall]
+    statuses: dict[str, int]
 
 
 class Figures(msgspec.Struct):
+    """One run. A part that was not asked for is what an earlier run left."""
+
     environment: Environment
     rounds: int
     aim_ms: float
     stalls: list[Stall]
+    bodies: Bodies | None = None
 
 
 class Ask(NamedTuple):
@@ -97,6 +120,7 @@ class Ask(NamedTuple):
     path: str
     body: bytes
     agent: str = "curl/8"
+    method: str = "POST"
 
 
 def asks(seed: str) -> list[Ask]:
@@ -140,13 +164,21 @@ def _packed(body: Mapping[str, object]) -> bytes:
     return msgspec.json.encode({"model": "bench", "max_tokens": 4, **body})
 
 
-def answered(port: int, ask: Ask) -> None:
-    """Have it answered to the end."""
+def answered(port: int, ask: Ask) -> int:
+    """The status with which it is answered, to the end; 0 where the connection was closed."""
     headers = {"content-type": "application/json", "user-agent": ask.agent}
     url = f"http://127.0.0.1:{port}{ask.path}"
-    request = urllib.request.Request(url, ask.body, headers)
-    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
-        answer.read()
+    request = urllib.request.Request(url, ask.body, headers, method=ask.method)
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
+            answer.read()
+            return answer.status
+    except urllib.error.HTTPError as error:
+        with contextlib.suppress(OSError):
+            error.read()
+        return error.code
+    except OSError:
+        return 0
 
 
 def model_in(folder: Path) -> Path:
@@ -160,35 +192,77 @@ def model_in(folder: Path) -> Path:
     return model
 
 
-async def measure(rounds: int) -> Figures:
-    """All shapes in turn, so many times."""
-    began = environment()
-    spans: dict[str, list[tuple[int, int]]] = {}
-    sizes: dict[str, int] = {}
+@contextlib.asynccontextmanager
+async def watched() -> AsyncGenerator[tuple[Hearth, list[Beat]]]:
+    """A server and how late its loop was woken, which is known when the server has ended."""
+    beats: list[Beat] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "sitecustomize.py").write_text(_WATCH)
         file = folder / "beats"
         give({"PYTHONPATH": f"{folder}:{Path.cwd()}", "LOOP_STALL_FILE": str(file)})
         async with hearth(model_in(folder), spare_worker=False) as server:
-            for number in range(rounds + 1):
-                for ask in asks(f"round {number}"):
-                    since_ns = time.monotonic_ns()
-                    await asyncio.to_thread(answered, server.port, ask)
-                    await asyncio.sleep(_AFTER_S)
-                    if number:  # everything was done once
-                        span = since_ns, time.monotonic_ns()
-                        spans.setdefault(ask.shape, []).append(span)
-                        sizes[ask.shape] = len(ask.body)
-        beats = [Beat(*map(int, line.split())) for line in file.read_text().splitlines()]
+            yield server, beats
+        beats += [Beat(*map(int, line.split())) for line in file.read_text().splitlines()]
+
+
+async def measure(rounds: int) -> Figures:
+    """All shapes in turn, so many times."""
+    began = environment()
+    spans: dict[str, list[tuple[int, int]]] = {}
+    sizes: dict[str, int] = {}
+    async with watched() as (server, beats):
+        for number in range(rounds + 1):
+            for ask in asks(f"round {number}"):
+                span = await _span(server, ask)
+                if number:  # everything was done once
+                    spans.setdefault(ask.shape, []).append(span)
+                    sizes[ask.shape] = len(ask.body)
     stalls = [stall(shape, sizes[shape], those, beats) for shape, those in spans.items()]
     return Figures(began, rounds, AIM_MS, stalls)
 
 
+async def measure_bodies(rounds: int) -> Bodies:
+    """To each route each shape, every time in another field of those that it is meant for."""
+    began, statuses = environment(), Counter[str]()
+    spans: dict[str, list[tuple[int, int]]] = {}
+    places: dict[str, list[str]] = {}
+    sizes: Counter[str] = Counter()
+    greeting, settings = asks("round 0")[0], Settings(home=Path("/nowhere"))
+    async with watched() as (server, beats):
+        answered(server.port, greeting)
+        answered(server.port, Ask("", "/v1/agents", b'{"id": "nobody"}'))
+        for number in range(rounds):
+            for route in routes(settings.limits, settings.max_body_bytes):
+                spans.setdefault("", []).append(await _span(server, greeting))
+                for one in one_of_each(route, number):
+                    ask = Ask(one.shape, route.path, one.body, method=route.method)
+                    since_ns = time.monotonic_ns()
+                    status = await asyncio.to_thread(answered, server.port, ask)
+                    spans.setdefault(one.shape, []).append((since_ns, time.monotonic_ns()))
+                    places.setdefault(one.shape, []).append(f"{one.field} of {route.path}")
+                    statuses[str(status)] += 1
+                    sizes[one.shape] = max(sizes[one.shape], len(one.body))
+    of_greeting = stall(greeting.shape, len(greeting.body), spans.pop(""), beats)
+    stalls = [stall(one, sizes[one], those, beats, places[one]) for one, those in spans.items()]
+    return Bodies(began, rounds, BODY_AIM_MS, of_greeting, stalls, dict(sorted(statuses.items())))
+
+
+async def _span(server: Hearth, ask: Ask) -> tuple[int, int]:
+    since_ns = time.monotonic_ns()
+    assert await asyncio.to_thread(answered, server.port, ask) == 200
+    await asyncio.sleep(_AFTER_S)
+    return since_ns, time.monotonic_ns()
+
+
 def stall(
-    shape: str, num_bytes: int, spans: Sequence[tuple[int, int]], beats: Sequence[Beat]
+    shape: str,
+    num_bytes: int,
+    spans: Sequence[tuple[int, int]],
+    beats: Sequence[Beat],
+    places: Sequence[str] = (),
 ) -> Stall:
-    """What became of the requests in these spans of time."""
+    """What became of the requests in these spans of time, which were sent to these places."""
     late: list[float] = []
     cpu: list[float] = []
     for since_ns, until_ns in spans:
@@ -197,22 +271,34 @@ def stall(
         cpu.append(max((one.cpu_ns for one in inside), default=0) / 1e6)
     longest, median = round(max(late), 2), round(statistics.median(late), 2)
     of_cpu = round(max(cpu), 2), round(statistics.median(cpu), 2)
-    return Stall(shape, num_bytes, longest, median, *of_cpu)
+    where = places[late.index(max(late))] if places else ""
+    return Stall(shape, num_bytes, longest, median, *of_cpu, where)
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--bodies", action="store_true", help="nasty bodies to all routes instead")
     parser.add_argument("--json", type=Path, default=_REPORT)
     arguments = parser.parse_args()
-    figures = asyncio.run(measure(arguments.rounds))
     print("longest and median stall, ms; of these computed on the loop's thread")
-    for one in figures.stalls:
+    if arguments.bodies:
+        figures = msgspec.json.decode(_REPORT.read_bytes(), type=Figures)
+        figures.bodies = asyncio.run(measure_bodies(arguments.rounds))
+        _show([figures.bodies.greeting, *figures.bodies.stalls])
+        print(figures.bodies.statuses)
+    else:
+        figures = asyncio.run(measure(arguments.rounds))
+        _show(figures.stalls)
+    arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
+
+
+def _show(stalls: Sequence[Stall]) -> None:
+    for one in stalls:
         late = f"{one.longest_ms:8.2f} {one.median_ms:8.2f}"
         cpu = f"{one.longest_cpu_ms:8.2f} {one.median_cpu_ms:8.2f}"
-        print(f"{late}   {cpu}   {one.shape} ({one.num_bytes} bytes)")
-    arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
+        print(f"{late}   {cpu}   {one.shape} ({one.num_bytes} bytes) {one.where}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class RouteLimits(Struct, frozen=True, forbid_unknown_fields=True):
 
     body_bytes: Bytes | None = None
     depth: Depth = 128
-    parts: Positive = 150_000
+    parts: Positive = 100_000
     time_s: Seconds | None = None
 
 
