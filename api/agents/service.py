@@ -62,7 +62,7 @@ class AgentService:
             AgentExists: there is one of that id.
             InvalidRequest, UnknownModel: it could never generate.
         """
-        row = self._new_row(_key_of(tenant, agent_id), convert.config_of(sent))
+        row = await self._new_row(_key_of(tenant, agent_id), convert.config_of(sent))
         is_new = await self._book.add(
             lambda connection: agent_rows.create(connection, self._used(row)),
             len(row.config),
@@ -100,7 +100,8 @@ class AgentService:
     async def kept(self, agent_id: str) -> Kept:
         """Where an agent's KV is found. Raises UnknownAgent."""
         row = await self._book.row(agent_id)
-        return Kept(row.session, convert.read_config(row.config).model)
+        config = await apart(len(row.config), lambda: convert.read_shown(row.config))
+        return Kept(row.session, config.model)
 
     async def change(self, agent_id: str, sent: Sent) -> AgentView:
         """Give an agent other fields; what runs goes on as it began.
@@ -110,7 +111,7 @@ class AgentService:
             InvalidRequest, UnknownModel: it could never generate.
         """
         before = await self._book.row(agent_id)
-        wanted = self._new_row(agent_id, convert.config_of(sent, before.config))
+        wanted = await self._new_row(agent_id, convert.config_of(sent, before.config))
 
         def work(connection: Connection) -> AgentRow | None:
             known = agent_rows.get(connection, agent_id)
@@ -172,7 +173,7 @@ class AgentService:
         num_turns = source.num_turns if turn is None else turn
         if num_turns > source.num_turns:
             refuse("turn", f"is {num_turns}, but the agent has {source.num_turns} turns.")
-        row = self._new_row(
+        row = await self._new_row(
             _key_of(owner(agent_id), copy_id), convert.config_of(sent, source.config)
         )
         is_new = await self._book.add(
@@ -206,12 +207,13 @@ class AgentService:
         """The row as of now, in the transaction that it is written in."""
         return row._replace(last_used_s=self._book.now_s())
 
-    def _new_row(self, agent_id: str, config: bytes) -> AgentRow:
+    async def _new_row(self, agent_id: str, config: bytes) -> AgentRow:
         """Raises InvalidRequest, UnknownModel where an agent of this config could not generate."""
-        chat = convert.probe_of(config)
-        chat_to_generate(chat, "probe", self._gate.spec(chat.model), self._settings)
-        session = new_session(agent_id)
-        return _described(AgentRow(agent_id, session, config, time.time(), last_used_s=0.0))
+        chat = await apart(len(config), lambda: convert.probe_of(config))
+        spec, settings = self._gate.spec(chat.model), self._settings
+        await apart(len(config), lambda: chat_to_generate(chat, "probe", spec, settings))
+        row = AgentRow(agent_id, new_session(agent_id), config, time.time(), last_used_s=0.0)
+        return await apart(len(config), lambda: _described(row))
 
     async def _view(self, row: AgentRow) -> AgentView:
         kv = await self._kv.views([row.session])

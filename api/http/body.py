@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 LARGE_BYTES = 1 << 16
 """What is done to all of so much is done in a thread."""
+PART_BYTES = 12
+"""A part of a body takes as long as a text of so many bytes at least."""
 _HUGE_BYTES = 1 << 20
 _ONE_AT_A_TIME = ThreadPoolExecutor(1, "huge-bodies")
 """Each step that cannot be interrupted keeps all threads waiting: no two follow one another."""
@@ -50,7 +52,8 @@ class HttpRequest(Request[None, None, State]):
 
     _check: BodyCheck | None = None
     _checked: bytes = b""
-    _may_expand: bool = False
+    _work_bytes: int = 0
+    """So long a text takes as long as what the body holds."""
 
     @override
     async def body(self) -> bytes:
@@ -75,8 +78,10 @@ class HttpRequest(Request[None, None, State]):
         self._check_form()
         record_of(self.scope).num_body_bytes = num_bytes
         self._refuse_odd()
+        self._work_bytes = PART_BYTES * self._check.num_parts if self._check else 0
         self._checked = await apart(num_bytes, lambda: b"".join(pieces))
-        self._may_expand = await apart(num_bytes, lambda: may_expand(self._checked))
+        if await apart(num_bytes, lambda: may_expand(self._checked)):
+            self._work_bytes = max(self._work_bytes, LARGE_BYTES)
         return self._checked
 
     @override
@@ -116,14 +121,14 @@ class HttpRequest(Request[None, None, State]):
         field = self.route_handler.parsed_data_field
         kind: type[object] = object if field is None else field.annotation
         body = await self.body()
-        return await apart(len(body), lambda: decoded(body, kind))
+        return await self.apart(lambda: decoded(body, kind))
 
     async def unused_fields(
         self, kind: type[msgspec.Struct], also: Collection[str] = ()
     ) -> list[str]:
         """Those of the body, as the function of that name has them."""
         body = await self.body()
-        return await apart(len(body), lambda: unused_fields(body, kind, also=also))
+        return await self.apart(lambda: unused_fields(body, kind, also=also))
 
     async def apart(self, work: Callable[[], T], num_more_bytes: int = 0) -> T:
         """What `work` makes of the body or of what was made of it; it knows nothing of the loop.
@@ -131,7 +136,7 @@ class HttpRequest(Request[None, None, State]):
         `num_more_bytes` is what the body stands for besides.
         """
         num_bytes = record_of(self.scope).num_body_bytes + num_more_bytes
-        return await apart(max(num_bytes, LARGE_BYTES * self._may_expand), work)
+        return await apart(max(num_bytes, self._work_bytes), work)
 
     def _refuse_odd(self) -> None:
         if (check := self._check) is None:
