@@ -18,6 +18,7 @@ from api.http.gate import Gate
 from api.http.hearth_info import IgnoredInfo, ignored_info
 from api.http.hints import PauseS
 from api.http.kv_access import KvAccess
+from api.http.limits import ModelName
 from api.http.refusal import refuse
 from runtime.keys import owned
 from store.keyed_names import Whom
@@ -32,7 +33,7 @@ class HintRequest(msgspec.Struct, gc=False):
 
     session_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     agent_id: str | None = None
-    model: str | None = None
+    model: ModelName | None = None
     tool_pause_s: PauseS | None = None
     release: bool | None = None
     prefetch: bool | None = None

@@ -29,7 +29,7 @@ from api.http.expansion import Expansion
 from api.http.gate import Gate
 from api.http.hearth_info import IgnoredInfo, ignored_info
 from api.http.kv_access import KvAccess
-from api.http.limits import bounds_of, check_size, narrowed
+from api.http.limits import ModelName, bounds_of, check_size, narrowed
 from api.http.refusal import refuse
 from api.http.unused import unused_fields
 from api.observe.record import record_of
@@ -100,7 +100,7 @@ class _Tool(msgspec.Struct):
 class PrewarmOptions(msgspec.Struct):
     """What the body says beside the prompt. `load` has a model loaded that is not."""
 
-    model: str | None = None
+    model: ModelName | None = None
     session_id: str | None = None
     agent_id: str | None = None
     pinned: bool | None = None

@@ -79,13 +79,13 @@ async def explain_prompt(
     """
     caller = Caller(client, None, tenant)
     body = await request.body()
-    fields = decoded(body, Fields)
+    fields = await request.apart(lambda: decoded(body, Fields))
     unused: list[str] = []
     if "agent_id" in fields:
         unused = await request.unused_fields(AgentGenerate, also={"agent_id"})
-        asked = await _of_agent(
-            body, decoded_at(fields["agent_id"], str, "agent_id"), caller, agents
-        )
+        agent = decoded_at(fields["agent_id"], str, "agent_id")
+        wish = await request.apart(lambda: _wish_of(body, caller))
+        asked = (await agents.generates.plan(owned(caller.tenant, agent), wish)).request
     elif not fields.keys() & (PROMPT_FIELDS | {"previous_response_id"}):
         refuse("messages", "is missing: send the body of a chat, in the shape of any API.")
     else:
@@ -103,16 +103,15 @@ async def explain_prompt(
     return view
 
 
-async def _of_agent(body: bytes, agent: str, caller: Caller, agents: Agents) -> GenerateRequest:
+def _wish_of(body: bytes, caller: Caller) -> GenerateJob:
     data = decoded(body, AgentGenerate)
-    wish = GenerateJob(
+    return GenerateJob(
         request_id="",
         sent=sent_fields(body, AgentGenerate),
         expected_turn=data.expected_turn,
         has_messages=bool(data.messages),
         caller=caller,
     )
-    return (await agents.generates.plan(owned(caller.tenant, agent), wish)).request
 
 
 async def _explained(request: HttpRequest, gate: Gate, asked: GenerateRequest) -> ExplainedView:

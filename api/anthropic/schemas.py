@@ -15,6 +15,7 @@ from api.http.body import decoded_at
 from api.http.hearth_info import HearthInfo, IgnoredInfo
 from api.http.hints import PauseS
 from api.http.images import image_of
+from api.http.limits import ModelName
 from api.http.priorities import AskedPriority
 from api.http.refusal import refuse
 from api.http.unused import Kinds
@@ -159,7 +160,7 @@ class CountRequest(AnthropicBody, kw_only=True):
     """They change nothing in an answer by themselves."""
 
     messages: list[InputMessage]
-    model: str | None = None
+    model: ModelName | None = None
     system: Content | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoiceField | None = None

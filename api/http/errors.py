@@ -162,6 +162,7 @@ STATUSES: dict[type[HearthError], HttpStatus] = {
     ContextTooLong: HttpStatus(400, "invalid_request_error"),
     InterchangeFailed: HttpStatus(400, "invalid_request_error"),
     BodyTooLarge: HttpStatus(413, "invalid_request_error"),
+    TooManyParts: HttpStatus(400, "invalid_request_error"),
     NotLocal: HttpStatus(403, "permission_error"),
     TooManyWrongKeys: HttpStatus(429, "rate_limit_error"),
     MissingKey: HttpStatus(401, "authentication_error"),

@@ -7,15 +7,19 @@ import codecs
 import re
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import NamedTuple, cast
+from typing import Annotated, NamedTuple, cast
 
 import msgspec
 from litestar.types import AnyCallable, ASGIApp, Message, Receive, Scope, Send
+from msgspec import Meta
 
 from runtime.config.limits import GenerateLimits, PromptLimits, RouteKind, RouteLimits
 from runtime.config.settings import Settings
 from runtime.errors import AnswerTooLate, InvalidRequest
 from runtime.types import ChatPrompt, GenerateRequest
+
+ModelName = Annotated[str, Meta(max_length=1024)]
+"""What a request calls a model: it is looked up, logged and repeated as it is."""
 
 MAX_MESSAGES = 16_384
 MAX_TOOLS = 1024

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from api.http.hearth_info import HearthInfo
+from api.http.limits import ModelName
 from runtime.supervisor.status import ToolUse
 from runtime.types import FinishReason
 
@@ -77,7 +78,7 @@ class Options(OllamaBody):
 class OllamaShared(OllamaBody):
     """What chat and generate have in common."""
 
-    model: str
+    model: ModelName
     stream: bool | None = None
     options: Options | None = None
     format: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))

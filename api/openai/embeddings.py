@@ -18,6 +18,7 @@ from api.http.body import HttpRequest
 from api.http.errors import documented
 from api.http.gate import Gate
 from api.http.hearth_info import IgnoredInfo, ignored_info
+from api.http.limits import ModelName
 from api.http.refusal import refuse
 from api.http.sse import whole
 from api.openai.fields import Body
@@ -33,7 +34,7 @@ class EmbeddingRequest(Body):
     SILENT = frozenset({"safety_identifier"})
 
     input: PromptField
-    model: str | None = None
+    model: ModelName | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     user: str | None = None

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from api.http.hints import PauseS
+from api.http.limits import ModelName
 from api.http.priorities import AskedPriority
 from runtime.types import CacheMode
 
@@ -86,7 +87,7 @@ class SamplingFields(Body, kw_only=True):
     repetition_context_size: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = None
-    model: str | None = None
+    model: ModelName | None = None
 
 
 class ReasoningFields(Body):

@@ -18,6 +18,7 @@ from api.http.caller import asker_of
 from api.http.errors import documented
 from api.http.gate import Gate
 from api.http.hearth_info import IgnoredInfo, ignored_info
+from api.http.limits import ModelName
 from api.http.refusal import refuse
 from api.http.sse import whole
 from api.openai.convert import chat_to_generate
@@ -40,7 +41,7 @@ from runtime.types import (
 class TokenizeRequest(Body):
     """A `prompt` as it is, or `messages` as the model's chat template writes them."""
 
-    model: str | None = None
+    model: ModelName | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     tools: list[ToolDefinition] | None = None
@@ -55,7 +56,7 @@ class Tokenized(Body):
 
 class DetokenizeRequest(Body):
     tokens: list[int]
-    model: str | None = None
+    model: ModelName | None = None
 
 
 class Detokenized(Body):

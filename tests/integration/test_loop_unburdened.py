@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from ops.bench.nasty_bodies import SHAPES, Nasty, Route, one_of_each, routes
+from runtime.config.limits import LimitSettings
 from tests.counted_loop import Counts
 from tests.running_server import CHAT, COMPLETIONS, RunningServer, started
 from tests.tiny_models import CHAT_TEMPLATE, write_model
@@ -18,8 +21,8 @@ MOST_BYTES = 16 << 20
 CONFIG = f'default_model = "tiny"\nmax_body_bytes = {MOST_BYTES}\n'
 LONG = "word " * ((MOST_BYTES - 1000) // 5)
 """Nearly all of the largest body that is read."""
-MOST_CHARACTERS = MOST_BYTES // 4
-"""Of a body the loop reads a quarter of a megabyte at once, in fewer than ten passes."""
+MOST_CHARACTERS = MOST_BYTES // 2
+"""Of a body the loop reads a quarter of a megabyte at once, in some twenty passes."""
 MANY = 16_000
 MOST_CALLS = MANY // 4
 
@@ -47,11 +50,22 @@ class Counted:
         self.server = server
         self._counts = counts
 
+    async def sent(self, route: Route, body: bytes) -> str:
+        """The same of a body that may be refused, too."""
+        await self._counts.take(self.server)
+        headers = {"content-type": "application/json"}
+        answer = self.server.request(route.method, route.path, content=body, headers=headers)
+        assert answer.status_code < 500, answer.text[:1000]
+        return await self._too_much()
+
     async def asked(self, path: str, body: Body, status: int = 200) -> str:
         """What was too much while this was asked, answered and seen to; nothing is best."""
         await self._counts.take(self.server)
         response = self.server.post(path, body)
         assert response.status_code == status, response.text[:1000]
+        return await self._too_much()
+
+    async def _too_much(self) -> str:
         most = await self._counts.take(self.server)
         is_fine = most.num_characters <= MOST_CHARACTERS and most.num_calls <= MOST_CALLS
         return "" if is_fine else str(most)
@@ -134,3 +148,35 @@ async def test_an_agent_that_was_told_all_of_it_goes_on(counted: Counted):
     for text in (LONG, "Hello?"):
         turn = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
         assert not await counted.asked("/v1/agents/whale/generate", turn)
+
+
+READING = [one for one in routes(LimitSettings(), MOST_BYTES) if one.fields]
+"""The routes that decode what they are sent."""
+SLOWEST = ("fields with texts", "large exponents", "a long message", "calls", "tools")
+
+
+def worst(route: Route) -> Iterator[Nasty]:
+    """Of the shapes that take longest one in a field that it is meant for, and a text in each."""
+    yield from one_of_each(route, 0, SLOWEST)
+    for number in range(len(route.fields & {*SHAPES["a text"].fields})):
+        yield from one_of_each(route, number, ["a text"])
+
+
+@pytest.mark.parametrize("route", READING, ids=lambda one: f"{one.method} {one.path}")
+async def test_nor_the_worst_that_any_route_may_be_sent(
+    counted: Counted, route: Route
+):
+    for one in worst(route):
+        assert not await counted.sent(route, one.body), (one.shape, one.field)
+
+
+@pytest.mark.parametrize("route", READING, ids=lambda one: f"{one.method} {one.path}")
+async def test_what_would_take_longer_to_decode_is_refused_and_the_setting_named(
+    counted: Counted, route: Route
+):
+    body = b'{"unknown": [' + b'"a",' * route.parts + b'"a"]}'
+    headers = {"content-type": "application/json"}
+    answer = counted.server.request(route.method, route.path, content=body, headers=headers)
+    assert answer.status_code in (400, 413), answer.text
+    setting = r"max_body_bytes|limits\.\w+\.(parts|body_bytes)"
+    assert re.search(setting, answer.text), answer.text
