@@ -163,9 +163,7 @@ def worst(route: Route) -> Iterator[Nasty]:
 
 
 @pytest.mark.parametrize("route", READING, ids=lambda one: f"{one.method} {one.path}")
-async def test_nor_the_worst_that_any_route_may_be_sent(
-    counted: Counted, route: Route
-):
+async def test_nor_the_worst_that_any_route_may_be_sent(counted: Counted, route: Route):
     for one in worst(route):
         assert not await counted.sent(route, one.body), (one.shape, one.field)
 
