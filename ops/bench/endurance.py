@@ -372,7 +372,7 @@ async def measure(minutes: float, warm_up_minutes: float) -> Figures:
         home = folder / "home"
         home.mkdir(mode=0o700)
         others = {"other": other_model(folder / "other")}
-        async with hearth(HEARTH_TINY, home, others, None, **_HOME_SETTINGS) as server:
+        async with hearth(HEARTH_TINY, home, others, None, key="", **_HOME_SETTINGS) as server:
             until_s = time.monotonic() + minutes * 60
             async with asyncio.TaskGroup() as group:
                 for number in range(_NUM_CLIENTS):

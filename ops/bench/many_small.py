@@ -163,7 +163,7 @@ async def run(arguments: argparse.Namespace) -> list[Round]:
     for number in range(arguments.rounds):
         for name, checkout in servers[:: -1 if number % 2 else 1]:
             model = arguments.model.resolve()
-            async with hearth(model, checkout=checkout, key=_FEW, **keys) as server:
+            async with hearth(model, None, None, checkout, key=_FEW, **keys) as server:
                 widths, seconds = arguments.connections, arguments.seconds
                 rounds.append(await measure(server, name, widths, seconds))
     return rounds

@@ -108,6 +108,7 @@ async def hearth(
     home: Path | None = None,
     others: Mapping[str, Path] | None = None,
     checkout: Path | None = None,
+    *,
     key: str = "",
     **settings: float | str | Sequence[str],
 ) -> AsyncGenerator[Hearth]:

@@ -156,7 +156,9 @@ class Job:
             "kv_write_queue_bytes": self.hot_bytes,
             "cache_max_bytes": _CAP_BYTES,
         }
-        async with hearth(self.model, home, None, self.checkout, **settings, **more) as server:
+        async with hearth(
+            self.model, home, None, self.checkout, key="", **settings, **more
+        ) as server:
             yield server
 
 

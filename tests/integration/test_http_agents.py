@@ -208,7 +208,7 @@ def test_what_cannot_be_changed_is_refused_or_named(tiny: RunningServer):
     sent = {"id": agent.id, "name": "n", "turns": 7, "session_id": "s", "n": 1, "glow": None}
     changed = tiny.request("PATCH", agent.path, json=sent).json()
     assert changed["name"] == "n"
-    assert changed["hearth"] == {"ignored": ["n", "session_id", "turns"]}
+    assert changed["hearth"] == {"ignored": ["turns", "session_id", "n"]}
     assert "hearth" not in agent.view()
     copy = agent.post("fork", {"turn": 0, "turns": 7}).json()
     assert copy["hearth"] == {"ignored": ["turns"]}
