@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from runtime.types import (
+    UNCLOSED_CALL,
     Chunk,
     Finished,
     FinishReason,
@@ -81,7 +82,10 @@ def collect(drafts: Sequence[Draft], chunk: Chunk) -> None:
 
 
 def settled(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """A whole answer's chunks, each piece told as what it turned out to be in the end."""
+    """A whole answer's chunks, each piece told as what it turned out to be in the end.
+
+    Text that turned out to be reasoning is reasoning, and a call that was cut short is none.
+    """
     told: list[Chunk] = []
     texts: defaultdict[int, list[int]] = defaultdict(list)
     repeated: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -108,6 +112,22 @@ def settled(chunks: Iterable[Chunk]) -> list[Chunk]:
                 told.append(chunk)
             case _:
                 told.append(chunk)
+    broken = [one.index for one in told if isinstance(one, Finished) and UNCLOSED_CALL in one.notes]
+    for index in broken:
+        told = _without_half_a_call(told, index)
+    return told
+
+
+def _without_half_a_call(told: list[Chunk], index: int) -> list[Chunk]:
+    """The chunks without the last call of this choice, if its arguments are not whole."""
+    calls = [one for one in told if isinstance(one, ToolCallDelta) and one.index == index]
+    if not calls:
+        return told
+    last = [one for one in calls if one.call_index == calls[-1].call_index]
+    try:
+        msgspec.json.decode("".join(one.arguments for one in last))
+    except msgspec.DecodeError:
+        return [one for one in told if one not in last]
     return told
 
 

@@ -1,6 +1,5 @@
 """What a guide lets through, without a model: a random or wilful speaker against its masks."""
 
-import importlib
 import json
 import pkgutil
 import random
@@ -34,6 +33,7 @@ from runtime.types import (
 from runtime.worker.output import forced_calls, harmony
 from runtime.worker.output.constraint import Constrainer
 from runtime.worker.output.dialect import Dialect, ReasoningBlock
+from runtime.worker.output.families import FAMILIES, speaking
 from runtime.worker.output.grammar import Grammars
 from runtime.worker.output.guide import Guide, GuidePlan
 from runtime.worker.output.parser import OutputParser
@@ -81,15 +81,7 @@ def tokenizer() -> Any:
 def dialect(name: str) -> Dialect:
     if name == "harmony":
         return harmony.dialect()
-    module: Any = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    return Dialect(
-        think_start="<think>",
-        think_end="</think>",
-        tool_start=module.tool_call_start,
-        tool_end=module.tool_call_end,
-        parse_tool_call=module.parse_tool_call,
-        name=name,
-    )
+    return speaking(FAMILIES[name], think_start="<think>", think_end="</think>")
 
 
 @cache

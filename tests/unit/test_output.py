@@ -1,6 +1,5 @@
 """Generated text to chunks, however it is cut: answer, reasoning, tool calls, stop strings."""
 
-import json
 from typing import Any
 
 import pytest
@@ -10,21 +9,11 @@ from hypothesis import strategies as st
 from runtime.types import Chunk, ReasoningDelta, TextDelta, TokenLogprob, TokenLogprobs, Tool
 from runtime.types import ToolCallDelta as Call
 from runtime.worker.output.dialect import Dialect
+from runtime.worker.output.families import FAMILIES, speaking
 from runtime.worker.output.parser import OutputParser
 from runtime.worker.output.tools import RequestTools
 
-
-def parse_json(text: str, tools: Any) -> Any:
-    return json.loads(text)
-
-
-MARKED = Dialect(
-    think_start="<think>",
-    think_end="</think>",
-    tool_start="<tool_call>",
-    tool_end="</tool_call>",
-    parse_tool_call=parse_json,
-)
+MARKED = speaking(FAMILIES["json_tools"], think_start="<think>", think_end="</think>")
 LOOK = '<tool_call>\n{"name": "look", "arguments": {"at": 7}}\n</tool_call>'
 
 
@@ -36,8 +25,13 @@ def told(chunks: list[Chunk]) -> tuple[str, str, list[tuple[int, str, str]]]:
     """Answer, reasoning and calls of the chunks."""
     text = "".join(c.text for c in chunks if isinstance(c, TextDelta))
     reasoning = "".join(c.text for c in chunks if isinstance(c, ReasoningDelta))
-    calls = [c for c in chunks if isinstance(c, Call)]
-    return text, reasoning, [(c.call_index, c.name or "", c.arguments) for c in calls]
+    calls: list[tuple[int, str, str]] = []
+    for chunk in chunks:
+        if isinstance(chunk, Call) and chunk.name is not None:
+            calls.append((chunk.call_index, chunk.name, chunk.arguments))
+        elif isinstance(chunk, Call):
+            calls[-1] = (*calls[-1][:2], calls[-1][2] + chunk.arguments)
+    return text, reasoning, calls
 
 
 def parse(pieces: list[str], dialect: Dialect = MARKED, **fields: Any) -> list[Chunk]:
@@ -146,22 +140,10 @@ def test_nothing_is_said_that_could_be_the_start_of_a_stop_string():
 
 
 def test_arguments_that_are_text_stay_as_they_are_and_ids_are_kept():
-    dialect = Dialect(
-        tool_start="[", tool_end="]", parse_tool_call=lambda text, tools: json.loads(text)
-    )
-    call = '[{"name": "f", "arguments": "{ }", "id": "c1"}]'
-    (chunk,) = parse([call], dialect, tools=tools("f"))
+    call = '<tool_call>{"name": "f", "id": "c1", "arguments": "{ }"}</tool_call>'
+    (chunk,) = parse([call], tools=tools("f"))
     assert isinstance(chunk, Call)
     assert (chunk.id, chunk.arguments) == ("c1", "{ }")
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyError, TypeError, AttributeError, SyntaxError])
-def test_a_parser_that_fails_gives_the_text_back(error: type[Exception]):
-    def fail(text: str, tools: Any) -> Any:
-        raise error(text)
-
-    dialect = Dialect(tool_start="[", tool_end="]", parse_tool_call=fail)
-    assert told(parse(["a[b]c"], dialect, tools=tools("f"))) == ("a[b]c", "", [])
 
 
 NO_CALLS = ("<tool_call>{</tool_call>", "<tool_call> 7 \n</tool_call>", "<tool_call>[]\n")

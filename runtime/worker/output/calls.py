@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from runtime.types import Tool, ToolCall, ToolCallDelta
+from runtime.types import UNCLOSED_CALL as UNCLOSED
+from runtime.types import ToolCall, ToolCallDelta
 from runtime.worker.output.dialect import Dialect
-from runtime.worker.output.streams import Argued, CallStream, Opened, Piece, form_of
-from runtime.worker.output.tools import FREEFORM_ARGUMENT, RequestTools, properties_of, schema_of
+from runtime.worker.output.families import Family, family_of
+from runtime.worker.output.scan import (
+    Argued,
+    Called,
+    NotACall,
+    Piece,
+    Reading,
+    Scan,
+    Unclosed,
+)
+from runtime.worker.output.tools import FREEFORM_ARGUMENT, RequestTools
 
-UNCLOSED = "unclosed_tool_call"
 MALFORMED = "malformed_tool_call"
 UNKNOWN = "unknown_tool"
 REFUSED = "refused_tool_call"
@@ -25,44 +33,16 @@ REPAIRED = "repaired_tool_call"
 EXTRA = "extra_tool_call"
 """A further call than the request allows; it was dropped."""
 
-# Where a call cut off before its mark of the end is whole all the same: it ends with one of these.
-_INNER_ENDS: Mapping[str, tuple[str, ...]] = {
-    "function_gemma": ("}",),
-    "gemma4": ("}",),
-    "glm47": ("</arg_value>",),
-    "kimi_k3": ("<|close|>call<|sep|>",),
-    "laguna": ("</arg_value>",),
-    "longcat": ("</longcat_arg_value>", "}"),
-    "minicpm5": ("</param>",),
-    "minimax_m2": ("</invoke>",),
-    "muse_spark": ("</atem:invoke>",),
-    "pythonic": ("]",),
-    "qwen3_coder": ("</function>",),
-    "json_tools": ("}",),
-}
-_PARSER_ERRORS = (ValueError, KeyError, TypeError, AttributeError, IndexError, SyntaxError)
-_GLM_LIKE = frozenset({"glm47", "laguna"})
-
-
-class NotCallable(ValueError):
-    """The call is well-formed, but it is of no tool that may be called; `note` says why."""
-
-    def __init__(self, note: str) -> None:
-        super().__init__(note)
-        self.note = note
-
 
 @dataclass(slots=True)
 class Section:
-    """What a finished section of calls comes to: its last pieces, or text that is no call.
-
-    `is_raw` text is the whole section without its marks; a `is_broken` section has said the
-    beginning of a call that has no end.
+    """What a section of calls comes to at its end: its last pieces, text that is no call, and the
+    `rest` that follows it. A `is_broken` one has said the beginning of a call that has no end.
     """
 
-    deltas: list[ToolCallDelta]
+    deltas: list[ToolCallDelta] = field(default_factory=list[ToolCallDelta])
     text: str = ""
-    is_raw: bool = False
+    rest: str = ""
     is_broken: bool = False
 
 
@@ -70,20 +50,21 @@ class CallReader:
     """Reads one choice's tool calls, section by section; `notes` say what was odd."""
 
     def __init__(self, dialect: Dialect, tools: RequestTools, index: int) -> None:
-        self._dialect = dialect
+        self._family: Family | None = family_of(dialect.name)
         self._tools = tools
         self._index = index
-        self._text = ""
-        self._stream = self._new_stream()
+        self._scan = Scan()
+        self._reading: Reading | None = None
+        self._ended: Section | None = None
+        self._bare_mark: str | None = None
+        self._is_streaming = False
+        self._num_said = 0
+        self._since = 0
+        self._unread: list[str] = []
         self.num_calls = 0
         self.given_ids: tuple[str, ...] = ()
         """The ids of the first calls; the others have the model's, or new ones."""
         self.notes: list[str] = []
-
-    @property
-    def in_string(self) -> bool:
-        """A mark that comes now is part of an argument."""
-        return self._stream is not None and self._stream.in_string
 
     @property
     def is_full(self) -> bool:
@@ -95,150 +76,159 @@ class CallReader:
         """A further call than is wanted has begun."""
         return EXTRA in self.notes
 
+    def open(self, mark: str) -> None:
+        """A section begins with this mark."""
+        family = self._family
+        assert family is not None
+        self._scan = Scan(mark)
+        self._bare_mark = mark if not mark or mark in family.bare else None
+        self._reading = family.read(self._scan, self._tools)
+        self._ended = None
+        self._num_said = self._since = 0
+        self._unread = []
+
     def feed(self, text: str) -> list[ToolCallDelta]:
         """More of the open section; what of it is certain."""
-        self._text += text
-        if self._stream is None:
+        self._scan.text += text
+        return self._read()
+
+    def ended(self) -> Section | None:
+        """What the open section came to, once it is over."""
+        return self._ended
+
+    def close(self, *, is_cut: bool) -> Section:
+        """There is no more text; `is_cut` says that the model did not end by itself."""
+        self._scan.is_over, self._scan.is_cut = True, is_cut
+        deltas = self._read()
+        ended = self._ended or Section()
+        ended.deltas = deltas
+        return ended
+
+    def _read(self) -> list[ToolCallDelta]:
+        deltas: list[ToolCallDelta] = []
+        while self._ended is None and not self.has_extra:
+            assert self._reading is not None
+            try:
+                piece = next(self._reading)
+                if piece is None:
+                    break
+                deltas += self._take(piece)
+            except StopIteration:
+                if self._ended is None:
+                    self._end()
+            except NotACall:
+                self._fail(MALFORMED)
+            except Unclosed:
+                self._fail(UNCLOSED)
+        return deltas
+
+    def _take(self, piece: Piece) -> list[ToolCallDelta]:
+        if isinstance(piece, Argued):
+            self._is_streaming = not piece.is_last
+            self._since = self._scan.at
+            return [self._argued(piece.text)]
+        if isinstance(piece, Called):
+            call = self._checked(piece)
+            if call is None:
+                self._unread.append(self._scan.text[self._since : self._scan.at])
+            self._since = self._scan.at
+            return [] if call is None else self._say(call)
+        said = self._say(ToolCall(piece.id or _new_id(), piece.name, ""))
+        self._is_streaming = bool(said)
+        return said
+
+    def _argued(self, text: str) -> ToolCallDelta:
+        last = self.num_calls - 1
+        return ToolCallDelta(index=self._index, call_index=last, arguments=text)
+
+    def _say(self, call: ToolCall) -> list[ToolCallDelta]:
+        if self.is_full:
+            self._note(EXTRA)
             return []
-        return self._deltas(self._stream.feed(text))
+        given = self.given_ids[self.num_calls : self.num_calls + 1]
+        self.num_calls += 1
+        self._num_said += 1
+        return [
+            ToolCallDelta(
+                index=self._index,
+                call_index=self.num_calls - 1,
+                arguments=call.arguments,
+                id=given[0] if given else call.id,
+                name=call.name,
+            )
+        ]
 
-    def close(self, *, is_closed: bool) -> Section:
-        """The section is over; `is_closed` says whether its mark of the end was seen."""
-        text, self._text = self._text, ""
-        stream, self._stream = self._stream, self._new_stream()
-        if stream is not None and stream.num_calls:
-            return self._close_stream(stream, is_closed=is_closed)
+    def _checked(self, call: Called) -> ToolCall | None:
+        """The call as it is told; None where it is none, or none of a tool to be called."""
+        tool = self._tools.by_name.get(call.name)
+        if tool is None:
+            if self._bare_mark is not None:
+                raise NotACall
+            self._note(REFUSED if call.name in self._tools.refused else UNKNOWN)
+            return None
+        call_id, arguments = call.id or _new_id(), call.arguments
         try:
-            calls = self._parse(text)
-        except NotCallable as error:
-            self._note(error.note)
-        except _PARSER_ERRORS:
-            self._note(MALFORMED if is_closed else UNCLOSED)
+            if tool.is_freeform:
+                arguments = _freeform(arguments)
+            elif isinstance(arguments, str):
+                if not isinstance(json.loads(arguments), dict):
+                    raise TypeError
+                return ToolCall(call_id, call.name, arguments)
+            elif not isinstance(arguments, dict):
+                raise TypeError
+            return ToolCall(call_id, call.name, json_text(arguments))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise NotACall from error
+
+    def _end(self) -> None:
+        """The section is whole."""
+        scan = self._scan
+        text = "".join(self._unread) if self._num_said else scan.text[: scan.at]
+        if scan.is_repaired and self._num_said:
+            self._note(REPAIRED)
+        self._ended = Section(text=text if self._unread else "", rest=scan.text[scan.at :])
+
+    def _fail(self, note: str) -> None:
+        """The section cannot be read on: it is text, up to its mark of the end."""
+        scan, family = self._scan, self._family
+        assert family is not None
+        if self._bare_mark is not None and not self._num_said:
+            mark = self._bare_mark
+            self._ended = Section(text=mark, rest=scan.text[len(mark) :])
+        elif note == UNCLOSED and scan.is_cut:
+            self._note(note)
+            self._ended = Section(is_broken=True)
         else:
-            if is_closed or self._is_whole(text):
-                if not is_closed:
-                    self._note(REPAIRED)
-                return Section([self._delta(call) for call in self._wanted(calls)])
-            self._note(UNCLOSED)
-        return Section([], text, is_raw=True)
+            if not self._unread:
+                self._note(note)
+            self._reading = self._raw(family.end)
 
-    def _close_stream(self, stream: CallStream, *, is_closed: bool) -> Section:
-        if stream.is_repaired:
-            self._note(REPAIRED)
-        if stream.is_open:
-            self._note(MALFORMED if is_closed or stream.is_broken else UNCLOSED)
-            return Section([], is_broken=True)
-        if not is_closed or not stream.is_whole:
-            self._note(REPAIRED)
-        left = "" if stream.is_whole else stream.rest
-        if any(character.isalnum() for character in left):
-            self._note(MALFORMED)
-            return Section([], left.lstrip(" \t\r\n}"))
-        return Section([])
-
-    def _new_stream(self) -> CallStream | None:
-        form = form_of(self._dialect.name)
-        return None if form is None else CallStream(form, self._tools.streamed_names)
+    def _raw(self, end: str) -> Reading:
+        """The rest of a section that cannot be read."""
+        scan, start = self._scan, self._scan.at
+        mark = (yield from scan.until(end)) if end else ""
+        is_broken = self._is_streaming
+        if not end:
+            scan.at = start
+        left = scan.text[start : scan.at - len(mark)]
+        if is_broken and left:
+            yield Argued(left)
+        text = scan.text[: scan.at]
+        if self._num_said:
+            text = "" if is_broken else _left(scan.text[self._since : scan.at - len(mark)])
+        self._ended = Section(text=text, rest=scan.text[scan.at :], is_broken=is_broken)
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
 
-    def _deltas(self, pieces: list[Piece]) -> list[ToolCallDelta]:
-        deltas: list[ToolCallDelta] = []
-        for piece in pieces:
-            match piece:
-                case Opened():
-                    if self.num_calls and not self._tools.is_parallel:
-                        self._note(EXTRA)
-                        break
-                    deltas.append(self._delta(ToolCall(piece.id or _new_id(), piece.name, "")))
-                case Argued():
-                    last = self.num_calls - 1
-                    delta = ToolCallDelta(index=self._index, call_index=last, arguments=piece.text)
-                    deltas.append(delta)
-        return deltas
 
-    def _delta(self, call: ToolCall) -> ToolCallDelta:
-        given = self.given_ids[self.num_calls : self.num_calls + 1]
-        self.num_calls += 1
-        return ToolCallDelta(
-            index=self._index,
-            call_index=self.num_calls - 1,
-            arguments=call.arguments,
-            id=given[0] if given else call.id,
-            name=call.name,
-        )
-
-    def _wanted(self, calls: list[ToolCall]) -> list[ToolCall]:
-        if self._tools.is_parallel or len(calls) + self.num_calls <= 1:
-            return calls
-        self._note(EXTRA)
-        return calls[: 1 - self.num_calls]
-
-    def _is_whole(self, text: str) -> bool:
-        if self._dialect.calls_end_with_turn:
-            return True
-        ends = _INNER_ENDS.get(self._dialect.name)
-        return ends is None or text.rstrip().endswith(ends)
-
-    def _parse(self, text: str) -> list[ToolCall]:
-        """The calls in a whole section.
-
-        Raises:
-            NotCallable: a name is not among the tools, or not to be called.
-            Exception: one of `_PARSER_ERRORS`, it is no call.
-        """
-        parse = self._dialect.parse_tool_call
-        if parse is None:
-            raise ValueError
-        parsed = parse(text, self._tools.definitions)
-        found = cast("list[Any]", parsed if isinstance(parsed, list) else [parsed])
-        calls = [self._checked(item, text) for item in found]
-        if not calls:
-            raise ValueError
-        return calls
-
-    def _checked(self, parsed: Any, text: str) -> ToolCall:
-        name, arguments = parsed["name"], _arguments_of(parsed)
-        if not isinstance(name, str):
-            raise TypeError
-        tool = self._tools.by_name.get(name)
-        if tool is None:
-            raise NotCallable(REFUSED if name in self._tools.refused else UNKNOWN)
-        if self._dialect.name in _GLM_LIKE and _is_invented(arguments, tool, text):
-            raise ValueError
-        if tool.is_freeform:
-            arguments = _freeform(arguments)
-        elif isinstance(arguments, str):
-            if not isinstance(json.loads(arguments), dict):
-                raise TypeError
-            return ToolCall(_id_of(parsed), name, arguments)
-        elif not isinstance(arguments, dict):
-            raise TypeError
-        if "arguments" not in parsed and "parameters" in parsed:
-            self._note(REPAIRED)
-        return ToolCall(_id_of(parsed), name, json_text(arguments))
+def _left(text: str) -> str:
+    """Text behind a call that is none of its marks."""
+    return text.lstrip(" \t\r\n}") if any(map(str.isalnum, text)) else ""
 
 
-def _arguments_of(parsed: Any) -> Any:
-    arguments = parsed.get("arguments")
-    if arguments is None:
-        arguments = parsed.get("parameters")
-    return {} if arguments is None else arguments
-
-
-def _is_invented(arguments: Any, tool: Tool, text: str) -> bool:
-    # Upstream makes a call of whatever text there is, with all of it in `raw`.
-    return (
-        isinstance(arguments, dict)
-        and set(cast("dict[str, Any]", arguments)) == {"raw"}
-        and "<arg_key>" not in text
-        and "raw" not in properties_of(schema_of(tool))
-    )
-
-
-def _freeform(arguments: Any) -> dict[str, str]:
+def _freeform(arguments: object) -> dict[str, str]:
     """A free-form tool takes one text, whatever the model called it."""
     if isinstance(arguments, dict):
         values = list(cast("dict[str, Any]", arguments).values())
@@ -262,10 +252,6 @@ def json_text(value: Any) -> str:
     except UnicodeEncodeError:
         return json.dumps(value, allow_nan=False)
     return text
-
-
-def _id_of(parsed: Any) -> str:
-    return str(parsed.get("id") or _new_id())
 
 
 def _new_id() -> str:

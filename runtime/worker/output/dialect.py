@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from runtime.prompt.tools_as_text import CALL_END, CALL_START, RESULT_START
 
 START = "start"
 NORMAL = "normal"
 REASONING = "reasoning"
-TOOL = "tool"
+TOOL = "tool "
+"""Prefix of the states that an opening mark of calls leads to; the mark follows."""
 ANSWER = "answer"
 """A constrained answer has begun: nothing in it is a mark any more."""
 HEADER = "header"
@@ -27,34 +27,32 @@ ReasoningBlock = Literal["open", "closed", "unsaid", "expected", "begun"]
 known to think, `begun` says that its text has begun."""
 
 Edges = Mapping[str, tuple[tuple[str, str], ...]]
-ToolCallParser = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How a model marks its reasoning and its tool calls; empty strings mean it has no marker.
 
-    `name` is upstream's name of the tool parser, or `harmony`. `parse_tool_call(text, tools)`
-    returns one call or a list of them, as mlx-lm's parsers do. `dropped` are marks that say
-    nothing, `edges` the transitions of a dialect whose turn has several messages. After a call
-    `result_start` ends the turn: what follows would be a result that the model invents.
+    `name` is its family's, which reads its calls; `bare`, `first`, `keeps_blanks` and
+    `ends_thoughts` are too. `dropped` are marks that say nothing but that
+    thoughts are over, `edges` the transitions of a
+    dialect whose turn has several messages. After a call `result_start` ends the turn: what follows
+    would be a result that the model invents.
     """
 
     think_start: str = ""
     think_end: str = ""
     tool_start: str = ""
     tool_end: str = ""
-    parse_tool_call: ToolCallParser | None = None
     name: str = ""
+    bare: tuple[str, ...] = ()
+    first: str = ""
+    keeps_blanks: bool = False
+    ends_thoughts: bool = True
     result_start: str = ""
     dropped: tuple[str, ...] = ()
     edges: Edges = field(default_factory=dict[str, tuple[tuple[str, str], ...]])
     initial: str = START
-
-    @property
-    def calls_end_with_turn(self) -> bool:
-        """A tool call has no mark of its own for its end, or one that ends the whole turn."""
-        return bool(self.tool_start) and (not self.tool_end or self.name == "harmony")
 
     @property
     def shows_headers(self) -> bool:
@@ -66,20 +64,24 @@ def with_generic_calls(dialect: Dialect) -> Dialect:
     """For a model whose template has no form for tools: its calls are those of `tools_as_text`."""
     edges = dict(dialect.edges)
     if edges:
-        edges[NORMAL] = (*edges.get(NORMAL, ()), (CALL_START, TOOL))
+        edges[NORMAL] = (*edges.get(NORMAL, ()), (CALL_START, opening(CALL_START)))
     return replace(
         dialect,
         name="json_tools",
         tool_start=CALL_START,
         tool_end=CALL_END,
         result_start=RESULT_START,
-        parse_tool_call=_parse_json_call,
+        bare=(),
+        first="",
+        keeps_blanks=False,
+        ends_thoughts=True,
         edges=edges,
     )
 
 
-def _parse_json_call(text: str, tools: Any) -> Any:  # noqa: ARG001
-    return json.loads(text.strip())
+def opening(mark: str) -> str:
+    """The state that a mark which opens calls leads to."""
+    return TOOL + mark
 
 
 def transitions(
@@ -92,7 +94,6 @@ def transitions(
         NORMAL: list(stops),
         ANSWER: list(stops),
         REASONING: [],
-        TOOL: [],
         HEADER: [],
         INVENTED: [],
     }
@@ -100,20 +101,23 @@ def transitions(
     if dialect.edges:
         for state, more in dialect.edges.items():
             edges[state] += [(mark, target) for mark, target in more]
-        edges[TOOL] += [(dialect.tool_end, HEADER)] if dialect.tool_end else []
-        return edges
+        targets = [target for more in edges.values() for _, target in more]
+        return edges | {target: [] for target in targets if target.startswith(TOOL)}
     if dialect.think_end:
         edges[START] += [(dialect.think_start, REASONING), (dialect.think_end, NORMAL)]
         edges[NORMAL].append((dialect.think_start, REASONING))
         edges[REASONING].append((dialect.think_end, NORMAL))
     for mark in dialect.dropped:
+        edges[REASONING].append((mark, NORMAL))
         edges[START].append((mark, START))
         edges[NORMAL].append((mark, NORMAL))
     if dialect.result_start and has_tools:
         edges[START].append((dialect.result_start, INVENTED))
         edges[NORMAL].append((dialect.result_start, INVENTED))
-    if dialect.tool_start and has_tools:
-        for state in (START, NORMAL, REASONING) if dialect.think_end else (START, NORMAL):
-            edges[state].append((dialect.tool_start, TOOL))
-        edges[TOOL] += [(dialect.tool_end, NORMAL)] if dialect.tool_end else []
+    if has_tools and dialect.name:
+        openings = [(mark, opening(mark)) for mark in (dialect.tool_start, *dialect.bare)]
+        may_think = dialect.think_end and dialect.ends_thoughts
+        for state in (START, NORMAL, REASONING) if may_think else (START, NORMAL):
+            edges[state] += openings
+        edges |= {target: [] for _, target in openings}
     return edges

@@ -7,84 +7,21 @@ arguments in the schema's order, a text as it is and every other value as JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import cast
 
 from msgspec.structs import replace
 
 from runtime.types import Tool
-from runtime.worker.output import harmony
 from runtime.worker.output.closed_schema import closed
 from runtime.worker.output.dialect import Dialect
-from runtime.worker.output.joined import JsonRule, Literal, Notation, RuleWriter, with_definitions
+from runtime.worker.output.families import CallSyntax, family_of
+from runtime.worker.output.joined import JsonRule, Literal, RuleWriter, with_definitions
 from runtime.worker.output.tools import Schema, as_schema, properties_of, schema_of
 
 _COUNTER = "\0"
 _DIGITS = "/[0-9]{1,4}/"
 _TEXT_KEYS = frozenset({"type", "description", "title", "default", "examples", "$comment"})
-
-
-@dataclass(frozen=True, slots=True)
-class CallSyntax:
-    """How a call is written after its opening mark. `{name}` and `{key}` are filled in, the
-    model counts `{n}` itself.
-
-    Without `argument` the arguments are one JSON object; else each is opened by it and closed by
-    `argument_end`. Those of a `row` are in its notation.
-    """
-
-    opening: str
-    closing: str
-    argument: str = ""
-    argument_end: str = ""
-    row: Notation | None = None
-
-
-_GLM = CallSyntax("{name}", "</tool_call>", "<arg_key>{key}</arg_key><arg_value>", "</arg_value>")
-_FORMS: Mapping[str, CallSyntax] = {
-    "json_tools": CallSyntax('\n{{"name": {name_json}, "arguments": ', "}\n</tool_call>"),
-    "mistral": CallSyntax("{name}[ARGS]", ""),
-    "kimi_k2": CallSyntax(
-        "<|tool_call_begin|>functions.{name}:{n}<|tool_call_argument_begin|>",
-        "<|tool_call_end|><|tool_calls_section_end|>",
-    ),
-    "kimi_k3": CallSyntax(
-        '<|open|>call tool="{name}" index="1"<|sep|><|open|>json type="object"<|sep|>',
-        "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
-    ),
-    harmony.NAME: CallSyntax("functions.{name} <|constrain|>json<|message|>", ""),
-    "qwen3_coder": CallSyntax(
-        "\n<function={name}>\n",
-        "</function>\n</tool_call>",
-        "<parameter={key}>\n",
-        "\n</parameter>\n",
-    ),
-    "glm47": _GLM,
-    "laguna": _GLM,
-    "longcat": CallSyntax(
-        "{name}\n",
-        "</longcat_tool_call>",
-        "<longcat_arg_key>{key}</longcat_arg_key>\n<longcat_arg_value>",
-        "</longcat_arg_value>\n",
-    ),
-    "minimax_m2": CallSyntax(
-        '\n<invoke name="{name}">\n',
-        "</invoke>\n</minimax:tool_call>",
-        '<parameter name="{key}">',
-        "</parameter>\n",
-    ),
-    "gemma4": CallSyntax(
-        "call:{name}{{", "}}<tool_call|>", row=Notation("{key}:", ",", '<|"|>', name=r"[\w-]+")
-    ),
-    "function_gemma": CallSyntax(
-        "call:{name}{{",
-        "}}<end_function_call>",
-        row=Notation("{key}:", ",", "<escape>", text="[^}<]*", name=r"\w+", nests=False),
-    ),
-    "pythonic": CallSyntax("[{name}(", ")]<|tool_call_end|>", row=Notation("{key}=", ", ")),
-    "minicpm5": CallSyntax('"{name}">', "</function>", '<param name="{key}">', "</param>"),
-}
 
 
 _OF_THE_WHOLE = frozenset(
@@ -154,7 +91,8 @@ def rest_of_call(
 
 def form_of(dialect: Dialect) -> CallSyntax | None:
     """How a call is written in this dialect; None where it cannot be forced."""
-    return _FORMS.get(dialect.name)
+    family = family_of(dialect.name)
+    return None if family is None else family.syntax
 
 
 def _loose(tool: Tool, form: CallSyntax) -> Schema:
@@ -191,7 +129,8 @@ def _tagged(
     for n, (key, value) in enumerate(properties_of(schema).items()):
         name = f"argument_{i}_{n}"
         order.append(name if key in needed else f"{name}?")
-        head = literal(form.argument.format(key=key))
+        is_text = json.dumps(_is_text(value))
+        head = literal(form.argument.format(key=key, is_text=is_text))
         rules += _argument(name, head, with_definitions(value, schema), form, (literal, json_rule))
     body = " ".join(order) or '""'
     return [f"arguments_{i}: {body}", *rules]

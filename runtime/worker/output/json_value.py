@@ -15,12 +15,14 @@ class _NotJson(ValueError):
 
 
 class JsonObject:
-    """Reads a JSON object and says it on.
+    r"""Reads a JSON object, or what else `opens` allows to begin, and says it on.
 
-    A control character inside a string, which JSON forbids but models write, is said escaped.
+    What JSON forbids in a string but models write is said as it is meant: a control character
+    escaped, and a backslash that escapes nothing, as in `\d`, as one itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, opens: str = "{") -> None:
+        self._opens = opens
         self.is_done = False
         self.is_broken = False
         self.is_repaired = False
@@ -65,10 +67,11 @@ class JsonObject:
 
     def _take_in_string(self, character: str) -> str:
         if self._escape:
-            self._take_escaped(character)
-        elif character == "\\":
+            return self._take_escaped(character)
+        if character == "\\":
             self._escape = "\\"
-        elif character == '"':
+            return ""
+        if character == '"':
             self._in_string = False
             self._expects = ":" if self._expects in ("key", "first key") else ","
         elif character < " ":
@@ -76,22 +79,21 @@ class JsonObject:
             return _CONTROL.get(character, f"\\u{ord(character):04x}")
         return character
 
-    def _take_escaped(self, character: str) -> None:
-        if self._escape == "\\":
-            if character not in _ESCAPED:
-                raise _NotJson
-            self._escape = "\\u" if character == "u" else ""
-            return
-        if character not in _HEX:
-            raise _NotJson
-        self._escape += character
-        if len(self._escape) == 6:
+    def _take_escaped(self, character: str) -> str:
+        held = self._escape + character
+        is_unicode = held[1] == "u"
+        if (is_unicode and held[2:].strip(_HEX)) or (not is_unicode and held[1] not in _ESCAPED):
             self._escape = ""
+            self.is_repaired = True
+            return "\\" + held[:-1] + self._take_in_string(character)
+        is_whole = len(held) == 6 or not is_unicode
+        self._escape = "" if is_whole else held
+        return held if is_whole else ""
 
     def _take_mark(self, character: str) -> None:
         expects = self._expects
-        if expects == "object" and character == "{":
-            self._open("{", "first key")
+        if expects == "object" and character in self._opens:
+            self._begin_value(character)
         elif expects in ("key", "first key") and character == '"':
             self._in_string = True
         elif expects == ":" and character == ":":

@@ -18,7 +18,7 @@ from runtime.types import (
     TextWasReasoning,
     TokenLogprobs,
 )
-from runtime.worker.output.calls import CallReader
+from runtime.worker.output.calls import CallReader, Section
 from runtime.worker.output.dialect import (
     ANSWER,
     HEADER,
@@ -121,8 +121,11 @@ class OutputParser:
         self._is_broken = False
         self._has_spoken = False
         self._held = ""
-        self._before_call = ""
-        """Blanks of the answer before the open section of calls, for when it is given as text."""
+        self._before_calls = ""
+        self._in_calls = False
+        self._may_be_call = self._has_tools and bool(dialect.first)
+        self._has_text = False
+        self._pending = ""
         self._header = ""
         self._skips_blank = reasoning == "open" or (self._has_tools and reasoning != "begun")
         self._may_be_orphan = reasoning in ("unsaid", "expected")
@@ -180,36 +183,45 @@ class OutputParser:
         """The chunks that one token's stable text completes."""
         if logprobs is not None:
             self._logprobs.append(logprobs)
+        chunks = self._feed(text)
+        while self._pending and not self.is_stopped:
+            rest, self._pending = self._pending, ""
+            chunks += self._feed(rest)
+        return chunks
+
+    def _feed(self, text: str) -> list[Chunk]:
         if not text or self.is_stopped:
             return []
+        if self._in_calls:
+            return self._read_calls(text)
         if text in self._marks.get(self._state[0], ()):
             return self._read_mark(text)
-        if self._is_constrained and self._state[0] != ANSWER:
+        if (self._is_constrained and self._state[0] != ANSWER) or self._may_be_call:
             return self._by_character(text)
         state, segments = _TextStateMachine.split(self._state, text)
-        if len(segments) == 1 and segments[0][0] != TOOL:
+        if len(segments) == 1:
             self._state = state
             return self._say(*segments[0])
-        if self._has_tools and any(name == TOOL for name, _ in segments):
-            return self._by_character(text)
         return self._advance(text)
 
     def finish(self, text: str = "", *, is_cut: bool = False) -> list[Chunk]:
         """The chunks of the held-back rest. `is_cut` says that the model did not end by itself."""
         chunks = self.feed(text)
+        while self._in_calls and not self.is_stopped:
+            section = self._calls.close(is_cut=is_cut)
+            chunks += [*section.deltas, *self._leave_calls(section), *self.feed("")]
         if self.is_stopped:
             return chunks
         state = self._state[0]
         self._state, rest, _ = _TextStateMachine.flush(self._state)
         chunks += self._say(state, rest) + self._told_as_text()
-        if state == TOOL:
-            is_closed = self._dialect.calls_end_with_turn and not is_cut
-            chunks += self._finish_calls(is_closed=is_closed)
         is_silent = not (self._has_spoken or self.num_tool_calls)
         if state == HEADER and (self._dialect.shows_headers or is_silent):
             chunks += self._say_header()
-        if self._logprobs or (state != REASONING and self._held):
-            chunks.append(self._delta(state, "" if state == REASONING else self._held))
+        is_blank = not is_cut if state == REASONING else not self._has_text and self.num_tool_calls
+        held = "" if is_blank else self._held
+        if self._logprobs or held:
+            chunks.append(self._delta(state, held))
         return chunks
 
     def _read_mark(self, mark: str) -> list[Chunk]:
@@ -225,11 +237,22 @@ class OutputParser:
     def _by_character(self, text: str) -> list[Chunk]:
         """For where what was read decides what the next mark means."""
         chunks: list[Chunk] = []
-        for character in text:
+        for i, character in enumerate(text):
+            if self._in_calls or self._begins_call(character):
+                self._pending = text[i:]
+                break
             chunks += self._advance(character)
             if self.is_stopped:
                 break
         return chunks
+
+    def _begins_call(self, character: str) -> bool:
+        """An answer that begins like this may be a call without a mark."""
+        is_first = self._may_be_call and self._state[0] in (START, NORMAL) and not self._state[3]
+        if not is_first or character not in self._dialect.first:
+            return False
+        self._enter_calls("", self._held)
+        return True
 
     def _advance(self, piece: str) -> list[Chunk]:
         before = self._state[0]
@@ -246,9 +269,6 @@ class OutputParser:
 
     def _enter(self, old: str, new: str) -> list[Chunk]:
         """What leaving state `old` for `new` says."""
-        if old == TOOL and self._calls.in_string:
-            self._state = self._machine.make_state(TOOL)
-            return list(self._calls.feed(self._dialect.tool_end))
         is_end = old == START and new == NORMAL and self._has_spoken
         if is_end and self._may_be_orphan and self._num_backticks % 2 == 0:
             return self._say_orphan()
@@ -263,13 +283,13 @@ class OutputParser:
     def _leave(self, old: str, new: str) -> list[Chunk]:
         """The same where the mark between them is one."""
         held, self._held = self._held, ""
-        if new == TOOL:
-            self._before_call = "" if old == REASONING else held
         self._skips_blank = True
         if new.startswith(STOP):
             return self._stop_at(new, held)
-        if old == TOOL:
-            return self._finish_calls(is_closed=True)
+        if new.startswith(TOOL):
+            header = self._say_header() if self._dialect.shows_headers else []
+            before = held if old != REASONING else ""
+            return [*header, *self._enter_calls(new.removeprefix(TOOL), before)]
         if old == HEADER:
             header = self._say_header() if self._dialect.shows_headers else []
             self._header = ""
@@ -308,10 +328,8 @@ class OutputParser:
     def _say(self, state: str, text: str) -> list[Chunk]:
         if not text:
             return []
-        if state == TOOL:
-            deltas = self._calls.feed(text)
-            self.is_stopped = self._calls.has_extra
-            return list(deltas)
+        if state.startswith(TOOL):
+            return self._read_calls(text)
         if state == HEADER:
             self._header += text
             return []
@@ -323,7 +341,9 @@ class OutputParser:
         if not text:
             return []
         if state != REASONING:
-            self._has_spoken |= not text.isspace()
+            self._has_text |= not text.isspace()
+            self._has_spoken |= self._has_text
+            self._may_be_call &= not self._has_spoken
             self._num_backticks += text.count("`")
             if self._is_constrained and state != ANSWER:
                 self._begin_answer()
@@ -352,18 +372,41 @@ class OutputParser:
         kind = ReasoningDelta if state == REASONING else TextDelta
         return kind(index=self._index, text=text, logprobs=logprobs)
 
-    def _finish_calls(self, *, is_closed: bool) -> list[Chunk]:
-        section = self._calls.close(is_closed=is_closed)
+    def _enter_calls(self, mark: str, before: str) -> list[Chunk]:
+        """Calls begin with this mark, after blanks that are text if more text follows."""
+        self._in_calls, self._may_be_call, self._held = True, False, ""
+        self._expected = None
+        self._calls.open(mark)
+        if self._dialect.keeps_blanks and before and self._has_text:
+            return [self._delta(NORMAL, before)]
+        self._before_calls = before
+        return []
+
+    def _read_calls(self, text: str) -> list[Chunk]:
+        chunks: list[Chunk] = list(self._calls.feed(text))
+        section = self._calls.ended()
+        if self._calls.has_extra:
+            self.is_stopped = True
+        elif section is not None:
+            chunks += self._leave_calls(section)
+        return chunks
+
+    def _leave_calls(self, section: Section) -> list[Chunk]:
+        """The calls are over: what they had of text is said, and what follows is read on."""
+        before, self._before_calls = self._before_calls, ""
+        self._in_calls = False
+        self._state = self._machine.make_state(HEADER if self._dialect.edges else NORMAL)
         self._is_broken |= section.is_broken
-        self.is_stopped = self._calls.is_full and is_closed
-        if not section.text and not section.is_raw:
-            return list(section.deltas)
-        self._skips_blank = False
-        text = section.text
-        if not section.deltas and section.is_raw:
-            text = self._before_call + self._dialect.tool_start + text
-            text += self._dialect.tool_end if is_closed else ""
-        return [*section.deltas, self._delta(NORMAL, text)]
+        self.is_stopped = self._calls.has_extra or (self._calls.is_full and not section.is_broken)
+        self._pending = "" if self.is_stopped else section.rest
+        if section.text:
+            self._skips_blank = False
+            self._has_spoken = self._has_text = True
+            return [self._delta(NORMAL, before + section.text)]
+        self._held = before
+        self._skips_blank = not self._has_spoken
+        self._has_text = False
+        return []
 
 
 def _marks_beside(stop: tuple[str, ...], edges: Iterable[tuple[str, str]]) -> frozenset[str]:

@@ -1,6 +1,6 @@
-"""The dialect that mlx-lm finds a tokenizer to speak.
+"""The dialect that a tokenizer's own files make a model speak.
 
-Knows mlx-lm's `TokenizerWrapper`: its marks, its tool parser, its response format.
+Knows mlx-lm's `TokenizerWrapper`: its marks, the name of its tool parser, its response format.
 """
 
 from __future__ import annotations
@@ -8,31 +8,42 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.worker.output import harmony
-from runtime.worker.output.dialect import HEADER, START, Dialect, Edges, ToolCallParser
+from runtime.worker.output.dialect import HEADER, START, Dialect, Edges, opening
+from runtime.worker.output.families import FAMILIES, THINK_MARKS, find, speaking
 
 
 def dialect_of(tokenizer: Any) -> Dialect:
     """How the model of this tokenizer writes."""
-    if tokenizer.tool_parser is None and harmony.is_spoken_by(tokenizer.get_vocab()):
+    vocab = tokenizer.get_vocab()
+    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    row = FAMILIES.get(_parser_name(tokenizer.tool_parser)) or find(template, vocab)
+    if row is not None and row.name == harmony.NAME:
         return harmony.dialect()
     edges = _edges(tokenizer)
-    return Dialect(
-        think_start=tokenizer.think_start or "",
-        think_end=tokenizer.think_end or "",
-        tool_start=tokenizer.tool_call_start or "",
-        tool_end=tokenizer.tool_call_end or "",
-        parse_tool_call=tokenizer.tool_parser,
-        name=_parser_name(tokenizer.tool_parser),
-        dropped=tuple(tokenizer.structural_markers),
-        edges=edges,
-        initial=HEADER if edges and tokenizer.response_initial_state == HEADER else START,
-    )
+    think = (tokenizer.think_start or "", tokenizer.think_end or "")
+    if not all(think):
+        think = next((marks for marks in THINK_MARKS if all(m in vocab for m in marks)), ("", ""))
+    marks: dict[str, Any] = {
+        "think_start": think[0],
+        "think_end": think[1],
+        "dropped": tuple(tokenizer.structural_markers),
+        "edges": edges,
+        "initial": HEADER if edges and tokenizer.response_initial_state == HEADER else START,
+    }
+    return Dialect(**marks) if row is None else speaking(row, **marks)
 
 
 def _edges(tokenizer: Any) -> Edges:
     declared: dict[str, list[tuple[str, str]]] = tokenizer.response_transitions
-    return {state: tuple(edges) for state, edges in declared.items()}
+    return {
+        state: tuple((mark, opening(mark) if to == _TOOL else to) for mark, to in edges)
+        for state, edges in declared.items()
+        if state != _TOOL
+    }
 
 
-def _parser_name(parse: ToolCallParser | None) -> str:
+_TOOL = "tool"
+
+
+def _parser_name(parse: Any) -> str:
     return "" if parse is None else parse.__module__.rpartition(".")[2]

@@ -1,0 +1,287 @@
+"""Reads calls with a tag for each argument.
+
+A tag inside of a value is part of it: a value ends where what follows is what the form allows next.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runtime.worker.output.json_calls import Objects, read_objects, read_value
+from runtime.worker.output.scan import Called, NotACall, Reading, Scan, Step, Unclosed
+from runtime.worker.output.tools import RequestTools, Schema, properties_of, schema_of
+from runtime.worker.output.typed import loaded, typed
+
+_NAME = re.compile(r"[^\s<>\"']+")
+_IS_TEXT = ('string="true"', 'type="string"')
+
+
+class Tag(NamedTuple):
+    """How an element begins: what is before its name and after it; `after` is empty where nothing
+    tells the name's end, and attributes may stand between where `before` ends with a quote.
+    """
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The marks of a section, its calls, their arguments and the values of these.
+
+    `call` begins a call and `call_end`, or else the section's `end`, closes it. A key is inside of
+    `argument`, or between it and `value`. With `trims` a value has one newline of its own on
+    each side, with `cdata` it may be such a section, and with `escapes` names have entities.
+    `whole` are the marks around arguments that are one JSON object.
+    """
+
+    start: str
+    end: str
+    call: Tag
+    argument: Tag
+    value_end: str
+    call_end: str = ""
+    value: str = ""
+    trims: bool = False
+    cdata: bool = False
+    escapes: bool = False
+    whole: tuple[str, str] = ("", "")
+    bare: str = ""
+
+    @property
+    def closing(self) -> str:
+        """What ends a call."""
+        return self.call_end or self.end
+
+    @property
+    def opening(self) -> str:
+        """What begins a call, or else a section with one."""
+        return self.call.before or self.start
+
+
+class _Value(NamedTuple):
+    text: str
+    attributes: str
+
+
+def read_tagged(scan: Scan, form: Tags, tools: RequestTools) -> Reading:
+    """The calls of a section whose opening mark is the text's beginning."""
+    has_start = yield from scan.take(form.start)
+    yield from scan.skip()
+    if not form.call.before and (yield from scan.peek()) == "{":
+        yield from read_objects(scan, Objects("", form.end), tools)
+        return
+    is_first = True
+    while True:
+        if form.call.before:
+            yield from scan.expect(form.call.before)
+        head = yield from _head(scan, form, form.call, form.argument.before, form.closing)
+        name = head.text
+        if not has_start and is_first and name not in tools.by_name:
+            raise NotACall
+        if head.attributes == "/":
+            yield Called(name, {})
+        else:
+            yield Called(name, (yield from _arguments(scan, form, name, tools)))
+        is_first = False
+        if not form.call_end:
+            return
+        yield from scan.skip()
+        if (yield from scan.take(form.end)):
+            return
+        if scan.is_cut and form.end.startswith(scan.text[scan.at :]):
+            return
+        if not form.call.before or not (yield from scan.follows(form.call.before)):
+            scan.is_repaired = True
+            return
+
+
+def _head(scan: Scan, form: Tags, tag: Tag, *nexts: str) -> Step[_Value]:
+    """The name in a tag that has begun, and its attributes."""
+    if tag.after:
+        inside = yield from scan.taken_until(tag.after)
+    else:
+        start = scan.at
+        mark = yield from scan.until(*nexts, "\n")
+        if not mark and scan.is_cut:
+            raise Unclosed
+        scan.at -= len(mark)
+        inside = scan.text[start : scan.at]
+    attributes = ""
+    if tag.before.endswith('"'):
+        inside, _, attributes = inside.partition('"')
+    elif tag.before.endswith("="):
+        inside = inside.strip().strip("\"'")
+    if attributes.rstrip().endswith("/"):
+        attributes = "/"
+    name = inside.strip() if tag is form.call else inside
+    if form.escapes:
+        name = name.replace("&quot;", '"').replace("&lt;", "<").replace("&gt;", ">")
+        name = name.replace("&amp;", "&")
+    if tag is form.call and _NAME.fullmatch(name) is None:
+        raise NotACall
+    return _Value(name, attributes)
+
+
+def _arguments(scan: Scan, form: Tags, name: str, tools: RequestTools) -> Step[object]:
+    """All arguments of a call, and its end."""
+    tool = tools.by_name.get(name)
+    schema: Schema = {} if tool is None else schema_of(tool)
+    known = properties_of(schema)
+    arguments: dict[str, object] = {}
+    marks = [m for m in (form.argument.before, form.closing, form.whole[0]) if m]
+    while True:
+        yield from scan.skip()
+        mark = yield from scan.take(*marks)
+        if mark == form.closing:
+            return arguments
+        if mark and mark == form.whole[0]:
+            whole = yield from read_value(scan)
+            yield from scan.expect(form.whole[1])
+            yield from scan.skip()
+            yield from scan.expect(form.closing)
+            return whole
+        if not mark:
+            return (yield from _unclosed(scan, form, arguments))
+        key, attributes = yield from _key(scan, form)
+        written = yield from _value(scan, form, [one for one in known if one not in arguments])
+        arguments[key] = _typed(written, attributes, known.get(key), schema)
+
+
+def _unclosed(scan: Scan, form: Tags, arguments: dict[str, object]) -> Step[object]:
+    """A whole call whose end is missing before that of the section or of the text."""
+    if not (yield from scan.peek()):
+        if arguments and not scan.is_cut:
+            scan.is_repaired = True
+            return arguments
+        raise Unclosed
+    if arguments and (yield from scan.follows(form.end)):
+        scan.is_repaired = True
+        return arguments
+    is_cut = scan.is_over and scan.is_cut
+    tail = scan.text[scan.at :]
+    if is_cut and (form.argument.before.startswith(tail) or form.closing.startswith(tail)):
+        raise Unclosed
+    raise NotACall
+
+
+def _key(scan: Scan, form: Tags) -> Step[_Value]:
+    head = yield from _head(scan, form, form.argument)
+    if form.value:
+        yield from scan.skip()
+        yield from scan.expect(form.value)
+    return head
+
+
+def _value(scan: Scan, form: Tags, missing: list[str]) -> Step[str]:
+    """The text of a value whose opening tag was read. `missing` are the keys that may follow."""
+    start, nests = scan.at, True
+    marks = {form.value_end, form.argument.before, form.closing, form.opening}
+    while True:
+        mark = yield from scan.until(*marks)
+        end, here = scan.at - len(mark), scan.at
+        if not mark:
+            raise Unclosed
+        if mark == form.value_end and (yield from _ends_value(scan, form)):
+            return _trimmed(scan.text[start:end], form)
+        is_line = not form.trims or scan.text[start:end].endswith("\n")
+        is_next = mark == form.argument.before and is_line
+        if (is_next and (yield from _names(scan, form, missing))) or (
+            mark == form.closing and (yield from _ends_call(scan, form))
+        ):
+            scan.at = end
+            scan.is_repaired = True
+            return _trimmed(scan.text[start:end], form)
+        if mark == form.opening and nests and (yield from _opens_call(scan, form)):
+            nests = yield from _pass_call(scan, form)
+            scan.at = scan.at if nests else here
+
+
+def _ends_value(scan: Scan, form: Tags) -> Step[bool]:
+    """What follows may follow a value."""
+    here = scan.at
+    found = yield from scan.follows(form.argument.before, form.closing, form.end)
+    yield from scan.skip()
+    is_over = not (yield from scan.peek())
+    scan.at = here
+    if is_over and scan.is_cut:
+        raise Unclosed
+    return bool(found) or is_over
+
+
+def _names(scan: Scan, form: Tags, missing: list[str]) -> Step[bool]:
+    """An argument that the call still lacks begins here."""
+    here = scan.at
+    found = yield from scan.take(*(f"{key}{form.argument.after[:1]}" for key in missing), "\0")
+    scan.at = here
+    return bool(found)
+
+
+def _ends_call(scan: Scan, form: Tags) -> Step[bool]:
+    """The call ends here, and with it the section: another begins, or the text is over."""
+    here = scan.at
+    if form.call_end:
+        yield from scan.skip()
+        if not (yield from scan.take(form.end)):
+            is_over = not (yield from scan.peek())
+            scan.at = here
+            return is_over and not scan.is_cut
+    yield from scan.skip()
+    is_another = yield from scan.take(form.start)
+    is_over = not (yield from scan.peek())
+    scan.at = here
+    return bool(is_another) or (is_over and not scan.is_cut)
+
+
+def _opens_call(scan: Scan, form: Tags) -> Step[bool]:
+    """A whole call is written in the value: what follows its opening is a name and an argument."""
+    here = scan.at
+    if not form.call.before:
+        yield from scan.skip()
+    while (character := (yield from scan.peek())) and (character.isalnum() or character in "_-."):
+        scan.at += 1
+        if scan.at - here > 256:
+            break
+    is_named = scan.at > here
+    if form.call.after:
+        is_named = is_named and bool((yield from scan.take(form.call.after, '"' + form.call.after)))
+    is_call = is_named and bool((yield from scan.follows(form.argument.before, form.closing)))
+    scan.at = here
+    return is_call
+
+
+def _pass_call(scan: Scan, form: Tags) -> Step[bool]:
+    """Go past a call inside of a value; False where it has no end."""
+    depth = 1
+    while depth:
+        mark = yield from scan.until(form.closing, form.opening)
+        if not mark:
+            if scan.is_cut:
+                raise Unclosed
+            return False
+        if mark == form.closing:
+            depth -= 1
+        elif (yield from _opens_call(scan, form)):
+            depth += 1
+    return True
+
+
+def _trimmed(text: str, form: Tags) -> str:
+    if form.trims:
+        text = text.removeprefix("\n").removesuffix("\n")
+    if form.cdata and text.strip().startswith("<![CDATA[") and text.strip().endswith("]]>"):
+        return text.strip()[len("<![CDATA[") : -len("]]>")]
+    return text
+
+
+def _typed(text: str, attributes: str, schema: object, root: Schema) -> object:
+    if any(mark in attributes for mark in _IS_TEXT):
+        return text
+    if 'string="false"' in attributes or 'type="' in attributes:
+        try:
+            return loaded(text)
+        except ValueError:
+            pass
+    return typed(text, {} if schema is None else schema, root)
