@@ -23,7 +23,7 @@ from runtime.worker.output.parser import OutputParser
 from runtime.worker.output.tools import RequestTools
 
 PIECES = (4, 1, 30)
-"""Characters of text in one token; marks are one each."""
+"""Characters of text in one token, in three ways to cut it; marks are one token each."""
 
 _DEEPSEEK = {"V3-": "v3", "V3.1": "v31", "V3.2": "v32", "V4-": "v4", "V4.1": "v41"}
 _ROWS = {
@@ -41,6 +41,24 @@ _XTML = "<|open|>{}<|sep|>", "<|close|>{}<|sep|>"
 _KNOWN = load_families()
 
 Case = Fixture
+VERSION = "0.1.1"
+
+POLICIES: dict[str, str] = dict.fromkeys(
+    """
+    deepseek/v3-truncated-mid-arguments deepseek/v31-truncated-mid-arguments
+    deepseek/vllm-v3-malformed-missing-brace gpt-oss/harmony-truncated-in-arguments
+    kimi/k26-truncated-inside-arguments llama/l3-truncated-inside-parameters
+    mistral/v13think-truncated-in-arguments qwen3-hermes/bug-sglang-30480-truncated-mid-arguments
+    qwen3-hermes/vllm-invalid-json-missing-brace
+    qwen3-hermes/truncated-mid-arguments-no-thinking
+    qwen3-hermes/truncated-mid-arguments-thinking qwen3-hermes/truncated-second-parallel-call
+    """.split(),
+    "streamed",
+) | {
+    "gpt-oss/llamacpp-builtin-python-recipient": "unknown tool",
+    "gemma4/sglang-text-before-call": "blanks",
+}
+"""Where we differ from the package, and which policy in docs/tool-calls.md says why."""
 
 
 def cases() -> list[Case]:

@@ -41,6 +41,7 @@ class ToolForms(NamedTuple):
 
 
 NATIVE = ToolForms()
+GENERIC = ToolForms(tools=False, calls=False, results=False)
 
 
 class WrittenOut(NamedTuple):

@@ -12,7 +12,7 @@ import msgspec
 from runtime.errors import InvalidRequest
 from runtime.prompt.arrange import Abilities
 from runtime.prompt.thinking import EFFORT, SWITCHES
-from runtime.prompt.tools_as_text import NATIVE, ToolForms
+from runtime.prompt.tools_as_text import GENERIC, NATIVE, ToolForms
 from runtime.types import ChatPrompt, Image, Message, Role, Tool, ToolCall
 
 Render = Callable[[ChatPrompt, bool], str]
@@ -194,7 +194,7 @@ def tool_forms_of(render: Render) -> ToolForms:
         for tools in ((), (_TOOL,))
     ]
     if not _any_has(_TOOL.name, shown):
-        return ToolForms(tools=False, calls=False, results=False)
+        return GENERIC
     return ToolForms(calls=_any_has(_ARGUMENT, talks), results=_any_has(_WORDS[0], talks))
 
 

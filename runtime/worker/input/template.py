@@ -21,6 +21,7 @@ from runtime.prompt.thinking import switches
 from runtime.prompt.tools_as_text import (
     CALLS,
     DEFINITIONS,
+    GENERIC,
     ToolForms,
     with_definitions,
     written_out,
@@ -83,7 +84,7 @@ class Template:
 
     With `tools_first` tools that a template writes right after the system text are written before
     it: they change less often than what names directories and dates. Without a `markup` the model
-    reads text only.
+    reads text only. Where nobody `reads_calls` in the template's own form, that form is not used.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class Template:
         tools_first: bool = True,
         markup: Markup | None = None,
         bench: Bench | None = None,
+        reads_calls: bool = True,
     ) -> None:
         self.markup = markup
+        self._reads_calls = reads_calls
         self._tokenizer = tokenizer
         self._bench = bench or PromptPreparer(inner_tokenizer(tokenizer))
         self._tools_first = tools_first
@@ -118,7 +121,11 @@ class Template:
             return self
         if self._other is None:
             self._other = Template(
-                self._tokenizer, tools_first=tools_first, markup=self.markup, bench=self._bench
+                self._tokenizer,
+                tools_first=tools_first,
+                markup=self.markup,
+                bench=self._bench,
+                reads_calls=self._reads_calls,
             )
         return self._other
 
@@ -212,7 +219,9 @@ class Template:
 
     @cached_property
     def tool_forms(self) -> ToolForms:
-        """What of tools the template has a form for."""
+        """What of tools the template has a form for, in which calls can be read."""
+        if not self._reads_calls:
+            return GENERIC
         return tool_forms_of(lambda prompt, opens: self._rendered(prompt, {}, opens_answer=opens))
 
     def spoken(self, dialect: Dialect) -> Dialect:

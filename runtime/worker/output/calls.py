@@ -130,7 +130,7 @@ class CallReader:
         if isinstance(piece, Called):
             call = self._checked(piece)
             if call is None:
-                self._unread.append(self._scan.text[self._since : self._scan.at])
+                self._unread.append(piece.text or self._scan.text[self._since : self._scan.at])
             self._since = self._scan.at
             return [] if call is None else self._say(call)
         said = self._say(ToolCall(piece.id or _new_id(), piece.name, ""))

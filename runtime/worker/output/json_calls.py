@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.worker.output.json_value import JsonObject
 from runtime.worker.output.scan import (
@@ -95,9 +95,10 @@ def _read_list(scan: Scan, form: Objects) -> Reading:
         if calls:
             yield from scan.expect(",")
             yield from scan.skip()
+        start = scan.at
         call = yield from _read_object(scan, form, None)
         assert call is not None
-        calls.append(call)
+        calls.append(replace(call, text=scan.text[start : scan.at]))
     if not calls:
         raise NotACall
     yield from calls

@@ -56,6 +56,7 @@ def _has_more(scan: Scan, form: Calls) -> Step[bool]:
 
 
 def _call(scan: Scan, tools: RequestTools, *, needs_name: bool) -> Step[Called]:
+    start = scan.at
     name = yield from _name(scan)
     yield from scan.expect("(")
     if needs_name and name not in tools.by_name:
@@ -64,7 +65,7 @@ def _call(scan: Scan, tools: RequestTools, *, needs_name: bool) -> Step[Called]:
     while True:
         yield from scan.skip()
         if (yield from scan.take(")")):
-            return Called(name, arguments)
+            return Called(name, arguments, text=scan.text[start : scan.at])
         key = yield from _name(scan)
         yield from scan.skip()
         yield from scan.expect("=")

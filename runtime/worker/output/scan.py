@@ -40,11 +40,12 @@ class Argued:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A whole call."""
+    """A whole call; one that is told later than it was read has its own `text`."""
 
     name: str
     arguments: object
     id: str | None = None
+    text: str = ""
 
 
 Piece = Opened | Argued | Called
