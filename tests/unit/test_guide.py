@@ -1,14 +1,12 @@
 """What a guide lets through, without a model: a random or wilful speaker against its masks."""
 
 import json
-import pkgutil
 import random
 import re
 from functools import cache
 from typing import Any
 
 import jsonschema
-import mlx_lm.tool_parsers
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,14 +37,15 @@ from runtime.worker.output.guide import Guide, GuidePlan
 from runtime.worker.output.parser import OutputParser
 from runtime.worker.output.tools import RequestTools
 
-FORCED = """gemma4 glm47 harmony json_tools kimi_k2 kimi_k3 laguna longcat minicpm5 minimax_m2
-mistral pythonic qwen3_coder""".split()
+FORCED = sorted(FAMILIES.keys() - {"function_gemma", "muse_spark"})
 MARKS = """<|end_of_turn|> <think> </think> <tool_call> </tool_call> [TOOL_CALLS] [ARGS]
 <|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_end|>
 <|tool_call_argument_begin|> <|open|> <|close|> <|sep|> <|start|> <|end|> <|channel|> <|message|>
 <|call|> <|constrain|> <arg_key> </arg_key> <arg_value> </arg_value> <minimax:tool_call>
 </minimax:tool_call> <longcat_tool_call> </longcat_tool_call> <|tool_call> <tool_call|> <|"|>
-<|tool_call_start|> <|tool_call_end|> <start_function_call> <end_function_call> <escape>""".split()
+<|tool_call_start|> <|tool_call_end|> <start_function_call> <end_function_call> <escape>
+<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜>
+｜DSML｜""".split()
 EOS = 0
 USER = (Message(role="user", text="hi"),)
 SCHEMA: dict[str, Any] = {
@@ -163,7 +162,7 @@ def required(*tools: Tool, **fields: Any) -> ChatPrompt:
 
 @given(seed=st.integers(0, 10_000))
 @pytest.mark.parametrize("name", FORCED)
-@settings(max_examples=10)
+@settings(max_examples=5)
 def test_a_forced_call_is_a_call_whatever_is_said(name: str, seed: int):
     said = speak(plan_of(required(LOOK), name).start(), "", random.Random(seed))
     text, _, ((called, arguments),) = read(said, dialect(name), (LOOK,))
@@ -225,8 +224,8 @@ def test_a_forced_call_can_say_any_text(name: str):
         wish = form.row.joint.join(form.row.argument.format(key=k) + v for k, v in members)
     if form.argument:
         wish = "".join(
-            form.argument.format(key=key) + text + form.argument_end
-            for key, text in (("text", value), ("n", "7"))
+            form.argument.format(key=key, is_text=is_text) + text + form.argument_end
+            for key, text, is_text in (("text", value, "true"), ("n", "7", "false"))
         )
     wish = form.opening.format(name="note", name_json='"note"', n=12) + wish + form.closing
     said = speak(plan_of(required(note), name).start(), dialect(name).tool_start + wish, RNG)
@@ -250,8 +249,9 @@ def test_a_dialect_that_cannot_be_forced_says_so(name: str):
 
 
 def test_every_dialect_that_can_be_forced_is_tried_here():
-    known = {"harmony", *(one.name for one in pkgutil.iter_modules(mlx_lm.tool_parsers.__path__))}
-    assert {name for name in known if forced_calls.can_force(dialect(name), (LOOK,))} == {*FORCED}
+    assert {name for name in FAMILIES if forced_calls.can_force(dialect(name), (LOOK,))} == {
+        *FORCED
+    }
 
 
 SCHEMAS: st.SearchStrategy[dict[str, Any]] = st.recursive(

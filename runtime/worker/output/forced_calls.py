@@ -7,6 +7,7 @@ arguments in the schema's order, a text as it is and every other value as JSON.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import cast
 
@@ -21,6 +22,7 @@ from runtime.worker.output.tools import Schema, as_schema, properties_of, schema
 
 _COUNTER = "\0"
 _DIGITS = "/[0-9]{1,4}/"
+_TOKEN = re.compile(r"<\[\d+\]>")
 _TEXT_KEYS = frozenset({"type", "description", "title", "default", "examples", "$comment"})
 
 
@@ -144,6 +146,10 @@ def _argument(
     if _is_text(schema) and values:
         options = " | ".join(literal(str(value)) for value in values)
         return [f"{name}: {head} ({options}) {literal(form.argument_end)}"]
+    end = literal(form.argument_end)
+    if _is_text(schema) and _TOKEN.search(end):
+        # No text can contain a token that is none: it ends the value by itself.
+        return [f"{name}: {head} {name}_text {end}", f"{name}_text: /(?s:.*)/"]
     if _is_text(schema):
         suffix = json.dumps(form.argument_end)
         return [f"{name}: {head} {name}_text", f"{name}_text[suffix={suffix}]: /(?s:.*)/"]
