@@ -83,16 +83,14 @@ def dialect_of(case: Case) -> Dialect:
     think_start, think_end = _THINK.get(family, ("<think>", "</think>"))
     if family == "mistral" and "2506" not in model:
         think_start, think_end = "[THINK]", "[/THINK]"
-    marks: dict[str, Any] = {"think_start": think_start, "think_end": think_end}
+    plain = Dialect(think_start=think_start, think_end=think_end)
     if name == "kimi_k3":
         opens, closes = _XTML
-        marks = {"think_start": opens.format("think"), "think_end": closes.format("think")}
-        marks["dropped"] = (
-            opens.format("response"),
-            closes.format("response"),
-            closes.format("message"),
+        dropped = opens.format("response"), closes.format("response"), closes.format("message")
+        plain = Dialect(
+            think_start=opens.format("think"), think_end=closes.format("think"), dropped=dropped
         )
-    return speaking(FAMILIES[name], **marks)
+    return speaking(FAMILIES[name], plain)
 
 
 def problems(case: Case) -> list[str]:

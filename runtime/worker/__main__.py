@@ -179,10 +179,8 @@ class Worker:
         )
         processor = model.vision_model.image_processor if model.vision_model is not None else None
         markup = processor.markup if processor is not None else None
-        reads_calls = bool(model.dialect.name)
-        template = Template(
-            model.tokenizer, markup=markup, bench=reception, reads_calls=reads_calls
-        )
+        is_read = bool(model.dialect.name)
+        template = Template(model.tokenizer, markup=markup, bench=reception, reads_calls=is_read)
         scheduler = Scheduler(
             max_batch=options.max_batch,
             max_slice=options.prefill_slice or models.best_slice(),

@@ -10,6 +10,7 @@ import pytest
 
 from runtime.types import Tool
 from runtime.worker.output import forced_calls
+from runtime.worker.output.dialect import Dialect
 from runtime.worker.output.families import FAMILIES, find, speaking
 
 PAGE = Path(__file__).parents[2] / "docs" / "tool-calls.md"
@@ -39,7 +40,7 @@ def test_the_table_has_every_family_and_no_other():
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_a_row_of_the_table_is_what_the_family_does(name: str):
     models, is_streamed, is_forced, strict = ROWS[name]
-    row, spoken = FAMILIES[name], speaking(FAMILIES[name])
+    row, spoken = FAMILIES[name], speaking(FAMILIES[name], Dialect())
     assert models
     assert is_streamed == ("yes" if row.streams else "no")
     assert is_forced.startswith("yes") == forced_calls.can_force(spoken, (PLAIN,))

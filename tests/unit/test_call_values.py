@@ -27,8 +27,8 @@ a
 </parameter>
 </function>
 </tool_call>"""
-PIECES = ["\n", "  ", "\t", '"', "'", "\\", "\\d", "{", "}", "[", "]", ",", "(", ")", "=", "7"]
-PIECES += ["true", "null", "é", "🌸", "日本", "a", "b c", NESTED]
+PIECES = """{ } [ ] , ( ) = 7 ' " \\ \\d true null é 🌸 日本 a""".split()
+BLANKS = ["\n", "  ", "\t", "b c", NESTED]
 
 
 def marks_of(row: Family) -> list[str]:
@@ -43,7 +43,11 @@ def marks_of(row: Family) -> list[str]:
 
 def values_of(row: Family) -> dict[str, st.SearchStrategy[Any]]:
     """Values of each kind, whose texts are full of marks."""
-    some = st.sampled_from(marks_of(row)) | st.sampled_from(OTHERS) | st.sampled_from(PIECES)
+    some = (
+        st.sampled_from(marks_of(row))
+        | st.sampled_from(OTHERS)
+        | st.sampled_from([*PIECES, *BLANKS])
+    )
     texts = st.lists(some, max_size=8).map("".join)
     keys = st.sampled_from(["a", "b", "a key"])
     json_values = st.recursive(

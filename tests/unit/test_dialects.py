@@ -17,11 +17,13 @@ from runtime.prompt.healing import AnswerRecord
 from runtime.types import (
     ANY_TOOL,
     Chunk,
+    Finished,
     Message,
     ReasoningDelta,
     TextDelta,
     Tool,
     ToolChoice,
+    Usage,
 )
 from runtime.types import ToolCallDelta as Call
 from runtime.worker.output import harmony
@@ -48,7 +50,7 @@ K3 = "<|open|>{}<|sep|>{}<|close|>{}<|sep|>"
 def dialect(name: str) -> Dialect:
     if name == "harmony":
         return harmony.dialect()
-    return speaking(FAMILIES[name], think_start="<think>", think_end="</think>")
+    return speaking(FAMILIES[name], Dialect(think_start="<think>", think_end="</think>"))
 
 
 def glm_call(prefix: str = "") -> str:
@@ -243,6 +245,24 @@ def test_a_streamed_call_that_breaks_off_is_never_a_clean_end(name: str, is_cut:
     assert said.calls == (("get_weather", '{"city": "Zürich <We'),)
     assert said.notes[0] in ("unclosed_tool_call", "malformed_tool_call")
     assert said.reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("end", "num_calls"), [('{"city": "Zür', 1), ('{"city": "Zürich"}', 2), ("", 1)]
+)
+def test_an_answer_that_is_not_streamed_has_no_half_of_a_call(end: str, num_calls: int):
+    tools = RequestTools.of((WEATHER,))
+    parser = OutputParser(dialect("json_tools"), index=0, tools=tools)
+    opening = '<tool_call>{"name": "get_weather", "arguments": ' + end
+    chunks = [*parser.feed(SPOKEN["json_tools"] + opening), *parser.finish(is_cut=True)]
+    usage = Usage(num_prompt_tokens=1)
+    done = Finished(index=0, reason="length", usage=usage, notes=parser.notes)
+    draft = Draft()
+    for chunk in settled([*chunks, done]):
+        draft.add(chunk)
+    assert len(draft.calls) == num_calls
+    assert json.loads(draft.calls[0].arguments) == CITY
+    assert (draft.text, parser.notes) == ("", ("unclosed_tool_call",))
 
 
 @pytest.mark.parametrize("name", sorted(set(SPOKEN) - {"mistral", "harmony", "kimi_k2"}))

@@ -66,6 +66,13 @@ def test_what_a_template_shows_of_tools_is_found_by_asking_it(name: str):
     assert template(name).tool_forms == FORMS[name]
 
 
+def test_tools_are_text_for_a_template_in_whose_form_nobody_reads_calls():
+    for is_first in (True, False):
+        unread = Template(template("qwen3")._tokenizer, reads_calls=False)
+        assert unread.arranged(tools_first=is_first).tool_forms == NONE
+        assert unread.spoken(Dialect()) == SPOKEN
+
+
 def test_calls_and_results_are_written_in_the_documented_form():
     other = ToolCall(id="b", name="read", arguments="{}")
     both = Message(role="assistant", text="I see.", tool_calls=(CALL, other))

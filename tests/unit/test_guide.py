@@ -45,7 +45,7 @@ MARKS = """<|end_of_turn|> <think> </think> <tool_call> </tool_call> [TOOL_CALLS
 </minimax:tool_call> <longcat_tool_call> </longcat_tool_call> <|tool_call> <tool_call|> <|"|>
 <|tool_call_start|> <|tool_call_end|> <start_function_call> <end_function_call> <escape>
 <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜>
-｜DSML｜""".split()
+｜DSML｜ ｜GCML｜""".split()
 EOS = 0
 USER = (Message(role="user", text="hi"),)
 SCHEMA: dict[str, Any] = {
@@ -80,7 +80,7 @@ def tokenizer() -> Any:
 def dialect(name: str) -> Dialect:
     if name == "harmony":
         return harmony.dialect()
-    return speaking(FAMILIES[name], think_start="<think>", think_end="</think>")
+    return speaking(FAMILIES[name], Dialect(think_start="<think>", think_end="</think>"))
 
 
 @cache

@@ -62,3 +62,21 @@ def test_what_is_no_json_breaks(text: str):
     reader.feed(text)
     assert reader.is_broken
     assert not reader.is_done
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r'{"a": "\d+ \."}', r"\d+ \."),
+        (r'{"a": "C:\users\u00e9"}', "C:\\usersé"),
+        (r'{"a": "\u12"}', r"\u12"),
+        ('{"a": "\\\n"}', "\\\n"),
+        (r'{"a": "\\ \" \/ \t"}', '\\ " / \t'),
+    ],
+)
+def test_a_backslash_that_escapes_nothing_is_one(text: str, value: str):
+    for pieces in ([text], list(text)):
+        reader = JsonObject()
+        said = "".join(reader.feed(piece)[0] for piece in pieces)
+        assert json.loads(said) == {"a": value}
+        assert reader.is_done

@@ -13,7 +13,7 @@ from runtime.worker.output.families import FAMILIES, speaking
 from runtime.worker.output.parser import OutputParser
 from runtime.worker.output.tools import RequestTools
 
-MARKED = speaking(FAMILIES["json_tools"], think_start="<think>", think_end="</think>")
+MARKED = speaking(FAMILIES["json_tools"], Dialect(think_start="<think>", think_end="</think>"))
 LOOK = '<tool_call>\n{"name": "look", "arguments": {"at": 7}}\n</tool_call>'
 
 

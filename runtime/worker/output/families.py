@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -113,9 +113,8 @@ def _tagged(name: str, start: str, end: str, syntax: CallSyntax, **more: Any) ->
     return Family(name, start, end, form, syntax if is_forced else None, **more)
 
 
-def _dsml(name: str, section: str, space: str = "", **more: Any) -> Family:
-    """DeepSeek's marks since V3.2, which differ in the section's name and in a space."""
-    mark = f"｜DSML｜{space}"
+def _invoked(name: str, mark: str, section: str, **more: Any) -> Family:
+    """DeepSeek's notation since V3.2, whose marks differ, and the section's name."""
     syntax = CallSyntax(
         f'\n<{mark}invoke name="{{name}}">\n',
         f"</{mark}invoke>\n</{mark}{section}>",
@@ -146,10 +145,12 @@ _OBJECT = '{{"name": {name_json}, "arguments": '
 _V3 = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 
 _ROWS = (
-    _dsml("deepseek_v41", "calls", " ", template=("<｜DSML｜ calls>",)),
-    _dsml("deepseek_v4", "tool_calls", template=("<｜DSML｜tool_calls>",)),
-    _dsml(
+    _invoked("deepseek_v41", "｜DSML｜ ", "calls", template=("<｜DSML｜ calls>",)),
+    _invoked("deepseek_v4", "｜DSML｜", "tool_calls", template=("<｜DSML｜tool_calls>",)),
+    _invoked("gigachat35", "｜GCML｜", "tool_calls", template=("<｜GCML｜tool_calls>",)),
+    _invoked(
         "deepseek_v32",
+        "｜DSML｜",
         "function_calls",
         template=("｜DSML｜", "function_calls"),
         vocab=("｜DSML｜",),
@@ -453,9 +454,10 @@ def find(template: str, vocab: Collection[str]) -> Family | None:
     return None
 
 
-def speaking(row: Family, dropped: tuple[str, ...] = (), **marks: Any) -> Dialect:
-    """The dialect of a model of this family, with the marks of its thoughts and answers."""
-    return Dialect(
+def speaking(row: Family, dialect: Dialect) -> Dialect:
+    """The dialect with this family's calls."""
+    return replace(
+        dialect,
         tool_start=row.start,
         tool_end=row.end,
         name=row.name,
@@ -463,6 +465,5 @@ def speaking(row: Family, dropped: tuple[str, ...] = (), **marks: Any) -> Dialec
         first=row.first,
         keeps_blanks=row.keeps_blanks,
         ends_thoughts=row.ends_thoughts,
-        dropped=(*dropped, *row.dropped),
-        **marks,
+        dropped=(*dialect.dropped, *row.dropped),
     )

@@ -147,9 +147,12 @@ def _argument(
         options = " | ".join(literal(str(value)) for value in values)
         return [f"{name}: {head} ({options}) {literal(form.argument_end)}"]
     end = literal(form.argument_end)
-    if _is_text(schema) and _TOKEN.search(end):
-        # No text can contain a token that is none: it ends the value by itself.
-        return [f"{name}: {head} {name}_text {end}", f"{name}_text: /(?s:.*)/"]
+    if _is_text(schema) and (token := _TOKEN.search(end)):
+        # No text can contain a token that is none: with what stands before it, it ends the value.
+        before = end[: token.start()].strip()
+        last = re.escape(json.loads(before)).replace("/", "\\/") if before else ""
+        rest = end[token.start() :]
+        return [f"{name}: {head} {name}_text {rest}", f"{name}_text: /(?s:.*){last}/"]
     if _is_text(schema):
         suffix = json.dumps(form.argument_end)
         return [f"{name}: {head} {name}_text", f"{name}_text[suffix={suffix}]: /(?s:.*)/"]

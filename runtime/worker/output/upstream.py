@@ -23,14 +23,14 @@ def dialect_of(tokenizer: Any) -> Dialect:
     think = (tokenizer.think_start or "", tokenizer.think_end or "")
     if not all(think):
         think = next((marks for marks in THINK_MARKS if all(m in vocab for m in marks)), ("", ""))
-    marks: dict[str, Any] = {
-        "think_start": think[0],
-        "think_end": think[1],
-        "dropped": tuple(tokenizer.structural_markers),
-        "edges": edges,
-        "initial": HEADER if edges and tokenizer.response_initial_state == HEADER else START,
-    }
-    return Dialect(**marks) if row is None else speaking(row, **marks)
+    plain = Dialect(
+        think_start=think[0],
+        think_end=think[1],
+        dropped=tuple(tokenizer.structural_markers),
+        edges=edges,
+        initial=HEADER if edges and tokenizer.response_initial_state == HEADER else START,
+    )
+    return plain if row is None else speaking(row, plain)
 
 
 def _edges(tokenizer: Any) -> Edges:
