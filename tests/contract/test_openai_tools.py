@@ -27,6 +27,7 @@ WAIT: Any = {
 }
 SPACE: Any = {"type": "namespace", "name": "agents", "description": "Others", "tools": [WAIT]}
 LOOK: Any = {"name": "look", "parameters": {"type": "object"}}
+WAVE: Any = {"name": "wave", "parameters": {"type": "object", "properties": {}}}
 QUESTION: Any = [{"role": "user", "content": "What do you see?"}]
 
 
@@ -278,12 +279,12 @@ def test_the_answer_of_a_function_goes_back_in_the_older_form(calm_client: OpenA
 @pytest.mark.parametrize(
     ("tools", "choice"),
     [
-        ({"functions": [LOOK]}, {"function_call": {"name": "look"}}),
+        ({"functions": [WAVE]}, {"function_call": {"name": "wave"}}),
         (
-            {"tools": [{"type": "function", "function": LOOK}]},
-            {"tool_choice": {"type": "function", "function": {"name": "look"}}},
+            {"tools": [{"type": "function", "function": WAVE}]},
+            {"tool_choice": {"type": "function", "function": {"name": "wave"}}},
         ),
-        ({"tools": [{"type": "function", "function": LOOK}]}, {"tool_choice": "required"}),
+        ({"tools": [{"type": "function", "function": WAVE}]}, {"tool_choice": "required"}),
     ],
 )
 def test_a_named_function_is_called(calm_client: OpenAI, tools: Any, choice: Any) -> None:
