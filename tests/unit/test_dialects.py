@@ -541,3 +541,41 @@ def test_in_a_constrained_answer_only_stop_strings_are_marks(turn: str, expected
         said = told(pieces, dialect("json_tools"), is_constrained=True, stop=("STOP",))
         assert said.text == (expected or turn)
         assert said.calls == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "turn"),
+    [
+        ("llama3", '{"name": "get_weather", "parameters": {"city": "Z"}}'),
+        ("llama4", '[get_weather(city="Z")]'),
+    ],
+)
+def test_an_answer_that_begins_with_a_call_is_one_and_no_other_is(name: str, turn: str):
+    spoken = dialect(name)
+    for pieces in ([turn], list(turn)):
+        assert told(pieces, spoken).calls == (("get_weather", '{"city": "Z"}'),)
+        for text in (
+            f"See: {turn}",
+            turn.replace("get_weather", "nobody"),
+            turn[:1],
+            f"{turn[:1]}1",
+        ):
+            assert told(list(text), spoken).text == text
+        for fields in ({"reasoning": "begun"}, {"is_constrained": True}):
+            said = told(pieces, spoken, **fields)
+            assert (said.text, said.calls, said.notes) == (turn, (), ())
+
+
+@pytest.mark.parametrize(
+    ("turn", "text"),
+    [
+        ("a \nCALL\n b", "a \n\n b"),
+        ("aCALLb", "ab"),
+        ("a \nCALL\n\nCALL\n", "a"),
+        ("\nCALL\nb", "b"),
+    ],
+)
+def test_blanks_around_a_call_are_text_where_text_follows(turn: str, text: str):
+    turn = turn.replace("CALL", SPOKEN["json_tools"])
+    for pieces in ([turn], list(turn)):
+        assert told(pieces, dialect("json_tools")).text == text

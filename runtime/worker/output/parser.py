@@ -123,7 +123,8 @@ class OutputParser:
         self._held = ""
         self._before_calls = ""
         self._in_calls = False
-        self._may_be_call = self._has_tools and bool(dialect.first)
+        is_at_start = reasoning != "begun" and not is_constrained
+        self._may_be_call = self._has_tools and bool(dialect.first) and is_at_start
         self._has_text = False
         self._pending = ""
         self._header = ""
