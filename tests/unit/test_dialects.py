@@ -561,7 +561,8 @@ def test_an_answer_that_begins_with_a_call_is_one_and_no_other_is(name: str, tur
             f"{turn[:1]}1",
         ):
             assert told(list(text), spoken).text == text
-        for fields in ({"reasoning": "begun"}, {"is_constrained": True}):
+        otherwise: list[dict[str, Any]] = [{"reasoning": "begun"}, {"is_constrained": True}]
+        for fields in otherwise:
             said = told(pieces, spoken, **fields)
             assert (said.text, said.calls, said.notes) == (turn, (), ())
 
