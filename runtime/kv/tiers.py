@@ -169,9 +169,14 @@ class Tiers:
         """The first `end` tokens of a prompt are computed, and others may go on from there."""
         self._committer.commit_begun(cursor, kv, end)
 
+    @property
+    def least_worth(self) -> int:
+        """So many tokens that others computed are worth a copy."""
+        return _WORTH_JOINING * self._state.chain.block_size
+
     def knows_more(self, cursor: CacheCursor, num_tokens: int) -> bool:
         """Others computed so much more of a prompt than these tokens that it is worth a copy."""
-        worth = num_tokens + _WORTH_JOINING * self._state.chain.block_size
+        worth = num_tokens + self.least_worth
         worth = min(worth, len(cursor.token_ids) - 1)
         return self.num_at_hand(cursor) >= worth > num_tokens
 

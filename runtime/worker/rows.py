@@ -58,12 +58,15 @@ class RowExecutor:
             self.put_back([one for one in group.sequences if not one.is_finished])
 
     def _look_again(self) -> None:
-        """Have those that wait know what others have computed of their prompts meanwhile."""
+        """Have those that wait know what others have computed of their prompts meanwhile.
+
+        Who lacks less than is worth taking up has nothing to gain: of small ones there may be many.
+        """
         if self._num_changes_seen == self._tiers.hot.num_changes:
             return
         self._num_changes_seen = self._tiers.hot.num_changes
         for group in self._scheduler.waiting:
-            if not group.is_waiting:
+            if not group.is_waiting and group.num_lacking_tokens >= self._tiers.least_worth:
                 group.num_at_hand = self._tiers.num_at_hand(group.cursor)
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
