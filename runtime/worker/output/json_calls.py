@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from runtime.worker.output.json_value import JsonObject
 from runtime.worker.output.scan import (
-    BLANKS,
     Argued,
     Called,
     NotACall,
@@ -162,6 +161,7 @@ def _read_object(
 
 
 _MISSING = object()
+_OF_NUMBERS = "+-._"
 
 
 def _closes(scan: Scan) -> Step[bool]:
@@ -218,7 +218,7 @@ def read_value(scan: Scan) -> Step[object]:
     elif first and first in "{[":
         yield from _pass_container(scan, first)
     else:
-        while (character := (yield from scan.peek())) and character not in f"{BLANKS},]}}":
+        while (one := (yield from scan.peek())) and (one.isalnum() or one in _OF_NUMBERS):
             scan.at += 1
     if scan.at == start:
         raise NotACall if first else Unclosed
