@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,19 +17,13 @@ from runtime.worker.input.compose import Composed
 from runtime.worker.input.template import Template
 from runtime.worker.input.turns import PendingTurn, TurnStore
 from runtime.worker.output.dialect import Dialect
+from runtime.worker.output.families import FAMILIES, speaking
 from runtime.worker.output.parser import OutputParser
 from runtime.worker.output.tools import RequestTools
 from tests.templates import template_of
 from tests.unit.test_compose import END, LOOK, SYSTEM, USER, Talk
 
-DIALECT = Dialect(
-    think_start="<think>",
-    think_end="</think>",
-    tool_start="<tool_call>",
-    tool_end="</tool_call>",
-    parse_tool_call=lambda text, _: json.loads(text),
-    name="json_tools",
-)
+DIALECT = speaking(FAMILIES["json_tools"], Dialect(think_start="<think>", think_end="</think>"))
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 7}}\n</tool_call>'
 GO_ON = Message(role="user", text="go on")
 
