@@ -186,8 +186,8 @@ def test_how_a_model_is_shown_tools_is_said(gemma: RunningServer) -> None:
 
 THINKS: list[tuple[str, dict[str, Any], list[str]]] = [
     (CHAT, {"reasoning_effort": "high"}, ["reasoning_effort"]),
-    (CHAT, {"reasoning": {"level": "high"}}, ["reasoning.level"]),
-    (CHAT, {"metadata": {"reasoning": {"level": "high"}}}, ["metadata.reasoning.level"]),
+    (CHAT, {"reasoning": {"level": "high"}}, ["reasoning"]),
+    (CHAT, {"metadata": {"reasoning": {"level": "high"}}}, ["metadata.reasoning"]),
     (CHAT, {"enable_thinking": False}, []),
     ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking"]),
     ("/v1/messages", {}, []),

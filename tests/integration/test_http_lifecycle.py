@@ -467,7 +467,7 @@ async def test_what_waits_while_its_conversation_is_deleted_is_answered_and_not_
     tmp_path: Path, models_dir: Path
 ) -> None:
     more = "max_loaded_models = 1\nblock_size = 16\n"
-    body = {"model": "twin", "prompt": "a kettle hums on the hearth " * 20, "max_tokens": 4}
+    body = {"model": "twin", "prompt": "kettles hum on the hearth " * 20, "max_tokens": 4}
     body |= {"session_id": "gone", "temperature": 0}
     where = {"conversation": "gone"}
     with running(tmp_path, config=config(models_dir, more)) as server:

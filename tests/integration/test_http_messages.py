@@ -293,8 +293,8 @@ def test_fields_of_tomorrow_are_ignored_and_named(server: RunningServer) -> None
         tools=[TOOLS[0] | {"eager_input_streaming": True, "allowed_callers": ["direct"]}],
     )
     assert answer["hearth"]["ignored"] == [
-        "mcp_servers",
         "safeguards",
+        "mcp_servers",
         "messages[0].mood",
         "messages[0].content[0].glow",
         "tools[0].allowed_callers",

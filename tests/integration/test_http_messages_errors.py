@@ -76,8 +76,8 @@ def test_an_unknown_model_is_not_found(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "kind"),
     [
-        ("POST", "/v1/messages/batches", 404, "not_found_error"),
-        ("GET", "/v1/messages/nothing", 404, "not_found_error"),
+        ("POST", "/v1/messages/batches/one", 404, "not_found_error"),
+        ("GET", "/v1/messages/nothing", 405, "invalid_request_error"),
         ("GET", MESSAGES, 405, "invalid_request_error"),
         ("DELETE", COUNT, 405, "invalid_request_error"),
     ],
