@@ -63,7 +63,7 @@ class Session:
             "prompt_cache_key": self.name,
             "store": False,
             "temperature": 0,
-            "max_output_tokens": 24,
+            "max_output_tokens": 64,
         } | fields
 
     def ask(self, *more: Any, path: str = RESPONSES, **fields: Any) -> Any:
