@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import structlog
+
 from api.observe.log_output import configure_logging
 from runtime.config.home import Home
 from runtime.config.settings import Settings, check_places
 from runtime.errors import SettingsError, UnknownModel
+from runtime.machine_limits import limits_here, too_low
 from runtime.models.arrivals import Arrivals
 from runtime.models.catalog import Catalog
+
+_log = structlog.get_logger("hearth.machine")
 
 
 class Preflight(NamedTuple):
@@ -36,6 +41,8 @@ def preflight(settings: Settings) -> Preflight:
     except OSError as error:
         why = f"log_file {settings.log_file} cannot be written: {error.strerror}."
         raise SettingsError(why) from error
+    for one in too_low(limits_here()):
+        _log.warning("a limit of this account is too low", what=one.fact, remedy=one.remedy)
     catalog = Catalog(settings, Arrivals() if settings.allow_download else None)
     named = [("preload", name) for name in settings.preload or ()]
     if settings.default_model is not None:

@@ -18,6 +18,7 @@ from api.http.gate import Gate
 from api.http.kv_access import KvAccess
 from runtime.cache.history import History
 from runtime.cache.history_figures import HistoryFigures
+from runtime.machine_limits import limits_here, too_low
 
 
 class ModelState(msgspec.Struct, gc=False):
@@ -53,7 +54,8 @@ class Readiness(msgspec.Struct, gc=False):
     asked for. `cold` is the cold store: what it has is computed anew while it is `away`, or
     `foreign`, which is another Hearth's, and it takes nothing while it is `full`; `cold_reason`
     says why. `history` says the same of what clients asked the server to remember, and is
-    `degraded` for `set_aside` after a damaged one was, until that is acknowledged. Requests
+    `degraded` for `set_aside` after a damaged one was, until that is acknowledged. `machine` says
+    which limits of this account (ulimit) are too low, and what to do. Requests
     that need none of them are answered all the same. `agents` are those of who asks, `pools` what
     all conversations take; one of several tenants is not told the latter.
     """
@@ -69,6 +71,7 @@ class Readiness(msgspec.Struct, gc=False):
     history: Literal["ok", "opening", "degraded"] = "ok"
     history_reason: str | None = None
     history_message: str | None = None
+    machine: list[str] = []
 
 
 @get("/health/live", tags=["Health"], sync_to_thread=False)
@@ -124,6 +127,7 @@ def ready(
         history=kept.state,
         history_reason=kept.reason,
         history_message=kept.message,
+        machine=[one.text for one in too_low(limits_here())],
     )
     return Response(readiness, status_code=200 if is_ready else 503)
 

@@ -28,6 +28,7 @@ from runtime.config.settings import Settings
 from runtime.environment import INSTALL_HINT, find_blas, packaged_blas, worker_environment
 from runtime.errors import HearthError
 from runtime.keys import needs_of
+from runtime.machine_limits import OPEN_FILES, WORKER_FILES, limits_here, too_low
 from runtime.models.vision_files import can_see
 
 _IMPORT_TIMEOUT_S = 120
@@ -36,8 +37,6 @@ _REINSTALL = "reinstall it: make clean serve, or pip install --force-reinstall h
 _LEAST_SQLITE = (3, 38)
 _OTHER_FILES = 256
 """Open files of a server beside the two that a waiting request may take."""
-_WORKER_FILES = 4096
-"""mlx-lm raises the limit to as many when it is imported, and fails where it may not."""
 
 
 class Examined(msgspec.Struct):
@@ -63,6 +62,7 @@ def examine(settings: Settings, config: Path | None = None) -> Iterator[Finding]
     yield from _ranks(settings)
     yield _open_files(settings.max_queue)
     yield _keys(settings)
+    yield from _limits()
     yield _port(settings)
     yield _service(settings, config)
 
@@ -213,12 +213,10 @@ def _open_files(max_queue: int) -> Finding:
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * max_queue + _OTHER_FILES
     fact = f"at most {limit} at once"
-    if hard != resource.RLIM_INFINITY and hard < _WORKER_FILES:
-        remedy = f"allow {_WORKER_FILES} (ulimit -Hn as root): importing mlx-lm asks for them"
-        return Finding("Open files", f"{fact}, and the limit can only be raised to {hard}", remedy)
-    if limit != resource.RLIM_INFINITY and limit < needed:
-        allowed = "" if hard == resource.RLIM_INFINITY or hard >= needed else " as root"
-        remedy = f"ulimit -n {service.OPEN_FILES}{allowed}; a service gets as many by itself"
+    if hard not in (limit, resource.RLIM_INFINITY):
+        fact += f", and up to {hard} when a server starts"
+    if hard != resource.RLIM_INFINITY and WORKER_FILES <= hard < needed:
+        remedy = f"ulimit -Hn {OPEN_FILES} as root; a service gets as many by itself"
         return Finding("Open files", f"{fact}, but up to {needed} may be needed", remedy)
     return Finding("Open files", fact)
 
@@ -231,6 +229,12 @@ def _keys(settings: Settings) -> Finding:
         return Finding("Keys", f"{open_to_all} (`hearth key` makes one)")
     asked = "by all but liveness" if needs.use != "nothing" else "by /admin, figures and dashboard"
     return Finding("Keys", f"asked for {asked}; /admin takes the admin key or admin.token")
+
+
+def _limits() -> Iterator[Finding]:
+    """Other than open files only where one is too low; a server has the same from its shell."""
+    for one in too_low(limits_here()):
+        yield Finding("Limits", one.fact, one.remedy)
 
 
 def _port(settings: Settings) -> Finding:

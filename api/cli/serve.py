@@ -18,6 +18,7 @@ import uvloop
 from api.address import listen, why_not
 from runtime.config.settings import Settings
 from runtime.errors import HearthError, SettingsError
+from runtime.machine_limits import raise_limits
 from runtime.supervisor.source import WorkerSource
 from runtime.supervisor.spawned import why_no_mlx
 
@@ -31,6 +32,7 @@ def serve(settings: Settings, _: argparse.Namespace) -> int:
     if (trouble := why_no_mlx()) is not None:
         sys.stderr.write(f"hearth: {trouble}\n")
         return 1
+    raise_limits()
     try:
         listener = listen(settings.host, settings.port)
     except OSError as error:

@@ -17,6 +17,7 @@ import msgspec
 from api.cli.views import show
 from runtime.config.settings import Settings
 from runtime.errors import HearthError, SettingsError
+from runtime.machine_limits import OPEN_FILES
 
 LABEL = "dev.hearth.server"
 STOP_MARGIN_S = 30.0
@@ -26,7 +27,6 @@ LEAST_STOP_S = 120
 _RESTART_S = 5
 _ROOT = Path(__file__).parents[2]
 _PLAIN = re.compile(r"[\w@%+=:,./$~-]+")
-OPEN_FILES = 8192
 
 
 class Unit(NamedTuple):

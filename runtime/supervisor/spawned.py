@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from runtime.environment import worker_environment
+from runtime.machine_limits import why_no_worker
 from runtime.supervisor.forked import ForkedProcess
 
 MLX = "0.32.4"
@@ -53,6 +54,8 @@ async def spawn_worker(
     cpu_blas: str, kind: socket.SocketKind, *flags: str
 ) -> tuple[asyncio.subprocess.Process, socket.socket]:
     """`python -m runtime.worker`, and our end of the socket that it was given. Raises OSError."""
+    if (why := why_no_worker()) is not None:
+        raise OSError(why)
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     command = (sys.executable, "-P", "-m", "runtime.worker", "--fd", str(theirs.fileno()), *flags)
     try:
