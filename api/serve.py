@@ -9,6 +9,7 @@ import asyncio
 import json
 import math
 import shlex
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import structlog
 import uvicorn
 from typing_extensions import override
 
@@ -30,6 +32,7 @@ from runtime.errors import HearthError, UnknownModel
 if TYPE_CHECKING:
     from runtime.models.catalog import Catalog
 
+_log = structlog.get_logger("hearth.server")
 _LAST_WORDS_S = 5.0
 _SHOWN_MODELS = 5
 _KEEP_CONNECTION_S = 75
@@ -57,6 +60,8 @@ async def serve(
     )
     server = _Server(config, bootstrap, settings.stop_timeout_s)
     bootstrap.on_end = server.stop
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is with nohup
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.hang_up)
     port = int(listener.getsockname()[1])
     announcement = asyncio.create_task(_announce(bootstrap, settings, port))
     counting = asyncio.create_task(_count(bootstrap, connections))
@@ -85,6 +90,15 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
             self._doorway.hurry()
+        self.should_exit = True
+
+    def hang_up(self) -> None:
+        """The terminal is gone: answers finish as with SIGTERM, which this is no hurry of."""
+        if not self.should_exit:
+            _log.warning(
+                "the terminal hung up (SIGHUP), so the server finishes and ends; start it "
+                "with nohup or as a service (hearth service) to have it stay"
+            )
         self.should_exit = True
 
     @override

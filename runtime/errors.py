@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 _SHOWN_CHARACTERS = 80
 _SHOWN_NAMES = 20
@@ -540,17 +541,45 @@ class PoisonRequest(HearthError):
     code = "poison_request"
 
 
+WorkerCause = Literal[
+    "not_started",
+    "never_up",
+    "lacking",
+    "limit",
+    "helper_lost",
+    "told_to_end",
+    "unknown",
+    "out_of_memory",
+    "crashed",
+    "hung",
+    "unfit",
+]
+"""What a worker ended of; `runtime/supervisor/blame.py` says who is blamed for it."""
+
+
 class WorkerError(HearthError):
     """The model's process failed, through no fault of the request."""
 
     code = "model_error"
     retry_after_s = 1
+    cause: WorkerCause = "crashed"
 
 
 class LoadFailed(WorkerError):
     """The model could not be loaded."""
 
     code = "model_load_failed"
+    cause = "unfit"
+
+
+class MachineFailed(WorkerError):
+    """The machine gave the model's process too little, or another program ended a part of it."""
+
+    code = "machine_failed"
+
+    def __init__(self, message: str, cause: WorkerCause = "lacking") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class ModelUnavailable(WorkerError):
@@ -573,6 +602,7 @@ class WorkerWedged(WorkerError):
     """The model's process was busy but made no progress and was replaced."""
 
     code = "model_wedged"
+    cause = "hung"
 
 
 class NoSummary(HearthError):

@@ -123,7 +123,10 @@ class Ready(Struct, frozen=True, tag="ready"):
 
 
 class LoadError(Struct, frozen=True, tag="load_error"):
+    """The model is not loaded; `is_lacking` says that the machine, not the model, is why."""
+
     message: str
+    is_lacking: bool = False
 
 
 class Accepted(Struct, frozen=True, tag="accepted"):

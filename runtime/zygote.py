@@ -14,5 +14,7 @@ NUMBER = struct.Struct("<q")
 NUM_ORDERED = 3
 EXIT_UNFIT = 76
 """It must not fork here; what it printed says why."""
+EXIT_SANDBOX_LOST = 77
+"""A worker without its sandbox can take nothing in; whoever ended that, no request did."""
 STATUS_UNKNOWN = 1 << 16
 """No status of any process: the zygote ended before the worker, and with it who could ask."""

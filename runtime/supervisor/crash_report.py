@@ -20,6 +20,8 @@ from runtime.memory import (
     has_returned,
     num_oom_kills,
 )
+from runtime.scarcity import says_so
+from runtime.supervisor.blame import WorkerEnd, sentence_of
 from runtime.supervisor.crashes import (
     Crashes,
     CrashRecord,
@@ -31,7 +33,6 @@ from runtime.supervisor.crashes import (
 from runtime.supervisor.health import Watchdog
 from runtime.supervisor.last_words import last_words
 from runtime.supervisor.spawn import Child
-from runtime.supervisor.worker_link import cause_of_death
 from runtime.wire import Heartbeat
 from runtime.zygote import STATUS_UNKNOWN
 
@@ -92,14 +93,18 @@ class CrashReporter:
                 available=available,
             )
 
-    def cause(self, returncode: int | None) -> str:
-        """How it ended, as the rest of a sentence about it."""
+    def end_of(self, child: Child) -> WorkerEnd:
+        """How the process ended, or its connection did, as far as that is known now."""
+        code, output = child.returncode, child.output
         self._was_killed_for_memory = (
-            returncode == -signal.SIGKILL and num_oom_kills() > self._num_oom_kills
+            code == -signal.SIGKILL and num_oom_kills() > self._num_oom_kills
         )
-        if self._was_killed_for_memory:
-            return "was killed by the system, which was out of memory"
-        return cause_of_death(returncode)
+        return WorkerEnd(
+            returncode=code,
+            was_up=child.hello is not None,
+            was_out_of_memory=self._was_killed_for_memory,
+            is_lacking=code not in (None, 0) and says_so(output),
+        )
 
     def lost(self, error: WorkerError, watchdog: Watchdog, num_running: int) -> None:
         """It was lost, for this reason, with so many generations at work."""
@@ -128,7 +133,7 @@ class CrashReporter:
         """
         self.returncode = child.returncode
         if self._lost is None and child.has_failed:
-            cause = f"{self.cause(child.returncode)} while it was leaving"
+            cause = f"{sentence_of(self.end_of(child))} while it was leaving"
             _log.error("worker did not leave", model=self._model, pid=child.pid, cause=cause)
             self.lost(WorkerDied(f"The process of the model {self._model} {cause}."), watchdog, 0)
         if self._lost is None:

@@ -20,6 +20,8 @@ CRASH_WINDOW_S = 300.0
 BREAKER_S = 600.0
 UNLOADABLE_S = 60.0
 """Every attempt may cost another model its place, so even a hasty client gets one a minute."""
+MACHINE_S = 5.0
+"""So long requests are told what the machine lacks before a process is tried again."""
 
 POISON_S = 600.0
 POISON_DEATHS = 2
@@ -54,7 +56,7 @@ class CrashHistory:
         One that a request explains which a process was lost of before says nothing of the model.
         """
         if is_explained:
-            return Verdict(hold_s=_EXPLAINED_S * (1 + JITTER * jitter), is_final=False)
+            return self.lost_to_others(jitter)
         if healthy_s >= HEALTHY_S:
             self.forgive()
         recent = [at_s for at_s in self._crashes_s if now_s - at_s < CRASH_WINDOW_S]
@@ -65,6 +67,14 @@ class CrashHistory:
         step_s = BACKOFF_S[min(self._num_steps, len(BACKOFF_S) - 1)]
         self._num_steps += 1
         return Verdict(hold_s=step_s * (1 + JITTER * jitter), is_final=False)
+
+    def lost_to_others(self, jitter: float) -> Verdict:
+        """Somebody or something else ended the process: requests wait for the next one."""
+        return Verdict(hold_s=_EXPLAINED_S * (1 + JITTER * jitter), is_final=False)
+
+    def machine_lacks(self) -> Verdict:
+        """No process can be had now, whatever the model."""
+        return Verdict(hold_s=MACHINE_S, is_final=True)
 
     def unloadable(self) -> Verdict:
         """The model cannot be loaded as it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from runtime.config.settings import Settings
@@ -11,6 +12,9 @@ from runtime.wire import Heartbeat, WorkerPhase
 
 LOADING = frozenset(row.phase for row in MODEL_STATES.values() if row.stage == "loading")
 LOAD_STALL_S = 60.0
+_MAX_STOPS = 3
+_STOPS_S = 60.0
+"""Who stops a worker so often in a minute holds it."""
 _DECODE_S = 15.0
 _MAX_AVERAGE_STEPS = 50.0
 """A decode step may take `_DECODE_S`, or as long as so many steps do on average."""
@@ -55,7 +59,7 @@ class HealthProblem(NamedTuple):
 
 
 class Watchdog:
-    """Times are seconds of one monotonic clock.
+    """Times are seconds of one clock, of the time in which the server ran (`running_s`).
 
     A worker is in trouble when it has sent nothing for too long, or was busy all the time and
     did not finish a step.
@@ -65,6 +69,7 @@ class Watchdog:
         self._limits = limits
         self._heard_s = now_s
         self._moved_s = now_s
+        self._stops_s: deque[float] = deque(maxlen=_MAX_STOPS)
         self.phase: WorkerPhase = "starting"
         """What it does, as last heard."""
         self.last: Heartbeat | None = None
@@ -85,6 +90,15 @@ class Watchdog:
     def moved(self, phase: WorkerPhase, now_s: float) -> None:
         """Something else than a heartbeat shows progress: that of a load."""
         self.phase = phase
+        self._heard_s = self._moved_s = now_s
+
+    def may_go_on(self, now_s: float) -> bool:
+        """Nobody stops it again and again."""
+        return sum(now_s - at_s < _STOPS_S for at_s in self._stops_s) < _MAX_STOPS
+
+    def was_stopped(self, now_s: float) -> None:
+        """Its process did not run until now, so it has all of its time again."""
+        self._stops_s.append(now_s)
         self._heard_s = self._moved_s = now_s
 
     def complaint(self, now_s: float) -> HealthProblem | None:

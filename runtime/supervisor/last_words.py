@@ -1,14 +1,16 @@
 """What may be kept of what a worker printed: where it was and which errors it met, never a text.
 
 A worker prints what its libraries print, and an exception's message may quote a prompt. So lines
-are kept by their form: frames, names of exceptions, what could not be imported, and what mlx says
-of its device.
+are kept by their form: frames, names of exceptions, what could not be imported, what the machine
+has no more of, and what mlx says of its device.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+
+from runtime.scarcity import LINE
 
 _KEPT = re.compile(
     r'\s*File "[^"]*", line \d+(,? in [\w.<>]+)?$'
@@ -37,6 +39,8 @@ def kept(line: str) -> str | None:
     device = _DEVICE.match(line)
     if device is not None and device[0] and (device[2] or device[0] == line):
         return device[0]
+    if (lacking := LINE.match(line)) is not None:
+        return lacking[1]
     error = _ERROR.match(line)
     return error["name"] if error is not None else None
 

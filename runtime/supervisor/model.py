@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Protocol
 
 import structlog
@@ -17,12 +18,14 @@ from runtime.errors import (
     Aborted,
     HearthError,
     LoadFailed,
+    MachineFailed,
     ModelUnavailable,
     Preempted,
     ShuttingDown,
     WorkerError,
 )
 from runtime.models.files import Fingerprint, fingerprint
+from runtime.supervisor.blame import BLAMED
 from runtime.supervisor.calls import LoadRequest, QueuedRequest
 from runtime.supervisor.failures import CrashHistory, Verdict
 from runtime.supervisor.generation import Generation
@@ -371,7 +374,8 @@ class ModelActor(Lifecycle):
             self.last_error = worker.error
         event: ModelEvent = "stuck" if worker.state == "wedged" else "lost"
         reason = worker.error.message if worker.error is not None else ""
-        if self._apply(event, now_s, reason):
+        was_there = worker.error is None or worker.error.cause != "not_started"
+        if self._apply(event, now_s, reason) and was_there:
             self.num_crashes += 1
         if worker.is_gone:
             self._reap(worker, now_s)
@@ -393,8 +397,16 @@ class ModelActor(Lifecycle):
         self._ready_since_s = None
 
     def _verdict(self, now_s: float) -> Verdict:
-        if isinstance(self.last_error, LoadFailed):
-            return self._history.unloadable()
+        culprit = BLAMED[self.last_error.cause].model if self.last_error is not None else "crash"
+        match culprit:
+            case "unfit":
+                return self._history.unloadable()
+            case "machine":
+                return self._history.machine_lacks()
+            case "nobody":
+                return self._history.lost_to_others(_jitter())
+            case "crash":
+                pass
         healthy_s = 0.0 if self._ready_since_s is None else now_s - self._ready_since_s
         return self._history.crashed(now_s, healthy_s, _jitter(), is_explained=self.is_explained)
 
@@ -431,8 +443,8 @@ def _jitter() -> float:
 def refusal_of(actor: ModelActor, now_s: float) -> WorkerError:
     """Why nobody may wait for a model now."""
     wait_s = max(1, round(actor.due_s - now_s))
-    if isinstance(actor.last_error, LoadFailed):
-        error = LoadFailed(actor.last_error.message)
+    if isinstance(actor.last_error, LoadFailed | MachineFailed):
+        error = copy(actor.last_error)
         error.retry_after_s = wait_s
         return error
     last = actor.last_error.message if actor.last_error is not None else "it was lost."

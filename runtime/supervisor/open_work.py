@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 
 from runtime.errors import PromptChanged, WorkerDied, WorkerError, WorkerWedged
 from runtime.supervisor.generation import Generation
@@ -82,7 +83,8 @@ def fail_all(
 ) -> None:
     """End them with this error, which the requests `lost_on` may have caused."""
     blamed = {request.request_id for request in lost_on}
-    innocent = type(error)(f"{error.message} It worked for another request then.")
+    innocent = copy(error)
+    innocent.message = f"{error.message} It worked for another request then."
     for generation in generations:
         is_other = bool(blamed) and generation.request.request_id not in blamed
         generation.fail(innocent if is_other else error)

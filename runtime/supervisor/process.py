@@ -16,13 +16,15 @@ import structlog
 
 from runtime.cache.channel import KvChannel
 from runtime.config.settings import Settings
-from runtime.errors import LoadFailed, WorkerDied, WorkerError, WorkerWedged
+from runtime.errors import LoadFailed, MachineFailed, WorkerDied, WorkerError, WorkerWedged
 from runtime.slot_events import KvReport
+from runtime.supervisor.blame import cause_of, died, sentence_of
 from runtime.supervisor.crash_report import CrashReporter
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.health import HealthLimits, Watchdog
 from runtime.supervisor.lifecycle import MODEL_STATES, ModelEvent, ModelState, Stage
 from runtime.supervisor.open_work import OpenWork, fail_all
+from runtime.supervisor.running_time import running_s, running_timeout
 from runtime.supervisor.shutdown import WorkerShutdown
 from runtime.supervisor.spawn import Child
 from runtime.supervisor.standby import StandbyPool
@@ -53,6 +55,10 @@ from store.types import RunFigures
 _log = structlog.get_logger("hearth.worker")
 _REAP_S = 1.0
 """What a process may take from its last word to its exit status, on a machine that is busy."""
+_LAST_LINES_S = 0.2
+"""What the lines may take that a process printed before it ended; who inherited its end of the
+pipe may hold that open.
+"""
 
 
 class WorkerProcess:
@@ -77,7 +83,7 @@ class WorkerProcess:
         self.load_fraction = 0.0
         self.ready: Ready | None = None
         self.error: WorkerError | None = None
-        self.watchdog = Watchdog(HealthLimits.of(settings), time.monotonic())
+        self.watchdog = Watchdog(HealthLimits.of(settings), running_s())
         self.clock = WorkerClock(is_first=standbys is not None and standbys.num_taken == 0)
         """What its start and its end cost, as far as they got."""
         own = settings.model(self.spec.id)
@@ -135,14 +141,15 @@ class WorkerProcess:
             if self.state == "stopping":  # asked to leave while it was being spawned
                 await self._ask_to_leave()
                 await self.stop()
-            async with asyncio.timeout(self._settings.load_timeout_s):
+            async with running_timeout(self._settings.load_timeout_s):
                 await self._is_up.wait()
         except TimeoutError:
             limit = f"{self._settings.load_timeout_s:g} s"
             why = f"The model {self.spec.id} was not loaded within {limit}."
             await self._put_down(LoadFailed(why), is_silent=True)
         except OSError as error:
-            self._die(LoadFailed(f"The worker for {self.spec.id} did not start: {error}"))
+            why = f"A process for the model {self.spec.id} could not be started: {error}"
+            self._die(MachineFailed(why, "not_started"))
         finally:
             if self._spares is not None:
                 self._spares.rest()
@@ -201,7 +208,7 @@ class WorkerProcess:
                 with self._event:
                     self._work.on_event(event)
             case Heartbeat():
-                self.watchdog.beat(event, time.monotonic())
+                self.watchdog.beat(event, running_s())
                 self.crash_reporter.heard(event)
                 self.kv.on_beat(event)
             case Flushing() | Flushed():
@@ -219,25 +226,26 @@ class WorkerProcess:
         now_s = time.monotonic()
         match event:
             case Hello():
-                self.watchdog.moved("loading", now_s)
+                self.watchdog.moved("loading", running_s())
                 self.clock.said_hello(now_s)
                 self._apply("hello")
             case LoadProgress(fraction=fraction):
-                self.watchdog.moved("loading", now_s)
+                self.watchdog.moved("loading", running_s())
                 self.load_fraction = fraction
                 self._on_change(self)
             case Warming():
-                self.watchdog.moved("warming", now_s)
+                self.watchdog.moved("warming", running_s())
                 if self._apply("read"):
                     self.clock.read_weights(now_s)
             case Ready(blindness=blindness):
                 self.ready = event
-                self.watchdog.moved("idle", now_s)
+                self.watchdog.moved("idle", running_s())
                 self.clock.became_ready(now_s)
                 self.kv.measured(RunFigures(self.clock.start_cost.total_ms, blindness=blindness))
                 self._spawn(self._open())
-            case LoadError(message=message):
-                self._die(LoadFailed(f"The model {self.spec.id} cannot be loaded: {message}"))
+            case LoadError(message=message, is_lacking=is_lacking):
+                why = f"The model {self.spec.id} cannot be loaded: {message}"
+                self._die(MachineFailed(why, "lacking") if is_lacking else LoadFailed(why))
 
     async def _open(self) -> None:
         """Take requests: they come after what is on disk for them, or would not find it."""
@@ -254,7 +262,7 @@ class WorkerProcess:
         self._ending = WorkerShutdown(child, self.clock, self._settings.stop_timeout_s)
         child.model = self.spec.id
         _log.info("loading the model", model=self.spec.id, pid=self.pid, spare=was_spare)
-        self.watchdog = Watchdog(HealthLimits.of(self._settings), time.monotonic())
+        self.watchdog = Watchdog(HealthLimits.of(self._settings), running_s())
         child.listen(self.on_event, self.on_disconnect)
         self._spawn(self._conclude(child))
         self._spawn(self._watch())
@@ -268,19 +276,21 @@ class WorkerProcess:
         """Fail what is open, with the cause of death when the kernel tells it in time."""
         assert self._child is not None
         assert self._ending is not None
-        await self._child.wait(_REAP_S)
-        self._ended(self._child.returncode)
+        if await self._child.wait(_REAP_S):
+            await self._child.hear_out(_LAST_LINES_S)
+        self._ended(self._child)
         if not await self._child.wait(term_grace_s(self._settings.stop_timeout_s)):
             await self._ending.finish()
 
-    def _ended(self, returncode: int | None) -> None:
+    def _ended(self, child: Child) -> None:
         """Its process has ended, or its connection did."""
         if self.has_ended:
             return
-        cause = "was stopped" if self.stage == "leaving" else self.crash_reporter.cause(returncode)
+        end = self.crash_reporter.end_of(child)
+        how = "was stopped" if self.stage == "leaving" else sentence_of(end)
         log = _log.error if self.state == "ready" else _log.info
-        log("worker ended", model=self.spec.id, pid=self.pid, cause=cause)
-        self._die(WorkerDied(f"The process of the model {self.spec.id} {cause}."))
+        log("worker ended", model=self.spec.id, pid=self.pid, cause=how)
+        self._die(died(f"The process of the model {self.spec.id} {how}.", cause_of(end)))
 
     def _die(self, error: WorkerError, *, hangs_up: bool = True) -> None:
         """The end of it, whatever came first: remember why, fail what is open, listen no more."""
@@ -310,11 +320,23 @@ class WorkerProcess:
         while self.stage in ("loading", "ready"):
             self.crash_reporter.sample(self.pid, self.watchdog.last)
             await asyncio.sleep(period_s)
-            complaint = self.watchdog.complaint(time.monotonic())
-            if complaint is not None and self.stage in ("loading", "ready"):
+            complaint = self.watchdog.complaint(running_s())
+            if complaint is None:
+                continue
+            child = self._child
+            if child is not None and child.is_stopped and self.watchdog.may_go_on(running_s()):
+                self._go_on(child)
+            elif self.stage in ("loading", "ready"):
                 why = f"The model {self.spec.id} {complaint.text}; it is being replaced."
                 _log.error("worker wedged", model=self.spec.id, pid=self.pid, why=complaint.text)
                 await self._put_down(WorkerWedged(why), is_silent=complaint.is_silent)
+
+    def _go_on(self, child: Child) -> None:
+        """Somebody stopped the process: nobody is to blame, and whoever waits for it shall not."""
+        if self.num_running or self.stage == "loading":
+            _log.warning("a worker was stopped and is continued", model=self.spec.id, pid=self.pid)
+            self.watchdog.was_stopped(running_s())
+            child.signal(signal.SIGCONT)
 
     async def _put_down(self, error: WorkerError, *, is_silent: bool) -> None:
         """Fail its requests at once, then end it."""
@@ -334,7 +356,7 @@ class WorkerProcess:
         await child.wait()
         self.clock.exited(time.monotonic())
         await child.hear_out()
-        self._ended(child.returncode)
+        self._ended(child)
         await self.crash_reporter.keep(child, self.watchdog)
         self._is_buried.set()
         self._on_change(self)

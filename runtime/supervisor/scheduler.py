@@ -15,6 +15,7 @@ from runtime.errors import (
     ShuttingDown,
     WorkerError,
 )
+from runtime.supervisor.blame import BLAMED
 from runtime.supervisor.calls import QueuedRequest, content_digest
 from runtime.supervisor.failures import Quarantine
 from runtime.supervisor.generation import Generation, Queued
@@ -248,7 +249,9 @@ class RequestScheduler:
         actor, now_s = self.actor(model), self._clock()
         before = MODEL_STATES[actor.state].stage
         if worker is actor.worker and before == "ready" and worker.has_ended:
-            lost_on = {content_digest(one): _num_said(actor, one) for one in worker.lost_on}
+            is_suspect = worker.error is not None and BLAMED[worker.error.cause].requests
+            requests = worker.lost_on if is_suspect else ()
+            lost_on = {content_digest(one): _num_said(actor, one) for one in requests}
             actor.is_explained = self._quarantine.died(lost_on, now_s, lost_on)
         actor.on_change(worker, now_s)
         if actor.state == "ready" and before == "loading":

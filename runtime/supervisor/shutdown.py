@@ -9,6 +9,7 @@ import time
 import structlog
 
 from runtime.supervisor.crashes import split_stacks
+from runtime.supervisor.running_time import running_s
 from runtime.supervisor.spawn import Child
 from runtime.supervisor.worker_clock import WorkerClock
 from runtime.timeouts import MARGIN_S, flush_budget_s, term_grace_s
@@ -35,29 +36,27 @@ class WorkerShutdown:
 
         All together have no more than if nobody had waited for so long to ask.
         """
-        now_s = time.monotonic()
         self._stop_timeout_s = max(self._stop_timeout_s - waited_s, 0.0)
-        self._clock.asked_to_leave(now_s)
-        self._due_s = now_s + self._stop_timeout_s + MARGIN_S
+        self._clock.asked_to_leave(time.monotonic())
+        self._due_s = running_s() + self._stop_timeout_s + MARGIN_S
         self._child.send(Stop(exit_s=self._stop_timeout_s))
 
     def on_event(self, event: Flushing | Flushed) -> None:
         """It writes what is left, or has done so."""
-        now_s = time.monotonic()
         if isinstance(event, Flushing):
             if not self._clock.is_flushing:
-                self._due_s = now_s + flush_budget_s(event.num_bytes) + MARGIN_S
-                self._clock.began_flush(now_s)
+                self._due_s = running_s() + flush_budget_s(event.num_bytes) + MARGIN_S
+                self._clock.began_flush(time.monotonic())
             return
-        self._clock.flushed(now_s)
-        self._due_s = now_s + self._stop_timeout_s + MARGIN_S
+        self._clock.flushed(time.monotonic())
+        self._due_s = running_s() + self._stop_timeout_s + MARGIN_S
         if event.num_unwritten_bytes:
             child, lost = self._child, event.num_unwritten_bytes
             _log.warning("KV left unwritten", model=child.model, pid=child.pid, num_bytes=lost)
 
     async def leave(self) -> None:
         """Wait for the exit as long as the phases may take, which it tells; then make it happen."""
-        while (left_s := self._due_s - time.monotonic()) > 0:
+        while (left_s := self._due_s - running_s()) > 0:
             if await self._child.wait(min(left_s, 1.0)):
                 return
         await self.finish()

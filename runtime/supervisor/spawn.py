@@ -13,6 +13,7 @@ import structlog
 
 from runtime.supervisor.forked import ForkedProcess
 from runtime.supervisor.last_words import kept
+from runtime.supervisor.running_time import running_s
 from runtime.supervisor.spawned import SpawnedProcess
 from runtime.supervisor.worker_link import WorkerConnection
 from runtime.zygote import STATUS_UNKNOWN
@@ -27,7 +28,7 @@ class Child(WorkerConnection):
 
     def __init__(self, process: asyncio.subprocess.Process | ForkedProcess) -> None:
         super().__init__()
-        self.spawned_s = self.heard_s
+        self.spawned_s = time.monotonic()
         self.model: str | None = None
         """Whom it works for, as its lines in the log say."""
         self.was_ended = False
@@ -74,10 +75,15 @@ class Child(WorkerConnection):
         """It can be given work: it runs, is not stopped, and was heard within `silent_s`."""
         if self._process.returncode is not None or self.closed.is_set():
             return False
-        if time.monotonic() - self.heard_s > silent_s:
+        if running_s() - self.heard_s > silent_s:
             return False
+        return not self.is_stopped
+
+    @property
+    def is_stopped(self) -> bool:
+        """Somebody stopped it (SIGSTOP, a debugger), so that it can be continued."""
         try:
-            return psutil.Process(self._process.pid).status() != psutil.STATUS_STOPPED
+            return psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
         except psutil.Error:
             return False
 
@@ -110,10 +116,10 @@ class Child(WorkerConnection):
             self.signal(signal.SIGKILL)
             await self.wait()
 
-    async def hear_out(self) -> None:
+    async def hear_out(self, limit_s: float = _LAST_WORDS_S) -> None:
         """Read what it sent and printed before it ended: slots that it wrote last, above all."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(limit_s):
                 await self.closed.wait()
                 if self._reading is not None:
                     await asyncio.shield(self._reading)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -20,6 +18,7 @@ from runtime.errors import (
     RequestRejected,
     SummaryWanted,
 )
+from runtime.supervisor.running_time import running_s
 from runtime.types import ChatPrompt, Message, TextPrompt, TokenPrompt
 from runtime.wire import (
     Command,
@@ -32,7 +31,6 @@ from runtime.wire import (
     pack,
     unpack_event,
 )
-from runtime.zygote import STATUS_UNKNOWN
 
 _LONG = 1 << 13
 """Characters of one text, or tokens."""
@@ -48,14 +46,14 @@ class WorkerConnection(asyncio.Protocol):
     """The server's end of the socket. `closed` is set when nothing more will arrive.
 
     Until `listen()` it keeps its `Hello` for whoever takes it. `heard_s` is when it said something
-    last, of `time.monotonic`. What takes long to pack is packed in a thread, and what is sent after
+    last, of `running_s`. What takes long to pack is packed in a thread, and what is sent after
     it waits for its turn.
     """
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
         self.hello: Hello | None = None
-        self.heard_s = time.monotonic()
+        self.heard_s = running_s()
         self._on_event: Callable[[Event], object] = _ignore
         self._on_end: Callable[[], object] | None = None
         self._reader = FrameReader()
@@ -111,7 +109,7 @@ class WorkerConnection(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self.heard_s = time.monotonic()
+        self.heard_s = running_s()
         for payload in self._reader.feed(data):
             event = unpack_event(payload)
             if isinstance(event, Hello):
@@ -167,17 +165,6 @@ def worker_options(settings: Settings, model: str) -> WorkerOptions:
         speculates=own.speculates,
         ranks=own.together,
     )
-
-
-def cause_of_death(returncode: int | None) -> str:
-    """How a process ended, as the rest of a sentence about it."""
-    if returncode is None:
-        return "closed its connection"
-    if returncode == STATUS_UNKNOWN:
-        return "has ended, and the process that could tell how has ended before it, or is stopped"
-    if returncode < 0:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    return f"ended with exit status {returncode}"
 
 
 def rejection(event: Rejected) -> RequestRejected:

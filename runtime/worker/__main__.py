@@ -33,6 +33,7 @@ from runtime.models.folder import as_of
 from runtime.prompt.seal import Seal
 from runtime.prompt.tools_as_text import NATIVE
 from runtime.ranks import KvForm
+from runtime.scarcity import is_scarcity
 from runtime.slot_events import Attach, Forget, RoomGiven, StoreTrouble
 from runtime.types import GenerateRequest
 from runtime.wire import (
@@ -81,7 +82,7 @@ from runtime.worker.taint import EngineTainted
 from runtime.worker.vision.fetcher import Fetcher, names_pictures
 from runtime.worker.wired import set_wired
 from runtime.worker.zygote import Zygote, why_unfit
-from runtime.zygote import EXIT_UNFIT
+from runtime.zygote import EXIT_SANDBOX_LOST, EXIT_UNFIT
 from store.slots import StagedSlot
 from store.turns import turns_root
 
@@ -134,7 +135,9 @@ class Worker:
             if not was_asked:
                 traceback.print_exc()
                 said = as_of(str(error), Path(command.spec.path))
-                self._sender.send(LoadError(message=f"{type(error).__name__}: {said}"))
+                message = f"{type(error).__name__}: {said}"
+                is_lacking = isinstance(error, SandboxGone) or is_scarcity(error)
+                self._sender.send(LoadError(message=message, is_lacking=is_lacking))
             self._sender.close()
             sending.join(_EXIT_GRACE_S)
             return 0 if was_asked else 1
@@ -324,7 +327,7 @@ class Worker:
             self._refuse(request.request_id, refusal_of(error, request))
         except SandboxGone:
             print("the sandbox has ended", file=sys.stderr, flush=True)  # noqa: T201
-            os._exit(EXIT_TAINTED)
+            os._exit(EXIT_SANDBOX_LOST)
         except Exception as error:  # whatever a template does, the next request is admitted
             print_without_text(error)
             refusal = InvalidRequest(f"The prompt cannot be read: {type(error).__name__}.")
@@ -516,8 +519,9 @@ def main() -> int:
     sandbox = Sandbox.start()  # while there is one thread, and nothing in memory but code
     print_stacks_when_asked()
     run_only_installed_code()
-    # The terminal's Ctrl-C is the server's to answer.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The terminal's Ctrl-C and hang-up are the server's to answer.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     # What was imported stays: looking through it would only make every collection longer.
     gc.freeze()
     return Worker(sock, sandbox).run()

@@ -31,7 +31,8 @@ class Zygote:
 
     def run(self) -> socket.socket | None:
         """Fork until the server is gone (None). In each forked process: the socket it works on."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         _close_copies_of_streams()
         with suppress(OSError):  # the server is gone, which it reads next
             self._control.send(READY)

@@ -100,23 +100,23 @@ def test_everything_that_is_wrong_is_found_at_once(home: Path):
         unit.parent.mkdir(parents=True)
         unit.write_text("[Service]\nTimeoutStopSec=1\n")
 
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
 
     def lower() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, (600, hard))
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         flags = ("--memory-budget", str(1 << 47), "--default-model", "nobody")
         code, found = examined(home, *flags, port=port, before=lower)
     assert code == 1
-    wanted = {"Permissions", "Store", "History", "Memory", "Open files", "Port", "Settings"}
+    wanted = {"Permissions", "Store", "History", "Memory", "Limits", "Port", "Settings"}
     assert remedies(found) == wanted | ({"Service"} if sys.platform == "linux" else set())
     assert found["Permissions"]["remedy"] == f"chmod 700 {home}"
     assert "newer release" in found["History"]["remedy"]
     assert f"lsof -i :{port}" in found["Port"]["remedy"]
     assert "nobody" in found["Settings"]["fact"]
-    assert "ulimit -n" in found["Open files"]["remedy"]
+    assert "ulimit -t" in found["Limits"]["remedy"]
 
 
 @pytest.mark.parametrize("where", ["in the way/cold", "s3://bucket/cold", "s4://bucket"])

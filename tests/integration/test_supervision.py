@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -159,13 +160,22 @@ async def test_the_last_words_of_a_crashed_worker_are_kept(home: Path):
         assert "SIGABRT" in str(status_of(supervisor).last_error)
 
 
-async def test_a_silent_worker_is_wedged_and_replaced(home: Path):
-    async with supervising(home, heartbeat_timeout_s=4.0, stop_timeout_s=1.0) as supervisor:
+async def stop_again_and_again(pid: int) -> None:
+    """As a debugger does that holds it."""
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(0)
+
+
+async def test_a_worker_that_somebody_holds_is_wedged_and_replaced(home: Path):
+    async with supervising(home, heartbeat_timeout_s=1.0, stop_timeout_s=1.0) as supervisor:
         running = submit_endless(supervisor)
         await first_chunks(running)
         pid = pid_of(supervisor)
-        os.kill(pid, signal.SIGSTOP)
+        holding = asyncio.create_task(stop_again_and_again(pid))
         await until(lambda: running.worker_pid != pid, "its going on")
+        await holding
         running.abort()
         assert "gave no sign of life" in str(status_of(supervisor).last_error)
         assert (await ask(supervisor, "a", max_tokens=3)).finished

@@ -84,20 +84,6 @@ async def test_a_worker_that_is_killed_or_crashes_leaves_a_record(
         assert (departure.is_clean, departure.is_memory_suspect) == (False, False)
 
 
-async def test_a_stopped_worker_is_ended_and_says_where_it_stood(tmp_path: Path, models: Path):
-    settings = lone_settings(tmp_path, heartbeat_timeout_s=4.0)
-    async with lone_worker(settings, models / "m") as worker:
-        running = await decoding(worker)
-        assert worker.process.pid is not None
-        os.kill(worker.process.pid, signal.SIGSTOP)
-        assert (await answer(running)).failed.code == WorkerWedged.code
-        await gone(worker.process)
-        record = record_of(tmp_path, worker.process)
-        assert "gave no sign of life" in record.message
-        assert (record.signal, record.exit_status) in ((None, 0), ("SIGTERM", None))
-        assert any("engine.py" in line for line in record.stacks)
-
-
 async def test_a_hang_in_an_evaluation_is_ended_and_says_where(tmp_path: Path, models: Path):
     settings = lone_settings(
         tmp_path, wedge_timeout_s=3.0, prefill_slice=SLOW_TOKENS, stop_timeout_s=1.0
