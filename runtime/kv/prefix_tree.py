@@ -107,10 +107,11 @@ class PrefixTree:
         num_blocks = self._num_known_blocks(block_hashes)
         position = num_blocks * self._chain.block_size
         last_block = block_hashes[num_blocks - 1] if num_blocks else root or self._chain.root
-        runs = [run for run in self._holding(last_block) if not run.is_loose]
+        runs: list[Run | None] = [run for run in self._holding(last_block) if not run.is_loose]
+        children = (child for run in runs if run is not None for child in run.children)
+        runs += [child for child in children if _may_follow(child, position, token_ids)]
         roots = self._roots.get(root, [])
         matches = [_follow(roots, run, position, token_ids) for run in runs or [None]]
-        matches += [_follow(run.children, None, position, token_ids) for run in runs]
         matches += [
             _follow(roots, run, run.end, token_ids)
             for run in self._ending(self._ends, last_block, token_ids, len(token_ids))
@@ -499,7 +500,7 @@ def _follow(
         following = run.children if run is not None else roots
         best, num_best = None, 0
         for child in following:
-            if not _may_follow(child, position, token_ids, num_best):
+            if not _may_follow(child, position, token_ids):
                 continue
             if child.token_ids is None:
                 unread.append(child)
@@ -514,16 +515,11 @@ def _follow(
         run = best
 
 
-def _may_follow(run: Run, position: int, token_ids: Sequence[int], num_best: int) -> bool:
-    """A run goes on there, and may have more of these tokens than `num_best`, as far as one of them
-    tells: of thousands that begin alike few do.
-    """
-    if run.start != position or position + num_best >= len(token_ids):
+def _may_follow(run: Run, position: int, token_ids: Sequence[int]) -> bool:
+    """A run goes on there, with the same token if it is known: of thousands few do."""
+    if run.start != position or position >= len(token_ids):
         return False
-    known = run.token_ids
-    if known is None:
-        return True
-    return num_best < len(known) and known[num_best] == token_ids[position + num_best]
+    return not run.token_ids or run.token_ids[0] == token_ids[position]
 
 
 def path_to(run: Run | None, num_tokens: int) -> list[tuple[Run, int]]:

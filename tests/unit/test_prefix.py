@@ -67,16 +67,6 @@ def ids_to(end: int, first: int = 1) -> list[int]:
     return list(range(first, first + end))
 
 
-class Looked(list[int]):
-    """A prompt that counts how often a piece of it is compared."""
-
-    num_pieces = 0
-
-    def __getitem__(self, index):
-        self.num_pieces += isinstance(index, slice)
-        return super().__getitem__(index)
-
-
 @pytest.fixture
 def tree() -> Tree:
     return Tree()
@@ -440,21 +430,3 @@ def test_a_run_that_goes_on_within_a_block_is_joined_by_the_first_prompt_that_ha
     assert tree.match(ids_to(30)) == (None, 0, ())
     again = tree.insert(ids_to(10))
     assert path_to(further, 30) == [(again, 10), (loose, 21), (further, 30)]
-
-
-@pytest.mark.parametrize("begun", [0, 1, SIZE], ids=["first block", "within it", "second block"])
-def test_of_many_that_begin_alike_a_prompt_is_compared_with_few(tree: Tree, begun: int):
-    shared = ids_to(begun + 2)
-    first = tree.insert(ids_to(SIZE)) if begun == SIZE else None
-    start = SIZE if first is not None else 0
-
-    def num_pieces() -> int:
-        prompt = Looked([*shared, 7, 8])
-        assert tree.match(prompt)[1] == len(shared)
-        return prompt.num_pieces
-
-    tree.insert([*shared, 1000, 1], start, first)
-    once = num_pieces()
-    for number in range(300):
-        tree.insert([*shared, 2000 + number, 1], start, first)
-    assert num_pieces() <= once + 2
