@@ -14,10 +14,13 @@ from typing_extensions import override
 
 COMMIT = "c" * 40
 REPO = "org/tiny"
+GATED = "org/gated"
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves these files as `org/tiny`; weights only while `gives_weights` is set."""
+    """Serves these files as `org/tiny`; weights only while `gives_weights` is set. `org/gated` is
+    there for those only who accepted its terms.
+    """
 
     daemon_threads = True
 
@@ -60,8 +63,14 @@ class _Handler(BaseHTTPRequestHandler):
             if self.command == "GET" and name.endswith(".safetensors"):
                 self.server.gives_weights.wait()
             self._say(files[name], "application/octet-stream")
-        else:
+        elif REPO in self.path:
             self.send_error(404)
+        else:
+            is_gated = GATED in self.path
+            self.send_response(403 if is_gated else 401)
+            self.send_header("x-error-code", "GatedRepo" if is_gated else "RepoNotFound")
+            self.send_header("content-length", "0")
+            self.end_headers()
 
     do_HEAD = do_GET  # noqa: N815
 

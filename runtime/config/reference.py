@@ -6,7 +6,7 @@ A default that depends on the machine is described here; others are in `runtime.
 from __future__ import annotations
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Files and directories", ("home", "models_dir", "kv_dir", "log_file")),
+    ("Files and directories", ("home", "models_dir", "models_dirs", "kv_dir", "log_file")),
     (
         "Models",
         (
@@ -62,7 +62,8 @@ SETTINGS: dict[str, str] = {
     "home": "directory in which Hearth keeps everything (default: ~/.hearth)",
     "host": "address to listen on; with 127.0.0.1 only this machine can connect",
     "port": "port to listen on; 0 means any free one",
-    "models_dir": "directory with models, one in each subdirectory",
+    "models_dir": "directory with models, one in each subdirectory or PUBLISHER/NAME",
+    "models_dirs": "more such directories, of LM Studio for example; the first of a name wins",
     "default_model": "model for requests that name none",
     "preload": "models to load at start (default: the default model)",
     "allow_download": "download what `repo`, `default_model` or `preload` name and is not here "

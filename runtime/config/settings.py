@@ -40,6 +40,9 @@ from runtime.types import (
     Struct,
 )
 
+_REPO_URL = re.compile(r"(?:https?://[^/]+/|(?:www\.)?huggingface\.co/|hf\.co/)([^/?#]+/[^/?#]+)")
+"""The first two parts of a path are the repository's name; what follows is a branch or a file."""
+
 
 class PromptSwitches(Struct, frozen=True, forbid_unknown_fields=True):
     """`[prompt_rules]`: what may be done to prompts so that they stay cacheable; all is on.
@@ -166,6 +169,12 @@ class ModelDefaults(Struct, frozen=True, forbid_unknown_fields=True):
     speculation: Literal["auto", "off"] = "off"
 
 
+def repo_of_url(text: str) -> str | None:
+    """`ORGANISATION/NAME`, where a text is the address of a repository; None where it is none."""
+    found = _REPO_URL.match(text)
+    return found[1] if found is not None else None
+
+
 class ModelSettings(ModelDefaults, frozen=True, forbid_unknown_fields=True):
     """`[models.NAME]`: where a model comes from and how it is run.
 
@@ -215,6 +224,8 @@ class ModelSettings(ModelDefaults, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a model that ranks share cannot have a draft; leave draft out for it")
         if problem := backend_problem(self.backend):
             raise ValueError(problem)
+        if self.repo is not None and (repo := repo_of_url(self.repo)) is not None:
+            raise ValueError(f'repo is an address: write its name only, repo = "{repo}"')
         if self.path is not None and self.repo is not None:
             raise ValueError("path and repo exclude each other; keep one of them")
 
@@ -276,6 +287,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: Port = 8420
     models_dir: Path | None = None
+    models_dirs: tuple[Path, ...] = ()
     default_model: str | None = None
     preload: tuple[str, ...] | None = None
     allow_download: bool = False
@@ -444,11 +456,13 @@ def check_places(settings: Settings) -> None:
     """That the directories are there without which no server is started.
 
     Raises:
-        SettingsError: `models_dir` is none.
+        SettingsError: `models_dir`, or one of `models_dirs`, is none.
     """
-    folder = settings.models_dir
-    if folder is not None and (why := why_no_directory(folder)) is not None:
+    if (folder := settings.models_dir) is not None and (why := why_no_directory(folder)):
         raise SettingsError(f"models_dir is {folder}, which {why}. Create it, or correct the key.")
+    for folder in settings.models_dirs:
+        if (why := why_no_directory(folder)) is not None:
+            raise SettingsError(f"models_dirs has {folder}, which {why}. Create it, or remove it.")
 
 
 def why_no_directory(path: Path) -> str | None:

@@ -63,7 +63,7 @@ def convert_table(
     """
     for key in table:
         if key not in kinds:
-            raise _unknown_key((*path, key), kinds, origin)
+            raise _unquoted(table, path, kinds, origin) or _unknown_key((*path, key), kinds, origin)
     return {key: _convert(value, kinds[key], origin, (*path, key)) for key, value in table.items()}
 
 
@@ -156,6 +156,27 @@ def places_of(key: str, kinds: Kinds, table: KeyPath = ()) -> Iterator[str]:
                 yield from places_of(key, kinds_of(struct), (*table, name, "NAME"))
             case _:
                 pass
+
+
+def _unquoted(
+    table: Mapping[str, object], path: KeyPath, kinds: Kinds, origin: Origin
+) -> SettingsError | None:
+    """`[models.qwen2.5]` is a table `5` in a table `qwen2`: TOML has names with dots in quotes."""
+    if len(path) != 2 or origin.is_text:
+        return None
+    parent, *names = path
+    inner: Mapping[str, object] | None = table
+    while inner is not None and inner.keys() - kinds.keys():
+        name = next(iter(inner.keys() - kinds.keys()))
+        inner = as_table(inner[name])
+        names.append(name)
+    if inner is None:
+        return None
+    dotted = ".".join(names)
+    return SettingsError(
+        f"[{parent}.{dotted}] {origin.place} names a table in a table: a name with a dot in it "
+        f'needs quotes, [{parent}."{dotted}"].'
+    )
 
 
 def _unknown_key(path: KeyPath, kinds: Kinds, origin: Origin) -> SettingsError:

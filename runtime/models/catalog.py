@@ -23,7 +23,7 @@ from runtime.types import ModelSpec, SharedWeights
 
 EMBEDDED_MODEL = HEARTH_TINY.name
 MODELS_DIR = "models_dir"
-"""Stands for the setting among what cannot be used."""
+"""Stands for the settings of directories among what cannot be used."""
 
 _MAX_NAME_CHARACTERS = 256
 _SHOWN_CHARACTERS = 80
@@ -49,7 +49,8 @@ class Refused(NamedTuple):
 class Catalog:
     """Names to models. A name is looked up in a list that was made beforehand, nothing else.
 
-    First come the models of `[models.*]`, then the directories of `models_dir`, then whole
+    First come the models of `[models.*]`, then the directories of `models_dir` and `models_dirs`,
+    where NAME also stands for PUBLISHER/NAME if there is one such, then whole
     snapshots in the Hugging Face cache, then the embedded model; the first of a name wins. It
     belongs to the event loop. What `[models.*]` name by their repositories and is not there comes
     by `arrivals`, where `allow_download` is on; without them nothing is downloaded. `hub_cache`
@@ -66,10 +67,15 @@ class Catalog:
     ) -> None:
         self._settings = settings
         self.arrivals = arrivals
-        self._models_dir = settings.models_dir or settings.home / "models"
+        self._models_dirs = (settings.models_dir or settings.home / "models", *settings.models_dirs)
         self._hub_cache = hub_cache or Path(constants.HF_HUB_CACHE)
         named = (one.path for one in settings.models.values() if one.path is not None)
-        places = {self._models_dir, self._hub_cache, settings.home, *(one.parent for one in named)}
+        places = {
+            *self._models_dirs,
+            self._hub_cache,
+            settings.home,
+            *(one.parent for one in named),
+        }
         self._places = sorted(map(str, places), key=len, reverse=True)
         self._clock = clock
         self._specs: dict[str, ModelSpec] = {}
@@ -200,7 +206,8 @@ class Catalog:
         if self.arrivals is not None:
             coming = self.arrivals.on_their_way()
             snapshots = {repo: path for repo, path in snapshots.items() if repo not in coming}
-        found = self._directories()
+        directories = self._directories()
+        found = dict(directories)
         for name, path in (*snapshots.items(), (EMBEDDED_MODEL, HEARTH_TINY)):
             found.setdefault(name, path)
         places = dict(self._configured(found, snapshots))
@@ -211,7 +218,11 @@ class Catalog:
         owners: dict[Path, str] = {}
         for name, path in places.items():
             owners.setdefault(path.resolve(), name)
-        second_names: dict[str, str] = {}
+        second_names = {
+            short: owners.get(path.resolve(), name)
+            for short, (name, path) in _short_names(directories).items()
+            if short not in found and short not in places
+        }
         for name, path in found.items():
             owner = owners.get(path.resolve())
             if owner is None:
@@ -253,12 +264,15 @@ class Catalog:
         }
 
     def _directories(self) -> dict[str, Path]:
-        try:
-            return {path.name: path for path in model_directories(self._models_dir)}
-        except OSError as error:
-            if self._settings.models_dir is not None:
-                self._warn(MODELS_DIR, f"{self._models_dir} cannot be listed: {error.strerror}")
-            return {}
+        found: dict[str, Path] = {}
+        for folder in self._models_dirs:
+            try:
+                for name, path in model_directories(folder):
+                    found.setdefault(name, path)
+            except OSError as error:
+                if folder in (self._settings.models_dir, *self._settings.models_dirs):
+                    self._warn(MODELS_DIR, f"{folder} cannot be listed: {error.strerror}")
+        return found
 
     def _configured(
         self, found: dict[str, Path], snapshots: dict[str, Path]
@@ -273,7 +287,7 @@ class Catalog:
             else:
                 path = settings.path or found.get(name)
                 reason = (
-                    f"it is neither in {self._models_dir} nor in {self._hub_cache}: give a path"
+                    f"it is neither in {self._models_dirs[0]} nor in {self._hub_cache}: give a path"
                 )
                 if path is not None and (why := why_no_directory(path)) is not None:
                     path, reason = None, f"its path {path} {why}: correct path, or put it there"
@@ -371,3 +385,13 @@ def _without(places: Iterable[str], reason: str) -> str:
     for place in places:
         reason = reason.replace(f"{place}/", "").replace(place, Path(place).name)
     return _PLACE.sub("", reason)
+
+
+def _short_names(directories: Mapping[str, Path]) -> dict[str, tuple[str, Path]]:
+    """NAME -> the one PUBLISHER/NAME that it can stand for."""
+    by_short: dict[str, list[tuple[str, Path]]] = {}
+    for name, path in directories.items():
+        publisher, _, short = name.rpartition("/")
+        if publisher:
+            by_short.setdefault(short, []).append((name, path))
+    return {short: named[0] for short, named in by_short.items() if len(named) == 1}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from typing_extensions import override
 
+from runtime.config.settings import repo_of_url
 from runtime.errors import HearthError
 from runtime.models.arrivals import Arrived, Missed, Word
 from runtime.progress import Progress, Watch, unwatched
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from huggingface_hub.utils import tqdm
 
 _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
+_COPIES = ["original/*", "consolidated*"]
+"""The same weights once more, in the form of their makers' own programs."""
 _PROGRESS_EVERY_S = 0.5
 
 
@@ -46,9 +49,24 @@ def pull(repo: str, watch: Watch = unwatched) -> Path:
 
     try:
         bars = _bars(watch)
-        return Path(snapshot_download(repo, allow_patterns=_PATTERNS, tqdm_class=bars))
+        return Path(
+            snapshot_download(
+                repo, allow_patterns=_PATTERNS, ignore_patterns=_COPIES, tqdm_class=bars
+            )
+        )
     except errors.HFValidationError as error:
-        raise DownloadFailed(f"{repo!r} is no repository name: ORGANISATION/NAME is.") from error
+        named = repo_of_url(repo) or "ORGANISATION/NAME"
+        raise DownloadFailed(f"{repo!r} is no repository name: {named} is.") from error
+    except errors.GatedRepoError as error:
+        raise DownloadFailed(
+            f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, log in on this "
+            "machine (hf auth login, or HF_TOKEN for the server), and try again."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise DownloadFailed(
+            f"{repo} cannot be fetched: there is no such repository, or it is private. Check its "
+            "name; for a private one log in on this machine (hf auth login, or HF_TOKEN)."
+        ) from error
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError) as error:
         raise DownloadFailed(
             f"{repo} cannot be fetched: the hub cannot be reached ({_first_line(error)}). "

@@ -66,6 +66,7 @@ _VOCABULARY = re.compile(
 )
 """Files that a tokenizer has its words from."""
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
 Fingerprint = tuple[tuple[str, FileStamp], ...]
@@ -85,6 +86,7 @@ def checked_folder(path: Path) -> ModelFolder:
     if not isinstance(folder.table("config.json").get("model_type"), str):
         raise BrokenModel(f"{path / 'config.json'} names no model_type")
     _check_weights(path, folder.weights.keys(), folder.weight_map)
+    _check_pointers(folder)
     if (why := own_code(folder)) is not None:
         raise NeedsOwnCode(why)
     if not any(map(_VOCABULARY.search, folder.texts)):
@@ -185,16 +187,27 @@ def fingerprint(path: str) -> Fingerprint:
     return tuple(sorted(found))
 
 
-def model_directories(folder: Path) -> Iterator[Path]:
-    """The subdirectories that have a `config.json` or weights, in order of their names.
+def model_directories(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The subdirectories that have a `config.json` or weights, by their names: NAME, or
+    PUBLISHER/NAME where a subdirectory is none itself and has such, as LM Studio lays them out.
 
     Raises:
         OSError: the folder cannot be listed.
     """
     for path in sorted(folder.iterdir()):
-        is_meant = (path / "config.json").is_file() or any(path.glob("model*.safetensors"))
-        if path.name.isprintable() and is_meant:
-            yield path
+        if not path.name.isprintable():
+            continue
+        if _is_meant(path):
+            yield path.name, path
+            continue
+        with contextlib.suppress(OSError):
+            for inner in sorted(path.iterdir()) if path.is_dir() else ():
+                if inner.name.isprintable() and _is_meant(inner):
+                    yield f"{path.name}/{inner.name}", inner
+
+
+def _is_meant(path: Path) -> bool:
+    return (path / "config.json").is_file() or any(path.glob("model*.safetensors"))
 
 
 def cached_snapshots(hub_cache: Path) -> dict[str, Path]:
@@ -243,6 +256,21 @@ def _check_weights(path: Path, found: Set[str], weight_map: Json) -> None:
     if missing:
         others = f"{len(missing)} of its weight files missing"
         raise BrokenModel(f"{path} lacks {missing[0][:_SHOWN_CHARACTERS]} ({others})")
+
+
+def _check_pointers(folder: ModelFolder) -> None:
+    """No file is what git leaves in place of a large one that it did not fetch."""
+    for name, real in {**folder.weights, **folder.texts}.items():
+        try:
+            with open_regular(real) as opened:
+                is_pointer = opened.read(len(_POINTER)) == _POINTER
+        except OSError:
+            continue  # whoever loads it says so
+        if is_pointer:
+            raise BrokenModel(
+                f"{folder.path / name} is a pointer of Git LFS and not the file itself: "
+                f"run `git lfs pull` in {folder.path}"
+            )
 
 
 def _siblings(name: str) -> set[str]:

@@ -29,6 +29,7 @@ _CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 _TEMPLATES = "additional_chat_templates"
 _WEIGHTS = ".safetensors"
+_CONSOLIDATED = "consolidated"
 _TABLE = re.compile(r"config\.json|\w+_config\.json|chat_template\.json|special_tokens_map\.json")
 _NOT_OURS = frozenset({"adapter_config.json", "audio_tokenizer_config.json"})
 _TEXT = re.compile(
@@ -98,7 +99,7 @@ class ModelFolder(NamedTuple):
         return cls(
             path,
             {name: read_table(path / name) for name in files if is_table[name]},
-            {name: real for name, real in files.items() if name.endswith(_WEIGHTS)},
+            _loaded({name: real for name, real in files.items() if name.endswith(_WEIGHTS)}),
             {
                 name: real
                 for name, real in files.items()
@@ -238,6 +239,12 @@ def _is_code(name: str, value: object) -> bool:
     if name in _PARTS:
         return isinstance(value, str) or (isinstance(value, dict) and _ELSEWHERE in value)
     return False
+
+
+def _loaded(weights: dict[str, Path]) -> dict[str, Path]:
+    """Without Mistral's `consolidated` copy of the same weights, which nobody here would load."""
+    others = {name: real for name, real in weights.items() if not name.startswith(_CONSOLIDATED)}
+    return others or weights
 
 
 def _files(path: Path, home: Path) -> Iterator[tuple[str, Path | None]]:

@@ -13,6 +13,8 @@ from tests.running_server import ROOT, environment
 FILES = {
     "config.json": b'{"model_type": "llama"}',
     "model.safetensors": bytes(1_000_000),
+    "consolidated.safetensors": bytes(1_000_000),
+    "original/model.safetensors": bytes(1_000_000),
     "modeling.py": b"raise SystemExit",
 }
 
@@ -35,13 +37,17 @@ def test_a_model_is_pulled_with_signs_of_progress_and_without_its_code(tmp_path:
         variables = hub.variables(tmp_path)
         done = pull("org/tiny", variables)
         missing = pull("org/other", variables)
+        gated = pull("org/gated", variables)
+        address = pull("https://huggingface.co/org/tiny/tree/main", variables)
     assert done.returncode == 0, done.stderr
     path = Path(json.loads(done.stdout)["path"])
     assert {one.name for one in path.iterdir()} == {"config.json", "model.safetensors"}
     assert (path / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert "pull org/tiny: download" in done.stderr
     assert (missing.returncode, missing.stdout) == (1, "")
-    assert "cannot be fetched" in missing.stderr
+    assert "no such repository, or it is private" in missing.stderr
+    assert "accept its terms at https://huggingface.co/org/gated" in gated.stderr
+    assert "is no repository name: org/tiny is." in address.stderr
 
 
 def test_who_has_no_network_reads_what_to_do(tmp_path: Path):

@@ -436,3 +436,28 @@ def test_a_model_that_is_removed_is_gone_after_a_refresh(open_catalog: Open, tmp
     (path / "config.json").unlink()
     catalog.refresh()
     assert ids(catalog) == ["hearth-tiny"]
+
+
+def test_folders_of_publishers_and_of_several_places_are_read(open_catalog: Open, tmp_path: Path):
+    lm_studio, own = tmp_path / "lmstudio", tmp_path / "own"
+    qwen = make_model(lm_studio / "mlx-community" / "Qwen3-4B-4bit")
+    make_model(lm_studio / "mlx-community" / "twice")
+    make_model(lm_studio / "lmstudio-community" / "twice")
+    plain = make_model(own / "plain")
+    make_model(lm_studio / "plain")
+    catalog = open_catalog(models_dir=own, models_dirs=(lm_studio,))
+    names = {spec.id for spec in catalog.models()}
+    twice = {"mlx-community/twice", "lmstudio-community/twice"}
+    assert names == {"plain", "mlx-community/Qwen3-4B-4bit", *twice, HEARTH_TINY.name}
+    assert catalog.resolve("Qwen3-4B-4bit").id == "mlx-community/Qwen3-4B-4bit"
+    assert catalog.resolve("Qwen3-4B-4bit").path == str(qwen)
+    assert catalog.resolve("plain").path == str(plain)
+    with pytest.raises(UnknownModel):
+        catalog.resolve("twice")
+
+
+def test_a_directory_of_several_that_cannot_be_listed_is_named(open_catalog: Open, tmp_path: Path):
+    own = make_model(tmp_path / "own" / "a").parent
+    catalog = open_catalog(models_dir=own, models_dirs=(tmp_path / "gone",))
+    assert str(tmp_path / "gone") in catalog.left_out["models_dir"]
+    assert catalog.resolve("a").path == str(own / "a")

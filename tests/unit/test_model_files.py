@@ -6,6 +6,7 @@ import pytest
 
 from runtime.config.settings import ModelSettings, SamplingSettings
 from runtime.models.files import read_spec
+from runtime.models.folder import BrokenModel
 from runtime.types import SamplingParams
 from tests.model_folders import CONFIG, make_model
 
@@ -106,3 +107,19 @@ def test_makers_who_do_not_sample_mean_temperature_zero_and_nonsense_is_left_out
 ):
     path = make_model(tmp_path / "a", CONFIG, generation_config=given)
     assert read_spec("a", path, NO_SETTINGS).sampling == sampling
+
+
+def test_a_consolidated_copy_of_the_weights_is_not_counted(tmp_path: Path):
+    path = make_model(tmp_path / "a")
+    (path / "consolidated.safetensors").write_bytes(bytes(100))
+    (path / "original").mkdir()
+    (path / "original" / "model.safetensors").write_bytes(bytes(100))
+    assert read_spec("a", path, NO_SETTINGS).nbytes == 8
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_told_with_its_remedy(tmp_path: Path, name: str):
+    path = make_model(tmp_path / "a")
+    (path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(BrokenModel, match=rf"{name} is a pointer of Git LFS.*git lfs pull"):
+        read_spec("a", path, NO_SETTINGS)

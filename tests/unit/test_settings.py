@@ -565,3 +565,30 @@ def test_a_start_of_quantising_is_not_for_ranks(load: Load):
 
 def test_a_star_without_quotes_is_told_how_it_is_written(load: Load):
     assert refused(load, "[models.*]\nvision = false").endswith('; write [models."*"] with quotes.')
+
+
+@pytest.mark.parametrize(
+    ("name", "quoted"),
+    [("qwen2.5", 'models."qwen2.5"'), ("Qwen3-4B.v1.5-x", 'models."Qwen3-4B.v1.5-x"')],
+)
+def test_a_name_with_a_dot_and_without_quotes_is_told_so(
+    load: Load, home: Path, name: str, quoted: str
+):
+    assert refused(load, f"[models.{name}]\nrepo = 'a/b'") == (
+        f"[models.{name}] in {home / 'hearth.toml'} names a table in a table: a name with a dot in "
+        f"it needs quotes, [{quoted}]."
+    )
+
+
+@pytest.mark.parametrize(
+    "address", ["https://huggingface.co/a/b", "hf.co/a/b", "https://huggingface.co/a/b/tree/main"]
+)
+def test_an_address_in_place_of_a_repository_is_told_the_name(load: Load, address: str):
+    assert refused(load, f"[models.x]\nrepo = '{address}'").endswith(
+        'repo is an address: write its name only, repo = "a/b"'
+    )
+
+
+def test_directories_of_models_are_a_list(load: Load, home: Path):
+    home.joinpath("more").mkdir(parents=True)
+    assert load('models_dirs = ["more", "~/other"]').models_dirs[0] == home / "more"
