@@ -53,6 +53,17 @@ class InvalidRequest(RequestRejected):
     """A field has a value that cannot be served."""
 
 
+class UnusableImage(InvalidRequest):
+    """An image that cannot be shown to the model; `problem` goes on from its field.
+
+    By the last words Claude Code knows that it is to leave its images out.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem} Could not process image.", field)
+        self.problem = problem
+
+
 MAX_CONTEXT = "max_context"
 """The field with which a request, or an agent, has less than the model's context."""
 

@@ -62,6 +62,15 @@ class Image(Struct, frozen=True):
     url: str | None = None
     max_side: int | None = None
 
+    @property
+    def is_lost(self) -> bool:
+        """It can be shown to nobody: a line of text takes its place."""
+        return not self.data and self.url is None
+
+    def lost(self) -> Image:
+        """The same without anything that could be shown."""
+        return msgspec.structs.replace(self, data=b"", url=None)
+
 
 class Breakpoint(Struct, frozen=True):
     """Where in a message a client wants a prefix to end: what is before it is worth `keep_s`
@@ -292,7 +301,8 @@ class GenerateRequest(Struct, frozen=True):
     on whose worker was lost. The answer is expected to be like `prediction`; it `speculates` where
     its name may. The last message of a `prefill` is still being written where `written_by` names
     the request that writes it: nothing behind its breakpoint is computed, and it may be computed
-    while only that one decodes.
+    while only that one decodes. `ignored` is what was found to have no effect before it came to
+    the worker, which tells it with the answer.
     """
 
     request_id: str
@@ -323,6 +333,7 @@ class GenerateRequest(Struct, frozen=True):
     prediction: str = ""
     speculates: bool = False
     written_by: str | None = None
+    ignored: tuple[str, ...] = ()
 
     def context_within(self, loaded: int) -> int:
         """How many tokens prompt and answer may have where the loaded model has so many."""

@@ -20,8 +20,9 @@ from api.http.body import apart
 from api.http.caller import Caller
 from api.http.draft import Draft
 from api.http.gate import Gate
-from api.http.images import check_images
+from api.http.images import shown_images
 from api.http.refusal import refuse
+from api.http.unused import listed
 from api.openai.convert import chat_to_generate
 from api.openai.schemas import ChatRequest
 from api.openai.tools import form_of, unserved_tools
@@ -179,8 +180,15 @@ def _converted(
     if not wish.has_messages:
         _check_rest(history)
     request, new_messages = convert.with_history(request, system, history)
-    assert isinstance(request.prompt, ChatPrompt), "a chat request has a chat prompt"
-    check_images(request.prompt.messages, spec, settings)
+    prompt = request.prompt
+    assert isinstance(prompt, ChatPrompt), "a chat request has a chat prompt"
+    ignored: list[str] = []
+    messages = shown_images(prompt.messages, spec, settings, ignored)
+    request = msgspec.structs.replace(
+        request,
+        prompt=msgspec.structs.replace(prompt, messages=messages),
+        ignored=(*request.ignored, *listed(iter(ignored))),
+    )
     return request, new_messages, history
 
 

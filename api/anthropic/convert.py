@@ -25,7 +25,7 @@ from api.http.caller import Caller
 from api.http.durations import seconds_of
 from api.http.expansion import Expansion
 from api.http.fields import stops_of
-from api.http.images import check_images
+from api.http.images import shown_images
 from api.http.json_schemas import parameters_text, schema_text
 from api.http.priorities import priority_of
 from api.http.refusal import refuse
@@ -151,10 +151,11 @@ def count_to_generate(
     transcript.add_system(data.system, "system")
     for i, turn in enumerate(data.messages):
         at = i - door.num_stored
-        transcript.add(turn, f"messages[{at}]" if at >= 0 else f"thread: message {i}")
+        path = f"messages[{at}]" if at >= 0 else f"thread: message {i}"
+        transcript.add(turn, path, i, len(data.messages))
     if not transcript.messages:
         refuse("messages", "have no content that is known here: say something in them.")
-    check_images(transcript.messages, door.spec, door.settings)
+    messages = shown_images(transcript.messages, door.spec, door.settings, transcript.ignored)
     keep_s = breakpoints.keep_s(data.cache_control, "")
     request = GenerateRequest(
         request_id=request_id,
@@ -162,7 +163,7 @@ def count_to_generate(
         work="count",
         client=door.caller.client,
         prompt=ChatPrompt(
-            messages=_kept(transcript.messages, keep_s),
+            messages=_kept(messages, keep_s),
             tools=tools,
             tool_choice=_tool_choice(data.tool_choice, tools),
             thinking=_thinking(data, door),

@@ -6,7 +6,7 @@ that is not here is refused, but for those that say nothing to a model.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NoReturn
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -16,9 +16,12 @@ from api.http.hearth_info import HearthInfo, IgnoredInfo
 from api.http.hints import PauseS
 from api.http.images import image_of
 from api.http.limits import ModelName
+from api.http.past import Turn
 from api.http.priorities import AskedPriority
 from api.http.refusal import refuse
 from api.http.unused import Kinds
+from runtime.errors import UnusableImage
+from runtime.prompt.past import line_for
 from runtime.types import CacheMode, Image
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -59,6 +62,7 @@ class InputMessage(AnthropicBody):
     """One turn; `role` is `user`, `assistant` or, also in mid-conversation, `system`."""
 
     INNER: ClassVar[dict[str, object]] = {"content": BLOCKS}
+    INSTEAD: ClassVar[dict[str, object]] = {"role": "user", "content": line_for("message")}
     REFUSED: ClassVar[dict[str, str]] = {
         "clear_at": "is not supported: leave the message out once it is over."
     }
@@ -149,6 +153,7 @@ class ThreadField(AnthropicBody):
 class CountRequest(AnthropicBody, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: everything that makes up a prompt."""
 
+    HISTORY = "messages"
     INNER: ClassVar[dict[str, object]] = {"system": BLOCKS}
     REFUSED: ClassVar[dict[str, str]] = {
         "container": "names files and skills on Anthropic's servers, which are not here: leave it "
@@ -403,15 +408,31 @@ _KNOWN: dict[str, type[Block]] = {
 KINDS.update(_KNOWN)
 
 
-def block_at(raw: msgspec.Raw, path: str) -> Block | str:
-    """The block, or the name of its type when that is not known.
+def block_at(raw: msgspec.Raw, path: str, turn: Turn) -> Block | str:
+    """The block, or the name of its type where it says nothing to any model. What cannot be read is
+    a line of text.
 
     Raises:
-        InvalidRequest: it is no block, or lacks what its type needs; `param` is the field's path.
+        InvalidRequest: it is in the newest input, and is no block, of a type that is not known, or
+            lacks what its type needs; `param` is the field's path.
     """
-    kind = decoded_at(raw, AnyBlock, path).type
+    kind = turn.read(lambda: decoded_at(raw, AnyBlock, path), AnyBlock("")).type
+    if kind in UNREADABLE:
+        return kind
+    instead = TextBlock(line_for(kind or "block"))
     block_type = KINDS.get(kind)
-    return kind if block_type is None else decoded_at(raw, block_type, path)
+    if block_type is not None:
+        mended = turn.mended(raw, block_type, path)
+        return turn.read(lambda: decoded_at(mended, block_type, path), instead)
+    return turn.read(lambda: _refuse_kind(kind, path), instead) if kind else instead
+
+
+def _refuse_kind(kind: str, path: str) -> NoReturn:
+    refuse(
+        path,
+        f"is a block of type {kind[:64]!r}, which is not read here: leave it out, or send what it "
+        "says as text.",
+    )
 
 
 def picture_at(block: ImageBlock, at: int, path: str) -> Image:
@@ -422,7 +443,7 @@ def picture_at(block: ImageBlock, at: int, path: str) -> Image:
     """
     source = block.source
     if source.type not in ("base64", "url"):
-        refuse(
+        raise UnusableImage(
             f"{path}.source",
             f"is of type {source.type[:64]!r}: send the image itself (base64) or its url.",
         )
@@ -445,10 +466,12 @@ def document_content(block: DocumentBlock, path: str) -> Content:
     source = block.source
     content = source.content if source.type == "content" else source.data
     if source.type not in ("text", "content") or content is None:
+        # By the words about PDF Claude Code knows that it is to leave its documents out.
         refuse(
             path,
-            f"is a document of type {(source.media_type or source.type)[:64]!r}, which is not "
-            "supported: send its text, as a text block or as a source of type 'text' or 'content'.",
+            f"is a document of type {(source.media_type or source.type)[:64]!r}: Hearth does not "
+            "support PDF input, nor other files: send its text, as a text block or as a source of "
+            "type 'text' or 'content'.",
         )
     return content
 

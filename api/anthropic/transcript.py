@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import msgspec
 
 from api.anthropic.breakpoints import Breakpoints
 from api.anthropic.schemas import (
     KINDS,
-    UNREADABLE,
     Block,
+    CacheControl,
     CompactionBlock,
     Content,
     DocumentBlock,
@@ -30,8 +31,10 @@ from api.anthropic.schemas import (
 )
 from api.anthropic.signature import reasoning_in
 from api.http.expansion import Expansion
+from api.http.past import STRICT, Turn
 from api.http.refusal import refuse
 from runtime.prompt.compaction import summary_message
+from runtime.prompt.past import line_for
 from runtime.types import Breakpoint, Image, Message, Role, Tool, ToolCall
 
 
@@ -87,98 +90,98 @@ class Transcript:
             for tool in tools
         }
 
-    def add_system(self, content: Content | None, path: str) -> None:
+    def add_system(self, content: Content | None, path: str, turn: Turn = STRICT) -> None:
         """A system prompt, a message for each of its blocks.
 
         Raises:
             InvalidRequest: a block does not belong there.
         """
-        for block, at in self._blocks(content, path):
+        for block, at in self._blocks(content, path, turn):
             said = _Said()
-            self._say(said, block, at)
+            self._say(said, block, at, turn)
             message = said.message("system")
             if message.text or message.images:
                 self.messages.append(message)
         if path == "system":
             self._num_system = len(self.messages)
 
-    def add(self, turn: InputMessage, path: str) -> None:
-        """One turn.
+    def add(self, message: InputMessage, path: str, number: int, count: int) -> None:
+        """Message `number` of so many.
 
         Raises:
-            InvalidRequest: its role is unknown, or a block does not belong into it.
+            InvalidRequest: its role is unknown, or a block does not belong into it, and it is the
+                newest input.
         """
-        match turn.role:
-            case "user":
-                self._add_user(turn.content, f"{path}.content")
+        turn, content = Turn.at(number, count, self.ignored), message.content
+        match message.role:
             case "assistant":
-                self._add_assistant(turn.content, f"{path}.content")
+                self._add_assistant(content, f"{path}.content", turn)
             case "system" | "developer":
-                self.add_system(turn.content, f"{path}.content")
-            case _:
-                refuse(
-                    f"{path}.role",
-                    f"is {turn.role[:64]!r}, which is not a known role: use user, assistant or "
-                    "system.",
-                )
+                self.add_system(content, f"{path}.content", turn)
+            case role:
+                if role != "user":
+                    turn.read(lambda: _refuse_role(role, f"{path}.role"), None)
+                self._add_user(content, f"{path}.content", turn)
 
-    def _add_user(self, content: Content | None, path: str) -> None:
+    def _add_user(self, content: Content | None, path: str, turn: Turn) -> None:
         said, is_said = _Said(), False
         results = 0
-        for block, at in self._blocks(content, path):
+        for block, at in self._blocks(content, path, turn):
             if isinstance(block, CompactionBlock):
-                if self._compact(block, at):
+                if self._compact(block, at, turn):
                     said, is_said = _Said(), False
                 results += 1
             elif isinstance(block, ToolResultBlock):
                 if is_said:
                     self.messages.append(said.message("user"))
                 said, is_said = _Said(), False
-                self.messages.append(self._result(block, at))
+                self.messages.append(self._result(block, at, turn.result()))
                 results += 1
             else:
-                self._say(said, block, at)
+                self._say(said, block, at, turn)
                 is_said = True
         if is_said or not results:
             self.messages.append(said.message("user"))
 
-    def _result(self, block: ToolResultBlock, path: str) -> Message:
+    def _result(self, block: ToolResultBlock, path: str, turn: Turn) -> Message:
         said = _Said()
-        for inner, at in self._blocks(block.content, f"{path}.content"):
-            self._say(said, inner, at)
-        self._breakpoints.meet(block.cache_control, path, said)
+        for inner, at in self._blocks(block.content, f"{path}.content", turn):
+            self._say(said, inner, at, turn)
+        self._meet(block.cache_control, path, said, turn)
         return msgspec.structs.replace(
             said.message("tool"), tool_call_id=block.tool_use_id, is_error=bool(block.is_error)
         )
 
-    def _add_assistant(self, content: Content | None, path: str) -> None:
+    def _add_assistant(self, content: Content | None, path: str, turn: Turn) -> None:
         # What a model wrote in pieces is one text, as it was when it wrote it.
         said, is_empty = _Said(between=""), False
-        for block, at in self._blocks(content, path):
+        for block, at in self._blocks(content, path, turn):
             is_empty = isinstance(block, CompactionBlock)
             match block:
                 case CompactionBlock():
-                    if self._compact(block, at):
+                    if self._compact(block, at, turn):
                         said = _Said(between="")
                 case ThinkingBlock():
                     self._think(said, block, at)
                 case ToolUseBlock():
-                    said.calls.append(_call(block, at))
-                    self._breakpoints.meet(block.cache_control, at, said)
+                    said.calls.append(_call(block, at, turn))
+                    self._meet(block.cache_control, at, said, turn)
                 case _:
-                    self._say(said, block, at)
+                    self._say(said, block, at, turn)
         if not is_empty or said != _Said(between=""):
             self.messages.append(said.message("assistant"))
 
-    def _compact(self, block: CompactionBlock, path: str) -> bool:
+    def _compact(self, block: CompactionBlock, path: str, turn: Turn) -> bool:
         """A summary stands for all messages before it; whether there is one."""
         if block.content is None:
             self.ignored.append(f"{path} (a compaction without content)")
             return False
         if not block.content:
-            refuse(f"{path}.content", "must not be empty: send the block as it was given.")
+            turn.read(lambda: _refuse_empty(f"{path}.content"), None)
+            return False
         self.num_compacted += len(self.messages) - self._num_system
-        keep_s = self._breakpoints.keep_s(block.cache_control, path)
+        control = block.cache_control
+        keep_s = turn.read(lambda: self._breakpoints.keep_s(control, path), None)
         summary = summary_message(block.content)
         if keep_s is not None:
             summary = summary.kept(keep_s)
@@ -194,14 +197,15 @@ class Transcript:
         elif block.signature:
             self.ignored.append(f"{path}.signature")
 
-    def _say(self, said: _Said, block: Block, path: str) -> None:
+    def _say(self, said: _Said, block: Block, path: str, turn: Turn) -> None:
         match block:
             case TextBlock(text=text):
                 said.say(text)
             case ImageBlock():
-                said.images.append(picture_at(block, said.length, path))
+                lost = Image(at=said.length, field=path)
+                said.images.append(turn.read(lambda: picture_at(block, said.length, path), lost))
             case DocumentBlock():
-                self._read(said, block, path)
+                self._read(said, block, path, turn)
             case SearchResultBlock():
                 said.say(search_result_text(block))
             case ToolReferenceBlock(tool_name=name):
@@ -209,33 +213,36 @@ class Transcript:
                 said.loaded_tools.append(name)
             case _:
                 name = next(name for name, kind in KINDS.items() if isinstance(block, kind))
-                refuse(path, f"is a {name} block, which has no meaning there: leave it out.")
-        self._breakpoints.meet(block.cache_control, path, said)
+                turn.read(lambda: _refuse_place(name, path), None)
+                said.say(line_for(name))
+                return
+        self._meet(block.cache_control, path, said, turn)
 
-    def _read(self, said: _Said, block: DocumentBlock, path: str) -> None:
+    def _read(self, said: _Said, block: DocumentBlock, path: str, turn: Turn) -> None:
+        content = turn.read(lambda: document_content(block, path), line_for("document"))
         for part in (block.title, block.context):
             if part:
                 said.say(part)
-        content = document_content(block, path)
-        for inner, at in self._blocks(content, f"{path}.source.content"):
-            if not isinstance(inner, TextBlock | ImageBlock):
-                refuse(at, "is in a document, which holds text and images: leave it out.")
-            self._say(said, inner, at)
+        for inner, at in self._blocks(content, f"{path}.source.content", turn):
+            if isinstance(inner, TextBlock | ImageBlock):
+                self._say(said, inner, at, turn)
+            else:
+                turn.read(lambda at=at: _refuse_in_document(at), None)
+                said.say(line_for("block"))
 
-    def _blocks(self, content: Content | None, path: str) -> Sequence[tuple[Block, str]]:
+    def _meet(self, control: CacheControl | None, path: str, said: _Said, turn: Turn) -> None:
+        turn.read(lambda: self._breakpoints.meet(control, path, said), None)
+
+    def _blocks(
+        self, content: Content | None, path: str, turn: Turn
+    ) -> Sequence[tuple[Block, str]]:
         """The blocks of a content and their paths; a text is one block of text."""
         if content is None or isinstance(content, str):
             return [(TextBlock(content), path)] if content else []
         found: list[tuple[Block, str]] = []
         for i, raw in enumerate(content):
             at = f"{path}[{i}]"
-            block = block_at(raw, at)
-            if isinstance(block, str) and block not in UNREADABLE:
-                refuse(
-                    at,
-                    f"is a block of type {block[:64]!r}, which is not read here: leave it out, or "
-                    "send what it says as text.",
-                )
+            block = block_at(raw, at, turn)
             if isinstance(block, str):
                 self.ignored.append(f"{at} ({block[:64]})")
             else:
@@ -243,10 +250,32 @@ class Transcript:
         return found
 
 
-def _call(block: ToolUseBlock, path: str) -> ToolCall:
+def _call(block: ToolUseBlock, path: str, turn: Turn) -> ToolCall:
     arguments = bytes(block.input).decode(errors="replace")
     if arguments == "null":
         arguments = "{}"
     if not arguments.startswith("{"):
-        refuse(f"{path}.input", "must be an object: the arguments of the call.")
+        turn.read(lambda: _refuse_arguments(f"{path}.input"), None)
+        if arguments.startswith('"'):
+            arguments = turn.arguments(msgspec.json.decode(block.input, type=str), f"{path}.input")
     return ToolCall(id=block.id, name=block.name, arguments=arguments)
+
+
+def _refuse_role(role: str, path: str) -> NoReturn:
+    refuse(path, f"is {role[:64]!r}, which is not a known role: use user, assistant or system.")
+
+
+def _refuse_empty(path: str) -> NoReturn:
+    refuse(path, "must not be empty: send the block as it was given.")
+
+
+def _refuse_place(name: str, path: str) -> NoReturn:
+    refuse(path, f"is a {name} block, which has no meaning there: leave it out.")
+
+
+def _refuse_in_document(path: str) -> NoReturn:
+    refuse(path, "is in a document, which holds text and images: leave it out.")
+
+
+def _refuse_arguments(path: str) -> NoReturn:
+    refuse(path, "must be an object: the arguments of the call.")

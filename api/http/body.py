@@ -26,8 +26,9 @@ from api.http.errors import (
 )
 from api.http.expansion import may_expand
 from api.http.limits import MAX_NUMBER, BodyCheck, Bounds, bounds_of
+from api.http.past import Mended, with_mended_past, with_whole_characters
 from api.http.uncollected import uncollected
-from api.http.unused import unused_fields
+from api.http.unused import listed, unused_fields
 from api.observe.record import record_of
 from runtime.errors import InvalidRequest
 
@@ -52,6 +53,8 @@ class HttpRequest(Request[None, None, State]):
 
     _check: BodyCheck | None = None
     _checked: bytes = b""
+    mended: tuple[str, ...] = ()
+    """What of the body was replaced or left out, as no request is refused for it."""
     _work_bytes: int = 0
     """So long a text takes as long as what the body holds."""
 
@@ -79,7 +82,7 @@ class HttpRequest(Request[None, None, State]):
         record_of(self.scope).num_body_bytes = num_bytes
         self._refuse_odd()
         self._work_bytes = PART_BYTES * self._check.num_parts if self._check else 0
-        self._checked = await apart(num_bytes, lambda: b"".join(pieces))
+        await self._take(num_bytes, lambda: with_whole_characters(b"".join(pieces)))
         if await apart(num_bytes, lambda: may_expand(self._checked)):
             self._work_bytes = max(self._work_bytes, LARGE_BYTES)
         return self._checked
@@ -121,14 +124,30 @@ class HttpRequest(Request[None, None, State]):
         field = self.route_handler.parsed_data_field
         kind: type[object] = object if field is None else field.annotation
         body = await self.body()
-        return await self.apart(lambda: decoded(body, kind))
+        try:
+            return await self.apart(lambda: decoded(body, kind))
+        except InvalidRequest:
+            mended = None
+            if issubclass(kind, msgspec.Struct):
+                struct = kind
+                mended = await self.apart(lambda: with_mended_past(body, struct))
+            if mended is None:
+                raise
+            await self._take(len(mended.body), lambda: mended)
+            return await self.apart(lambda: decoded(mended.body, kind))
+
+    async def _take(self, num_bytes: int, work: Callable[[], Mended]) -> None:
+        """From here on that is the body."""
+        self._checked, ignored = await apart(num_bytes, work)
+        self.mended += ignored
 
     async def unused_fields(
         self, kind: type[msgspec.Struct], also: Collection[str] = ()
     ) -> list[str]:
-        """Those of the body, as the function of that name has them."""
+        """Those of the body, as the function of that name has them, after what was mended."""
         body = await self.body()
-        return await self.apart(lambda: unused_fields(body, kind, also=also))
+        unused = await self.apart(lambda: unused_fields(body, kind, also=also))
+        return [*listed(iter(self.mended)), *unused]
 
     async def apart(self, work: Callable[[], T], num_more_bytes: int = 0) -> T:
         """What `work` makes of the body or of what was made of it; it knows nothing of the loop.

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from api.http.refusal import refuse
 from runtime.config.settings import Settings
-from runtime.errors import InvalidRequest
+from runtime.errors import UnusableImage
 from runtime.models.vision_files import BLIND_TYPES
+from runtime.prompt.past import may_be_refused, with_images
 from runtime.types import MAX_IMAGE_BYTES, Image, Message, ModelSpec
 
 MAX_REMOTE = 4
@@ -17,13 +18,13 @@ LOW_DETAIL_SIDE = 512
 
 _DETAILS = {"auto": None, "high": None, "original": None, "low": LOW_DETAIL_SIDE}
 _BEGINNINGS = {
-    "image/png": (b"\x89PNG\r\n\x1a\n",),
-    "image/jpeg": (b"\xff\xd8\xff",),
-    "image/webp": (b"RIFF",),
-    "image/gif": (b"GIF87a", b"GIF89a"),
-    "image/bmp": (b"BM",),
+    "image/png": b"\x89PNG\r\n\x1a\n",
+    "image/jpeg": b"\xff\xd8\xff",
+    "image/webp": b"RIFF",
+    "image/gif": b"GIF8",
+    "image/bmp": b"BM",
 }
-_OTHER_NAMES = {"image/jpg": "image/jpeg", "image/x-ms-bmp": "image/bmp"}
+"""Whatever an image is said to be, it is what its bytes are."""
 _UNTOLD = frozenset({"", "application/octet-stream"})
 
 
@@ -31,7 +32,8 @@ def image_of(url: str, at: int, field: str, detail: str | None = None) -> Image:
     """The picture at a `data:` or `https:` address; `at` is its place in the text.
 
     Raises:
-        InvalidRequest: the address is of another kind, or its data is damaged or not what it says.
+        UnusableImage: the address is of another kind, or its data is damaged or no image.
+        InvalidRequest: its detail is unknown.
     """
     max_side = _max_side(detail, field)
     scheme, _, rest = url.strip().partition(":")
@@ -40,50 +42,52 @@ def image_of(url: str, at: int, field: str, detail: str | None = None) -> Image:
         return Image(at=at, field=field, url=url, max_side=max_side)
     if kind != "data":
         shown = f"{kind}:" if kind in ("http", "file", "ftp") else "unknown"
-        refuse(field, f"is an image at an address of the kind {shown}; send a data: URL.")
+        raise UnusableImage(
+            field, f"is an image at an address of the kind {shown}; send a data: URL."
+        )
     return Image(at=at, field=field, data=_data_of(rest, field), max_side=max_side)
 
 
-def check_images(messages: Sequence[Message], spec: ModelSpec, settings: Settings) -> None:
-    """Refuse pictures that this model cannot see, or that this server will not have.
+def shown_images(
+    messages: Sequence[Message], spec: ModelSpec, settings: Settings, ignored: list[str]
+) -> tuple[Message, ...]:
+    """The messages; images that this model cannot see, or that this server will not have, are lost,
+    and why is added to `ignored`.
 
     Raises:
-        InvalidRequest: `param` names the first one that is too much.
+        UnusableImage: one is in the newest input.
     """
     remote = 0
-    images = [image for message in messages for image in message.images]
-    for image in images:
+
+    def show(image: Image) -> Image:
+        nonlocal remote
         if not spec.sees:
             why = BLIND_TYPES.get(spec.model_type)
             is_blind = f"cannot be shown one: {why}" if why else "reads text only: leave it out"
-            refuse(image.field, f"is an image, and {spec.id} {is_blind}.")
+            raise UnusableImage(image.field, f"is an image, and {spec.id} {is_blind}.")
         if image.url is not None:
             remote += 1
             _check_remote(image, remote, settings)
-    if len(images) <= settings.max_new_images:
-        return
-    new = [image for message in _new(messages) for image in message.images]
-    if len(new) > settings.max_new_images:
+        return image
+
+    shown = with_images(messages, show, ignored)
+    newest = shown[-1].images if shown and may_be_refused(len(shown) - 1, shown) else ()
+    if len(newest) > settings.max_new_images:
         most = f"at most {settings.max_new_images} are read at a time (max_new_images)"
-        field = new[settings.max_new_images].field
-        refuse(field, f"is one image too many since the last answer: {most}.")
-
-
-def _new(messages: Sequence[Message]) -> Sequence[Message]:
-    """What was said since the assistant's last turn."""
-    answers = [number for number, one in enumerate(messages) if one.role == "assistant"]
-    return messages[answers[-1] + 1 :] if answers else messages
+        field = newest[settings.max_new_images].field
+        raise UnusableImage(field, f"is one image too many since the last answer: {most}.")
+    return shown
 
 
 def _check_remote(image: Image, number: int, settings: Settings) -> None:
     if not settings.allow_remote_images:
-        refuse(
+        raise UnusableImage(
             image.field,
             "is an image elsewhere, and this server fetches none (allow_remote_images): send the "
             "image itself, in base64.",
         )
     if number > MAX_REMOTE:
-        refuse(
+        raise UnusableImage(
             image.field,
             f"is one image elsewhere too many: at most {MAX_REMOTE} are fetched for a request. "
             "Send the images themselves, in base64.",
@@ -103,27 +107,23 @@ def _data_of(rest: str, field: str) -> bytes:
     kind, comma, encoded = rest.partition(",")
     media_type, *options = (part.strip() for part in kind.lower().split(";"))
     if not comma or options[-1:] != ["base64"]:
-        refuse(field, "must hold its image in base64: data:image/png;base64,…")
+        raise UnusableImage(field, "must hold its image in base64: data:image/png;base64,…")
     encoded = "".join(encoded.split())  # some encoders break lines, and some do not pad
     encoded += "=" * (-len(encoded) % 4)
     if len(encoded) * 3 // 4 > MAX_IMAGE_BYTES + 2:
-        refuse(field, f"has more than {MAX_IMAGE_BYTES} bytes, which is the most. Shrink it.")
+        raise UnusableImage(
+            field, f"has more than {MAX_IMAGE_BYTES} bytes, which is the most. Shrink it."
+        )
     try:
         data = base64.b64decode(encoded, validate=True)
     except ValueError as error:
-        raise InvalidRequest(f"{field} is not valid base64: {error}.", field) from error
-    _check_kind(media_type, data, field)
-    return data
-
-
-def _check_kind(media_type: str, data: bytes, field: str) -> None:
-    """Whether the bytes may be what their media type says; where it says nothing, they may."""
-    wanted = _OTHER_NAMES.get(media_type, media_type)
-    if wanted in _UNTOLD:
-        return
-    if wanted not in _BEGINNINGS:
+        raise UnusableImage(field, f"is not valid base64: {error}.") from error
+    if not data:
+        raise UnusableImage(field, "is empty: send the bytes of an image.")
+    is_known = data.startswith(tuple(_BEGINNINGS.values()))
+    if not is_known and media_type not in _UNTOLD and not media_type.startswith("image/"):
         known = ", ".join(_BEGINNINGS)
-        refuse(field, f"is of the media type {media_type[:64]!r}: send one of {known}.")
-    found = next((kind for kind, starts in _BEGINNINGS.items() if data.startswith(starts)), None)
-    if found not in (None, wanted):
-        refuse(field, f"is said to be {media_type}, but its bytes are {found}.")
+        raise UnusableImage(
+            field, f"is of the media type {media_type[:64]!r}: send one of {known}."
+        )
+    return data

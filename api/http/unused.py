@@ -4,7 +4,8 @@ The types at the door say what is known. A struct may say more, in class variabl
 type of a field that is decoded later (`Kinds` where an object's own type decides, in a list of one
 for a list of them), `REFUSED` says of fields that would change what the model reads why they cannot
 be served and what to do instead, `SILENT` are fields that change nothing in an answer by
-themselves, and what an `IS_OPEN` one does not know is the client's own.
+themselves, what an `IS_OPEN` one does not know is the client's own, and `HISTORY` is the field
+of what was said, where only the newest input is refused.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Annotated, NamedTuple, Union, cast, get_args, get_origin
 
 import msgspec
 
+from api.http.past import is_result
 from api.http.refusal import refuse
 from api.http.uncollected import uncollected
+from runtime.prompt.past import is_newest
 
 MAX_NAMED = 32
 """So many are named, the rest is counted."""
@@ -73,18 +76,47 @@ def unused_fields(
     What is null or false asks for nothing. A body that is no JSON has none.
 
     Raises:
-        InvalidRequest: one would change what the model reads, and cannot be served.
+        InvalidRequest: one of the request itself or of its newest input would change what the model
+            reads, and cannot be served.
     """
     try:
         with uncollected():
-            given = msgspec.json.decode(body)
+            given: object = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     known = _of_struct(kind)
     if but and known.members is not None:
         known = known._replace(members={n: k for n, k in known.members.items() if n not in but})
     known = known._replace(silent=known.silent.union(also))
-    return listed(_found(given, known, ""))
+    history: str = getattr(kind, "HISTORY", "")
+    newest = _newest(given, history)
+
+    def paths() -> Iterator[str]:
+        for found in _found(given, known, ""):
+            is_past = history and found.path.startswith(f"{history}[")
+            if found.why and not (is_past and not found.path.startswith(newest)):
+                refuse(found.path, found.why)
+            yield found.path
+
+    return listed(paths())
+
+
+def _newest(body: object, history: str) -> str:
+    """How paths begin that are in the newest input."""
+    given = cast("dict[str, object]", body).get(history) if isinstance(body, dict) else None
+    if not isinstance(given, list):
+        return history
+    turns = cast("list[object]", given)
+    last = len(turns) - 1
+    is_refusable = last >= 0 and is_newest(last, len(turns), is_result=is_result(turns[last]))
+    return f"{history}[{last}]" if is_refusable else "/"
+
+
+class _Found(NamedTuple):
+    """A field that is not known; `why` it cannot be left out."""
+
+    path: str
+    why: str = ""
 
 
 def listed(paths: Iterator[str]) -> list[str]:
@@ -94,7 +126,7 @@ def listed(paths: Iterator[str]) -> list[str]:
     return [*named, f"{num_more} more"] if num_more else named
 
 
-def _found(value: object, known: _Known, path: str) -> Iterator[str]:
+def _found(value: object, known: _Known, path: str) -> Iterator[_Found]:
     if isinstance(value, dict):
         members = cast("dict[str, object]", value)
         if known.kinds is not None:
@@ -106,16 +138,14 @@ def _found(value: object, known: _Known, path: str) -> Iterator[str]:
             yield from _found(part, known.part, f"{path}[{number}]")
 
 
-def _found_in(given: JsonObject, known: _Known, path: str) -> Iterator[str]:
+def _found_in(given: JsonObject, known: _Known, path: str) -> Iterator[_Found]:
     assert known.members is not None
     if not known.is_open:
         for name, value in given.items():
             if name in known.members or name in known.silent or value is None or value is False:
                 continue
             named = f"{path}.{name[:MAX_NAME]}".removeprefix(".")[:MAX_PATH]
-            if name in known.refused and value not in ([], ""):
-                refuse(named, known.refused[name])
-            yield named
+            yield _Found(named, known.refused.get(name, "") if value not in ([], "") else "")
     for name, inner in known.members.items():
         if inner is not _ANYTHING and name in given:
             yield from _found(given[name], inner, f"{path}.{name}".removeprefix("."))

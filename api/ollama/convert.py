@@ -9,8 +9,11 @@ import msgspec
 from api.http.caller import Caller
 from api.http.durations import seconds_of
 from api.http.fields import stops_of
-from api.http.images import check_images, image_of
+from api.http.images import image_of, shown_images
 from api.http.json_schemas import parameters_text
+from api.http.past import RESULT_ROLES, STRICT, Turn
+from api.http.refusal import refuse
+from api.http.unused import listed
 from api.ollama.schemas import (
     Call,
     GenerateBody,
@@ -56,15 +59,17 @@ def chat_request(
     Raises:
         InvalidRequest: a field cannot be served; `param` is its path.
     """
-    messages = _messages(data.messages or ())
-    check_images(messages, spec, settings)
+    ignored: list[str] = []
+    messages = _messages(data.messages or (), ignored)
     prompt = ChatPrompt(
-        messages=messages,
+        messages=shown_images(messages, spec, settings, ignored),
         tools=_tools(data.tools or ()),
         thinking=_thinking(data.think),
         continues_last=True,
     )
-    return _request(data, request_id, spec, settings, (caller, prompt if messages else None))
+    wish = (caller, prompt if messages else None)
+    request = _request(data, request_id, spec, settings, wish)
+    return msgspec.structs.replace(request, ignored=tuple(listed(iter(ignored))))
 
 
 def generate_request(
@@ -85,11 +90,11 @@ def generate_request(
     if data.prompt and data.raw:
         prompt = TextPrompt(text=data.prompt)
     elif data.prompt or data.images:
-        images = _images(data.images, "images")
+        images = _images(data.images, "images", STRICT)
         messages = (Message(role="user", text=data.prompt or "", images=images),)
         if data.system:
             messages = (Message(role="system", text=data.system), *messages)
-        check_images(messages, spec, settings)
+        messages = shown_images(messages, spec, settings, [])
         prompt = ChatPrompt(messages=messages, thinking=_thinking(data.think))
     return _request(data, request_id, spec, settings, (caller, prompt))
 
@@ -157,19 +162,16 @@ def _thinking(think: bool | str | None) -> Thinking:
     return Thinking(is_enabled=True, effort=think, fields=("think",))
 
 
-def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
+def _messages(messages: Sequence[OllamaMessage], ignored: list[str]) -> tuple[Message, ...]:
     """The messages; a tool's result belongs to the call of its name that has none yet."""
     read: list[Message] = []
     open_calls: list[ToolCall] = []
     for i, message in enumerate(messages):
         path = f"messages[{i}]"
-        role = _ROLES.get(message.role)
-        if role is None:
-            known = ", ".join(_ROLES)
-            raise InvalidRequest(
-                f"{path}.role is {message.role[:64]!r}: use one of {known}.", f"{path}.role"
-            )
-        calls = _calls(message.tool_calls or (), path)
+        is_result = message.role in RESULT_ROLES
+        turn = Turn.at(i, len(messages), ignored, is_result=is_result)
+        role: Role = turn.read(lambda message=message, path=path: _role(message.role, path), "user")
+        calls = _calls(message.tool_calls or (), path, turn)
         open_calls += calls
         call_id = message.tool_call_id
         if role == "tool" and call_id is None:
@@ -182,18 +184,27 @@ def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
                 tool_calls=calls if role == "assistant" else (),
                 tool_call_id=call_id if role == "tool" else None,
                 name=message.tool_name,
-                images=_images(message.images, f"{path}.images"),
+                images=_images(message.images, f"{path}.images", turn),
             )
         )
     return tuple(read)
 
 
-def _calls(calls: Sequence[Call], path: str) -> tuple[ToolCall, ...]:
+def _role(name: str, path: str) -> Role:
+    if name not in _ROLES:
+        known = ", ".join(_ROLES)
+        refuse(f"{path}.role", f"is {name[:64]!r}: use one of {known}.")
+    return _ROLES[name]
+
+
+def _calls(calls: Sequence[Call], path: str, turn: Turn) -> tuple[ToolCall, ...]:
     return tuple(
         ToolCall(
             id=call.id or f"call_{path}_{i}",
             name=call.function.name,
-            arguments=_arguments(call.function.arguments),
+            arguments=turn.arguments(
+                _arguments(call.function.arguments), f"{path}.tool_calls[{i}].function.arguments"
+            ),
         )
         for i, call in enumerate(calls)
     )
@@ -201,6 +212,8 @@ def _calls(calls: Sequence[Call], path: str) -> tuple[ToolCall, ...]:
 
 def _arguments(given: msgspec.Raw) -> str:
     text = bytes(given).decode(errors="replace")
+    if text.startswith('"'):
+        return msgspec.json.decode(text, type=str)
     return "{}" if text == "null" else text
 
 
@@ -212,10 +225,14 @@ def _answered(open_calls: list[ToolCall], name: str | None) -> str | None:
     return found.id
 
 
-def _images(images: Sequence[str] | None, path: str) -> tuple[Image, ...]:
+def _images(images: Sequence[str] | None, path: str, turn: Turn) -> tuple[Image, ...]:
     """Ollama shows images before the text."""
     return tuple(
-        image_of(f"data:;base64,{data}", 0, f"{path}[{i}]") for i, data in enumerate(images or ())
+        turn.read(
+            lambda data=data, at=f"{path}[{i}]": image_of(f"data:;base64,{data}", 0, at),
+            Image(at=0, field=f"{path}[{i}]"),
+        )
+        for i, data in enumerate(images or ())
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from api.http.hearth_info import HearthInfo
 from api.http.limits import ModelName
+from runtime.prompt.past import line_for
 from runtime.supervisor.status import ToolUse
 from runtime.types import FinishReason
 
@@ -36,6 +37,8 @@ class Call(OllamaBody):
 
 
 class OllamaMessage(OllamaBody):
+    INSTEAD: ClassVar[dict[str, object]] = {"role": "user", "content": line_for("message")}
+
     role: str
     content: str | None = None
     thinking: str | None = None
@@ -87,6 +90,8 @@ class OllamaShared(OllamaBody):
 
 
 class OllamaChatRequest(OllamaShared):
+    HISTORY = "messages"
+
     messages: list[OllamaMessage] | None = None
     tools: list[OllamaTool] | None = None
 

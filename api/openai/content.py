@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from api.http.images import image_of
+from api.http.past import STRICT, Turn
 from api.http.refusal import refuse
 from api.openai.fields import CACHE_TTL_S, Body, CacheBreakpoint
+from runtime.errors import UnusableImage
+from runtime.prompt.past import line_for
 from runtime.types import Breakpoint, Image
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+THOUGHT_PARTS = frozenset({"thinking", "reasoning"})
+"""As some servers give thoughts in an answer's content."""
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 
 
@@ -21,13 +26,22 @@ class ImageUrl(Body):
     detail: str | None = None
 
 
-class ContentPart(Body):
-    """One part of a message's content: text, a refusal or a picture."""
-
-    SILENT = frozenset({"annotations", "logprobs"})
+class ThoughtPart(Body):
+    """A piece of thoughts."""
 
     type: str = "text"
     text: str | None = None
+
+
+class ContentPart(Body):
+    """One part of a message's content: text, a refusal, a picture, in answers also thoughts."""
+
+    SILENT = frozenset({"annotations", "logprobs"})
+    INSTEAD: ClassVar[dict[str, object]] = {"type": "text", "text": line_for("part")}
+
+    type: str = "text"
+    text: str | None = None
+    thinking: str | list[ThoughtPart] | None = None
     refusal: str | None = None
     image_url: str | ImageUrl | None = None
     detail: str | None = None
@@ -43,29 +57,40 @@ class ContentText(NamedTuple):
     text: str
     images: tuple[Image, ...]
     breakpoints: tuple[Breakpoint, ...] = ()
+    thoughts: str | None = None
 
 
-def read(content: Content, path: str) -> ContentText:
-    """The text and the pictures of a content.
+def read(
+    content: Content, path: str, turn: Turn = STRICT, *, has_thoughts: bool = False
+) -> ContentText:
+    """The text and the pictures of a content, and its thoughts where it may have some.
 
     Raises:
-        InvalidRequest: a part is of an unknown type or lacks what it is about.
+        InvalidRequest: a part is of an unknown type or lacks what it is about, and `turn` is the
+            newest input.
     """
     if content is None or isinstance(content, str):
         return ContentText(content or "", ())
-    return _read_parts(content, path)
+    thoughts = [part for part in content if has_thoughts and part.type in THOUGHT_PARTS]
+    said = _read_parts(content, path, turn, frozenset(map(id, thoughts)))
+    return said._replace(thoughts="\n".join(map(_thought, thoughts)) if thoughts else None)
 
 
-def _read_parts(parts: Sequence[ContentPart], path: str) -> ContentText:
+def _read_parts(
+    parts: Sequence[ContentPart], path: str, turn: Turn, but: frozenset[int]
+) -> ContentText:
     texts: list[str] = []
     images: list[Image] = []
     points: list[Breakpoint] = []
     length = 0
     for i, part in enumerate(parts):
+        at = f"{path}[{i}]"
+        if id(part) in but:
+            continue
         if part.type in IMAGE_PARTS:
-            images.append(_image(part, length, f"{path}[{i}]"))
+            images.append(_image(part, length, at, turn))
         else:
-            text = _part_text(part, f"{path}[{i}]")
+            text = turn.read(lambda part=part, at=at: _part_text(part, at), line_for(part.type))
             length += len(text) + bool(texts)
             texts.append(text)
         if (point := part.prompt_cache_breakpoint) is not None:
@@ -74,13 +99,23 @@ def _read_parts(parts: Sequence[ContentPart], path: str) -> ContentText:
     return ContentText("\n".join(texts), tuple(images), tuple(points))
 
 
-def _image(part: ContentPart, at: int, path: str) -> Image:
+def _thought(part: ContentPart) -> str:
+    if isinstance(part.thinking, list):
+        return "".join(one.text or "" for one in part.thinking)
+    return part.thinking or part.text or ""
+
+
+def _image(part: ContentPart, at: int, path: str, turn: Turn) -> Image:
     given = part.image_url
     if not isinstance(given, ImageUrl):
         given = ImageUrl(given, part.detail)
-    if given.url is None:
-        refuse(path, "has no image_url: give the picture's address or a data: URL.")
-    return image_of(given.url, at, path, given.detail)
+
+    def image() -> Image:
+        if given.url is None:
+            raise UnusableImage(path, "has no image_url: give its address or a data: URL.")
+        return image_of(given.url, at, path, given.detail)
+
+    return turn.read(image, Image(at=at, field=path))
 
 
 def _part_text(part: ContentPart, path: str) -> str:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from api.http.caller import Caller
 from api.http.durations import seconds_of
 from api.http.fields import stops_of
-from api.http.images import check_images
+from api.http.images import shown_images
+from api.http.past import RESULT_ROLES, Turn
 from api.http.priorities import priority_of
 from api.http.refusal import refuse
+from api.http.unused import listed
 from api.openai.caching import latest, work_of
 from api.openai.content import read
+from api.openai.fields import arguments_text
 from api.openai.formats import constraint_of
 from api.openai.freeform import freeform_arguments
 from api.openai.prompts import listed_prompts
@@ -20,7 +25,6 @@ from api.openai.schemas import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
-    FunctionCall,
     HistoryToolCall,
     Prediction,
 )
@@ -59,7 +63,8 @@ def chat_to_generate(
     *,
     needs_messages: bool = True,
 ) -> GenerateRequest:
-    """The request as the runtime understands it.
+    """The request as the runtime understands it. Without `needs_messages` these are only the new
+    ones of a conversation, and their images are looked at together with the others.
 
     Raises:
         InvalidRequest: a field cannot be served; `param` is its path.
@@ -73,9 +78,12 @@ def chat_to_generate(
         constraint = constraint_of(form.type, form.json_schema, path, f"{path}.json_schema")
     if needs_messages and not data.messages:
         refuse("messages", "must not be empty: send at least one message.")
-    prompt = _chat_prompt(data)
+    ignored: list[str] = []
+    prompt = _chat_prompt(data, ignored)
     prediction = _predicted(data.prediction)
-    check_images(prompt.messages, spec, settings)
+    if needs_messages:
+        messages = shown_images(prompt.messages, spec, settings, ignored)
+        prompt = msgspec.structs.replace(prompt, messages=messages)
     return GenerateRequest(
         request_id=request_id,
         model=spec.id,
@@ -96,6 +104,7 @@ def chat_to_generate(
         deadline_s=settings.deadline_s,
         cache=cache_of(data, caller, data.extra_body, data.metadata),
         prediction=prediction,
+        ignored=tuple(listed(iter(ignored))),
     )
 
 
@@ -163,12 +172,12 @@ def _predicted(prediction: Prediction | None) -> str:
     return content.text
 
 
-def _chat_prompt(data: ChatRequest) -> ChatPrompt:
+def _chat_prompt(data: ChatRequest, ignored: list[str]) -> ChatPrompt:
     kwargs = dict(data.chat_template_kwargs or {})
     thinking = all_said(data, kwargs)
     tools, choice = chosen_tools(data)
     return ChatPrompt(
-        messages=latest(_messages(data.messages), data),
+        messages=latest(_messages(data.messages, ignored), data),
         tools=tools,
         tool_choice=choice,
         thinking=thinking,
@@ -177,28 +186,42 @@ def _chat_prompt(data: ChatRequest) -> ChatPrompt:
     )
 
 
-def _messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
-
-
-def _message(message: ChatMessage, path: str) -> Message:
-    role = ROLES.get(message.role)
-    if role is None:
-        refuse(
-            f"{path}.role",
-            f"is {message.role[:64]!r}, which is not a known role: use one of {', '.join(ROLES)}.",
+def _messages(messages: Sequence[ChatMessage], ignored: list[str]) -> tuple[Message, ...]:
+    count = len(messages)
+    return tuple(
+        _message(
+            message,
+            f"messages[{i}]",
+            Turn.at(i, count, ignored, is_result=message.role in RESULT_ROLES),
         )
-    content = read(message.content, f"{path}.content")
+        for i, message in enumerate(messages)
+    )
+
+
+def _message(message: ChatMessage, path: str, turn: Turn) -> Message:
+    role: Role = turn.read(lambda: _role(message.role, path), "user")
+    is_answer = role == "assistant"
+    content = read(message.content, f"{path}.content", turn, has_thoughts=is_answer)
     return Message(
         role=role,
         text=content.text or message.refusal or "",
-        reasoning=message.reasoning_content or message.reasoning,
-        tool_calls=_called_tools(message, path) if role == "assistant" else (),
+        reasoning=message.reasoning_content or message.reasoning or content.thoughts,
+        tool_calls=_called_tools(message, path, turn) if is_answer else (),
         tool_call_id=_answered_call(message) if role == "tool" else message.tool_call_id,
         name=message.name,
         images=content.images,
         breakpoints=content.breakpoints,
     )
+
+
+def _role(name: str, path: str) -> Role:
+    role = ROLES.get(name)
+    if role is None:
+        refuse(
+            f"{path}.role",
+            f"is {name[:64]!r}, which is not a known role: use one of {', '.join(ROLES)}.",
+        )
+    return role
 
 
 def _answered_call(message: ChatMessage) -> str | None:
@@ -208,14 +231,21 @@ def _answered_call(message: ChatMessage) -> str | None:
     return message.tool_call_id
 
 
-def _called_tools(message: ChatMessage, path: str) -> tuple[ToolCall, ...]:
+def _called_tools(message: ChatMessage, path: str, turn: Turn) -> tuple[ToolCall, ...]:
     if message.function_call is not None and not message.tool_calls:
         call = message.function_call
-        return (ToolCall(id=f"call_{call.name}", name=call.name, arguments=_arguments(call)),)
-    calls = enumerate(message.tool_calls or ())
-    return tuple(
-        _called_tool(call, f"{path}.tool_calls[{i}]", f"call_{path}_{i}") for i, call in calls
-    )
+        arguments = turn.arguments(arguments_text(call.arguments), f"{path}.function_call")
+        return (ToolCall(id=f"call_{call.name}", name=call.name, arguments=arguments),)
+    calls: list[ToolCall] = []
+    for i, call in enumerate(message.tool_calls or ()):
+        at, own_id = f"{path}.tool_calls[{i}]", f"call_{path}_{i}"
+        made = turn.read(
+            lambda call=call, at=at, own_id=own_id: _called_tool(call, at, own_id), None
+        )
+        if made is not None:
+            arguments = turn.arguments(made.arguments, f"{at}.function.arguments")
+            calls.append(msgspec.structs.replace(made, arguments=arguments))
+    return tuple(calls)
 
 
 def _called_tool(call: HistoryToolCall, path: str, own_id: str) -> ToolCall:
@@ -225,9 +255,5 @@ def _called_tool(call: HistoryToolCall, path: str, own_id: str) -> ToolCall:
         return ToolCall(id=call.id or own_id, name=name, arguments=arguments, is_custom=True)
     if call.function is None:
         refuse(f"{path}.function", "is missing: it is required.")
-    arguments = _arguments(call.function)
+    arguments = arguments_text(call.function.arguments)
     return ToolCall(id=call.id or own_id, name=call.function.name, arguments=arguments)
-
-
-def _arguments(call: FunctionCall) -> str:
-    return call.arguments if call.arguments is not None else "{}"

@@ -23,6 +23,10 @@ Name = Annotated[str, Meta(min_length=1)]
 Raws = dict[str, msgspec.Raw]
 
 
+Arguments = str | dict[str, msgspec.Raw]
+"""Of a call: JSON text, or as some clients give it back, what that text says."""
+
+
 class Body(msgspec.Struct, gc=False):
     """Base of what goes over HTTP as JSON."""
 
@@ -120,6 +124,13 @@ class FunctionDefinition(Body):
     description: str | None = None
     parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
     strict: bool | None = None
+
+
+def arguments_text(arguments: Arguments | None) -> str:
+    """The arguments of a call as JSON text."""
+    if isinstance(arguments, dict):
+        return msgspec.json.encode(arguments).decode()
+    return "{}" if arguments is None else arguments
 
 
 def no_value() -> msgspec.Raw:

@@ -14,6 +14,7 @@ from msgspec import Meta
 from api.http.unused import JsonObject, Kinds
 from api.openai.content import Content, ContentPart
 from api.openai.fields import (
+    Arguments,
     Body,
     Count,
     FunctionDefinition,
@@ -86,11 +87,11 @@ class MessageItem(Body):
 
 
 class CallItem(Body):
-    """A call of a function that the model made; `arguments` is JSON text."""
+    """A call of a function that the model made; `arguments` is JSON text, or what that says."""
 
     call_id: Name
     name: Name
-    arguments: str | None = None
+    arguments: Arguments | None = None
     namespace: str | None = None
 
 
@@ -156,8 +157,11 @@ ITEMS = Kinds(
 
 
 class ToolHead(Body):
+    """What tells one tool from another; some clients have a `function` inside, as in chat."""
+
     type: str = "function"
     name: str | None = None
+    function: msgspec.Raw = msgspec.field(default_factory=no_value)
 
 
 def tool_type(tool: JsonObject) -> object:
@@ -192,7 +196,9 @@ class NamespaceTool(Body):
 
 
 TOOLS = Kinds(
-    {"function": FunctionDefinition, "custom": CustomTool, "namespace": NamespaceTool}, tool_type
+    {"function": FunctionDefinition, "custom": CustomTool, "namespace": NamespaceTool},
+    tool_type,
+    frozenset({"type", "function"}),
 )
 
 

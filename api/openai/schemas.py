@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 from api.http.hearth_info import HearthInfo
 from api.openai.content import Content
 from api.openai.fields import (
+    Arguments,
     Body,
     Count,
     FunctionDefinition,
@@ -21,6 +22,7 @@ from api.openai.fields import (
 )
 from api.openai.response_schemas import GrammarFields
 from api.openai.thinking import PLACES, Budget, ThinkingField
+from runtime.prompt.past import line_for
 from runtime.supervisor.status import ToolUse
 from runtime.types import FinishReason, Overflow
 
@@ -28,10 +30,10 @@ from runtime.types import FinishReason, Overflow
 
 
 class FunctionCall(Body):
-    """The function an assistant called; `arguments` is JSON text."""
+    """The function an assistant called; `arguments` is JSON text, or the object that it says."""
 
     name: str
-    arguments: str | None = None
+    arguments: Arguments | None = None
 
 
 class CustomCall(Body):
@@ -60,6 +62,7 @@ class ChatMessage(Body):
     """
 
     SILENT = frozenset({"annotations"})
+    INSTEAD: ClassVar[dict[str, object]] = {"role": "user", "content": line_for("message")}
     REFUSED: ClassVar[dict[str, str]] = {
         "audio": "is an earlier answer in sound, which is not here: send its text as `content`."
     }
@@ -91,11 +94,18 @@ class CustomDefinition(Body):
 
 
 class ToolDefinition(Body):
-    """A tool: a `function`, or a `custom` one. Other types are ignored, and named in the answer."""
+    """A tool: a `function`, or a `custom` one. Other types are ignored, and named in the answer.
+
+    What describes a function may also stand beside its type, as in the Responses API.
+    """
 
     type: str = "function"
     function: FunctionDefinition | None = None
     custom: CustomDefinition | None = None
+    name: str | None = None
+    description: str | None = None
+    parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+    strict: bool | None = None
 
 
 class NamedFunction(Body):
@@ -161,6 +171,7 @@ class ChatRequest(SharedFields, kw_only=True):
     is less than the model's context, and `overflow` what is done with a conversation that has more.
     """
 
+    HISTORY = "messages"
     INNER: ClassVar[dict[str, object]] = {**PLACES}
     REFUSED: ClassVar[dict[str, str]] = {
         "web_search_options": "asks for a search of the web, which is not done here: leave it out, "

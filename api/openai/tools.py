@@ -126,10 +126,19 @@ def _tools(definitions: Sequence[ToolDefinition]) -> list[Tool]:
             custom = _flat(definition.custom)
             tools.append(freeform_tool(custom, form_path, f"{form_path}.grammar"))
         elif definition.type == "function":
-            if definition.function is None:
-                refuse(path, "is missing: describe the function by name and parameters.")
-            tools.append(_tool(definition.function, path))
+            tools.append(_of_function(definition, f"tools[{i}]"))
     return tools
+
+
+def _of_function(definition: ToolDefinition, path: str) -> Tool:
+    if definition.function is not None:
+        return _tool(definition.function, f"{path}.function")
+    if not definition.name:
+        refuse(f"{path}.function", "is missing: describe the function by name and parameters.")
+    flat = FunctionDefinition(
+        definition.name, definition.description, definition.parameters, definition.strict
+    )
+    return _tool(flat, path)
 
 
 def _flat(custom: CustomDefinition) -> CustomTool:

@@ -13,9 +13,10 @@ import msgspec
 from api.http.body import LARGE_BYTES, apart, decoded_at
 from api.http.chains import Chains, Owner
 from api.http.expansion import Expansion
+from api.http.past import Turn
 from api.openai.fields import Raws
 from api.openai.response_schemas import ItemHead
-from api.responses.items import Item, head_of
+from api.responses.items import Item, head_of, lost_item
 from api.responses.output import ResponseResource
 from runtime.errors import InvalidRequest, UnknownPrevious, UnknownResponse
 from runtime.keys import owned, plain
@@ -86,15 +87,19 @@ class Archive:
         if not references:
             return list(items)
         bodies = await self._chains.found_items(KIND, tenant, references, expansion)
-        for path, item_id in references.items():
-            if item_id not in bodies:
-                _refuse_unknown(path, item_id)
-        return [
-            item._replace(raw=msgspec.Raw(bodies[references[item.path]]), is_stored=True)
-            if item.path in references
-            else item
-            for item in items
-        ]
+        ignored: list[str] = []
+
+        def found(number: int, item: Item) -> Item:
+            item_id = references.get(item.path)
+            if item_id is None:
+                return item
+            if (body := bodies.get(item_id)) is not None:
+                return item._replace(raw=msgspec.Raw(body), is_stored=True)
+            turn = Turn.at(number, len(items), ignored)
+            turn.read(lambda: _refuse_unknown(item.path, item_id), None)
+            return lost_item(item, "item_reference", ignored[-1])
+
+        return [found(number, item) for number, item in enumerate(items)]
 
     async def keep(
         self, resource: ResponseResource, items: Sequence[Item], asker: Owner, events: bytes = b""

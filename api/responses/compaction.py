@@ -16,7 +16,8 @@ from api.http.body import decoded_at
 from api.http.expansion import Expansion
 from api.http.refusal import refuse
 from api.openai.response_schemas import CompactionItem, ItemHead
-from api.responses.items import Item, head_of, seal, unseal
+from api.responses.items import MAX_SEALED_BYTES, Item, head_of, seal, unseal
+from runtime.errors import InvalidRequest
 
 TRIGGER = "compaction_trigger"
 TRIGGER_ITEM = msgspec.Raw(b'{"type":"compaction_trigger"}')
@@ -74,7 +75,8 @@ def live(items: Sequence[Item]) -> Live:
         refuse(items[triggers[0]].path, f"is a {TRIGGER}, which must be the last item, once.")
     if triggers == [0]:
         refuse(items[0].path, f"is a {TRIGGER}, and there is nothing before it to be summed up.")
-    last = max((i for i, head in enumerate(heads) if head.type in KINDS), default=0)
+    summaries = (i for i in range(len(items) - 1, -1, -1) if heads[i].type in KINDS)
+    last = next((i for i in summaries if i == len(items) - 1 or _is_readable(items[i])), 0)
     kept = [item for item, head in zip(items[:last], heads, strict=False) if _stays(head)]
     end = triggers[0] if triggers else len(items)
     return Live([*kept, *items[last:end]], bool(triggers))
@@ -89,6 +91,15 @@ def compaction_item(summary: str) -> Item:
 def compacted(items: Sequence[Item], summary: Item) -> list[Item]:
     """The items that go on with a summary of these."""
     return live([*items, summary]).items
+
+
+def _is_readable(item: Item) -> bool:
+    """One that was sent before and cannot be read stands for nothing."""
+    try:
+        summary_in(item, Expansion(MAX_SEALED_BYTES))
+    except InvalidRequest:
+        return False
+    return True
 
 
 def _stays(head: ItemHead) -> bool:

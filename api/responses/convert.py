@@ -7,7 +7,7 @@ never shown to the model, as they change from turn to turn; nor is anything but 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -15,20 +15,23 @@ from api.http.body import decoded_at
 from api.http.caller import Caller
 from api.http.durations import seconds_of
 from api.http.expansion import Expansion
-from api.http.images import check_images
+from api.http.images import shown_images
+from api.http.past import Turn, is_result
 from api.http.priorities import priority_of
 from api.http.refusal import refuse
 from api.http.unused import listed
 from api.openai.caching import latest, work_of
 from api.openai.content import ContentPart, read
-from api.openai.fields import JsonSchemaFormat, Raws, is_given
+from api.openai.fields import JsonSchemaFormat, Raws, arguments_text, is_given
 from api.openai.formats import constraint_of
 from api.openai.freeform import freeform_arguments
 from api.openai.response_schemas import (
+    ITEMS,
     CallItem,
     CallOutputItem,
     CustomCallItem,
     FormatFields,
+    ItemHead,
     MessageItem,
     ReasoningItem,
     ResponseRequest,
@@ -36,12 +39,13 @@ from api.openai.response_schemas import (
 from api.openai.sampling import cache_of, sampling_of
 from api.openai.templates import goes_on, template_kwargs
 from api.openai.thinking import all_said
-from api.responses.compaction import KINDS, live, summary_in
-from api.responses.items import Item, head_of, unseal
+from api.responses.compaction import live, summary_in
+from api.responses.items import Item, head_of, lost_item, unseal
 from api.responses.tools import Choice, Offer, ToolNames, chosen, offered
 from runtime.config.settings import Settings
 from runtime.prompt.compaction import summary_message, summary_request
 from runtime.prompt.continuation import begun
+from runtime.prompt.past import line_for
 from runtime.types import (
     Breakpoint,
     ChatPrompt,
@@ -80,8 +84,9 @@ def transcript(items: Iterable[Item], names: ToolNames, expansion: Expansion) ->
             has left; `param` is its path.
     """
     writer = _Writer(names, expansion)
-    for item in items:
-        writer.add(item)
+    items = list(items)
+    for number, item in enumerate(items):
+        writer.add(item, number, len(items))
     writer.end_turn()
     return ItemTranscript(
         tuple(writer.messages), tuple(writer.ignored), writer.status == "completed"
@@ -120,34 +125,51 @@ class _Writer:
         self._length = 0
         """Of all texts of the turn."""
 
-    def add(self, item: Item) -> None:
-        kind = head_of(item).type
-        match kind:
-            case "message":
-                self._add_message(decoded_at(item.raw, MessageItem, item.path), item.path)
-            case "function_call":
-                call = decoded_at(item.raw, CallItem, item.path)
-                arguments = call.arguments if call.arguments is not None else "{}"
-                self._add_call(call.call_id, call.name, call.namespace, arguments)
-            case "custom_tool_call":
-                custom = decoded_at(item.raw, CustomCallItem, item.path)
-                arguments = freeform_arguments(custom.input or "")
-                self._add_call(custom.call_id, custom.name, custom.namespace, arguments)
-            case "function_call_output" | "custom_tool_call_output":
-                self._add_output(decoded_at(item.raw, CallOutputItem, item.path), item.path)
-            case "reasoning":
-                self._add_reasoning(decoded_at(item.raw, ReasoningItem, item.path), item.path)
-            case str() if kind in KINDS:
-                self.end_turn()
-                self.messages.append(summary_message(summary_in(item, self._expansion)))
-            case str() if not item.is_stored and kind not in UNREADABLE:
-                refuse(
-                    item.path,
-                    f"is an item of type {kind[:64]!r}, which is not read here: leave it out, or "
-                    "send what it says as a message.",
-                )
+    def add(self, item: Item, number: int, count: int) -> None:
+        """Item `number` of so many."""
+        if item.lost:
+            self.ignored.append(item.lost)
+        kind = head_of(item).type or ""
+        is_output = kind.endswith("_output")
+        turn = Turn.at(number, count, self.ignored, is_result=is_output)
+        shape = ITEMS.types.get(kind, ItemHead)
+        if shape is not ItemHead:
+            mended = turn.mended(item.raw, shape, item.path)
+            read = turn.read(lambda: decoded_at(mended, shape, item.path), None)
+            is_read = read is not None and self._add(read, item, turn)
+        elif item.is_stored or kind in UNREADABLE:
+            self.ignored.append(f"{item.path}: {kind[:64]}")
+            return
+        else:
+            is_read = turn.read(lambda: _refuse_kind(kind, item.path), False)
+        if not is_read:
+            self.end_turn()
+            role = "user" if is_output else "assistant"
+            self.messages.append(Message(role=role, text=line_for(kind)))
+
+    def _add(self, read: msgspec.Struct, item: Item, turn: Turn) -> bool:
+        """Whether it says anything that can be read."""
+        path = item.path
+        match read:
+            case MessageItem():
+                self._add_message(read, path, turn)
+            case CallItem():
+                arguments = turn.arguments(arguments_text(read.arguments), f"{path}.arguments")
+                self._add_call(read.call_id, read.name, read.namespace, arguments)
+            case CustomCallItem():
+                arguments = freeform_arguments(read.input or "")
+                self._add_call(read.call_id, read.name, read.namespace, arguments)
+            case CallOutputItem():
+                self._add_output(read, path, turn)
+            case ReasoningItem():
+                self._add_reasoning(read, path, turn)
             case _:
-                self.ignored.append(f"{item.path}: {(kind or '')[:64]}")
+                summary = turn.read(lambda: summary_in(item, self._expansion), None)
+                if summary is None:
+                    return False
+                self.end_turn()
+                self.messages.append(summary_message(summary))
+        return True
 
     def end_turn(self) -> None:
         """Close the assistant's turn, if one is open."""
@@ -167,14 +189,9 @@ class _Writer:
         self._reasonings, self._texts, self._calls = [], [], []
         self._images, self._points, self._length = [], [], 0
 
-    def _add_message(self, item: MessageItem, path: str) -> None:
-        role = ROLES.get(item.role)
-        if role is None:
-            refuse(
-                f"{path}.role",
-                f"is {item.role[:64]!r}, which is not a known role: use one of {', '.join(ROLES)}.",
-            )
-        content = read(item.content, f"{path}.content")
+    def _add_message(self, item: MessageItem, path: str, turn: Turn) -> None:
+        role: Role = turn.read(lambda: _role(item.role, path), "user")
+        content = read(item.content, f"{path}.content", turn)
         before, self.status = self.status, item.status
         if role != "assistant":
             self.end_turn()
@@ -207,9 +224,9 @@ class _Writer:
         flat = self._names.flat(name, namespace)
         self._calls.append(ToolCall(id=call_id, name=flat, arguments=arguments))
 
-    def _add_output(self, item: CallOutputItem, path: str) -> None:
+    def _add_output(self, item: CallOutputItem, path: str, turn: Turn) -> None:
         self.end_turn()
-        output = read(item.output, f"{path}.output")
+        output = read(item.output, f"{path}.output", turn)
         self.messages.append(
             Message(
                 role="tool",
@@ -220,7 +237,7 @@ class _Writer:
             )
         )
 
-    def _add_reasoning(self, item: ReasoningItem, path: str) -> None:
+    def _add_reasoning(self, item: ReasoningItem, path: str, turn: Turn) -> None:
         if self._texts or self._calls:
             self.end_turn()
         self.status = item.status
@@ -231,14 +248,32 @@ class _Writer:
         if opened is None and sealed is not None and not (item.content or item.summary):
             self.ignored.append(f"{path}.encrypted_content: not written by this server")
             return
-        self._reasonings.append(opened if opened is not None else _readable(item, path))
+        self._reasonings.append(opened if opened is not None else _readable(item, path, turn))
 
 
-def _readable(item: ReasoningItem, path: str) -> str:
+def _role(name: str, path: str) -> Role:
+    role = ROLES.get(name)
+    if role is None:
+        refuse(
+            f"{path}.role",
+            f"is {name[:64]!r}, which is not a known role: use one of {', '.join(ROLES)}.",
+        )
+    return role
+
+
+def _refuse_kind(kind: str, path: str) -> NoReturn:
+    refuse(
+        path,
+        f"is an item of type {kind[:64]!r}, which is not read here: leave it out, or send what it "
+        "says as a message.",
+    )
+
+
+def _readable(item: ReasoningItem, path: str, turn: Turn) -> str:
     """The reasoning's content where it is there, else its summary."""
     parts: list[ContentPart] = item.content or item.summary or []
     field = "content" if item.content else "summary"
-    return read(parts, f"{path}.{field}").text
+    return read(parts, f"{path}.{field}", turn).text
 
 
 ENCRYPTED = "reasoning.encrypted_content"
@@ -272,7 +307,18 @@ def items_of(data: ResponseRequest) -> list[Item]:
             message = {"type": "message", "role": "user", "content": text}
             return [Item(msgspec.Raw(msgspec.json.encode(message)), "input")]
         case raws:
-            return [Item(raw, f"input[{i}]") for i, raw in enumerate(raws)]
+            return [_item(raw, i, len(raws)) for i, raw in enumerate(raws)]
+
+
+def _item(raw: msgspec.Raw, number: int, count: int) -> Item:
+    """An item, of which it is certain that it is one unless it is the newest input."""
+    ignored: list[str] = []
+    turn = Turn.at(number, count, ignored, is_result=is_result(raw))
+    path = f"input[{number}]"
+    item = Item(turn.mended(raw, ItemHead, path), path)
+    if turn.read(lambda: head_of(item), None) is None:
+        return lost_item(item, "item", ignored[-1])
+    return item._replace(lost="; ".join(ignored))
 
 
 def check(data: ResponseRequest) -> None:
@@ -323,7 +369,8 @@ def plan_of(
     messages = _instructions(data.instructions) + read.messages
     if not messages:
         refuse("input", "must not be empty: send a text or at least one item.")
-    check_images(messages, spec, settings)
+    unshown: list[str] = []
+    messages = shown_images(messages, spec, settings, unshown)
     constraint = constraint_of(form.type, schema, "text.format", "text.format")
     prompt = _prompt(data, messages, choice, is_over=read.is_over)
     request = GenerateRequest(
@@ -343,7 +390,7 @@ def plan_of(
         cache=cache_of(data, caller, data.extra_body, data.metadata),
         overflow=OVERFLOWS.get(data.truncation) if data.truncation else None,
     )
-    unserved = (*offer.ignored, *read.ignored, *_unknown_includes(data.include or ()))
+    unserved = (*offer.ignored, *read.ignored, *unshown, *_unknown_includes(data.include or ()))
     ignored = tuple(listed(iter(unserved)))
     plan = ResponsePlan(request, offer, ignored, begun(prompt) is not None)
     if not living.is_to_be_compacted:

@@ -12,11 +12,12 @@ import msgspec
 from api.http.body import LARGE_BYTES, decoded_at
 from api.http.expansion import Expansion, may_expand
 from api.openai.response_schemas import ItemHead
+from runtime.prompt.past import line_for
 
 SEAL = "hearth1:"
 """Begins the `encrypted_content` that we can read; it is encoded and not secret."""
 
-_MAX_SEALED_BYTES = 64 * 1024 * 1024
+MAX_SEALED_BYTES = 64 * 1024 * 1024
 
 
 class Item(NamedTuple):
@@ -26,6 +27,14 @@ class Item(NamedTuple):
     path: str
     is_stored: bool = False
     """It was not sent with the request."""
+    lost: str = ""
+    """Why this stands in place of an item that cannot be read."""
+
+
+def lost_item(item: Item, kind: str, why: str) -> Item:
+    """A line of text in its place."""
+    message = {"type": "message", "role": "user", "content": line_for(kind)}
+    return item._replace(raw=msgspec.Raw(msgspec.json.encode(message)), lost=why)
 
 
 def head_of(item: Item) -> ItemHead:
@@ -60,4 +69,4 @@ def unseal(sealed: str, expansion: Expansion, path: str, mark: str = SEAL) -> st
     """
     if not sealed.startswith(mark):
         return None
-    return expansion.unpacked(sealed.removeprefix(mark), path, _MAX_SEALED_BYTES)
+    return expansion.unpacked(sealed.removeprefix(mark), path, MAX_SEALED_BYTES)

@@ -14,7 +14,7 @@ import msgspec
 from api.http.body import decoded_at
 from api.http.json_schemas import parameters_text
 from api.http.refusal import refuse
-from api.openai.fields import FunctionDefinition
+from api.openai.fields import FunctionDefinition, is_given
 from api.openai.freeform import freeform_tool, unheld
 from api.openai.response_schemas import (
     ChosenTool,
@@ -101,9 +101,12 @@ class _Reader:
         self.ignored: list[str] = []
 
     def add(self, raw: msgspec.Raw, path: str) -> None:
-        kind = decoded_at(raw, ToolHead, path).type
+        head = decoded_at(raw, ToolHead, path)
+        kind = head.type
         match kind:
             case "function":
+                if is_given(head.function):  # as in chat
+                    raw, path = head.function, f"{path}.function"
                 function = decoded_at(raw, FunctionDefinition, path)
                 self._keep(_function(function, path), ToolRef(function.name))
                 self.echo.append(_function_echo(function))

@@ -11,14 +11,24 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import NoReturn
 
 import msgspec
 
-from runtime.errors import MAX_CONTEXT, ContextTooLong, InvalidRequest, PromptChanged
+from runtime.errors import MAX_CONTEXT, ContextTooLong, InvalidRequest, PromptChanged, UnusableImage
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.media import highest, model_ids
+from runtime.prompt.past import UNSEEN_IMAGES, with_images, without_lost_images
 from runtime.prompt.thinking import EFFORT, budget_of, expects_thoughts, is_heeded
-from runtime.types import ChatPrompt, GenerateRequest, Prompt, SaidAnswer, TextPrompt
+from runtime.types import (
+    ChatPrompt,
+    GenerateRequest,
+    Image,
+    Prompt,
+    PromptChange,
+    SaidAnswer,
+    TextPrompt,
+)
 from runtime.worker.input.compose import Composed, Composer
 from runtime.worker.input.explain import explain
 from runtime.worker.input.overflow import compose_within
@@ -72,7 +82,8 @@ class Intake:
                 return replace(self, composer=composer).admit(request)
             except ContextTooLong as error:
                 raise _naming_max_context(error, request) from error
-        composed, prompt_images = self._compose(request)
+        ignored = list(request.ignored)
+        composed, prompt_images = self._compose(request, ignored)
         if request.written_by is not None:
             composed = composed.up_to_last_keep()
         request = _as_read(request, composed)
@@ -104,11 +115,11 @@ class Intake:
         group.sequences = [
             self._sequence(group, i, composed, block) for i in range(request.num_choices)
         ]
-        ignored = self._ignored(request.prompt, block)
+        ignored += self._ignored(request.prompt, block)
         if request.prediction and not (self.speculates and request.speculates):
-            ignored = (*ignored, "prediction")
+            ignored.append("prediction")
         for sequence in group.sequences:
-            sequence.ignored = ignored
+            sequence.ignored = tuple(ignored)
             sequence.plan = demands.plan
             sequence.output.remark((*composed.notes, *demands.notes))
         if request.said is not None:
@@ -144,16 +155,23 @@ class Intake:
         begun = composed.beginning.text if composed.beginning is not None else ""
         return self.constrainer.speaking(self.spoken).demands(request, block, budget, begun)
 
-    def _compose(self, request: GenerateRequest) -> tuple[Composed, Mapping[bytes, PromptImage]]:
+    def _compose(
+        self, request: GenerateRequest, ignored: list[str]
+    ) -> tuple[Composed, Mapping[bytes, PromptImage]]:
         template, prompt = self.composer.template, request.prompt
         if isinstance(prompt, ChatPrompt):
             prompt_images: Mapping[bytes, PromptImage] = {}
             if self.image_loader is not None:
-                prompt, prompt_images = self.image_loader.hang(prompt)
+                prompt, prompt_images = self.image_loader.hang(prompt, ignored)
             else:
-                _refuse_images(prompt, self.blindness)
+                prompt = _unseen(prompt, self.blindness, ignored)
+            prompt, num_lost = without_lost_images(prompt)
             media = {digest: prompt_image.medium for digest, prompt_image in prompt_images.items()}
-            return compose_within(self.composer, request, prompt, media), prompt_images
+            composed = compose_within(self.composer, request, prompt, media)
+            if num_lost:
+                change = PromptChange(rule=UNSEEN_IMAGES, num_places=num_lost)
+                composed = composed._replace(changes=(*composed.changes, change))
+            return composed, prompt_images
         if isinstance(prompt, TextPrompt):
             least = template.num_tokens_at_least(prompt.text, self.context)
             if least > self.context:
@@ -306,13 +324,15 @@ def _naming_max_context(error: ContextTooLong, request: GenerateRequest) -> Cont
     )
 
 
-def _refuse_images(prompt: ChatPrompt, why: str) -> None:
+def _unseen(prompt: ChatPrompt, why: str, ignored: list[str]) -> ChatPrompt:
+    """The prompt for a model that sees nothing, perhaps for a reason."""
     is_blind = f"cannot be shown one: {why}" if why else "reads text only: leave it out"
-    for message in prompt.messages:
-        for image in message.images:
-            raise InvalidRequest(
-                f"{image.field} is an image, and this model {is_blind}.", image.field
-            )
+
+    def show(image: Image) -> NoReturn:
+        raise UnusableImage(image.field, f"is an image, and this model {is_blind}.")
+
+    messages = with_images(prompt.messages, show, ignored)
+    return msgspec.structs.replace(prompt, messages=messages)
 
 
 def _callable_tools(prompt: Prompt) -> RequestTools:

@@ -6,6 +6,7 @@ Knows mlx-lm's `TokenizerWrapper` by the few attributes below.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -31,11 +32,13 @@ from runtime.worker.input.preparer import TEMPLATE_ERRORS, Bench, Marked, Prompt
 from runtime.worker.input.probe import Probe, definition_of, tool_forms_of
 from runtime.worker.input.template_input import (
     defused,
+    has_odd_arguments,
     num_changed,
     shown_tools,
     template_kwargs,
     template_message,
     template_tool,
+    with_wrapped_arguments,
 )
 from runtime.worker.output.detokenizer import (
     Detokenizer,
@@ -56,6 +59,7 @@ _LONG_CHARACTERS = 8
 _PIECE_CHARACTERS = 1 << 16
 _NUM_SIZES = 1 << 14
 """Of so many texts it is remembered how many tokens they have."""
+_HALF = re.compile("[\ud800-\udfff]")
 _SEAM_TOKENS = 64
 """By which cutting a piece out might have raised the count of its tokens, generously."""
 
@@ -177,19 +181,12 @@ class Template:
                 return self.encode(self.render(prompt)).token_ids
 
     def encode(self, text: str, at: Sequence[int] = ()) -> Marked:
-        """A rendered text, with marks at these characters.
-
-        Raises:
-            InvalidRequest: half a surrogate pair is in it.
-        """
-        if not _is_encodable(text):
-            message = "The messages contain half a surrogate pair, which is no character."
-            raise InvalidRequest(message, "messages")
-        return self._bench.encode(text, at, adds_special=False)
+        """A rendered text, with marks at these characters."""
+        return self._bench.encode(whole_characters(text), at, adds_special=False)
 
     def predicted_ids(self, text: str) -> list[int]:
-        """The tokens of an answer that is expected; none if no answer can be like that."""
-        return self.encode(text).token_ids if _is_encodable(text) else []
+        """The tokens of an answer that is expected."""
+        return self.encode(text).token_ids
 
     def render(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> str:
         """The conversation as the text that the model reads, up to where it is to answer.
@@ -257,12 +254,16 @@ class Template:
         if not self._tokenizer.has_chat_template:
             message = "This model has no chat template; use /v1/completions instead."
             raise InvalidRequest(message, "messages")
+        kwargs = {**kwargs, "tokenize": False, "add_generation_prompt": opens_answer}
+        messages = prompt.messages
+        tools = [template_tool(tool) for tool in shown_tools(prompt)] or None
         try:
-            text = self._written(
-                [template_message(message) for message in prompt.messages],
-                [template_tool(tool) for tool in shown_tools(prompt)] or None,
-                {**kwargs, "tokenize": False, "add_generation_prompt": opens_answer},
-            )
+            try:
+                text = self._written(list(map(template_message, messages)), tools, kwargs)
+            except TEMPLATE_ERRORS:
+                if not any(map(has_odd_arguments, messages)):
+                    raise
+                text = self._written(list(map(with_wrapped_arguments, messages)), tools, kwargs)
         except TEMPLATE_ERRORS as error:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", "messages"
@@ -354,7 +355,7 @@ class TextSizes:
         self._secret = secrets.token_bytes(16)
 
     def of(self, text: str) -> int:
-        """The tokens of a text. Raises InvalidRequest as `Template.encode` does."""
+        """The tokens of a text."""
         data = text.encode("utf-8", "surrogatepass")
         name = blake2b(data, digest_size=16, key=self._secret).digest()
         if (known := self._known.get(name)) is not None:
@@ -387,13 +388,15 @@ def is_own_code(wrapper: Any) -> bool:
     return getattr(wrapper, "_chat_template", None) is not None
 
 
-def _is_encodable(text: str) -> bool:
-    """Not so where JSON inside of JSON (a tool call's arguments) escapes half a surrogate pair."""
+def whole_characters(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair, which JSON inside of JSON may escape
+    where the door does not see it.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return _HALF.sub("\ufffd", text)
+    return text
 
 
 def _is_byte_level(backend: Any) -> bool:

@@ -113,11 +113,27 @@ def _texts(prompt: ChatPrompt) -> Iterator[str]:
         yield tool.parameters
 
 
+def has_odd_arguments(message: Message) -> bool:
+    """A call of it has arguments that are no object, over which many templates cannot iterate."""
+    return any(not isinstance(_arguments(call.arguments), dict) for call in message.tool_calls)
+
+
+def with_wrapped_arguments(message: Message) -> dict[str, object]:
+    """The message for such a template: those arguments inside of an object."""
+    calls = (
+        call
+        if isinstance(_arguments(call.arguments), dict)
+        else msgspec.structs.replace(call, arguments=json.dumps({"arguments": call.arguments}))
+        for call in message.tool_calls
+    )
+    return template_message(msgspec.structs.replace(message, tool_calls=tuple(calls)))
+
+
 def _arguments(text: str) -> Any:
     # Most templates iterate over a mapping; text that is none is shown as it is.
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

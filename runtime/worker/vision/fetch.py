@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from typing_extensions import override
 
-from runtime.errors import InvalidRequest
+from runtime.errors import UnusableImage
 from runtime.types import MAX_IMAGE_BYTES
 
 _MAX_REDIRECTS = 3
@@ -64,7 +64,7 @@ def fetch(url: str, field: str, policy: FetchPolicy = PUBLIC) -> bytes:
     """The bytes at an https address. Blocks.
 
     Raises:
-        InvalidRequest: it may not be fetched, cannot be, is too large, or takes too long; `param`
+        UnusableImage: it may not be fetched, cannot be, is too large, or takes too long; `param`
             is the field.
     """
     deadline_s = time.monotonic() + policy.timeout_s
@@ -75,14 +75,14 @@ def fetch(url: str, field: str, policy: FetchPolicy = PUBLIC) -> bytes:
                 return answer
             url = urljoin(url, answer.location)
     except _Refused as error:
-        raise InvalidRequest(f"{field} cannot be fetched: {error}", field) from error
+        raise UnusableImage(field, f"cannot be fetched: {error}") from error
     except TimeoutError as error:
-        message = f"{field} cannot be fetched: it took longer than {policy.timeout_s:g} s."
-        raise InvalidRequest(message, field) from error
+        problem = f"cannot be fetched: it took longer than {policy.timeout_s:g} s."
+        raise UnusableImage(field, problem) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        message = f"{field} cannot be fetched: {type(error).__name__} at its server."
-        raise InvalidRequest(message, field) from error
-    raise InvalidRequest(f"{field} cannot be fetched: it is redirected too often.", field)
+        problem = f"cannot be fetched: {type(error).__name__} at its server."
+        raise UnusableImage(field, problem) from error
+    raise UnusableImage(field, "cannot be fetched: it is redirected too often.")
 
 
 class _Refused(Exception):

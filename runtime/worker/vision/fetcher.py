@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from runtime.errors import InvalidRequest
-from runtime.types import ChatPrompt, GenerateRequest, Image, Message
+from runtime.prompt.past import with_images
+from runtime.types import ChatPrompt, GenerateRequest, Image
 from runtime.worker.vision.fetch import PUBLIC, FetchPolicy, fetch
 from runtime.worker.vision.fetched import Fetched
 
@@ -89,15 +90,13 @@ class Fetcher:
     def _with_pictures(self, request: GenerateRequest) -> GenerateRequest:
         prompt = request.prompt
         assert isinstance(prompt, ChatPrompt)
-        messages = tuple(self._whole(message, request) for message in prompt.messages)
+        ignored: list[str] = []
+        messages = with_images(
+            prompt.messages, lambda image: self._with_data(image, request), ignored
+        )
         prompt = msgspec.structs.replace(prompt, messages=messages)
-        return msgspec.structs.replace(request, prompt=prompt)
-
-    def _whole(self, message: Message, request: GenerateRequest) -> Message:
-        if not message.images:
-            return message
-        images = tuple(self._with_data(image, request) for image in message.images)
-        return msgspec.structs.replace(message, images=images)
+        told = (*request.ignored, *ignored)
+        return msgspec.structs.replace(request, prompt=prompt, ignored=told)
 
     def _with_data(self, image: Image, request: GenerateRequest) -> Image:
         if image.url is None or request.request_id not in self._wanted:

@@ -2,24 +2,28 @@
 
 Belongs to the intake thread. From here on a message's image holds its digest in place of its bytes,
 so that whatever compares, moves or hashes messages tells pictures apart without decoding them.
+One that cannot be shown, and is not the newest input, is lost: see `runtime/prompt/past.py`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from weakref import WeakSet
 
 import msgspec
 
-from runtime.errors import InvalidRequest
+from runtime.errors import UnusableImage
 from runtime.kv.media import Medium
+from runtime.prompt.past import with_images
 from runtime.types import ChatPrompt, Image, Message
 from runtime.worker.vision import pictures
 from runtime.worker.vision.images import ImagePreparer, Prepared, PromptImage
 
 MAX_IMAGES = 256
+"""The oldest of more are lost, many at a time: whatever is lost changes the prompt behind it."""
+_NUM_LOST = 128
 MAX_PREPARED_BYTES = 256 << 20
 """What is prepared beyond this, over all requests, is made again when its turn comes."""
 
@@ -32,34 +36,29 @@ class PillowImageLoader:
 
     def __init__(self, sight: ImagePreparer) -> None:
         self._sight = sight
-        self._known: OrderedDict[bytes, Medium] = OrderedDict()
+        self._known: OrderedDict[bytes, Medium | str] = OrderedDict()
+        """What is known of an image, or why it cannot be shown."""
         self._waiting: WeakSet[PromptImage] = WeakSet()
 
-    def hang(self, prompt: ChatPrompt) -> tuple[ChatPrompt, Mapping[bytes, PromptImage]]:
-        """The prompt with digests for images, and the pictures by their digests.
+    def hang(
+        self, prompt: ChatPrompt, ignored: list[str] | None = None
+    ) -> tuple[ChatPrompt, Mapping[bytes, PromptImage]]:
+        """The prompt with digests for images, and the pictures by their digests; why some are lost
+        is added to `ignored`.
 
         Raises:
-            InvalidRequest: one cannot be read, or there are too many.
+            UnusableImage: one of the newest input cannot be shown.
         """
+        told: list[str] = [] if ignored is None else ignored
         prompt_images: dict[bytes, PromptImage] = {}
-        num_images = sum(len(message.images) for message in prompt.messages)
-        if not num_images:
-            return prompt, prompt_images
-        if num_images > MAX_IMAGES:
-            text = f"The messages hold {num_images} images, at most {MAX_IMAGES} are read."
-            raise InvalidRequest(text, "messages")
-        messages = tuple(self._hung(message, prompt_images) for message in prompt.messages)
-        return msgspec.structs.replace(prompt, messages=messages), prompt_images
 
-    def _hung(self, message: Message, prompt_images: dict[bytes, PromptImage]) -> Message:
-        if not message.images:
-            return message
-        images: list[Image] = []
-        for image in message.images:
-            prompt_image = self._shot(image)
-            prompt_images[prompt_image.medium.digest] = prompt_image
-            images.append(msgspec.structs.replace(image, data=prompt_image.medium.digest, url=None))
-        return msgspec.structs.replace(message, images=tuple(images))
+        def show(image: Image) -> Image:
+            shot = self._shot(image)
+            prompt_images[shot.medium.digest] = shot
+            return msgspec.structs.replace(image, data=shot.medium.digest, url=None)
+
+        messages = with_images(_without_oldest(prompt.messages, told), show, told)
+        return msgspec.structs.replace(prompt, messages=messages), prompt_images
 
     def _shot(self, image: Image) -> PromptImage:
         wish = f"{image.max_side}".encode()
@@ -67,12 +66,17 @@ class PillowImageLoader:
         medium = self._known.pop(key, None)
         prepared: Prepared | None = None
         if medium is None:
-            picture = pictures.decode(image.data, image.field, image.max_side)
-            prepared = self._prepared(picture, image.field)
-            medium = self._medium(picture.digest, prepared)
+            try:
+                picture = pictures.decode(image.data, image.field, image.max_side)
+                prepared = self._prepared(picture, image.field)
+                medium = self._medium(picture.digest, prepared)
+            except UnusableImage as error:
+                medium = error.problem
         self._known[key] = medium
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
+        if isinstance(medium, str):
+            raise UnusableImage(image.field, medium)
         prompt_image = PromptImage(medium, lambda: self._again(image))
         if prepared is not None and self._num_waiting_bytes() < MAX_PREPARED_BYTES:
             prompt_image.prepared = prepared
@@ -88,8 +92,8 @@ class PillowImageLoader:
             return self._sight.prepare(picture.pixels)
         except ValueError as error:
             width, height = picture.size
-            message = f"{field} has {width} x {height} pixels, which this model refuses: {error}"
-            raise InvalidRequest(message, field) from error
+            problem = f"has {width} x {height} pixels, which this model refuses: {error}"
+            raise UnusableImage(field, problem) from error
 
     def _medium(self, pixels: bytes, prepared: Prepared) -> Medium:
         """Other settings, or another grid, make other tokens of the same pixels."""
@@ -101,3 +105,22 @@ class PillowImageLoader:
     def _num_waiting_bytes(self) -> int:
         held = (prompt_image.prepared for prompt_image in tuple(self._waiting))
         return sum(prepared.nbytes for prepared in held if prepared is not None)
+
+
+def _without_oldest(messages: Sequence[Message], ignored: list[str]) -> Sequence[Message]:
+    """The messages, the oldest of too many images lost."""
+    num_images = sum(not image.is_lost for message in messages for image in message.images)
+    if num_images <= MAX_IMAGES:
+        return messages
+    num_lost = -(-(num_images - MAX_IMAGES) // _NUM_LOST) * _NUM_LOST
+    ignored.append(f"messages (of {num_images} images the first {num_lost} are not shown)")
+    numbers = iter(range(num_images))
+
+    def without(message: Message) -> Message:
+        images = (
+            image if image.is_lost or next(numbers) >= num_lost else image.lost()
+            for image in message.images
+        )
+        return msgspec.structs.replace(message, images=tuple(images))
+
+    return [without(message) for message in messages]

@@ -86,11 +86,14 @@ class PromptImage:
 class ImageLoader(Protocol):
     """Where intake has pictures looked at; `runtime.worker.vision.image_loader` has one."""
 
-    def hang(self, prompt: ChatPrompt) -> tuple[ChatPrompt, Mapping[bytes, PromptImage]]:
-        """The prompt with digests for images, and the pictures by their digests.
+    def hang(
+        self, prompt: ChatPrompt, ignored: list[str] | None = None
+    ) -> tuple[ChatPrompt, Mapping[bytes, PromptImage]]:
+        """The prompt with digests for images, and the pictures by their digests; why some are lost
+        is added to `ignored`.
 
         Raises:
-            InvalidRequest: one cannot be read, or there are too many.
+            InvalidRequest: one of the newest input cannot be shown.
         """
         ...
 

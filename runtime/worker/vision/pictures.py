@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageOps, UnidentifiedImageError
 
-from runtime.errors import InvalidRequest
+from runtime.errors import UnusableImage
 from runtime.types import MAX_IMAGE_BYTES
 
 MAX_PIXELS = 50_000_000
@@ -49,7 +49,7 @@ def decode(data: bytes, field: str, max_side: int | None = None) -> Picture:
     One with a longer side than `max_side` is shrunk to that.
 
     Raises:
-        InvalidRequest: it is too large, damaged, animated, of another format, or deeper than
+        UnusableImage: it is too large, damaged, animated, of another format, or deeper than
             8 bits; `param` is the field.
     """
     if not data:
@@ -61,7 +61,7 @@ def decode(data: bytes, field: str, max_side: int | None = None) -> Picture:
             warnings.simplefilter("ignore")  # of metadata that no pixel depends on
             warnings.simplefilter("error", Pillow.DecompressionBombWarning)
             pixels = _pixels(data, field, max_side)
-    except InvalidRequest:
+    except UnusableImage:
         raise
     except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning):
         _refuse(field, f"has more than {MAX_PIXELS} pixels. Shrink it.")
@@ -124,4 +124,4 @@ def _flattened(image: Pillow.Image) -> Pillow.Image:
 
 
 def _refuse(field: str, problem: str) -> NoReturn:
-    raise InvalidRequest(f"{field} {problem}", field)
+    raise UnusableImage(field, problem)
