@@ -22,7 +22,7 @@ from typing_extensions import override
 from api.agents.service import Agents
 from api.anthropic.convert import ConversionContext, messages_to_generate
 from api.anthropic.schemas import MessagesRequest
-from api.http.body import HttpRequest, decoded, decoded_at
+from api.http.body import HttpRequest, decoded, decoded_at, decoded_conversation
 from api.http.caller import Caller, asker_of, tenant_of
 from api.http.errors import documented
 from api.http.expansion import Expansion
@@ -248,13 +248,23 @@ def shape_of(fields: Mapping[str, msgspec.Raw]) -> Shape:
     """Whose request it looks like."""
     if fields.keys() & {"input", "instructions", "previous_response_id"}:
         return "responses"
-    messages = decoded_at(fields.get("messages", msgspec.Raw(b"[]")), list[_Spoken], "messages")
+    messages = _said(fields.get("messages", msgspec.Raw(b"[]")))
     kinds = {kind for one in messages for kind in _kinds(one.content)}
     tools = bytes(fields.get("tools", b""))
     if fields.keys() & {"system", "thread"} or _ANTHROPIC_TOOL in tools or kinds & _ANTHROPIC_PARTS:
         return "messages"
     is_ollama = any(one.images or one.tool_name for one in messages)
     return "ollama" if is_ollama or fields.keys() & _OLLAMA_FIELDS else "chat"
+
+
+def _said(messages: msgspec.Raw) -> list[_Spoken]:
+    """The messages, of which one that is no object tells nothing."""
+    raws = decoded_at(messages, list[msgspec.Raw], "messages")
+    is_object = (bytes(raw).startswith(b"{") for raw in raws)
+    return [
+        decoded_at(raw, _Spoken, "messages") if known else _Spoken()
+        for raw, known in zip(raws, is_object, strict=True)
+    ]
 
 
 def _kinds(content: msgspec.Raw) -> set[str]:
@@ -296,10 +306,10 @@ def prompt_of(
             refuse("thread", "cannot be continued here: send the whole prompt.")
         generate = messages_to_generate(data, "", ConversionContext(spec, settings, caller)).request
     else:
-        messages = decoded_at(msgspec.Raw(given), list[msgspec.Raw], "messages")
-        roles = [decoded_at(one, _Spoken, "messages").role for one in messages]
-        has_turns = any(role not in ("system", "developer") for role in roles)
+        said = _said(msgspec.Raw(given))
+        has_turns = any(one.role not in ("system", "developer") for one in said)
         if not has_turns:
+            messages = msgspec.json.decode(given, type=list[msgspec.Raw])
             messages += msgspec.json.decode(_OPENING, type=list[msgspec.Raw])
             fields["messages"] = msgspec.Raw(msgspec.json.encode(messages))
         if shape == "ollama":
@@ -457,7 +467,7 @@ def _read(body: bytes) -> tuple[Fields, PrewarmOptions]:
 
 
 def _decoded(fields: Fields, kind: type[T]) -> T:
-    return decoded(msgspec.json.encode(fields), kind)
+    return decoded_conversation(msgspec.json.encode(fields), kind)[0]
 
 
 async def response_of(

@@ -82,7 +82,7 @@ class HttpRequest(Request[None, None, State]):
         record_of(self.scope).num_body_bytes = num_bytes
         self._refuse_odd()
         self._work_bytes = PART_BYTES * self._check.num_parts if self._check else 0
-        await self._take(num_bytes, lambda: with_whole_characters(b"".join(pieces)))
+        self._take(await apart(num_bytes, lambda: with_whole_characters(b"".join(pieces))))
         if await apart(num_bytes, lambda: may_expand(self._checked)):
             self._work_bytes = max(self._work_bytes, LARGE_BYTES)
         return self._checked
@@ -124,22 +124,14 @@ class HttpRequest(Request[None, None, State]):
         field = self.route_handler.parsed_data_field
         kind: type[object] = object if field is None else field.annotation
         body = await self.body()
-        try:
-            return await self.apart(lambda: decoded(body, kind))
-        except InvalidRequest:
-            mended = None
-            if issubclass(kind, msgspec.Struct):
-                struct = kind
-                mended = await self.apart(lambda: with_mended_past(body, struct))
-            if mended is None:
-                raise
-            await self._take(len(mended.body), lambda: mended)
-            return await self.apart(lambda: decoded(mended.body, kind))
+        data, mended = await self.apart(lambda: decoded_conversation(body, kind))
+        self._take(mended)
+        return data
 
-    async def _take(self, num_bytes: int, work: Callable[[], Mended]) -> None:
+    def _take(self, mended: Mended) -> None:
         """From here on that is the body."""
-        self._checked, ignored = await apart(num_bytes, work)
-        self.mended += ignored
+        self._checked = mended.body
+        self.mended += mended.ignored
 
     async def unused_fields(
         self, kind: type[msgspec.Struct], also: Collection[str] = ()
@@ -230,6 +222,18 @@ def decoded(body: bytes, body_type: type[T]) -> T:
         raise InvalidJson(str(error)) from None
     except RecursionError:
         raise InvalidJson(f"it is nested too deeply ({len(body)} bytes)") from None
+
+
+def decoded_conversation(body: bytes, body_type: type[T]) -> tuple[T, Mended]:
+    """The same, and the body without what of its past had a wrong type. Raises as well."""
+    try:
+        return decoded(body, body_type), Mended(body)
+    except InvalidRequest:
+        is_struct = issubclass(body_type, msgspec.Struct)
+        mended = with_mended_past(body, body_type) if is_struct else None
+        if mended is None:
+            raise
+        return decoded(mended.body, body_type), mended
 
 
 def _refuse_field(complaint: str, root: str = "") -> NoReturn:

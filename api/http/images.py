@@ -9,7 +9,7 @@ from api.http.refusal import refuse
 from runtime.config.settings import Settings
 from runtime.errors import UnusableImage
 from runtime.models.vision_files import BLIND_TYPES
-from runtime.prompt.past import may_be_refused, with_images
+from runtime.prompt.past import with_images
 from runtime.types import MAX_IMAGE_BYTES, Image, Message, ModelSpec
 
 MAX_REMOTE = 4
@@ -71,7 +71,8 @@ def shown_images(
         return image
 
     shown = with_images(messages, show, ignored)
-    newest = shown[-1].images if shown and may_be_refused(len(shown) - 1, shown) else ()
+    is_input = bool(shown) and shown[-1].role in ("system", "user")
+    newest = shown[-1].images if is_input else ()
     if len(newest) > settings.max_new_images:
         most = f"at most {settings.max_new_images} are read at a time (max_new_images)"
         field = newest[settings.max_new_images].field

@@ -171,7 +171,8 @@ def is_result(turn: msgspec.Raw | object) -> bool:
     if not isinstance(given, dict):
         return False
     fields = cast("dict[str, object]", given)
-    return fields.get("role") in RESULT_ROLES or str(fields.get("type")).endswith("_output")
+    role, kind = fields.get("role"), fields.get("type")
+    return str(role) in RESULT_ROLES or str(kind).endswith("_output")
 
 
 # Objects of which some fields are not of their types
@@ -215,6 +216,8 @@ def _mended_object(
                 del kept[name]
         if name in kept or not field.required:
             continue
+        if name not in given and name in _NAMES:
+            ignored.append(f"{at} (is missing)")
         if name in given or name in _NAMES:
             kept[name] = _stand_in(field.type, name)
     if not _fits(kept, kind):

@@ -223,7 +223,10 @@ def test_a_picture_is_refused_by_name_for_a_model_that_reads_text_only() -> None
     assert param == "messages[0].content[1]"
     assert "reads text only" in message
     result = {"type": "tool_result", "tool_use_id": "t", "content": [text("see"), image]}
-    assert refused(messages=[user(result)])[0] == "messages[0].content[0].content[1]"
+    made = asked(messages=[user(result)])
+    (told,) = made.ignored
+    assert told.startswith("messages[0].content[0].content[1] is an image")
+    assert [one.is_lost for one in messages_of(user(result))[0].images] == [True]
 
 
 def test_a_picture_stays_among_the_words_of_an_assistant() -> None:
@@ -231,7 +234,7 @@ def test_a_picture_stays_among_the_words_of_an_assistant() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "eA=="}
     turn = assistant(text("ab"), text("cd"), {"type": "image", "source": source}, text("ef"))
     read = msgspec.json.decode(msgspec.json.encode(turn), type=InputMessage)
-    transcript.add(read, "messages[0]")
+    transcript.add(read, "messages[0]", 0, 1)
     (said,) = transcript.messages
     assert (said.text[: said.images[0].at], said.text) == ("abcd", "abcdef")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from api.http.images import check_images
+from api.http.images import shown_images
 from runtime.config.settings import ModelSettings, Settings
 from runtime.errors import InvalidRequest
 from runtime.models.files import read_spec
@@ -83,10 +83,11 @@ def test_a_type_that_cannot_be_shown_images_is_not_said_to_see(tmp_path: Path, m
     image = Image(at=0, field="messages[0].content[0]", data=b"x")
     messages = (Message(role="user", images=(image,)),)
     with pytest.raises(InvalidRequest) as caught:
-        check_images(messages, spec, Settings(home=tmp_path))
+        shown_images(messages, spec, Settings(home=tmp_path), [])
     assert caught.value.param == image.field
     assert caught.value.message == (
         f"messages[0].content[0] is an image, and a cannot be shown one: {BLIND_TYPES[model_type]}."
+        " Could not process image."
     )
 
 
