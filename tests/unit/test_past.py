@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +232,7 @@ def test_a_refused_message_does_not_end_the_session_where_it_is_sent_again_with_
 @pytest.mark.parametrize(
     ("arguments", "read"),
     [
-        ({"at": 1.50, "b": "ö"}, '{"at":1.5,"b":"ö"}'),
+        ({"at": 1.5, "b": "x"}, '{"at":1.5,"b":"x"}'),
         ('{"at": 7', '{"at": 7'),
         (None, "{}"),
         ('{"a": "\\ud83d"}', '{"a": "\\ufffd"}'),
