@@ -86,7 +86,7 @@ SETTINGS: dict[str, str] = {
     "limits": "limits for one request, by kind of route: `[limits.KIND]`, see below",
     "max_body_bytes": "largest request body",
     "allow_remote_images": "fetch images from https addresses on the public internet",
-    "max_new_images": "new images in a request, those since the last answer",
+    "max_new_images": "images in the last message, tools' results not counted",
     "max_queue": "requests that run or wait, at most",
     "max_queue_per_model": "the same for one model (default: max_queue)",
     "max_wait_s": "how long a request may wait for its model",

@@ -257,7 +257,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     files that may be open, at most 1024) those that wait for their client make room for others.
     `limits` bound requests by the kind of their route, within what holds for all of them.
 
-    Of the images in a request at most `max_new_images` may be new, that is after the last answer;
+    Of the images in a request at most `max_new_images` may be new, that is in its last message;
     a model that sees is sent bodies that are larger by as many. Only with `allow_remote_images` are
     images fetched from https addresses on the public internet.
 

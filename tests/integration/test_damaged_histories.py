@@ -15,7 +15,7 @@ from tests.running_server import RunningServer
 SEAM_TOKENS = 4
 """What of the end of a common prefix may be computed again."""
 FORM = settings(
-    max_examples=8,
+    max_examples=4,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
