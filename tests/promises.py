@@ -167,6 +167,10 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "never silent": {
+        "integration/test_damaged_histories.py": (
+            "test_half_a_character_and_broken_arguments_are_read_and_told",
+            "test_a_damaged_past_is_answered_and_what_is_whole_of_it_is_read_and_reused[messages]",
+        ),
         "integration/test_history_database.py": (
             "test_what_was_set_aside_is_said_until_it_is_acknowledged_and_goes_long_after",
         ),
