@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.damaged import DAMAGES, HISTORIES, RULES, USAGES, Damaged, conversation, damaged
-from tests.image_requests import MESSAGES, chat_part, image_block, problem
+from tests.image_requests import MESSAGES, image_block, problem
 from tests.running_server import CHAT, RunningServer
 from tests.tiny_vlms import encoded, picture
 
@@ -129,20 +129,6 @@ def test_a_broken_picture_is_refused_as_newest_input_only(seeing_server: Running
     said = {"role": "assistant", "content": "yes"}
     found = answered(seeing_server, [bad, said, {"role": "user", "content": "go on"}], "qwen3_vl")
     assert any("Could not process image" in one for one in found["hearth"]["ignored"])
-
-
-def test_an_agent_goes_on_with_a_model_that_cannot_see_its_pictures(
-    seeing_server: RunningServer,
-) -> None:
-    made = posted(seeing_server, "/v1/agents", {"model": "qwen3_vl", "max_tokens": 1})
-    path = f"/v1/agents/{made['id']}/generate"
-    shown = [{"type": "text", "text": "look"}, chat_part(RED)]
-    posted(seeing_server, path, {"messages": [{"role": "user", "content": shown}]})
-    asked = {"model": "blind", "messages": [{"role": "user", "content": "go on"}]}
-    found = posted(seeing_server, path, asked)
-    assert any("history[0].images[0]" in one for one in found["hearth"]["ignored"])
-    again = posted(seeing_server, path, asked | {"model": "qwen3_vl"})
-    assert "ignored" not in again["hearth"]
 
 
 def test_half_a_character_and_broken_arguments_are_read_and_told(server: RunningServer) -> None:

@@ -35,7 +35,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
     ({"input": [{"role": "user", "content": [text("a"), PICTURE]}]}, "input[0].content[1]"),
     ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
-    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
     ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "input[0]"),
     ({"previous_response_id": "resp_0"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
