@@ -43,13 +43,16 @@ def digest_of(key: str) -> str:
 
 
 def owned(tenant: str, name: str) -> str:
-    """What a name that a tenant gave is known by: two tenants mean two things by one name."""
-    return f"@{tenant}/{name}" if tenant else name
+    """What a name that a tenant gave is known by: two tenants mean two things by one name.
+
+    Without a tenant it is the name itself, unless that looks like one of a tenant.
+    """
+    return f"@{tenant}/{name}" if tenant or name.startswith("@") else name
 
 
 def plain(name: str) -> str:
-    """The name as its tenant gave it; it has no slash."""
-    return name.rpartition("/")[2] if name.startswith("@") else name
+    """The name as its tenant gave it."""
+    return name.partition("/")[2] if name.startswith("@") else name
 
 
 def owner(name: str) -> str:
