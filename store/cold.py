@@ -57,6 +57,7 @@ T = TypeVar("T")
 COLD_SUFFIX = f"{SUFFIX}.zst"
 OWNER = "hearth-owner"
 MARK = "hearth-owner.json"
+_MAX_MARK_BYTES = 1 << 16
 _PROBE = ".probe"
 _UNFINISHED_MARK = f".tmp-{OWNER}-"
 
@@ -233,9 +234,12 @@ class ColdDirectory:
         path = self._directory / OWNER / MARK
         with _local(self._directory), reported(path):
             try:
-                return path.read_bytes()
-            except FileNotFoundError:
+                with opened(path) as fd:
+                    return os.read(fd, _MAX_MARK_BYTES)
+            except SlotMissing:
                 return None
+            except SlotDamaged:  # it is no file, and so nothing that can be read
+                return b""
 
     def make_mark(self, content: bytes, *, replaces: bool = False) -> bool:
         """A directory with the mark in it gets its name: only one can, and never half of it."""
@@ -334,7 +338,8 @@ class ColdBucket:
         try:
             with self._asking(MARK):
                 found = _heard(lambda: obstore.get_async(self._bucket, MARK))
-                return bytes(found.bytes())
+                is_short = found.meta["size"] <= _MAX_MARK_BYTES
+                return bytes(found.bytes()) if is_short else b""
         except SlotMissing:
             return None
 

@@ -92,6 +92,20 @@ def test_a_mark_that_cannot_be_read_is_somebodys(tmp_path: Path, place: Callable
         claim(tmp_path, "a").check(place())
 
 
+@pytest.mark.timeout(60)
+def test_a_mark_that_is_endless_or_no_file_is_somebodys(tmp_path: Path):
+    cold = ColdDirectory(tmp_path / "cold")
+    cold.make_mark(b"{}")
+    mark = tmp_path / "cold" / OWNER / MARK
+    os.truncate(mark, 1 << 42)
+    with pytest.raises(ColdForeign, match="does not say whose"):
+        claim(tmp_path, "a").check(cold)
+    mark.unlink()
+    os.mkfifo(mark)
+    with pytest.raises(ColdForeign, match="does not say whose"):
+        claim(tmp_path, "a").check(cold)
+
+
 def mark_and_die(directory: Path, calls: int) -> None:
     """A process that ends at one of its system calls."""
     left = [calls]
