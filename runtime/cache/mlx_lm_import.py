@@ -57,8 +57,7 @@ def take_in(
         raise InterchangeFailed(
             f"{spec.id} is split over ranks: its KV cannot be exchanged.", "model"
         )
-    if not Path(wanted.file).is_absolute():
-        raise InterchangeFailed(f"Give the absolute path of {wanted.file!r}.", "file")
+    _check_file(Path(wanted.file))
     store, key = inventory.store, f"import-{uuid4().hex}"
     job = Import(
         file=wanted.file,
@@ -83,3 +82,13 @@ def take_in(
     if published.refused:
         raise InterchangeFailed(f"The store refused {len(published.refused)} of its slots.")
     return Exchanged(wanted.file, spec.id, outcome.num_tokens, len(published.saved))
+
+
+def _check_file(file: Path) -> None:
+    """Refuse what would not be read as mlx-lm writes it, or is waited for without an end."""
+    if not file.is_absolute():
+        raise InterchangeFailed(f"Give the absolute path of {str(file)!r}.", "file")
+    if not file.is_file():
+        raise InterchangeFailed(f"{str(file)!r} is no regular file, or cannot be seen.", "file")
+    if file.suffix != ".safetensors":
+        raise InterchangeFailed(f"The name of {str(file)!r} must end in .safetensors.", "file")

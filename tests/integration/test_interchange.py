@@ -220,6 +220,13 @@ def test_kv_of_another_model_or_prompt_never_gets_in(models_dir: Path, home: Pat
     assert done(home, "import", str(file), "--model", "qwen3", "--tokens", str(wrong))
 
 
+def test_a_pipe_is_not_waited_for(home: Path, tmp_path: Path):
+    pipe = tmp_path / "pipe.safetensors"
+    os.mkfifo(pipe)
+    outcome = cache(home, "import", str(pipe), "--model", "qwen3")
+    assert (outcome.returncode, "no regular file" in outcome.stderr) == (1, True), outcome.stderr
+
+
 def test_an_import_makes_room_first_and_is_refused_where_there_is_none(
     home: Path, models_dir: Path, tmp_path: Path
 ):
