@@ -63,7 +63,7 @@ _UNREAD = frozenset(
         # What a handler is given is a struct already, so that nothing in it is looked at again.
         *("convert", "asdict"),
         # The kernel takes as much at once as its buffer has room for, the rest later.
-        *("UnixTransport.write", "UnixTransport.writelines"),
+        *("UnixTransport.write", "UnixTransport.writelines", "TCPTransport.write"),
     }
 )
 

@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 LARGE_BYTES = 1 << 16
 """What is done to all of so much is done in a thread."""
+_STEP_BYTES = 1 << 16
+"""What arrives is looked at in steps of so many, and other requests go on in between."""
 PART_BYTES = 12
 """A part of a body takes as long as a text of so many bytes at least."""
 _HUGE_BYTES = 1 << 20
@@ -102,9 +104,15 @@ class HttpRequest(Request[None, None, State]):
             if piece:
                 num_bytes += len(piece)
                 self._refuse_large(num_bytes, bounds)
-                self._check.feed(piece)
+                await self._look_at(piece, self._check)
             yield piece
         self._check.feed(b"", is_last=True)
+
+    async def _look_at(self, piece: bytes, check: BodyCheck) -> None:
+        for begin in range(0, len(piece), _STEP_BYTES):
+            if begin:
+                await asyncio.sleep(0)
+            check.feed(piece[begin : begin + _STEP_BYTES])
 
     def _refuse_large(self, num_bytes: int, bounds: Bounds) -> None:
         if num_bytes <= bounds.body_bytes:

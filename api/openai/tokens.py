@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, JSONBody
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from api.http.body import HttpRequest
 from api.http.caller import asker_of
@@ -54,8 +54,11 @@ class Tokenized(Body):
     hearth: IgnoredInfo | UnsetType = UNSET
 
 
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+
+
 class DetokenizeRequest(Body):
-    tokens: list[int]
+    tokens: list[TokenId]
     model: ModelName | None = None
 
 
@@ -108,8 +111,6 @@ async def detokenize(
     ignored = ignored_info(await request.unused_fields(DetokenizeRequest))
     if not data.tokens:
         return Detokenized(prompt="", hearth=ignored)
-    if not all(0 <= token_id < 2**31 for token_id in data.tokens):
-        refuse("tokens", "holds a number that is not a token id.")
     pieces: list[str] = []
 
     def take(chunk: Chunk) -> None:

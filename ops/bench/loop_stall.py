@@ -45,23 +45,27 @@ import asyncio, atexit, os, time
 
 beats = []
 
-def watch(loop, due_ns, cpu_ns):
-    now_ns, now_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
-    if now_ns - due_ns > 500_000 or now_cpu_ns - cpu_ns > 500_000:
-        beats.append((now_ns, now_ns - due_ns, now_cpu_ns - cpu_ns))
+def used():
+    return time.thread_time_ns(), time.process_time_ns()
+
+def watch(loop, due_ns, since):
+    late_ns = time.monotonic_ns() - due_ns
+    cpu_ns, all_ns = (now - then for now, then in zip(used(), since))
+    if late_ns > 500_000 or cpu_ns > 500_000:
+        beats.append((due_ns + late_ns, late_ns, cpu_ns, min(all_ns, late_ns + 1_000_000)))
     due_ns = time.monotonic_ns() + 1_000_000
-    loop.call_later(0.001, watch, loop, due_ns, time.thread_time_ns())
+    loop.call_later(0.001, watch, loop, due_ns, used())
 
 def dump():
     if beats:
         with open(os.environ["LOOP_STALL_FILE"], "w") as file:
-            file.writelines(f"{at} {late} {cpu}\\n" for at, late, cpu in beats)
+            file.writelines(" ".join(map(str, beat)) + "\\n" for beat in beats)
 
 run = asyncio.Runner.run
 
 def watched(self, work, **options):
     loop = self.get_loop()
-    loop.call_soon(watch, loop, time.monotonic_ns(), time.thread_time_ns())
+    loop.call_soon(watch, loop, time.monotonic_ns(), used())
     atexit.register(dump)
     return run(self, work, **options)
 
@@ -70,16 +74,20 @@ asyncio.Runner.run = watched
 
 
 class Beat(NamedTuple):
-    """The loop was woken then, so much later than it was to be, and used so much in between."""
+    """The loop was woken then, so much later than it was to be; in between its thread used so much
+    processor time, and all of the server's threads together so much.
+    """
 
     at_ns: int
     late_ns: int
     cpu_ns: int
+    server_ns: int
 
 
 class Stall(msgspec.Struct):
     """Milliseconds, of the requests of one shape: the longest of all, and the median over the
-    requests of the longest in each. `cpu` is what the loop's own thread computed for meanwhile.
+    requests of the longest in each. `cpu` is what the loop's own thread computed for meanwhile,
+    `server` what all threads of the server did: the part of a stall that is not the machine's.
     """
 
     shape: str
@@ -88,8 +96,10 @@ class Stall(msgspec.Struct):
     median_ms: float
     longest_cpu_ms: float
     median_cpu_ms: float
+    longest_server_ms: float = 0.0
+    median_server_ms: float = 0.0
     where: str = ""
-    """Where the longest of all was."""
+    """Where the server computed longest."""
 
 
 class Bodies(msgspec.Struct):
@@ -233,7 +243,7 @@ async def measure_bodies(rounds: int) -> Bodies:
         answered(server.port, greeting)
         answered(server.port, Ask("", "/v1/agents", b'{"id": "nobody"}'))
         for number in range(rounds):
-            for route in routes(settings.limits, settings.max_body_bytes):
+            for route in routes(settings, "bench"):
                 spans.setdefault("", []).append(await _span(server, greeting))
                 for one in one_of_each(route, number):
                     ask = Ask(one.shape, route.path, one.body, method=route.method)
@@ -263,16 +273,22 @@ def stall(
     places: Sequence[str] = (),
 ) -> Stall:
     """What became of the requests in these spans of time, which were sent to these places."""
-    late: list[float] = []
-    cpu: list[float] = []
+    most: list[Beat] = []
     for since_ns, until_ns in spans:
         inside = [one for one in beats if since_ns <= one.at_ns <= until_ns]
-        late.append(max((one.late_ns for one in inside), default=0) / 1e6)
-        cpu.append(max((one.cpu_ns for one in inside), default=0) / 1e6)
-    longest, median = round(max(late), 2), round(statistics.median(late), 2)
-    of_cpu = round(max(cpu), 2), round(statistics.median(cpu), 2)
-    where = places[late.index(max(late))] if places else ""
-    return Stall(shape, num_bytes, longest, median, *of_cpu, where)
+        most.append(Beat(*map(max, zip(*inside, strict=True))) if inside else Beat(0, 0, 0, 0))
+    late, cpu, server = ([getattr(one, name) / 1e6 for one in most] for name in Beat._fields[1:])
+    return Stall(
+        shape,
+        num_bytes,
+        longest_ms=round(max(late), 2),
+        median_ms=round(statistics.median(late), 2),
+        longest_cpu_ms=round(max(cpu), 2),
+        median_cpu_ms=round(statistics.median(cpu), 2),
+        longest_server_ms=round(max(server), 2),
+        median_server_ms=round(statistics.median(server), 2),
+        where=places[server.index(max(server))] if places else "",
+    )
 
 
 def main() -> None:
@@ -282,7 +298,7 @@ def main() -> None:
     parser.add_argument("--bodies", action="store_true", help="nasty bodies to all routes instead")
     parser.add_argument("--json", type=Path, default=_REPORT)
     arguments = parser.parse_args()
-    print("longest and median stall, ms; of these computed on the loop's thread")
+    print("longest and median stall, ms; computed on the loop's thread; by all of the server")
     if arguments.bodies:
         figures = msgspec.json.decode(_REPORT.read_bytes(), type=Figures)
         figures.bodies = asyncio.run(measure_bodies(arguments.rounds))
@@ -298,6 +314,7 @@ def _show(stalls: Sequence[Stall]) -> None:
     for one in stalls:
         late = f"{one.longest_ms:8.2f} {one.median_ms:8.2f}"
         cpu = f"{one.longest_cpu_ms:8.2f} {one.median_cpu_ms:8.2f}"
+        cpu += f"   {one.longest_server_ms:8.2f} {one.median_server_ms:8.2f}"
         print(f"{late}   {cpu}   {one.shape} ({one.num_bytes} bytes) {one.where}")
 
 

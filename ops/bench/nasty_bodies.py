@@ -14,9 +14,10 @@ import msgspec
 from litestar.handlers import HTTPRouteHandler
 
 from api.app import ROUTES
-from api.http.limits import BodyCheck
+from api.http.limits import BodyCheck, Bounds
 from api.openai.schemas import ChatRequest
-from runtime.config.limits import LimitSettings, RouteKind
+from runtime.config.limits import RouteKind
+from runtime.config.settings import Settings
 
 _METHODS = {"POST", "PATCH"}
 _IN_PATHS = {"{agent_id:str}": "nobody", "{target:path}": "/nobody/load"}
@@ -141,11 +142,12 @@ SHAPES: dict[str, Shape] = {
 
 
 class Route(NamedTuple):
-    """One that is sent a body: `fields` are those of its type, `most_*` what is read of one."""
+    """One that is sent a body: `fields` are those of its type, and so much of one is read."""
 
     method: str
     path: str
     fields: frozenset[str]
+    model: str
     body_bytes: int
     parts: int
 
@@ -158,19 +160,17 @@ class Nasty(NamedTuple):
     body: bytes
 
 
-def routes(limits: LimitSettings, max_body_bytes: int) -> list[Route]:
-    """All that the application has and that are sent a body."""
+def routes(settings: Settings, model: str) -> list[Route]:
+    """All that the application has and that are sent a body, which names this model."""
     return [
-        _route(kind, handler, limits, max_body_bytes)
+        _route(kind, handler, settings, model)
         for kind, handlers in ROUTES.items()
         for handler in handlers
         if isinstance(handler, HTTPRouteHandler) and _METHODS & set(handler.http_methods)
     ]
 
 
-def _route(
-    kind: RouteKind, handler: HTTPRouteHandler, limits: LimitSettings, max_body_bytes: int
-) -> Route:
+def _route(kind: RouteKind, handler: HTTPRouteHandler, settings: Settings, model: str) -> Route:
     path = min(handler.paths, key=lambda one: (not one.startswith("/v1"), one))
     for part, value in _IN_PATHS.items():
         path = path.replace(part, value.removeprefix("/"))
@@ -178,9 +178,8 @@ def _route(
     struct = ChatRequest if path in _UNTYPED else handler.fn.__globals__.get(name)
     known = () if struct is None else msgspec.structs.fields(cast("type[msgspec.Struct]", struct))
     fields = frozenset(one.encode_name for one in known)
-    own = limits.of(kind)
-    most = min(own.body_bytes or max_body_bytes, max_body_bytes)
-    return Route(min(_METHODS & set(handler.http_methods)), path, fields, most, own.parts)
+    bounds, method = Bounds.of(kind, settings), min(_METHODS & set(handler.http_methods))
+    return Route(method, path, fields, model, bounds.body_bytes, bounds.limits.parts)
 
 
 def one_of_each(
@@ -206,7 +205,7 @@ def _base(route: Route) -> Mapping[str, object]:
         "tokens": [5],
     }
     base: dict[str, object] = {"max_tokens": 1, "max_output_tokens": 16, "store": False}
-    base |= {"stream": False, "options": {"num_predict": 1}, "model": "bench"}
+    base |= {"stream": False, "options": {"num_predict": 1}, "model": route.model}
     base = {name: value for name, value in base.items() if name in route.fields}
     asked = next((name for name in said if name in route.fields), None)
     return base if asked is None else {**base, asked: said[asked]}
