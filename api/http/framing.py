@@ -192,6 +192,7 @@ class Framing:
             self._only[name] = value
         if name == b"connection":
             self._connection += [one.strip(b" \t") for one in value.lower().split(b",")]
+        line = line.rstrip(b" \t")  # after some values no blanks are taken by some parsers
         # Under its own name it would have a parser lose the body.
         self._lines.append(b"x-" + line if name == b"upgrade" else line)
 

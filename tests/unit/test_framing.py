@@ -149,6 +149,15 @@ def test_just_within_the_bounds_is_served():
     assert told(many) == (many, None, 0)
 
 
+@pytest.mark.parametrize("after", [b" ", b"\t", b" \t "])
+def test_a_parser_sees_no_blanks_after_a_value(after: bytes):
+    request = head(b"Content-Length: 2", b"x: y") + b"hi" + CHUNKED + b"2\r\nhi\r\n0\r\n\r\n"
+    spaced = request
+    for value in (b"localhost", b"Length: 2", b"x: y", b"chunked"):
+        spaced = spaced.replace(value, value + after)
+    assert told(spaced)[:2] == told(request)[:2]
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_what_passes_as_a_method_is_one_to_the_parser(method: bytes):
     passed = told(head(line=method + b" /there HTTP/1.1"))[0]
@@ -216,6 +225,7 @@ VALUES = st.sampled_from(
         b"05",
         b"chunked",
         b" chunked ",
+        b"chunked\t",
         b"a\x00b",
         b"\xff",
         b"",
