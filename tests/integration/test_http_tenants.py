@@ -176,7 +176,9 @@ def test_agents_are_their_tenants_alone(alice: Tenant, bob: Tenant):
     assert bob.ask("GET", path)["turns"] == 0
 
 
-def test_stored_responses_are_their_tenants_alone(alice: Tenant, bob: Tenant):
+def test_stored_responses_are_their_tenants_alone(
+    server: RunningServer, alice: Tenant, bob: Tenant
+):
     body = {"model": "hearth-tiny", "input": "Hi", "max_output_tokens": 16}
     made = alice.ask("POST", RESPONSES, body)
     path = f"{RESPONSES}/{made['id']}"
@@ -185,6 +187,10 @@ def test_stored_responses_are_their_tenants_alone(alice: Tenant, bob: Tenant):
     following = body | {"previous_response_id": made["id"]}
     refused = bob.ask("POST", RESPONSES, following, 400)
     assert refused["error"]["code"] == "previous_response_not_found"
+    whole_name = body | {"previous_response_id": f"@alice/{made['id']}"}
+    for other in (bob, Tenant(server, "admin")):
+        code = other.ask("POST", RESPONSES, whole_name, 400)["error"]["code"]
+        assert code == "previous_response_not_found"
     item = made["output"][0]["id"]
     reference = body | {"input": [{"type": "item_reference", "id": item}]}
     bob.ask("POST", RESPONSES, reference, 400)
