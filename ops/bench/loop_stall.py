@@ -277,7 +277,7 @@ def stall(
     for since_ns, until_ns in spans:
         inside = [one for one in beats if since_ns <= one.at_ns <= until_ns]
         most.append(Beat(*map(max, zip(*inside, strict=True))) if inside else Beat(0, 0, 0, 0))
-    late, cpu, server = ([getattr(one, name) / 1e6 for one in most] for name in Beat._fields[1:])
+    _, late, cpu, server = ([ns / 1e6 for ns in those] for those in zip(*most, strict=True))
     return Stall(
         shape,
         num_bytes,
