@@ -134,7 +134,7 @@ def test_messages_become_the_tokens_that_a_chat_is_charged_for(server: RunningSe
 def test_tokens_that_are_none_are_refused(server: RunningServer):
     for path, body, param in (
         ("/tokenize", {}, "prompt"),
-        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"tokens": [10**8]}, "prompt"),
     ):
         answer = server.post(path, body)
