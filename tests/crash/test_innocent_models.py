@@ -136,12 +136,12 @@ def test_a_stopped_worker_that_somebody_waits_for_is_continued(tmp_path: Path, m
 
 def test_a_hangup_drains_and_says_so(tmp_path: Path, models_dir: Path):
     with running(tmp_path, config=config_of(models_dir)) as server:
-        with server.stream("POST", CHAT, json=LONG) as answer:
+        with server.stream("POST", CHAT, json=LONG | {"max_tokens": 64}) as answer:
             lines = answer.iter_lines()
             next(lines)
             os.kill(server.process.pid, signal.SIGHUP)
             assert [line for line in lines if line][-1] == "data: [DONE]"
-        assert server.process.wait(30) == 0
+        assert server.process.wait(90) == 0
         assert "SIGHUP" in server.stderr
 
 

@@ -186,7 +186,7 @@ async def test_a_listing_says_what_there_is(home: Path, server: RunningServer):
         (("pin", "any", "--ahead", "hearth-tny"), 1, "Did you mean hearth-tiny?"),
         (("import", "file", "--model", "hearth-tny"), 1, "Did you mean hearth-tiny?"),
         (("export", "file"), 2, "Say what to export"),
-        (("import", "/nowhere/file", "--model", "hearth-tiny"), 1, "cannot be exchanged"),
+        (("import", "/nowhere/file", "--model", "hearth-tiny"), 1, "is no regular file"),
     ],
 )
 def test_what_cannot_be_done_is_said_with_a_remedy(
