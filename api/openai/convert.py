@@ -16,7 +16,7 @@ from api.http.refusal import refuse
 from api.http.unused import listed
 from api.openai.caching import latest, work_of
 from api.openai.content import read
-from api.openai.fields import arguments_text
+from api.openai.fields import arguments_text, role_in
 from api.openai.formats import constraint_of
 from api.openai.freeform import freeform_arguments
 from api.openai.prompts import listed_prompts
@@ -199,7 +199,7 @@ def _messages(messages: Sequence[ChatMessage], ignored: list[str]) -> tuple[Mess
 
 
 def _message(message: ChatMessage, path: str, turn: Turn) -> Message:
-    role: Role = turn.read(lambda: _role(message.role, path), "user")
+    role: Role = turn.read(lambda: role_in(ROLES, message.role, path), "user")
     is_answer = role == "assistant"
     content = read(message.content, f"{path}.content", turn, has_thoughts=is_answer)
     return Message(
@@ -212,16 +212,6 @@ def _message(message: ChatMessage, path: str, turn: Turn) -> Message:
         images=content.images,
         breakpoints=content.breakpoints,
     )
-
-
-def _role(name: str, path: str) -> Role:
-    role = ROLES.get(name)
-    if role is None:
-        refuse(
-            f"{path}.role",
-            f"is {name[:64]!r}, which is not a known role: use one of {', '.join(ROLES)}.",
-        )
-    return role
 
 
 def _answered_call(message: ChatMessage) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -10,7 +11,8 @@ from msgspec import Meta
 from api.http.hints import PauseS
 from api.http.limits import ModelName
 from api.http.priorities import AskedPriority
-from runtime.types import CacheMode
+from api.http.refusal import refuse
+from runtime.types import CacheMode, Role
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Budget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -150,3 +152,18 @@ class JsonSchemaFormat(Body):
     description: str | None = None
     schema: msgspec.Raw = msgspec.field(default_factory=no_value)
     strict: bool | None = None
+
+
+def role_in(roles: Mapping[str, Role], name: str, path: str) -> Role:
+    """The role of this name among those that a message of a protocol may have.
+
+    Raises:
+        InvalidRequest: it is none of them.
+    """
+    role = roles.get(name)
+    if role is None:
+        refuse(
+            f"{path}.role",
+            f"is {name[:64]!r}, which is not a known role: use one of {', '.join(roles)}.",
+        )
+    return role

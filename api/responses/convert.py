@@ -22,7 +22,7 @@ from api.http.refusal import refuse
 from api.http.unused import listed
 from api.openai.caching import latest, work_of
 from api.openai.content import ContentPart, read
-from api.openai.fields import JsonSchemaFormat, Raws, arguments_text, is_given
+from api.openai.fields import JsonSchemaFormat, Raws, arguments_text, is_given, role_in
 from api.openai.formats import constraint_of
 from api.openai.freeform import freeform_arguments
 from api.openai.response_schemas import (
@@ -190,7 +190,7 @@ class _Writer:
         self._images, self._points, self._length = [], [], 0
 
     def _add_message(self, item: MessageItem, path: str, turn: Turn) -> None:
-        role: Role = turn.read(lambda: _role(item.role, path), "user")
+        role: Role = turn.read(lambda: role_in(ROLES, item.role, path), "user")
         content = read(item.content, f"{path}.content", turn)
         before, self.status = self.status, item.status
         if role != "assistant":
@@ -249,16 +249,6 @@ class _Writer:
             self.ignored.append(f"{path}.encrypted_content: not written by this server")
             return
         self._reasonings.append(opened if opened is not None else _readable(item, path, turn))
-
-
-def _role(name: str, path: str) -> Role:
-    role = ROLES.get(name)
-    if role is None:
-        refuse(
-            f"{path}.role",
-            f"is {name[:64]!r}, which is not a known role: use one of {', '.join(ROLES)}.",
-        )
-    return role
 
 
 def _refuse_kind(kind: str, path: str) -> NoReturn:
