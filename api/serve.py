@@ -17,7 +17,6 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import structlog
 import uvicorn
 from typing_extensions import override
 
@@ -32,7 +31,6 @@ from runtime.errors import HearthError, UnknownModel
 if TYPE_CHECKING:
     from runtime.models.catalog import Catalog
 
-_log = structlog.get_logger("hearth.server")
 _LAST_WORDS_S = 5.0
 _SHOWN_MODELS = 5
 _KEEP_CONNECTION_S = 75
@@ -95,7 +93,9 @@ class _Server(uvicorn.Server):
     def hang_up(self) -> None:
         """The terminal is gone: answers finish as with SIGTERM, which this is no hurry of."""
         if not self.should_exit:
-            _log.warning(
+            import structlog  # noqa: PLC0415 (it takes as long as all else before the ready line)
+
+            structlog.get_logger("hearth.server").warning(
                 "the terminal hung up (SIGHUP), so the server finishes and ends; start it "
                 "with nohup or as a service (hearth service) to have it stay"
             )

@@ -74,7 +74,7 @@ def test_a_prediction_changes_nothing_of_the_answer(
         ({"type": "patch", "content": "a"}, "prediction.type"),
         (
             {"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]},
-            "prediction.content",
+            "prediction.content[0]",
         ),
         ({"content": [{"type": "sound"}]}, "prediction.content[0]"),
     ],

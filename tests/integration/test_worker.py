@@ -330,11 +330,6 @@ async def test_a_plain_completion_is_not_taken_apart(supervisor: Supervisor, tok
         (TextPrompt(text=""), GREEDY, "prompt"),
         (TextPrompt(text="a"), SamplingParams(logit_bias=((409, 1.0),)), "logit_bias"),
         (TextPrompt(text="a"), SamplingParams(logit_bias=((-1, 1.0),)), "logit_bias"),
-        (
-            ChatPrompt(messages=HELLO, template_kwargs='{"tools": 1}'),
-            GREEDY,
-            "chat_template_kwargs.tools",
-        ),
     ],
 )
 async def test_what_cannot_be_served_is_refused_with_the_field_named(
@@ -346,7 +341,8 @@ async def test_what_cannot_be_served_is_refused_with_the_field_named(
 
 
 @pytest.mark.parametrize(
-    "kwargs", ["[]", "null", '{"padding": "x"}', '{"return_dict": true}', '{"messages": 1}']
+    "kwargs",
+    ["[]", "null", '{"padding": "x"}', '{"return_dict": true}', '{"messages": 1}', '{"tools": 1}'],
 )
 async def test_odd_arguments_of_the_template_harm_no_other_request(
     supervisor: Supervisor, kwargs: str
