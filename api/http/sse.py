@@ -30,6 +30,21 @@ NDJSON = "application/x-ndjson"
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
+_LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
+
+
+def on_its_lines(events: bytes) -> bytes:
+    """The same with all line ends escaped that JSON leaves as they are in strings.
+
+    Many clients end a line at each of them, as `str.splitlines` does, and would cut JSON in two.
+    """
+    if events.isascii():
+        return events
+    for end, escaped in _LINE_ENDS:
+        events = events.replace(end, escaped)
+    return events
+
+
 class StreamRenderer(Protocol):
     """How a protocol writes an answer as events, ready to be sent."""
 
@@ -291,5 +306,6 @@ class _EventResponse(ASGIResponse):
 
     async def _send_events(self, send: Send) -> None:
         async for event in self._events:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            body = on_its_lines(event)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
