@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runtime.types import Chunk, ReasoningDelta, TextDelta, TokenLogprob, TokenLogprobs, Tool
 from runtime.types import ToolCallDelta as Call
-from runtime.worker.output.dialect import Dialect
+from runtime.worker.output.dialect import Dialect, transitions
 from runtime.worker.output.families import FAMILIES, speaking
 from runtime.worker.output.parser import OutputParser
 from runtime.worker.output.tools import RequestTools
@@ -179,3 +179,34 @@ def test_every_log_probability_comes_with_the_text_it_belongs_to():
         ["a"],
         ["", "x", "y", "b"],
     ]
+
+
+STOPPED = [
+    ("<think>\nhm\n\nhm\n</think>\n\nyes\n\nno", {}),
+    ("hm\n\nhm\n</think>\n\n\n\nyes\n\nno", {"reasoning": "open"}),
+    ("\n\nyes\n\nno", {"tools": tools("look")}),
+    ("<think>hm</think>\n\n<think>hm</think>\n\nyes\n\nno", {}),
+]
+
+
+@pytest.mark.parametrize("stop", ["\n\n", "\n", "\n\nno", "s\n"])
+@pytest.mark.parametrize(("text", "fields"), STOPPED)
+@given(data=st.data())
+def test_stop_strings_count_from_the_first_character_of_the_answer(
+    text: str, fields: dict[str, Any], stop: str, data: st.DataObject
+):
+    said, _, _ = told(parse(data.draw(cuts_of(text)), stop=(stop,), **fields))
+    assert said == "yes\n\nno".split(stop, maxsplit=1)[0]
+
+
+def test_no_mark_that_an_answer_may_begin_with_begins_with_a_blank():
+    for family in FAMILIES.values():
+        edges = transitions(speaking(family, MARKED), (), has_tools=True)
+        marks = [mark for more in edges.values() for mark, _ in more]
+        assert marks == [mark.lstrip() for mark in marks]
+
+
+def test_nor_do_they_count_between_a_block_that_never_opened_and_the_answer():
+    chunks = parse(["hm", "</think>", "\n\n", "yes", "\n\n", "no"], stop=("\n\n",))
+    said, _, _ = told(chunks)
+    assert said == "hm</think>\n\nyes"

@@ -132,6 +132,7 @@ class OutputParser:
         self._may_be_orphan = reasoning in ("unsaid", "expected")
         is_expected = reasoning == "expected" and not is_constrained
         self._expected = ExpectedThoughts() if is_expected else None
+        self._follows_orphan = False
         self._num_backticks = 0
         self._is_constrained = is_constrained
         self._logprobs: list[TokenLogprobs] = []
@@ -199,11 +200,13 @@ class OutputParser:
             return self._read_mark(text)
         if (self._is_constrained and self._state[0] != ANSWER) or self._may_be_call:
             return self._by_character(text)
+        if self._stop and (self._skips_blank or self._follows_orphan) and not self.is_reasoning:
+            return self._by_character(text)
         state, segments = _TextStateMachine.split(self._state, text)
         if len(segments) == 1:
             self._state = state
             return self._say(*segments[0])
-        return self._advance(text)
+        return self._by_character(text) if self._stop else self._advance(text)
 
     def finish(self, text: str = "", *, is_cut: bool = False) -> list[Chunk]:
         """The chunks of the held-back rest. `is_cut` says that the model did not end by itself."""
@@ -242,10 +245,20 @@ class OutputParser:
             if self._in_calls or self._begins_call(character):
                 self._pending = text[i:]
                 break
-            chunks += self._advance(character)
+            if self._precedes_answer(character):
+                chunks += self._say(self._state[0], character)
+            else:
+                self._follows_orphan = False
+                chunks += self._advance(character)
             if self.is_stopped:
                 break
         return chunks
+
+    def _precedes_answer(self, character: str) -> bool:
+        """A blank between thoughts and answer: no stop string begins with it, nor does any mark."""
+        is_before = self._skips_blank or self._follows_orphan
+        is_open = self._state[0] in (START, NORMAL) and not self._state[3]
+        return is_open and is_before and character.isspace()
 
     def _begins_call(self, character: str) -> bool:
         """An answer that begins like this may be a call without a mark."""
@@ -304,6 +317,7 @@ class OutputParser:
             self._expected, self._skips_blank = None, True
             return [TextWasReasoning(self._index)]
         self._notes.append(ORPHAN)
+        self._follows_orphan = True
         mark = self._delta(NORMAL, held + self._dialect.think_end)
         return [mark, TextWasReasoning(self._index)]
 
