@@ -171,6 +171,55 @@ NO_CALLS = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 """Shows tools and results, and loses the calls."""
 
+PARTS = """\
+{% for message in messages %}<|im_start|>{{ message.role }}
+{% for part in message.content %}{% if part.type == 'image' %}<image>\
+{% elif part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+"""Loops over parts, as LLaVA, SmolVLM and Idefics3 do: a string has none that it shows."""
+
+USER_PARTS = """\
+{% for message in messages %}<|im_start|>{{ message.role }}
+{% if message.role == 'user' %}{% for part in message.content %}{{ part['text'] }}{% endfor %}\
+{% else %}{{ message.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+"""Wants a user's words as parts, and those of all others as strings."""
+
+STRINGS = """\
+{% for message in messages %}{% if message.content is not string %}\
+{{ raise_exception('Content must be a string') }}{% endif %}<|im_start|>{{ message.role }}
+{{ message.content | trim }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+"""Refuses parts."""
+
+SILENT_CALLS = """\
+{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{%- for message in messages %}
+{%- if message.role == 'tool' %}<|im_start|>tool
+{{ message.content | tojson }}<|im_end|>
+{% elif message.tool_calls %}<|im_start|>assistant
+{% for one in message.tool_calls %}{{ one.function | tojson }}{% endfor %}<|im_end|>
+{% elif message.content %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endif %}
+{%- endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+"""Has no text beside calls, quotes results as JSON, and drops empty messages."""
+
+KNOWN_ROLES = """\
+{% for message in messages %}{% if message.role in ('user', 'assistant') %}\
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+"""Drops messages of all roles but two without a word."""
+
+FIRST_USER = """\
+{% for message in messages %}{% if loop.first or message.role != 'user' %}<|im_start|>\
+{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+"""Broken: shows a user's words only where they begin the conversation."""
+
 TEMPLATES = {
     "chatml": CHAT_TEMPLATE,
     "qwen3": QWEN3,
@@ -180,6 +229,11 @@ TEMPLATES = {
     "gemma": GEMMA,
     "smollm2": SMOLLM2,
     "no_calls": NO_CALLS,
+    "parts": PARTS,
+    "user_parts": USER_PARTS,
+    "strings": STRINGS,
+    "silent_calls": SILENT_CALLS,
+    "known_roles": KNOWN_ROLES,
 }
 
 

@@ -140,14 +140,15 @@ class TemplateRenderer(Protocol):
     """A template, as far as it is needed here."""
 
     def render(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> str: ...
-    def write(self, prompt: ChatPrompt) -> WrittenPrompt: ...
+    def write(self, prompt: ChatPrompt, *, first: int = 0) -> WrittenPrompt: ...
 
 
 class Spliced(NamedTuple):
     """A prompt of which the messages up to `number` are tokens already.
 
     `text` is the whole rendering with the sentinel, of which everything from `rest_at` on follows
-    those tokens; `prompt` is what it was rendered from, with these changes.
+    those tokens; `prompt` is what it was rendered from, with these changes. Of messages behind
+    `number` it says which are `lost`.
     """
 
     prompt: ChatPrompt
@@ -155,6 +156,7 @@ class Spliced(NamedTuple):
     number: int
     rest_at: int
     changes: tuple[PromptChange, ...] = ()
+    lost: tuple[int, ...] = ()
 
 
 def splice(renderer: TemplateRenderer, prompt: ChatPrompt, index: int, end: str) -> Spliced | None:
@@ -166,7 +168,7 @@ def splice(renderer: TemplateRenderer, prompt: ChatPrompt, index: int, end: str)
         InvalidRequest: the template refuses these messages.
     """
     marked = marked_prompt(prompt, index)
-    text, changes = renderer.write(marked)
+    text, changes, lost = renderer.write(marked, first=index + 1)
     head = _up_to(marked, index)
     if text.count(SENTINEL) != 1 or not end:
         return None
@@ -177,7 +179,7 @@ def splice(renderer: TemplateRenderer, prompt: ChatPrompt, index: int, end: str)
     closing = _closing(renderer, marked, index)
     at += len(SENTINEL)
     rest = _rest_at(text, at, closing, end) if closing is not None else None
-    return Spliced(marked, text, index, rest, changes) if rest is not None else None
+    return Spliced(marked, text, index, rest, changes, lost) if rest is not None else None
 
 
 def marked_prompt(prompt: ChatPrompt, index: int) -> ChatPrompt:

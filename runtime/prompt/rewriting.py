@@ -52,10 +52,14 @@ class Rewritten(NamedTuple):
 
 
 class WrittenPrompt(NamedTuple):
-    """A prompt as text, and what was done to it while it was written."""
+    """A prompt as text, and what was done to it while it was written.
+
+    `lost` are the messages of which nothing is in the text.
+    """
 
     text: str
     changes: tuple[PromptChange, ...] = ()
+    lost: tuple[int, ...] = ()
 
 
 def each(change: Callable[[Message], Message | None]) -> Callable[[Sequence[Message]], list[Made]]:

@@ -390,7 +390,7 @@ class Composer:
             return None
         ends = known.ends if self.needs_state else ()
         cut = _cut(known.token_ids, known.prefix_end, [], ends)
-        changes = self.template.write(asked.prompt).changes
+        changes = self.template.write(asked.prompt, first=len(asked.prompt.messages)).changes
         return self._counted(asked, cut._replace(media=media, changes=changes), known)
 
     def _healed(self, asked: PromptInput, number: int, known: KnownPrefix) -> Composed | None:
@@ -414,6 +414,7 @@ class Composer:
         for end_id in sorted(self.eos_token_ids, key=lambda one: (one != last, one)):
             seam, _ = self.template.token_text(end_id)
             if (spliced := splice(self.template, asked.prompt, number, seam)) is not None:
+                _refuse_lost(asked, spliced.lost)
                 text = gone_on(spliced.text, asked.beginning, self.dialect)
                 spliced = spliced._replace(text=text)
                 # A turn that we ended lacks the marker; it is part of what follows.
@@ -461,6 +462,7 @@ class Composer:
     def _fresh(self, asked: PromptInput, *, has_head: bool, tells_head: bool) -> Composed:
         prompt = asked.prompt
         written = self.template.write(prompt)
+        _refuse_lost(asked, written.lost)
         text = gone_on(written.text, asked.beginning, self.dialect)
         if (least := self.template.num_tokens_at_least(text, self.context)) > self.context:
             raise ContextTooLong(least, self.context, is_least=True)
@@ -492,6 +494,22 @@ class Composer:
             return place_media(marked.token_ids, markup.placeholder, media, marked.positions)
         except ValueError:
             return None
+
+
+def _refuse_lost(asked: PromptInput, lost: Sequence[int]) -> None:
+    """Of what was said before, and of what a tool gave, a loss is told; a new question without its
+    words would be answered wrongly.
+    """
+    messages = asked.prompt.messages
+    newest = max((n for n, one in enumerate(messages) if one.role == "assistant"), default=-1)
+    for number in lost:
+        if number > newest and messages[number].role != "tool":
+            (source, *_) = asked.parts[number].sources or (number,)
+            raise InvalidRequest(
+                f"The model's chat template shows nothing of messages[{source}] "
+                f"({asked.sent[source].role}), in whatever form it is given.",
+                f"messages[{source}]",
+            )
 
 
 def _cut(

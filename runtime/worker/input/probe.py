@@ -14,12 +14,14 @@ from runtime.prompt.arrange import Abilities
 from runtime.prompt.thinking import EFFORT, SWITCHES
 from runtime.prompt.tools_as_text import GENERIC, NATIVE, ToolForms
 from runtime.types import ChatPrompt, Image, Message, Role, Tool, ToolCall
+from runtime.worker.input.template_input import STRINGS, ContentForms
 
 Render = Callable[[ChatPrompt, bool], str]
 """A conversation as text; whether an answer is opened at its end."""
 
 _WORDS = ("qvone", "qvtwo", "qvthree", "qvfour")
 _SYSTEM, _USER = "qvsystem", "qvuser"
+_TYPE = "'type'"
 _CALL = ToolCall(id="call00001", name="qvlook", arguments='{"at": 7}')
 _TOOL = Tool(name="qvlook", description="Look.", parameters='{"type": "object", "properties": {}}')
 _MAX_HEADS = 16
@@ -196,6 +198,42 @@ def tool_forms_of(render: Render) -> ToolForms:
     if not _any_has(_TOOL.name, shown):
         return GENERIC
     return ToolForms(calls=_any_has(_ARGUMENT, talks), results=_any_has(_WORDS[0], talks))
+
+
+def content_forms_of(
+    render: Callable[[Sequence[Message], ContentForms], str | None], picture: str, mark: str
+) -> ContentForms:
+    """In which form a template shows what messages say, role by role.
+
+    A string is tried first, then a list of parts. A `picture` that it does not show among parts is
+    tried as its `mark` in a string.
+    """
+    roles: tuple[tuple[Role, ...], ...] = (
+        ("user",),
+        ("system", "user"),
+        ("user", "assistant"),
+        ("user", "assistant", "tool"),
+    )
+    forms = STRINGS
+    for talk in roles:
+        role = talk[0] if talk[0] == "system" else talk[-1]
+        word = _WORDS[talk.index(role)]
+        words = zip(talk, _WORDS, strict=False)
+        messages = [_message(one, text, has_result="tool" in talk) for one, text in words]
+        tried = (forms, forms.with_parts(role))
+        texts = (render(messages, one) for one in tried)
+        found = (one for one, text in zip(tried, texts, strict=True) if word in (text or ""))
+        forms = next(found, forms)
+    if not picture:
+        return forms
+    seen = [Message(role="user", text=_WORDS[0], images=(Image(at=0, field=""),))]
+    marked = forms._replace(picture_mark=mark)
+    for one in (forms, marked):
+        text = render(seen, one) or ""
+        # A template that takes strings only may write the list as Python does.
+        if picture in text and _WORDS[0] in text and _TYPE not in text:
+            return one
+    return forms
 
 
 def _any_has(word: str, texts: Sequence[str | None]) -> bool:

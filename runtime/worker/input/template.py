@@ -18,6 +18,7 @@ import msgspec
 
 from runtime.errors import InvalidRequest
 from runtime.prompt.rewriting import WrittenPrompt
+from runtime.prompt.shown import LOST, THOUGHTS, Loss, Shown
 from runtime.prompt.thinking import switches
 from runtime.prompt.tools_as_text import (
     CALLS,
@@ -29,8 +30,9 @@ from runtime.prompt.tools_as_text import (
 )
 from runtime.types import ChatPrompt, Message, Prompt, PromptChange, TextPrompt, TokenPrompt
 from runtime.worker.input.preparer import TEMPLATE_ERRORS, Bench, Marked, PromptPreparer
-from runtime.worker.input.probe import Probe, definition_of, tool_forms_of
+from runtime.worker.input.probe import Probe, content_forms_of, definition_of, tool_forms_of
 from runtime.worker.input.template_input import (
+    ContentForms,
     defused,
     has_odd_arguments,
     num_changed,
@@ -194,10 +196,30 @@ class Template:
         Raises:
             InvalidRequest: the model has no chat template, or it refuses these messages.
         """
-        return self.write(prompt, opens_answer=opens_answer).text
+        return self._write(prompt, opens_answer=opens_answer)[0].text
 
-    def write(self, prompt: ChatPrompt, *, opens_answer: bool = True) -> WrittenPrompt:
-        """The same, and what was done to it that the template alone does not. Raises as well."""
+    def write(
+        self, prompt: ChatPrompt, *, opens_answer: bool = True, first: int = 0
+    ) -> WrittenPrompt:
+        """The same, and what was done to it that the template alone does not. Raises as well.
+
+        What the template left out is looked for in the messages from number `first` on.
+        """
+        written, given = self._write(prompt, opens_answer=opens_answer)
+        shown = Shown(written.text)
+        losses = {n: shown.loss(one) for n, one in enumerate(given) if n >= first}
+        counts = {
+            LOST: sum(one is not Loss.NOTHING for one in losses.values()),
+            THOUGHTS: sum(map(shown.lacks_thoughts, given[first:])),
+        }
+        changes = [PromptChange(rule=rule, num_places=num) for rule, num in counts.items() if num]
+        lost = tuple(number for number, loss in losses.items() if loss is Loss.ALL)
+        return written._replace(changes=(*written.changes, *changes), lost=lost)
+
+    def _write(
+        self, prompt: ChatPrompt, *, opens_answer: bool
+    ) -> tuple[WrittenPrompt, Sequence[Message]]:
+        """What is written, and the messages with the very words that are given to the template."""
         kwargs = template_kwargs(prompt)
         kwargs |= switches(prompt.thinking, self.probe.responds, frozenset(kwargs))
         words = self.picture_words
@@ -212,7 +234,22 @@ class Template:
             TOOLS_FIRST: int(text != plain),
         }
         changes = [PromptChange(rule=rule, num_places=num) for rule, num in counts.items() if num]
-        return WrittenPrompt(text, tuple(changes))
+        return WrittenPrompt(text, tuple(changes)), harmless.messages
+
+    @cached_property
+    def content_forms(self) -> ContentForms:
+        """In which form the template shows what messages say."""
+
+        def render(messages: Sequence[Message], forms: ContentForms) -> str | None:
+            prompt = ChatPrompt(messages=tuple(messages))
+            try:
+                return self._rendered(prompt, {}, opens_answer=False, forms=forms)
+            except InvalidRequest:
+                return None
+
+        picture = self.markup.spelled if self.markup is not None else ""
+        mark = self.markup.mark if self.markup is not None else ""
+        return content_forms_of(render, picture, mark)
 
     @cached_property
     def tool_forms(self) -> ToolForms:
@@ -248,22 +285,29 @@ class Template:
         return msgspec.structs.replace(prompt, messages=messages, tools=tools), counts
 
     def _rendered(
-        self, prompt: ChatPrompt, kwargs: Mapping[str, object], *, opens_answer: bool
+        self,
+        prompt: ChatPrompt,
+        kwargs: Mapping[str, object],
+        *,
+        opens_answer: bool,
+        forms: ContentForms | None = None,
     ) -> str:
-        """As the template alone writes it."""
+        """As the template alone writes it; in the forms that it shows, unless others are tried."""
         if not self._tokenizer.has_chat_template:
             message = "This model has no chat template; use /v1/completions instead."
             raise InvalidRequest(message, "messages")
+        forms = self.content_forms if forms is None else forms
         kwargs = {**kwargs, "tokenize": False, "add_generation_prompt": opens_answer}
-        messages = prompt.messages
+        messages = [template_message(message, forms) for message in prompt.messages]
         tools = [template_tool(tool) for tool in shown_tools(prompt)] or None
         try:
             try:
-                text = self._written(list(map(template_message, messages)), tools, kwargs)
+                text = self._written(messages, tools, kwargs)
             except TEMPLATE_ERRORS:
-                if not any(map(has_odd_arguments, messages)):
+                if not any(map(has_odd_arguments, prompt.messages)):
                     raise
-                text = self._written(list(map(with_wrapped_arguments, messages)), tools, kwargs)
+                wrapped = [with_wrapped_arguments(message, forms) for message in prompt.messages]
+                text = self._written(wrapped, tools, kwargs)
         except TEMPLATE_ERRORS as error:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", "messages"

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from runtime.types import ChatPrompt, Message, Tool
+from runtime.types import ChatPrompt, Message, Role, Tool
+
+
+class ContentForms(NamedTuple):
+    """How a template wants what messages say: as a string, or of these roles as a list of parts.
+
+    Pictures are parts among texts, or where there is a `picture_mark` that mark in the string.
+    """
+
+    parts: frozenset[Role] = frozenset()
+    picture_mark: str = ""
+
+    def with_parts(self, role: Role) -> ContentForms:
+        return self._replace(parts=self.parts | {role})
+
+
+STRINGS = ContentForms()
 
 
 def shown_tools(prompt: ChatPrompt) -> tuple[Tool, ...]:
@@ -22,8 +38,12 @@ def template_kwargs(prompt: ChatPrompt) -> dict[str, object]:
     return json.loads(prompt.template_kwargs)
 
 
-def template_message(message: Message) -> dict[str, object]:
-    content = _parts(message) if message.images else message.text
+def template_message(message: Message, forms: ContentForms = STRINGS) -> dict[str, object]:
+    content: object = message.text
+    if forms.picture_mark:
+        content = _marked(message, forms.picture_mark)
+    elif message.images or message.role in forms.parts:
+        content = _parts(message)
     rendered: dict[str, object] = {"role": message.role, "content": content}
     if message.reasoning is not None:
         rendered["reasoning_content"] = message.reasoning
@@ -41,6 +61,11 @@ def template_message(message: Message) -> dict[str, object]:
     if message.name is not None:
         rendered["name"] = message.name
     return rendered
+
+
+def _marked(message: Message, mark: str) -> str:
+    """The text with a mark where each picture is."""
+    return "".join(part.get("text", mark) for part in _parts(message))
 
 
 def _parts(message: Message) -> list[dict[str, str]]:
@@ -118,7 +143,7 @@ def has_odd_arguments(message: Message) -> bool:
     return any(not isinstance(_arguments(call.arguments), dict) for call in message.tool_calls)
 
 
-def with_wrapped_arguments(message: Message) -> dict[str, object]:
+def with_wrapped_arguments(message: Message, forms: ContentForms = STRINGS) -> dict[str, object]:
     """The message for such a template: those arguments inside of an object."""
     calls = (
         call
@@ -126,7 +151,7 @@ def with_wrapped_arguments(message: Message) -> dict[str, object]:
         else msgspec.structs.replace(call, arguments=json.dumps({"arguments": call.arguments}))
         for call in message.tool_calls
     )
-    return template_message(msgspec.structs.replace(message, tool_calls=tuple(calls)))
+    return template_message(msgspec.structs.replace(message, tool_calls=tuple(calls)), forms)
 
 
 def _arguments(text: str) -> Any:
