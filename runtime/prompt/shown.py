@@ -23,7 +23,9 @@ _THOUGHT_END = "</think>"
 _SWITCHES = re.compile(r"/(no_?)?think\b")
 """Words by which a user turns thinking on and off: some templates take them out."""
 _NUM_WORDS = 32
-_HTML = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"}
+_NEAR = 1 << 12
+"""So many characters a template may write between the texts of two messages."""
+_HTML = str.maketrans({"<": r"\u003c", ">": r"\u003e", "&": r"\u0026", "'": r"\u0027"})
 
 
 class Loss(IntEnum):
@@ -35,15 +37,19 @@ class Loss(IntEnum):
 
 
 class Shown:
-    """A rendered text, in which the texts of its messages are looked for one after the other."""
+    """A rendered text, in which what its messages say is looked for, message after message."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
         self._words: str | None = None
 
-    def loss(self, message: Message) -> Loss:
-        """Of what a message says, and of its calls; not of its thoughts."""
+    def look_for(self, message: Message) -> tuple[Loss, bool]:
+        """How much is lost of what the next message says and calls, and whether thoughts are."""
+        start = self._at
+        return self._loss(message), self._lacks_thoughts(message, start)
+
+    def _loss(self, message: Message) -> Loss:
         losses = [self._loss_of_text(piece) for piece in _pieces(message)]
         if message.role == "assistant" and any(losses):
             losses = [self._loss_of_text(message.text.rpartition(_THOUGHT_END)[2])]
@@ -53,12 +59,18 @@ class Shown:
             return Loss.NOTHING
         return Loss.ALL if all(one is Loss.ALL for one in losses) else Loss.SOME
 
-    def lacks_thoughts(self, message: Message) -> bool:
-        """Thoughts came with this message, in a field or in its text, and are not here."""
+    def _lacks_thoughts(self, message: Message, start: int) -> bool:
+        """Thoughts came in a field or in the text, and are not beside it."""
+        if message.role != "assistant":
+            return False
         thoughts, found, _ = message.text.rpartition(_THOUGHT_END)
         inside = thoughts.rpartition("<think>")[2] if found else ""
-        given = [message.reasoning or "", inside if message.role == "assistant" else ""]
-        return not all(map(self._has, given))
+        given = [one.strip() for one in (message.reasoning or "", inside)]
+        return not all(self._is_beside(one, start) for one in given)
+
+    def _is_beside(self, text: str, start: int) -> bool:
+        end = self._at + len(text) + _NEAR
+        return any(self._text.find(one, start, end) >= 0 for one in _spellings(text))
 
     def _loss_of_text(self, text: str) -> Loss:
         if self._has(text):
@@ -73,16 +85,23 @@ class Shown:
     def _has(self, text: str) -> bool:
         """It is here, in one of the spellings that templates have for a text."""
         text = text.strip()
-        if not text:
+        if not text or self._goes_on_with(text):
             return True
-        for start in (self._at, 0):
-            for spelled in _spellings(text):
-                if (at := self._text.find(spelled, start)) >= 0:
-                    self._at = at + len(spelled)
-                    return True
+        spellings = _spellings(text)
+        if any(map(self._goes_on_with, spellings[1:])):
+            return True
+        if any(one in self._text for one in spellings):
+            return True
         if self._words is None:
             self._words = " ".join(self._text.split())
         return " ".join(text.split()) in self._words
+
+    def _goes_on_with(self, spelled: str) -> bool:
+        """It is not far behind what was found last."""
+        at = self._text.find(spelled, self._at, self._at + len(spelled) + _NEAR)
+        if at >= 0:
+            self._at = at + len(spelled)
+        return at >= 0
 
 
 def _pieces(message: Message) -> list[str]:
@@ -91,13 +110,12 @@ def _pieces(message: Message) -> list[str]:
     return [message.text[start:end] for start, end in pairwise(ends)]
 
 
-def _spellings(text: str) -> Iterator[str]:
+def _spellings(text: str) -> list[str]:
     """As it is, and as it is written inside of quotes."""
-    yield text
+    found = [text]
     for quoted in (json.dumps(text, ensure_ascii=False), json.dumps(text)):
-        yield quoted[1:-1]
-        yield "".join(_HTML.get(one, one) for one in quoted[1:-1])
-    yield repr(text)[1:-1]
+        found += [quoted[1:-1], quoted[1:-1].translate(_HTML)]
+    return list(dict.fromkeys([*found, repr(text)[1:-1]]))
 
 
 def _texts_of(call: ToolCall) -> Iterator[str]:

@@ -121,4 +121,4 @@ def test_a_question_of_which_nothing_is_shown_is_refused_by_its_place(
     ],
 )
 def test_a_text_counts_as_shown_however_a_template_spells_it(text: str, said: str, loss: Loss):
-    assert Shown(text).loss(Message(role="user", text=said)) is loss
+    assert Shown(text).look_for(Message(role="user", text=said)) == (loss, False)

@@ -207,13 +207,13 @@ class Template:
         """
         written, given = self._write(prompt, opens_answer=opens_answer)
         shown = Shown(written.text)
-        losses = {n: shown.loss(one) for n, one in enumerate(given) if n >= first}
+        found = [shown.look_for(message) for message in given[first:]]
         counts = {
-            LOST: sum(one is not Loss.NOTHING for one in losses.values()),
-            THOUGHTS: sum(map(shown.lacks_thoughts, given[first:])),
+            LOST: sum(loss is not Loss.NOTHING for loss, _ in found),
+            THOUGHTS: sum(lacks_thoughts for _, lacks_thoughts in found),
         }
         changes = [PromptChange(rule=rule, num_places=num) for rule, num in counts.items() if num]
-        lost = tuple(number for number, loss in losses.items() if loss is Loss.ALL)
+        lost = tuple(n for n, (loss, _) in enumerate(found, first) if loss is Loss.ALL)
         return written._replace(changes=(*written.changes, *changes), lost=lost)
 
     def _write(
