@@ -603,13 +603,30 @@ CAPABILITIES = ("completion", "chat", "tools", "vision")
 """All that can be said of a model, in this order."""
 
 
+class TemplateForms(Struct, frozen=True):
+    """In what forms a model's chat template shows a conversation, as was found by asking it.
+
+    `content`: texts are strings, lists of parts, or one or the other by role. `system`: there is
+    such a role, or its text is in a user's turn. `tools`, `calls` and `results` have forms of its
+    own, or are given as text. `lost` is what it leaves out in every form.
+    """
+
+    content: Literal["string", "parts", "mixed"] = "string"
+    system: Literal["native", "user"] = "native"
+    tools: Literal["native", "generic"] = "native"
+    calls: Literal["native", "generic"] = "native"
+    results: Literal["native", "generic"] = "native"
+    lost: tuple[str, ...] = ()
+
+
 class ModelSpec(Struct, frozen=True):
     """A model that can be named: where its weights are and how it is to be run.
 
     `context` is the largest number of tokens of prompt and answer together. `kv_bytes_per_token`
     is None where the configuration does not tell it; layers that keep less are counted in full.
     Only a model with a `pooling` gives embeddings. mlx-vlm loads one that `is_vision`; encoding an
-    image takes up to `image_bytes`.
+    image takes up to `image_bytes`. A `chat_template` is the file with the one that it is given
+    instead of its own.
     """
 
     id: str
@@ -625,6 +642,7 @@ class ModelSpec(Struct, frozen=True):
     capabilities: tuple[str, ...] = ("completion",)
     is_vision: bool = False
     image_bytes: int = 0
+    chat_template: str = ""
     draft: ModelSpec | None = None
     """The smaller model that guesses what this one says next; its process loads both."""
     shared: SharedWeights | None = None

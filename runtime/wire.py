@@ -13,7 +13,15 @@ import msgspec
 
 from runtime.ranks import Ranks
 from runtime.slot_events import KvNews, KvReport, RoomGiven
-from runtime.types import CacheUse, Chunk, GenerateRequest, ModelSpec, Struct, TokenLogprobs
+from runtime.types import (
+    CacheUse,
+    Chunk,
+    GenerateRequest,
+    ModelSpec,
+    Struct,
+    TemplateForms,
+    TokenLogprobs,
+)
 
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH = struct.Struct("<I")
@@ -110,8 +118,8 @@ class Warming(Struct, frozen=True, tag="warming"):
 class Ready(Struct, frozen=True, tag="ready"):
     """The model is loaded and warm. Times in ms, memory in bytes.
 
-    `blindness` says why it refuses images although its files promise that it sees, `has_tool_form`
-    whether its template shows tools.
+    `blindness` says why it refuses images although its files promise that it sees, `template` what
+    was found of its chat template.
     """
 
     load_ms: float
@@ -119,7 +127,7 @@ class Ready(Struct, frozen=True, tag="ready"):
     weights_bytes: int
     is_batchable: bool
     blindness: str = ""
-    has_tool_form: bool = True
+    template: TemplateForms = TemplateForms()
 
 
 class LoadError(Struct, frozen=True, tag="load_error"):

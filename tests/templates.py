@@ -199,7 +199,9 @@ SILENT_CALLS = """\
 {%- if message.role == 'tool' %}<|im_start|>tool
 {{ message.content | tojson }}<|im_end|>
 {% elif message.tool_calls %}<|im_start|>assistant
-{% for one in message.tool_calls %}{{ one.function | tojson }}{% endfor %}<|im_end|>
+{% for one in message.tool_calls %}<tool_call>
+{{ one.function | tojson }}
+</tool_call>{% endfor %}<|im_end|>
 {% elif message.content %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
 {% endif %}
@@ -212,6 +214,22 @@ KNOWN_ROLES = """\
 {{ message.content }}<|im_end|>
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
 """Drops messages of all roles but two without a word."""
+
+STRICT_CALLS = """\
+{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{%- for message in messages %}
+{%- if message.role == 'assistant' and loop.index0 and loop.previtem.role == 'assistant' %}
+{{- raise_exception('Conversation roles must alternate') }}{% endif %}
+{%- if message.tool_calls %}<|im_start|>assistant
+{% for one in message.tool_calls %}<tool_call>
+{{ one.function | tojson }}
+</tool_call>{# tool_call.name #}{% endfor %}<|im_end|>
+{% else %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endif %}
+{%- endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+"""Has no text beside calls, and refuses it before them."""
 
 FIRST_USER = """\
 {% for message in messages %}{% if loop.first or message.role != 'user' %}<|im_start|>\
@@ -233,6 +251,7 @@ TEMPLATES = {
     "user_parts": USER_PARTS,
     "strings": STRINGS,
     "silent_calls": SILENT_CALLS,
+    "strict_calls": STRICT_CALLS,
     "known_roles": KNOWN_ROLES,
 }
 

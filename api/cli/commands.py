@@ -40,7 +40,7 @@ COMMANDS = (
     Command("status", "is the server running, and is it healthy?", "api.cli.models:status"),
     Command("ps", "list the models that are loaded or loading", "api.cli.models:ps"),
     Command("top", "watch the server live", "api.cli.top:top"),
-    Command("models", "list all models that requests can name", "api.cli.models:models"),
+    Command("models", "list all models that requests can name; check one", "api.cli.models:models"),
     Command("load", "load a model now", "api.cli.models:change", has_model=True),
     Command("unload", "unload a model", "api.cli.models:change", has_model=True),
     Command("pin", "keep a model loaded", "api.cli.models:change", has_model=True),
@@ -77,6 +77,7 @@ _ASKING = frozenset(
 TO_SERVERS = _ASKING | {"cache", "history"}
 """They look for the server of their home where that says that it listens."""
 
+_MODELS = "list: all of them; check: load one, and say what its chat template shows"
 _CONFIG = "show: print the settings in force; check: would a server start with them?"
 _HISTORY = (
     "show: what expired or was damaged; restore: bring back what expired; "
@@ -245,6 +246,9 @@ def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
             )
         case "bench":
             add_bench_arguments(sub)
+        case "models":
+            sub.add_argument("action", nargs="?", choices=("list", "check"), help=_MODELS)
+            sub.add_argument("model", nargs="?", help="for check: the model's name, or an alias")
         case "config":
             sub.add_argument("action", choices=("show", "check"), help=_CONFIG)
         case "history":

@@ -21,7 +21,7 @@ from api.cli.client import ServerLink
 from api.cli.config import check
 from api.cli.doctor_disk import Finding
 from api.cli.errors import NoServer
-from api.cli.models import ReadinessReport
+from api.cli.models import CardList, ReadinessReport, lost_of, template_lines
 from api.cli.views import log_errors_only, show, size
 from runtime.config.running import at_running
 from runtime.config.settings import Settings
@@ -65,6 +65,7 @@ def examine(settings: Settings, config: Path | None = None) -> Iterator[Finding]
     yield from _limits()
     yield _port(settings)
     yield _service(settings, config)
+    yield from _templates(settings)
 
 
 def run(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -185,6 +186,19 @@ def _config(settings: Settings) -> Iterator[Finding]:
                 f"cannot be used: {reason}",
                 "correct it in the settings, or remove it there",
             )
+
+
+def _templates(settings: Settings) -> Iterator[Finding]:
+    """What the chat templates of models that were loaded leave out, where a server runs."""
+    with contextlib.suppress(NoServer, HearthError):
+        for card in ServerLink(settings).get("/v1/models", CardList).data:
+            if card.template is None:
+                continue
+            lost = lost_of(card.template)
+            told = "; ".join(template_lines(card.template))
+            fact = f"leaves out {', '.join(lost)}" if lost else told
+            remedy = "give it another one: chat_template in its table of the settings"
+            yield Finding(f"Template of {card.id}", fact, remedy if lost else None)
 
 
 def _memory(settings: Settings) -> Finding:

@@ -12,9 +12,12 @@ from api.cli.client import ServerLink
 from api.cli.progress import watching
 from api.cli.views import aligned, count, show, size, span
 from runtime.config.settings import Settings
+from runtime.errors import InvalidRequest
 from runtime.models import download
 from runtime.supervisor.lifecycle import LOADED
+from runtime.types import TemplateForms
 
+_CONTENTS = {"string": "as strings", "parts": "as lists of parts", "mixed": "by role"}
 _DONE = {"pin": "is pinned, and {state}", "unpin": "is pinned no longer, and {state}"}
 
 
@@ -61,6 +64,7 @@ class Card(msgspec.Struct):
     aliases: list[str] = []
     vision: str = "no"
     vision_reason: str | None = None
+    template: TemplateForms | None = None
 
 
 class RefusedEntry(msgspec.Struct):
@@ -109,7 +113,9 @@ def ps(settings: Settings, arguments: argparse.Namespace) -> int:
 
 
 def models(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Every model that can be named."""
+    """Every model that can be named, or what was found of one."""
+    if arguments.action == "check":
+        return _check(settings, arguments)
     found = ServerLink(settings).get("/v1/models", CardList)
     cards = found.data
     head = ("MODEL", "STATE", "CONTEXT", "SIZE", "VISION", "ALIASES")
@@ -124,6 +130,41 @@ def models(settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.as_json:
         return show([*cards, *found.refused], "", as_json=True)
     return show(cards, "\n".join([aligned([head, *rows]), *refused]), as_json=False)
+
+
+def _check(settings: Settings, arguments: argparse.Namespace) -> int:
+    """What a model's chat template shows. It is loaded for that; 1 if something is lost."""
+    link, name = ServerLink(settings), quote(arguments.model or "")
+    if not name:
+        message = "hearth models check needs the name of a model."
+        raise InvalidRequest(message, "model")
+    link.post(f"/admin/models/{name}/load", Running)
+    card = link.get(f"/v1/models/{name}", Card)
+    lines = template_lines(card.template)
+    show(
+        card, "\n".join([f"{card.id}", *(f"  {line}" for line in lines)]), as_json=arguments.as_json
+    )
+    return int(card.template is not None and bool(lost_of(card.template)))
+
+
+def lost_of(forms: TemplateForms) -> list[str]:
+    """What a template should show and leaves out: many have no thoughts, as their models do not."""
+    return [one for one in forms.lost if one != "thoughts"]
+
+
+def template_lines(forms: TemplateForms | None) -> list[str]:
+    """What was found of a chat template, a line for each thing."""
+    if forms is None:
+        return ["it has no chat template: only /v1/completions"]
+    ways = {"native": "in the template's own form", "generic": "as text", "user": "as a user's"}
+    return [
+        f"texts: {_CONTENTS[forms.content]}",
+        f"system prompt: {ways[forms.system]}",
+        f"tools: {ways[forms.tools]}",
+        f"calls: {ways[forms.calls]}",
+        f"results: {ways[forms.results]}",
+        f"left out: {', '.join(forms.lost) or 'nothing'}",
+    ]
 
 
 def change(settings: Settings, arguments: argparse.Namespace) -> int:

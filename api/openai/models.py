@@ -30,6 +30,7 @@ def model_card(status: ModelStatus) -> ModelCard:
         aliases=spec.aliases,
         capabilities=status.capabilities,
         tools=status.tool_use,
+        template=status.template,
         vision=status.sight.can_see,
         vision_reason=status.sight.why or None,
         pinned=status.is_pinned,

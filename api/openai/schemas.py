@@ -24,7 +24,7 @@ from api.openai.response_schemas import GrammarFields
 from api.openai.thinking import PLACES, Budget, ThinkingField
 from runtime.prompt.past import line_for
 from runtime.supervisor.status import ToolUse
-from runtime.types import FinishReason, Overflow
+from runtime.types import FinishReason, Overflow, TemplateForms
 
 # Requests
 
@@ -371,6 +371,7 @@ class ModelCard(Body):
     """A model that requests can name; `context` and `max_model_len` are the same number.
 
     `tools` is `generic` where the chat template has no form for tools and they are given as text.
+    `template` is what was found of the template when the model was loaded: null before.
     `vision` is `untried` where only loading shows whether it sees; `vision_reason` is why not.
     """
 
@@ -384,6 +385,7 @@ class ModelCard(Body):
     capabilities: tuple[str, ...]
     pinned: bool
     tools: ToolUse = "no"
+    template: TemplateForms | None = None
     vision: Literal["yes", "no", "untried"] = "no"
     vision_reason: str | None = None
     object: Literal["model"] = "model"

@@ -190,6 +190,7 @@ MODEL: dict[str, str] = {
     "`/v1/completions`, as OpenAI's API has it)",
     "template": "arguments for its chat template, such as `preserve_thinking`: "
     "`[models.NAME.template]`; those of a request (`chat_template_kwargs`) win",
+    "chat_template": "file with a chat template that counts instead of the model's own",
     "sampling": "used when a request does not set it: `[models.NAME.sampling]`",
     "prompt_rules": "as above, for this model: `[models.NAME.prompt_rules]`",
     "speculation": "guess what is copied from the prompt, where that is faster: auto or off",

@@ -185,11 +185,13 @@ class ModelSettings(ModelDefaults, frozen=True, forbid_unknown_fields=True):
     first being this machine as the others reach it; where they are on several, KV stays in memory.
     They speak over `backend`, and `split` says what is shared out. A `draft` is the name of a
     smaller model that is loaded beside it and guesses what it says next; `speculation` is on then.
+    `chat_template` is a file with a template that counts instead of the model's own.
     """
 
     path: Path | None = None
     repo: str | None = None
     aliases: tuple[str, ...] = ()
+    chat_template: Path | None = None
     draft: str | None = None
     pinned: bool = False
     prewarm: tuple[str | PrewarmSettings, ...] = ()

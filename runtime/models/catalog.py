@@ -250,7 +250,8 @@ class Catalog:
             own = self._settings.model(name)
             form = self._settings.kv_form_of(name)
             draft = spec.draft.path if spec.draft is not None else None
-            key = (Path(spec.path).resolve(), spec.is_vision, form, own.together, draft)
+            where = Path(spec.path).resolve(), spec.chat_template
+            key = (*where, spec.is_vision, form, own.together, draft)
             alike.setdefault(key, []).append(spec)
         return {
             spec.id: SharedWeights(

@@ -19,6 +19,7 @@ from runtime.config.settings import ModelSettings, SamplingSettings
 from runtime.config.tables import kinds_of
 from runtime.models.folder import (
     INDEX,
+    TEMPLATE,
     BrokenModel,
     Json,
     ModelFolder,
@@ -73,8 +74,10 @@ Fingerprint = tuple[tuple[str, FileStamp], ...]
 """Every file that matters to a load, in the state that it is in."""
 
 
-def checked_folder(path: Path) -> ModelFolder:
+def checked_folder(path: Path, template: Path | None = None) -> ModelFolder:
     """The files of a model that upstream's own code can load. Nothing is loaded without.
+
+    A `template` counts instead of those that it comes with.
 
     Raises:
         BrokenModel: something is missing or cannot be read.
@@ -91,7 +94,7 @@ def checked_folder(path: Path) -> ModelFolder:
         raise NeedsOwnCode(why)
     if not any(map(_VOCABULARY.search, folder.texts)):
         raise BrokenModel(f"{path} has no tokenizer (tokenizer.json, tokenizer.model or the like)")
-    return folder
+    return folder if template is None else folder.with_template(template)
 
 
 def own_code(folder: ModelFolder) -> str | None:
@@ -146,7 +149,7 @@ def read_spec(
         BrokenModel: something is missing or cannot be read.
         NeedsOwnCode: it can only be loaded by code that comes with it.
     """
-    folder = checked_folder(path)
+    folder = checked_folder(path, settings.chat_template)
     config = folder.table("config.json")
     model_type = str(config["model_type"])
     try:
@@ -168,6 +171,7 @@ def read_spec(
         model_type=model_type,
         nbytes=nbytes,
         created_s=created_s,
+        chat_template=str(settings.chat_template or ""),
         is_vision=is_loaded_to_see,
         image_bytes=image_bytes(folder) if sees else 0,
         kv_bytes_per_token=_kv_bytes_of(config, settings, context),
@@ -381,7 +385,7 @@ def tokenizer_info(path: Path) -> Json:
 
 def _jinja_of(folder: ModelFolder) -> str:
     """The template that has a file of its own; empty where there is none."""
-    if (jinja := folder.texts.get("chat_template.jinja")) is not None:
+    if (jinja := folder.texts.get(TEMPLATE)) is not None:
         with contextlib.suppress(OSError), open_regular(jinja) as opened:
             return opened.read(_MAX_TEMPLATE_BYTES).decode("utf-8", errors="replace")
     return ""

@@ -28,6 +28,7 @@ _COPY_BYTES = 1 << 20
 _CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 _TEMPLATES = "additional_chat_templates"
+TEMPLATE = "chat_template.jinja"
 _WEIGHTS = ".safetensors"
 _CONSOLIDATED = "consolidated"
 _TABLE = re.compile(r"config\.json|\w+_config\.json|chat_template\.json|special_tokens_map\.json")
@@ -106,6 +107,21 @@ class ModelFolder(NamedTuple):
                 if not is_table[name] and not name.endswith(_WEIGHTS)
             },
         )
+
+    def with_template(self, file: Path) -> ModelFolder:
+        """The same with the chat template in this file instead of all that it has.
+
+        Raises:
+            BrokenModel: there is no such file.
+        """
+        if not file.is_file():
+            raise BrokenModel(f"its chat_template {file} is no file: correct it, or leave it out")
+        tables = {
+            name: {key: value for key, value in table.items() if key != "chat_template"}
+            for name, table in self.tables.items()
+        }
+        texts = {name: real for name, real in self.texts.items() if _TEMPLATES not in name}
+        return self._replace(tables=tables, texts=texts | {TEMPLATE: file.resolve()})
 
     def table(self, name: str) -> Json:
         """The settings in a file; none where there is no such file."""

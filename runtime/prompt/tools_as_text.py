@@ -18,6 +18,8 @@ from runtime.types import Message, ToolCall
 DEFINITIONS = "generic_tools"
 CALLS = "generic_calls"
 """The rules by which it is told that definitions, or calls and results, are given as text."""
+SPLIT = "split_calls"
+"""The rule by which it is told that words beside calls are given in a message before them."""
 
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 RESULT_START, RESULT_END = "<tool_response>", "</tool_response>"
@@ -33,11 +35,15 @@ What it returns comes in the next message, inside {RESULT_START} and {RESULT_END
 
 
 class ToolForms(NamedTuple):
-    """What a template has forms of its own for; without one for tools none of them is used."""
+    """What a template has forms of its own for; without one for tools none of them is used.
+
+    Where it `splits`, it shows what is said beside a call only in a message before it.
+    """
 
     tools: bool = True
     calls: bool = True
     results: bool = True
+    splits: bool = False
 
 
 NATIVE = ToolForms()
@@ -106,6 +112,18 @@ def written_out(
         num_changed += turn is not message
         was_result = is_result
     return WrittenOut(tuple(one.message() for one in made), num_changed)
+
+
+def split(messages: Sequence[Message]) -> WrittenOut:
+    """The messages with what is said beside calls before them."""
+    made: list[Message] = []
+    for message in messages:
+        if not (message.text.strip() and message.tool_calls):
+            made.append(message)
+            continue
+        made.append(msgspec.structs.replace(message, tool_calls=()))
+        made.append(Message(role="assistant", tool_calls=message.tool_calls))
+    return WrittenOut(tuple(made), len(made) - len(messages))
 
 
 def _turn(message: Message) -> Message:

@@ -11,7 +11,7 @@ from runtime.models.vision_files import BLIND_TYPES, SEEING_TYPES
 from runtime.supervisor.lifecycle import HELD_BACK, LOADED, ModelState
 from runtime.supervisor.model import ModelActor
 from runtime.supervisor.swap_cost import SwapCost
-from runtime.types import CAPABILITIES, ModelSpec, Struct
+from runtime.types import CAPABILITIES, ModelSpec, Struct, TemplateForms
 from store.types import ModelRow
 
 ToolUse = Literal["native", "generic", "no"]
@@ -48,18 +48,27 @@ def vision_fault(spec: ModelSpec, actor: ModelActor, row: ModelRow | None) -> st
     return row.blindness
 
 
-def _tool_use(spec: ModelSpec, actor: ModelActor) -> ToolUse:
-    """As its template does, once these files were loaded; before, as the text of it promises."""
+def _tool_use(spec: ModelSpec, forms: TemplateForms | None) -> ToolUse:
+    """As its template does, once it was asked; before, as the text of it promises."""
     if "chat" not in spec.capabilities:
         return "no"
-    for worker in (actor.worker, actor.last_worker):
-        if worker is not None and worker.ready is not None and _files(worker.spec) == _files(spec):
-            return "native" if worker.ready.has_tool_form else "generic"
+    if forms is not None:
+        return forms.tools
     return "native" if "tools" in spec.capabilities else "generic"
 
 
-def _files(spec: ModelSpec) -> tuple[str, int, int, bool]:
-    return spec.path, spec.nbytes, spec.created_s, spec.is_vision
+def _template_forms(spec: ModelSpec, actor: ModelActor) -> TemplateForms | None:
+    """What was found of its template when just these files were loaded."""
+    if "chat" not in spec.capabilities:
+        return None
+    for worker in (actor.worker, actor.last_worker):
+        if worker is not None and worker.ready is not None and _files(worker.spec) == _files(spec):
+            return worker.ready.template
+    return None
+
+
+def _files(spec: ModelSpec) -> tuple[str, int, int, bool, str]:
+    return spec.path, spec.nbytes, spec.created_s, spec.is_vision, spec.chat_template
 
 
 class ModelStatus(Struct, frozen=True):
@@ -75,6 +84,7 @@ class ModelStatus(Struct, frozen=True):
     state: ModelState
     sight: VisionCapability = VisionCapability()
     tool_use: ToolUse = "no"
+    template: TemplateForms | None = None
     num_running: int = 0
     num_waiting: int = 0
     pid: int | None = None
@@ -124,6 +134,7 @@ def without_use(status: ModelStatus) -> ModelStatus:
         state="ready" if status.state == "busy" else status.state,
         sight=status.sight,
         tool_use=status.tool_use,
+        template=status.template,
         last_error=status.last_error,
         load_fraction=status.load_fraction,
         is_pinned=status.is_pinned,
@@ -137,11 +148,13 @@ def status_of(
     worker = actor.worker
     ready = worker.ready if worker is not None else None
     expires_s = actor.expires_s
+    template = _template_forms(spec, actor)
     return ModelStatus(
         spec=spec,
         state=actor.state,
         sight=vision_capability_of(spec, vision_fault(spec, actor, row)),
-        tool_use=_tool_use(spec, actor),
+        tool_use=_tool_use(spec, template),
+        template=template,
         num_running=actor.num_running(spec.id),
         num_waiting=num_waiting,
         pid=worker.pid if worker is not None else None,

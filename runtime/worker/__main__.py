@@ -31,11 +31,10 @@ from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.models.folder import as_of
 from runtime.prompt.seal import Seal
-from runtime.prompt.tools_as_text import NATIVE
 from runtime.ranks import KvForm
 from runtime.scarcity import is_scarcity
 from runtime.slot_events import Attach, Forget, RoomGiven, StoreTrouble
-from runtime.types import GenerateRequest
+from runtime.types import GenerateRequest, TemplateForms
 from runtime.wire import (
     Abort,
     Command,
@@ -63,7 +62,7 @@ from runtime.worker.draft import why_no_draft
 from runtime.worker.engine import Engine
 from runtime.worker.input.compose import Composer
 from runtime.worker.input.intake import Intake
-from runtime.worker.input.intake_pool import IntakePool, refusal_of
+from runtime.worker.input.intake_pool import REHEARSAL, IntakePool, refusal_of
 from runtime.worker.input.preparer import OverBudget
 from runtime.worker.input.sandbox import Sandbox, SandboxGone
 from runtime.worker.input.template import Template
@@ -213,8 +212,8 @@ class Worker:
         intake = replace(intake_of(model, composer, reception), speculates=decoder.speculates)
         reception.open(intake)
         reception.rehearse()
-        forms = template.known_tool_forms or NATIVE
-        self._sender.send(_ready(model, load_s, warm_s, has_tool_form=forms.tools))
+        forms = template.known_forms or TemplateForms()
+        self._sender.send(_ready(model, load_s, warm_s, forms))
         return engine
 
     def _tiers(self, model: LoadedModel, command: Load) -> Tiers:
@@ -320,6 +319,8 @@ class Worker:
             self._fetcher.take(request)
             return None
         try:
+            if request is REHEARSAL:
+                _ = intake.composer.template.forms
             return intake.admit(request)
         except RequestRejected as error:
             self._refuse(request.request_id, error)
@@ -483,14 +484,14 @@ def _learner(options: WorkerOptions, around: Surroundings) -> SliceLearner | Non
     return SliceLearner(around, models.device_name(), default, quiet_s)
 
 
-def _ready(model: LoadedModel, load_s: float, warm_s: float, *, has_tool_form: bool) -> Ready:
+def _ready(model: LoadedModel, load_s: float, warm_s: float, forms: TemplateForms) -> Ready:
     return Ready(
         load_ms=load_s * 1000,
         warm_ms=warm_s * 1000,
         weights_bytes=model.weights_bytes,
         is_batchable=model.is_batchable,
         blindness=model.blindness,
-        has_tool_form=has_tool_form,
+        template=forms,
     )
 
 

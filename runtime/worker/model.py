@@ -33,6 +33,7 @@ from runtime.models.folder import copied
 from runtime.models.vision_files import reads_as_text
 from runtime.ranks import KvForm, Split
 from runtime.types import ModelSpec
+from runtime.worker.input.template_syntax import check_template
 from runtime.worker.linear import (
     choose_forms,
     gains_from_columns,
@@ -219,7 +220,9 @@ class OpenedModel:
         self._beside = ThreadPoolExecutor(1, "tokenizer")
         with ExitStack() as in_vain:
             in_vain.callback(self.close)
-            path = self._copy.enter_context(copied(checked_folder(Path(spec.path))))
+            template = Path(spec.chat_template) if spec.chat_template else None
+            folder = checked_folder(Path(spec.path), template)
+            path = self._copy.enter_context(copied(folder))
             self._open(path, split)
             in_vain.pop_all()
 
@@ -269,6 +272,8 @@ class OpenedModel:
             # Private arrays, rope frequencies among them, are no parameters and would stay lazy.
             mx.eval(model)
             tokenizer = self._reading.result()
+            template = getattr(tokenizer, "chat_template", None)
+            check_template(template, Path(self.spec.path), self.spec.chat_template)
             in_vain.pop_all()
         self._beside.shutdown(wait=False)
         self._copy.close()
@@ -314,10 +319,10 @@ def load(
 def _stamps(spec: ModelSpec) -> dict[str, FileStamp]:
     """The state of every file from which a model is made."""
     found: dict[str, FileStamp] = {}
-    for pattern in ("*", "*/*"):
-        for file in Path(spec.path).glob(pattern):
-            with suppress(OSError):
-                found[str(file)] = FileStamp.of(file.stat())
+    files = [file for pattern in ("*", "*/*") for file in Path(spec.path).glob(pattern)]
+    for file in [*files, *([Path(spec.chat_template)] if spec.chat_template else [])]:
+        with suppress(OSError):
+            found[str(file)] = FileStamp.of(file.stat())
     return found
 
 

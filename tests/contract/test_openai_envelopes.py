@@ -19,7 +19,7 @@ OUR_FIELDS = {"hearth", "reasoning_content"}
 """Ours, and the name by which all servers give reasoning."""
 MODEL_FIELDS = {
     *("state", "context", "max_model_len", "size_bytes", "aliases", "capabilities", "pinned"),
-    *("tools", "vision", "vision_reason"),
+    *("tools", "template", "vision", "vision_reason"),
 }
 QUESTION: Any = [{"role": "user", "content": "What do you see?"}]
 LOOK: Any = {"name": "look", "parameters": {"type": "object"}}

@@ -461,7 +461,10 @@ class Composer:
 
     def _fresh(self, asked: PromptInput, *, has_head: bool, tells_head: bool) -> Composed:
         prompt = asked.prompt
-        written = self.template.write(prompt)
+        try:
+            written = self.template.write(prompt)
+        except InvalidRequest as error:
+            raise self._naming_refused(asked, error) from error
         _refuse_lost(asked, written.lost)
         text = gone_on(written.text, asked.beginning, self.dialect)
         if (least := self.template.num_tokens_at_least(text, self.context)) > self.context:
@@ -484,6 +487,25 @@ class Composer:
             boundaries = tuple(sorted({*cut.boundaries, stable_end}))
             cut = cut._replace(boundaries=boundaries, passing=cut.passing - {stable_end})
         return cut._replace(media=hung.spans, changes=written.changes, head_end=head_end)
+
+    def _naming_refused(self, asked: PromptInput, error: InvalidRequest) -> InvalidRequest:
+        """The template's refusal, with the first message that it does not take where it is."""
+        prompt, low, high = asked.prompt, 0, len(asked.prompt.messages)
+        while low < high - 1:  # it takes the first `low` messages, and not the first `high`
+            middle = (low + high) // 2
+            beginning = msgspec.structs.replace(prompt, messages=prompt.messages[:middle])
+            try:
+                self.template.render(beginning, opens_answer=False)
+                low = middle
+            except InvalidRequest:
+                high = middle
+        if not high:
+            return error
+        source = max(asked.parts[high - 1].sources, default=high - 1)
+        return InvalidRequest(
+            f"{error.message} (at messages[{source}], {asked.sent[source].role})",
+            f"messages[{source}]",
+        )
 
     def _hung(self, marked: Marked, media: Sequence[Medium]) -> Placed | None:
         """Tokens with pictures in their places; None where there are more or fewer places."""

@@ -13,7 +13,7 @@ from runtime.errors import InvalidRequest
 from runtime.prompt.arrange import Abilities
 from runtime.prompt.thinking import EFFORT, SWITCHES
 from runtime.prompt.tools_as_text import GENERIC, NATIVE, ToolForms
-from runtime.types import ChatPrompt, Image, Message, Role, Tool, ToolCall
+from runtime.types import ChatPrompt, Image, Message, Role, TemplateForms, Tool, ToolCall
 from runtime.worker.input.template_input import STRINGS, ContentForms
 
 Render = Callable[[ChatPrompt, bool], str]
@@ -69,6 +69,28 @@ class Probe:
     def users_in_a_row(self) -> bool:
         """A user's turn may follow another."""
         return self._shows(("user", "user"))
+
+    @cached_property
+    def lost(self) -> tuple[str, ...]:
+        """What is left out in every form, of what clients send."""
+        asked = _message("user", _WORDS[0], has_result=False)
+        told = _message("assistant", _WORDS[1], has_result=False)
+        called = msgspec.structs.replace(told, tool_calls=(_CALL,))
+        result = _message("tool", _WORDS[2], has_result=True)
+        thought = msgspec.structs.replace(told, reasoning=_WORDS[3])
+        thought_called = msgspec.structs.replace(called, reasoning=_WORDS[3])
+        talks: dict[str, tuple[str, list[tuple[Message, ...]]]] = {
+            "user": (_WORDS[0], [(asked,)]),
+            "assistant": (_WORDS[1], [(asked, told), (asked, told, asked)]),
+            "text beside calls": (_WORDS[1], [(asked, called, result)]),
+            "tool results": (_WORDS[2], [(asked, called, result)]),
+            "thoughts": (_WORDS[3], [(asked, thought), (asked, thought_called, result)]),
+        }
+        return tuple(
+            name
+            for name, (word, tried) in talks.items()
+            if not any(word in (self._told(one) or "") for one in tried)
+        )
 
     @cached_property
     def responds(self) -> frozenset[str]:
@@ -167,6 +189,12 @@ class Probe:
             last = msgspec.structs.replace(messages[-1], images=(image,))
             messages = (*messages[:-1], last)
         prompt = ChatPrompt(messages=messages, tools=tools, template_kwargs=kwargs)
+        return self._rendered(prompt, opens_answer=opens_answer)
+
+    def _told(self, messages: tuple[Message, ...]) -> str | None:
+        return self._rendered(ChatPrompt(messages=messages), opens_answer=False)
+
+    def _rendered(self, prompt: ChatPrompt, *, opens_answer: bool) -> str | None:
         try:
             return self._render(prompt, opens_answer)
         except InvalidRequest:
@@ -197,7 +225,13 @@ def tool_forms_of(render: Render) -> ToolForms:
     ]
     if not _any_has(_TOOL.name, shown):
         return GENERIC
-    return ToolForms(calls=_any_has(_ARGUMENT, talks), results=_any_has(_WORDS[0], talks))
+    forms = ToolForms(calls=_any_has(_ARGUMENT, talks), results=_any_has(_WORDS[0], talks))
+    said = Message(role="assistant", text=_WORDS[2])
+    beside = msgspec.structs.replace(called, text=_WORDS[2])
+    if not forms.calls or _WORDS[2] in (text(user, beside, result, tools=(_TOOL,)) or ""):
+        return forms
+    apart = text(user, said, called, result, tools=(_TOOL,)) or ""
+    return forms._replace(splits=_WORDS[2] in apart and _ARGUMENT in apart)
 
 
 def content_forms_of(
@@ -234,6 +268,19 @@ def content_forms_of(
         if picture in text and _WORDS[0] in text and _TYPE not in text:
             return one
     return forms
+
+
+def forms_told(content: ContentForms, tools: ToolForms, probe: Probe) -> TemplateForms:
+    """What was found of a template, in the words of the API."""
+    told = {"user", "assistant"} & content.parts
+    return TemplateForms(
+        content="parts" if len(told) == 2 else "mixed" if content.parts else "string",
+        system="native" if probe.system else "user",
+        tools="native" if tools.tools else "generic",
+        calls="native" if tools.calls else "generic",
+        results="native" if tools.results else "generic",
+        lost=probe.lost,
+    )
 
 
 def _any_has(word: str, texts: Sequence[str | None]) -> bool:

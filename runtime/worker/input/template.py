@@ -24,13 +24,29 @@ from runtime.prompt.tools_as_text import (
     CALLS,
     DEFINITIONS,
     GENERIC,
+    SPLIT,
     ToolForms,
+    split,
     with_definitions,
     written_out,
 )
-from runtime.types import ChatPrompt, Message, Prompt, PromptChange, TextPrompt, TokenPrompt
+from runtime.types import (
+    ChatPrompt,
+    Message,
+    Prompt,
+    PromptChange,
+    TemplateForms,
+    TextPrompt,
+    TokenPrompt,
+)
 from runtime.worker.input.preparer import TEMPLATE_ERRORS, Bench, Marked, PromptPreparer
-from runtime.worker.input.probe import Probe, content_forms_of, definition_of, tool_forms_of
+from runtime.worker.input.probe import (
+    Probe,
+    content_forms_of,
+    definition_of,
+    forms_told,
+    tool_forms_of,
+)
 from runtime.worker.input.template_input import (
     ContentForms,
     defused,
@@ -262,10 +278,15 @@ class Template:
         """How a model of this dialect writes: calls as its prompt tells it, where that is ours."""
         return dialect if self.tool_forms.tools else with_generic_calls(dialect)
 
+    @cached_property
+    def forms(self) -> TemplateForms:
+        """All that was found of the template, for people."""
+        return forms_told(self.content_forms, self.tool_forms, self.probe)
+
     @property
-    def known_tool_forms(self) -> ToolForms | None:
+    def known_forms(self) -> TemplateForms | None:
         """The same, if it was found out already."""
-        return self.__dict__.get("tool_forms")
+        return self.__dict__.get("forms")
 
     def _written_out(self, prompt: ChatPrompt) -> tuple[ChatPrompt, dict[str, int]]:
         """The prompt with nothing of tools that the template would lose, and by which rules how
@@ -281,7 +302,14 @@ class Template:
             shown = [definition_of(tool) for tool in shown_tools(prompt)]
             messages = with_definitions(messages, shown, has_system=self.probe.system)
             tools = ()
-        counts = {DEFINITIONS: len(prompt.tools) - len(tools), CALLS: num_changed}
+        num_split = 0
+        if forms.splits:
+            messages, num_split = split(messages)
+        counts = {
+            DEFINITIONS: len(prompt.tools) - len(tools),
+            CALLS: num_changed,
+            SPLIT: num_split,
+        }
         return msgspec.structs.replace(prompt, messages=messages, tools=tools), counts
 
     def _rendered(
