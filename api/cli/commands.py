@@ -221,19 +221,7 @@ def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
                 "message", nargs="*", help="a message (default: what you type, line by line)"
             )
         case "prewarm":
-            sub.add_argument("file", nargs="?", type=Path, help=_A_BODY)
-            sub.add_argument(
-                "--system", metavar="TEXT", help="read this system prompt instead of a file"
-            )
-            sub.add_argument(
-                "--session", metavar="ID", help="read the conversation with this session id instead"
-            )
-            sub.add_argument("--model", help="the model (default: the default model)")
-            sub.add_argument(
-                "--load", action="store_true", help="load the model if it is not loaded"
-            )
-            sub.add_argument("--pinned", action="store_true", help="never evict it")
-            sub.add_argument("--no-wait", action="store_true", help="do not wait until it is read")
+            _add_prewarm(sub)
         case "prompt":
             _add_prompt(sub)
         case "completion":
@@ -267,6 +255,18 @@ def _add_own(sub: argparse.ArgumentParser, command: Command) -> None:
             )
         case _:
             pass
+
+
+def _add_prewarm(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("file", nargs="?", type=Path, help=_A_BODY)
+    sub.add_argument("--system", metavar="TEXT", help="read this system prompt instead of a file")
+    sub.add_argument(
+        "--session", metavar="ID", help="read the conversation with this session id instead"
+    )
+    sub.add_argument("--model", help="the model (default: the default model)")
+    sub.add_argument("--load", action="store_true", help="load the model if it is not loaded")
+    sub.add_argument("--pinned", action="store_true", help="never evict it")
+    sub.add_argument("--no-wait", action="store_true", help="do not wait until it is read")
 
 
 def _add_prompt(sub: argparse.ArgumentParser) -> None:
