@@ -46,6 +46,9 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         "integration/test_prewarm.py": (
             "test_a_text_a_file_and_a_table_with_tools_are_warm_for_their_first_request",
         ),
+        "integration/test_cache_diagnostics.py": (
+            "test_a_response_that_goes_on_is_a_hit_and_a_deleted_one_is_not_found",
+        ),
         "integration/test_compaction.py": (
             "test_a_compaction_reads_what_is_new_and_the_turn_after_it_what_the_client_adds",
         ),

@@ -15,6 +15,7 @@ from api.anthropic.convert import (
     count_to_generate,
     messages_to_generate,
 )
+from api.anthropic.diagnostics import diagnosis
 from api.anthropic.errors import ErrorAnswer
 from api.anthropic.schemas import (
     CountRequest,
@@ -28,6 +29,7 @@ from api.anthropic.stream import (
     MessageEnvelope,
     MessageStream,
     answered,
+    cache_of,
     in_full,
     stop_of,
     usage_of,
@@ -44,6 +46,7 @@ from api.http.hearth_info import hearth_of, ignored_info
 from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
 from api.observe.record import CompactionInfo, Tally, record_of
 from runtime.errors import ContextTooLong
+from runtime.keys import owned
 from runtime.types import Chunk, Finished, GenerateRequest, ModelSpec
 
 R = TypeVar("R", bound=CountRequest)
@@ -68,6 +71,8 @@ async def messages(
     frame = MessageEnvelope(data.model or spec.id)
     whole_data, door, weight = await _opened(data, request, gate, threads, spec)
     asked = await request.apart(lambda: messages_to_generate(whole_data, frame.id, door), weight)
+    comparisons = threads.comparisons
+    frame.diagnose = diagnosis(data.diagnostics, comparisons, asked.request)
     is_loaded = gate.is_loaded(spec)
     following = (lambda: _after(request, asked, "")) if asked.compacts else None
     answer = gate.submit(request.scope, [asked.request], following)
@@ -76,6 +81,8 @@ async def messages(
 
     async def settle(blocks: Blocks) -> None:
         await _look_ahead(request, gate, asked, answer.tally, blocks)
+        one_id = owned(asked.request.cache.tenant, frame.id)
+        comparisons.remember(one_id, asked.request, answer.tally.num_prompt_tokens)
         if data.thread is not None:
             owner = Owner.of(asked.request, record_of(request.scope).received)
             said = [answered(block, asked) for block in blocks.written]
@@ -189,5 +196,6 @@ class _Content:
             usage=in_full(usage_of(tally, asked)),
             stop_reason=reason,
             stop_sequence=stop,
+            diagnostics=frame.diagnose(cache_of(tally)),
             hearth=hearth_of(tally, asked.ignored),
         )

@@ -150,6 +150,12 @@ class ThreadField(AnthropicBody):
     previous_message_id: str | None = None
 
 
+class DiagnosticsField(AnthropicBody):
+    """The answer whose prompt this one is compared with; null for the first of a conversation."""
+
+    previous_message_id: str | None = None
+
+
 class CountRequest(AnthropicBody, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: everything that makes up a prompt."""
 
@@ -161,7 +167,7 @@ class CountRequest(AnthropicBody, kw_only=True):
         "mcp_servers": "has servers that Anthropic's own servers call: connect to them in the "
         "client, and send their tools in `tools`.",
     }
-    SILENT = frozenset({"anthropic_version", "betas", "diagnostics", "inference_geo", "speed"})
+    SILENT = frozenset({"anthropic_version", "betas", "inference_geo", "speed"})
     """They change nothing in an answer by themselves."""
 
     messages: list[InputMessage]
@@ -192,6 +198,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     stop_sequences: list[str] | None = None
+    diagnostics: DiagnosticsField | None = None
     metadata: Metadata | None = None
     service_tier: str | None = None
     session_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
@@ -250,6 +257,29 @@ class CompactionAnswer(AnthropicBody, tag="compaction"):
 ContentAnswer = TextAnswer | ThinkingAnswer | ToolUseAnswer | CompactionAnswer
 
 
+CacheMissReason = Literal[
+    "model_changed",
+    "tools_changed",
+    "system_changed",
+    "messages_changed",
+    "previous_message_not_found",
+    "unavailable",
+]
+
+
+class CacheMissed(AnthropicBody):
+    """Where the prompts part, and about how many tokens could have been reused otherwise."""
+
+    type: CacheMissReason
+    cache_missed_input_tokens: int | UnsetType = UNSET
+
+
+class Diagnostics(AnthropicBody):
+    """Why less was reused than the earlier prompt had."""
+
+    cache_miss_reason: CacheMissed
+
+
 class MessageAnswer(AnthropicBody, kw_only=True):
     """The whole answer to a messages request; in a stream's beginning an empty one."""
 
@@ -260,6 +290,7 @@ class MessageAnswer(AnthropicBody, kw_only=True):
     content: list[ContentAnswer]
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
+    diagnostics: Diagnostics | UnsetType | None = UNSET
     usage: Usage
     hearth: HearthInfo | UnsetType = UNSET
 

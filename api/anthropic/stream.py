@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from api.anthropic.convert import ConvertedRequest
+from api.anthropic.diagnostics import Diagnose
 from api.anthropic.errors import error_answer
 from api.anthropic.schemas import (
     EMPTY_OBJECT,
@@ -41,11 +42,12 @@ class MessageEnvelope:
     def __init__(self, model: str) -> None:
         self.id = f"msg_{secrets.token_hex(12)}"
         self.model = model
+        self.diagnose: Diagnose = lambda _: UNSET
 
 
 def usage_of(tally: Tally, asked: ConvertedRequest) -> Usage:
     """The counts of a finished answer."""
-    counts = _Counts(tally.num_prompt_tokens, _cache_of(tally), tally.num_output_tokens)
+    counts = _Counts(tally.num_prompt_tokens, cache_of(tally), tally.num_output_tokens)
     return _usage(counts, asked)
 
 
@@ -72,7 +74,8 @@ class _Counts(NamedTuple):
     num_output: int = 0
 
 
-def _cache_of(tally: Tally) -> CacheUse:
+def cache_of(tally: Tally) -> CacheUse:
+    """What was reused of the prompt."""
     usage = tally.least_cached
     return CacheUse() if usage is None else usage.cache
 
@@ -242,6 +245,7 @@ class MessageStream:
             id=self._frame.id,
             model=self._frame.model,
             content=[],
+            diagnostics=self._frame.diagnose(self._answer.planned_cache),
             usage=planned_usage(self._answer, self._asked),
         )
         return _event("message_start", message=message)

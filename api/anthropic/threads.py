@@ -61,6 +61,7 @@ class Threads:
 
     def __init__(self, chains: Chains) -> None:
         self._chains = chains
+        self.comparisons = chains.comparisons
 
     async def resumed(self, data: R, tenant: str, expansion: Expansion) -> Resumed[R]:
         """The request with what its thread remembers before its messages.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import structlog
 from sqlalchemy import Connection
 
+from api.http.comparisons import Comparisons
 from api.http.expansion import Expansion
 from runtime.cache.deletion_log import Receipt
 from runtime.cache.history import History
@@ -52,6 +53,7 @@ class Chains:
 
     def __init__(self, history: History, settings: Settings, is_deleted: IsDeleted) -> None:
         self.history = history
+        self.comparisons = Comparisons()
         self._max_bytes = settings.history_max_bytes
         self._ttl_s = settings.history_ttl_s
         self._is_deleted = is_deleted
@@ -135,6 +137,10 @@ class Chains:
         """
         if not plain(one_id).startswith(kind):
             return False
+        if is_whole_chain:
+            self.comparisons.clear()
+        else:
+            self.comparisons.forget(one_id)
 
         def work(connection: Connection) -> bool:
             now_s = self.history.now_s()
@@ -147,6 +153,7 @@ class Chains:
 
     async def forget(self, whoms: Sequence[Whom], secret: bytes) -> bool:
         """Delete what was asked in the conversations of these session ids; False for nothing."""
+        self.comparisons.clear()
 
         def is_meant(session: str) -> bool:
             asker = Asker(session_id=session)

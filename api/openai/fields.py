@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -45,7 +45,7 @@ class CacheBreakpoint(Body):
     ttl: CacheTtl | None = None
 
 
-class PromptCacheOptions(Body):
+class CacheOptions(Body):
     """`prompt_cache_options`. With `explicit` only what precedes a breakpoint is kept, and nothing
     without one; `ttl` is how long at least. With `prewarm` the prompt is read, nothing is said.
     """
@@ -53,6 +53,12 @@ class PromptCacheOptions(Body):
     mode: Literal["implicit", "explicit"] | None = None
     ttl: CacheTtl | None = None
     prewarm: bool | None = None
+
+
+class PromptCacheOptions(CacheOptions):
+    """The same of a response, which says where its prompt parts from that of another one."""
+
+    comparison_response_id: str | None = None
 
 
 class SamplingFields(Body, kw_only=True):
@@ -64,6 +70,7 @@ class SamplingFields(Body, kw_only=True):
     ids (`agent_id` among them) name the conversation as well, see `api/http/caller.py`.
     """
 
+    INNER: ClassVar[dict[str, object]] = {"prompt_cache_options": CacheOptions}
     SILENT = frozenset({"client_metadata", "safety_identifier", "service_tier"})
 
     session_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None

@@ -172,7 +172,7 @@ class ChatRequest(SharedFields, kw_only=True):
     """
 
     HISTORY = "messages"
-    INNER: ClassVar[dict[str, object]] = {**PLACES}
+    INNER: ClassVar[dict[str, object]] = {**SamplingFields.INNER, **PLACES}
     REFUSED: ClassVar[dict[str, str]] = {
         "web_search_options": "asks for a search of the web, which is not done here: leave it out, "
         "or give the model a tool that searches."

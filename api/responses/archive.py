@@ -54,6 +54,7 @@ class Archive:
     def __init__(self, chains: Chains) -> None:
         self._chains = chains
         self._history = chains.history
+        self.comparisons = chains.comparisons
 
     async def past(self, previous_id: str | None, expansion: Expansion) -> list[Item]:
         """All items that went into and came out of the responses up to that one.

@@ -147,6 +147,18 @@ class PromptCacheEcho(Body):
 
     mode: Literal["implicit", "explicit"]
     ttl: CacheTtl
+    comparison_response_id: str | UnsetType = UNSET
+
+
+class PromptCacheDiagnostics(Body, omit_defaults=True):
+    """Where the prompt parts from that of the response it was to be compared with. Of that one's
+    `comparison_reusable_tokens` so many were missed.
+    """
+
+    type: Literal["cache_miss", "cache_hit", "comparison_response_not_found", "unavailable"]
+    reason: str | UnsetType = UNSET
+    cache_missed_tokens: int | UnsetType = UNSET
+    comparison_reusable_tokens: int | UnsetType = UNSET
 
 
 class ResponseResource(Body, kw_only=True):
@@ -169,6 +181,7 @@ class ResponseResource(Body, kw_only=True):
     previous_response_id: str | None
     prompt_cache_key: str | None
     prompt_cache_options: PromptCacheEcho | UnsetType = UNSET
+    prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType = UNSET
     prompt_cache_retention: Retention | UnsetType = UNSET
     reasoning: ReasoningEcho
     safety_identifier: str | None

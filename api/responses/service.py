@@ -41,6 +41,7 @@ class ResponseService:
     async def settle(self, reply: ResponseDraft, items: Sequence[Item]) -> None:
         """Store a complete reply with its own input. One that cannot be stored says so itself."""
         await reply.look_ahead()
+        reply.compare(self.archive.comparisons)
         if not reply.is_to_be_stored:
             return
         try:
@@ -153,6 +154,7 @@ class ResponseService:
             async for one in told(reply.answer, stream, keep_alive_s):
                 events.add(one)
             await reply.look_ahead()
+            reply.compare(self.archive.comparisons)
             resource, last = reply.ended(), stream.closing()
         except HearthError as error:
             resource, last = reply.failed(error), stream.failure(error)

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from api.http.answer import Answer
 from api.http.chains import Owner
+from api.http.comparisons import Comparisons
 from api.http.hearth_info import hearth_of
 from api.observe.record import CompactionInfo, Tally
 from api.openai.caching import applied
@@ -18,6 +19,7 @@ from api.openai.fields import CACHE_TTL_S, is_given
 from api.openai.response_schemas import FormatFields, ResponseRequest, ToolChoiceFields
 from api.responses.archive import KIND
 from api.responses.convert import ENCRYPTED, ResponsePlan
+from api.responses.diagnostics import diagnosed
 from api.responses.events import (
     Event,
     ItemWriter,
@@ -47,7 +49,7 @@ from api.responses.two_answers import TwoAnswers
 from runtime.cache.deletion_log import Receipt
 from runtime.errors import Aborted, HearthError
 from runtime.keys import owned
-from runtime.types import Chunk, ModelSpec
+from runtime.types import CacheUse, Chunk, ModelSpec
 
 NOTHING = msgspec.Raw(b"{}")
 
@@ -83,6 +85,7 @@ class ResponseDraft:
         self.remarks: list[str] = list(plan.ignored)
         """What had no effect, for `hearth.ignored`."""
         self.answer = answer
+        self._plan = plan
         self._foresee = foresee
         self._is_bounded_by_us = plan.compacts and data.max_output_tokens is None
         self.owner = Owner.of(plan.request, received)
@@ -117,6 +120,23 @@ class ResponseDraft:
                 self._tally.compaction = CompactionInfo(await self._foresee(written_item(item)))
             case _:
                 pass
+
+    def compare(self, comparisons: Comparisons) -> None:
+        """Find where the prompt parts from the one it is to be compared with, if any, and have it
+        found itself later on.
+        """
+        request = self._plan.request
+        options = self._begun.prompt_cache_options
+        earlier = options.comparison_response_id if options is not UNSET else UNSET
+        if earlier is not UNSET:
+            usage = self._tally.least_cached
+            use = CacheUse() if usage is None else usage.cache
+            found = comparisons.compared(owned(self.owner.tenant, earlier), request, use)
+            is_compacted = self._plan.compacts_first or self._plan.num_replaced > 0
+            told = diagnosed(found, use, is_compacted=is_compacted)
+            self._begun = msgspec.structs.replace(self._begun, prompt_cache_diagnostics=told)
+        if not self._plan.compacts_first:
+            comparisons.remember(self.key, request, self._tally.num_prompt_tokens)
 
     def ended(self) -> ResponseResource:
         """The response when all chunks were written; the same one whenever it is asked for."""
@@ -259,7 +279,9 @@ def _begun(data: ResponseRequest, plan: ResponsePlan, spec: ModelSpec) -> Respon
         prompt_cache_key=data.prompt_cache_key,
         prompt_cache_options=UNSET
         if data.prompt_cache_options is None
-        else PromptCacheEcho(*applied(data)),
+        else PromptCacheEcho(
+            *applied(data), data.prompt_cache_options.comparison_response_id or UNSET
+        ),
         prompt_cache_retention=data.prompt_cache_retention or UNSET,
         reasoning=_reasoning(data),
         safety_identifier=data.safety_identifier,
