@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
@@ -13,20 +14,23 @@ from api.anthropic.schemas import (
     ContextEdit,
     ContextManagement,
     CountRequest,
+    InputMessage,
     MessagesRequest,
     Metadata,
     OutputFormat,
     ThinkingField,
     ToolChoiceField,
-    ToolDefinition,
 )
+from api.anthropic.tool_changes import ToolChanges
+from api.anthropic.tools import tool_of
 from api.anthropic.transcript import Transcript
 from api.http.caller import Caller
 from api.http.durations import seconds_of
 from api.http.expansion import Expansion
 from api.http.fields import stops_of
 from api.http.images import shown_images
-from api.http.json_schemas import parameters_text, schema_text
+from api.http.json_schemas import schema_text
+from api.http.past import Turn
 from api.http.priorities import priority_of
 from api.http.refusal import refuse
 from api.http.unused import listed
@@ -51,6 +55,10 @@ CHOICES: dict[str, Literal["auto", "none", "required"]] = {
     "tool": "required",
     "none": "none",
 }
+
+
+_NO_THINKING = ("disabled", "between_tools")
+_THINKING_TYPES = ("enabled", "adaptive", *_NO_THINKING)
 
 
 class ConvertedRequest(NamedTuple):
@@ -146,15 +154,13 @@ def count_to_generate(
     if data.compaction is not None and data.compaction.type != "summarize":
         refuse("compaction.type", f"is {data.compaction.type[:64]!r}: the only one is 'summarize'.")
     breakpoints = Breakpoints()
-    tools = _tools(data.tools or (), breakpoints)
-    transcript = Transcript(breakpoints, Expansion.allowed(door.spec, door.settings), tools)
-    transcript.add_system(data.system, "system")
-    for i, turn in enumerate(data.messages):
-        at = i - door.num_stored
-        path = f"messages[{at}]" if at >= 0 else f"thread: message {i}"
-        transcript.add(turn, path, i, len(data.messages))
-    if not transcript.messages:
-        refuse("messages", "have no content that is known here: say something in them.")
+    changes = ToolChanges(
+        [tool_of(one, f"tools[{i}]", breakpoints) for i, one in enumerate(data.tools or ())],
+        breakpoints,
+    )
+    expansion = Expansion.allowed(door.spec, door.settings)
+    transcript = _transcript(data, door, Transcript(breakpoints, expansion, changes))
+    tools = changes.tools
     messages = shown_images(transcript.messages, door.spec, door.settings, transcript.ignored)
     keep_s = breakpoints.keep_s(data.cache_control, "")
     request = GenerateRequest(
@@ -165,7 +171,7 @@ def count_to_generate(
         prompt=ChatPrompt(
             messages=_kept(messages, keep_s),
             tools=tools,
-            tool_choice=_tool_choice(data.tool_choice, tools),
+            tool_choice=changes.available(_tool_choice(data.tool_choice, tools)),
             thinking=_thinking(data, door),
             continues_last=True,
         ),
@@ -193,46 +199,41 @@ def count_to_generate(
     )
 
 
+def _transcript(data: CountRequest, door: ConversionContext, transcript: Transcript) -> Transcript:
+    """System prompt and turns; a system message that is to be cleared counts up to a user's."""
+    transcript.add_system(data.system, "system")
+    said = data.messages
+    last_user = max((i for i, message in enumerate(said) if message.role == "user"), default=-1)
+    for i, message in enumerate(said):
+        at = i - door.num_stored
+        path = f"messages[{at}]" if at >= 0 else f"thread: message {i}"
+        turn = Turn.at(i, len(said), transcript.ignored)
+        is_cleared = turn.read(partial(_is_cleared, message, path), instead=False)
+        if is_cleared and i < last_user:
+            transcript.add_changes(message.content, f"{path}.content", turn)
+        else:
+            transcript.add(message, path, turn)
+    if not transcript.messages:
+        refuse("messages", "have no content that is known here: say something in them.")
+    return transcript
+
+
+def _is_cleared(message: InputMessage, path: str) -> bool:
+    """Whether it is to be read until the next turn of a user's only."""
+    if message.clear_at not in (None, "never", "next_user_message"):
+        refuse(f"{path}.clear_at", "must be 'next_user_message' or 'never'.")
+    is_cleared = message.clear_at == "next_user_message"
+    if is_cleared and message.role != "system":
+        refuse(f"{path}.clear_at", "is for system messages only: leave it out.")
+    return is_cleared
+
+
 def _kept(messages: Sequence[Message], keep_s: float | None) -> tuple[Message, ...]:
     """The messages, the last of them kept at least that long."""
     if keep_s is None:
         return tuple(messages)
     *earlier, last = messages
     return (*earlier, last.kept(keep_s))
-
-
-def _tools(definitions: Sequence[ToolDefinition], breakpoints: Breakpoints) -> tuple[Tool, ...]:
-    return tuple(
-        _tool(definition, f"tools[{i}]", breakpoints) for i, definition in enumerate(definitions)
-    )
-
-
-def _tool(definition: ToolDefinition, path: str, breakpoints: Breakpoints) -> Tool:
-    if definition.type not in (None, "custom"):
-        refuse(
-            path,
-            f"is {definition.name[:64] or 'a tool'!r} of type {definition.type[:64]!r}, which "
-            "Anthropic's own servers run or define: leave it out, or give a tool of your own with "
-            "an input_schema.",
-        )
-    if not definition.name:
-        refuse(f"{path}.name", "is missing: it is required.")
-    return Tool(
-        name=definition.name,
-        description=_described(definition),
-        parameters=parameters_text(definition.input_schema, f"{path}.input_schema"),
-        is_strict=bool(definition.strict),
-        is_deferred=bool(definition.defer_loading),
-        keep_s=breakpoints.keep_s(definition.cache_control, path),
-    )
-
-
-def _described(definition: ToolDefinition) -> str | None:
-    """What the model is told of a tool; examples have no place of their own in templates."""
-    if not definition.input_examples:
-        return definition.description
-    examples = (bytes(one).decode(errors="replace") for one in definition.input_examples)
-    return "\n".join((definition.description or "", "Examples of its input:", *examples)).strip()
 
 
 def _tool_choice(given: ToolChoiceField | None, tools: Sequence[Tool]) -> ToolChoice:
@@ -269,7 +270,7 @@ def _thinking(data: CountRequest, door: ConversionContext) -> Thinking:
             return Thinking(is_enabled=True, effort=effort, fields=said[1:])
         case None:
             return Thinking(is_enabled=False)
-        case ThinkingField(type="disabled"):
+        case ThinkingField(type="disabled" | "between_tools"):
             return Thinking(is_enabled=False, fields=said[:1])
         case ThinkingField(type="enabled", budget_tokens=budget):
             return Thinking(is_enabled=True, effort=effort, budget_tokens=budget, fields=said)
@@ -315,9 +316,9 @@ def _unserved(data: CountRequest, *, is_by_default: bool) -> list[str]:
     the model's settings may want by default.
     """
     unserved: list[str] = []
-    if data.thinking is not None and data.thinking.type not in ("enabled", "adaptive", "disabled"):
+    if data.thinking is not None and data.thinking.type not in _THINKING_TYPES:
         unserved.append(f"thinking ({data.thinking.type[:64]})")
-    is_thinking = data.thinking is not None and data.thinking.type != "disabled"
+    is_thinking = data.thinking is not None and data.thinking.type not in _NO_THINKING
     if not (is_thinking or is_by_default) and data.output_config is not None:
         unserved += ["output_config.effort"] * (data.output_config.effort is not None)
     return unserved

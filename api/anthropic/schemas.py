@@ -19,7 +19,7 @@ from api.http.limits import ModelName
 from api.http.past import Turn
 from api.http.priorities import AskedPriority
 from api.http.refusal import refuse
-from api.http.unused import Kinds
+from api.http.unused import JsonObject, Kinds
 from runtime.errors import UnusableImage
 from runtime.prompt.past import line_for
 from runtime.types import CacheMode, Image
@@ -59,20 +59,22 @@ class CacheControl(AnthropicBody):
 
 
 class InputMessage(AnthropicBody):
-    """One turn; `role` is `user`, `assistant` or, also in mid-conversation, `system`."""
+    """One turn; `role` is `user`, `assistant` or, also in mid-conversation, `system`. The text of a
+    system message with `clear_at: next_user_message` is read up to the next user's turn.
+    """
 
     INNER: ClassVar[dict[str, object]] = {"content": BLOCKS}
     INSTEAD: ClassVar[dict[str, object]] = {"role": "user", "content": line_for("message")}
-    REFUSED: ClassVar[dict[str, str]] = {
-        "clear_at": "is not supported: leave the message out once it is over."
-    }
 
     role: str
     content: Content | None = None
+    clear_at: str | None = None
 
 
-class ToolDefinition(AnthropicBody):
-    """A tool. One with a `type` other than `custom` is Anthropic's own, not the client's."""
+class CustomTool(AnthropicBody):
+    """A tool. One with a `type` other than `custom` is defined by Anthropic, for the client to run
+    or for its own servers.
+    """
 
     SILENT = frozenset({"eager_input_streaming"})
     """What a call is given is streamed as it is written in any case."""
@@ -87,6 +89,45 @@ class ToolDefinition(AnthropicBody):
     cache_control: CacheControl | None = None
 
 
+class EditorTool(CustomTool):
+    """`view` is to show so many characters at most."""
+
+    max_characters: Count | None = None
+
+
+class ComputerTool(CustomTool):
+    """The display whose mouse and keyboard are used."""
+
+    display_width_px: Count | None = None
+    display_height_px: Count | None = None
+    display_number: Count | None = None
+    enable_zoom: bool | None = None
+
+
+class ToolDefinition(ComputerTool):
+    """A tool of any type, with what only some of them have."""
+
+    max_characters: Count | None = None
+
+
+def tool_type(tool: JsonObject) -> object:
+    """What kind of tool it is, whatever its version."""
+    kind = tool.get("type") or "custom"
+    return kind.rpartition("_")[0] or kind if isinstance(kind, str) else kind
+
+
+TOOLS = Kinds(
+    {
+        "custom": CustomTool,
+        "bash": CustomTool,
+        "memory": CustomTool,
+        "text_editor": EditorTool,
+        "computer": ComputerTool,
+    },
+    tool_type,
+)
+
+
 class ToolChoiceField(AnthropicBody):
     """`type` is `auto`, `any`, `tool` (the one of that `name`) or `none`."""
 
@@ -96,7 +137,9 @@ class ToolChoiceField(AnthropicBody):
 
 
 class ThinkingField(AnthropicBody):
-    """`type` is `enabled`, `adaptive` or `disabled`; `display` `summarized` or `omitted`."""
+    """`type` is `enabled`, `adaptive`, `disabled` or `between_tools`, which is disabled but for
+    remarks between calls; `display` `summarized` or `omitted`.
+    """
 
     type: str
     budget_tokens: Count | None = None
@@ -160,7 +203,7 @@ class CountRequest(AnthropicBody, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: everything that makes up a prompt."""
 
     HISTORY = "messages"
-    INNER: ClassVar[dict[str, object]] = {"system": BLOCKS}
+    INNER: ClassVar[dict[str, object]] = {"system": BLOCKS, "tools": [TOOLS]}
     REFUSED: ClassVar[dict[str, str]] = {
         "container": "names files and skills on Anthropic's servers, which are not here: leave it "
         "out, and send what they say as text.",
@@ -220,6 +263,12 @@ class CacheCreation(AnthropicBody):
     ephemeral_1h_input_tokens: int
 
 
+class OutputTokensDetails(AnthropicBody):
+    """How many of the output's tokens are thoughts."""
+
+    thinking_tokens: int
+
+
 class Usage(AnthropicBody):
     """Token counts of which the first three are disjoint: together they are the whole prompt."""
 
@@ -229,6 +278,7 @@ class Usage(AnthropicBody):
     output_tokens: int
     cache_creation: CacheCreation | UnsetType = UNSET
     service_tier: Literal["standard"] | UnsetType = UNSET
+    output_tokens_details: OutputTokensDetails | UnsetType = UNSET
 
 
 class TextAnswer(AnthropicBody, tag="text"):
@@ -402,14 +452,39 @@ class ToolReferenceBlock(AnthropicBody):
     cache_control: CacheControl | None = None
 
 
-class CompactionBlock(AnthropicBody):
-    """A summary of all that stands before it; one without content stands for nothing."""
+class ChangedTool(AnthropicBody):
+    """A tool by its name, or with its definition."""
 
-    REFUSED: ClassVar[dict[str, str]] = {
-        "tool_changes": "is not supported: send the tools as they are now in `tools`."
-    }
+    INNER: ClassVar[dict[str, object]] = {"definition": TOOLS}
+
+    type: str
+    name: str | None = None
+    definition: ToolDefinition | None = None
+
+
+class ToolAdditionBlock(AnthropicBody):
+    """From here on there is this tool."""
+
+    tool: ChangedTool
+    cache_control: CacheControl | None = None
+
+
+class ToolRemovalBlock(AnthropicBody):
+    """From here on this tool is gone."""
+
+    tool: ChangedTool
+    cache_control: CacheControl | None = None
+
+
+class CompactionBlock(AnthropicBody):
+    """A summary of all that stands before it; one without content stands for nothing. The changes
+    of tools that were made there are `tool_changes`.
+    """
+
+    INNER: ClassVar[dict[str, object]] = {"tool_changes": BLOCKS}
 
     content: str | None = None
+    tool_changes: list[msgspec.Raw] | None = None
     cache_control: CacheControl | None = None
 
 
@@ -423,6 +498,8 @@ Block = (
     | SearchResultBlock
     | ToolReferenceBlock
     | CompactionBlock
+    | ToolAdditionBlock
+    | ToolRemovalBlock
 )
 
 _KNOWN: dict[str, type[Block]] = {
@@ -435,6 +512,8 @@ _KNOWN: dict[str, type[Block]] = {
     "search_result": SearchResultBlock,
     "tool_reference": ToolReferenceBlock,
     "compaction": CompactionBlock,
+    "tool_addition": ToolAdditionBlock,
+    "tool_removal": ToolRemovalBlock,
 }
 KINDS.update(_KNOWN)
 

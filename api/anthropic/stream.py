@@ -18,6 +18,7 @@ from api.anthropic.schemas import (
     CompactionAnswer,
     ContentAnswer,
     MessageAnswer,
+    OutputTokensDetails,
     StopReason,
     TextAnswer,
     ThinkingAnswer,
@@ -48,7 +49,8 @@ class MessageEnvelope:
 def usage_of(tally: Tally, asked: ConvertedRequest) -> Usage:
     """The counts of a finished answer."""
     counts = _Counts(tally.num_prompt_tokens, cache_of(tally), tally.num_output_tokens)
-    return _usage(counts, asked)
+    details = OutputTokensDetails(tally.num_reasoning_tokens)
+    return msgspec.structs.replace(_usage(counts, asked), output_tokens_details=details)
 
 
 def planned_usage(answer: Answer, asked: ConvertedRequest) -> Usage:

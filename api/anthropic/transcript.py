@@ -21,7 +21,9 @@ from api.anthropic.schemas import (
     SearchResultBlock,
     TextBlock,
     ThinkingBlock,
+    ToolAdditionBlock,
     ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
     block_at,
@@ -30,12 +32,13 @@ from api.anthropic.schemas import (
     search_result_text,
 )
 from api.anthropic.signature import reasoning_in
+from api.anthropic.tool_changes import ToolChanges
 from api.http.expansion import Expansion
 from api.http.past import STRICT, Turn
 from api.http.refusal import refuse
 from runtime.prompt.compaction import summary_message
 from runtime.prompt.past import line_for
-from runtime.types import Breakpoint, Image, Message, Role, Tool, ToolCall
+from runtime.types import Breakpoint, Image, Message, Role, ToolCall
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ class Transcript:
     """
 
     def __init__(
-        self, breakpoints: Breakpoints, expansion: Expansion, tools: Sequence[Tool] = ()
+        self, breakpoints: Breakpoints, expansion: Expansion, changes: ToolChanges | None = None
     ) -> None:
         self.messages: list[Message] = []
         self.ignored: list[str] = []
@@ -85,10 +88,7 @@ class Transcript:
         self._num_system = 0
         self._breakpoints = breakpoints
         self._expansion = expansion
-        self._tool_sizes = {
-            tool.name: len(tool.name) + len(tool.description or "") + len(tool.parameters)
-            for tool in tools
-        }
+        self._changes = changes or ToolChanges()
 
     def add_system(self, content: Content | None, path: str, turn: Turn = STRICT) -> None:
         """A system prompt, a message for each of its blocks.
@@ -100,19 +100,33 @@ class Transcript:
             said = _Said()
             self._say(said, block, at, turn)
             message = said.message("system")
-            if message.text or message.images:
+            if message.text or message.images or message.loaded_tools:
                 self.messages.append(message)
         if path == "system":
             self._num_system = len(self.messages)
 
-    def add(self, message: InputMessage, path: str, number: int, count: int) -> None:
-        """Message `number` of so many.
+    def add_changes(self, content: Content | None, path: str, turn: Turn) -> None:
+        """Of a system message that is not read any more the changes of tools that it makes."""
+        for block, at in self._blocks(content, path, turn):
+            if isinstance(block, ToolAdditionBlock | ToolRemovalBlock):
+                said = _Said()
+                self._say(said, block, at, turn)
+                message = said.message("system")
+                if message.text or message.loaded_tools:
+                    self.messages.append(message)
+
+    def _load(self, said: _Said, name: str, path: str) -> None:
+        self._expansion.count(self._changes.size_of(name), path)
+        said.loaded_tools.append(name)
+
+    def add(self, message: InputMessage, path: str, turn: Turn) -> None:
+        """One message.
 
         Raises:
             InvalidRequest: its role is unknown, or a block does not belong into it, and it is the
                 newest input.
         """
-        turn, content = Turn.at(number, count, self.ignored), message.content
+        content = message.content
         match message.role:
             case "assistant":
                 self._add_assistant(content, f"{path}.content", turn)
@@ -186,6 +200,19 @@ class Transcript:
         if keep_s is not None:
             summary = summary.kept(keep_s)
         self.messages[self._num_system :] = [summary]
+        for change, at in self._blocks(block.tool_changes, f"{path}.tool_changes", turn):
+            if isinstance(change, ToolAdditionBlock | ToolRemovalBlock):
+                self._say(_Said(), change, at, turn)
+            else:
+                turn.read(lambda at=at: _refuse_no_change(at), None)
+        said = _Said()
+        text, loaded = self._changes.restated()
+        for name in loaded:
+            self._load(said, name, path)
+        if text:
+            said.say(text)
+        if text or loaded:
+            self.messages.append(said.message("system"))
         return True
 
     def _think(self, said: _Said, block: ThinkingBlock, path: str) -> None:
@@ -209,8 +236,13 @@ class Transcript:
             case SearchResultBlock():
                 said.say(search_result_text(block))
             case ToolReferenceBlock(tool_name=name):
-                self._expansion.count(self._tool_sizes.get(name, 0), path)
-                said.loaded_tools.append(name)
+                self._load(said, name, path)
+            case ToolAdditionBlock():
+                if name := turn.read(lambda: self._changes.add(block, path), ""):
+                    self._load(said, name, path)
+            case ToolRemovalBlock():
+                if told := turn.read(lambda: self._changes.remove(block, path), ""):
+                    said.say(told)
             case _:
                 name = next(name for name, kind in KINDS.items() if isinstance(block, kind))
                 turn.read(lambda: _refuse_place(name, path), None)
@@ -259,6 +291,10 @@ def _call(block: ToolUseBlock, path: str, turn: Turn) -> ToolCall:
         if arguments.startswith('"'):
             arguments = turn.arguments(msgspec.json.decode(block.input, type=str), f"{path}.input")
     return ToolCall(id=block.id, name=block.name, arguments=arguments)
+
+
+def _refuse_no_change(path: str) -> NoReturn:
+    refuse(path, "is no change of tools: leave it out.")
 
 
 def _refuse_role(role: str, path: str) -> NoReturn:

@@ -50,7 +50,21 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "context_management.edits": [{"type": "clear_thinking_20251015", "keep": "all"}],
         "edits clear_thinking_20251015": {"type": "clear_thinking_20251015", "keep": "all"},
         "edits clear_thinking_20251015.keep": "all",
-        "content compaction.tool_changes": [{"type": "tool_removal"}],
+        "content compaction.tool_changes": [
+            {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look"}}
+        ],
+        "tool tool_reference": {"type": "tool_reference", "name": "look"},
+        "tool tool_reference.name": "look",
+        "tool tool_definition": {
+            "type": "tool_definition",
+            "definition": {"name": "hear", "input_schema": SCHEMA},
+        },
+        "tool tool_definition.definition": {"name": "hear", "input_schema": SCHEMA},
+        "tool_changes tool_addition.tool": {"type": "tool_reference", "name": "look"},
+        "tool_changes tool_removal.tool": {"type": "tool_reference", "name": "look"},
+        "content tool_addition.tool": {"type": "tool_reference", "name": "look"},
+        "content tool_removal.tool": {"type": "tool_reference", "name": "look"},
+        "definition custom.input_examples": [{"at": 1}],
         "tools custom.input_examples": [{"at": 1}],
         ".container": "c",
         "container": {"id": "c"},

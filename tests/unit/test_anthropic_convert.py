@@ -15,6 +15,7 @@ from api.anthropic.schemas import CountRequest, ImageBlock, InputMessage, Source
 from api.anthropic.signature import MAX_BYTES, reasoning_in, sign
 from api.anthropic.transcript import Transcript
 from api.http.expansion import Expansion
+from api.http.past import STRICT
 from runtime.config.settings import Settings
 from runtime.types import (
     ChatPrompt,
@@ -234,7 +235,7 @@ def test_a_picture_stays_among_the_words_of_an_assistant() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "eA=="}
     turn = assistant(text("ab"), text("cd"), {"type": "image", "source": source}, text("ef"))
     read = msgspec.json.decode(msgspec.json.encode(turn), type=InputMessage)
-    transcript.add(read, "messages[0]", 0, 1)
+    transcript.add(read, "messages[0]", STRICT)
     (said,) = transcript.messages
     assert (said.text[: said.images[0].at], said.text) == ("abcd", "abcdef")
 

@@ -16,6 +16,7 @@ from api.anthropic.schemas import InputMessage
 from api.anthropic.transcript import Transcript
 from api.http.caller import Caller
 from api.http.expansion import Expansion
+from api.http.past import STRICT
 from api.openai.content import ContentPart, read
 from api.openai.response_schemas import ResponseRequest
 from api.responses.convert import items_of, plan_of
@@ -76,7 +77,7 @@ def test_a_turn_of_many_blocks_is_read_in_one_pass() -> None:
     blocks: list[Any] = [{"type": "text", "text": TEXT}, {"type": "image", "source": source}]
     transcript = Transcript(Breakpoints(), Expansion(0))
     body = json.dumps({"role": "user", "content": blocks * MANY})
-    transcript.add(msgspec.json.decode(body, type=InputMessage), "messages[0]", 0, 1)
+    transcript.add(msgspec.json.decode(body, type=InputMessage), "messages[0]", STRICT)
     (message,) = transcript.messages
     assert message.text == "\n".join([TEXT] * MANY)
     assert [image.at for image in message.images[:3]] == [1000, 2001, 3002]
